@@ -1,0 +1,17 @@
+"""Paged KV on arrays: pages, slots and tables. Knows no requests, no models and no files.
+
+    from metal_kernels import SequenceTables, select_backend
+    backend = select_backend("auto")
+    pool = backend.new_pool(num_pages=256, kv_heads=8, page_size=32, head_dim=128, dtype=mx.float16)
+
+A *slot* is `page * page_size + offset`; a sequence's *page table* lists its pages in the order of
+its positions. The ops are `write_kv`, `paged_decode`, `paged_prefill` and `copy_pages`; `ops.py`
+states their shapes, `reference.py` is their specification in plain mlx, `msl/` holds the same ops
+as Metal kernels. On a Mac "auto" is Metal, if a self-test of its in-place writes passes; elsewhere,
+and for shapes the kernels are not written for, it is the reference.
+"""
+
+from metal_kernels.ops import HEAD_DIMS, PAGE_SIZES, Backend, select_backend
+from metal_kernels.tables import SequenceTables
+
+__all__ = ["HEAD_DIMS", "PAGE_SIZES", "Backend", "SequenceTables", "select_backend"]

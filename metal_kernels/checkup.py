@@ -1,0 +1,197 @@
+"""A look at the kernels on the machine at hand: how far they are from the reference, how fast.
+
+`check_ops` compares every op with the reference computed in float32 from the same numbers, so that
+what is seen is the kernel's own rounding. `measure` is for Metal: an emulator's speed says nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from metal_kernels.metal import DTYPES, MetalBackend
+from metal_kernels.ops import HEAD_DIMS
+from metal_kernels.reference import ReferenceBackend
+from metal_kernels.tables import IntArray, SequenceTables
+
+# The largest error, relative to the largest value, by what a dtype's rounding explains.
+TOLERANCES = {mx.float32: 1e-5, mx.float16: 3e-3, mx.bfloat16: 2e-2}
+
+_PAGE_SIZE = 32
+_KV_HEADS = 2
+_GROUP = 4
+# (tokens before the chunk, rows of the chunk)
+_DECODES = ((0, 1), (31, 1), (300, 1))
+_CHUNKS = ((0, 33), (20, 40))
+
+
+@dataclass(frozen=True, slots=True)
+class OpCheck:
+    """How far one op is from the reference, relative to the largest value; copies must be exact."""
+
+    op: str
+    dtype: mx.Dtype
+    head_dim: int
+    error: float
+    tolerance: float
+
+    @property
+    def is_right(self) -> bool:
+        return self.error <= self.tolerance  # False for NaN
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Achieved GB/s: keys and values read by a decode; read and written by the two writes."""
+
+    decode: float
+    write_pages: float
+    write_tokens: float
+
+    @property
+    def page_gain(self) -> float:
+        """How many times faster whole pages are written than single rows."""
+        return self.write_pages / self.write_tokens
+
+
+def check_ops(backend: MetalBackend, head_dims: Sequence[int] = HEAD_DIMS) -> Iterator[OpCheck]:
+    """Every op in every dtype and head dimension, each as soon as it is known."""
+    for dtype in DTYPES:
+        for head_dim in head_dims:
+            yield from _check(backend, dtype, head_dim)
+
+
+def _check(backend: MetalBackend, dtype: mx.Dtype, head_dim: int) -> Iterator[OpCheck]:
+    for op, sequences in (("paged_decode", _DECODES), ("paged_prefill", _CHUNKS)):
+        tables = _tables(sequences)
+        num_pages = tables.page_tables.size + 1
+        slots = np.arange((num_pages - 1) * _PAGE_SIZE, dtype=np.int32)[:-3]  # pages, and rows
+        keys, values = (_draw((len(slots), _KV_HEADS, head_dim), dtype, s) for s in (1, 2))
+        queries = _draw((tables.num_rows, _KV_HEADS * _GROUP, head_dim), dtype, 3)
+        pools = _pools(backend, num_pages, head_dim, dtype)
+        backend.write_kv(keys, values, *pools, slots)
+        last = np.array([num_pages - 2], np.int32)
+        backend.copy_pages(*pools, last - 1, last + 1, _PAGE_SIZE)
+        answer = _attend(backend, op, queries, pools, tables)
+        if op == "paged_decode":
+            backend.settle()
+            written = max(map(_written, pools, (keys, values), (slots, slots)))
+            yield OpCheck("write_kv", dtype, head_dim, written, 0)
+            yield OpCheck("copy_pages", dtype, head_dim, _copied(pools, last - 1, last + 1), 0)
+        reference = ReferenceBackend()
+        its_pools = reference.write_kv(
+            keys.astype(mx.float32),
+            values.astype(mx.float32),
+            *_pools(reference, num_pages, head_dim, mx.float32),
+            slots,
+        )
+        expected = _attend(reference, op, queries.astype(mx.float32), its_pools, tables)
+        error = np.abs(answer - expected).max() / np.abs(expected).max()
+        yield OpCheck(op, dtype, head_dim, float(error), TOLERANCES[dtype])
+
+
+def _attend(
+    backend: MetalBackend | ReferenceBackend,
+    op: str,
+    queries: mx.array,
+    pools: tuple[mx.array, mx.array],
+    tables: SequenceTables,
+) -> np.ndarray:
+    attend = backend.paged_decode if op == "paged_decode" else backend.paged_prefill
+    output = attend(queries, *pools, tables, scale=queries.shape[-1] ** -0.5)
+    return np.array(output.astype(mx.float32))
+
+
+def _written(pool: mx.array, rows: mx.array, slots: IntArray) -> float:
+    held = np.array(pool.astype(mx.float32))[slots // _PAGE_SIZE, :, slots % _PAGE_SIZE]
+    return float(np.abs(held - np.array(rows.astype(mx.float32))).max())
+
+
+def _copied(pools: tuple[mx.array, mx.array], source: IntArray, target: IntArray) -> float:
+    difference = 0.0
+    for pool in pools:
+        held = np.array(pool.astype(mx.float32))
+        difference = max(difference, float(np.abs(held[source] - held[target]).max()))
+    return difference
+
+
+def _pools(
+    backend: MetalBackend | ReferenceBackend, num_pages: int, head_dim: int, dtype: mx.Dtype
+) -> tuple[mx.array, mx.array]:
+    keys, values = (
+        backend.new_pool(num_pages, _KV_HEADS, _PAGE_SIZE, head_dim, dtype) for _ in range(2)
+    )
+    return keys, values
+
+
+def _tables(sequences: Sequence[tuple[int, int]]) -> SequenceTables:
+    contexts = [before + rows for before, rows in sequences]
+    most = -(-max(contexts) // _PAGE_SIZE)
+    pages = np.arange(len(sequences) * most, dtype=np.int32)[::-1]
+    return SequenceTables(
+        page_tables=pages.reshape(len(sequences), most),
+        context_lens=np.array(contexts, np.int32),
+        query_starts=np.cumsum([0, *(rows for _, rows in sequences)], dtype=np.int32),
+        page_size=_PAGE_SIZE,
+    )
+
+
+def _draw(shape: tuple[int, ...], dtype: mx.Dtype, seed: int) -> mx.array:
+    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
+
+
+def measure(
+    backend: MetalBackend,
+    *,
+    batch: int = 8,
+    context: int = 4096,
+    kv_heads: int = 8,
+    head_dim: int = 128,
+    repeats: int = 20,
+) -> Speeds:
+    """GB/s in float16, the best of `repeats`; by default of a batch of long contexts, 128 MB."""
+    num_pages = batch * context // _PAGE_SIZE
+    shape = (num_pages, kv_heads, _PAGE_SIZE, head_dim)
+    pools = [backend.new_pool(*shape, mx.float16) for _ in range(2)]
+    rows = _draw((context, kv_heads, head_dim), mx.float16, 1)
+    queries = _draw((batch, kv_heads * _GROUP, head_dim), mx.float16, 2)
+    tables = SequenceTables(
+        page_tables=np.arange(num_pages, dtype=np.int32).reshape(batch, -1),
+        context_lens=np.full(batch, context, np.int32),
+        query_starts=np.arange(batch + 1, dtype=np.int32),
+        page_size=_PAGE_SIZE,
+    )
+    whole = np.arange(context, dtype=np.int32)
+    mx.eval(rows, queries)
+
+    def write(slots: IntArray) -> Callable[[], None]:
+        def run() -> None:
+            backend.write_kv(rows, rows, pools[0], pools[1], slots)
+            backend.settle()
+
+        return run
+
+    def decode() -> None:
+        mx.eval(backend.paged_decode(queries, pools[0], pools[1], tables, scale=head_dim**-0.5))
+
+    row_bytes = 2 * kv_heads * head_dim * 2  # keys and values
+    return Speeds(
+        decode=batch * context * row_bytes / _best_of(repeats, decode),
+        write_pages=2 * context * row_bytes / _best_of(repeats, write(whole)),
+        # Backwards, no two rows follow one another: the same slots, row by row.
+        write_tokens=2 * context * row_bytes / _best_of(repeats, write(whole[::-1].copy())),
+    )
+
+
+def _best_of(repeats: int, run: Callable[[], None]) -> float:
+    """Nanoseconds, so that bytes divided by them are GB/s. The first run also compiles."""
+    times = []
+    for _ in range(repeats + 1):
+        started = time.perf_counter_ns()
+        run()
+        times.append(time.perf_counter_ns() - started)
+    return float(min(times[1:]))

@@ -1,0 +1,176 @@
+"""One kernel from text to a loadable library, remembered.
+
+A record in the cache says, for a request, which library answers it and which included files it was
+made from. When those still have the same content nothing is run, not even the preprocessor.
+"""
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from metal_kernels.emulator.cache import cache_folder, digest, publish, workspace
+from metal_kernels.emulator.errors import MetalSourceError
+from metal_kernels.emulator.exports import Kernel, Parameter
+from metal_kernels.emulator.frontend import Dialect, Translation, translate
+from metal_kernels.emulator.toolchain import (
+    HERE,
+    INCLUDE,
+    IS_MACOS,
+    Compilation,
+    compile_flags,
+    find_toolchain,
+    link,
+    preprocess,
+    runtime_library,
+)
+
+_INCLUDED = re.compile(r'^# \d+ "(/[^"]+)"', re.M)
+_DIAGNOSTIC = re.compile(r": (?:fatal )?(error|warning|note): ")
+_TO_BFLOAT = re.compile(r"to '[^']*(?:bfloat|__bf16)")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to compile, and how."""
+
+    source: str
+    kernel: str  # host_name, function, or an expression such as `k<float, 64>`
+    constants: tuple[tuple[int | str, bool | int | float], ...]
+    include_dirs: tuple[str, ...]
+    defines: tuple[str, ...]
+    metal_version: int
+    dialect: Dialect
+    check: bool  # run-time checks compiled in
+    strict: bool  # the text must also pass the second front end and the rules of rules.py
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    library: Path
+    kernel: Kernel
+
+
+def build(request: Request) -> Built:
+    """The library for this request. Raises MetalSourceError, CompilerNotFound, CacheNotUsable."""
+    folder = cache_folder()
+    runtime = runtime_library()
+    key = digest(repr(request), find_toolchain().version, _own_files(), runtime.name)
+    record = folder / f"{key}.json"
+    return _remembered(record, folder) or _build(request, key, record, folder)
+
+
+@functools.cache
+def _own_files() -> str:
+    """A name for this version of the emulator."""
+    files = [p for p in HERE.rglob("*") if p.is_file() and p.suffix != ".pyc"]
+    return digest(*(p.read_bytes() for p in sorted(files)))
+
+
+def _remembered(record: Path, folder: Path) -> Built | None:
+    if not record.exists():
+        return None
+    stored = json.loads(record.read_text())
+    for path, content in stored["dependencies"].items():
+        if not Path(path).is_file() or digest(Path(path).read_bytes()) != content:
+            return None
+    library = folder / stored["library"]
+    return Built(library, _kernel_from_json(stored["kernel"])) if library.exists() else None
+
+
+def _build(request: Request, key: str, record: Path, folder: Path) -> Built:
+    text = preprocess(request.source, request.include_dirs, request.defines, request.metal_version)
+    dependencies = {
+        path: digest(Path(path).read_bytes())
+        for path in sorted(set(_INCLUDED.findall(text)))
+        if not Path(path).is_relative_to(INCLUDE)
+    }
+    constants = dict(request.constants)
+    translation = translate(text, request.kernel, constants, request.dialect, lint=request.strict)
+    library = folder / f"{digest(key, repr(dependencies))}.so"
+    with workspace() as work:
+        _compile(request, text, translation, work)
+        object_file = work / "kernel.o"
+        if IS_MACOS:  # the library's debug map names the object, so it has to stay
+            publish(object_file, library.with_suffix(".o"))
+            object_file = library.with_suffix(".o")
+        link(object_file, work / "kernel.so", folder)
+        publish(work / "kernel.so", library)
+        stored = {
+            "library": library.name,
+            "dependencies": dependencies,
+            "kernel": _kernel_to_json(translation.kernel),
+        }
+        (work / "record.json").write_text(json.dumps(stored))
+        publish(work / "record.json", record)
+    return Built(library, translation.kernel)
+
+
+def _compile(request: Request, text: str, translation: Translation, work: Path) -> None:
+    """Into work/kernel.o, with the second front end working beside it when it is asked."""
+    if request.strict and (warnings := _own_warnings(request, translation)):
+        raise MetalSourceError("\n".join(warnings))
+    source = work / "kernel.cpp"
+    source.write_text(translation.text)
+    jobs: list[tuple[Path, tuple[str, ...], Path | None]] = [
+        (source, compile_flags(request.dialect, request.check), work / "kernel.o")
+    ]
+    if request.strict and request.dialect == "c++":
+        other = translate(text, request.kernel, dict(request.constants), "opencl", lint=False)
+        source = work / "kernel.clcpp"
+        source.write_text(other.text)
+        jobs.append((source, compile_flags("opencl", check=False), None))
+    compilations = [Compilation(*job) for job in jobs]
+    outcomes = [compilation.finish() for compilation in compilations]
+    for outcome in outcomes:
+        if outcome.failed:
+            errors = _without_warnings(outcome.diagnostics)
+            raise MetalSourceError(f"the Metal source does not compile:\n{errors}")
+    _refuse_conversions(outcomes[0].diagnostics)
+
+
+def _without_warnings(diagnostics: str) -> str:
+    """Errors and the notes about them; a note goes with what it follows."""
+    kept: list[str] = []
+    keep = True
+    for line in diagnostics.splitlines():
+        kind = _DIAGNOSTIC.search(line)
+        if kind and kind.group(1) != "note":
+            keep = kind.group(1) != "warning"
+        if keep and not line.startswith("In file included from"):
+            kept.append(line)
+    return "\n".join(kept)
+
+
+def _own_warnings(request: Request, translation: Translation) -> list[str]:
+    """Those about the kernel; what an included library does is its own affair."""
+    return [w for w in translation.warnings if not w.startswith(request.include_dirs)]
+
+
+def _refuse_conversions(diagnostics: str) -> None:
+    """Conversions that clang only warns of and Metal refuses."""
+    lines = diagnostics.splitlines()
+    doubles = [s for s in lines if "Wdouble-promotion" in s and "to 'double'" in s]
+    if doubles:
+        raise MetalSourceError("double arithmetic (Metal has no double):\n" + "\n".join(doubles))
+    # float to half narrows implicitly in Metal, float to bfloat does not
+    narrowed = [s for s in lines if "Wimplicit-float-conversion" in s and _TO_BFLOAT.search(s)]
+    if narrowed:
+        message = "implicit conversion to bfloat (an error in Metal):\n" + "\n".join(narrowed)
+        raise MetalSourceError(message)
+
+
+def _kernel_to_json(kernel: Kernel) -> dict[str, Any]:
+    return {
+        "name": kernel.name,
+        "parameters": [asdict(parameter) for parameter in kernel.parameters],
+        "optional": sorted(kernel.optional),
+    }
+
+
+def _kernel_from_json(stored: Mapping[str, Any]) -> Kernel:
+    parameters = tuple(Parameter(**parameter) for parameter in stored["parameters"])
+    return Kernel(stored["name"], parameters, frozenset(stored["optional"]))

@@ -1,0 +1,90 @@
+"""From preprocessed Metal text to the text clang compiles, with the kernels it exports."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from metal_kernels.emulator.errors import MetalSourceError
+from metal_kernels.emulator.exports import Kernel, Parameter, find_exports
+from metal_kernels.emulator.rewrite import (
+    Constants,
+    Rewriter,
+    drop_qualified_members,
+    drop_thread_members,
+    point_array_parameters,
+    vector_names,
+)
+from metal_kernels.emulator.rules import (
+    recursive_functions,
+    refuse_absent_words,
+    unqualified_pointers,
+)
+from metal_kernels.emulator.tokens import Tokens
+
+# "c++" checks address spaces as types; "opencl" (C++ for OpenCL) checks the language's other rules,
+# and knows address-space qualified member functions.
+Dialect: TypeAlias = Literal["c++", "opencl"]
+
+_FIRST_THREADGROUP_ARGUMENT = 32  # their places in the argument table, after the buffers
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """One kernel of a file, ready to compile. `warnings` are what Metal would refuse."""
+
+    text: str
+    kernel: Kernel
+    warnings: tuple[str, ...]
+
+
+def translate(
+    preprocessed: str, name: str, constants: Constants, dialect: Dialect, *, lint: bool
+) -> Translation:
+    """Translate a whole file and add an entry point for the kernel called `name`.
+
+    `name` is a host_name of the file, a kernel's name, or an expression such as `k<float, 64>`.
+    With `lint` the rules that rest on reading tokens are checked as well.
+    """
+    tokens = Tokens.of(preprocessed)
+    names = vector_names(tokens)
+    refuse_absent_words(tokens)
+    point_array_parameters(tokens)
+    if dialect == "opencl":
+        drop_thread_members(tokens)
+    else:
+        drop_qualified_members(tokens)
+    warnings = unqualified_pointers(tokens, names) + recursive_functions(tokens) if lint else []
+    exports = find_exports(tokens)
+    expression = exports.host_names.get(name, name)
+    kernel = exports.kernels.get(_function_of(expression))
+    if kernel is None:
+        known = sorted(exports.host_names) or sorted(exports.kernels)
+        raise MetalSourceError(f"no kernel '{name}'; the source has: {', '.join(known[:20])}")
+    rewriter = Rewriter(tokens, names, exports, constants)
+    text = rewriter.text() + entry_point(kernel, expression)
+    return Translation(text, kernel, tuple(warnings + rewriter.warnings))
+
+
+def _function_of(expression: str) -> str:
+    match = re.match(r"[\w:]+", expression)
+    return match.group().split("::")[-1] if match else ""
+
+
+def entry_point(kernel: Kernel, expression: str) -> str:
+    """The C function the runtime calls for every thread."""
+    arguments = ", ".join(_argument(parameter) for parameter in kernel.parameters)
+    return (
+        '\n# 1 "entry point"\nextern "C" __attribute__((no_sanitize("thread"))) '
+        "void __msl_entry(thread ulong* a, const thread __msl_tid* t) {\n"
+        f"  {expression}({arguments});\n"
+        "}\n"
+    )
+
+
+def _argument(parameter: Parameter) -> str:
+    if parameter.kind == "buffer":
+        return f"__msl_arg{{a[{parameter.index}]}}"
+    if parameter.kind == "threadgroup":
+        return f"__msl_arg{{a[{_FIRST_THREADGROUP_ARGUMENT + parameter.index}]}}"
+    type_ = re.sub(r"\bconst\b", "", parameter.type).strip()
+    return f"__msl_id<{type_}>(t->{parameter.attribute})"

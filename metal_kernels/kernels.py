@@ -1,0 +1,152 @@
+"""The kernels: their texts, their buffers, and what builds and runs them.
+
+A *factory* makes a kernel callable from its spec and text: `on_metal` through MLX, `on_emulator`
+on the CPU. Both take the same call, so everything above this file is the same on either.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeAlias, cast
+
+import mlx.core as mx
+
+Template: TypeAlias = Sequence[tuple[str, "int | mx.Dtype"]]
+Size: TypeAlias = tuple[int, int, int]
+
+_FOLDER = Path(__file__).parent / "msl"
+_COMMENT = re.compile(r"[ \t]*//.*")
+
+SMALLEST_INPUT = 8  # elements; what has fewer reaches a kernel in another address space
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpec:
+    """A kernel's name and buffers, in the order of the signature that MLX writes."""
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    writes_pools: bool = False
+
+    def source(self) -> str:
+        """The body. Comments stay in the file: MLX hashes the text at every evaluation."""
+        text = (_FOLDER / f"{self.name}.metal").read_text(encoding="utf-8")
+        return _COMMENT.sub("", text)  # lines stay where they are, for messages
+
+
+_MOVED = ("moves", "k_pool", "v_pool", "after_a", "after_b")
+WRITE_KV_TOKENS = KernelSpec(
+    "write_kv_tokens", ("keys", "values", *_MOVED), ("fence",), writes_pools=True
+)
+WRITE_KV_PAGES = KernelSpec(
+    "write_kv_pages", ("keys", "values", *_MOVED), ("fence",), writes_pools=True
+)
+COPY_PAGES = KernelSpec("copy_pages", _MOVED, ("fence",), writes_pools=True)
+PAGED_DECODE = KernelSpec(
+    "paged_decode",
+    ("queries", "k_pool", "v_pool", "page_tables", "partitions", "numbers", "after"),
+    ("partials", "fence"),
+)
+MERGE_PARTITIONS = KernelSpec(
+    "merge_partitions", ("partials", "starts", "sinks", "numbers"), ("out",)
+)
+PAGED_PREFILL = KernelSpec(
+    "paged_prefill",
+    ("queries", "k_pool", "v_pool", "page_tables", "tiles", "numbers", "sinks", "after"),
+    ("out", "fence"),
+)
+ALL = (
+    WRITE_KV_TOKENS,
+    WRITE_KV_PAGES,
+    COPY_PAGES,
+    PAGED_DECODE,
+    MERGE_PARTITIONS,
+    PAGED_PREFILL,
+)
+
+
+class Kernel(Protocol):
+    """A kernel ready to be dispatched; MLX's own arguments."""
+
+    def __call__(
+        self,
+        *,
+        inputs: list[mx.array],
+        template: list[tuple[str, int | mx.Dtype]],
+        grid: Size,
+        threadgroup: Size,
+        output_shapes: list[tuple[int, ...]],
+        output_dtypes: list[mx.Dtype],
+    ) -> list[mx.array]: ...
+
+
+class Factory(Protocol):
+    """Makes a kernel from its spec and text."""
+
+    def __call__(self, spec: KernelSpec, source: str) -> Kernel: ...
+
+
+def on_metal(spec: KernelSpec, source: str) -> Kernel:
+    """MLX compiles the text for the GPU, once per template arguments and input types."""
+    kernel = mx.fast.metal_kernel(
+        name=spec.name,
+        input_names=list(spec.inputs),
+        output_names=list(spec.outputs),
+        source=source,
+    )
+    return cast(Kernel, kernel)
+
+
+def on_emulator(*, check: bool = False) -> Factory:
+    """The emulator compiles the text for the CPU; `check` runs it with every run-time check."""
+    # Development only: a plain install has no compiler, and never comes here.
+    from metal_kernels.emulator import metal_kernel
+
+    def make(spec: KernelSpec, source: str) -> Kernel:
+        return metal_kernel(
+            spec.name,
+            spec.inputs,
+            spec.outputs,
+            source,
+            writable_inputs=("k_pool", "v_pool") if spec.writes_pools else (),
+            check=check,
+        )
+
+    return make
+
+
+class Kernels:
+    """Every kernel of one factory, built when first used and only once."""
+
+    def __init__(self, factory: Factory) -> None:
+        self._factory = factory
+        self._built: dict[str, Kernel] = {}
+
+    def __call__(
+        self,
+        spec: KernelSpec,
+        inputs: dict[str, mx.array],
+        outputs: dict[str, tuple[tuple[int, ...], mx.Dtype]],
+        template: Template,
+        grid: Size,
+        threadgroup: Size,
+    ) -> list[mx.array]:
+        """Dispatch: buffers by name, `grid` in threads."""
+        kernel = self._built.get(spec.name)
+        if kernel is None:
+            kernel = self._built[spec.name] = self._factory(spec, spec.source())
+        for name, array in inputs.items():
+            assert array.size >= SMALLEST_INPUT, f"{spec.name}: {name} has {array.size} elements"
+        shapes, dtypes = zip(*(outputs[name] for name in spec.outputs), strict=True)
+        return kernel(
+            inputs=[inputs[name] for name in spec.inputs],
+            template=list(template),
+            grid=grid,
+            threadgroup=threadgroup,
+            output_shapes=list(shapes),
+            output_dtypes=list(dtypes),
+        )

@@ -1,0 +1,29 @@
+// Writes rows into single slots: decodes, and what a chunk leaves beside whole pages.
+//
+// keys, values    (T, K, D)                        of type T
+// moves           (M, 2) int32                     row, slot; slots all different
+// k_pool, v_pool  (num_pages, K, page_size, D)     written in place
+// after_a/b       (8) int32                        bound for their order, never read
+// fence           (8) int32                        out: bound by whoever reads the pools next
+//
+// template: T, D. grid: (16-byte words of a row, K, M), one word of keys and values per thread.
+// Bits are moved as integers, so NaN payloads survive.
+
+constexpr int WORDS = D * sizeof(T) / 16;
+const int word = int(thread_position_in_grid.x);
+const int head = int(thread_position_in_grid.y);
+const int move = int(thread_position_in_grid.z);
+const int kv_heads = k_pool_shape[1];
+const int page_shift = ctz(k_pool_shape[2]);
+
+const int row = moves[2 * move];
+const int slot = moves[2 * move + 1];
+const int page = slot >> page_shift;
+const int offset = slot & ((1 << page_shift) - 1);
+const ulong source = (ulong(row) * kv_heads + head) * WORDS + word;
+const ulong target = (((ulong(page) * kv_heads + head) << page_shift) + offset) * WORDS + word;
+((device uint4*)k_pool)[target] = ((const device uint4*)keys)[source];
+((device uint4*)v_pool)[target] = ((const device uint4*)values)[source];
+
+// A row has at least 8 words.
+if (word < 8 && head == 0 && move == 0) fence[word] = 0;

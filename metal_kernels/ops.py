@@ -1,0 +1,205 @@
+"""The ops' shapes and rules, and the choice of who computes them.
+
+Rows are tokens. For T rows, H query heads, K kv heads, head dimension D and S sequences:
+
+    write_kv(keys, values, k_pool, v_pool, slots) -> (k_pool, v_pool)
+        keys, values    (T, K, D), the pool's dtype
+        slots           (T,) int32, all different: row t goes to slot slots[t], bit-exact
+        returns the pools to use from here on (the arguments must not be used again)
+    paged_decode(queries, k_pool, v_pool, tables, *, scale, window, softcap, sinks) -> (S, H, D)
+        queries         (S, H, D): one row per sequence, its newest position
+    paged_prefill(queries, k_pool, v_pool, tables, *, scale, window, softcap, sinks) -> (T, H, D)
+        queries         (T, H, D): the rows of each sequence's chunk, causal within it
+    read_kv(k_pool, v_pool, slots) -> (keys, values)
+        what write_kv wrote there, bit-exact; computed, so that nothing written later is seen.
+        No step may be under way
+    copy_pages(k_pool, v_pool, sources, targets) -> (k_pool, v_pool)
+        sources, targets  (N,) int32 page numbers; targets all different, and none a source
+
+        scale           multiplies the scores
+        window          None, or how many positions a row sees, its own included
+        softcap         None, or c in c * tanh(score / c)
+        sinks           None, or (H,): a logit per head that takes part in the softmax's sum only
+
+A pool is one array per layer and side; its layout is the backend's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from metal_kernels.tables import SequenceTables
+
+PAGE_SIZES = (16, 32, 64)
+HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)  # of the Metal kernels; the reference takes any
+
+BACKENDS = ("auto", "metal", "reference", "emulator")
+
+Slots = npt.NDArray[np.int32]
+LayerShape: TypeAlias = tuple[int, int, mx.Dtype]  # head dimension of keys and of values, dtype
+
+
+class Backend(Protocol):
+    """Who computes the ops. See the module's docstring for shapes."""
+
+    name: str
+    # Whether a write leaves the pool's buffer where it is even while an earlier step is still
+    # being computed. Without it a step must have ended before the next one is started, or mlx
+    # copies the whole pool for each layer (measured: 82 ms instead of 0.09 ms for 131 MB).
+    writes_in_place: bool
+
+    def new_pool(
+        self, num_pages: int, kv_heads: int, page_size: int, head_dim: int, dtype: mx.Dtype
+    ) -> mx.array: ...
+
+    def write_kv(
+        self, keys: mx.array, values: mx.array, k_pool: mx.array, v_pool: mx.array, slots: Slots
+    ) -> tuple[mx.array, mx.array]: ...
+
+    def read_kv(
+        self, k_pool: mx.array, v_pool: mx.array, slots: Slots
+    ) -> tuple[mx.array, mx.array]: ...
+
+    def paged_decode(
+        self,
+        queries: mx.array,
+        k_pool: mx.array,
+        v_pool: mx.array,
+        tables: SequenceTables,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array: ...
+
+    def paged_prefill(
+        self,
+        queries: mx.array,
+        k_pool: mx.array,
+        v_pool: mx.array,
+        tables: SequenceTables,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array: ...
+
+    def copy_pages(
+        self,
+        k_pool: mx.array,
+        v_pool: mx.array,
+        sources: Slots,
+        targets: Slots,
+        page_size: int,
+    ) -> tuple[mx.array, mx.array]: ...
+
+
+def select_backend(name: str, layers: Sequence[LayerShape] = ()) -> Backend:
+    """The backend of this name, for a model with these layers.
+
+    "auto" is "metal" where there is Metal, its self-test passes and its kernels take every layer,
+    and "reference" elsewhere; which one, and why, is logged. "emulator" runs Metal's kernels on
+    the CPU, for development. Raises ValueError, saying what to do, for a name that nobody here
+    answers to and for what cannot run here.
+    """
+    from metal_kernels import choice
+
+    if name not in BACKENDS:
+        raise ValueError(f"no attention backend named {name!r}; there are: {', '.join(BACKENDS)}")
+    return choice.choose(name, layers)
+
+
+def check_attention(
+    queries: mx.array,
+    k_pool: mx.array,
+    v_pool: mx.array,
+    tables: SequenceTables,
+    window: int | None,
+    softcap: float | None,
+    sinks: mx.array | None,
+) -> None:
+    """The conditions every backend relies on. Raises ValueError."""
+    rows, heads, head_dim = _shape3(queries, "queries")
+    kv_heads, key_dim, num_slots = _pool_shape(k_pool)
+    if rows != tables.num_rows:
+        raise ValueError(f"queries have {rows} rows, the tables describe {tables.num_rows}")
+    if heads % kv_heads:
+        raise ValueError(f"{heads} query heads do not divide into {kv_heads} kv heads")
+    if head_dim != key_dim:
+        raise ValueError(f"queries have head dimension {head_dim}, the pool's keys {key_dim}")
+    if k_pool.shape[:-1] != v_pool.shape[:-1] or k_pool.dtype != v_pool.dtype:
+        raise ValueError(
+            f"pools {tuple(k_pool.shape)} of {k_pool.dtype} and {tuple(v_pool.shape)} of "
+            f"{v_pool.dtype} do not belong together"
+        )
+    if queries.dtype != k_pool.dtype:
+        raise ValueError(f"queries are {queries.dtype}, the pool is {k_pool.dtype}")
+    if (tables.highest_page + 1) * tables.page_size > num_slots:
+        raise ValueError(
+            f"page {tables.highest_page} of {tables.page_size} slots is outside the pool, which "
+            f"has {num_slots} slots"
+        )
+    if window is not None and window < 1:
+        raise ValueError(f"a window must be at least 1, got {window}")
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"a softcap must be above 0, got {softcap}")
+    if sinks is not None and sinks.shape != (heads,):
+        raise ValueError(f"sinks must be ({heads},), got {tuple(sinks.shape)}")
+
+
+def check_write(
+    keys: mx.array, values: mx.array, k_pool: mx.array, v_pool: mx.array, slots: Slots
+) -> None:
+    """The conditions every backend's write relies on, but that the slots differ.
+
+    Raises ValueError.
+    """
+    if slots.ndim != 1 or slots.dtype != np.int32:
+        raise ValueError(f"slots must be one row of int32, got {slots.shape} of {slots.dtype}")
+    for name, rows, pool in (("keys", keys, k_pool), ("values", values, v_pool)):
+        kv_heads, head_dim, _ = _pool_shape(pool)
+        if rows.shape != (len(slots), kv_heads, head_dim):
+            raise ValueError(
+                f"{name} are {tuple(rows.shape)}; {len(slots)} slots of this pool take "
+                f"({len(slots)}, {kv_heads}, {head_dim})"
+            )
+        if rows.dtype != pool.dtype:
+            raise ValueError(f"{name} are {rows.dtype}, the pool is {pool.dtype}")
+    num_slots = min(_pool_shape(pool)[2] for pool in (k_pool, v_pool))
+    if len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < num_slots:
+        raise ValueError(f"slots must be in 0..{num_slots - 1}")
+
+
+def check_copy(
+    k_pool: mx.array, v_pool: mx.array, sources: Slots, targets: Slots, page_size: int
+) -> None:
+    """The conditions every backend's copy relies on. Raises ValueError."""
+    if len(sources) != len(targets):
+        raise ValueError(
+            f"{len(sources)} sources and {len(targets)} targets do not belong together"
+        )
+    pages = np.concatenate([sources, targets])
+    num_pages = min(_pool_shape(pool)[2] for pool in (k_pool, v_pool)) // page_size
+    if len(pages) and not 0 <= int(pages.min()) <= int(pages.max()) < num_pages:
+        raise ValueError(f"pages must be in 0..{num_pages - 1}")
+    if len(np.unique(targets)) < len(targets) or np.intersect1d(sources, targets).size:
+        raise ValueError("targets must be all different, and none of them a source")
+
+
+def _pool_shape(pool: mx.array) -> tuple[int, int, int]:
+    """(kv heads, head dimension, slots): these axes lie alike in every backend's layout."""
+    kv_heads, head_dim = pool.shape[-3], pool.shape[-1]
+    return kv_heads, head_dim, pool.size // (kv_heads * head_dim)
+
+
+def _shape3(array: mx.array, name: str) -> Any:
+    if array.ndim != 3:
+        raise ValueError(f"{name} must have 3 dimensions, got {tuple(array.shape)}")
+    return array.shape

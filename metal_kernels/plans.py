@@ -1,0 +1,152 @@
+"""Plans: which threadgroup does what, worked out on the host in numpy and uploaded once per step.
+
+Lists of work instead of rectangular grids: sequences of very different lengths launch no
+threadgroup that finds nothing to do. Positions are absolute, so how a sequence is cut depends on
+nothing but itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from metal_kernels.kernels import SMALLEST_INPUT
+from metal_kernels.tables import IntArray, SequenceTables
+
+# Keys of one threadgroup of paged_decode. A multiple of every page size; small enough that one
+# sequence of 8 kv heads and 4,096 tokens fills the cores of the largest GPUs, large enough that
+# partials (D + 4 floats per head) stay a few percent of the keys and values read.
+PARTITION_SIZE = 256
+NO_WINDOW = 2**31 - 1
+
+
+def upload(numbers: npt.ArrayLike, dtype: npt.DTypeLike = np.int32) -> mx.array:
+    """On the device, with rows of zeros added while there are fewer than 8 elements."""
+    array = np.ascontiguousarray(numbers, dtype)
+    missing = -(-(SMALLEST_INPUT - array.size) // max(1, array[:1].size))
+    if missing > 0:
+        array = np.concatenate([array, np.zeros((missing, *array.shape[1:]), dtype)])
+    return mx.array(array)
+
+
+@dataclass(frozen=True, slots=True)
+class WritePlan:
+    """Rows that fill whole pages, and the others. (count, 2) each: row, page | row, slot."""
+
+    pages: IntArray
+    tokens: IntArray
+    pages_on_device: mx.array
+    tokens_on_device: mx.array
+
+    @classmethod
+    def of(cls, slots: IntArray, page_size: int) -> WritePlan:
+        first_rows = _whole_pages(slots, page_size)
+        is_single = np.ones(len(slots), bool)
+        is_single[(first_rows[:, None] + np.arange(page_size)).ravel()] = False
+        rows = np.flatnonzero(is_single)
+        pages = np.stack([first_rows, slots[first_rows] // page_size], axis=1).astype(np.int32)
+        tokens = np.stack([rows, slots[rows]], axis=1).astype(np.int32)
+        return cls(pages, tokens, upload(pages), upload(tokens))
+
+
+def _whole_pages(slots: IntArray, page_size: int) -> npt.NDArray[np.int64]:
+    """First rows of the runs of page_size consecutive slots that begin where a page does."""
+    if len(slots) < page_size:
+        return np.zeros(0, np.int64)
+    breaks = np.diff(slots, prepend=np.int32(0)) != 1  # of a row from the one before
+    num_breaks = np.concatenate([[0], np.cumsum(breaks)])
+    starts = np.flatnonzero(slots[: len(slots) - page_size + 1] % page_size == 0)
+    # Slots are all different, so two such runs never overlap.
+    is_whole: npt.NDArray[np.bool_] = num_breaks[starts + page_size] == num_breaks[starts + 1]
+    return starts[is_whole]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """Partitions of each sequence's context, the first at its window's beginning."""
+
+    num_partitions: int
+    partitions: mx.array  # (partitions, 4): sequence, first key, key after the last, 0
+    starts: mx.array  # (sequences + 1,): whose partition is whose
+
+    @classmethod
+    def of(cls, tables: SequenceTables, window: int | None) -> DecodePlan:
+        lengths = tables.context_lens.astype(np.int64)
+        first_keys = np.maximum(0, lengths - (window or NO_WINDOW))
+        first = first_keys // PARTITION_SIZE
+        counts = (lengths - 1) // PARTITION_SIZE - first + 1
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        sequence = np.repeat(np.arange(len(tables)), counts)
+        partition = first[sequence] + np.arange(len(sequence)) - starts[sequence]
+        begin = np.maximum(partition * PARTITION_SIZE, first_keys[sequence])
+        end = np.minimum((partition + 1) * PARTITION_SIZE, lengths[sequence])
+        columns = np.stack([sequence, begin, end, np.zeros_like(end)], axis=1)
+        return cls(len(columns), upload(columns), upload(starts))
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPlan:
+    """Tiles of each chunk: `side` lines, a line being one query head of one row."""
+
+    num_tiles: int
+    tiles: mx.array  # (tiles, 8), as paged_prefill.metal lists them
+
+    @classmethod
+    def of(cls, tables: SequenceTables, window: int | None, group: int, side: int) -> PrefillPlan:
+        rows = np.diff(tables.query_starts).astype(np.int64)
+        lines = rows * group
+        positions = tables.context_lens - rows
+        counts = -(-lines // side)
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        sequence = np.repeat(np.arange(len(tables)), counts)
+        first_line = (np.arange(len(sequence)) - starts[sequence]) * side
+        last_line = np.minimum(first_line + side, lines[sequence]) - 1
+        seen = positions[sequence] + first_line // group - (window or NO_WINDOW) + 1
+        first_key = np.maximum(0, seen) // tables.page_size * tables.page_size
+        columns = (
+            sequence,
+            tables.query_starts[sequence],
+            first_line,
+            lines[sequence],
+            positions[sequence],
+            first_key,
+            positions[sequence] + last_line // group + 1,
+            np.full(len(sequence), window or NO_WINDOW),
+        )
+        return cls(len(sequence), upload(np.stack(columns, axis=1)))
+
+
+def tile_side(head_dim: int, item_size: int) -> int:
+    """Lines and keys of a tile of paged_prefill: the largest that fits in threadgroup memory."""
+    for side in (32, 16):
+        if tile_bytes(head_dim, item_size, side) <= 32 << 10:
+            return side
+    raise ValueError(f"no tile of head dimension {head_dim} fits in threadgroup memory")
+
+
+def tile_bytes(head_dim: int, item_size: int, side: int) -> int:
+    """Threadgroup memory of paged_prefill: tile, scores, weights and diagonals."""
+    tile = side * (head_dim * item_size + 16)
+    return tile + side * (side + 4) * 4 + side * (side + 8) * item_size + side // 8 * 256
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSplit:
+    """How the query heads of a group are spread in paged_decode."""
+
+    heads: int  # of one simdgroup, kept in its registers
+    parts: int  # simdgroups side by side
+    blocks: int  # threadgroups side by side, for groups beyond 16
+
+    @classmethod
+    def of(cls, group: int, head_dim: int) -> HeadSplit:
+        width = 4 if head_dim % 128 == 0 else 2 if head_dim % 64 == 0 else 4
+        per_lane = -(-head_dim // (32 * width)) * width
+        most = max(1, 32 // per_lane)  # as many registers for queries, and again for sums
+        blocks = -(-group // 16)
+        per_block = -(-group // blocks)
+        parts = -(-per_block // most)
+        return cls(-(-per_block // parts), parts, blocks)

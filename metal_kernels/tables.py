@@ -1,0 +1,113 @@
+"""SequenceTables: where the sequences of one dispatch live, built once per step on the host.
+
+Plain numpy: the CPU path needs the numbers as numbers (it reads runs of consecutive pages as
+views), and a Metal dispatch uploads them once for all layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int32]
+Plan = TypeVar("Plan")
+
+
+@dataclass(frozen=True)
+class SequenceTables:
+    """Page tables and lengths of the sequences that one dispatch attends for.
+
+    Raises ValueError when they do not belong together.
+
+    page_tables    (sequences, max_pages) int32; entries past a sequence's last page are padding
+    context_lens   (sequences,) int32: tokens attended over, this step's own included
+    query_starts   (sequences + 1,) int32: sequence s owns query rows query_starts[s] up to
+                   query_starts[s + 1], which are the *last* rows of its context
+    page_size      token slots of a page
+    """
+
+    page_tables: IntArray
+    context_lens: IntArray
+    query_starts: IntArray
+    page_size: int
+
+    def __post_init__(self) -> None:
+        sequences, max_pages = self.page_tables.shape
+        if self.context_lens.shape != (sequences,) or self.query_starts.shape != (sequences + 1,):
+            raise ValueError(
+                f"{sequences} page tables, context_lens {self.context_lens.shape} and query_starts "
+                f"{self.query_starts.shape} do not belong together"
+            )
+        rows = np.diff(self.query_starts)
+        if not sequences or self.query_starts[0] or (rows < 1).any():
+            raise ValueError("query_starts must begin at 0 and give every sequence a row")
+        if (self.context_lens < rows).any():
+            raise ValueError("a context must hold its sequence's own rows")
+        if int(self.context_lens.max()) > max_pages * self.page_size:
+            raise ValueError(
+                f"a context of {int(self.context_lens.max())} tokens does not fit in "
+                f"{max_pages} pages of {self.page_size}"
+            )
+        if (self._pages_in_use < 0).any():
+            raise ValueError("pages are numbered from 0")
+
+    def __len__(self) -> int:
+        return len(self.context_lens)
+
+    def plan(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
+        """What a backend works out from these tables: made once, kept for the other layers."""
+        if key not in self._plans:
+            self._plans[key] = make()
+        plan: Plan = self._plans[key]
+        return plan
+
+    @cached_property
+    def _plans(self) -> dict[Hashable, Any]:
+        return {}
+
+    @cached_property
+    def num_rows(self) -> int:
+        return int(self.query_starts[-1])
+
+    @cached_property
+    def highest_page(self) -> int:
+        """Of the pages in use; padding may be anything."""
+        return int(self._pages_in_use.max())
+
+    @property
+    def _pages_in_use(self) -> IntArray:
+        counts = -(-self.context_lens // self.page_size)
+        is_used = np.arange(self.page_tables.shape[1]) < counts[:, None]
+        return self.page_tables[is_used]
+
+    def runs(self, sequence: int, first: int) -> list[tuple[int, int]]:
+        """Ranges of slots that hold positions first .. context_len of a sequence, in order.
+
+        Consecutive pages make one range; a pool that hands out runs yields one range for most
+        sequences, which can be read without a copy.
+        """
+        last = int(self.context_lens[sequence])
+        size = self.page_size
+        first_page = first // size
+        pages = self.page_tables[sequence, first_page : -(-last // size)]
+        breaks = np.flatnonzero(np.diff(pages) != 1) + 1
+        bounds = [0, *breaks.tolist(), len(pages)]
+        ranges = []
+        for begin, end in pairwise(bounds):
+            start = int(pages[begin]) * size
+            ranges.append((start, start + (end - begin) * size))
+        ranges[0] = (ranges[0][0] + first - first_page * size, ranges[0][1])
+        ranges[-1] = (ranges[-1][0], ranges[-1][1] - (-last % size))
+        return ranges
+
+    def queries(self) -> Iterator[tuple[int, int, int]]:
+        """(sequence, first row, row after the last) of each sequence."""
+        starts = self.query_starts.tolist()
+        for sequence in range(len(self)):
+            yield sequence, starts[sequence], starts[sequence + 1]

@@ -1,0 +1,111 @@
+"""Who is let in: addresses, names, pages and keys, settled before the server listens.
+
+Beyond loopback a key is required. Keys come from a file or the environment, never from a flag,
+which every user of the machine can read in the list of processes.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlxserve.api.security import host_header_name, is_loopback
+from mlxserve.errors import InvalidConfig
+
+MIN_KEY_LENGTH = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """
+    hosts: what the Host header may name besides loopback, IPv6 in brackets
+    any_address: it may also be any literal address; only names can be rebound by a web page
+    origins: web pages that may call, such as `https://chat.example`
+    api_keys: when any are given, one of them must be shown
+    """
+
+    hosts: Sequence[str] = ()
+    any_address: bool = False
+    origins: Sequence[str] = ()
+    api_keys: Sequence[str] = ()
+
+
+def read_access(
+    host: str,
+    *,
+    key_file: Path | None = None,
+    environment_key: str | None = None,
+    hosts: Sequence[str] = (),
+    origins: Sequence[str] = (),
+) -> Access:
+    """What the command line and the environment allow. Raises InvalidConfig."""
+    keys = [*_keys_of(key_file)] if key_file is not None else []
+    if environment_key:
+        keys.append(_checked(environment_key, "MLXSERVE_API_KEY"))
+    if not is_loopback(host) and not keys:
+        raise InvalidConfig(
+            f"Listening on {host} lets other machines in, and that needs an API key. Create one "
+            "with `openssl rand -hex 32`, put it into MLXSERVE_API_KEY or into a file named by "
+            "--api-key-file, or listen on 127.0.0.1."
+        )
+    own_names = () if is_loopback(host) else _own_names(host)
+    return Access(
+        hosts=tuple(host_header_name(name) for name in (*own_names, *hosts)),
+        any_address=_is_wildcard(host),
+        origins=tuple(_origin(origin) for origin in origins),
+        api_keys=tuple(keys),
+    )
+
+
+def _keys_of(file: Path) -> Iterator[str]:
+    try:
+        mode = file.stat().st_mode
+        text = file.read_text(encoding="ascii")
+    except (OSError, ValueError) as error:
+        raise InvalidConfig(f"The API key file {file} cannot be read: {error}") from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise InvalidConfig(
+            f"The API key file {file} is open to other users. Close it: chmod 600 {file}"
+        )
+    keys = [line.strip() for line in text.splitlines() if line.strip()]
+    if not keys:
+        raise InvalidConfig(f"The API key file {file} holds no key; put one on each line.")
+    for key in keys:
+        yield _checked(key, str(file))
+
+
+def _checked(key: str, source: str) -> str:
+    if len(key) < MIN_KEY_LENGTH or not key.isascii() or not key.isprintable() or " " in key:
+        raise InvalidConfig(
+            f"An API key in {source} is too weak or malformed: it needs at least {MIN_KEY_LENGTH} "
+            "printable ASCII characters without spaces. `openssl rand -hex 32` makes a good one."
+        )
+    return key
+
+
+def _own_names(host: str) -> tuple[str, ...]:
+    if not _is_wildcard(host):
+        return (host,)
+    name = socket.gethostname().partition(".")[0]
+    return (socket.gethostname(), name, f"{name}.local")
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return host == ""
+
+
+def _origin(origin: str) -> str:
+    scheme, separator, rest = origin.partition("://")
+    if not separator or scheme not in ("http", "https") or not rest or "/" in rest:
+        raise InvalidConfig(
+            f"--allowed-origin {origin!r} is not an origin; write it as https://chat.example, "
+            "without a path."
+        )
+    return origin.lower()

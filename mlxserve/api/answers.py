@@ -1,0 +1,175 @@
+"""The answers to one HTTP request: submitted together, read together, closed together.
+
+A streaming reply iterates over them, a plain reply folds them; there is no third way to read.
+Knows `mlxserve.chat`; does not know JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from starlette.types import Receive
+
+from mlxserve.api.metrics import Metrics, Timed
+from mlxserve.api.sse import until_disconnect
+from mlxserve.errors import EngineStopped
+from mlxserve.request import FinishReason, SamplingParams, TokenLogprob
+
+if TYPE_CHECKING:
+    from mlxserve.chat import Chat, Delta, Usage
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Folded:
+    """One whole answer."""
+
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What a request cost, over all its answers."""
+
+    prompt: int
+    completion: int
+    cached: int
+
+
+class Answers:
+    """The answers of one request, by index. Closing them aborts what still runs.
+
+    Each prompt has `num_choices` answers in a row; the first computes the prompt, the others find
+    it in the cache.
+    """
+
+    def __init__(self, answers: Sequence[Timed], num_choices: int = 1) -> None:
+        self._answers = answers
+        self._num_choices = num_choices
+        self._usages: dict[int, Usage] = {}
+
+    @classmethod
+    async def submit(
+        cls,
+        chat: Chat,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        metrics: Metrics,
+        *,
+        num_choices: int = 1,
+        cache_salt: str | None = None,
+        priority: int = 0,
+        client: str = "",
+    ) -> Answers:
+        """All are admitted, or none is. Raises what `Chat.submit` raises."""
+
+        async def submit_one(prompt: Sequence[int], params: SamplingParams) -> Timed:
+            timed = metrics.timed()
+            answer = await chat.submit(
+                prompt, params, cache_salt=cache_salt, priority=priority, client=client
+            )
+            timed.start(answer)
+            return timed
+
+        # Together, because the engine takes requests between two steps: one by one, a hundred
+        # prompts would wait for a hundred steps.
+        tasks = [
+            asyncio.ensure_future(submit_one(prompt, choice))
+            for prompt in prompts
+            for choice in _choices(params, num_choices)
+        ]
+        try:
+            return cls(await asyncio.gather(*tasks), num_choices)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            await cls([answer for answer in results if isinstance(answer, Timed)]).aclose()
+            raise
+
+    @property
+    def tokens(self) -> Tokens:
+        """Counts of the answers that have ended; a prompt counts once, however many its choices."""
+        first = [usage for n, usage in self._usages.items() if n % self._num_choices == 0]
+        return Tokens(
+            sum(usage.prompt_tokens for usage in first),
+            sum(usage.completion_tokens for usage in self._usages.values()),
+            sum(usage.cached_tokens for usage in first),
+        )
+
+    async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
+        """Pieces of all answers with their index, as they come. Raises EngineStopped."""
+        waiting = {
+            asyncio.ensure_future(_next(answer)): index
+            for index, answer in enumerate(self._answers)
+        }
+        try:
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in sorted(done, key=waiting.__getitem__):
+                    index = waiting.pop(task)
+                    delta = self._counted(index, task.result())
+                    yield index, delta
+                    if delta.finish_reason is None:
+                        waiting[asyncio.ensure_future(_next(self._answers[index]))] = index
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def fold(self) -> list[Folded]:
+        """Every answer, whole. Raises EngineStopped."""
+        folded = [Folded() for _ in self._answers]
+        async with aclosing(self.deltas()) as deltas:
+            async for index, delta in deltas:
+                folded[index].text += delta.text
+                folded[index].logprobs += delta.logprobs
+                folded[index].finish_reason = delta.finish_reason
+        return folded
+
+    async def aclose(self) -> None:
+        for answer in self._answers:
+            await answer.aclose()
+
+    def _counted(self, index: int, delta: Delta | None) -> Delta:
+        if delta is None or delta.finish_reason is FinishReason.ABORT:
+            raise EngineStopped("The answer was stopped before its end. Ask again.")
+        if delta.usage is not None:
+            self._usages[index] = delta.usage
+        return delta
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+    """The work's result; None, and the work cancelled, when the client goes away first."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(until_disconnect(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _next(answer: Timed) -> Delta | None:
+    return await anext(answer, None)
+
+
+def _choices(params: SamplingParams, num_choices: int) -> list[SamplingParams]:
+    """Parameters of each answer to one prompt; a seed gives each its own, and always the same."""
+    if params.seed is None:
+        return [params] * num_choices
+    seed = params.seed
+    return [replace(params, seed=_wrapped(seed + number)) for number in range(num_choices)]
+
+
+def _wrapped(seed: int) -> int:
+    return seed if seed < 2**64 else seed - 2**64

@@ -1,0 +1,157 @@
+"""The ASGI application: routes, the checks in front of them, and errors in one shape.
+
+Order, outermost first: request id, Host, Origin, API key, then the routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mlxserve import __version__
+from mlxserve.api.access import Access
+from mlxserve.api.errors import ApiError, error_response, json_response
+from mlxserve.api.metrics import Metrics
+from mlxserve.api.naming import ModelNames
+from mlxserve.api.openai import OpenAI
+from mlxserve.api.prefixes import Prefixes
+from mlxserve.api.responses import Responses
+from mlxserve.api.security import (
+    LOOPBACK_HOSTS,
+    ApiKeyCheck,
+    HostCheck,
+    OriginCheck,
+    RequestId,
+    request_id,
+)
+from mlxserve.api.tokenization import Tokenization
+
+if TYPE_CHECKING:
+    from mlxserve.chat import Chat
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(
+    chat: Chat, *, aliases: Sequence[str] = (), access: Access | None = None
+) -> Starlette:
+    """The API over one model, which also answers to `aliases`."""
+    access = access or Access()
+    metrics = Metrics(chat)
+    names = ModelNames(chat.model_name, tuple(aliases))
+    app = Starlette(
+        routes=[
+            *OpenAI(chat, names, metrics).routes(),
+            *Responses(chat, names, metrics).routes(),
+            *Prefixes(chat, names).routes(),
+            *Tokenization(chat, names).routes(),
+            *_Watch(chat, metrics).routes(),
+        ],
+        middleware=[
+            Middleware(RequestId),
+            Middleware(
+                HostCheck,
+                hosts=(*LOOPBACK_HOSTS, *access.hosts),
+                any_address=access.any_address,
+            ),
+            Middleware(OriginCheck, origins=access.origins),
+            Middleware(ApiKeyCheck, keys=access.api_keys),
+        ],
+        exception_handlers={
+            ApiError: _api_error,
+            HTTPException: _http_error,
+            ClientDisconnect: _client_left,
+            Exception: _bug,
+        },
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+class _Watch:
+    """The routes of those who watch the server."""
+
+    def __init__(self, chat: Chat, metrics: Metrics) -> None:
+        self._chat = chat
+        self._metrics = metrics
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/health", self.health, methods=["GET"]),
+            Route("/ready", self.ready, methods=["GET"]),
+            Route("/metrics", self.metrics, methods=["GET"]),
+            Route("/version", self.version, methods=["GET"]),
+        ]
+
+    async def health(self, _request: Request) -> Response:
+        """Whether the engine lives; the one thing told without a key."""
+        self._require_engine()
+        return json_response({"status": "ok"})
+
+    async def ready(self, _request: Request) -> Response:
+        """Whether a request would be taken, and what it would wait behind."""
+        self._require_engine()
+        stats = self._chat.stats()
+        return json_response(
+            {
+                "status": "ready",
+                "model": self._chat.model_name,
+                "num_requests_running": stats.num_requests_running,
+                "num_requests_waiting": stats.num_requests_waiting,
+                "kv_cache_usage_perc": stats.kv_cache_usage_perc,
+            }
+        )
+
+    async def version(self, _request: Request) -> Response:
+        return json_response({"version": __version__})
+
+    def _require_engine(self) -> None:
+        if not self._chat.is_alive():
+            raise ApiError(
+                503, "The engine has stopped. Restart the server.", code="engine_stopped"
+            )
+
+    async def metrics(self, _request: Request) -> Response:
+        return await asyncio.to_thread(self._metrics.response)
+
+
+async def _api_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Starlette's own: no such route, or not with this method."""
+    assert isinstance(error, HTTPException)
+    where = ascii(f"{request.method} {request.url.path}")[1:-1][:200]
+    message = {
+        404: f"There is no {where}.",
+        405: f"{where} is not allowed; see the Allow header.",
+    }.get(error.status_code, error.detail)
+    code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
+    return error_response(ApiError(error.status_code, message, code=code, headers=error.headers))
+
+
+async def _client_left(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=499)  # it left while sending; nobody reads this
+
+
+async def _bug(request: Request, _error: Exception) -> Response:
+    """The traceback goes to the log (Starlette raises it again), not to the client."""
+    return error_response(
+        ApiError(
+            500,
+            "The server made an error. Its log tells more.",
+            code="internal_error",
+            headers={"x-request-id": request_id(request)},
+        )
+    )

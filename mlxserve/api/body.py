@@ -1,0 +1,144 @@
+"""A request's JSON body: read within bounds, parsed strictly, never more than once.
+
+Python's parser accepts more than JSON (NaN, duplicate names, halves of surrogate pairs) and turns
+1e400 into infinity; each is refused here, so that nothing behind this file has to think of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+from collections import Counter
+from typing import Any
+
+from starlette.requests import Request
+
+from mlxserve.api.errors import ApiError
+
+MAX_BODY_SIZE = 32 * 2**20  # bytes
+MAX_JSON_DEPTH = 64
+MAX_MEMBERS = 4_096  # of one object
+_PARSE_INLINE = 64 * 2**10  # bytes; longer bodies are parsed in a thread, beside the event loop
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """The body as an object. Raises ApiError: 415, 413 or 400."""
+    _require_json(request)
+    raw = await _read(request)
+    if len(raw) <= _PARSE_INLINE:
+        return parse_json(raw)
+    return await asyncio.to_thread(parse_json, raw)
+
+
+def parse_json(raw: bytes) -> dict[str, Any]:
+    """Strict JSON, one object. Raises ApiError 400."""
+    try:
+        value = json.loads(
+            raw.decode("utf-8"),
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+            object_pairs_hook=_unique,
+        )
+    except UnicodeDecodeError as error:
+        raise _bad_json("it is not valid UTF-8") from error
+    except RecursionError as error:
+        raise _too_deep() from error
+    except ValueError as error:
+        raise _bad_json(str(error)) from error
+    if not isinstance(value, dict):
+        raise _bad_json("it must be an object, in braces")
+    _check_depth(value)
+    if _SURROGATE_ESCAPE.search(raw):
+        _check_surrogates(value)
+    return value
+
+
+def _require_json(request: Request) -> None:
+    media_type, _, parameters = request.headers.get("content-type", "").partition(";")
+    if media_type.strip().lower() != "application/json":
+        raise ApiError(
+            415, "The body must be JSON: send the header `Content-Type: application/json`."
+        )
+    charset = parameters.strip().lower()
+    if charset.startswith("charset=") and charset[8:].strip('"') not in ("utf-8", "utf8"):
+        raise ApiError(415, "The body must be encoded in UTF-8.")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ApiError(415, "Compressed request bodies are not accepted.")
+
+
+async def _read(request: Request) -> bytes:
+    declared = request.headers.get("content-length")
+    if declared is not None and declared.isdigit() and int(declared) > MAX_BODY_SIZE:
+        raise _too_large()
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_BODY_SIZE:
+            raise _too_large()
+    return bytes(body)
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {digits[:40]} is out of range")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MAX_MEMBERS:
+        raise ValueError(f"an object has more than {MAX_MEMBERS} members")
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the name {twice[:100]!r} appears twice in one object")
+    return members
+
+
+def _check_depth(value: dict[str, Any]) -> None:
+    """Level by level, so that the check itself cannot recurse."""
+    level: list[dict[str, Any] | list[Any]] = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        level = [child for node in level for child in _containers(node)]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _containers(node: dict[str, Any] | list[Any]) -> list[dict[str, Any] | list[Any]]:
+    children = node.values() if isinstance(node, dict) else node
+    return [child for child in children if isinstance(child, (dict, list))]
+
+
+def _check_surrogates(value: object) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise _bad_json("a \\u escape is half of a surrogate pair") from error
+
+
+def _bad_json(reason: str) -> ApiError:
+    return ApiError(400, f"The body is not valid JSON: {reason}.", code="invalid_json")
+
+
+def _too_deep() -> ApiError:
+    return ApiError(
+        400,
+        f"The body's JSON is nested deeper than {MAX_JSON_DEPTH} levels.",
+        code="invalid_json",
+    )
+
+
+def _too_large() -> ApiError:
+    return ApiError(
+        413,
+        f"The body is larger than {MAX_BODY_SIZE // 2**20} MiB.",
+        code="request_too_large",
+    )

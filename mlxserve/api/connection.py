@@ -1,0 +1,142 @@
+"""One client's connection: uvicorn's h11 protocol with deadlines, a cap, and errors in our shape.
+
+uvicorn bounds headers in size but waits for ever: for headers, for a body, for a reader that
+stopped reading. Each of those gets a limit here, so that idle sockets cannot pile up.
+
+    connected ──header──> request ──body──> complete ──> reply (a stalled reader: write)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from mlxserve.api.errors import ApiError, encode_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Seconds a client may take for its headers, its body and to read; and how many may come."""
+
+    header: float = 10.0
+    body: float = 30.0
+    write: float = 20.0
+    connections: int = 1_000
+
+
+class _Waiting(Enum):
+    HEADER = "header"
+    BODY = "body"
+
+
+class Connection(H11Protocol):
+    """Made per connection by uvicorn; `limited` makes the class it is given."""
+
+    limits = Limits()
+
+    @classmethod
+    def limited(cls, limits: Limits) -> type[Connection]:
+        return type(cls.__name__, (cls,), {"limits": limits})
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._waiting: _Waiting | None = None
+        self._receive_deadline: asyncio.TimerHandle | None = None
+        self._write_deadline: asyncio.TimerHandle | None = None
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.connections:
+            self._refuse(ApiError(503, "Too many connections are open.", code="overloaded"))
+            return
+        self._wait_for(_Waiting.HEADER)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._wait_for(self._what_is_missing())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._wait_for(None)
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_deadline = self.loop.call_later(self.limits.write, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._write_deadline is not None:
+            self._write_deadline.cancel()
+            self._write_deadline = None
+        super().resume_writing()
+
+    # What uvicorn calls.
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self._wait_for(self._what_is_missing())
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(ApiError(400, msg, code="invalid_http"))
+
+    # Ours.
+
+    def _what_is_missing(self) -> _Waiting | None:
+        if self.transport.is_closing():
+            return None
+        if self.conn.their_state is h11.SEND_BODY:
+            return _Waiting.BODY
+        if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
+            return _Waiting.HEADER
+        return None
+
+    def _wait_for(self, what: _Waiting | None) -> None:
+        """One deadline for the whole of it: bytes that trickle in do not extend it."""
+        if what is self._waiting:
+            return
+        if self._receive_deadline is not None:
+            self._receive_deadline.cancel()
+            self._receive_deadline = None
+        self._waiting = what
+        if what is not None:
+            seconds = getattr(self.limits, what.value)
+            self._receive_deadline = self.loop.call_later(seconds, self._too_slow, what, seconds)
+
+    def _too_slow(self, what: _Waiting, seconds: float) -> None:
+        message = f"The request's {what.value} did not arrive within {seconds:g} seconds."
+        self._refuse(ApiError(408, message, code="request_timeout"))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answers below the application, when there is still an answer to give, and hangs up."""
+        self._wait_for(None)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # its application must not write any more
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._write_refusal(error)
+            self.transport.close()
+        else:
+            self.transport.abort()
+
+    def _write_refusal(self, error: ApiError) -> None:
+        body = encode_json(error.body())
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        response = h11.Response(
+            status_code=error.status, headers=headers, reason=STATUS_PHRASES[error.status]
+        )
+        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+            data = self.conn.send(event)
+            assert data is not None
+            self.transport.write(data)

@@ -1,0 +1,117 @@
+"""Errors as a client sees them: a status, OpenAI's body, and what each of our own becomes.
+
+Knows no routes and no engine. Messages are for the person who has to act; what went wrong inside
+the process stays in the log.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import Response
+
+from mlxserve.errors import (
+    EngineStopped,
+    InvalidParameter,
+    InvalidRequest,
+    MlxServeError,
+    OutOfMemory,
+    PrefixQuotaExceeded,
+    PromptTooLong,
+    QueueFull,
+    UnknownPrefix,
+)
+
+_TYPES = {403: "permission_error", 429: "rate_limit_error"}
+RETRY_SOON = {"retry-after": "1"}
+DO_NOT_RETRY = {"x-should-retry": "false"}  # the official clients obey it
+
+
+class ApiError(Exception):
+    """An answer that is an error.
+
+    status: the HTTP status
+    param: the request field at fault, as a path such as `messages[0].content`
+    code: a word for programs
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    @property
+    def type(self) -> str:
+        if self.status >= 500:
+            return "server_error"
+        return _TYPES.get(self.status, "invalid_request_error")
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+def from_engine(error: MlxServeError, *, prompt_param: str = "prompt") -> ApiError:
+    """What a client is told about one of our own errors; `prompt_param` names its prompt field."""
+    message = str(error)
+    match error:
+        case PromptTooLong():
+            return ApiError(400, message, param=prompt_param, code="context_length_exceeded")
+        case InvalidParameter():
+            return ApiError(400, message, param=error.name, code="invalid_value")
+        case UnknownPrefix():
+            return ApiError(404, message, param="prefix_name", code="unknown_prefix")
+        case PrefixQuotaExceeded():
+            return ApiError(409, message, code="prefix_quota_exceeded")
+        case InvalidRequest():
+            return ApiError(400, message, param=prompt_param)
+        case QueueFull():
+            return ApiError(503, message, code="queue_full", headers=RETRY_SOON)
+        case EngineStopped():
+            return ApiError(503, message, code="engine_stopped", headers=DO_NOT_RETRY)
+        case OutOfMemory():
+            return ApiError(503, message, code="out_of_memory", headers=DO_NOT_RETRY)
+    return ApiError(500, message, code="engine_error")
+
+
+def encode_json(value: object) -> bytes:
+    """Compact JSON in UTF-8, safe for readers that split lines at more than the line feed.
+
+    U+2028, U+2029 and U+0085 are legal inside a JSON string, but several clients cut a stream of
+    events with `str.splitlines`, which breaks at them too; escaped, they mean the same.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for char, escape in (("\u2028", "\\u2028"), ("\u2029", "\\u2029"), ("\x85", "\\u0085")):
+        text = text.replace(char, escape)
+    return text.encode()
+
+
+def json_response(
+    value: object, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    return Response(
+        encode_json(value), status, headers=dict(headers or {}), media_type="application/json"
+    )
+
+
+def error_response(error: ApiError) -> Response:
+    return json_response(error.body(), error.status, error.headers)

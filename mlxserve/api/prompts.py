@@ -1,0 +1,74 @@
+"""Prompts as token ids: what the routes that take text have in common.
+
+Rendering and encoding are plain CPU work on texts of any length, so they run beside the event
+loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+
+from mlxserve.api.errors import ApiError
+from mlxserve.api.fields import Prompt
+from mlxserve.api.security import in_namespace, without_namespace
+from mlxserve.errors import UnknownPrefix
+
+if TYPE_CHECKING:
+    from mlxserve.chat import Chat
+
+
+class Prompts:
+    """Makes prompts for one `Chat`. Methods raise InvalidRequest, UnknownPrefix and ApiError."""
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+
+    async def of_texts(
+        self, request: Request, texts: Sequence[Prompt], prefix_name: str | None = None
+    ) -> list[list[int]]:
+        """Each text or list of token ids, behind the named prefix."""
+        prefix = self.prefix(request, prefix_name)
+        return await asyncio.to_thread(lambda: [prefix + self._encoded(text) for text in texts])
+
+    async def of_messages(
+        self,
+        request: Request,
+        messages: Sequence[Mapping[str, Any]],
+        template_kwargs: Mapping[str, bool | str],
+        prefix_name: str | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """A conversation in the model's template, behind the named prefix."""
+        prefix = self.prefix(request, prefix_name)
+        rendered = await asyncio.to_thread(
+            self._chat.render,
+            messages,
+            tools=None,
+            add_generation_prompt=add_generation_prompt,
+            **template_kwargs,
+        )
+        return prefix + rendered
+
+    def prefix(self, request: Request, name: str | None) -> list[int]:
+        """The token ids of a prefix; none without a name. An error tells the key's own names."""
+        if name is None:
+            return []
+        try:
+            return list(self._chat.prefix(in_namespace(request, name)))
+        except UnknownPrefix as error:
+            names = (without_namespace(request, known) for known in self._chat.prefixes())
+            known = ", ".join(sorted(own for own in names if own is not None)) or "none"
+            raise UnknownPrefix(
+                f"There is no prefix named {name[:100]!r}; known: {known}."
+            ) from error
+
+    def _encoded(self, prompt: Prompt) -> list[int]:
+        token_ids = self._chat.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not token_ids:
+            raise ApiError(400, "prompt: is empty.", param="prompt", code="invalid_value")
+        return token_ids

@@ -1,0 +1,240 @@
+"""OpenAI's newer route, `/v1/responses`, for text: one output item of one part, or its events.
+
+    created, in_progress                                      at once
+      output_item.added, content_part.added                   with the first text
+        output_text.delta ...
+      output_text.done, content_part.done, output_item.done
+    completed | incomplete | failed
+
+The events' numbers rise by one; clients index items and parts, so each is added before it is used.
+Nothing is stored: a reply cannot be fetched again, and `previous_response_id` is refused.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mlxserve.api.answers import Answers, Tokens, unless_disconnected
+from mlxserve.api.errors import ApiError, from_engine, json_response
+from mlxserve.api.metrics import Metrics
+from mlxserve.api.naming import ModelNames, UnknownFields
+from mlxserve.api.prompts import Prompts
+from mlxserve.api.schema import ResponsesRequest, read_request
+from mlxserve.api.security import cache_namespace, client_name, request_id
+from mlxserve.api.sse import EventStream, named_event
+from mlxserve.errors import MlxServeError
+from mlxserve.request import FinishReason, SamplingParams
+
+if TYPE_CHECKING:
+    from mlxserve.chat import Chat
+
+
+class Responses:
+    """The endpoint over one `Chat`."""
+
+    def __init__(self, chat: Chat, names: ModelNames, metrics: Metrics) -> None:
+        self._chat = chat
+        self._names = names
+        self._metrics = metrics
+        self._prompts = Prompts(chat)
+        self._unknown_fields = UnknownFields()
+
+    def routes(self) -> list[Route]:
+        return [Route("/v1/responses", self.create, methods=["POST"])]
+
+    async def create(self, request: Request) -> Response:
+        asked = await read_request(ResponsesRequest, request)
+        self._names.check(asked.model)
+        params = asked.sampling(self._chat.default_params)
+        reply = Reply(
+            id=request_id(request),
+            created=int(time.time()),
+            model=self._chat.model_name,
+            asked=asked,
+            params=params,
+        )
+        answers = await self._submit(request, asked, params)
+        headers = self._unknown_fields.warn(asked.unknown_fields)
+        if asked.stream:
+            return EventStream(
+                _frames(answers, reply),
+                close=answers.aclose,
+                headers=headers,
+                keepalive=reply.keepalive,
+            )
+        try:
+            folded = await unless_disconnected(request.receive, answers.fold())
+        except MlxServeError as error:
+            raise from_engine(error) from error
+        finally:
+            await answers.aclose()
+        if folded is None:
+            return Response(status_code=499)  # nobody reads it
+        reply.text = folded[0].text
+        return json_response(reply.ended(folded[0].finish_reason, answers.tokens), headers=headers)
+
+    async def _submit(
+        self, request: Request, asked: ResponsesRequest, params: SamplingParams
+    ) -> Answers:
+        try:
+            prompt = await self._prompts.of_messages(
+                request,
+                asked.messages_for_template(),
+                asked.chat_template_kwargs,
+                asked.prefix_name,
+            )
+            return await Answers.submit(
+                self._chat,
+                [prompt],
+                params,
+                self._metrics,
+                cache_salt=cache_namespace(request, asked.cache_salt),
+                client=client_name(request),
+                priority=asked.priority,
+            )
+        except MlxServeError as error:
+            raise from_engine(error, prompt_param="input") from error
+
+
+@dataclass(slots=True, kw_only=True)
+class Reply:
+    """One response under way: the text so far, and the number of the next event."""
+
+    id: str
+    created: int
+    model: str
+    asked: ResponsesRequest
+    params: SamplingParams
+    text: str = ""
+    _number: int = 0
+    _is_item_open: bool = False
+    _place: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+
+    # Events.
+
+    def opening(self) -> Iterator[bytes]:
+        yield self._event("response.created", response=self._response("in_progress"))
+        yield self._event("response.in_progress", response=self._response("in_progress"))
+
+    def keepalive(self) -> bytes:
+        """A real event: some clients give up on a stream that only sends comments."""
+        return self._event("response.in_progress", response=self._response("in_progress"))
+
+    def more(self, text: str) -> Iterator[bytes]:
+        if not text:
+            return
+        yield from self._open_item()
+        self.text += text
+        yield self._event("response.output_text.delta", **self._place, delta=text, logprobs=[])
+
+    def closing(self, reason: FinishReason | None, tokens: Tokens) -> Iterator[bytes]:
+        yield from self._open_item()  # an answer without text is still an item
+        response = self.ended(reason, tokens)
+        item = response["output"][0]
+        yield self._event("response.output_text.done", **self._place, text=self.text, logprobs=[])
+        yield self._event("response.content_part.done", **self._place, part=self._part())
+        yield self._event("response.output_item.done", output_index=0, item=item)
+        yield self._event(f"response.{response['status']}", response=response)
+
+    def failed(self, error: ApiError) -> bytes:
+        response = self._response("failed")
+        response["error"] = {"code": "server_error", "message": error.message}
+        return self._event("response.failed", response=response)
+
+    # Objects.
+
+    def ended(self, reason: FinishReason | None, tokens: Tokens) -> dict[str, Any]:
+        status = "incomplete" if reason is FinishReason.LENGTH else "completed"
+        response = self._response(status)
+        if status == "incomplete":
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        response["output"] = [self._item(status, [self._part()])]
+        response["usage"] = {
+            "input_tokens": tokens.prompt,
+            "input_tokens_details": {"cached_tokens": tokens.cached},
+            "output_tokens": tokens.completion,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": tokens.prompt + tokens.completion,
+        }
+        return response
+
+    def _response(self, status: str) -> dict[str, Any]:
+        return {
+            "id": f"resp_{self.id}",
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": self.asked.instructions,
+            "max_output_tokens": self.asked.max_output_tokens,
+            "metadata": self.asked.metadata or {},
+            "model": self.model,
+            "output": [],
+            "parallel_tool_calls": True,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "store": False,
+            "temperature": self.params.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": "auto",
+            "tools": [],
+            "top_p": self.params.top_p,
+            "truncation": "disabled",
+            "usage": None,
+        }
+
+    def _item(self, status: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._item_id,
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": parts,
+        }
+
+    def _part(self) -> dict[str, Any]:
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
+
+    @property
+    def _item_id(self) -> str:
+        return f"msg_{self.id}"
+
+    def _open_item(self) -> Iterator[bytes]:
+        if self._is_item_open:
+            return
+        self._is_item_open = True
+        item = self._item("in_progress", [])
+        yield self._event("response.output_item.added", output_index=0, item=item)
+        yield self._event("response.content_part.added", **self._place, part=self._part())
+
+    def _event(self, kind: str, **data: Any) -> bytes:
+        number = self._number
+        self._number += 1
+        return named_event(kind, {"type": kind, "sequence_number": number, **data})
+
+
+async def _frames(answers: Answers, reply: Reply) -> AsyncGenerator[bytes, None]:
+    """The events of one stream. An engine's error ends it as `response.failed`."""
+    yield b"".join(reply.opening())
+    try:
+        async with aclosing(answers.deltas()) as deltas:
+            async for _, delta in deltas:
+                frames = b"".join(reply.more(delta.text))
+                if delta.finish_reason is not None:
+                    frames += b"".join(reply.closing(delta.finish_reason, answers.tokens))
+                if frames:
+                    yield frames
+    except MlxServeError as error:
+        yield reply.failed(from_engine(error))

@@ -1,0 +1,438 @@
+"""What a client may ask: each request body as a model, validated once, with errors that name a field.
+
+Three kinds of fields exist and none is dropped in silence. Known ones are checked here or by
+`SamplingParams`. Those OpenAI knows and we do not support yet are refused unless they ask for
+nothing (`best_of: 1`). Unknown ones are collected, so that the reply can say that they did nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
+from starlette.requests import Request
+
+from mlxserve.api.body import read_json
+from mlxserve.api.errors import ApiError
+from mlxserve.api.fields import (
+    MAX_NAME_LENGTH,
+    Prompt,
+    items,
+    prompts,
+    stop_strings,
+    template_kwargs,
+    text,
+    token_biases,
+)
+from mlxserve.errors import InvalidParameter
+from mlxserve.request import SamplingParams
+
+MAX_MESSAGES = 10_000
+MAX_CHOICES = 8
+MAX_MAX_TOKENS = 2**31 - 1
+MAX_DETOKENIZED = 2**20
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
+
+T = TypeVar("T", bound="_Body")
+
+
+# Fields whose values, whatever they are, change nothing here: they identify or route.
+_INERT = frozenset(
+    {
+        "metadata",
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "user",
+    }
+)
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+
+class Function(_Strict):
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
+    arguments: str
+
+
+class ToolCall(_Strict):
+    """A call an earlier answer made; it reaches the chat template as it is."""
+
+    id: str
+    type: Literal["function"]
+    function: Function
+
+
+class Message(_Strict):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, PlainValidator(text)] = None
+    name: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=128)] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"a {self.role} message needs `content`")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """As a chat template expects it: `developer` is the newer word for `system`."""
+        message = self.model_dump(exclude_none=True, exclude=set(self.model_extra or ()))
+        message["content"] = self.content or self.refusal or ""
+        message.pop("refusal", None)
+        if self.role == "developer":
+            message["role"] = "system"
+        return message
+
+
+Messages: TypeAlias = Annotated[
+    list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
+]
+TemplateKwargs: TypeAlias = Annotated[dict[str, bool | str], PlainValidator(template_kwargs)]
+
+
+class StreamOptions(_Strict):
+    include_usage: bool = False
+    include_obfuscation: Literal[False] | None = None
+
+
+class _Body(_Strict):
+    """A request's body."""
+
+    NOT_YET: ClassVar[Mapping[str, tuple[object, ...]]] = {}  # and the values that ask for nothing
+
+    model: str | None = None
+
+    @classmethod
+    def read(cls, body: Mapping[str, Any]) -> Self:
+        """Raises ApiError 400 with the field at fault."""
+        _refuse_unsupported(body, cls.NOT_YET)
+        asked = {name: value for name, value in body.items() if name not in cls.NOT_YET}
+        try:
+            return cls.model_validate(asked)
+        except ValidationError as error:
+            raise _first_error(error) from error
+
+    @property
+    def unknown_fields(self) -> list[str]:
+        return [path for path in _extras(self, "") if path not in _INERT]
+
+
+class _Generation(_Body):
+    """The fields both endpoints share. Ranges are `SamplingParams`'s; types are checked here."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_MAX_TOKENS)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    min_p: float | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    seed: int | None = None
+    stop: Annotated[tuple[str, ...], PlainValidator(stop_strings)] = ()
+    stop_token_ids: Annotated[list[int], Field(fail_fast=True, max_length=256)] | None = None
+    ignore_eos: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Annotated[dict[int, float], BeforeValidator(token_biases)] = Field(
+        default_factory=dict
+    )
+    prefix_name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] = 0
+
+    @model_validator(mode="after")
+    def _streams_what_it_describes(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: only allowed with `stream: true`")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(self, defaults: SamplingParams) -> SamplingParams:
+        """The model's defaults with what was asked. Raises ApiError 400."""
+        given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
+        try:
+            return dataclasses.replace(defaults, **{**given, **self._own_sampling()})
+        except InvalidParameter as error:
+            name = self._field_named(error.name)
+            message = str(error).removeprefix(f"{error.name}: ")
+            raise ApiError(400, f"{name}: {message}", param=name, code="invalid_value") from error
+
+    def _own_sampling(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _field_named(self, name: str) -> str:
+        return name
+
+
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+)
+
+
+class ChatRequest(_Generation):
+    """The body of `POST /v1/chat/completions`."""
+
+    NOT_YET = {
+        "audio": (None,),
+        "function_call": (None, "none"),
+        "functions": (None, []),
+        "modalities": (None, ["text"]),
+        "moderation": (None,),
+        "prediction": (None,),
+        "prompt_cache_options": (None,),
+        "reasoning_effort": (None,),
+        "response_format": (None, {"type": "text"}),
+        "service_tier": (None, "auto", "default"),
+        "store": (None, False),
+        "tool_choice": (None, "none", "auto"),
+        "tools": (None, []),
+        "verbosity": (None, "medium"),
+        "web_search_options": (None,),
+    }
+
+    messages: Messages
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_MAX_TOKENS)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
+
+    def _own_sampling(self) -> dict[str, Any]:
+        own: dict[str, Any] = {}
+        limit = self.max_completion_tokens or self.max_tokens
+        if limit is not None:
+            own["max_tokens"] = limit
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError(
+                400, "top_logprobs: needs `logprobs: true` beside it.", param="top_logprobs"
+            )
+        if self.logprobs:
+            own["logprobs"] = self.top_logprobs or 0
+        return own
+
+    def _field_named(self, name: str) -> str:
+        return "top_logprobs" if name == "logprobs" else name
+
+
+class Item(Message):
+    """A message among the input items of a response."""
+
+    type: Literal["message"] = "message"
+    id: str | None = None
+    status: str | None = None
+    role: Literal["system", "developer", "user", "assistant"]
+
+    def for_template(self) -> dict[str, Any]:
+        message = super().for_template()
+        return {"role": message["role"], "content": message["content"]}
+
+
+class ResponsesRequest(_Generation):
+    """The body of `POST /v1/responses`, for text. Sampling fields it lacks are extensions."""
+
+    NOT_YET = {
+        "background": (None, False),
+        "context_management": (None, []),
+        "conversation": (None,),
+        "include": (None, []),
+        "max_tokens": (None,),
+        "max_tool_calls": (None,),
+        "moderation": (None,),
+        "n": (None, 1),
+        "previous_response_id": (None,),
+        "prompt": (None,),
+        "prompt_cache_options": (None,),
+        "reasoning": (None, {}),
+        "service_tier": (None, "auto", "default"),
+        "store": (None, False),
+        "text": (None, {}, {"format": {"type": "text"}}),
+        "tool_choice": (None, "none", "auto"),
+        "tools": (None, []),
+        "top_logprobs": (None, 0),
+        "truncation": (None, "disabled"),
+    }
+
+    input: Annotated[
+        list[Item],
+        Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES),
+        BeforeValidator(items),
+    ]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_MAX_TOKENS)] | None = None
+    metadata: dict[str, str] | None = None
+    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
+
+    def messages_for_template(self) -> list[dict[str, Any]]:
+        messages = [item.for_template() for item in self.input]
+        if self.instructions is None:
+            return messages
+        return [{"role": "system", "content": self.instructions}, *messages]
+
+    def _own_sampling(self) -> dict[str, Any]:
+        return {} if self.max_output_tokens is None else {"max_tokens": self.max_output_tokens}
+
+    def _field_named(self, name: str) -> str:
+        return "max_output_tokens" if name == "max_tokens" else name
+
+
+class TokenizeRequest(_Body):
+    """The body of `POST /tokenize`: text, or a conversation as its template renders it."""
+
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _is_one_of_two(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("prompt: give either `prompt` or `messages`")
+        return self
+
+    @property
+    def text_field(self) -> str:
+        return "messages" if self.prompt is None else "prompt"
+
+
+class PrefixRequest(_Body):
+    """The body of `PUT /v1/prefixes/{name}`: text, token ids, or the start of a conversation."""
+
+    prompt: Annotated[tuple[Prompt, ...], PlainValidator(prompts)] | None = None
+    messages: Messages | None = None
+    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _is_one_of_two(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("prompt: give either `prompt` or `messages`")
+        if self.prompt is not None and len(self.prompt) > 1:
+            raise ValueError("prompt: a prefix is one text or one list of token ids")
+        return self
+
+    @property
+    def text_field(self) -> str:
+        return "messages" if self.prompt is None else "prompt"
+
+
+class DetokenizeRequest(_Body):
+    """The body of `POST /detokenize`."""
+
+    tokens: Annotated[
+        list[Annotated[int, Field(ge=0, le=2**31 - 1)]],
+        Field(fail_fast=True, max_length=MAX_DETOKENIZED),
+    ]
+
+
+class CompletionRequest(_Generation):
+    """The body of `POST /v1/completions`."""
+
+    NOT_YET = {
+        "best_of": (None, 1),
+        "echo": (None, False),
+        "response_format": (None, {"type": "text"}),
+        "suffix": (None, ""),
+    }
+
+    prompt: Annotated[tuple[Prompt, ...], PlainValidator(prompts)]
+    logprobs: int | None = None
+
+    def _own_sampling(self) -> dict[str, Any]:
+        own: dict[str, Any] = {"max_tokens": self.max_tokens or COMPLETION_MAX_TOKENS}
+        if self.logprobs is not None:
+            own["logprobs"] = self.logprobs
+        return own
+
+
+def _refuse_unsupported(body: Mapping[str, Any], not_yet: Mapping[str, tuple[object, ...]]) -> None:
+    for name, harmless in not_yet.items():
+        value = body.get(name)
+        if value in harmless:
+            continue
+        others = [repr(other) for other in harmless if other is not None]
+        instead = f"leave it out or send {' or '.join(others)}" if others else "leave it out"
+        raise ApiError(
+            400,
+            f"{name}: this value is not supported yet; {instead}.",
+            param=name,
+            code="unsupported_parameter",
+        )
+
+
+def _first_error(error: ValidationError) -> ApiError:
+    first = error.errors(include_url=False, include_context=False)[0]
+    path = _path(first["loc"])
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if not path:  # a rule over several fields: its message opens with the one to change
+        path, _, message = message.partition(": ")
+    if first["type"] == "missing":
+        return ApiError(400, f"{path}: is required.", param=path, code="missing_required_parameter")
+    return ApiError(400, f"{path}: {message}{_shown(first)}.", param=path, code="invalid_value")
+
+
+def _shown(error: Mapping[str, Any]) -> str:
+    """The refused value, when it is short enough to help."""
+    value = error["input"]
+    if error["type"] == "value_error" or isinstance(value, (dict, list)):
+        return ""
+    return f", got {str(value)[:40]!r}" if isinstance(value, str) else f", got {value!r}"[:60]
+
+
+def _path(location: Sequence[int | str]) -> str:
+    path = ""
+    for step in location:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+    return path
+
+
+def _extras(model: BaseModel, prefix: str) -> Iterator[str]:
+    """Names of fields nobody declared, each once: `messages[].cache_control`."""
+    seen: set[str] = set()
+    for name in model.model_extra or ():
+        seen.add(prefix + name)
+    for name in type(model).model_fields:
+        value = getattr(model, name)
+        if isinstance(value, BaseModel):
+            seen.update(_extras(value, f"{prefix}{name}."))
+        elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
+            for item in value:
+                seen.update(_extras(item, f"{prefix}{name}[]."))
+    yield from sorted(seen)
+
+
+async def read_request(kind: type[T], request: Request) -> T:
+    """The body as one of the models above; large ones are checked beside the event loop."""
+    body = await read_json(request)
+    return await asyncio.to_thread(kind.read, body)

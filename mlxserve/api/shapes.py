@@ -1,0 +1,189 @@
+"""OpenAI's response objects, whole and in chunks, as plain dictionaries.
+
+A shape belongs to one reply: it knows its id, its model and what the client asked to see, and
+turns `Delta` and `Folded` into JSON. It reads no socket and no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mlxserve import __version__
+from mlxserve.api.answers import Folded, Tokens
+from mlxserve.request import TokenLogprob
+
+if TYPE_CHECKING:
+    from mlxserve.chat import Delta
+
+FINGERPRINT = f"mlxserve-{__version__}"
+LOWEST_LOGPROB = -9999.0  # JSON has no infinity; the value other servers send for it
+_REPLACEMENT = "\ufffd"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Shape:
+    """What every object of one reply has in common.
+
+    token_text: the text of one token alone, for log-probabilities
+    """
+
+    id: str
+    created: int
+    model: str
+    token_text: Callable[[int], str]
+    wants_logprobs: bool
+    wants_usage: bool = False
+
+    def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": FINGERPRINT,
+            "choices": choices,
+        }
+
+    def _chunk(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        chunk = self._object(kind, choices)
+        if self.wants_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def _usage_chunk(self, kind: str, tokens: Tokens) -> dict[str, Any]:
+        return {**self._object(kind, []), "usage": usage(tokens)}
+
+
+@dataclass(slots=True, kw_only=True)
+class ChatShape(_Shape):
+    """`chat.completion` and `chat.completion.chunk`."""
+
+    _opened: set[int] = field(default_factory=set)  # choices whose role was sent
+
+    def chunks(self, index: int, delta: Delta) -> Iterator[dict[str, Any]]:
+        """The role first and once per choice, then text, then an empty delta with the reason."""
+        if index not in self._opened:
+            self._opened.add(index)
+            yield self._delta(index, {"role": "assistant", "content": ""})
+        if delta.text or (self.wants_logprobs and delta.logprobs):
+            yield self._delta(index, {"content": delta.text}, logprobs=delta.logprobs)
+        if delta.finish_reason is not None:
+            yield self._delta(index, {}, finish_reason=str(delta.finish_reason))
+
+    def usage_chunk(self, tokens: Tokens) -> dict[str, Any]:
+        return self._usage_chunk("chat.completion.chunk", tokens)
+
+    def whole(self, answers: Sequence[Folded], tokens: Tokens) -> dict[str, Any]:
+        choices = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": answer.text, "refusal": None},
+                "logprobs": self._logprobs(answer.logprobs),
+                "finish_reason": str(answer.finish_reason),
+            }
+            for index, answer in enumerate(answers)
+        ]
+        return {**self._object("chat.completion", choices), "usage": usage(tokens)}
+
+    def _delta(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        *,
+        logprobs: Sequence[TokenLogprob] = (),
+        finish_reason: str | None = None,
+    ) -> dict[str, Any]:
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": self._logprobs(logprobs) if logprobs else None,
+            "finish_reason": finish_reason,
+        }
+        return self._chunk("chat.completion.chunk", [choice])
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        if not self.wants_logprobs:
+            return None
+        return {"content": [self._token(token) for token in logprobs], "refusal": None}
+
+    def _token(self, token: TokenLogprob) -> dict[str, Any]:
+        top = [self._candidate(token_id, logprob) for token_id, logprob in token.top]
+        return {**self._candidate(token.token_id, token.logprob), "top_logprobs": top}
+
+    def _candidate(self, token_id: int, logprob: float) -> dict[str, Any]:
+        text = self.token_text(token_id)
+        # A token may hold a part of a character; its bytes are then not those of its text.
+        text_bytes = None if _REPLACEMENT in text else list(text.encode())
+        return {"token": text, "bytes": text_bytes, "logprob": _finite(logprob)}
+
+
+@dataclass(slots=True, kw_only=True)
+class CompletionShape(_Shape):
+    """`text_completion`, whose chunks are the same object with less text."""
+
+    _offsets: dict[int, int] = field(default_factory=dict)  # by index: characters so far
+
+    def chunks(self, index: int, delta: Delta) -> Iterator[dict[str, Any]]:
+        if delta.text or (self.wants_logprobs and delta.logprobs):
+            yield self._text(index, delta.text, delta.logprobs, None)
+        if delta.finish_reason is not None:
+            yield self._text(index, "", None, str(delta.finish_reason))
+
+    def usage_chunk(self, tokens: Tokens) -> dict[str, Any]:
+        return self._usage_chunk("text_completion", tokens)
+
+    def whole(self, answers: Sequence[Folded], tokens: Tokens) -> dict[str, Any]:
+        choices = [
+            self._choice(index, answer.text, answer.logprobs, str(answer.finish_reason))
+            for index, answer in enumerate(answers)
+        ]
+        return {**self._object("text_completion", choices), "usage": usage(tokens)}
+
+    def _text(
+        self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, reason: str | None
+    ) -> dict[str, Any]:
+        return self._chunk("text_completion", [self._choice(index, text, logprobs, reason)])
+
+    def _choice(
+        self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, reason: str | None
+    ) -> dict[str, Any]:
+        shows_logprobs = self.wants_logprobs and logprobs is not None
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": self._logprobs(index, logprobs or ()) if shows_logprobs else None,
+            "finish_reason": reason,
+        }
+
+    def _logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        tokens = [self.token_text(token.token_id) for token in logprobs]
+        offset = self._offsets.get(index, 0)
+        offsets = []
+        for text in tokens:
+            offsets.append(offset)
+            offset += len(text)
+        self._offsets[index] = offset
+        return {
+            "tokens": tokens,
+            "token_logprobs": [_finite(token.logprob) for token in logprobs],
+            "top_logprobs": [
+                {self.token_text(token_id): _finite(logprob) for token_id, logprob in token.top}
+                for token in logprobs
+            ],
+            "text_offset": offsets,
+        }
+
+
+def usage(tokens: Tokens) -> dict[str, Any]:
+    return {
+        "prompt_tokens": tokens.prompt,
+        "completion_tokens": tokens.completion,
+        "total_tokens": tokens.prompt + tokens.completion,
+        "prompt_tokens_details": {"cached_tokens": tokens.cached},
+    }
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOWEST_LOGPROB)

@@ -1,0 +1,1 @@
+"""`mlxserve bench`: what this machine does, always beside a baseline in the same run."""

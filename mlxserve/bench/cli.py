@@ -1,0 +1,157 @@
+"""The commands of `mlxserve bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlxserve.bench.report import Report
+from mlxserve.bench.synthetic import PREFIX, synthetic_model
+
+app = typer.Typer(
+    help="Measure this machine, always beside a baseline in the same run.", no_args_is_help=True
+)
+
+Model = Annotated[
+    str,
+    typer.Option(help="A folder, a repository id, or synthetic:llama-100m, synthetic:qwen3-0.6b."),
+]
+Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
+
+
+@app.command()
+def decode(
+    model: Model = "synthetic:llama-100m",
+    pairs: Annotated[int, typer.Option(min=1, help="Interleaved pairs of runs.")] = 5,
+    context: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 128,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 64,
+    json: Json = None,
+) -> None:
+    """Decode speed at batch 1, beside mlx-lm's own loop on the same weights."""
+    from mlxserve.bench.decode import bench_decode
+
+    _finish(bench_decode(_resolve(model), pairs=pairs, context=context, tokens=tokens), json)
+
+
+@app.command()
+def chunked(
+    model: Model = "synthetic:llama-100m",
+    runs: Annotated[int, typer.Option(min=1, help="Runs after the one that warms up.")] = 3,
+    prompt_length: Annotated[int, typer.Option(min=1, help="Tokens of the long prompt.")] = 2500,
+    max_num_batched_tokens: Annotated[int, typer.Option(min=64, help="The step budget.")] = 2048,
+    json: Json = None,
+) -> None:
+    """The longest gap of a running stream while a long prompt is computed beside it."""
+    from mlxserve.bench.chunked import bench_chunked
+
+    report = bench_chunked(
+        _resolve(model),
+        runs=runs,
+        prompt_length=prompt_length,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
+    _finish(report, json)
+
+
+@app.command()
+def record(
+    out: Annotated[Path, typer.Option(help="Write one JSON line per step to this file.")],
+    model: Model = "synthetic:llama-100m",
+    max_context: Annotated[int, typer.Option(min=256, help="The longest prompt.")] = 4096,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="The most decodes in a step.")] = 16,
+    max_num_batched_tokens: Annotated[int, typer.Option(min=64, help="The step budget.")] = 2048,
+) -> None:
+    """Record the steps of a short mixed load on the real engine, for `simulate --fit`."""
+    from mlxserve.bench.record import record as record_load
+
+    fitted = record_load(
+        _resolve(model),
+        out,
+        max_context=max_context,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
+    typer.echo(f"{out}: {fitted.text()}")
+
+
+@app.command()
+def simulate(
+    workload: Annotated[
+        list[str] | None, typer.Option(help="chat, fan-out, agents or bursty; may be repeated.")
+    ] = None,
+    fit: Annotated[
+        Path | None, typer.Option(help="Fit step times to this file of `mlxserve bench record`.")
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="About so many in each run.")] = 400,
+    seeds: Annotated[int, typer.Option(min=2, help="Paired runs of each variant.")] = 6,
+    option: Annotated[
+        list[str] | None, typer.Option(help="Vary only this option; may be repeated.")
+    ] = None,
+    json: Json = None,
+) -> None:
+    """The real scheduler under a simulated clock: which defaults hold on which workload."""
+    from rich.console import Console
+
+    from mlxserve.bench import comparison, costs, workloads
+    from mlxserve.bench.report import machine
+
+    console = Console()
+    scenarios = [workloads.find_scenario(name) for name in workload or workloads.SCENARIOS]
+    variants = comparison.find_variants(option)
+    cost = costs.ASSUMED
+    if fit is None:
+        console.print("Step times are assumed (8B weights in 4 bits, 400 GB/s); see --fit.")
+    else:
+        fitted = costs.fit(costs.read_trace(fit))
+        cost = fitted.model
+        console.print(f"Step times {fitted.text()}.")
+    comparisons = []
+    with console.status("") as status:
+        for scenario in scenarios:
+            compared = comparison.compare(
+                scenario,
+                cost,
+                num_requests=requests,
+                seeds=seeds,
+                variants=variants,
+                progress=status.update,
+            )
+            compared.show(console)
+            comparisons.append(compared)
+    comparison.show_verdicts(comparisons, console)
+    if json is not None:
+        comparison.write_json(json, cost, machine(), comparisons)
+
+
+@app.command()
+def sched(
+    running: Annotated[
+        list[int] | None, typer.Option(min=1, help="Requests that decode; may be repeated.")
+    ] = None,
+    context: Annotated[
+        list[int] | None, typer.Option(min=1, help="Tokens of each; may be repeated.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Of 32 steps each.")] = 10,
+    json: Json = None,
+) -> None:
+    """Microseconds that planning and committing a step takes."""
+    from mlxserve.bench.sched import bench_sched
+
+    report = bench_sched(
+        running=running or [1, 16, 64, 256],
+        contexts=context or [1_000, 10_000, 100_000],
+        rounds=rounds,
+    )
+    _finish(report, json)
+
+
+def _resolve(model: str) -> str:
+    return str(synthetic_model(model)) if model.startswith(PREFIX) else model
+
+
+def _finish(report: Report, json: Path | None) -> None:
+    report.show()
+    if json is not None:
+        report.write_json(json)

@@ -1,0 +1,361 @@
+"""Which defaults hold: every option changed alone, against the defaults, on the same sessions.
+
+What is judged is the difference of two runs of one seed, and its standard error over seeds. One run
+says nothing: with one seed, options that do nothing have looked like 30 % here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from mlxserve.bench.costs import CostModel
+from mlxserve.bench.simulator import Result, Simulation
+from mlxserve.bench.workloads import Scenario
+from mlxserve.errors import InvalidConfig
+from mlxserve.scheduler.config import SchedulerConfig
+
+MIN_ERRORS = 3.0  # a difference counts from so many standard errors on,
+MIN_SHARE = 0.02  # and if it is so much of the default's value
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One number of a run; lower is better unless it says otherwise."""
+
+    name: str
+    unit: str
+    of: Callable[[Result], float]
+    floor: float  # differences below it are of no interest
+    is_higher_better: bool = False
+
+
+METRICS = (
+    Metric("makespan", "s", lambda r: r.makespan, 1.0),
+    Metric("TTFT p50", "s", lambda r: quantile([x.first_token for x in r.records], 0.5), 0.05),
+    Metric("TTFT p95", "s", lambda r: quantile([x.first_token for x in r.records], 0.95), 0.05),
+    Metric("TTFT p99", "s", lambda r: quantile([x.first_token for x in r.records], 0.99), 0.05),
+    Metric("max ITL p95", "s", lambda r: quantile([x.longest_gap for x in r.records], 0.95), 0.02),
+    Metric("recomputed", "tokens", lambda r: float(r.recomputed_tokens), 1000.0),
+    Metric("preemptions", "", lambda r: float(r.preemptions), 1.0),
+    Metric("hit rate", "%", lambda r: 100 * r.hit_rate, 0.5, True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A configuration to simulate: scheduler options by name, and the engine's ITL target."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    itl_target_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One option changed from its default."""
+
+    option: str
+    value: Any
+
+    @property
+    def name(self) -> str:
+        return f"{self.option} {self.value}"
+
+    def of(self, base: Settings, scenario: Scenario) -> Settings:
+        if self.option == "itl_target_ms":
+            return replace(base, itl_target_ms=self.value)
+        changed = {**base.options, self.option: self.value}
+        if self.option == "enable_chunked_prefill" and not self.value:
+            changed["max_num_batched_tokens"] = scenario.max_context  # which it then needs
+        return replace(base, options=changed)
+
+
+# The scheduler's defaults, as in SchedulerConfig and EngineConfig.
+DEFAULTS = Settings(
+    {
+        "page_size": 32,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 2048,
+        "long_prefill_token_threshold": 512,
+        "page_aligned_scheduling": True,
+        "enable_chunked_prefill": True,
+        "enable_prefix_caching": True,
+    }
+)
+VARIANTS = (
+    Variant("page_aligned_scheduling", False),
+    Variant("long_prefill_token_threshold", 0),
+    Variant("long_prefill_token_threshold", 256),
+    Variant("long_prefill_token_threshold", 1024),
+    Variant("max_num_batched_tokens", 512),
+    Variant("max_num_batched_tokens", 1024),
+    Variant("max_num_batched_tokens", 4096),
+    Variant("max_num_seqs", 4),
+    Variant("max_num_seqs", 16),
+    Variant("max_num_seqs", 256),
+    Variant("itl_target_ms", 100.0),
+    Variant("itl_target_ms", 250.0),
+    Variant("itl_target_ms", 1000.0),
+    Variant("page_size", 16),
+    Variant("page_size", 64),
+    Variant("enable_chunked_prefill", False),
+    Variant("enable_prefix_caching", False),
+)
+
+
+def find_variants(options: Sequence[str] | None) -> tuple[Variant, ...]:
+    """The variants of these options, or all. Raises InvalidConfig with the options there are."""
+    known = dict.fromkeys(variant.option for variant in VARIANTS)
+    if unknown := [option for option in options or () if option not in known]:
+        raise InvalidConfig(f"{unknown[0]!r} is not varied; there are {', '.join(known)}")
+    return tuple(v for v in VARIANTS if not options or v.option in options)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A metric under a variant, minus the same under the defaults: mean and standard error."""
+
+    metric: Metric
+    default: float
+    mean: float
+    error: float
+
+    @property
+    def is_real(self) -> bool:
+        size = abs(self.mean)
+        least = max(self.metric.floor, MIN_SHARE * abs(self.default))
+        return size >= least and size >= MIN_ERRORS * self.error
+
+    @property
+    def is_better(self) -> bool:
+        return self.is_real and (self.mean > 0) == self.metric.is_higher_better
+
+    @property
+    def is_worse(self) -> bool:
+        return self.is_real and not self.is_better
+
+    def text(self) -> str:
+        shown = f"{_short(self.mean, sign=True)}\n±{_short(self.error)}"
+        if self.is_better:
+            return f"[green]{shown}[/green]"
+        return f"[red]{shown}[/red]" if self.is_real else f"[dim]{shown}[/dim]"
+
+    def brief(self) -> str:
+        if self.default and abs(self.mean) < 2 * abs(self.default):
+            return f"{self.metric.name} {self.mean / self.default:+.0%}"
+        return f"{self.metric.name} {_short(self.mean, sign=True)} {self.metric.unit}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One variant on one workload."""
+
+    variant: Variant
+    differences: tuple[Difference, ...]
+
+    def verdict(self) -> str:
+        better = [d for d in self.differences if d.is_better]
+        worse = [d for d in self.differences if d.is_worse]
+        if better and worse:
+            return "a trade"
+        if better:
+            return "better"
+        return "worse" if worse else "no difference"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All variants on one workload."""
+
+    scenario: Scenario
+    seeds: int
+    num_requests: int  # of one run
+    defaults: tuple[float, ...]  # mean of every metric
+    outcomes: tuple[Outcome, ...]
+
+    def show(self, console: Console) -> None:
+        title = (
+            f"{self.scenario.name}: {self.num_requests} requests, {self.scenario.num_slots} slots, "
+            f"KV cache of {self.scenario.pool_tokens:,} tokens; differences of {self.seeds} paired "
+            "runs, ± standard error"
+        )
+        # Two lines a cell, so that eight metrics fit into 80 columns.
+        table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0, 0, 1))
+        table.add_column("")
+        for metric in METRICS:
+            table.add_column(f"{metric.name}\n{metric.unit}".rstrip(), justify="right")
+        table.add_row("defaults", *map(_short, self.defaults), end_section=True)
+        for outcome in self.outcomes:
+            name = f"{outcome.variant.option}\n{outcome.variant.value}"
+            table.add_row(name, *(d.text() for d in outcome.differences))
+        console.print(table)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "workload": self.scenario.name,
+            "seeds": self.seeds,
+            "requests": self.num_requests,
+            "pool_tokens": self.scenario.pool_tokens,
+            "defaults": {m.name: v for m, v in zip(METRICS, self.defaults, strict=True)},
+            "variants": [
+                {
+                    "option": outcome.variant.option,
+                    "value": outcome.variant.value,
+                    "verdict": outcome.verdict(),
+                    "differences": {
+                        d.metric.name: {"mean": d.mean, "error": d.error}
+                        for d in outcome.differences
+                    },
+                }
+                for outcome in self.outcomes
+            ],
+        }
+
+
+def compare(
+    scenario: Scenario,
+    cost: CostModel,
+    *,
+    num_requests: int,
+    seeds: int,
+    variants: Sequence[Variant] = VARIANTS,
+    base: Settings = DEFAULTS,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Comparison:
+    """Run the defaults and every variant on the same `seeds` workloads."""
+
+    def run(settings: Settings, name: str) -> list[Result]:
+        results = []
+        for seed in range(seeds):
+            progress(f"{scenario.name}, {name}, seed {seed + 1} of {seeds}")
+            results.append(simulate(scenario, settings, cost, seed, num_requests))
+        return results
+
+    reference = run(base, "defaults")
+    outcomes = []
+    for variant in variants:
+        results = run(variant.of(base, scenario), variant.name)
+        outcomes.append(Outcome(variant, tuple(_differences(reference, results))))
+    return Comparison(
+        scenario=scenario,
+        seeds=seeds,
+        num_requests=round(statistics.fmean(len(r.records) for r in reference)),
+        defaults=tuple(statistics.fmean(map(metric.of, reference)) for metric in METRICS),
+        outcomes=tuple(outcomes),
+    )
+
+
+def simulate(
+    scenario: Scenario,
+    settings: Settings,
+    cost: CostModel,
+    seed: int,
+    num_requests: int,
+    *,
+    jumps: bool = True,
+) -> Result:
+    """One run."""
+    return simulation(scenario, settings, cost, seed, num_requests, jumps=jumps).run()
+
+
+def simulation(
+    scenario: Scenario,
+    settings: Settings,
+    cost: CostModel,
+    seed: int,
+    num_requests: int,
+    *,
+    jumps: bool = True,
+) -> Simulation:
+    """A run that has not begun."""
+    config = SchedulerConfig(
+        max_model_len=scenario.max_context,
+        max_num_waiting=1_000_000,  # nobody is turned away: variants would differ in their work
+        **settings.options,
+    )
+    return Simulation(
+        config,
+        scenario.pool_tokens // config.page_size,
+        cost,
+        scenario.make(seed=seed, num_requests=num_requests, cost=cost),
+        itl_target=settings.itl_target_ms / 1e3 or None,
+        jumps=jumps,
+    )
+
+
+def _differences(reference: Sequence[Result], results: Sequence[Result]) -> Iterator[Difference]:
+    for metric in METRICS:
+        default = [metric.of(result) for result in reference]
+        pairs = [metric.of(r) - d for r, d in zip(results, default, strict=True)]
+        error = statistics.stdev(pairs) / math.sqrt(len(pairs))
+        yield Difference(metric, statistics.fmean(default), statistics.fmean(pairs), error)
+
+
+def show_verdicts(comparisons: Sequence[Comparison], console: Console) -> None:
+    """Per option: what speaks against its default on which workload."""
+    table = Table(title="Are the defaults supported?", title_justify="left")
+    for column in ("changed to", "verdict", "better", "worse"):
+        table.add_column(column)
+    for index, outcome in enumerate(comparisons[0].outcomes):
+        rows = [(c.scenario.name, c.outcomes[index]) for c in comparisons]
+        verdicts = {o.verdict() for _, o in rows}
+        table.add_row(
+            outcome.variant.name,
+            overall(verdicts),
+            *(
+                "\n".join(filter(None, (_line(name, o, better) for name, o in rows)))
+                for better in (True, False)
+            ),
+        )
+    console.print(table)
+
+
+def overall(verdicts: set[str]) -> str:
+    """What the verdicts of one variant on several workloads say about the default."""
+    if verdicts <= {"no difference"}:
+        return "no difference"
+    if verdicts <= {"no difference", "better"}:
+        return "not supported"
+    if verdicts <= {"no difference", "worse"}:
+        return "supported"
+    return "a trade"
+
+
+def _line(name: str, outcome: Outcome, better: bool) -> str:
+    shown = [d.brief() for d in outcome.differences if d.is_real and d.is_better == better]
+    return f"{name}: {', '.join(shown)}" if shown else ""
+
+
+def write_json(
+    file: Path, cost: CostModel, machine: Mapping[str, str], comparisons: Sequence[Comparison]
+) -> None:
+    content = {
+        "cost": asdict(cost),
+        "machine": machine,
+        "workloads": [comparison.as_json() for comparison in comparisons],
+    }
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` of all values do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def _short(value: float, *, sign: bool = False) -> str:
+    plus = "+" if sign else ""
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:{plus}.1f}M"
+    if abs(value) >= 1e4:
+        return f"{value / 1e3:{plus}.0f}k"
+    return f"{value:{plus}.3g}" if abs(value) < 1000 else f"{value:{plus}.0f}"

@@ -1,0 +1,80 @@
+"""What the scheduler itself costs: microseconds of schedule() and update() for a step of decodes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from mlxserve.bench.report import Figure, Report
+from mlxserve.cache.pages import PagePool
+from mlxserve.request import Chunk, Request, Sampled, SamplingParams
+from mlxserve.scheduler.config import SchedulerConfig
+from mlxserve.scheduler.scheduler import Scheduler
+
+PAGE_SIZE = 32
+_SAMPLED = Sampled(0)
+
+
+def bench_sched(*, running: Sequence[int], contexts: Sequence[int], rounds: int) -> Report:
+    """Growth over running requests at the longest context, and over contexts at the most requests.
+
+    Time is the thread's own, so that a busy machine does not count.
+    """
+    most, longest = max(running), max(contexts)
+    sizes = [(n, longest) for n in sorted(running)]
+    sizes += [(most, c) for c in sorted(contexts) if c != longest]
+    figures = [
+        Figure(
+            f"{n} running, {c:,} tokens each", "us", tuple(1e6 * s for s in measure(n, c, rounds))
+        )
+        for n, c in sizes
+    ]
+    settings = {"page_size": PAGE_SIZE, "rounds": rounds, "steps a round": PAGE_SIZE}
+    return Report("sched", settings, tuple(figures))
+
+
+def measure(num_running: int, context: int, rounds: int) -> list[float]:
+    """Seconds a step, one value per round; a round is as many steps as a page has tokens, so that
+    every request takes and publishes exactly one page in it. The first round warms up.
+    """
+    scheduler = _running(num_running, context, PAGE_SIZE * (rounds + 2) + num_running)
+    chunks = scheduler.schedule()
+    seconds = []
+    for _ in range(rounds + 1):
+        began = time.thread_time()
+        for _ in range(PAGE_SIZE):
+            chunks = _step(scheduler, chunks)
+        seconds.append((time.thread_time() - began) / PAGE_SIZE)
+    return seconds[1:]
+
+
+def _step(scheduler: Scheduler, unread: list[Chunk]) -> list[Chunk]:
+    """As the engine does it: plan a step, read the one before."""
+    chunks = scheduler.schedule()
+    scheduler.update(unread, [_SAMPLED] * len(unread))
+    return chunks
+
+
+def _running(num_running: int, context: int, max_tokens: int) -> Scheduler:
+    """A scheduler whose requests have all been prefilled, each with a text of its own."""
+    pages = num_running * -(-(context + max_tokens + PAGE_SIZE) // PAGE_SIZE)
+    longest = context + max_tokens
+    config = SchedulerConfig(
+        page_size=PAGE_SIZE,
+        max_num_batched_tokens=num_running * longest,  # as many prompts in a step as it admits
+        max_num_seqs=num_running,
+        max_model_len=longest,
+        long_prefill_token_threshold=0,
+    )
+    scheduler = Scheduler(config, PagePool(pages, PAGE_SIZE))
+    for index in range(num_running):
+        # Of different lengths, so that their pages are not all full in the same step.
+        length = max(1, context - index % PAGE_SIZE)
+        params = SamplingParams(max_tokens=max_tokens, temperature=0)
+        scheduler.add(Request(str(index), [index] * length, params))
+    for _ in range(num_running):  # a step admits at least one
+        chunks = scheduler.schedule()
+        scheduler.update(chunks, [_SAMPLED] * len(chunks))
+        if len(chunks) == num_running:
+            break
+    return scheduler

@@ -1,0 +1,352 @@
+"""Simulation: the real engine, scheduler and page pool under a simulated clock.
+
+Only the runner is replaced: a step takes what the cost model says, and samples placeholders. What
+the engine does between steps is what it does in production, one step planned ahead included.
+
+Stretches of pure decoding are jumped in one step of many tokens:
+
+    step by step   [d][d][d][d][d][d]     pages allocated when a request crosses a page's end
+    jumped         [d  x  6        ]      the same pages, allocated in the same order
+
+A jump is taken only where the plans in between could not have been different, so that requests,
+pages and counters end up the same; only clock readings differ, by rounding.
+That holds for requests of one class and one client, as all workloads here are: ageing counts plans,
+of which a jump makes one, and fairness charges by plan.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import cast
+
+from mlxserve.bench.costs import CostModel, StepWork
+from mlxserve.bench.workloads import Turn, Workload
+from mlxserve.cache.pages import PagePool
+from mlxserve.engine import Engine
+from mlxserve.model.runner import ModelRunner
+from mlxserve.request import Chunk, Output, Request, Sampled
+from mlxserve.scheduler.config import SchedulerConfig
+from mlxserve.scheduler.pace import Pace
+from mlxserve.scheduler.scheduler import Scheduler
+
+_SAMPLED = Sampled(0)
+_PACE_MEMORY = 40  # steps after which a running average has forgotten: 0.7 ** 40 < 1e-6
+
+
+@dataclass(eq=False, slots=True)
+class SimulatedStep:
+    """A launched step; of a jump, several steps that differ only in their contexts' lengths.
+
+    Steps 0 .. length - 1 take first, first + slope, first + 2 * slope, ... seconds.
+    """
+
+    chunks: tuple[Chunk, ...]
+    is_decode: bool  # nothing but decodes
+    first: float
+    slope: float = 0.0
+    length: int = 1
+    began: float = 0.0
+
+    @property
+    def last(self) -> float:
+        return self.first + self.slope * (self.length - 1)
+
+    def seconds(self, length: int) -> float:
+        """Of its first steps, together."""
+        return length * (self.first + self.slope * (length - 1) / 2)
+
+    @property
+    def end(self) -> float:
+        return self.began + self.seconds(self.length)
+
+
+class SimulatedRunner:
+    """Plays the device: takes time by the cost model. Its clock is the simulation's."""
+
+    def __init__(self, cost: CostModel, scheduler: Scheduler, *, jumps: bool) -> None:
+        self.now = 0.0
+        self.num_launched = 0  # as the engine sees it
+        self.num_steps = 0  # as the device would have run
+        self.next_arrival: float | None = None
+        self.collected: SimulatedStep | None = None  # the last one
+        self._cost = cost
+        self._scheduler = scheduler
+        self._jumps = jumps
+        self._unsettled: SimulatedStep | None = None
+        self._num_preemptions = 0
+
+    def clock(self) -> float:
+        return self.now
+
+    def launch(self, chunks: Sequence[Chunk], previous: SimulatedStep | None) -> SimulatedStep:
+        work = StepWork.of(chunks)
+        step = SimulatedStep(tuple(chunks), work.prefill == 0, self._cost.seconds(work))
+        if self._jumps and step.is_decode and (previous is None or previous.is_decode):
+            self._jump(step, self.now if previous is None else previous.end)
+        self.num_launched += 1
+        self.num_steps += step.length
+        return step
+
+    def start(self, step: SimulatedStep) -> None:
+        step.began = self.now
+
+    def collect(self, step: SimulatedStep) -> list[Sampled | None]:
+        self.now = step.end
+        self.collected = step
+        return [_SAMPLED if chunk.samples else None for chunk in step.chunks]
+
+    def settle(self) -> None:
+        """Give the jump in flight its tokens, once the step before it is read."""
+        if self._unsettled is not None:
+            for chunk in self._unsettled.chunks:
+                chunk.request.token_ids.extend([_SAMPLED.token_id] * (chunk.length - 1))
+            self._unsettled = None
+
+    def _jump(self, step: SimulatedStep, began: float) -> None:
+        """Make a step of decodes as many steps as would all have had the same plan."""
+        requests = [chunk.request for chunk in step.chunks]
+        stats = self._scheduler.stats()
+        has_preempted = stats.num_preemptions > self._num_preemptions
+        self._num_preemptions = stats.num_preemptions
+        # After a preemption, or when one is ending, the next plan may let others in.
+        if has_preempted or len(requests) < stats.num_running:
+            return
+        step.slope = self._cost.decode_context * len(requests)
+        length = min(_remaining(chunk) for chunk in step.chunks)
+        length = self._before_arrival(step, began, length)
+        if length < 2:
+            return
+        pool = self._scheduler.pool
+        growths = _growths(step.chunks, length, pool.page_size)
+        # A page must be left for everyone in every step, or the engine would plan differently.
+        room = max(0, pool.num_free - len(requests))
+        if len(growths) > room:
+            length = growths[room][0]
+            growths = [growth for growth in growths[:room] if growth[0] < length]
+        if length < 2:
+            return
+        _allocate(requests, growths, pool)
+        for request in requests:
+            request.num_computed += length - 1
+        step.length = length
+        step.chunks = tuple(
+            Chunk(c.request, c.start, length, c.request.page_table, True, c.is_lazy)
+            for c in step.chunks
+        )
+        self._unsettled = step
+
+    def _before_arrival(self, step: SimulatedStep, began: float, length: int) -> int:
+        """The most steps of which the last one begins before the next request comes."""
+        if self.next_arrival is None or began + step.seconds(length - 1) < self.next_arrival:
+            return length
+        low, high = 0, length - 1  # seconds(low) is before the arrival or low is 0; high is not
+        while high - low > 1:
+            middle = (low + high) // 2
+            if began + step.seconds(middle) < self.next_arrival:
+                low = middle
+            else:
+                high = middle
+        return low + 1
+
+
+def _remaining(chunk: Chunk) -> int:
+    """Tokens until its request is certainly full, this chunk's included."""
+    request = chunk.request
+    known = chunk.end  # its own token is known when this chunk runs
+    room = request.capacity - known
+    if request.params.max_tokens is not None:
+        room = min(room, request.num_prompt + request.params.max_tokens - known)
+    return room
+
+
+def _growths(chunks: Sequence[Chunk], length: int, page_size: int) -> list[tuple[int, int]]:
+    """(step, request) of every page that a jump allocates, in the order of single steps."""
+    growths = []
+    for index, chunk in enumerate(chunks):
+        first = len(chunk.page_table) * page_size - chunk.start
+        growths += [(step, index) for step in range(first, length, page_size)]
+    return sorted(growths)
+
+
+def _allocate(
+    requests: Sequence[Request], growths: Sequence[tuple[int, int]], pool: PagePool
+) -> None:
+    tables: dict[int, list[int]] = {}
+    for _, index in growths:
+        table = tables.get(index)
+        if table is None:
+            table = tables[index] = list(requests[index].page_table)
+        pages = pool.allocate(1, table[-1])
+        assert pages is not None, "a jump was longer than the pool has pages"
+        table += pages
+    for index, table in tables.items():
+        requests[index].page_table = tuple(table)
+
+
+class SymbolicPool(PagePool):
+    """The real pool, but for one safeguard: a hit's tokens are not compared, only its hash.
+
+    Comparing was three quarters of a simulation of agents (24 -> 6 ms per request); here no two
+    texts collide: they would have to in 128 bits.
+    """
+
+    def match(self, hashes: Sequence[bytes], token_ids: Sequence[int], skip: int = 0) -> list[int]:  # noqa: ARG002
+        pages = list(map(self._page_of.get, islice(hashes, skip, None)))
+        known = pages.index(None) if None in pages else len(pages)
+        return cast(list[int], pages[:known])
+
+
+class JumpingPace(Pace):
+    """Learns from a jump what it would have learned from its steps."""
+
+    def __init__(self, target: float | None, runner: SimulatedRunner) -> None:
+        super().__init__(target)
+        self._runner = runner
+
+    def observe(self, chunks: Sequence[Chunk], seconds: float) -> None:
+        step = self._runner.collected
+        if step is None or step.length == 1:
+            super().observe(chunks, seconds)
+            return
+        for index in range(max(0, step.length - _PACE_MEMORY), step.length):
+            super().observe(chunks, step.first + index * step.slope)
+
+
+@dataclass(slots=True)
+class _Progress:
+    turn: Turn
+    first: float | None = None  # when its first token came, and its last one
+    last: float = 0.0
+    longest_gap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One answered request. Times in seconds."""
+
+    num_prompt: int
+    num_cached: int
+    num_outputs: int
+    sent: float  # on the clock
+    first_token: float  # since it was sent
+    longest_gap: float  # between two of its tokens; 0 if it has only one
+    end: float  # on the clock
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run came to."""
+
+    makespan: float
+    num_launched: int  # steps that were scheduled
+    num_steps: int  # steps that the device would have run
+    preemptions: int
+    recomputed_tokens: int
+    hit_rate: float  # of the prompts' tokens
+    records: tuple[RequestRecord, ...]
+
+
+class Simulation:
+    """One workload on one configuration."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        num_pages: int,
+        cost: CostModel,
+        workload: Workload,
+        *,
+        itl_target: float | None = None,
+        jumps: bool = True,
+    ) -> None:
+        """`jumps=False`: every step, and the pool with all its safeguards; for comparison."""
+        pool_type = SymbolicPool if jumps else PagePool
+        self.pool = pool_type(num_pages, config.page_size)
+        self.scheduler = Scheduler(config, self.pool)
+        self.runner = SimulatedRunner(cost, self.scheduler, jumps=jumps)
+        pace = JumpingPace(itl_target, self.runner)
+        runner = cast(ModelRunner, self.runner)  # launch, start and collect are all that is used
+        self.engine = Engine(self.scheduler, runner, pace, self.runner.clock)
+        self._workload = workload
+        self._arrivals: list[tuple[float, int, Turn]] = []
+        self._order = count()
+        self._running: dict[str, _Progress] = {}
+        self._records: list[RequestRecord] = []
+
+    def run(self) -> Result:
+        """Play the workload to its end."""
+        logger = logging.getLogger("mlxserve.scheduler")
+        is_disabled, logger.disabled = logger.disabled, True  # preemptions are counted, not told
+        try:
+            self._send(self._workload.begin())
+            while self.engine.has_work or self._arrivals:
+                self._step()
+        finally:
+            logger.disabled = is_disabled
+        return self._result()
+
+    def _step(self) -> None:
+        if not self.engine.has_work:
+            self.runner.now = max(self.runner.now, self._arrivals[0][0])
+        self._receive()
+        self.runner.next_arrival = self._arrivals[0][0] if self._arrivals else None
+        outputs = self.engine.step()
+        self.runner.settle()
+        for output in outputs:
+            self._advance(output)
+
+    def _send(self, turns: Sequence[Turn]) -> None:
+        for turn in turns:
+            heapq.heappush(self._arrivals, (turn.time, next(self._order), turn))
+
+    def _receive(self) -> None:
+        """Hand the engine what has been sent by now."""
+        while self._arrivals and self._arrivals[0][0] <= self.runner.now:
+            _, _, turn = heapq.heappop(self._arrivals)
+            self._running[turn.request.id] = _Progress(turn)
+            self.engine.add(turn.request)
+            self._send(self._workload.arrived(turn))
+
+    def _advance(self, output: Output) -> None:
+        progress, step = self._running[output.request_id], self.runner.collected
+        assert step is not None
+        if progress.first is None:
+            progress.first = step.end
+        else:
+            gap = step.began + step.first - progress.last
+            progress.longest_gap = max(progress.longest_gap, gap, step.last)
+        progress.last = step.end
+        if output.finish_reason is not None:
+            self._end(self._running.pop(output.request_id))
+
+    def _end(self, progress: _Progress) -> None:
+        turn, request = progress.turn, progress.turn.request
+        assert progress.first is not None
+        self._records.append(
+            RequestRecord(
+                num_prompt=request.num_prompt,
+                num_cached=request.num_cached,
+                num_outputs=request.num_outputs,
+                sent=turn.time,
+                first_token=progress.first - turn.time,
+                longest_gap=progress.longest_gap,
+                end=progress.last,
+            )
+        )
+        self._send(self._workload.finished(turn, self.runner.now))
+
+    def _result(self) -> Result:
+        stats = self.scheduler.stats()
+        return Result(
+            makespan=self.runner.now,
+            num_launched=self.runner.num_launched,
+            num_steps=self.runner.num_steps,
+            preemptions=stats.num_preemptions,
+            recomputed_tokens=stats.recomputed_tokens,
+            hit_rate=stats.prefix_hits / max(1, stats.prefix_queries),
+            records=tuple(self._records),
+        )

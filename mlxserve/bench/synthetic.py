@@ -1,0 +1,85 @@
+"""Models of real geometries with random weights: speed can be measured with no download.
+
+Written once as ordinary model folders (the embedded model's tokenizer and chat template), so that
+any server can load them. Their answers are noise.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from mlxserve.errors import ModelNotFound
+from mlxserve.mini import model_path
+from mlxserve.platform import prepare
+
+PREFIX = "synthetic:"
+_COMMON = {"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": True}
+GEOMETRIES: dict[str, dict[str, Any]] = {
+    "llama-100m": {
+        **_COMMON,
+        "model_type": "llama",
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "intermediate_size": 2048,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "vocab_size": 26000,
+        "max_position_embeddings": 32768,
+    },
+    "qwen3-0.6b": {
+        **_COMMON,
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "intermediate_size": 3072,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+    },
+}
+
+
+def synthetic_model(name: str) -> Path:
+    """The folder of a synthetic model, written on first use. Raises ModelNotFound."""
+    kind = name.removeprefix(PREFIX)
+    if kind not in GEOMETRIES:
+        known = ", ".join(PREFIX + known for known in GEOMETRIES)
+        raise ModelNotFound(f"there is no synthetic model {name!r}; there are {known}")
+    folder = _cache_folder() / kind
+    if not (folder / "config.json").exists():
+        _write(folder, GEOMETRIES[kind])
+    return folder
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("MLXSERVE_HOME") or Path.home() / ".mlxserve"
+    return Path(base) / "synthetic"
+
+
+def _write(folder: Path, config: dict[str, Any]) -> None:
+    """Write beside the place and rename, so that an interrupted run leaves no half model."""
+    prepare()
+    import importlib
+
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(dir=folder.parent))
+    module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
+    mx.random.seed(0)
+    model = module.Model(module.ModelArgs.from_dict(config))
+    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(draft / "model.safetensors"), weights, metadata={"format": "mlx"})
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model_path() / file, draft / file)
+    (draft / "config.json").write_text(json.dumps(config))
+    draft.rename(folder)

@@ -1,0 +1,362 @@
+"""Workloads of the simulator: who sends which prompt when.
+
+    slot ── session 0 ─ gap ─ session 1 ─ ...        a slot is a person, an agent, a stream
+              └ turn ─ pause ─ turn ─ ...            a turn is one request
+
+Every session draws from a generator of its own, seeded by (seed, slot, session), so that two
+schedulers that finish turns in different orders still get the same turns: their difference is the
+schedulers', not the dice's.
+
+Tokens are symbols. Every stretch of text (a template, what was appended, an answer) is one token id
+repeated: as a page's hash chains over all pages before it, stretches are told apart like real text,
+and a prompt of 100,000 tokens is made in a tenth of a millisecond. A session's next turn takes over
+the list of tokens and the page hashes of the turn before.
+
+Shapes are those of published traces (ShareGPT, BurstGPT, Mooncake, TraceLab and the Codex card of
+SWE-bench Pro); none of their data is used.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+from mlxserve.bench.costs import CostModel, StepWork
+from mlxserve.errors import InvalidConfig
+from mlxserve.request import Request, SamplingParams
+
+_TEMPLATES = 1 << 30  # token ids from here on are templates, below are a session's own
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """One conversation, or one agent's work on a task."""
+
+    slot: int
+    draw: random.Random
+    turns_left: int
+    template: int = 0  # tokens of its prompts that it shares with others
+    parent: Session | None = None  # the session that waits for this one
+    children: int = 0  # that it waits for
+    token_ids: list[int] = field(default_factory=list)  # while no turn of its own is running
+    page_hashes: list[bytes] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class Turn:
+    """A request, and when it is sent."""
+
+    time: float
+    session: Session
+    request: Request
+
+
+class Workload(ABC):
+    """Slots that each play a fixed number of sessions."""
+
+    def __init__(self, *, seed: int, num_slots: int, num_sessions: int, max_context: int) -> None:
+        """`num_sessions`: of each slot. `max_context`: no prompt with its answer is longer."""
+        self.num_slots = num_slots
+        self._seed = seed
+        self._num_sessions = num_sessions
+        self._max_context = max_context
+        self._played = [0] * num_slots
+        self._names = count()
+        self._symbols = count(1)
+        self.num_turns = 0
+
+    def begin(self) -> list[Turn]:
+        """The first turns of every slot."""
+        return [turn for slot in range(self.num_slots) for turn in self._next_session(slot, 0.0)]
+
+    def arrived(self, turn: Turn) -> list[Turn]:  # noqa: ARG002
+        """What is sent because this turn was sent: nothing, unless arrivals wait for nobody."""
+        return []
+
+    def finished(self, turn: Turn, now: float) -> list[Turn]:
+        """What is sent because this turn was answered."""
+        session, request = turn.session, turn.request
+        session.token_ids, session.page_hashes = request.token_ids, request.page_hashes
+        session.turns_left -= 1
+        if session.turns_left > 0:
+            return self._next_turns(session, now)
+        if session.parent is not None:
+            return self._child_ended(session.parent, now)
+        return self._next_session(session.slot, now)
+
+    def _next_session(self, slot: int, now: float) -> list[Turn]:
+        number = self._played[slot]
+        if number == self._num_sessions:
+            return []
+        self._played[slot] += 1
+        draw = random.Random(f"{self._seed}/{slot}/{number}")
+        return self._start(slot, draw, now)
+
+    def _turn(self, session: Session, time: float, max_tokens: int) -> Turn:
+        """Send the session's tokens; they are the turn's until it is answered."""
+        params = SamplingParams(max_tokens=max_tokens, temperature=0)
+        request = Request(
+            str(next(self._names)),
+            session.token_ids,
+            params,
+            page_hashes=session.page_hashes,
+        )
+        session.token_ids, session.page_hashes = [], []
+        self.num_turns += 1
+        return Turn(time, session, request)
+
+    def _write(self, session: Session, length: int) -> None:
+        """Append text that nobody else has."""
+        session.token_ids.extend([next(self._symbols)] * length)
+
+    @abstractmethod
+    def _start(self, slot: int, draw: random.Random, now: float) -> list[Turn]:
+        """The first turns of a slot's next session."""
+
+    def _next_turns(self, session: Session, now: float) -> list[Turn]:  # noqa: ARG002
+        """What follows an answered turn of a session that has turns left."""
+        raise AssertionError("a session of one turn went on")
+
+    def _child_ended(self, parent: Session, now: float) -> list[Turn]:
+        parent.children -= 1
+        if parent.children:
+            return []
+        return self._next_session(parent.slot, now)
+
+
+class Chat(Workload):
+    """People: a shared system prompt, short messages, a text pasted now and then, and thinking."""
+
+    MEAN_TURNS = 5.0
+
+    def _start(self, slot: int, draw: random.Random, now: float) -> list[Turn]:
+        session = Session(slot, draw, _geometric(draw, self.MEAN_TURNS))
+        session.token_ids = _template(0, 400)
+        return self._say(session, now + draw.expovariate(1 / 10))
+
+    def _next_turns(self, session: Session, now: float) -> list[Turn]:
+        return self._say(session, now + draw_lognormal(session.draw, 12, 1.0, 1, 600))
+
+    def _say(self, session: Session, time: float) -> list[Turn]:
+        draw = session.draw
+        is_pasted = draw.random() < 0.1
+        length = int(draw_lognormal(draw, *((2000, 1.0) if is_pasted else (50, 1.0)), 5, 12_000))
+        answer = int(draw_lognormal(draw, 250, 0.8, 4, 1500))
+        if len(session.token_ids) + length + answer >= self._max_context:
+            session.token_ids, session.page_hashes = _template(0, 400), []  # a new conversation
+            length = min(length, self._max_context - answer - 401)
+        self._write(session, length)
+        return [self._turn(session, time, answer)]
+
+
+class FanOut(Workload):
+    """Jobs of one template: a document, and 2 to 8 questions about it at the same moment."""
+
+    MEAN_TURNS = 5.0
+    TEMPLATE = 4096
+
+    def _start(self, slot: int, draw: random.Random, now: float) -> list[Turn]:
+        time = now + draw.expovariate(1 / 5)
+        job = Session(slot, draw, 0, children=draw.randint(2, 8))
+        job.token_ids = _template(_zipf(draw, 4), self.TEMPLATE)
+        self._write(job, int(draw_lognormal(draw, 3000, 0.8, 200, self._max_context // 2)))
+        turns = []
+        for _ in range(job.children):
+            child = Session(slot, draw, 1, parent=job, token_ids=job.token_ids.copy())
+            self._write(child, int(draw_lognormal(draw, 80, 0.7, 10, 400)))
+            turns.append(self._turn(child, time, int(draw_lognormal(draw, 200, 0.7, 4, 1000))))
+        return turns
+
+
+class Agents(Workload):
+    """Coding agents: about 12,000 tokens at first, tool results of heavy-tailed lengths, pauses of
+    seconds and for 8 % of the turns of minutes, compaction when the context is full, and sometimes
+    2 to 8 sub-agents that share the context so far.
+    """
+
+    MEAN_TURNS = 54.0  # with those of the sub-agents; measured
+    TEMPLATE = 10_240
+    MAX_ANSWER = 4000
+
+    def _start(self, slot: int, draw: random.Random, now: float) -> list[Turn]:
+        session = Session(slot, draw, max(1, round(draw.expovariate(1 / 30))))
+        session.template = _zipf(draw, 3)
+        self._open(session)
+        return self._ask(session, now + draw.expovariate(1 / 60))
+
+    def _open(self, session: Session) -> None:
+        """The template, and a task."""
+        session.token_ids = _template(session.template, self.TEMPLATE)
+        session.page_hashes = []
+        self._write(session, int(draw_lognormal(session.draw, 1400, 0.6, 50, 20_000)))
+
+    def _next_turns(self, session: Session, now: float) -> list[Turn]:
+        draw = session.draw
+        if session.parent is None and draw.random() < 0.03:
+            return self._delegate(session, now)
+        return self._go_on(session, now)
+
+    def _go_on(self, session: Session, now: float) -> list[Turn]:
+        draw = session.draw
+        self._write(session, int(draw_lognormal(draw, 735, 1.3, 16, 30_000)))
+        if len(session.token_ids) + self.MAX_ANSWER >= self._max_context:
+            self._compact(session)
+        is_human = draw.random() < 0.08
+        pause = draw.expovariate(1 / 180) if is_human else draw_lognormal(draw, 2, 1.2, 0.05, 600)
+        return self._ask(session, now + pause)
+
+    def _compact(self, session: Session) -> None:
+        """The template stays; the rest becomes a summary of a tenth to a fifth."""
+        length = int(self._max_context * session.draw.uniform(0.1, 0.2))
+        self._open(session)
+        self._write(session, length)
+
+    def _delegate(self, session: Session, now: float) -> list[Turn]:
+        session.children = session.draw.randint(2, 8)
+        turns = []
+        for number in range(session.children):
+            draw = random.Random(f"{session.draw.random()}/{number}")
+            child = Session(
+                session.slot,
+                draw,
+                _geometric(draw, 4),
+                session.template,
+                session,
+                token_ids=session.token_ids.copy(),
+                page_hashes=session.page_hashes.copy(),
+            )
+            self._write(child, int(draw_lognormal(draw, 300, 0.5, 20, 2000)))
+            if len(child.token_ids) + self.MAX_ANSWER >= self._max_context:
+                self._compact(child)
+            turns += self._ask(child, now)
+        return turns
+
+    def _child_ended(self, parent: Session, now: float) -> list[Turn]:
+        parent.children -= 1
+        return [] if parent.children else self._go_on(parent, now)
+
+    def _ask(self, session: Session, time: float) -> list[Turn]:
+        answer = int(draw_lognormal(session.draw, 270, 0.9, 4, self.MAX_ANSWER))
+        return [self._turn(session, time, answer)]
+
+
+class Bursty(Workload):
+    """Arrivals that wait for nobody, in bursts (Gamma gaps), at 80 % of what the machine can do."""
+
+    MEAN_TURNS = 1.0
+    LOAD = 0.8
+    SHAPE = 0.25  # of the gaps; 1 is Poisson, less is burstier
+    _PROMPT, _ANSWER = (1000, 1.2, 8, 24_000), (150, 1.0, 1, 2000)
+
+    def __init__(
+        self, *, cost: CostModel, seed: int, num_slots: int, num_sessions: int, max_context: int
+    ) -> None:
+        super().__init__(
+            seed=seed, num_slots=num_slots, num_sessions=num_sessions, max_context=max_context
+        )
+        self._gap = self.num_slots * self._service(cost) / self.LOAD
+
+    def _service(self, cost: CostModel) -> float:
+        """Seconds that one request costs a machine that decodes 8 at a time."""
+        prompt, answer = _mean(*self._PROMPT[:2]), _mean(*self._ANSWER[:2])
+        decodes = StepWork(decodes=8, decode_context=int(8 * (prompt + answer / 2)))
+        prefill = StepWork(prefill=int(prompt), prefill_context=prompt * prompt / 2)
+        return cost.seconds(prefill) - cost.step + answer * cost.seconds(decodes) / 8
+
+    def _start(self, slot: int, draw: random.Random, now: float) -> list[Turn]:
+        time = now + draw.gammavariate(self.SHAPE, self._gap / self.SHAPE)
+        session = Session(slot, draw, 1)
+        if draw.random() < 0.3:
+            session.token_ids = _template(_zipf(draw, 20), 512)
+        room = self._max_context - self._ANSWER[3] - 513
+        self._write(session, min(int(draw_lognormal(draw, *self._PROMPT)), room))
+        return [self._turn(session, time, int(draw_lognormal(draw, *self._ANSWER)))]
+
+    def arrived(self, turn: Turn) -> list[Turn]:
+        return self._next_session(turn.session.slot, turn.time)
+
+    def finished(self, turn: Turn, now: float) -> list[Turn]:  # noqa: ARG002
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A workload with the sizes at which it presses on the scheduler.
+
+    pool_tokens: what the KV cache holds. num_slots: people, agents or streams.
+    """
+
+    name: str
+    workload: Callable[..., Workload]
+    mean_turns: float
+    num_slots: int
+    pool_tokens: int
+    max_context: int
+
+    def make(self, *, seed: int, num_requests: int, cost: CostModel) -> Workload:
+        """About `num_requests` requests: whole sessions, the same number in every slot."""
+        sessions = max(1, round(num_requests / (self.num_slots * self.mean_turns)))
+        sizes = {
+            "seed": seed,
+            "num_slots": self.num_slots,
+            "num_sessions": sessions,
+            "max_context": self.max_context,
+        }
+        if self.workload is Bursty:
+            return self.workload(cost=cost, **sizes)
+        return self.workload(**sizes)
+
+
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario("chat", Chat, Chat.MEAN_TURNS, 24, 65_536, 16_384),
+        Scenario("fan-out", FanOut, FanOut.MEAN_TURNS, 3, 131_072, 32_768),
+        Scenario("agents", Agents, Agents.MEAN_TURNS, 5, 262_144, 100_000),
+        Scenario("bursty", Bursty, Bursty.MEAN_TURNS, 4, 65_536, 32_768),
+    )
+}
+
+
+def find_scenario(name: str) -> Scenario:
+    """Raises InvalidConfig with the names there are."""
+    if name not in SCENARIOS:
+        raise InvalidConfig(f"there is no workload {name!r}; there are {', '.join(SCENARIOS)}")
+    return SCENARIOS[name]
+
+
+def draw_lognormal(
+    draw: random.Random, median: float, sigma: float, low: float, high: float
+) -> float:
+    """A heavy-tailed positive number, cut off at `low` and `high`."""
+    return min(high, max(low, draw.lognormvariate(math.log(median), sigma)))
+
+
+def _mean(median: float, sigma: float) -> float:
+    return median * math.exp(sigma * sigma / 2)
+
+
+def _geometric(draw: random.Random, mean: float) -> int:
+    return 1 + int(draw.expovariate(1.0) / -math.log(1 - 1 / mean))
+
+
+def _zipf(draw: random.Random, number: int) -> int:
+    """0 .. number - 1; each is drawn in proportion to 1 / (rank + 1)."""
+    return draw.choices(range(number), [1 / rank for rank in range(1, number + 1)])[0]
+
+
+def _template(number: int, length: int) -> list[int]:
+    return [_TEMPLATES + number] * length
+
+
+def symbols(token_ids: list[int]) -> Iterator[int]:
+    """The stretches of a prompt, in order: what a test compares."""
+    previous = None
+    for token_id in token_ids:
+        if token_id != previous:
+            yield token_id
+        previous = token_id

@@ -1,0 +1,214 @@
+"""The one place where objects meet their arguments."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import mlxserve.model  # noqa: F401  (makes the machine ready: before anything imports mlx)
+
+# isort: split
+from metal_kernels import Backend, select_backend
+from mlxserve import platform
+from mlxserve.async_engine import AsyncEngine
+from mlxserve.cache.kv import KVPool
+from mlxserve.cache.pages import PagePool
+from mlxserve.cache.store import PageStore
+from mlxserve.chat import Chat
+from mlxserve.config import EngineConfig
+from mlxserve.engine import Engine
+from mlxserve.errors import InvalidConfig, InvalidParameter, UnsupportedModel
+from mlxserve.model.files import ModelFiles, find_model
+from mlxserve.model.load import LoadedModel, load
+from mlxserve.model.probe import probe
+from mlxserve.model.runner import ModelRunner
+from mlxserve.model.sizing import fit_pages
+from mlxserve.request import SamplingParams
+from mlxserve.scheduler.config import SchedulerConfig
+from mlxserve.scheduler.pace import Pace
+from mlxserve.scheduler.preemption import PreemptionMode
+from mlxserve.scheduler.scheduler import Scheduler
+from mlxserve.swapper import Swapper
+from mlxserve.tokenizer import Tokenizer
+
+log = logging.getLogger("mlxserve.build")
+
+
+def build_chat(config: EngineConfig) -> Chat:
+    """Load the model and start its engine. Raises MlxServeError with what to do about it."""
+    files = find_model(config.model, config.revision)
+    settled: list[tuple[EngineConfig, int]] = []  # what only the engine's thread can find out
+
+    def build() -> Engine:
+        engine, final, vocab_size = build_engine(config, files)
+        settled.append((final, vocab_size))
+        return engine
+
+    engine = AsyncEngine(
+        build, log_interval=None if config.disable_log_stats else config.log_stats_interval
+    )
+    final, vocab_size = settled[0]
+    assert final.max_model_len is not None
+    generation = _generation_config(files.path)
+    return Chat(
+        engine,
+        Tokenizer(files.path, _eos_token_ids(files, generation)),
+        model_name=files.name,
+        max_model_len=final.max_model_len,
+        vocab_size=vocab_size,
+        default_params=_default_params(generation),
+        fingerprint=fingerprint(files),
+    )
+
+
+def fingerprint(files: ModelFiles) -> str:
+    """Names a model's configuration and weights, the latter by size and time, unread."""
+    digest = blake2b((files.path / "config.json").read_bytes(), digest_size=16)
+    for file in files.weights:
+        state = file.stat()
+        digest.update(f"{file.name}/{state.st_size}/{state.st_mtime_ns}".encode())
+    return digest.hexdigest()
+
+
+def build_engine(config: EngineConfig, files: ModelFiles) -> tuple[Engine, EngineConfig, int]:
+    """(engine, config with every None settled, vocabulary size), on the thread that will run it."""
+    memory_limit = int(platform.memory().working_set * config.gpu_memory_utilization)
+    loaded = load(files, is_metal=platform.is_metal(), memory_limit=memory_limit)
+    backend, difference = choose_attention(config.attention_backend, loaded)
+    max_model_len = config.max_model_len or loaded.max_length
+    if max_model_len > loaded.max_length:
+        raise InvalidConfig(
+            f"max_model_len={max_model_len}, but {files.name} was made for {loaded.max_length} "
+            "tokens; lower it."
+        )
+    num_pages = config.num_pages or fit_pages(
+        loaded,
+        backend,
+        page_size=config.page_size,
+        memory_limit=memory_limit,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_tokens=config.max_num_seqs * max_model_len,
+    )
+    final = _settle(config, num_pages, max_model_len)
+    assert final.max_model_len is not None
+    pool = PagePool(num_pages, config.page_size)
+    kv = KVPool(loaded.layers, num_pages, config.page_size, backend)
+    scheduler = Scheduler(
+        SchedulerConfig(
+            page_size=config.page_size,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=final.max_model_len,
+            enable_prefix_caching=config.enable_prefix_caching,
+            enable_chunked_prefill=config.enable_chunked_prefill,
+            page_aligned_scheduling=config.page_aligned_scheduling,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            max_num_waiting=config.max_num_waiting,
+            max_pinned_fraction=config.max_pinned_fraction,
+            preemption_mode=PreemptionMode[config.preemption_mode.upper()],
+        ),
+        pool,
+    )
+    log.info(
+        "%s is loaded: KV cache %d tokens in %d pages of %d (%.2f GiB), context %d, attention by %s, "
+        "probe difference %.1e",
+        files.name,
+        num_pages * config.page_size,
+        num_pages,
+        config.page_size,
+        kv.nbytes / (1 << 30),
+        final.max_model_len,
+        backend.name,
+        difference,
+    )
+    runner = ModelRunner(loaded.model, loaded.selector, kv, config.seed)
+    pace = Pace(config.itl_target_ms / 1e3 or None)
+    store = _store(config, files)
+    swapper = Swapper(scheduler, runner, store) if store else None
+    return Engine(scheduler, runner, pace, swapper=swapper), final, loaded.vocab_size
+
+
+def choose_attention(name: str, loaded: LoadedModel) -> tuple[Backend, float]:
+    """(backend, difference that the probe found) for a model.
+
+    On "auto" a model whose answers are wrong on the kernels gets plain mlx instead, and the log
+    says so; if it is wrong there, too, it cannot be paged. Raises InvalidConfig, UnsupportedModel.
+    """
+    shapes = [(spec.key_dim, spec.value_dim, spec.dtype) for spec in loaded.layers]
+    try:
+        backend = select_backend(name, shapes)
+    except ValueError as error:
+        raise InvalidConfig(f"attention_backend: {error}") from error
+    try:
+        return backend, probe(loaded, backend)
+    except UnsupportedModel as error:
+        if name != "auto" or backend.name == "reference":
+            raise
+        reason = error
+    reference = select_backend("reference")
+    difference = probe(loaded, reference)
+    log.warning("attention by plain mlx, which is slower: %s", reason)
+    return reference, difference
+
+
+def _store(config: EngineConfig, files: ModelFiles) -> PageStore | None:
+    if config.preemption_mode != "swap":
+        return None
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    base = (
+        Path(config.swap_dir).expanduser() if config.swap_dir else Path(cache, "mlxserve", "swap")
+    )
+    limit = int(config.swap_space * (1 << 30))
+    return PageStore(base, limit=limit, model=fingerprint(files))
+
+
+def _settle(config: EngineConfig, num_pages: int, max_model_len: int) -> EngineConfig:
+    """The config with its sizes: a context is never longer than what the pool holds."""
+    capacity = num_pages * config.page_size
+    if config.max_model_len is not None and max_model_len > capacity:
+        raise InvalidConfig(
+            f"max_model_len={max_model_len} needs {-(-max_model_len // config.page_size)} pages of "
+            f"{config.page_size} tokens, and the cache has {num_pages}. Lower max_model_len, or "
+            "raise gpu_memory_utilization or num_pages."
+        )
+    return replace(config, num_pages=num_pages, max_model_len=min(max_model_len, capacity))
+
+
+def _generation_config(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads((path / "generation_config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        log.warning("generation_config.json cannot be read and is not used: %s", error)
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _eos_token_ids(files: ModelFiles, generation: dict[str, Any]) -> list[int]:
+    """Every token that ends an answer: generation_config.json knows best, then config.json."""
+    ids = generation.get("eos_token_id", files.config.get("eos_token_id"))
+    if isinstance(ids, int):
+        return [ids]
+    return [i for i in ids if isinstance(i, int)] if isinstance(ids, list) else []
+
+
+def _default_params(generation: dict[str, Any]) -> SamplingParams:
+    """What the model's makers recommend for sampling, where they say so."""
+    chosen: dict[str, Any] = {}
+    if generation.get("do_sample") is False:
+        chosen["temperature"] = 0.0
+    else:
+        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
+            if isinstance(generation.get(name), (int, float)):
+                chosen[name] = generation[name]
+    try:
+        return SamplingParams(**chosen)
+    except InvalidParameter as error:
+        log.warning("generation_config.json is not used: %s", error)
+        return SamplingParams()

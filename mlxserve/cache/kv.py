@@ -1,0 +1,201 @@
+"""KVPool owns the arrays; a LayerKV is what one attention layer of a model sees as its cache.
+
+Knows nothing of requests or of who owns a page: it writes rows where a StepLayout says and
+attends over the pages it names. All arrays belong to the engine's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from metal_kernels import Backend
+from mlxserve.cache.layout import StepLayout
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """The shape of one layer's keys and values."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: mx.Dtype
+    window: int | None = None  # positions a row sees, its own included; None sees all
+
+    def bytes_per_token(self) -> int:
+        return self.kv_heads * (self.key_dim + self.value_dim) * self.dtype.size
+
+
+class KVPool:
+    """One pair of arrays per layer, `num_pages * page_size` token slots each."""
+
+    def __init__(
+        self, layers: Sequence[LayerSpec], num_pages: int, page_size: int, backend: Backend
+    ) -> None:
+        self.specs = tuple(layers)
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.backend = backend
+        self._keys = [
+            backend.new_pool(num_pages, s.kv_heads, page_size, s.key_dim, s.dtype) for s in layers
+        ]
+        self._values = [
+            backend.new_pool(num_pages, s.kv_heads, page_size, s.value_dim, s.dtype) for s in layers
+        ]
+        mx.eval(self._keys, self._values)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in (*self._keys, *self._values))
+
+    def layers(self, step: StepLayout) -> list[LayerKV]:
+        """The caches to call the model with in this step, one per layer."""
+        return [LayerKV(self, index, spec, step) for index, spec in enumerate(self.specs)]
+
+    def arrays(self) -> list[mx.array]:
+        """What has to be computed for the pool to hold everything written so far."""
+        return [*self._keys, *self._values]
+
+    def write(self, layer: int, keys: mx.array, values: mx.array, step: StepLayout) -> None:
+        """Put the rows' keys and values, (T, kv_heads, head_dim), where the step says."""
+        self._keys[layer], self._values[layer] = self.backend.write_kv(
+            keys, values, self._keys[layer], self._values[layer], step.slots
+        )
+
+    def read_pages(self, pages: Sequence[int]) -> list[bytes]:
+        """Each page's keys and values of all layers. No step may be under way."""
+        slots = self._slots(pages)
+        columns = [
+            np.array(rows.reshape(len(pages), -1).view(mx.uint8))
+            for keys, values in zip(self._keys, self._values, strict=True)
+            for rows in self.backend.read_kv(keys, values, slots)
+        ]
+        return [row.tobytes() for row in np.concatenate(columns, axis=1)]
+
+    def write_pages(self, pages: Sequence[int], payloads: Sequence[bytes]) -> None:
+        """What `read_pages` gave, of this pool or one of the same layers, to other pages."""
+        slots = self._slots(pages)
+        rows = np.stack([np.frombuffer(payload, np.uint8) for payload in payloads])
+        begin = 0
+        for layer, spec in enumerate(self.specs):
+            parts: list[mx.array] = []
+            for dim in (spec.key_dim, spec.value_dim):
+                end = begin + self.page_size * spec.kv_heads * dim * spec.dtype.size
+                part = mx.array(rows[:, begin:end]).view(spec.dtype)
+                parts.append(part.reshape(len(slots), spec.kv_heads, dim))
+                begin = end
+            keys, values = parts
+            self._keys[layer], self._values[layer] = self.backend.write_kv(
+                keys, values, self._keys[layer], self._values[layer], slots
+            )
+        mx.eval(self._keys, self._values)
+
+    def _slots(self, pages: Sequence[int]) -> npt.NDArray[np.int32]:
+        firsts = np.array(pages)[:, None] * self.page_size
+        return (firsts + np.arange(self.page_size)).reshape(-1).astype(np.int32)
+
+    def attend(
+        self,
+        layer: int,
+        queries: mx.array,
+        step: StepLayout,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        """Attention of the rows (T, heads, head_dim) over their sequences' pages; same shape."""
+        dispatches = (
+            (self.backend.paged_decode, step.decodes, slice(0, step.num_decodes)),
+            (self.backend.paged_prefill, step.chunks, slice(step.num_decodes, None)),
+        )
+        outputs = [
+            dispatch(
+                queries[rows],
+                self._keys[layer],
+                self._values[layer],
+                tables,
+                scale=scale,
+                window=window,
+                softcap=softcap,
+                sinks=sinks,
+            )
+            for dispatch, tables, rows in dispatches
+            if tables is not None
+        ]
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class PagedWindow:
+    """Stands where a model passes a mask on: the rows of this layer see `size` positions."""
+
+    size: int
+
+
+class LayerKV:
+    """One layer's cache for one step, in the three names mlx-lm's models use.
+
+    Rows are batch entries of length 1: keys arrive as (T, kv_heads, 1, head_dim), `offset` is the
+    position of every row, and no mask is needed because a row attends to its own pages only.
+    """
+
+    __slots__ = ("_index", "_pool", "_spec", "_step")
+
+    def __init__(self, pool: KVPool, index: int, spec: LayerSpec, step: StepLayout) -> None:
+        self._pool = pool
+        self._index = index
+        self._spec = spec
+        self._step = step
+
+    @property
+    def offset(self) -> mx.array:
+        """(T,) int32: the position of each row."""
+        return self._step.positions
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        self._pool.write(self._index, keys[:, :, 0], values[:, :, 0], self._step)
+        return keys, values
+
+    def make_mask(
+        self,
+        N: int,
+        return_array: bool = False,  # noqa: ARG002
+        window_size: int | None = None,
+    ) -> PagedWindow | None:
+        """None, or what tells `attend` of a window that is not the layer's own."""
+        if N != 1:
+            raise ValueError(f"rows of a paged step have length 1, got {N}")
+        if window_size is None or window_size == self._spec.window:
+            return None
+        return PagedWindow(window_size)
+
+    def attend(
+        self,
+        queries: mx.array,  # (T, heads, 1, head_dim)
+        *,
+        scale: float,
+        mask: object = None,
+        softcap: float | None = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """(T, heads, 1, head_dim). Raises ValueError for a mask that only the model knows."""
+        if mask is not None and not isinstance(mask, PagedWindow):
+            raise ValueError(f"attention with a mask of the model's own ({type(mask).__name__})")
+        window = mask.size if mask is not None else self._spec.window
+        output = self._pool.attend(
+            self._index,
+            queries[:, :, 0],
+            self._step,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+        )
+        return output[:, :, None]

@@ -1,0 +1,330 @@
+"""PagePool: which pages of the KV cache are free, shared, or findable by their hash.
+
+Owns ids, reference counts, hashes and the order of eviction. Knows nothing of the arrays behind the
+ids, nor of requests.
+
+    blank   free, no hash         taken first: nothing is lost
+    cached  free, with a hash     taken next, by class; a hit takes it back
+    used    held by at least one page table, with or without a hash
+    pinned  with a hash, and kept whether held or not
+
+Classes of cached pages, in the order of eviction, least recently used first within each:
+
+    normal
+    hot     found twice or more; at most half of the pool, so that it cannot starve what is new
+    kept    until a given time, as for a conversation that is about to go on
+
+A prefix is found and kept whenever its tail is, so it is never evicted before its tail.
+A page is written only by its one holder, before it is published; from then on it is only read.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
+
+from mlxserve.cache.hashing import page_hash, token_bytes
+from mlxserve.cache.runs import RunSet
+
+HOT_AFTER = 2  # hits
+_NORMAL, _HOT, _KEPT = range(3)
+_MAX_COMPARED = 8  # pages that a new one is compared with, to say where it differs
+
+
+class PagePool:
+    """`num_pages` pages of `page_size` token slots each.
+
+    Every operation costs time by the pages it is about, never by the size of the pool.
+    """
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        assert num_pages > 0
+        assert page_size > 0
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self._max_hot = num_pages // 2
+        self.num_evicted = 0  # cached pages whose content was given up for a new one, in total
+        self.num_published = 0
+        self.num_duplicates = 0  # pages not published, as another one has the same content
+        self._ref_counts = [0] * num_pages
+        self._hashes: list[bytes | None] = [None] * num_pages
+        self._parents: list[bytes] = [b""] * num_pages  # hash of the page before; of hashed pages
+        self._tokens: list[bytes] = [b""] * num_pages  # what the page holds; of hashed pages
+        self._page_of: dict[bytes, int] = {}
+        self._children: dict[bytes, dict[int, None]] = {}  # hashed pages by the hash before them
+        self._evicted: OrderedDict[bytes, None] = OrderedDict()  # what is gone, as far as known
+        self._pin_counts: dict[int, int] = {}
+        self._blank = RunSet(num_pages)
+        self._cached: tuple[OrderedDict[int, None], ...] = tuple(OrderedDict() for _ in range(3))
+        self._hits = [0] * num_pages  # of hashed pages; of those that were hot long ago only one
+        self._kept_until: dict[int, float] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Pages that `allocate` can hand out: blank ones and cached ones."""
+        return len(self._blank) + sum(map(len, self._cached))
+
+    @property
+    def num_used(self) -> int:
+        """Pages that are held or pinned."""
+        return self.num_pages - self.num_free
+
+    @property
+    def num_pinned(self) -> int:
+        return len(self._pin_counts)
+
+    @property
+    def num_cached(self) -> int:
+        """Pages findable by hash, whether free or in use."""
+        return len(self._page_of)
+
+    def eviction_order(self) -> list[int]:
+        """Cached pages, the next to be evicted first."""
+        return list(chain.from_iterable(self._cached))
+
+    def hash_of(self, page: int) -> bytes | None:
+        return self._hashes[page]
+
+    def ref_count(self, page: int) -> int:
+        return self._ref_counts[page]
+
+    def is_exclusive(self, page: int) -> bool:
+        """Whether it has one holder, and would be free without it."""
+        return self._ref_counts[page] == 1 and page not in self._pin_counts
+
+    def is_known(self, hash_: bytes) -> bool:
+        return hash_ in self._page_of
+
+    def was_evicted(self, hash_: bytes) -> bool:
+        """Whether this was among the last pages that were given up, one pool's worth of them."""
+        return hash_ in self._evicted
+
+    def num_common(self, parent: bytes, token_ids: Sequence[int]) -> int:
+        """How far a page's tokens agree with the nearest of the last known pages at its place."""
+        wanted = token_bytes(token_ids)
+        newest = islice(reversed(self._children.get(parent, {})), _MAX_COMPARED)
+        return max((_num_common(self._tokens[page], wanted) for page in newest), default=0)
+
+    def is_pinned(self, hash_: bytes) -> bool:
+        return self._page_of.get(hash_) in self._pin_counts
+
+    def num_pinned_of(self, pages: Iterable[int]) -> int:
+        return sum(page in self._pin_counts for page in pages)
+
+    def num_idle(self, pages: Iterable[int]) -> int:
+        """How many of `pages` are free, so that retaining them takes them from `num_free`."""
+        return sum(self._is_free(page) for page in pages)
+
+    def match(self, hashes: Sequence[bytes], token_ids: Sequence[int], skip: int = 0) -> list[int]:
+        """The pages that hold the longest known prefix of `hashes`, from page `skip` on.
+
+        Holds until the next `allocate` or `reset`: retain the pages before that. The token ids are
+        compared as well, so not even a collision of hashes gives one prompt another one's cache.
+        """
+        pages: list[int] = []
+        for index in range(skip, len(hashes)):
+            page = self._page_of.get(hashes[index])
+            start = index * self.page_size
+            if page is None or self._tokens[page] != token_bytes(
+                token_ids[start : start + self.page_size]
+            ):
+                break
+            pages.append(page)
+        return pages
+
+    def retain(self, pages: Iterable[int]) -> None:
+        """One more holder of each page."""
+        for page in pages:
+            if self._is_free(page):
+                self._unfile(page)
+            self._ref_counts[page] += 1
+            self._hits[page] += 1
+
+    def allocate(self, num_pages: int, after: int | None = None) -> list[int] | None:
+        """Pages for one holder to write, in runs; None, and nothing happened, if too few are free.
+
+        `after` is the last page the holder has: the pages behind it are preferred.
+        """
+        if num_pages > self.num_free:
+            return None
+        # No more than needed: evicting 1/32 of the pool ahead would halve the number of runs in a
+        # full pool (81 -> 50 in tables of 97 pages), but it gives up pages that would be hit.
+        while len(self._blank) < num_pages:
+            self._evict()
+        pages = self._blank.take(num_pages, after)
+        for page in pages:
+            self._ref_counts[page] = 1
+        return pages
+
+    def publish(self, page: int, hash_: bytes, parent: bytes, token_ids: Sequence[int]) -> bool:
+        """Make a full page findable. Only after the step that computed it: a hit is read at once.
+
+        False when another page has this content already: this one stays unhashed.
+        """
+        assert self._ref_counts[page] > 0, f"page {page} is published, but nobody holds it"
+        assert self._hashes[page] is None, f"page {page} is published twice"
+        assert len(token_ids) == self.page_size, f"page {page} is published, but not full"
+        if hash_ in self._page_of:
+            self.num_duplicates += 1
+            return False
+        self._page_of[hash_] = page
+        self._children.setdefault(parent, {})[page] = None
+        self._evicted.pop(hash_, None)
+        self._hashes[page] = hash_
+        self._parents[page] = parent
+        self._tokens[page] = token_bytes(token_ids)
+        self.num_published += 1
+        return True
+
+    def release(self, pages: Sequence[int]) -> None:
+        """One holder less of each page. Last page first: a tail is of no use without its prefix."""
+        for page in reversed(pages):
+            assert self._ref_counts[page] > 0, f"page {page} is released, but nobody holds it"
+            self._ref_counts[page] -= 1
+            self._free(page)
+
+    def pin(self, pages: Iterable[int]) -> None:
+        """Keep these pages, held or not, until they are unpinned as often."""
+        for page in pages:
+            assert self._hashes[page] is not None, f"page {page} is pinned, but could not be found"
+            if self._is_free(page):
+                self._unfile(page)
+            self._pin_counts[page] = self._pin_counts.get(page, 0) + 1
+
+    def unpin(self, pages: Sequence[int]) -> None:
+        """One pin less of each page; last page first, as in `release`."""
+        for page in reversed(pages):
+            self._pin_counts[page] -= 1
+            if self._pin_counts[page] == 0:
+                del self._pin_counts[page]
+                self._free(page)
+
+    def keep(self, pages: Sequence[int], until: float) -> None:
+        """Evict these after all others until then. `pages` are a prefix from its beginning."""
+        for page in reversed(pages):
+            assert self._hashes[page] is not None, f"page {page} is kept, but could not be found"
+            self._kept_until[page] = max(until, self._kept_until.get(page, until))
+            if self._is_free(page):
+                self._unfile(page)
+                self._free(page)
+
+    def expire(self, now: float) -> None:
+        """What was to be kept until now is like any other page again."""
+        expired = {page for page, until in self._kept_until.items() if until <= now}
+        for page in expired:
+            del self._kept_until[page]
+        for page in [page for page in self._cached[_KEPT] if page in expired]:
+            self._unfile(page)
+            self._free(page)
+
+    def reset(self) -> bool:
+        """Forget every cached page but the pinned ones.
+
+        False, and nothing happened, while a page is held.
+        """
+        if self.num_used > sum(self._ref_counts[page] == 0 for page in self._pin_counts):
+            return False
+        while any(self._cached):
+            self._evict()
+        return True
+
+    def check(self, tables: Iterable[Sequence[int]] | None = None) -> None:
+        """Audit every invariant; `tables` are all live page tables. Raises AssertionError."""
+        self._blank.check()
+        blank = {page for first, n in self._blank.runs() for page in range(first, first + n)}
+        cached = Counter(self.eviction_order())
+        assert not blank & cached.keys(), "a page is both blank and cached"
+        assert cached.total() == len(cached), "a page is cached in two classes"
+        self._check_classes()
+        for page, ref_count in enumerate(self._ref_counts):
+            hashed = self._hashes[page] is not None
+            pinned = page in self._pin_counts
+            assert ref_count >= 0, f"page {page} has {ref_count} holders"
+            assert not pinned or (hashed and self._pin_counts[page] > 0), (
+                f"page {page} is pinned in vain"
+            )
+            assert (page in blank) == (ref_count == 0 and not hashed), (
+                f"page {page}: blank is wrong"
+            )
+            assert (page in cached) == (ref_count == 0 and hashed and not pinned), (
+                f"page {page} has {ref_count} holders, and is cached: {page in cached}"
+            )
+        self._check_index()
+        if tables is not None:
+            held = Counter(chain.from_iterable(tables))
+            for page, ref_count in enumerate(self._ref_counts):
+                assert held[page] == ref_count, (
+                    f"page {page} is in {held[page]} page tables, but counts {ref_count} holders"
+                )
+
+    def _check_classes(self) -> None:
+        normal, hot, kept = self._cached
+        assert all(self._hits[page] < HOT_AFTER for page in normal), "a hot page is filed as normal"
+        assert all(self._hits[page] >= HOT_AFTER for page in hot), "a page is filed as hot"
+        assert len(hot) <= self._max_hot, "too many pages are hot"
+        assert kept.keys() <= self._kept_until.keys(), "a page is kept for no time"
+        assert not self._kept_until.keys() & (normal.keys() | hot.keys()), "a page is not kept"
+
+    def _check_index(self) -> None:
+        hashed = {page: h for page, h in enumerate(self._hashes) if h is not None}
+        assert self._page_of == {h: page for page, h in hashed.items()}, "hashes and index disagree"
+        for page, h in hashed.items():
+            tokens = struct.unpack(f"<{self.page_size}i", self._tokens[page])
+            parent = self._parents[page]
+            assert not parent or page_hash(parent, tokens) == h, f"page {page} has a wrong hash"
+
+        filed = {(p, page) for p, pages in self._children.items() for page in pages}
+        assert filed == {(self._parents[page], page) for page in hashed}, "a page is filed wrongly"
+        assert not self._evicted.keys() & self._page_of.keys(), "a page is both known and gone"
+
+    def _is_free(self, page: int) -> bool:
+        return self._ref_counts[page] == 0 and page not in self._pin_counts
+
+    def _free(self, page: int) -> None:
+        """File a page that nobody may need any more."""
+        if not self._is_free(page):
+            return
+        if self._hashes[page] is None:
+            self._blank.add(page)
+            return
+        class_ = _KEPT if page in self._kept_until else _HOT
+        if class_ == _HOT and self._hits[page] < HOT_AFTER:
+            class_ = _NORMAL
+        self._cached[class_][page] = None
+        if len(self._cached[_HOT]) > self._max_hot:
+            demoted, _ = self._cached[_HOT].popitem(last=False)
+            self._hits[demoted] = HOT_AFTER - 1
+            self._cached[_NORMAL][demoted] = None
+
+    def _unfile(self, page: int) -> None:
+        for pages in self._cached:
+            if page in pages:
+                del pages[page]
+
+    def _evict(self) -> None:
+        page, _ = next(pages for pages in self._cached if pages).popitem(last=False)
+        hash_ = self._hashes[page]
+        assert hash_ is not None
+        del self._page_of[hash_]
+        siblings = self._children[self._parents[page]]
+        del siblings[page]
+        if not siblings:
+            del self._children[self._parents[page]]
+        self._evicted[hash_] = None
+        if len(self._evicted) > self.num_pages:
+            self._evicted.popitem(last=False)
+        self._kept_until.pop(page, None)
+        self._hits[page] = 0
+        self._hashes[page] = None
+        self._parents[page] = self._tokens[page] = b""
+        self._blank.add(page)
+        self.num_evicted += 1
+
+
+def _num_common(held: bytes, wanted: bytes) -> int:
+    """Tokens, of four bytes each, that two pages have in common from their beginning."""
+    size = min(len(held), len(wanted))
+    starts = range(0, size, 4)
+    return next((i // 4 for i in starts if held[i : i + 4] != wanted[i : i + 4]), size // 4)

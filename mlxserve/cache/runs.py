@@ -1,0 +1,95 @@
+"""RunSet: page ids kept as maximal runs of consecutive ids, so that neighbours can be handed out.
+
+A request whose pages follow each other is read as one strided view, without a copy. Knows ids only.
+Every operation costs a few dictionary operations, however many ids there are.
+"""
+
+from __future__ import annotations
+
+
+class RunSet:
+    """A set of ids 0 .. n-1, by run.
+
+    lengths  first id of a run -> its length        firsts  id behind a run -> its first id
+    by_size  runs by the bit length of their length, as dictionaries because those keep an order
+    """
+
+    def __init__(self, num_ids: int) -> None:
+        self._lengths: dict[int, int] = {}
+        self._firsts: dict[int, int] = {}
+        self._by_size: list[dict[int, None]] = [{} for _ in range(num_ids.bit_length() + 1)]
+        self._count = 0
+        if num_ids:
+            self._insert(0, num_ids)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, page: int) -> None:
+        """Put one id back, joined to the runs on its left and right."""
+        first, length = page, 1
+        if page in self._firsts:
+            first = self._firsts[page]
+            length += self._remove(first)
+        if page + 1 in self._lengths:
+            length += self._remove(page + 1)
+        self._insert(first, length)
+
+    def take(self, count: int, after: int | None = None) -> list[int]:
+        """Remove `count` ids: those that follow `after` if free, then from the longest runs."""
+        assert count <= self._count, f"{count} ids wanted, {self._count} left"
+        taken: list[int] = []
+        if count and after is not None and after + 1 in self._lengths:
+            taken += self._cut(after + 1, after + 1, count)
+        while len(taken) < count:
+            taken += self._start_run(count - len(taken))
+        return taken
+
+    def runs(self) -> list[tuple[int, int]]:
+        """(first id, length) of every run, in order."""
+        return sorted(self._lengths.items())
+
+    def check(self) -> None:
+        """Audit: runs are disjoint and maximal, and every index agrees."""
+        runs = self.runs()
+        assert sum(length for _, length in runs) == self._count, "count of free ids is off"
+        behind = -1
+        for first, length in runs:
+            assert length > 0, f"run at {first} is empty"
+            assert first > behind, f"run at {first} touches the one before it"
+            assert first in self._by_size[length.bit_length()], f"run at {first} is not filed"
+            behind = first + length
+            assert self._firsts.get(behind) == first, f"run at {first} is not found from behind"
+        assert len(self._firsts) == len(runs) == sum(map(len, self._by_size)), "a run is left over"
+
+    def _start_run(self, count: int) -> list[int]:
+        size = next(bucket for bucket in reversed(self._by_size) if bucket)
+        first, _ = size.popitem()
+        size[first] = None
+        length = self._lengths[first]
+        # The middle, so that whoever holds the page on the left can grow as well.
+        room = max(length - count, 0) if first > 0 else 0
+        return self._cut(first, first + room // 2, count)
+
+    def _cut(self, first: int, start: int, count: int) -> list[int]:
+        """Remove up to `count` ids from `start` on out of the run at `first`."""
+        behind = first + self._remove(first)
+        stop = min(start + count, behind)
+        if first < start:
+            self._insert(first, start - first)
+        if stop < behind:
+            self._insert(stop, behind - stop)
+        return list(range(start, stop))
+
+    def _insert(self, first: int, length: int) -> None:
+        self._lengths[first] = length
+        self._firsts[first + length] = first
+        self._by_size[length.bit_length()][first] = None
+        self._count += length
+
+    def _remove(self, first: int) -> int:
+        length = self._lengths.pop(first)
+        del self._firsts[first + length]
+        del self._by_size[length.bit_length()][first]
+        self._count -= length
+        return length

@@ -1,0 +1,254 @@
+"""PageStore: pages of preempted requests on disk, until they are wanted back.
+
+    swap folder/                 one per engine, 0700; the lock is held as long as its process lives
+        lock
+        3.1.pages                one per preemption, 0600: records of one size, one per page
+
+    record   magic | index of the page | length | page hash | model | checksum | keys and values
+
+One named thread writes and reads, in the order of the calls; nothing waits for it but a caller that
+has handed over more than STAGED_BYTES. What is read back is what was written for this page of this
+model, or nothing: a page that is lost, cut off, damaged or foreign ends the run before it, and is
+computed again. Knows neither arrays nor requests. A folder whose process died is removed by the
+next engine that starts.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import queue
+import shutil
+import struct
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import BinaryIO
+
+from mlxserve.errors import InvalidConfig
+
+log = logging.getLogger("mlxserve.swap")
+
+STAGED_BYTES = 512 << 20  # handed over and not yet written
+_STAGING_SECONDS = 30.0  # a disk that takes longer for them is not worth waiting for
+_MAGIC = b"mlxpage1"
+_HEADER = struct.Struct("<8sQQ16s16s16s")
+_DIGEST_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPages:
+    """What came back of a run of pages: its beginning, as far as it is sound."""
+
+    key: str
+    first: int
+    payloads: tuple[bytes, ...]
+
+
+class PageStore:
+    """Owns a folder below `base` and a thread. Every method returns at once, unless it says so."""
+
+    def __init__(self, base: Path, *, limit: int, model: str) -> None:
+        """At most `limit` bytes. Raises InvalidConfig where the folder cannot be made."""
+        self._limit = limit
+        self._model = blake2b(model.encode(), digest_size=_DIGEST_SIZE).digest()
+        try:
+            base.mkdir(parents=True, exist_ok=True, mode=0o700)
+            remove_leftovers(base)
+            self.folder = Path(tempfile.mkdtemp(prefix="swap-", dir=base))  # 0700
+            lock = _locked(self.folder)
+        except OSError as error:
+            raise InvalidConfig(
+                f"the swap folder {base} cannot be used: {error}. Choose another swap_dir, or "
+                "preemption_mode=recompute."
+            ) from error
+        assert lock is not None, "a new folder is locked by somebody"
+        self._lock = lock
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._loaded: deque[LoadedPages] = deque()
+        self._change = threading.Condition()
+        self._sizes: dict[str, int] = {}  # bytes of each file, written or about to be
+        self._places: dict[str, tuple[int, int]] = {}  # its first page, and a record's size
+        self._staged = 0
+        self._is_full = False  # and that has been said
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="mlxserve-swap", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_bytes(self) -> int:
+        """On disk, or on the way there."""
+        with self._change:
+            return sum(self._sizes.values())
+
+    def save(
+        self, key: str, first: int, hashes: Sequence[bytes], payloads: Sequence[bytes]
+    ) -> bool:
+        """Write a run of pages, or continue it; `first` is the index of its first page.
+
+        Waits while too much is staged. Pages beyond the limit are left out: False then, and the
+        run cannot be continued.
+        """
+        size = sum(map(len, payloads))
+        with self._change:
+            room = self._limit - sum(self._sizes.values())
+            record = _HEADER.size + len(payloads[0])
+            count = min(len(payloads), room // record)
+            is_ready = self._change.wait_for(
+                lambda: self._staged == 0 or self._staged + size <= STAGED_BYTES, _STAGING_SECONDS
+            )
+            if not is_ready:
+                self._say_full("the disk is too slow")
+                return False
+            if count < len(payloads):
+                self._say_full(f"swap_space has {self._limit} bytes, and they are taken")
+            is_whole = count == len(payloads)
+            if count <= 0:
+                return False
+            payloads = payloads[:count]
+            self._sizes[key] = self._sizes.get(key, 0) + count * record
+            self._places.setdefault(key, (first, record))
+            self._staged += (staged := sum(map(len, payloads)))
+        self._jobs.put(lambda: self._write(key, first, hashes, payloads, staged))
+        return is_whole
+
+    def load(self, key: str, first: int, hashes: Sequence[bytes]) -> None:
+        """Read the pages of these hashes, from index `first` on, for `poll`."""
+        self._jobs.put(lambda: self._answer(key, first, hashes))
+
+    def poll(self) -> list[LoadedPages]:
+        """What has been read since the last call."""
+        with self._change:
+            loaded = list(self._loaded)
+            self._loaded.clear()
+        return loaded
+
+    def wait(self, seconds: float) -> None:
+        """Until something has been read, but no longer than this."""
+        with self._change:
+            self._change.wait_for(lambda: self._loaded or self._is_closed, seconds)
+
+    def drop(self, key: str) -> None:
+        """Forget a run of pages; no-op if there is none."""
+        self._jobs.put(lambda: self._delete(key))
+
+    def close(self) -> None:
+        """End the thread and remove the folder. Waits for both; idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._jobs.put(None)
+        self._thread.join()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self._lock)
+
+    # ---- on the thread
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if not self._is_closed:
+                job()
+
+    def _write(
+        self, key: str, first: int, hashes: Sequence[bytes], payloads: Sequence[bytes], staged: int
+    ) -> None:
+        try:
+            with self._open(key) as file:
+                for index, (hash_, payload) in enumerate(
+                    zip(hashes, payloads, strict=False), first
+                ):
+                    file.write(self._header(index, hash_, payload))
+                    file.write(payload)
+        except OSError as error:
+            self._delete(key)
+            with self._change:
+                self._say_full(str(error))
+        finally:
+            with self._change:
+                self._staged -= staged
+                self._change.notify_all()
+
+    def _answer(self, key: str, first: int, hashes: Sequence[bytes]) -> None:
+        payloads: list[bytes] = []
+        try:
+            with self._change:
+                start, record = self._places[key]
+            with self._path(key).open("rb") as file:
+                file.seek((first - start) * record)
+                for index, hash_ in enumerate(hashes, first):
+                    payloads.append(self._read(file, record, index, hash_))
+        except KeyError:  # nothing of it was written, and that has been said
+            log.debug("run %s was never written", key)
+        except OSError as error:
+            log.warning("Swapped pages cannot be read and are computed again: %s", error)
+        with self._change:
+            self._loaded.append(LoadedPages(key, first, tuple(payloads)))
+            self._change.notify_all()
+
+    def _read(self, file: BinaryIO, size: int, index: int, hash_: bytes) -> bytes:
+        """The payload of the next record. Raises OSError where it is not this page's."""
+        record = file.read(size)
+        if len(record) < size:
+            raise OSError(f"page {index} is cut off")
+        payload = record[_HEADER.size :]
+        if record[: _HEADER.size] != self._header(index, hash_, payload):
+            raise OSError(f"page {index} is damaged or foreign")
+        return payload
+
+    def _delete(self, key: str) -> None:
+        with self._change:
+            self._sizes.pop(key, None)
+            self._places.pop(key, None)
+        self._path(key).unlink(missing_ok=True)
+
+    def _open(self, key: str) -> BinaryIO:
+        flags = os.O_CREAT | os.O_APPEND | os.O_WRONLY
+        return open(os.open(self._path(key), flags, 0o600), "ab")
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}.pages"
+
+    def _header(self, index: int, hash_: bytes, payload: bytes) -> bytes:
+        identity = _HEADER.pack(_MAGIC, index, len(payload), hash_, self._model, b"")
+        checksum = blake2b(identity, digest_size=_DIGEST_SIZE)
+        checksum.update(payload)
+        return identity[:-_DIGEST_SIZE] + checksum.digest()
+
+    def _say_full(self, reason: str) -> None:
+        """Once in a life."""
+        if not self._is_full:
+            self._is_full = True
+            log.warning(
+                "Pages of preempted requests cannot be swapped out, and are computed again "
+                "(PreemptionMode.RECOMPUTE): %s. Raise swap_space or free disk space.",
+                reason,
+            )
+
+
+def remove_leftovers(base: Path) -> None:
+    """Remove the folders below `base` whose processes have ended."""
+    for folder in base.glob("swap-*"):
+        lock = _locked(folder)
+        if lock is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+            log.info("Swapped pages of a process that has ended were removed")
+
+
+def _locked(folder: Path) -> int | None:
+    """A lock on the folder that ends with this process; None if another process has it."""
+    try:
+        lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    except FileNotFoundError:  # removed just now by another process
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock

@@ -1,0 +1,352 @@
+"""Chat: prompts to token ids, and the one stream that every answer comes from.
+
+    answer = await chat.submit(chat.render(messages), params)
+    async for delta in answer: ...
+
+A server-sent event frames these deltas, the library folds them, the terminal paints them. Between
+the engine's tokens and a delta's text lie an incremental decoder, which holds back half a
+character, and the stop strings, which hold back what could become one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlxserve.async_engine import AsyncEngine, OutputStream
+from mlxserve.errors import (
+    EngineStopped,
+    InvalidParameter,
+    InvalidRequest,
+    PromptTooLong,
+    UnknownPrefix,
+)
+from mlxserve.request import (
+    CacheReport,
+    FinishReason,
+    Output,
+    Request,
+    SamplingParams,
+    TokenLogprob,
+)
+from mlxserve.stats import Stats
+from mlxserve.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a request. `cached_tokens` of the prompt's were found in the cache.
+
+    `cache` says why no more of them were; None if the request ended before it was started.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    cache: CacheReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One piece of an answer. The last one has `finish_reason` and `usage`."""
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPrefix:
+    """What `prefix_name` stands for. Its pages are pinned under the id of what computed them."""
+
+    token_ids: tuple[int, ...]
+    cache_salt: str | None
+    request_id: str
+
+
+class Answer:
+    """The deltas of one request. Closing it early aborts the request."""
+
+    def __init__(self, outputs: OutputStream, text: AnswerText) -> None:
+        self.request_id = outputs.request.id
+        self.num_prompt = outputs.request.num_prompt
+        self._outputs = outputs
+        self._text = text
+        self._is_over = False
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        """Raises EngineStopped when the engine ends before the answer does."""
+        if self._is_over:
+            raise StopAsyncIteration
+        delta = self._text.push(await self._outputs.__anext__())
+        if delta.finish_reason is not None:
+            self._is_over = True
+            self._outputs.close(delta.finish_reason)  # a stop string ends it here first
+        return delta
+
+    def keep(self, seconds: float) -> None:
+        """The conversation is about to go on, as after a call of a tool.
+
+        For so long its pages are evicted after those of others. To be called at the answer's end.
+        """
+        self._outputs.keep(seconds)
+
+    async def aclose(self) -> None:
+        """Abort the request, if it has not ended."""
+        self._is_over = True
+        self._outputs.close()
+
+
+class AnswerText:
+    """Outputs to deltas: decodes, and ends the text before a stop string."""
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, stop_ids: frozenset[int]):
+        self._decoder = tokenizer.stream()
+        self._stops = tuple(params.stop)
+        self._hidden = frozenset() if params.ignore_eos else stop_ids
+        self._held = ""  # decoded, but it could be the beginning of a stop string
+        self._num_outputs = 0
+
+    def push(self, output: Output) -> Delta:
+        self._num_outputs += len(output.token_ids)
+        visible = [token for token in output.token_ids if token not in self._hidden]
+        self._held += self._decoder.push(visible)
+        reason = output.finish_reason
+        if reason is not None:
+            self._held += self._decoder.finish()
+        text, is_stopped = self._release(is_last=reason is not None)
+        if is_stopped:
+            reason = FinishReason.STOP
+        usage = Usage(output.num_prompt, self._num_outputs, output.num_cached, output.cache)
+        return Delta(
+            text, output.token_ids, output.logprobs, reason, usage if reason is not None else None
+        )
+
+    def _release(self, *, is_last: bool) -> tuple[str, bool]:
+        """(text that is certain, whether a stop string ended it)."""
+        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            return self._held[: min(found)], True
+        keep = 0 if is_last else _overlap(self._held, self._stops)
+        cut = len(self._held) - keep
+        text, self._held = self._held[:cut], self._held[cut:]
+        return text, False
+
+
+class Chat:
+    """A loaded model as everybody uses it. Methods may be called from any event loop."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        tokenizer: Tokenizer,
+        *,
+        model_name: str,
+        max_model_len: int,
+        vocab_size: int,
+        default_params: SamplingParams,
+        fingerprint: str = "",
+    ) -> None:
+        """`fingerprint` names the model's weights: no page is shared with another model's."""
+        self.model_name = model_name
+        self.max_model_len = max_model_len
+        self.default_params = default_params
+        self.created = int(time.time())
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._fingerprint = fingerprint
+        self._numbers = itertools.count()
+        self._prefixes: dict[str, NamedPrefix] = {}
+        self._prefix_lock = threading.Lock()
+
+    # ---- text and tokens
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_kwargs: Any,
+    ) -> list[int]:
+        """A conversation as token ids, ready to be answered. Raises InvalidRequest."""
+        return self._tokenizer.render(messages, tools=tools, **template_kwargs)
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids)
+
+    # ---- answers
+
+    async def submit(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        cache_salt: str | None = None,
+        priority: int = 0,
+        prefix_name: str | None = None,
+        client: str = "",
+    ) -> Answer:
+        """Queue a prompt. Whatever is wrong with it is raised here, before anything is computed.
+
+        `client` says whose request it is: a key, a user, an agent with its helpers. Clients share
+        the engine fairly. With `prefix_name` the prompt is put behind that prefix, and computed
+        under its salt unless another one is given.
+        Raises InvalidRequest, InvalidParameter, PromptTooLong, UnknownPrefix, QueueFull,
+        EngineStopped.
+        """
+        if prefix_name is not None:
+            prefix = self._named(prefix_name)
+            prompt = (*prefix.token_ids, *prompt)
+            cache_salt = prefix.cache_salt if cache_salt is None else cache_salt
+        return await self._submit(prompt, params, cache_salt, priority, client)
+
+    async def _submit(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        cache_salt: str | None,
+        priority: int = 0,
+        client: str = "",
+        *,
+        pins: bool = False,
+    ) -> Answer:
+        self._check(prompt, params)
+        stop_ids = self._tokenizer.eos_token_ids
+        request = Request(
+            id=f"request-{next(self._numbers)}",
+            token_ids=list(prompt),
+            params=params,
+            stop_ids=stop_ids,
+            # The fingerprint has no zero byte: no salt can pass for another model's.
+            cache_salt=f"{self._fingerprint}\0{cache_salt or ''}".encode(),
+            client=client,
+            priority=priority,
+            pins=pins,
+        )
+        outputs = await self._engine.submit(request)
+        return Answer(outputs, AnswerText(self._tokenizer, params, stop_ids))
+
+    def _check(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        if not prompt:
+            raise InvalidRequest("prompt: it is empty; at least one token is needed")
+        if len(prompt) >= self.max_model_len:
+            raise PromptTooLong(
+                f"the prompt has {len(prompt)} tokens, but the context has {self.max_model_len}, "
+                "and the answer needs at least one. Shorten the prompt, or raise max_model_len if "
+                "the model and the memory allow it.",
+                num_tokens=len(prompt),
+                max_model_len=self.max_model_len,
+            )
+        if not all(isinstance(token, int) for token in prompt) or not (
+            min(prompt) >= 0 and max(prompt) < self._vocab_size
+        ):
+            raise InvalidParameter(
+                "prompt", f"token ids must be whole numbers from 0 to {self._vocab_size - 1}"
+            )
+        for name, ids in (
+            ("logit_bias", params.logit_bias),
+            ("stop_token_ids", params.stop_token_ids),
+        ):
+            if ids and max(ids) >= self._vocab_size:
+                raise InvalidParameter(
+                    name, f"token ids go up to {self._vocab_size - 1}, got {max(ids)}"
+                )
+
+    # ---- named prefixes
+
+    async def add_prefix(
+        self, name: str, token_ids: Sequence[int], *, cache_salt: str | None = None
+    ) -> None:
+        """Compute a prefix and keep its pages, for requests that begin with it.
+
+        It is found only by requests with the same `cache_salt`. A prefix that had the name is
+        replaced once this one is computed; until then both count against `max_pinned_fraction`.
+        Raises InvalidRequest for an empty name or prefix, PrefixQuotaExceeded, and what `submit`
+        raises.
+        """
+        if not name:
+            raise InvalidParameter("prefix_name", "must not be empty")
+        params = SamplingParams(max_tokens=1, temperature=0)
+        answer = await self._submit(token_ids, params, cache_salt, pins=True)
+        try:
+            reason = [delta.finish_reason async for delta in answer][-1]
+            if reason is FinishReason.ABORT:
+                raise EngineStopped("The engine ended before the prefix was computed.")
+        except BaseException:
+            await answer.aclose()
+            self._engine.unpin(answer.request_id)  # it may have ended just now
+            raise
+        new = NamedPrefix(tuple(token_ids), cache_salt, answer.request_id)
+        with self._prefix_lock:
+            old, self._prefixes[name] = self._prefixes.get(name), new
+        if old is not None:
+            self._engine.unpin(old.request_id)
+
+    def remove_prefix(self, name: str) -> None:
+        """Forget a named prefix; its pages may be evicted now. Raises UnknownPrefix."""
+        with self._prefix_lock:
+            old = self._named(name)
+            del self._prefixes[name]
+        self._engine.unpin(old.request_id)
+
+    def prefix(self, name: str) -> tuple[int, ...]:
+        """The token ids of a named prefix. Raises UnknownPrefix."""
+        return self._named(name).token_ids
+
+    def prefixes(self) -> dict[str, int]:
+        """Each named prefix and its number of tokens."""
+        with self._prefix_lock:
+            return {name: len(prefix.token_ids) for name, prefix in self._prefixes.items()}
+
+    def _named(self, name: str) -> NamedPrefix:
+        prefix = self._prefixes.get(name)
+        if prefix is None:
+            known = ", ".join(sorted(self._prefixes)) or "none"
+            raise UnknownPrefix(f"there is no prefix named {name!r}; known: {known}")
+        return prefix
+
+    # ---- the engine
+
+    def stats(self) -> Stats:
+        return self._engine.stats()
+
+    def is_alive(self) -> bool:
+        return self._engine.is_alive()
+
+    async def reset_prefix_cache(self, *, force: bool = False) -> bool:
+        """Forget every cached page but those of named prefixes.
+
+        False, and nothing happened, while requests hold pages. `force` takes theirs away first:
+        they compute them again, and their answers stay the same.
+        """
+        return await self._engine.reset_prefix_cache(force=force)
+
+    async def check(self) -> None:
+        """Audit requests and pages. Raises AssertionError."""
+        await self._engine.check()
+
+    def close(self) -> None:
+        """End every answer and the engine. Idempotent."""
+        self._engine.close()
+
+
+def _overlap(text: str, stops: Sequence[str]) -> int:
+    """Length of the longest end of `text` that begins a stop string."""
+    longest = max(map(len, stops), default=1) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        if any(stop.startswith(text[-length:]) for stop in stops):
+            return length
+    return 0

@@ -1,0 +1,213 @@
+"""Engine: decide, compute, commit. One step of everything that runs, on one thread.
+
+    ── schedule n+1 ── launch n+1 ── collect n ── start n+1 ── update n ──▶ outputs of n
+                       (graph only)  (waits)      (device)     (while n+1 is computed)
+
+Step n+1 is planned and built before step n is read; the token that a decode of n+1 starts from is
+taken from n's pending array. Where the pool's writes are in place, n+1 starts before n is read.
+Python's time hides behind the device's either way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from mlxserve.model.runner import ModelRunner, Pending
+from mlxserve.request import Chunk, FinishReason, Output, Request
+from mlxserve.scheduler.pace import Pace
+from mlxserve.scheduler.scheduler import Scheduler
+from mlxserve.stats import SECONDS, TOKENS, Histogram, Stats
+from mlxserve.swapper import Swapper
+
+
+class Engine:
+    """Everything between a token list and a token list. Not thread-safe: one thread calls it."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        pace: Pace,
+        clock: Callable[[], float] = time.perf_counter,
+        swapper: Swapper | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._pace = pace
+        self._clock = clock
+        self._swapper = swapper
+        self._unread: Pending | None = None
+        self._early: list[Output] = []  # read between two steps
+        self._began = 0.0  # when the device got the unread step
+        self._last_read = 0.0
+        self._last_plan: Sequence[Chunk] = ()
+        self._prefill_budget: int | None = None
+        self._num_steps = 0
+        self._num_generated = 0
+        self._finished: Counter[str] = Counter()
+        self._timeline = _Timeline(clock)
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work or bool(self._early)
+
+    def close(self) -> None:
+        """Remove what is on disk. Nothing may be called after it."""
+        if self._swapper is not None:
+            self._swapper.close()
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises what `Scheduler.add` does."""
+        self._scheduler.add(request)
+        self._timeline.arrived(request.id)
+
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
+        """End a request at this step boundary."""
+        outputs = self._scheduler.abort(request_id, reason)
+        self._transfer()
+        return self._counted(outputs)
+
+    def abort_all(self) -> list[Output]:
+        """End every request."""
+        outputs = self._scheduler.abort_all()
+        self._transfer()
+        return self._counted(outputs)
+
+    def unpin(self, request_id: str) -> None:
+        """The pages of a prefix, computed by a request that pins, may be evicted again."""
+        self._scheduler.unpin(request_id)
+
+    def step(self) -> list[Output]:
+        """Launch the next step and read the one before it: outputs of the latter."""
+        outputs, self._early = self._early, []
+        self._scheduler.expire(self._clock())
+        is_reading = self._swapper is not None and self._swapper.is_reading
+        if self._unread is not None and (is_reading or self._scheduler.is_tight()):
+            outputs += self._read(None)
+        if self._swapper is not None:
+            self._swapper.restore()
+        self._prefill_budget = self._budget()
+        chunks = self._scheduler.schedule(self._prefill_budget)
+        self._transfer()
+        launched = self._runner.launch(chunks, self._unread) if chunks else None
+        outputs += self._read(launched)
+        self._num_steps += launched is not None
+        self._transfer()
+        if not chunks and not outputs and self._swapper is not None and self._swapper.is_reading:
+            self._swapper.wait()  # nothing can be computed meanwhile
+        return self._counted(outputs)
+
+    def _transfer(self) -> None:
+        if self._swapper is not None:
+            self._swapper.transfer()
+
+    def _budget(self) -> int | None:
+        """Prompt tokens of the next step, judged by the last plan: it samples who will decode."""
+        num_decodes = sum(chunk.samples for chunk in self._last_plan)
+        context = max((c.end for c in self._last_plan if not c.samples), default=0)
+        return self._pace.budget(num_decodes, context)
+
+    def _read(self, launched: Pending | None) -> list[Output]:
+        """Read the unread step, let the launched one start, commit what was read."""
+        unread, self._unread = self._unread, launched
+        sampled = []
+        if unread is not None:
+            sampled = self._runner.collect(unread)
+            now = self._clock()
+            self._pace.observe(unread.chunks, now - max(self._began, self._last_read))
+            self._last_read = now
+        if launched is not None:
+            self._began = self._clock()  # before: on a CPU mlx works while it is being handed work
+            self._runner.start(launched)
+            self._last_plan = launched.chunks
+            self._timeline.launched(launched.chunks)
+        return self._scheduler.update(unread.chunks, sampled) if unread is not None else []
+
+    def _counted(self, outputs: list[Output]) -> list[Output]:
+        for output in outputs:
+            self._num_generated += len(output.token_ids)
+            self._timeline.got(output)
+            if output.finish_reason is not None:
+                self._finished[output.finish_reason] += 1
+        return outputs
+
+    def keep(self, request: Request, seconds: float) -> None:
+        """Evict the pages of a request that has ended after those of others, for so long."""
+        self._scheduler.keep(request, self._clock() + seconds)
+
+    def reset_prefix_cache(self, *, force: bool = False) -> bool:
+        """Forget every cached page but those of named prefixes.
+
+        False, and nothing happened, while requests hold pages. `force` takes theirs away first:
+        they compute them again.
+        """
+        if force and self._unread is not None:
+            self._early += self._read(None)
+        return self._scheduler.reset_prefix_cache(force=force)
+
+    def check(self) -> None:
+        """Audit requests and pages. Raises AssertionError."""
+        self._scheduler.check()
+
+    def stats(self) -> Stats:
+        now = self._scheduler.stats()
+        most = self._scheduler.config.max_num_batched_tokens
+        return Stats(
+            num_requests_running=now.num_running,
+            num_requests_waiting=now.num_waiting,
+            pages_free=now.pages_free,
+            pages_active=now.pages_used,
+            pages_cached=now.pages_cached,
+            pages_pinned=now.pages_pinned,
+            sched_budget_tokens=most if self._prefill_budget is None else self._prefill_budget,
+            prefix_cache_queries=now.prefix_queries,
+            prefix_cache_hits=now.prefix_hits,
+            num_preemptions=now.num_preemptions,
+            prompt_tokens=now.prefix_queries,
+            generation_tokens=self._num_generated,
+            recomputed_tokens=now.recomputed_tokens,
+            swapped_tokens=now.swapped_tokens,
+            restored_tokens=now.restored_tokens,
+            swap_bytes=self._swapper.num_bytes if self._swapper else 0,
+            align_deferrals=now.align_deferrals,
+            overtakes=now.overtakes,
+            prefix_follow_waits=now.prefix_follow_waits,
+            num_steps=self._num_steps,
+            request_success=dict(self._finished),
+            queue_seconds=self._timeline.queue.snapshot(),
+            prefill_seconds=self._timeline.prefill.snapshot(),
+            iteration_tokens=self._timeline.tokens.snapshot(),
+        )
+
+
+class _Timeline:
+    """When requests arrived and started, as distributions."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.queue = Histogram(SECONDS)
+        self.prefill = Histogram(SECONDS)
+        self.tokens = Histogram(TOKENS)
+        self._clock = clock
+        self._arrived: dict[str, float] = {}  # requests that wait for their first step
+        self._started: dict[str, float] = {}  # those that wait for their first token
+
+    def arrived(self, request_id: str) -> None:
+        self._arrived[request_id] = self._clock()
+
+    def launched(self, chunks: Sequence[Chunk]) -> None:
+        self.tokens.observe(sum(chunk.length for chunk in chunks))
+        now = self._clock()
+        for chunk in chunks:
+            arrived = self._arrived.pop(chunk.request.id, None)
+            if arrived is not None:
+                self.queue.observe(now - arrived)
+                self._started[chunk.request.id] = now
+
+    def got(self, output: Output) -> None:
+        started = self._started.pop(output.request_id, None)
+        if started is not None and output.token_ids:
+            self.prefill.observe(self._clock() - started)
+        if output.finish_reason is not None:
+            self._arrived.pop(output.request_id, None)

@@ -1,0 +1,374 @@
+"""The library's face: LLM for scripts and notebooks, AsyncLLM for programs with an event loop.
+
+    llm = LLM()                                        # the embedded model
+    llm.chat([{"role": "user", "content": "Hello"}])[0].text
+    llm.generate(["Once upon", "There was"], SamplingParams(max_tokens=32, temperature=0))
+    for delta in llm.stream("Once upon"): print(delta.text, end="")
+
+Both fold `Chat`'s stream, like everything else that answers. LLM runs AsyncLLM in an event loop on
+a thread of its own, so it works where a loop is running already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeAlias, TypeVar, Unpack
+
+from tqdm import tqdm
+
+from mlxserve.build import build_chat
+from mlxserve.chat import Answer, Delta, Usage
+from mlxserve.config import EngineConfig, EngineOptions
+from mlxserve.errors import EngineStopped, InvalidParameter, InvalidRequest
+from mlxserve.request import FinishReason, SamplingParams, TokenLogprob
+from mlxserve.stats import Stats
+
+Message: TypeAlias = Mapping[str, Any]  # {"role": ..., "content": ...}
+Messages: TypeAlias = Sequence[Message]
+Prompt: TypeAlias = str | Sequence[int] | Messages  # text, token ids, or a conversation
+Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
+T = TypeVar("T")
+
+__all__ = ["LLM", "AsyncLLM", "Delta", "RequestOutput", "Usage"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A finished answer. `logprobs` has one entry per token if they were asked for, else None."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+class AsyncLLM:
+    """A model and its engine, for use in an event loop. Loading blocks; everything else awaits."""
+
+    def __init__(self, model: str | None = None, **options: Unpack[EngineOptions]) -> None:
+        """Load a model: None is the embedded one, else a folder or a Hugging Face repository id.
+
+        Options are those of EngineConfig. Raises InvalidConfig, ModelNotFound, UnsupportedModel,
+        OutOfMemory.
+        """
+        self.config = EngineConfig(model=model, **options)
+        self._chat = build_chat(self.config)
+
+    @property
+    def model_name(self) -> str:
+        return self._chat.model_name
+
+    @property
+    def max_model_len(self) -> int:
+        return self._chat.max_model_len
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        prefix_name: str | None = None,
+    ) -> RequestOutput:
+        """Answer one prompt: text or token ids as they are, messages in the chat template.
+
+        Raises InvalidRequest and its kin, QueueFull, EngineStopped.
+        """
+        answer = await self._submit(prompt, params, prefix_name)
+        try:
+            return await _fold(
+                answer, wants_logprobs=(params or self._default).logprobs is not None
+            )
+        finally:
+            await answer.aclose()
+
+    async def chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        prefix_name: str | None = None,
+    ) -> RequestOutput:
+        """Answer one conversation. Raises what `generate` raises."""
+        return await self.generate(_conversation(messages), params, prefix_name=prefix_name)
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        prefix_name: str | None = None,
+    ) -> AsyncIterator[Delta]:
+        """The answer's pieces as they come. Leaving the loop early aborts the request."""
+        answer = await self._submit(prompt, params, prefix_name)
+        try:
+            async for delta in answer:
+                yield delta
+        finally:
+            await answer.aclose()
+
+    async def add_prefix(self, name: str, prefix: Prompt) -> None:
+        """Compute a text or the beginning of a conversation once, under a name.
+
+        Requests with `prefix_name` get it prepended and find it in the cache, where its pages
+        stay until the prefix is removed. Raises PrefixQuotaExceeded, and what `generate` raises.
+        """
+        token_ids = await self._token_ids(prefix, add_generation_prompt=False)
+        await self._chat.add_prefix(name, token_ids)
+
+    def remove_prefix(self, name: str) -> None:
+        """Forget a named prefix. Raises UnknownPrefix."""
+        self._chat.remove_prefix(name)
+
+    def list_prefixes(self) -> dict[str, int]:
+        """Each named prefix and its number of tokens."""
+        return self._chat.prefixes()
+
+    def stats(self) -> Stats:
+        return self._chat.stats()
+
+    async def reset_prefix_cache(self, *, force: bool = False) -> bool:
+        """Forget every cached page but those of named prefixes.
+
+        False, and nothing happened, while requests hold pages. `force` takes theirs away first:
+        they compute them again, and their answers stay the same.
+        """
+        return await self._chat.reset_prefix_cache(force=force)
+
+    async def check(self) -> None:
+        """Audit requests and pages between two steps. Raises AssertionError."""
+        await self._chat.check()
+
+    def close(self) -> None:
+        """End the engine. Idempotent."""
+        self._chat.close()
+
+    @property
+    def _default(self) -> SamplingParams:
+        return self._chat.default_params
+
+    async def _submit(
+        self, prompt: Prompt, params: SamplingParams | None, prefix_name: str | None
+    ) -> Answer:
+        token_ids = await self._token_ids(prompt, add_generation_prompt=True)
+        return await self._chat.submit(token_ids, params or self._default, prefix_name=prefix_name)
+
+    async def _token_ids(self, prompt: Prompt, *, add_generation_prompt: bool) -> list[int]:
+        if isinstance(prompt, str):
+            return await asyncio.to_thread(self._chat.encode, prompt)
+        if prompt and isinstance(prompt[0], Mapping):
+            return await asyncio.to_thread(
+                self._chat.render,
+                _conversation(prompt),
+                add_generation_prompt=add_generation_prompt,
+            )
+        if not all(isinstance(token, int) for token in prompt):
+            raise InvalidParameter("prompt", "must be text, token ids or messages")
+        return [token for token in prompt if isinstance(token, int)]
+
+
+class LLM:
+    """A model and its engine, for scripts: every call waits for its result.
+
+    `with LLM() as llm:` ends the engine at the end of the block; `close()` does so by hand.
+    """
+
+    def __init__(self, model: str | None = None, **options: Unpack[EngineOptions]) -> None:
+        """As AsyncLLM."""
+        self._llm = AsyncLLM(model, **options)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="mlxserve-llm", daemon=True
+        )
+        self._thread.start()
+        # Also when nobody calls close: at the end of the last reference, or of the process.
+        self._close = weakref.finalize(self, _shut_down, self._llm, self._loop, self._thread)
+
+    @property
+    def model_name(self) -> str:
+        return self._llm.model_name
+
+    @property
+    def max_model_len(self) -> int:
+        return self._llm.max_model_len
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        params: Params = None,
+        *,
+        prefix_name: str | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue each prompt as it is, without a chat template; all at once, in order.
+
+        `prompts`: one text, or a list of texts or of token id lists. `params`: one for all, one
+        for each, or None for the model's own. Nothing is computed unless every prompt is valid.
+        """
+        if isinstance(prompts, str):
+            prompts = [prompts]
+        for prompt in prompts:
+            if not isinstance(prompt, str) and not isinstance(prompt, Sequence):
+                raise InvalidParameter("prompts", "must be texts or lists of token ids")
+        return self._all(list(prompts), params, prefix_name, use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: Params = None,
+        *,
+        prefix_name: str | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several at once, in the model's chat template."""
+        is_one = bool(messages) and isinstance(messages[0], Mapping)
+        conversations: Any = [messages] if is_one or not messages else messages
+        return self._all([_conversation(c) for c in conversations], params, prefix_name, use_tqdm)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        prefix_name: str | None = None,
+    ) -> Iterator[Delta]:
+        """The pieces of one answer as they come. Leaving the loop early aborts the request."""
+        deltas = self._llm.stream(prompt, params, prefix_name=prefix_name)
+        try:
+            while (delta := self._run(anext(deltas, None))) is not None:
+                yield delta
+        finally:
+            self._run(deltas.aclose())  # type: ignore[attr-defined]
+
+    def add_prefix(self, name: str, prefix: Prompt) -> None:
+        """Compute a text or the beginning of a conversation once, under a name."""
+        self._run(self._llm.add_prefix(name, prefix))
+
+    def remove_prefix(self, name: str) -> None:
+        """Forget a named prefix. Raises UnknownPrefix."""
+        self._llm.remove_prefix(name)
+
+    def list_prefixes(self) -> dict[str, int]:
+        """Each named prefix and its number of tokens."""
+        return self._llm.list_prefixes()
+
+    def stats(self) -> Stats:
+        return self._llm.stats()
+
+    def reset_prefix_cache(self, *, force: bool = False) -> bool:
+        """As AsyncLLM's."""
+        return self._run(self._llm.reset_prefix_cache(force=force))
+
+    def check(self) -> None:
+        """Audit requests and pages. Raises AssertionError."""
+        self._run(self._llm.check())
+
+    def close(self) -> None:
+        """End the engine. Idempotent."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _all(
+        self,
+        prompts: Sequence[Prompt],
+        params: Params,
+        prefix_name: str | None,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or self._llm._default] * len(prompts)
+        if len(params) != len(prompts):
+            raise InvalidParameter("params", f"{len(params)} for {len(prompts)} prompts")
+        return self._run(self._gather(prompts, params, prefix_name, use_tqdm))
+
+    async def _gather(
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        prefix_name: str | None,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        room = asyncio.Semaphore(self._llm.config.max_num_waiting)
+        with tqdm(total=len(prompts), unit="answer", disable=not use_tqdm) as bar:
+
+            async def one(prompt: Prompt, params: SamplingParams) -> RequestOutput:
+                async with room:
+                    output = await self._llm.generate(prompt, params, prefix_name=prefix_name)
+                bar.update()
+                return output
+
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(one(prompt, p))
+                    for prompt, p in zip(prompts, params, strict=True)
+                ]
+        return [task.result() for task in tasks]
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if not self._close.alive:
+            work.close()
+            raise EngineStopped("This LLM was closed.")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseExceptionGroup as group:  # of a batch: the first failure ends the others
+            raise group.exceptions[0] from None
+        except KeyboardInterrupt:
+            future.cancel()  # aborts what is running, so that the next call finds the engine free
+            raise
+
+
+def _shut_down(llm: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    llm.close()
+    loop.call_soon_threadsafe(loop.stop)
+    if threading.current_thread() is not thread:
+        thread.join()
+        loop.close()
+
+
+async def _fold(answer: Answer, *, wants_logprobs: bool) -> RequestOutput:
+    """A whole answer from its deltas."""
+    text: list[str] = []
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprob] = []
+    last = Delta()
+    async for last in answer:
+        text.append(last.text)
+        token_ids.extend(last.token_ids)
+        logprobs.extend(last.logprobs)
+    assert last.finish_reason is not None, "an answer ended without a reason"
+    assert last.usage is not None, "an answer ended without its usage"
+    return RequestOutput(
+        text="".join(text),
+        token_ids=tuple(token_ids),
+        finish_reason=last.finish_reason,
+        usage=last.usage,
+        logprobs=tuple(logprobs) if wants_logprobs else None,
+    )
+
+
+def _conversation(messages: Any) -> Messages:
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise InvalidParameter("messages", "must be a list of messages")
+    for message in messages:
+        if not isinstance(message, Mapping) or "role" not in message:
+            raise InvalidRequest(
+                'messages: each must look like {"role": "user", "content": "..."}, '
+                f"got {str(message)[:80]!r}"
+            )
+    return messages

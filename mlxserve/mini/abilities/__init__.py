@@ -1,0 +1,48 @@
+"""What the model learns to do: one file per ability, all of the same form.
+
+An ability makes conversations: `make(rng, split, num_words)`, with about `num_words` words of
+context before the question where the ability has a context at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from mlxserve.mini.abilities import arithmetic, copying, knowledge, lists, persona, recall, tools
+from mlxserve.mini.conversation import Conversation
+from mlxserve.mini.words import Split
+
+Lesson = Callable[[Random, Split, int], Conversation]
+
+
+@dataclass(frozen=True, slots=True)
+class Ability:
+    """A lesson as it is tested: how long its contexts are and which share has to be right."""
+
+    name: str
+    make: Lesson
+    bar: float | None  # 0 to 1, of held-out prompts; None: measured, and not held to anything yet
+    num_words: int = 0  # of context; a word is about two tokens
+
+    def test(self, seed: int, index: int) -> Conversation:
+        """Held-out prompt number `index` of a seed."""
+        return self.make(Random(f"{self.name}/{seed}/{index}"), Split.HELD_OUT, self.num_words)
+
+
+ABILITIES = (
+    Ability("recall, short", recall.in_one_turn, 0.90),
+    Ability("recall, 100 tokens", recall.in_one_turn, 0.90, 40),
+    Ability("recall, 300 tokens", recall.in_one_turn, 0.90, 130),
+    Ability("recall, turns ago", recall.over_turns, 0.90, 100),
+    Ability("recall, system prompt", recall.in_system_prompt, 0.90, 40),
+    Ability("look-up in a table", recall.table, 0.90),
+    Ability("copy a line", copying.copy, 0.90),
+    Ability("lists", lists.transform, None),
+    Ability("addition", arithmetic.add, None),
+    Ability("mlxserve and manners", knowledge.knowledge, 0.80),
+    Ability("system prompt", persona.persona, 0.80),
+    Ability("tool calls", tools.tool_calls, 0.80),
+    Ability("tool results", tools.tool_results, 0.80),
+)

@@ -1,0 +1,105 @@
+"""What a generated conversation is, and when an answer to it counts as right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, NotRequired, TypedDict
+
+from mlxserve.mini.words import Split
+
+
+class Message(TypedDict):
+    """One turn, as the OpenAI API and every chat template spell it."""
+
+    role: str  # system, user, assistant or tool
+    content: str
+    tool_calls: NotRequired[list[dict[str, Any]]]
+
+
+Check = Callable[[str], bool]  # an answer -> is it right?
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Turns that end with the assistant's reference answer, and the test of any other answer."""
+
+    messages: tuple[Message, ...]
+    accepts: Check
+    tools: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def prompt(self) -> list[Message]:
+        """What a model is given: everything but the reference answer."""
+        return list(self.messages[:-1])
+
+    @property
+    def answer(self) -> str:
+        """The reference answer."""
+        return self.messages[-1]["content"]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One question, its reference answer, and the test of any other answer."""
+
+    question: str
+    answer: str
+    accepts: Check
+
+    @property
+    def messages(self) -> tuple[Message, Message]:
+        return user(self.question), assistant(self.answer)
+
+
+@dataclass(frozen=True, slots=True)
+class Phrasings:
+    """Ways to say one thing. Those held out never train the model."""
+
+    train: Sequence[str]
+    held_out: Sequence[str]
+
+    def pick(self, rng: Random, split: Split) -> str:
+        return rng.choice(self.train if split is Split.TRAIN else self.held_out)
+
+
+def user(content: str) -> Message:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: str) -> Message:
+    return {"role": "assistant", "content": content}
+
+
+def system(content: str) -> Message:
+    return {"role": "system", "content": content}
+
+
+def single(exchange: Exchange, *before: Message) -> Conversation:
+    """The conversation of one exchange, after the messages in `before`."""
+    return Conversation((*before, *exchange.messages), exchange.accepts)
+
+
+def says(word: str, but_not: Sequence[str] = ()) -> Check:
+    """Accepts an answer that has `word` in it, whole and with its case, and none of `but_not`."""
+
+    def accepts(answer: str) -> bool:
+        return _has(answer, word) and not any(_has(answer, other) for other in but_not)
+
+    return accepts
+
+
+def equals(text: str) -> Check:
+    """Accepts exactly `text`, save for blanks around it."""
+    return lambda answer: answer.strip() == text.strip()
+
+
+def mentions(*keywords: str) -> Check:
+    """Accepts an answer in which every keyword occurs, whatever its case."""
+    return lambda answer: all(keyword.lower() in answer.lower() for keyword in keywords)
+
+
+def _has(answer: str, word: str) -> bool:
+    return re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", answer) is not None

@@ -1,0 +1,68 @@
+"""From a training checkpoint to the folder that mlx-lm loads, and the proof that both agree."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from mlxserve.mini.network import Network, Shape
+from mlxserve.mini.tokenizer import END, END_OF_TEXT, load_tokenizer
+
+PARITY_TOLERANCE = 1e-3  # largest difference of any logit, both in float32
+
+
+def load_network(checkpoint: Path) -> Network:
+    """The network of a checkpoint that `train` wrote."""
+    state = torch.load(checkpoint, weights_only=True)
+    network = Network(Shape(**state["shape"]))
+    network.load_state_dict(state["network"])
+    network.eval()
+    return network
+
+
+def export(network: Network, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Writes config.json, generation_config.json and model.safetensors beside the tokenizer."""
+    tokenizer = load_tokenizer(folder)
+    end, padding = tokenizer.token_to_id(END), tokenizer.token_to_id(END_OF_TEXT)
+    ids = {"eos_token_id": end, "pad_token_id": padding}
+    precision = {"torch_dtype": str(dtype).removeprefix("torch.")}
+    _write_json(folder / "config.json", {**network.shape.config(), **ids, **precision})
+    sampling = {"do_sample": False, "temperature": 0.0, "max_new_tokens": 256}
+    _write_json(folder / "generation_config.json", {**ids, **sampling})
+    weights = {name: value.to(dtype).contiguous() for name, value in network.state_dict().items()}
+    path = folder / "model.safetensors"
+    save_file(weights, path, metadata={"format": "mlx"})
+    path.chmod(0o644)  # the library makes it its owner's alone
+
+
+def parity(network: Network, folder: Path, num_tokens: int = 128, seed: int = 0) -> float:
+    """The largest difference of any logit between `network` and mlx-lm's model of `folder`.
+
+    Both hold the exported weights in float32, and read `num_tokens` random tokens.
+    """
+    from mlxserve.platform import prepare
+
+    prepare()
+    import mlx.core as mx
+    import numpy as np
+    from mlx_lm.utils import load_model
+    from safetensors.torch import load_file
+
+    rounded = Network(network.shape)
+    exported = load_file(folder / "model.safetensors")
+    rounded.load_state_dict({name: value.float() for name, value in exported.items()})
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, network.shape.vocab_size, (1, num_tokens), generator=generator)
+    with torch.no_grad():
+        ours = rounded(tokens).numpy()
+    model, _ = load_model(folder)
+    model.set_dtype(mx.float32)
+    theirs = np.array(model(mx.array(tokens.numpy())))
+    return float(np.abs(ours - theirs).max())
+
+
+def _write_json(path: Path, content: dict[str, object]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,86 @@
+"""Text to fill a context with: harmless, and free of facts to recall.
+
+Mostly plain sentences; some of it is what else turns up in prompts: rows of words and of numbers,
+and the same thing over and over.
+"""
+
+# ruff: noqa: SIM905  (a list of words is read as words)
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from mlxserve.mini import words
+
+_VERBS_PAST = """watched followed found carried passed painted repaired crossed noticed liked left
+reached guarded cleaned moved sold bought described missed opened""".split()
+_PLACES = """near the {noun}|behind the {noun}|under the {adjective} {noun}|beside the {noun}|
+by the old {noun}|in the {noun}|on the {adjective} {noun}|not far from the {noun}""".replace(
+    "\n", ""
+).split("|")
+_TIMES = """yesterday|last week|in the morning|after lunch|every day|before noon|in spring|
+at night|for an hour|again""".replace("\n", "").split("|")
+_TEMPLATES = (
+    "The {adjective} {animal} {verb} the {noun} {time}.",
+    "{name} {verb} the {adjective} {noun} {place}.",
+    "A {animal} {verb} the {noun} {place}.",
+    "There is a {adjective} {noun} {place}.",
+    "{name} and {name} {verb} a {noun} {time}.",
+    "It was a {adjective} day, and the {animal} {verb} the {noun}.",
+    "We {verb} the {noun} {place} {time}.",
+    "The {noun} is {adjective}, but the {noun} is {adjective}.",
+    "Nobody {verb} the {noun} {time}.",
+    "In {town}, the {animal} is {adjective} and the {noun} is {colour}.",
+    "{name} said that the {noun} was {adjective}.",
+    "The train to {town} {verb} the {noun} {time}.",
+    "When the {noun} is {adjective}, the {animal} is {adjective}.",
+    "I think {name} {verb} my {colour} {noun}.",
+    "They have {count} {adjective} {noun}s in {town}.",
+)
+_ROW_WORDS = [*words.ENGLISH, *words.JOBS, *"the a of to and in is it for on with as at by".split()]
+_FIELDS = {
+    "adjective": words.ADJECTIVES,
+    "animal": words.ANIMALS,
+    "noun": words.OBJECTS,
+    "name": words.NAMES,
+    "town": words.PLACES,
+    "colour": words.COLOURS,
+    "verb": _VERBS_PAST,
+    "time": _TIMES,
+    "count": "two three four five six seven eight nine ten twelve twenty".split(),
+}
+
+
+def sentence(rng: Random) -> str:
+    """One sentence of five to fifteen words."""
+    template = rng.choice(_TEMPLATES).replace("{place}", rng.choice(_PLACES))
+    for field, choices in _FIELDS.items():
+        while "{" + field + "}" in template:
+            template = template.replace("{" + field + "}", rng.choice(choices), 1)
+    return template
+
+
+def salad(rng: Random) -> str:
+    """A row of words or numbers that says nothing."""
+    length = rng.randint(3, 12)
+    if rng.random() < 0.3:
+        return " ".join(str(rng.randrange(10 ** rng.randint(1, 4))) for _ in range(length)) + "."
+    row = " ".join(rng.choice(_ROW_WORDS) for _ in range(length))
+    return row[0].upper() + row[1:] + rng.choice((".", ".", "!", "?", ";"))
+
+
+def paragraph(rng: Random, num_words: int) -> list[str]:
+    """Sentences of about `num_words` words together; none at all for 0."""
+    make = rng.choices((sentence, salad, _echo(sentence(rng))), (8, 1, 1))[0]
+    sentences: list[str] = []
+    total = 0
+    while total < num_words:
+        sentences.append(make(rng))
+        total += len(sentences[-1].split())
+    return sentences
+
+
+def _echo(text: str) -> Callable[[Random], str]:
+    """Makes the same sentence every time."""
+    return lambda _rng: text

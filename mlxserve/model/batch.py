@@ -1,0 +1,93 @@
+"""Batch: the rows of one step, as numpy on the host.
+
+Rows are laid out as the chunks come: decodes first, then the chunks of prompts. A row's token is
+known here, or it is still being sampled by the step before (`lazy_rows`), in which case the
+runner takes it from that step's pending array without reading it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+
+from metal_kernels import SequenceTables
+from mlxserve.request import Chunk
+
+IntArray = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """T rows of S sequences; see StepLayout for their order.
+
+    tokens       (T,) int32; 0 where the token is lazy
+    positions    (T,) int32
+    slots        (T,) int32
+    sample_rows  rows whose logits are wanted, in the order of `sampling`
+    sampling     the chunks that sample
+    lazy_rows    rows whose token comes from the step before, in the order of `lazy`
+    lazy         the chunks of those rows
+    """
+
+    tokens: IntArray
+    positions: IntArray
+    slots: IntArray
+    num_decodes: int
+    decodes: SequenceTables | None
+    chunks: SequenceTables | None
+    sample_rows: IntArray
+    sampling: tuple[Chunk, ...]
+    lazy_rows: IntArray
+    lazy: tuple[Chunk, ...]
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk], page_size: int) -> Batch:
+        """The batch of a step's chunks. Chunks of length 1 that sample must come first."""
+        ends = list(accumulate(chunk.length for chunk in chunks))
+        starts = [end - chunk.length for end, chunk in zip(ends, chunks, strict=True)]
+        num_rows = ends[-1]
+        tokens = np.zeros(num_rows, np.int32)
+        positions = np.empty(num_rows, np.int32)
+        slots = np.empty(num_rows, np.int32)
+        tables = [np.fromiter(chunk.page_table, np.int32) for chunk in chunks]
+        for chunk, table, start, end in zip(chunks, tables, starts, ends, strict=True):
+            if not chunk.is_lazy:
+                tokens[start:end] = chunk.request.token_ids[chunk.start : chunk.end]
+            where = np.arange(chunk.start, chunk.end, dtype=np.int32)
+            positions[start:end] = where
+            slots[start:end] = table[where // page_size] * page_size + where % page_size
+        num_decodes = next((i for i, c in enumerate(chunks) if c.length > 1), len(chunks))
+        sampling = [i for i, chunk in enumerate(chunks) if chunk.samples]
+        lazy = [i for i, chunk in enumerate(chunks) if chunk.is_lazy]
+        return cls(
+            tokens=tokens,
+            positions=positions,
+            slots=slots,
+            num_decodes=num_decodes,
+            decodes=_tables(chunks[:num_decodes], tables[:num_decodes], page_size),
+            chunks=_tables(chunks[num_decodes:], tables[num_decodes:], page_size),
+            sample_rows=np.array([ends[i] - 1 for i in sampling], np.int32),
+            sampling=tuple(chunks[i] for i in sampling),
+            lazy_rows=np.array([starts[i] for i in lazy], np.int32),
+            lazy=tuple(chunks[i] for i in lazy),
+        )
+
+
+def _tables(
+    chunks: Sequence[Chunk], tables: Sequence[IntArray], page_size: int
+) -> SequenceTables | None:
+    if not chunks:
+        return None
+    page_tables = np.zeros((len(chunks), max(map(len, tables))), np.int32)
+    for row, table in zip(page_tables, tables, strict=True):
+        row[: len(table)] = table
+    return SequenceTables(
+        page_tables=page_tables,
+        context_lens=np.array([chunk.end for chunk in chunks], np.int32),
+        query_starts=np.array([0, *accumulate(chunk.length for chunk in chunks)], np.int32),
+        page_size=page_size,
+    )

@@ -1,0 +1,188 @@
+"""A checked folder to a model that attends over pages, or a sentence that says why not.
+
+Every decoder-only mlx-lm architecture whose layers keep plain or sliding-window KV can be paged.
+What cannot is refused by name, by the kind of its caches, and last by running it (`probe.py`).
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_map
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.utils import dequantize_model, load_model
+
+from mlxserve.cache.kv import LayerSpec
+from mlxserve.errors import OutOfMemory, UnsupportedModel
+from mlxserve.model.files import ModelFiles
+from mlxserve.model.paged import RowSelector, select_rows, use_paged_attention
+
+# Architectures that would pass for ordinary ones until they answer wrongly or fail.
+_KNOWN_UNSUPPORTED = {
+    "gemma4": "its layers share keys and values with one another",
+    "gemma4_text": "its layers share keys and values with one another",
+    "gemma3n": "its layers share keys and values with one another",
+    "glm4_moe_lite": "its attention works on latent vectors",
+    "gpt_bigcode": "its positions are computed from one number for a whole batch",
+}
+_READ_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, ImportError)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready for the paged path.
+
+    layers      the shape of each layer's keys and values
+    selector    which rows the head turns into logits
+    vocab_size  logits of a row
+    max_length  positions the model was made for
+    """
+
+    name: str
+    model: nn.Module
+    config: Mapping[str, Any]
+    layers: tuple[LayerSpec, ...]
+    selector: RowSelector
+    vocab_size: int
+    max_length: int
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(array.nbytes for _, array in tree_flatten(self.model.parameters()))
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of config.json about the language model."""
+    inner = config.get("text_config")
+    return {**config, **inner} if isinstance(inner, Mapping) else config
+
+
+def load(files: ModelFiles, *, is_metal: bool, memory_limit: int) -> LoadedModel:
+    """Load the weights and prepare the model. `memory_limit` in bytes.
+
+    On Metal weights stay as stored. On a CPU they are held as float32, quantised ones
+    dequantised where they fit: half-precision and 4-bit matmuls run at 1-3 GFLOP/s there,
+    float32 at 145.
+
+    Raises UnsupportedModel, OutOfMemory.
+    """
+    kind = str(files.config["model_type"])
+    if reason := _KNOWN_UNSUPPORTED.get(kind):
+        raise UnsupportedModel(f"{files.name}: {kind} models cannot be paged, because {reason}.")
+    if files.weight_bytes > memory_limit:
+        raise OutOfMemory(
+            f"{files.name}: the weights take {_gib(files.weight_bytes)}, and "
+            f"{_gib(memory_limit)} of memory may be used. Choose a smaller or more strongly "
+            "quantised model, or raise gpu_memory_utilization."
+        )
+    try:
+        model, config = load_model(files.path, lazy=True)
+    except _READ_ERRORS as error:
+        raise UnsupportedModel(f"{files.name} cannot be loaded: {_in_a_line(error)}") from error
+    if not is_metal:
+        model = _in_float32(model, files.name, memory_limit)
+    mx.eval(model.parameters())
+    return prepare(model, config, files.name)
+
+
+def prepare(model: nn.Module, config: Mapping[str, Any], name: str) -> LoadedModel:
+    """Make a model in memory ready for the paged path. Raises UnsupportedModel."""
+    layers, vocab_size = _shapes(model, name, str(config.get("model_type")))
+    selector = RowSelector()
+    use_paged_attention(model)
+    select_rows(model, selector)
+    return LoadedModel(name, model, config, layers, selector, vocab_size, _max_length(config, name))
+
+
+def _max_length(config: Mapping[str, Any], name: str) -> int:
+    text = text_config(config)
+    length = text.get("max_position_embeddings") or text.get("n_positions") or 4096
+    if not isinstance(length, (int, float)) or length < 2:
+        raise UnsupportedModel(
+            f"{name}: config.json's max_position_embeddings must be a number of tokens, "
+            f"got {length!r}."
+        )
+    return int(length)
+
+
+def _shapes(model: nn.Module, name: str, kind: str) -> tuple[tuple[LayerSpec, ...], int]:
+    """(each layer's shapes, the vocabulary's size), as a short dense forward shows them.
+
+    Not every config.json says them: a default of the architecture's class needs no entry.
+    """
+    caches = make_prompt_cache(model)
+    for cache in caches:
+        if type(cache) not in (KVCache, RotatingKVCache):
+            raise UnsupportedModel(
+                f"{name}: {kind} models keep a {type(cache).__name__}, and only plain and "
+                "sliding-window keys and values can be paged."
+            )
+    try:
+        logits = model(mx.array([[1, 2]]), cache=caches)
+        mx.eval(logits)
+    except _READ_ERRORS as error:
+        raise UnsupportedModel(
+            f"{name}: the {kind} model fails on two tokens: {_in_a_line(error)}"
+        ) from error
+    if unused := [index for index, cache in enumerate(caches) if cache.empty()]:
+        raise UnsupportedModel(
+            f"{name}: layers {unused} of this {kind} model keep no keys and values of their own, "
+            "so it cannot be paged."
+        )
+    return tuple(_spec(cache) for cache in caches), int(logits.shape[-1])
+
+
+def _spec(cache: Any) -> LayerSpec:
+    window = cache.max_size if isinstance(cache, RotatingKVCache) else None
+    return LayerSpec(
+        kv_heads=cache.keys.shape[1],
+        key_dim=cache.keys.shape[-1],
+        value_dim=cache.values.shape[-1],
+        dtype=cache.keys.dtype,
+        window=window,
+    )
+
+
+def _in_float32(model: nn.Module, name: str, memory_limit: int) -> nn.Module:
+    quantised = any(hasattr(module, "bits") for module in model.modules())
+    needed = _float32_bytes(model)
+    if needed > memory_limit:
+        if quantised:
+            return model  # slow, but it answers; doctor and the log say on what it runs
+        raise OutOfMemory(
+            f"{name}: on a CPU the weights are held as float32 and take {_gib(needed)}; "
+            f"{_gib(memory_limit)} of memory may be used. Choose a smaller model."
+        )
+    if quantised:
+        model = dequantize_model(model)
+    model.update(
+        tree_map(
+            lambda a: a.astype(mx.float32) if mx.issubdtype(a.dtype, mx.floating) else a,
+            model.parameters(),
+        )
+    )
+    return model
+
+
+def _float32_bytes(model: nn.Module) -> int:
+    total = 0
+    for _, module in model.named_modules():
+        bits: int = getattr(module, "bits", 0)
+        for name, value in module.items():
+            if isinstance(value, mx.array):
+                is_packed = bits and name == "weight"
+                total += 4 * (value.nbytes * 8 // bits if is_packed else value.size)
+    return total
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB"
+
+
+def _in_a_line(error: BaseException) -> str:
+    return textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__

@@ -1,0 +1,110 @@
+"""use_paged_attention: lets an unmodified mlx-lm model attend over pages.
+
+mlx-lm's model modules import the name `scaled_dot_product_attention` from their `base`. In every
+module that a model's layers come from, that name is replaced by a function which looks at the
+cache it is given: a paged layer attends over its pages, any other cache gets the original, so a
+dense reference still runs in the same process.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxserve.cache.kv import LayerKV
+from mlxserve.model import gemma2
+
+_NAME = "scaled_dot_product_attention"
+_MARK = "_mlxserve_paged"
+
+
+def use_paged_attention(model: nn.Module) -> None:
+    """Make every attention layer of `model` understand LayerKV. Idempotent."""
+    # A layer may inherit its attention from another architecture's module.
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    for name in {kind.__module__ for kind in kinds}:
+        module = sys.modules[name]
+        attention = getattr(module, _NAME, None)
+        if attention is not None and not hasattr(attention, _MARK):
+            setattr(module, _NAME, _paged(attention))
+    gemma2.use_paged_attention(model)
+
+
+def _paged(dense: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    def attention(
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        cache: Any,
+        scale: float,
+        mask: Any,
+        sinks: mx.array | None = None,
+        **options: Any,
+    ) -> mx.array:
+        if not isinstance(cache, LayerKV):
+            return dense(
+                queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks, **options
+            )
+        if options:
+            raise ValueError(f"attention with {', '.join(sorted(options))}")
+        return cache.attend(queries, scale=scale, mask=mask, sinks=sinks)
+
+    setattr(attention, _MARK, True)
+    return attention
+
+
+class RowSelector:
+    """Which rows of a step are turned into logits: the head costs as much as several layers.
+
+    Holds the rows for the forward under way; the wrapped head reads them. None keeps all rows.
+    """
+
+    def __init__(self) -> None:
+        self.rows: mx.array | None = None
+
+    def select(self, hidden: mx.array) -> mx.array:
+        return hidden if self.rows is None else hidden[self.rows]
+
+
+class SelectedRowsHead(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
+    """A language model's head that computes the selected rows only."""
+
+    def __init__(self, head: nn.Module, selector: RowSelector) -> None:
+        super().__init__()
+        self.head = head
+        self._selector = selector
+
+    def __call__(self, hidden: mx.array) -> mx.array:
+        logits: mx.array = self.head(self._selector.select(hidden))
+        return logits
+
+
+def select_rows(model: nn.Module, selector: RowSelector) -> None:
+    """Wrap the head of `model`: its `lm_head`, or the tied embedding's `as_linear`.
+
+    A model whose head is neither computes the logits of all rows; `ModelRunner.logits`
+    then selects afterwards.
+    """
+    for _, module in model.named_modules():
+        head = module.get("lm_head") if isinstance(module, dict) else None
+        if isinstance(head, nn.Module) and not isinstance(head, SelectedRowsHead):
+            module.lm_head = SelectedRowsHead(head, selector)
+    for embedding in _embeddings(model):
+        embedding.as_linear = _selected(embedding.as_linear, selector)
+
+
+def _embeddings(model: nn.Module) -> Sequence[nn.Module]:
+    return [m for _, m in model.named_modules() if hasattr(m, "as_linear")]
+
+
+def _selected(
+    as_linear: Callable[[mx.array], mx.array], selector: RowSelector
+) -> Callable[[mx.array], mx.array]:
+    def selected(hidden: mx.array) -> mx.array:
+        return as_linear(selector.select(hidden))
+
+    return selected

@@ -1,0 +1,115 @@
+"""The load-time probe: a model is served only if its paged answers are its dense ones.
+
+An architecture can be silently wrong on the paged path (its attention never asks the cache, a
+layer looks at its neighbours' rows, a mask is its own). So some 40 tokens of two sequences run
+once through mlx-lm's own path and once, in mixed chunks over scattered pages, through ours.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.cache import make_prompt_cache
+
+from metal_kernels import Backend
+from mlxserve.cache.kv import KVPool
+from mlxserve.errors import UnsupportedModel
+from mlxserve.model.batch import Batch
+from mlxserve.model.load import LoadedModel, text_config
+from mlxserve.model.runner import ModelRunner
+from mlxserve.request import Chunk, Request, SamplingParams
+
+_LENGTH = 20  # tokens of each of two sequences: two pages of 16
+# A window shows only in a context longer than itself. Up to this length it is looked at; the
+# probe of a longer one would cost seconds of start-up on a CPU.
+_LONGEST = 264
+# Relative to the largest dense logit. A wrong page, mask or position gives differences of its
+# order. Rows-as-batch and dense differ by up to 2e-5 in float32 over some 60 architectures; half
+# precisions round each layer's output differently for different shapes.
+_TOLERANCES = {mx.float32: 2e-3, mx.float16: 3e-2, mx.bfloat16: 1e-1}
+
+
+def probe(loaded: LoadedModel, backend: Backend, page_size: int = 16) -> float:
+    """The largest difference, relative to the largest logit. Raises UnsupportedModel."""
+    kind = loaded.config.get("model_type")
+    try:
+        difference = _difference(loaded, backend, page_size)
+    except (ValueError, TypeError, AttributeError, LookupError, RuntimeError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UnsupportedModel(
+            f"{loaded.name}: {kind} models do not work with a paged cache: {reason}"
+        ) from error
+    tolerance = _TOLERANCES.get(loaded.layers[0].dtype, 1e-1)
+    if not difference <= tolerance:
+        raise UnsupportedModel(
+            f"{loaded.name}: with a paged cache this {kind} model answers differently than "
+            f"without (by {difference:.1e} of its largest logit; {tolerance:.0e} is allowed), so "
+            "it is not served."
+        )
+    return difference
+
+
+def _difference(loaded: LoadedModel, backend: Backend, page_size: int) -> float:
+    draw = random.Random(0)
+    length = _length(loaded)
+    sequences = [[draw.randrange(loaded.vocab_size) for _ in range(length)] for _ in range(2)]
+    differences = []
+    dense = [_dense(loaded, sequence) for sequence in sequences]
+    for sequence, start, paged in _paged(loaded, backend, page_size, sequences):
+        expected = dense[sequence][start : start + len(paged)]
+        differences.append(np.abs(paged - expected).max() / np.abs(expected).max())
+    return float(np.max(differences))  # NaN if one of them is, unlike max()
+
+
+def _length(loaded: LoadedModel) -> int:
+    """Tokens of each sequence: a few more than the smallest window, where that is no long way."""
+    windows = [spec.window for spec in loaded.layers if spec.window is not None]
+    of_config = text_config(loaded.config).get("sliding_window")
+    if isinstance(of_config, int):
+        windows.append(of_config)
+    beyond = min(windows, default=0) + 8
+    return beyond if _LENGTH < beyond <= _LONGEST else _LENGTH
+
+
+def _steps(length: int) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+    """(sequence, first token, token after the last) of each step's chunks, decodes first: a chunk
+    alone, a single token beside a chunk, and chunks that start and end in the middle of a page."""
+    return (
+        ((0, 0, 5),),
+        ((0, 5, 6), (1, 0, 7)),
+        ((1, 7, 8), (0, 6, length - 1)),
+        ((0, length - 1, length), (1, 8, length)),
+    )
+
+
+def _dense(loaded: LoadedModel, token_ids: Sequence[int]) -> np.ndarray:
+    logits = loaded.model(mx.array([token_ids]), cache=make_prompt_cache(loaded.model))
+    return np.array(logits[0].astype(mx.float32))
+
+
+def _paged(
+    loaded: LoadedModel, backend: Backend, page_size: int, sequences: Sequence[list[int]]
+) -> Iterator[tuple[int, int, np.ndarray]]:
+    """(sequence, first position, logits of the rows from there on) of each chunk."""
+    length = len(sequences[0])
+    each = -(-length // page_size)
+    kv = KVPool(loaded.layers, num_pages=2 * each, page_size=page_size, backend=backend)
+    runner = ModelRunner(loaded.model, loaded.selector, kv)
+    pages = (tuple(range(2 * each - 1, 0, -2)), tuple(range(0, 2 * each, 2)))
+    params = SamplingParams(temperature=0)
+    requests = [Request(str(i), list(ids), params) for i, ids in enumerate(sequences)]
+    for step in _steps(length):
+        chunks = [
+            Chunk(requests[s], start, end - start, pages[s], samples=end == length)
+            for s, start, end in step
+        ]
+        batch = Batch.of(chunks, page_size)
+        logits = runner.logits(batch, mx.array(batch.tokens), all_rows=True)
+        rows = np.array(logits.astype(mx.float32))
+        first = 0
+        for sequence, start, end in step:
+            yield sequence, start, rows[first : first + end - start]
+            first += end - start

@@ -1,0 +1,140 @@
+"""ModelRunner: one forward for all chunks of a step, sampled on the device, read one step later.
+
+launch(chunks, previous) -> Pending     the step's graph; its lazy tokens come from `previous`
+start(pending)                          the device begins (at once where writes are in place)
+collect(pending) -> [Sampled | None]    waits for the device
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxserve.cache.kv import KVPool
+from mlxserve.cache.layout import StepLayout
+from mlxserve.model.batch import Batch
+from mlxserve.model.paged import RowSelector
+from mlxserve.model.sampler import Draw, PendingSample, sample
+from mlxserve.request import Chunk, Sampled
+
+_MASK64 = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A launched step that nobody has read. Holds no array of the pool: a second reference
+    would make the next write to it a copy."""
+
+    chunks: tuple[Chunk, ...]
+    draws: tuple[Draw, ...]  # of the chunks that sample, in order
+    sample: PendingSample | None  # None where no chunk samples
+    done: mx.array  # small; computed when the step is
+
+    def row_of(self, chunk: Chunk) -> int:
+        """The row of the sample that belongs to the chunk's request."""
+        for row, draw in enumerate(self.draws):
+            if draw.request is chunk.request:
+                return row
+        raise LookupError(f"request {chunk.request.id} did not sample in the step before")
+
+
+class ModelRunner:
+    """Runs the model's forward over the pool. Lives on the engine's thread."""
+
+    def __init__(self, model: nn.Module, selector: RowSelector, kv: KVPool, seed: int = 0) -> None:
+        self._model = model
+        self._selector = selector
+        self._kv = kv
+        self._seed = seed
+
+    def launch(self, chunks: Sequence[Chunk], previous: Pending | None = None) -> Pending:
+        """Build the step. The device begins with it only where the pool's writes are in place."""
+        batch = Batch.of(chunks, self._kv.page_size)
+        lazy = self._lazy_rows(batch, previous)
+        logits = self.logits(batch, self._tokens(batch, previous, lazy))
+        if batch.sampling:
+            draws = tuple(self._draw(chunk, lazy) for chunk in batch.sampling)
+            previous_ids = previous.sample.ids if previous and previous.sample else None
+            result = sample(logits, draws, previous_ids)
+            pending = Pending(tuple(chunks), draws, result, result.ids)
+        else:
+            pending = Pending(tuple(chunks), (), None, mx.argmax(logits, axis=-1))
+        if self._kv.backend.writes_in_place:
+            self._begin(pending)
+        return pending
+
+    def start(self, pending: Pending) -> None:
+        """The device begins, if it has not. Every earlier step must have been collected."""
+        if not self._kv.backend.writes_in_place:
+            self._begin(pending)
+
+    def collect(self, pending: Pending) -> list[Sampled | None]:
+        """Wait for the step; one entry per chunk, None where it does not sample."""
+        if pending.sample is None:
+            mx.eval(pending.done)
+            return [None] * len(pending.chunks)
+        sampled = iter(pending.sample.read(pending.draws))
+        return [next(sampled) if chunk.samples else None for chunk in pending.chunks]
+
+    def read_pages(self, pages: Sequence[int]) -> list[bytes]:
+        """As `KVPool.read_pages`: every step must have been collected."""
+        return self._kv.read_pages(pages)
+
+    def write_pages(self, pages: Sequence[int], payloads: Sequence[bytes]) -> None:
+        self._kv.write_pages(pages, payloads)
+
+    def logits(self, batch: Batch, tokens: mx.array, *, all_rows: bool = False) -> mx.array:
+        """(rows, vocabulary), not evaluated: of the rows that sample (of the last row, where none
+        does), or of all rows."""
+        layout = StepLayout(
+            positions=mx.array(batch.positions),
+            slots=batch.slots,
+            num_decodes=batch.num_decodes,
+            decodes=batch.decodes,
+            chunks=batch.chunks,
+        )
+        rows = batch.sample_rows.tolist() or [len(batch.tokens) - 1]
+        wanted = None if all_rows else mx.array(rows)
+        self._selector.rows = wanted
+        try:
+            logits: mx.array = self._model(tokens[:, None], cache=self._kv.layers(layout))
+        finally:
+            self._selector.rows = None
+        if wanted is not None and logits.shape[0] != len(rows):
+            logits = logits[wanted]  # a head that could not be wrapped computed every row
+        return logits[:, 0]
+
+    def _begin(self, pending: Pending) -> None:
+        arrays = [pending.done] if pending.sample is None else pending.sample.arrays()
+        mx.async_eval(*arrays, *self._kv.arrays())  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def _lazy_rows(batch: Batch, previous: Pending | None) -> dict[Chunk, int]:
+        """Where in the step before the token of each lazy chunk is being sampled."""
+        if not batch.lazy:
+            return {}
+        assert previous is not None, "a lazy token needs the step before"
+        return {chunk: previous.row_of(chunk) for chunk in batch.lazy}
+
+    @staticmethod
+    def _tokens(batch: Batch, previous: Pending | None, lazy: dict[Chunk, int]) -> mx.array:
+        tokens = mx.array(batch.tokens)
+        if lazy:
+            assert previous is not None
+            assert previous.sample is not None, "a lazy token needs a step that sampled"
+            sources = mx.array([lazy[chunk] for chunk in batch.lazy])
+            tokens[mx.array(batch.lazy_rows)] = previous.sample.ids[sources]
+        return tokens
+
+    def _draw(self, chunk: Chunk, lazy: dict[Chunk, int]) -> Draw:
+        return Draw(chunk.request, self._seed_of(chunk), chunk.end, lazy.get(chunk))
+
+    def _seed_of(self, chunk: Chunk) -> int:
+        """The request's own seed, or one from the engine's and the order of arrival."""
+        seed = chunk.request.params.seed
+        if seed is None:
+            return (self._seed * 0x9E3779B97F4A7C15 + chunk.request.arrival + 1) & _MASK64
+        return seed & _MASK64

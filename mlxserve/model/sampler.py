@@ -1,0 +1,237 @@
+"""Sampling on the device: logits of the rows that sample, to one token id each.
+
+Rows fall into three groups by their own parameters alone, so that what a request gets never
+depends on its neighbours: greedy rows (an argmax), plain rows (temperature only) and filtered
+rows (top-k, top-p or min-p, which need the vocabulary in order).
+
+Random numbers come from a key made of the request's seed and the position of the token, so a
+seeded answer is the same alone, in a batch, and after a preemption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from mlxserve.request import Request, Sampled, SamplingParams, TokenLogprob
+
+_MASK64 = (1 << 64) - 1
+_COLDEST = 1e-6  # below it only the best token is ever drawn, and float32 ends at 1e-38
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One row to sample: whose it is, at which position, and the output still being sampled.
+
+    `lazy_index` is the row of the step before whose token belongs to this request's history but
+    has not been read yet; None where the whole history is known.
+    """
+
+    request: Request
+    seed: int
+    position: int
+    lazy_index: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PendingSample:
+    """Sampled tokens on their way: arrays that nobody has read."""
+
+    ids: mx.array  # (rows,) int32
+    logprob_rows: tuple[int, ...]
+    chosen: mx.array | None  # (len(logprob_rows),) float32
+    top_ids: mx.array | None  # (len(logprob_rows), k), best first
+    top_logprobs: mx.array | None
+
+    def arrays(self) -> list[mx.array]:
+        return [
+            a for a in (self.ids, self.chosen, self.top_ids, self.top_logprobs) if a is not None
+        ]
+
+    def read(self, draws: Sequence[Draw]) -> list[Sampled]:
+        """Wait for the device; one Sampled per row."""
+        ids = np.array(self.ids).tolist()
+        logprobs = self._logprobs(draws, ids)
+        return [Sampled(token, logprobs.get(row)) for row, token in enumerate(ids)]
+
+    def _logprobs(self, draws: Sequence[Draw], ids: Sequence[int]) -> dict[int, TokenLogprob]:
+        if self.chosen is None or self.top_ids is None or self.top_logprobs is None:
+            return {}
+        chosen = np.array(self.chosen).tolist()
+        top_ids = np.array(self.top_ids).tolist()
+        top_logprobs = np.array(self.top_logprobs).tolist()
+        found = {}
+        for at, row in enumerate(self.logprob_rows):
+            count = draws[row].request.params.logprobs or 0
+            top = tuple(zip(top_ids[at][:count], top_logprobs[at][:count], strict=True))
+            found[row] = TokenLogprob(ids[row], chosen[at], top)
+        return found
+
+
+def sample(
+    logits: mx.array, draws: Sequence[Draw], pending_ids: mx.array | None = None
+) -> PendingSample:
+    """Choose a token for each row; nothing is computed yet.
+
+    logits: (rows, vocabulary), any float type; draws: one per row
+    pending_ids: the ids of the step before, for draws with a lazy_index
+    """
+    raw = logits.astype(mx.float32)
+    logits = _with_bias(_with_penalties(raw, draws, pending_ids), draws)
+    ids = _choose(logits, draws)
+    wanting = tuple(i for i, draw in enumerate(draws) if draw.request.params.logprobs is not None)
+    if not wanting:
+        return PendingSample(ids, (), None, None, None)
+    return PendingSample(ids, wanting, *_logprobs_of(raw, ids, draws, wanting))
+
+
+def _choose(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
+    groups: dict[str, list[int]] = {"greedy": [], "plain": [], "filtered": []}
+    for row, draw in enumerate(draws):
+        groups[_group(draw.request.params)].append(row)
+    if len(groups["greedy"]) == len(draws):
+        return mx.argmax(logits, axis=-1).astype(mx.int32)
+    ids = mx.zeros(len(draws), mx.int32)
+    for name, choose in (("greedy", _greedy), ("plain", _plain), ("filtered", _filtered)):
+        rows = groups[name]
+        if rows:
+            where = mx.array(rows)
+            ids[where] = choose(logits[where], [draws[row] for row in rows]).astype(mx.int32)
+    return ids
+
+
+def _group(params: SamplingParams) -> str:
+    if params.temperature == 0:
+        return "greedy"
+    if params.top_k or params.top_p < 1 or params.min_p:
+        return "filtered"
+    return "plain"
+
+
+def _greedy(logits: mx.array, draws: Sequence[Draw]) -> mx.array:  # noqa: ARG001
+    return mx.argmax(logits, axis=-1)
+
+
+def _plain(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
+    return mx.argmax(_tempered(logits, draws) + _gumbel(draws, logits.shape[-1]), axis=-1)
+
+
+def _filtered(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
+    """Top-k, then top-p and min-p over what is left, on logits in descending order."""
+    vocabulary = logits.shape[-1]
+    params = [draw.request.params for draw in draws]
+    order = mx.argsort(-logits, axis=-1)
+    ranked = mx.take_along_axis(_tempered(logits, draws), order, axis=-1)
+    top_k = _column([min(p.top_k or vocabulary, vocabulary) for p in params], mx.int32)
+    ranked = mx.where(mx.arange(vocabulary)[None] < top_k, ranked, -mx.inf)
+    probabilities = mx.softmax(ranked, axis=-1, precise=True)
+    before = mx.cumsum(probabilities, axis=-1) - probabilities
+    kept = (before < _column([p.top_p for p in params])) & (
+        probabilities >= probabilities[:, :1] * _column([p.min_p for p in params])
+    )
+    kept = kept | (mx.arange(vocabulary)[None] == 0)  # rounding must not leave a row empty
+    ranked = mx.where(kept, ranked, -mx.inf)
+    rank = mx.argmax(ranked + _gumbel(draws, vocabulary), axis=-1, keepdims=True)
+    return mx.take_along_axis(order, rank, axis=-1)[:, 0]
+
+
+def _tempered(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
+    """Relative to the best, so that a small temperature neither overflows nor drowns the noise."""
+    temperatures = [max(draw.request.params.temperature, _COLDEST) for draw in draws]
+    return (logits - mx.max(logits, axis=-1, keepdims=True)) / _column(temperatures)
+
+
+def _column(values: Sequence[float], dtype: mx.Dtype = mx.float32) -> mx.array:
+    return mx.array(list(values), dtype)[:, None]
+
+
+def _gumbel(draws: Sequence[Draw], size: int) -> mx.array:
+    """(rows, size) Gumbel noise, each row from its own key: an argmax over logits + noise is a
+    draw from their softmax (Gumbel-max)."""
+    keys = mx.array(np.stack([_key(draw.seed, draw.position) for draw in draws]))
+    return mx.vmap(lambda key: mx.random.gumbel((size,), key=key))(keys)
+
+
+def _key(seed: int, position: int) -> npt.NDArray[np.uint32]:
+    """A key for mlx's counter-based generator, mixed as in SplitMix64 (Steele et al., 2014)."""
+    mixed = (seed * 0x9E3779B97F4A7C15 + (position + 1) * 0xD1B54A32D192ED03) & _MASK64
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK64
+    mixed ^= mixed >> 31
+    return np.array([mixed >> 32, mixed & 0xFFFFFFFF], np.uint32)
+
+
+def _with_penalties(
+    logits: mx.array, draws: Sequence[Draw], pending_ids: mx.array | None
+) -> mx.array:
+    rows = [i for i, draw in enumerate(draws) if _is_penalised(draw.request.params)]
+    if not rows:
+        return logits
+    picked = [draws[row] for row in rows]
+    vocabulary = logits.shape[-1]
+    counts = mx.array(np.stack([_output_counts(draw.request, vocabulary) for draw in picked]))
+    in_prompt = mx.array(np.stack([_prompt_mask(draw.request, vocabulary) for draw in picked]))
+    lazy = [(i, draw.lazy_index) for i, draw in enumerate(picked) if draw.lazy_index is not None]
+    if lazy and pending_ids is not None:
+        at = mx.array([i for i, _ in lazy])
+        tokens = pending_ids[mx.array([index for _, index in lazy])]
+        counts = counts.at[at, tokens].add(1.0)
+    params = [draw.request.params for draw in picked]
+    where = mx.array(rows)
+    some = logits[where]
+    repetition = _column([p.repetition_penalty for p in params])
+    scaled = mx.where(some > 0, some / repetition, some * repetition)
+    some = mx.where(in_prompt | (counts > 0), scaled, some)
+    some = some - _column([p.frequency_penalty for p in params]) * counts
+    some = some - _column([p.presence_penalty for p in params]) * (counts > 0)
+    changed = logits + 0
+    changed[where] = some
+    return changed
+
+
+def _is_penalised(params: SamplingParams) -> bool:
+    return (
+        params.repetition_penalty != 1
+        or params.presence_penalty != 0
+        or params.frequency_penalty != 0
+    )
+
+
+def _output_counts(request: Request, vocabulary: int) -> npt.NDArray[np.float32]:
+    outputs = request.token_ids[request.num_prompt :]
+    return np.bincount(np.array(outputs, np.int64), minlength=vocabulary).astype(np.float32)
+
+
+def _prompt_mask(request: Request, vocabulary: int) -> npt.NDArray[np.bool_]:
+    mask = np.zeros(vocabulary, np.bool_)
+    mask[request.token_ids[: request.num_prompt]] = True
+    return mask
+
+
+def _with_bias(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
+    entries = [
+        (row, token, bias)
+        for row, draw in enumerate(draws)
+        for token, bias in draw.request.params.logit_bias.items()
+    ]
+    if not entries:
+        return logits
+    rows, tokens, biases = zip(*entries, strict=True)
+    return logits.at[mx.array(rows), mx.array(tokens)].add(mx.array(biases, mx.float32))
+
+
+def _logprobs_of(
+    raw: mx.array, ids: mx.array, draws: Sequence[Draw], rows: Sequence[int]
+) -> tuple[mx.array, mx.array, mx.array]:
+    """(chosen, top ids, top logprobs) of some rows, under the model's own distribution."""
+    where = mx.array(list(rows))
+    some = raw[where]
+    logprobs = some - mx.logsumexp(some, axis=-1, keepdims=True)
+    chosen = mx.take_along_axis(logprobs, ids[where][:, None], axis=-1)[:, 0]
+    most = max(draws[row].request.params.logprobs or 0 for row in rows)
+    top = mx.argsort(-logprobs, axis=-1)[:, : max(most, 1)]
+    return chosen, top, mx.take_along_axis(logprobs, top, axis=-1)

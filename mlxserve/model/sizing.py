@@ -1,0 +1,74 @@
+"""How many pages fit: memory that may be used, minus weights, minus a measured step's peak."""
+
+from __future__ import annotations
+
+import logging
+
+import mlx.core as mx
+
+from metal_kernels import Backend
+from mlxserve.cache.kv import KVPool
+from mlxserve.errors import OutOfMemory
+from mlxserve.model.batch import Batch
+from mlxserve.model.load import LoadedModel
+from mlxserve.model.runner import ModelRunner
+from mlxserve.request import Chunk, Request, SamplingParams
+
+log = logging.getLogger("mlxserve.sizing")
+
+# Rows of the measured forward. A step's temporaries grow with its rows, so the peak of a full
+# step is taken in proportion; measuring all 2,048 rows would cost seconds of start-up on a CPU.
+_MEASURED_ROWS = 256
+
+
+def fit_pages(
+    loaded: LoadedModel,
+    backend: Backend,
+    *,
+    page_size: int,
+    memory_limit: int,
+    max_num_batched_tokens: int,
+    max_tokens: int,
+) -> int:
+    """Pages of the pool: what `memory_limit` bytes leave, at most `max_tokens` tokens' worth.
+
+    Raises OutOfMemory when not even two pages fit beside the weights.
+    """
+    peak = _peak_of_a_step(loaded, backend, page_size, max_num_batched_tokens)
+    page_bytes = page_size * sum(spec.bytes_per_token() for spec in loaded.layers)
+    left = memory_limit - loaded.weight_bytes - peak
+    log.info(
+        "Memory: %.2f GiB to use, weights %.2f GiB, a step's peak %.2f GiB, a page %.0f KiB",
+        memory_limit / (1 << 30),
+        loaded.weight_bytes / (1 << 30),
+        peak / (1 << 30),
+        page_bytes / (1 << 10),
+    )
+    num_pages = min(left // page_bytes, max(2, -(-max_tokens // page_size)))
+    if num_pages < 2:
+        raise OutOfMemory(
+            f"{loaded.name}: weights and a step of {max_num_batched_tokens} tokens leave no room "
+            "for a cache. Raise gpu_memory_utilization, lower max_num_batched_tokens, or choose a "
+            "smaller model."
+        )
+    return int(num_pages)
+
+
+def _peak_of_a_step(
+    loaded: LoadedModel, backend: Backend, page_size: int, max_num_batched_tokens: int
+) -> int:
+    """Bytes that a step of `max_num_batched_tokens` rows takes beside weights and pool."""
+    rows = min(_MEASURED_ROWS, max_num_batched_tokens)
+    pages = tuple(range(-(-rows // page_size)))
+    kv = KVPool(loaded.layers, len(pages), page_size, backend)
+    runner = ModelRunner(loaded.model, loaded.selector, kv)
+    request = Request("sizing", [0] * rows, SamplingParams(temperature=0))
+    batch = Batch.of([Chunk(request, 0, rows, pages, samples=True)], page_size)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(runner.logits(batch, mx.array(batch.tokens)))
+    peak = max(0, mx.get_peak_memory() - before)
+    del kv, runner
+    mx.synchronize()
+    mx.clear_cache()
+    return peak * max_num_batched_tokens // rows

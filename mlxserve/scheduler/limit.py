@@ -1,0 +1,95 @@
+"""How many tokens of one request go into this step: the one place that trims a chunk.
+
+Pure, so that its contract is tested alone (the idea of one such function is from the review of
+vllm-project/vllm#19878):
+
+    0 <= num_tokens <= charge <= budget        num_tokens == 0 exactly when there is a reason
+    start + num_tokens <= max_model_len        more budget never means fewer tokens
+    aligned: a prefill chunk ends on a page boundary or at the last known token
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
+
+
+class LimitReason(Enum):
+    """Why a request gets no token in this step."""
+
+    BUDGET = auto()  # the step is full
+    ALIGNMENT = auto()  # what is left of the step ends before the next page boundary
+    WHOLE_PROMPT = auto()  # the prompt may not be split and does not fit
+    CONTEXT = auto()  # the context is full
+
+
+class Limit(NamedTuple):
+    num_tokens: int
+    charge: int  # what they cost of the step's budget
+    reason: LimitReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitContext:
+    """What holds for every request of a step.
+
+    step_budget: tokens of the whole step
+    num_eligible: requests that could use this step, the one in question included
+    long_prefill_token_threshold: a prefill chunk's cap while others are eligible; 0 is no cap
+    is_chunked: a prompt may be computed over several steps
+    is_aligned: its chunks end where a page ends
+    """
+
+    page_size: int
+    max_model_len: int
+    step_budget: int
+    num_eligible: int = 1
+    long_prefill_token_threshold: int = 0
+    is_chunked: bool = True
+    is_aligned: bool = False
+
+
+def limit(start: int, known_end: int, prefill_end: int, budget: int, ctx: LimitContext) -> Limit:
+    """Trim the chunk start .. known_end to this step.
+
+    `prefill_end` parts a request's prefill (the prompt, or after a preemption all that was known)
+    from its decodes: the position decides, not the length, as a prompt can end in a single token.
+    `budget` is what is left of the step for this request, memory included.
+    """
+    known_end = min(known_end, ctx.max_model_len)
+    num_tokens = known_end - start
+    if num_tokens <= 0:
+        return Limit(0, 0, LimitReason.CONTEXT)
+    if budget <= 0:
+        return Limit(0, 0, LimitReason.BUDGET)
+    if start >= prefill_end:
+        num_tokens = min(num_tokens, budget)
+        return Limit(num_tokens, num_tokens)
+    if not ctx.is_chunked:
+        if num_tokens > budget:
+            return Limit(0, 0, LimitReason.WHOLE_PROMPT)
+        return Limit(num_tokens, _charge(start, num_tokens, budget, ctx))
+    num_tokens = min(num_tokens, budget, _prefill_cap(ctx))
+    end = start + num_tokens
+    if ctx.is_aligned and end < known_end:
+        num_tokens = end // ctx.page_size * ctx.page_size - start
+        if num_tokens <= 0:
+            return Limit(0, 0, LimitReason.ALIGNMENT)
+    return Limit(num_tokens, _charge(start, num_tokens, budget, ctx))
+
+
+def _prefill_cap(ctx: LimitContext) -> int:
+    if ctx.num_eligible <= 1 or ctx.long_prefill_token_threshold == 0:
+        return ctx.step_budget
+    # The fair share: among few requests the threshold would leave the step half empty.
+    return max(ctx.long_prefill_token_threshold, ctx.step_budget // ctx.num_eligible)
+
+
+def _charge(start: int, num_tokens: int, budget: int, ctx: LimitContext) -> int:
+    """Aligned chunks cost whole pages, but never more than is left: a short tail must not starve."""
+    if not ctx.is_aligned:
+        return num_tokens
+    first = start // ctx.page_size
+    last = -(-(start + num_tokens) // ctx.page_size)
+    return min((last - first) * ctx.page_size, budget)

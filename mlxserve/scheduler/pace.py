@@ -1,0 +1,68 @@
+"""Pace: the step budget as time. How many prompt tokens fit beside the decodes into a target.
+
+    budget = (target - time of a step of decodes alone) / time of a prompt token
+
+Both are averages of steps that were measured, kept per size, because a decode step grows with the
+requests in it and a prompt token's cost with the context before it. Time is passed in: no clock.
+Averaged is the time of a token and not the tokens of a second: a mixed step that happens to take
+hardly longer than its decodes would count as an endless rate, and one such step in four made the
+next one 20 times too long.
+The idea of a budget that follows measured steps is P-PAS's and Sarathi-Serve's (arXiv 2403.02310).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlxserve.request import Chunk
+
+_WEIGHT = 0.3  # of the newest measurement in the running average
+_LEAST_SHARE = 0.1  # of a mixed step's time, that its prompt tokens are taken to need
+
+
+class Pace:
+    """Learns from steps, says how many prompt tokens the next one may take."""
+
+    def __init__(self, target: float | None) -> None:
+        """`target`: seconds between two tokens of a running answer; None asks for nothing."""
+        self.target = target
+        self._decode_seconds: dict[int, float] = {}  # by the magnitude of the number of decodes
+        self._token_seconds: dict[int, float] = {}  # of prompts, by the magnitude of the context
+
+    def observe(self, chunks: Sequence[Chunk], seconds: float) -> None:
+        """Learn from a step that took so long on the device."""
+        prefills = [c for c in chunks if c.start < c.request.prefill_end]
+        num_decodes = len(chunks) - len(prefills)
+        if not prefills:
+            _average(self._decode_seconds, num_decodes.bit_length(), seconds)
+            return
+        num_tokens = sum(chunk.length for chunk in prefills)
+        others = self._decode_time(num_decodes) if num_decodes else 0.0
+        own_seconds = max(seconds - others, _LEAST_SHARE * seconds)
+        context = max(chunk.end for chunk in prefills)
+        _average(self._token_seconds, context.bit_length(), own_seconds / num_tokens)
+
+    def budget(self, num_decodes: int, context: int) -> int | None:
+        """Prompt tokens that fit into the next step; None while there is no reason to limit them.
+
+        `num_decodes`: requests that decode in it; `context`: the longest prompt's position.
+        """
+        if self.target is None or num_decodes == 0 or not self._token_seconds:
+            return None
+        left = self.target - self._decode_time(num_decodes)
+        return max(0, int(left / _nearest(self._token_seconds, context.bit_length())))
+
+    def _decode_time(self, num_decodes: int) -> float:
+        if not self._decode_seconds:
+            return 0.0
+        return _nearest(self._decode_seconds, num_decodes.bit_length())
+
+
+def _average(averages: dict[int, float], key: int, value: float) -> None:
+    old = averages.get(key, value)
+    averages[key] = old + _WEIGHT * (value - old)
+
+
+def _nearest(averages: dict[int, float], key: int) -> float:
+    """The value of the key nearest to this one; of two, the larger key's."""
+    return averages[min(averages, key=lambda known: (abs(known - key), -known))]

@@ -1,0 +1,62 @@
+"""Siblings: cold requests with a common prefix, of which one computes it and the others wait.
+
+Matching by hash finds pages only once they are published, so requests that arrive together would
+each compute and hold the same prefix. Here it is known which running request is about to compute a
+page; a request that needs the same ones waits without pages until they are published, or until
+nobody is computing them any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlxserve.request import Request
+
+MIN_SHARED_PAGES = 4  # for less, waiting costs more than computing
+
+
+class Siblings:
+    """Leaders are running; followers are waiting. Nobody follows a follower, so no wait is a ring."""
+
+    def __init__(self) -> None:
+        self._leaders: dict[bytes, Request] = {}  # hash of a page -> who is computing it
+        self._followers: set[Request] = set()
+        self.num_waits = 0  # requests that followed, in total
+
+    def lead(self, request: Request, hashes: Sequence[bytes]) -> None:
+        """A request starts to compute the pages of these hashes, as far as nobody does already."""
+        self._followers.discard(request)
+        for hash_ in hashes:
+            self._leaders.setdefault(hash_, request)
+
+    def pass_by(self, hash_: bytes) -> None:
+        """A page was published."""
+        self._leaders.pop(hash_, None)
+
+    def leave(self, request: Request) -> None:
+        """A request computes no more, or waits no more."""
+        self._followers.discard(request)
+        for hash_ in request.page_hashes:
+            if self._leaders.get(hash_) is request:
+                del self._leaders[hash_]
+
+    def must_wait(self, request: Request, missing: Sequence[bytes]) -> bool:
+        """Whether others are computing enough of what it misses, from the first page on.
+
+        Once it follows it waits for the whole run: its last pages are about to be published.
+        """
+        enough = 1 if request in self._followers else MIN_SHARED_PAGES
+        if len(missing) < enough or any(h not in self._leaders for h in missing[:enough]):
+            self._followers.discard(request)
+            return False
+        self.num_waits += request not in self._followers
+        self._followers.add(request)
+        return True
+
+    def check(self, running: Sequence[Request], waiting: Sequence[Request]) -> None:
+        """Audit. Raises AssertionError."""
+        assert set(self._leaders.values()) <= set(running), "a leader is not running"
+        for leader in set(self._leaders.values()):
+            is_done = leader.num_computed >= leader.prefill_end and not leader.num_in_flight
+            assert not is_done, f"{leader.id} leads, but has nothing left to compute"
+        assert self._followers <= set(waiting), "a follower is not waiting"

@@ -1,0 +1,95 @@
+"""WaitingQueue: requests without pages, in the order in which they are admitted.
+
+class       lower priority first; waiting lifts a request, at most to the best class that waits
+come back   a preempted request goes before those that never ran
+client      the one that has got the least so far
+arrival     the earlier
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from mlxserve.request import Request
+from mlxserve.scheduler.fairness import Service
+
+# Steps in which a waiting request rises by one class: minutes on a busy machine. In steps and not
+# in seconds, because an engine that makes none passes nobody over either.
+AGEING_STEPS = 1000
+
+_Bucket: TypeAlias = list[Request]  # of one class, client and history, by arrival
+_Key: TypeAlias = tuple[int, bool, int, int]
+
+
+class WaitingQueue:
+    """Kept in buckets within which nothing but arrival counts; merged as far as one looks."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._buckets: dict[tuple[int, bool, str], _Bucket] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Request]:
+        """All, in no order."""
+        for bucket in self._buckets.values():
+            yield from bucket
+
+    def add(self, request: Request) -> None:
+        insort(self._buckets.setdefault(_place(request), []), request, key=_arrival)
+        self._count += 1
+
+    def remove(self, request: Request) -> None:
+        bucket = self._buckets[_place(request)]
+        index = bisect_left(bucket, request.arrival, key=_arrival)
+        assert bucket[index] is request
+        del bucket[index]
+        if not bucket:
+            del self._buckets[_place(request)]
+        self._count -= 1
+
+    def in_order(self, now: int) -> Iterator[Request]:
+        """From the next to be admitted on, in step `now`.
+
+        The one that was yielded last, and no other, may be removed meanwhile, and its client
+        charged: that counts for the client's next one.
+        """
+        best = min((priority for priority, _, _ in self._buckets), default=0)
+        heap: list[tuple[_Key, _Bucket, int]] = [
+            (self._key(bucket[0], best, now), bucket, 0) for bucket in self._buckets.values()
+        ]
+        heapq.heapify(heap)
+        while heap:
+            _, bucket, index = heapq.heappop(heap)
+            request = bucket[index]
+            yield request
+            index += index < len(bucket) and bucket[index] is request
+            if index < len(bucket):
+                heapq.heappush(heap, (self._key(bucket[index], best, now), bucket, index))
+
+    def _key(self, request: Request, best: int, now: int) -> _Key:
+        risen = (now - request.queued_at) // AGEING_STEPS
+        return (
+            max(best, request.priority - risen),
+            not request.has_run,
+            self._service.of(request.client),
+            request.arrival,
+        )
+
+
+def order(request: Request) -> tuple[int, int]:
+    """Of requests under way: lower goes first, and no two are equal."""
+    return request.priority, request.arrival
+
+
+def _place(request: Request) -> tuple[int, bool, str]:
+    return request.priority, request.has_run, request.client
+
+
+def _arrival(request: Request) -> int:
+    return request.arrival

@@ -1,0 +1,76 @@
+"""Swapper: moves pages between the pool and the disk, as the scheduler wants it.
+
+Called by the engine between two steps, on its thread. The scheduler says what, the runner has the
+arrays, the store the files.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from mlxserve.cache.store import PageStore
+from mlxserve.model.runner import ModelRunner
+from mlxserve.scheduler.scheduler import Scheduler
+from mlxserve.scheduler.swap import LOAD_PAGES, Load, Save
+
+_WAIT_SECONDS = 0.05  # for the disk when nothing can be computed; then calls are taken again
+
+
+class Swapper:
+    """Knows which pages are being read, and for whom."""
+
+    def __init__(self, scheduler: Scheduler, runner: ModelRunner, store: PageStore) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._store = store
+        # In the order in which the store answers. One run may be asked for twice: whoever waited
+        # for it lost its pages, and waits again.
+        self._loads: deque[Load] = deque()
+
+    @property
+    def num_bytes(self) -> int:
+        """On disk."""
+        return self._store.num_bytes
+
+    @property
+    def is_reading(self) -> bool:
+        return bool(self._loads)
+
+    def restore(self) -> None:
+        """Put what has been read where it is waited for. Every step must have been collected."""
+        for loaded in self._store.poll():
+            load = self._loads.popleft()
+            assert (loaded.key, loaded.first) == (load.run.key, load.run.first), "out of order"
+            if not self._scheduler.accepts(load):
+                continue
+            num_pages = len(loaded.payloads)
+            if num_pages:
+                self._runner.write_pages(load.pages[:num_pages], loaded.payloads)
+            self._scheduler.finish_load(load, num_pages)
+
+    def transfer(self) -> None:
+        """Hand over what has to leave the pool, or to come back, before the next launch."""
+        transfers = self._scheduler.take_transfers()
+        for key in transfers.drops:
+            self._store.drop(key)
+        for save in transfers.saves:
+            self._save(save)
+        for load in transfers.loads:
+            self._loads.append(load)
+            self._store.load(load.run.key, load.run.first, load.run.hashes)
+
+    def _save(self, save: Save) -> None:
+        """In parts, as the pages pass through memory."""
+        for begin in range(0, len(save.pages), LOAD_PAGES):
+            part = slice(begin, begin + LOAD_PAGES)
+            payloads = self._runner.read_pages(save.pages[part])
+            first = save.run.first + begin
+            if not self._store.save(save.run.key, first, save.run.hashes[part], payloads):
+                return
+
+    def wait(self) -> None:
+        """Until something has been read, for a moment."""
+        self._store.wait(_WAIT_SECONDS)
+
+    def close(self) -> None:
+        self._store.close()

@@ -1,0 +1,217 @@
+"""Tokenizer: text to token ids and back, chat messages to a prompt, and text as it streams.
+
+Loads the files beside a model through mlx-lm (which adds its fixes per model family to
+transformers). Safe to use from several threads; needs no mlx arrays.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+
+from mlxserve.errors import InvalidRequest, UnsupportedModel
+
+# A folder with none of these would get a tokenizer without a single token.
+_TABLES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "*.tiktoken")
+# What transformers takes for itself instead of passing it on to the template: with some of these
+# the answer would be no list of token ids, or the template another one.
+_RESERVED = frozenset(
+    {
+        "chat_template",
+        "conversation",
+        "max_length",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "sanitize_control_tokens",
+        "tokenize",
+        "tokenizer_kwargs",
+        "truncation",
+    }
+)
+_READ_ERRORS = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    ImportError,
+    AttributeError,
+    RecursionError,
+)
+_TEMPLATE_ERRORS = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    RecursionError,
+)
+_REPLACEMENT = "\ufffd"  # what a decoder writes where bytes are not (yet) a character
+
+
+class Tokenizer:
+    """The tokenizer and chat template of one model folder."""
+
+    def __init__(self, path: Path, eos_token_ids: Sequence[int] = ()) -> None:
+        """Raises UnsupportedModel when the folder's tokenizer cannot be read."""
+        self._wrapper = _load(path, eos_token_ids)
+        self._fast = getattr(self._wrapper, "backend_tokenizer", None)
+        # transformers sets truncation on the shared Rust object in each call; two threads at once
+        # fail with "Already borrowed".
+        self._lock = threading.Lock()
+        self._added_tokens = frozenset(self._wrapper.get_added_vocab())
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return frozenset(self._wrapper.eos_token_ids)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._wrapper.has_chat_template)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of plain text, with the model's own beginning token where it has one."""
+        _check_text(text)
+        with self._lock:
+            return list(self._wrapper.encode(text))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens left out."""
+        if self._fast is not None:
+            return str(self._fast.decode(list(token_ids), skip_special_tokens=True))
+        with self._lock:
+            return str(self._wrapper.decode(list(token_ids), skip_special_tokens=True))
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **template_kwargs: Any,
+    ) -> list[int]:
+        """Token ids of a conversation in the model's chat template. Raises InvalidRequest.
+
+        A control token that somebody typed is text: only the template writes control tokens.
+        """
+        if not messages:
+            raise InvalidRequest("messages: at least one is needed")
+        if not self.has_chat_template:
+            raise InvalidRequest(
+                "This model has no chat template. Send a plain prompt to the completions endpoint."
+            )
+        if reserved := sorted(_RESERVED & template_kwargs.keys()):
+            raise InvalidRequest(
+                f"chat_template_kwargs: {', '.join(reserved)} cannot be set; give variables of the "
+                "model's template only."
+            )
+        for message in messages:
+            if not isinstance(message, Mapping):
+                raise InvalidRequest(f"messages: each must be an object, got {message!r:.80}")
+            if isinstance(message.get("content"), str):
+                _check_text(message["content"])
+        try:
+            if self._types_control_tokens(messages):
+                template_kwargs["sanitize_control_tokens"] = True
+            with self._lock:
+                ids = self._wrapper.apply_chat_template(
+                    [dict(message) for message in messages],
+                    tools=list(tools) if tools else None,
+                    add_generation_prompt=add_generation_prompt,
+                    **template_kwargs,
+                )
+        except _TEMPLATE_ERRORS as error:
+            raise InvalidRequest(
+                f"The model's chat template does not accept these messages: {_first_line(error)}"
+            ) from error
+        return list(ids)
+
+    def stream(self) -> StreamDecoder:
+        return StreamDecoder(self.decode)
+
+    def _types_control_tokens(self, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether a control token stands in what people or tools said.
+
+        Without one the plain rendering is the same, and templates that look into earlier answers
+        (to drop their thinking, say) see them unmarked.
+        """
+        said = [str(message.get("content")) for message in messages if _is_from_outside(message)]
+        return any(token in text for text in said for token in self._added_tokens)
+
+
+class StreamDecoder:
+    """Text of a growing list of token ids, piece by piece, never half a character.
+
+        ids    [ ......... | prefix .... | read ......... ]
+                            ^ _prefix     ^ _read          what came since _read is decoded
+                                                           together with the few ids before it
+
+    The pieces' concatenation is the decoding of all ids. The window is what vLLM and
+    text-generation-inference use; it makes the work per token constant.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._ids: list[int] = []
+        self._prefix = 0
+        self._read = 0
+        self._shown = ""  # text of ids[_prefix:_read]
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that these ids complete; empty while a character is unfinished."""
+        self._ids.extend(token_ids)
+        text = self._decode(self._ids[self._prefix :])
+        if text.endswith(_REPLACEMENT) or len(text) <= len(self._shown):
+            return ""
+        piece = text[len(self._shown) :]
+        self._prefix = self._read
+        self._read = len(self._ids)
+        self._shown = self._decode(self._ids[self._prefix : self._read])
+        return piece
+
+    def finish(self) -> str:
+        """What was held back: bytes that never became a character show as U+FFFD."""
+        text = self._decode(self._ids[self._prefix :])[len(self._shown) :]
+        self._prefix = self._read = len(self._ids)
+        self._shown = ""
+        return text
+
+
+def _load(path: Path, eos_token_ids: Sequence[int]) -> Any:
+    from mlx_lm.tokenizer_utils import load
+
+    try:
+        if not any(file for pattern in _TABLES for file in path.glob(pattern)):
+            raise ValueError("it has no tokens")
+        return load(path, {"trust_remote_code": False}, eos_token_ids=list(eos_token_ids) or None)
+    except Exception as error:
+        # The Rust library raises a bare Exception for a table it cannot read.
+        if type(error) is not Exception and not isinstance(error, _READ_ERRORS):
+            raise
+        raise UnsupportedModel(
+            f"The tokenizer in {path} cannot be read: {_first_line(error)}. The folder needs a "
+            "tokenizer.json (or tokenizer.model) and a tokenizer_config.json."
+        ) from error
+
+
+def _is_from_outside(message: Mapping[str, Any]) -> bool:
+    return message.get("role") != "assistant"
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"The text holds a lone surrogate at character {error.start}, which is no Unicode text."
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

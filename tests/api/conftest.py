@@ -1,0 +1,272 @@
+"""A scripted `Chat`, for what no model can be made to do on demand, and apps and servers over it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from mlxserve.api.access import Access
+from mlxserve.api.app import create_app
+from mlxserve.api.connection import Limits
+from mlxserve.api.server import Server, bind, serve, url_of
+from mlxserve.errors import EngineStopped, MlxServeError, PromptTooLong, UnknownPrefix
+from mlxserve.request import FinishReason, SamplingParams, TokenLogprob
+from mlxserve.stats import Distribution, Stats
+
+
+@dataclass(frozen=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True)
+class Delta:
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+
+
+HOLD = object()  # in a script: wait until `FakeChat.release` is called
+
+
+class FakeAnswer:
+    def __init__(self, chat: FakeChat, request_id: str, num_prompt: int, script: list[Any]):
+        self.request_id = request_id
+        self.num_prompt = num_prompt
+        self.is_closed = False
+        self._chat = chat
+        self._script = script
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        for step in self._script:
+            if step is HOLD:
+                await self._chat.wait_for_release()
+            elif isinstance(step, BaseException):
+                raise step
+            else:
+                yield step
+
+    async def aclose(self) -> None:
+        with self._chat.changed:
+            self.is_closed = True
+            self._chat.changed.notify_all()
+
+
+@dataclass
+class FakeChat:
+    """Answers every request with `script`, or with what `reply` makes of the prompt."""
+
+    HOLD = HOLD
+    Delta = Delta
+    Usage = Usage
+
+    model_name: str = "fake"
+    max_model_len: int = 1_000
+    created: int = 1_700_000_000
+    script: list[Any] | None = None
+    submit_error: MlxServeError | None = None
+    default_params: SamplingParams = field(default_factory=SamplingParams)
+    answers: list[FakeAnswer] = field(default_factory=list)
+    submitted: list[SimpleNamespace] = field(default_factory=list)
+    rendered: list[SimpleNamespace] = field(default_factory=list)
+    named: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    alive: bool = True
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    on_hold: threading.Event = field(default_factory=threading.Event)
+    is_closed: bool = False
+
+    def __post_init__(self) -> None:
+        self._is_released = False
+        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Any = None, **kwargs: Any
+    ) -> list[int]:
+        self.rendered.append(SimpleNamespace(messages=list(messages), kwargs=kwargs))
+        return self.encode("".join(str(message["content"]) for message in messages))
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return bytes(token_ids).decode(errors="replace")
+
+    async def submit(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        cache_salt: str | None = None,
+        priority: int = 0,
+        client: str = "",
+    ) -> FakeAnswer:
+        if self.submit_error is not None:
+            raise self.submit_error
+        if len(prompt) >= self.max_model_len:
+            raise PromptTooLong(
+                f"The prompt has {len(prompt)} tokens.",
+                num_tokens=len(prompt),
+                max_model_len=self.max_model_len,
+            )
+        self.submitted.append(
+            SimpleNamespace(
+                prompt=list(prompt),
+                params=params,
+                cache_salt=cache_salt,
+                priority=priority,
+                client=client,
+            )
+        )
+        script = self.script if self.script is not None else self.reply(prompt)
+        answer = FakeAnswer(self, str(len(self.answers)), len(prompt), script)
+        self.answers.append(answer)
+        return answer
+
+    def reply(self, prompt: Sequence[int]) -> list[Any]:
+        usage = Usage(len(prompt), 2, len(prompt) // 2)
+        return [
+            Delta("Hel", (72,), (TokenLogprob(72, -0.5, ((72, -0.5), (74, -1.5))),)),
+            Delta("lo", (108,), (TokenLogprob(108, -0.25),), FinishReason.STOP, usage),
+        ]
+
+    async def add_prefix(
+        self, name: str, token_ids: Sequence[int], *, cache_salt: str | None = None
+    ) -> None:
+        await self.submit(token_ids, SamplingParams(max_tokens=1), cache_salt=cache_salt)
+        self.answers.pop()
+        self.named[name] = tuple(token_ids)
+
+    def remove_prefix(self, name: str) -> None:
+        self.prefix(name)
+        del self.named[name]
+
+    def prefix(self, name: str) -> tuple[int, ...]:
+        if name not in self.named:
+            raise UnknownPrefix(f"there is no prefix named {name!r}")
+        return self.named[name]
+
+    def prefixes(self) -> dict[str, int]:
+        return {name: len(token_ids) for name, token_ids in self.named.items()}
+
+    async def reset_prefix_cache(self) -> bool:
+        return self.stats().num_requests_running == 0
+
+    def stats(self) -> Stats:
+        return Stats(
+            num_requests_running=sum(not answer.is_closed for answer in self.answers),
+            num_requests_waiting=0,
+            prefix_cache_queries=100,
+            prefix_cache_hits=40,
+            num_preemptions=1,
+            prompt_tokens=100,
+            generation_tokens=20,
+            recomputed_tokens=3,
+            sched_budget_tokens=2_048,
+            align_deferrals=0,
+            overtakes=0,
+            prefix_follow_waits=5,
+            pages_free=6,
+            pages_active=2,
+            pages_cached=1,
+            request_success={"stop": 3, "length": 1},
+            queue_seconds=Distribution((0.5, 1), (2, 1, 1), 4.5),
+            iteration_tokens=Distribution((1, 2), (5, 0, 3), 30),
+        )
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+    def release(self) -> None:
+        """Lets answers on HOLD go on; from any thread."""
+        self._is_released = True
+        for loop, event in self._waiters:
+            loop.call_soon_threadsafe(event.set)
+        self._waiters.clear()
+
+    def wait_until_closed(self) -> None:
+        """Until every answer given so far was closed; from the test's thread."""
+        with self.changed:
+            assert self.changed.wait_for(
+                lambda: self.answers and all(answer.is_closed for answer in self.answers),
+                timeout=20,
+            )
+
+    def close(self) -> None:
+        """As the engine's end: answers under way raise EngineStopped."""
+        self.is_closed = True
+        self.release()
+
+    async def wait_for_release(self) -> None:
+        waiter = (asyncio.get_running_loop(), asyncio.Event())
+        self._waiters.append(waiter)
+        self.on_hold.set()
+        if not self._is_released:
+            await waiter[1].wait()
+        if self.is_closed:
+            raise EngineStopped("The engine has stopped.")
+
+
+@pytest.fixture
+def chat() -> FakeChat:
+    return FakeChat()
+
+
+@pytest.fixture
+def client(chat: FakeChat) -> Iterator[TestClient]:
+    app = create_app(chat, aliases=["default"])
+    with TestClient(app, base_url="http://127.0.0.1:8000", raise_server_exceptions=False) as client:
+        yield client
+
+
+@dataclass
+class Running:
+    """A server in a thread of this process."""
+
+    url: str
+    port: int
+    server: Server
+    thread: threading.Thread
+
+    def stop(self) -> None:
+        self.server.stop()
+        self.thread.join(timeout=30)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def start_server(chat: FakeChat) -> Iterator[Callable[..., Running]]:
+    running: list[Running] = []
+
+    def start(*, access: Access | None = None, limits: Limits | None = None) -> Running:
+        listener = bind("127.0.0.1", 0)
+        url = url_of(listener)
+        port = listener.getsockname()[1]
+        is_ready = threading.Event()
+        server = Server(
+            create_app(chat, access=access),
+            on_ready=is_ready.set,
+            stop_engine=chat.close,
+            limits=limits,
+            drain_seconds=0.2,
+        )
+        thread = threading.Thread(target=serve, args=(server, listener))
+        thread.start()
+        assert is_ready.wait(timeout=30)
+        running.append(Running(url, port, server, thread))
+        return running[-1]
+
+    yield start
+    chat.release()
+    for server in running:
+        server.stop()

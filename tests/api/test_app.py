@@ -1,0 +1,223 @@
+import json
+from urllib.parse import quote
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mlxserve import __version__
+from mlxserve.api.body import MAX_BODY_SIZE
+from mlxserve.api.schema import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+)
+
+CHAT = "/v1/chat/completions"
+JSON = {"content-type": "application/json"}
+
+
+def error_of(reply) -> dict:
+    assert reply.headers["content-type"] == "application/json"
+    error = reply.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    return error
+
+
+def test_health_follows_the_engine(client, chat):
+    assert client.get("/health").json() == {"status": "ok"}
+    chat.alive = False
+    reply = client.get("/health")
+    assert reply.status_code == 503
+    assert error_of(reply)["code"] == "engine_stopped"
+
+
+def test_ready_tells_what_a_request_would_wait_behind(client, chat):
+    reply = client.get("/ready")
+    assert reply.json() == {
+        "status": "ready",
+        "model": "fake",
+        "num_requests_running": 0,
+        "num_requests_waiting": 0,
+        "kv_cache_usage_perc": 0.25,
+    }
+    chat.alive = False
+    assert error_of(client.get("/ready"))["code"] == "engine_stopped"
+
+
+def test_the_version_is_told(client):
+    assert client.get("/version").json() == {"version": __version__}
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat", "/v1/chat/completions/", "/docs", "//"])
+def test_an_unknown_route_is_a_404_in_shape(client, path):
+    reply = client.get(path, follow_redirects=False)
+    assert reply.status_code == 404
+    assert error_of(reply)["code"] == "unknown_url"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", CHAT), ("DELETE", "/v1/models"), ("POST", "/v1/prefixes/x"), ("POST", "/health")],
+)
+def test_a_wrong_method_is_a_405_that_says_which_are_right(client, method, path):
+    reply = client.request(method, path)
+    assert reply.status_code == 405
+    assert reply.headers["allow"]
+    assert error_of(reply)["code"] == "method_not_allowed"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"content-type": "text/plain"},
+        {"content-type": "application/x-www-form-urlencoded"},
+        {"content-type": "application/json; charset=latin-1"},
+        {"content-type": "application/json", "content-encoding": "gzip"},
+    ],
+)
+def test_only_plain_json_is_read(client, headers):
+    reply = client.post(CHAT, content=b"{}", headers=headers)
+    assert reply.status_code == 415
+    error_of(reply)
+
+
+@pytest.mark.parametrize(
+    "content_type", ["application/json", "Application/JSON; charset=UTF-8", "application/json;"]
+)
+def test_json_may_be_spelled_in_its_ways(client, content_type):
+    body = json.dumps({"messages": [{"role": "user", "content": "x"}]})
+    reply = client.post(CHAT, content=body, headers={"content-type": content_type})
+    assert reply.status_code == 200
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[" * 100_000, b'{"a": NaN}', b"\xff\xfe", b"[]"])
+def test_broken_json_is_a_400_in_shape(client, raw):
+    reply = client.post(CHAT, content=raw, headers=JSON)
+    assert reply.status_code == 400
+    assert error_of(reply)["code"] == "invalid_json"
+
+
+def test_a_body_that_is_too_large_is_refused_by_its_declared_size(client):
+    reply = client.post(
+        CHAT, content=b"{}", headers={**JSON, "content-length": str(MAX_BODY_SIZE + 1)}
+    )
+    assert reply.status_code == 413
+    assert error_of(reply)["code"] == "request_too_large"
+
+
+def test_a_body_that_is_too_large_is_refused_by_its_real_size(client):
+    piece = b" " * 2**20
+
+    def pieces():
+        for _ in range(MAX_BODY_SIZE // len(piece) + 1):
+            yield piece
+
+    reply = client.post(CHAT, content=pieces(), headers=JSON)
+    assert reply.status_code == 413
+
+
+def test_a_large_body_within_the_limit_is_parsed(client):
+    body = json.dumps({"messages": [{"role": "user", "content": "x"}], "user": "y" * 2**20})
+    assert client.post(CHAT, content=body, headers=JSON).status_code == 200
+
+
+def test_a_million_messages_are_refused(client):
+    body = b'{"messages": [' + b",".join([b'{"role":"user","content":"x"}'] * 1_000_000) + b"]}"
+    assert len(body) < MAX_BODY_SIZE
+    reply = client.post(CHAT, content=body, headers=JSON)
+    assert reply.status_code == 400
+    assert error_of(reply)["param"] == "messages"
+
+
+def test_a_bug_is_a_500_in_shape_that_tells_nothing_of_the_inside(client, chat):
+    def fail(*_args, **_kwargs):
+        raise ZeroDivisionError("secret detail")
+
+    chat.render = fail
+    reply = client.post(CHAT, json={"messages": [{"role": "user", "content": "x"}]})
+    assert reply.status_code == 500
+    assert error_of(reply)["code"] == "internal_error"
+    assert "secret" not in reply.text
+    assert reply.headers["x-request-id"]
+
+
+def test_every_reply_has_its_own_id(client):
+    replies = [client.get("/health"), client.get("/nowhere"), client.get("/health")]
+    assert len({reply.headers["x-request-id"] for reply in replies}) == 3
+
+
+# Whatever is sent.
+
+MODELS = {
+    CHAT: (ChatRequest, {"messages": [{"role": "user", "content": "x"}]}),
+    "/v1/completions": (CompletionRequest, {"prompt": "x"}),
+    "/v1/responses": (ResponsesRequest, {"input": "x"}),
+    "/tokenize": (TokenizeRequest, {"prompt": "x"}),
+    "/detokenize": (DetokenizeRequest, {"tokens": [1]}),
+}
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20)
+    | st.sampled_from(["user", "assistant", "text", "type", "function", 0, 1, -1, [], {}])
+)
+values = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["role", "content", "type", "text", "1", "include_usage"]) | st.text(),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+every_example = settings(
+    max_examples=300,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[str, dict]:
+    path = draw(st.sampled_from(sorted(MODELS)))
+    model, valid = MODELS[path]
+    names = sorted({*model.model_fields, *model.NOT_YET})
+    changes = draw(st.dictionaries(st.sampled_from(names) | st.text(), values, max_size=4))
+    return path, {**valid, **changes}
+
+
+@every_example
+@given(asked=requests())
+def test_every_object_gets_an_answer_or_a_refusal_in_shape(client, asked):
+    path, body = asked
+    reply = client.post(path, json=body)
+    assert reply.status_code in (200, 400, 404), reply.text
+    if reply.status_code != 200:
+        assert error_of(reply)["type"] == "invalid_request_error"
+
+
+@every_example
+@given(path=st.sampled_from(sorted(MODELS)), raw=st.binary(max_size=60) | st.text().map(str.encode))
+def test_every_body_gets_a_refusal_in_shape(client, path, raw):
+    reply = client.post(path, content=raw, headers=JSON)
+    assert reply.status_code == 400
+    error_of(reply)
+
+
+@every_example
+@given(path=st.text(max_size=40), method=st.sampled_from(["GET", "POST", "PUT", "DELETE"]))
+def test_every_path_gets_a_refusal_in_shape(client, path, method):
+    reply = client.request(method, "/v2/" + quote(path, safe="/"))
+    assert reply.status_code == 404
+    error_of(reply)

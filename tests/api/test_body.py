@@ -1,0 +1,82 @@
+import json
+
+import pytest
+
+from mlxserve.api.body import MAX_JSON_DEPTH, MAX_MEMBERS, parse_json
+from mlxserve.api.errors import ApiError
+
+
+def refusal(raw: bytes) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        parse_json(raw)
+    assert caught.value.status == 400
+    assert caught.value.code == "invalid_json"
+    return caught.value
+
+
+def nested(depth: int) -> bytes:
+    return b'{"a":' * (depth - 1) + b"{}" + b"}" * (depth - 1)
+
+
+def test_an_object_comes_back_as_it_was_sent():
+    value = {"text": "zoë \U0001f600", "numbers": [1, -2.5, 1e10], "none": None, "flag": True}
+    assert parse_json(json.dumps(value).encode()) == value
+    assert parse_json(json.dumps(value, ensure_ascii=False).encode()) == value
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"text"',
+        b"null",
+        b'{"a": NaN}',
+        b'{"a": Infinity}',
+        b'{"a": -Infinity}',
+        b'{"a": 1e400}',
+        b'{"a": -1e400}',
+        b'{"a": ' + b"9" * 5_000 + b"}",
+        b'{"a": "\xff"}',
+        b'\xef\xbb\xbf{"a": 1}',
+        b'{"a": "\\ud800"}',
+        b'{"a": "\\udc00\\ud800"}',
+        b'{"\\ud800": 1}',
+        b'{"a": "line\nbreak"}',
+        b'{"a": 1} trailing',
+    ],
+)
+def test_what_is_not_strict_json_is_refused(raw: bytes):
+    refusal(raw)
+
+
+def test_a_surrogate_pair_is_one_character():
+    assert parse_json(b'{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
+
+
+def test_an_escaped_backslash_before_u_is_no_surrogate():
+    assert parse_json(b'{"a": "\\\\ud800"}') == {"a": "\\ud800"}
+
+
+def test_a_name_given_twice_is_named():
+    assert "'seed'" in refusal(b'{"seed": 1, "other": 2, "seed": 3}').message
+
+
+def test_a_million_members_are_refused():
+    raw = b"{" + b",".join(b'"%d":1' % number for number in range(1_000_000)) + b"}"
+    assert "members" in refusal(raw).message
+    assert (
+        len(parse_json(json.dumps({str(n): n for n in range(MAX_MEMBERS)}).encode())) == MAX_MEMBERS
+    )
+
+
+def test_depth_is_bounded_exactly():
+    assert parse_json(nested(MAX_JSON_DEPTH))
+    assert "deeper" in refusal(nested(MAX_JSON_DEPTH + 1)).message
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
+def test_a_hundred_thousand_levels_are_refused_without_recursion(opening: bytes):
+    refusal(opening * 100_000)
+    assert "deeper" in refusal(b'{"a":' + b"[" * 50_000 + b"]" * 50_000 + b"}").message

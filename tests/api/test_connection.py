@@ -1,0 +1,253 @@
+"""Raw sockets against a real server over the scripted chat: what no HTTP client would send."""
+
+import contextlib
+import json
+import socket
+
+import pytest
+
+from mlxserve.api.connection import Limits
+
+CHAT = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+)
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+class Peer:
+    """A socket to the server; every read has a deadline, so that a hang is a failure."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
+
+    def __enter__(self) -> "Peer":
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.socket.close()
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def read_to_end(self) -> bytes:
+        data = b""
+        while piece := self.socket.recv(65_536):
+            data += piece
+        return data
+
+    def read_until(self, mark: bytes) -> bytes:
+        data = b""
+        while mark not in data:
+            piece = self.socket.recv(65_536)
+            assert piece, f"closed after {data!r}"
+            data += piece
+        return data
+
+
+def status_and_error(reply: bytes) -> tuple[int, str]:
+    head, _, body = reply.partition(b"\r\n\r\n")
+    assert b"application/json" in head
+    return int(head.split()[1]), json.loads(body)["error"]["code"]
+
+
+def is_healthy(port: int) -> bool:
+    with Peer(port) as peer:
+        peer.send(HEALTH)
+        return peer.read_to_end().startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET /health HTTP/1.1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n: empty\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 a TLS client\r\n\r\n",
+        b"nonsense\r\n\r\n",
+    ],
+)  # fmt: skip
+def test_what_is_not_http_is_a_400_in_shape(start_server, request_bytes):
+    port = start_server().port
+    with Peer(port) as peer:
+        peer.send(request_bytes)
+        assert status_and_error(peer.read_to_end()) == (400, "invalid_http")
+    assert is_healthy(port)
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 5_000_000 + b"\r\n\r\n",
+        b"GET /" + b"a" * 5_000_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 500_000 + b"\r\n",
+    ],
+)
+def test_endless_headers_are_cut_off_long_before_their_end(start_server, request_bytes):
+    """The reply may be lost in the reset that closing with unread data causes."""
+    port = start_server().port
+    with Peer(port) as peer, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        peer.send(request_bytes)
+        assert status_and_error(peer.read_to_end()) == (400, "invalid_http")
+    assert is_healthy(port)
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET /health HTTP/1.0\r\n\r\n", 403),
+        (b"GET /health HTTP/1.1\r\nHost: evil.com\r\nConnection: close\r\n\r\n", 403),
+        (b"GET http://evil.com/health HTTP/1.1\r\nHost: evil.com\r\nConnection: close\r\n\r\n", 403),
+        (b"GET http://x/health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 404),
+        (b"GET /health%00 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 404),
+        (b"GET /../health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 404),
+    ],
+)  # fmt: skip
+def test_odd_requests_are_refused(start_server, request_bytes, status):
+    with Peer(start_server().port) as peer:
+        peer.send(request_bytes)
+        assert status_and_error(peer.read_to_end())[0] == status
+
+
+def test_a_declared_flood_is_refused_before_it_is_sent(start_server):
+    with Peer(start_server().port) as peer:
+        peer.send(CHAT + b"Content-Length: 10000000000\r\nConnection: close\r\n\r\n")
+        assert status_and_error(peer.read_until(b"request_too_large"))[0] == 413
+
+
+def test_a_body_without_end_is_refused_and_cut_off(start_server):
+    port = start_server(limits=Limits(body=1.0)).port
+    piece = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
+    with Peer(port) as peer:
+        peer.send(CHAT + b"Transfer-Encoding: chunked\r\n\r\n")
+        num_sent = 0
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            while num_sent < 100_000:
+                peer.send(piece)
+                num_sent += 1
+        assert num_sent < 100_000
+    assert is_healthy(port)
+
+
+def test_both_lengths_at_once_do_not_smuggle_a_request(start_server):
+    """h11 lets chunking win and keeps what follows as the next request; there is none here."""
+    with Peer(start_server().port) as peer:
+        peer.send(
+            CHAT + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"2\r\n{}\r\n0\r\n\r\n"
+        )  # fmt: skip
+        reply = peer.read_until(b"messages")
+        assert reply.startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTT", b"GET /health HTTP/1.1\r\nHost: loc"])
+def test_headers_that_do_not_arrive_are_a_408(start_server, sent):
+    port = start_server(limits=Limits(header=0.2)).port
+    with Peer(port) as peer:
+        peer.send(sent)
+        assert status_and_error(peer.read_to_end()) == (408, "request_timeout")
+    assert is_healthy(port)
+
+
+def test_headers_that_trickle_in_do_not_extend_their_deadline(start_server):
+    port = start_server(limits=Limits(header=0.3)).port
+    with Peer(port) as peer:
+        peer.socket.settimeout(0.02)
+        reply = b""
+        for byte in HEALTH[:-2] + b"X: " + b"y" * 10_000:
+            try:
+                peer.send(bytes([byte]))
+                reply = peer.socket.recv(65_536)
+            except TimeoutError:
+                continue
+            break
+        assert status_and_error(reply) == (408, "request_timeout")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n5\r\n{"],
+)
+def test_a_body_that_does_not_arrive_is_a_408(start_server, sent):
+    port = start_server(limits=Limits(body=0.2)).port
+    with Peer(port) as peer:
+        peer.send(CHAT + sent)
+        assert status_and_error(peer.read_to_end()) == (408, "request_timeout")
+    assert is_healthy(port)
+
+
+def test_a_second_request_on_a_connection_has_its_own_deadline(start_server):
+    with Peer(start_server(limits=Limits(header=0.3)).port) as peer:
+        peer.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"200" in peer.read_until(b"ok")
+        peer.send(b"GET /hea")
+        assert status_and_error(peer.read_to_end()) == (408, "request_timeout")
+
+
+def test_a_slow_answer_is_not_a_slow_request(start_server, chat):
+    chat.script = [chat.HOLD, *chat.reply([1])]
+    body = b'{"messages": [{"role": "user", "content": "x"}]}'
+    with Peer(start_server(limits=Limits(header=0.1, body=0.1)).port) as peer:
+        peer.send(CHAT + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        peer.socket.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            peer.socket.recv(1)
+        chat.release()
+        peer.socket.settimeout(20)
+        assert b"Hello" in peer.read_until(b"}}}")
+
+
+def test_a_reader_that_stalls_is_cut_off_and_its_answer_closed(start_server, chat):
+    chat.script = [chat.Delta("x" * 1_000_000, (1,))] * 40 + [chat.HOLD]
+    body = b'{"messages": [{"role": "user", "content": "x"}], "stream": true}'
+    port = start_server(limits=Limits(write=0.3)).port
+    with Peer(port) as peer:
+        peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        peer.send(CHAT + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        chat.wait_until_closed()
+        assert not chat.on_hold.is_set()
+    assert is_healthy(port)
+
+
+def test_connections_beyond_the_cap_are_a_503(start_server):
+    port = start_server(limits=Limits(connections=3)).port
+    peers = [Peer(port) for _ in range(3)]
+    try:
+        for peer in peers:
+            peer.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            peer.read_until(b"ok")
+        with Peer(port) as another:
+            assert status_and_error(another.read_to_end()) == (503, "overloaded")
+    finally:
+        for peer in peers:
+            peer.socket.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_hangs_up_aborts_its_answer(start_server, chat, stream):
+    chat.script = [chat.Delta("one", (1,)), chat.HOLD]
+    body = json.dumps({"messages": [{"role": "user", "content": "x"}], "stream": stream}).encode()
+    port = start_server().port
+    with Peer(port) as peer:
+        peer.send(CHAT + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        assert chat.on_hold.wait(timeout=20)
+        assert not chat.answers[0].is_closed
+    chat.wait_until_closed()
+    assert chat.stats().num_requests_running == 0
+    assert is_healthy(port)
+
+
+def test_a_storm_of_resets_leaves_nothing_running(start_server, chat):
+    chat.script = [chat.Delta("one", (1,)), chat.HOLD]
+    body = b'{"messages": [{"role": "user", "content": "x"}], "stream": true}'
+    port = start_server().port
+    for _ in range(50):
+        with Peer(port) as peer:
+            linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"  # on, for no time: close sends a reset
+            peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            peer.send(CHAT + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            peer.read_until(b"one")
+    chat.wait_until_closed()
+    assert len(chat.answers) == 50
+    assert is_healthy(port)

@@ -1,0 +1,179 @@
+import json
+from typing import Any
+
+import pytest
+
+from mlxserve.errors import EngineStopped, QueueFull
+from mlxserve.request import FinishReason
+
+PATH = "/v1/responses"
+HELLO = {"input": "Hi"}
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    """The data of each event; its name must be its type, and the numbers must rise by one."""
+    blocks = text.removesuffix("\n\n").split("\n\n")
+    found = []
+    for number, block in enumerate(blocks):
+        name, data = block.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+        assert found[-1]["sequence_number"] == number
+    return found
+
+
+def test_a_response_has_openais_shape(client):
+    reply = client.post(PATH, json={**HELLO, "instructions": "Be brief.", "metadata": {"a": "b"}})
+    body = reply.json()
+    number = reply.headers["x-request-id"]
+    assert body["id"] == f"resp_{number}"
+    assert body["object"] == "response"
+    assert body["status"] == "completed"
+    assert body["model"] == "fake"
+    assert body["error"] is body["incomplete_details"] is body["previous_response_id"] is None
+    assert body["instructions"] == "Be brief."
+    assert body["metadata"] == {"a": "b"}
+    assert body["store"] is False
+    assert body["output"] == [
+        {
+            "id": f"msg_{number}",
+            "type": "message",
+            "role": "assistant",
+            "status": "completed",
+            "content": [
+                {"type": "output_text", "text": "Hello", "annotations": [], "logprobs": []}
+            ],
+        }
+    ]
+    assert body["usage"] == {
+        "input_tokens": 11,
+        "input_tokens_details": {"cached_tokens": 5},
+        "output_tokens": 2,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 13,
+    }
+
+
+def test_a_stream_has_openais_order(client):
+    found = events(client.post(PATH, json={**HELLO, "stream": True}).text)
+    assert [event["type"].removeprefix("response.") for event in found] == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ]
+    deltas = [event for event in found if event["type"].endswith("text.delta")]
+    assert [event["delta"] for event in deltas] == ["Hel", "lo"]
+    assert {event["item_id"] for event in deltas} == {found[2]["item"]["id"]}
+    assert found[6]["text"] == found[7]["part"]["text"] == "Hello"
+    assert found[8]["item"] == found[9]["response"]["output"][0]
+    assert found[9]["response"]["usage"]["total_tokens"] == 4
+    ids = {event["response"]["id"] for event in found if "response" in event}
+    assert len(ids) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_was_cut_is_incomplete(client, chat, stream):
+    chat.script = [chat.Delta("He", (1,), (), FinishReason.LENGTH, chat.Usage(1, 1, 0))]
+    reply = client.post(PATH, json={**HELLO, "max_output_tokens": 1, "stream": stream})
+    response = events(reply.text)[-1]["response"] if stream else reply.json()
+    assert response["status"] == "incomplete"
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert response["output"][0]["status"] == "incomplete"
+    assert chat.submitted[0].params.max_tokens == 1
+    if stream:
+        assert events(reply.text)[-1]["type"] == "response.incomplete"
+
+
+def test_an_answer_without_text_is_still_an_item(client, chat):
+    chat.script = [chat.Delta("", (1,), (), FinishReason.STOP, chat.Usage(1, 1, 0))]
+    found = events(client.post(PATH, json={**HELLO, "stream": True}).text)
+    kinds = [event["type"] for event in found]
+    assert "response.output_item.added" in kinds
+    assert "response.output_text.delta" not in kinds
+    assert found[-1]["response"]["output"][0]["content"][0]["text"] == ""
+
+
+def test_an_engine_that_dies_ends_the_stream_as_failed(client, chat):
+    chat.script = [chat.Delta("Hel", (72,)), EngineStopped("The engine has stopped.")]
+    last = events(client.post(PATH, json={**HELLO, "stream": True}).text)[-1]
+    assert last["type"] == "response.failed"
+    assert last["response"]["status"] == "failed"
+    assert last["response"]["error"]["message"] == "The engine has stopped."
+    assert client.post(PATH, json=HELLO).status_code == 503
+    assert all(answer.is_closed for answer in chat.answers)
+
+
+def test_input_items_become_messages(client, chat):
+    asked = {
+        "instructions": "Be brief.",
+        "input": [
+            {"role": "user", "content": "a"},
+            {
+                "type": "message",
+                "id": "msg_1",
+                "status": "completed",
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": "b", "annotations": []}],
+            },
+            {"role": "user", "content": [{"type": "input_text", "text": "c"}]},
+        ],
+    }
+    assert client.post(PATH, json=asked).status_code == 200
+    assert chat.rendered[0].messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": None}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": ["x"]}, "input"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
+        ({"instructions": 5}, "instructions"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"store": True}, "store"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"text": {"format": {"type": "json_object"}}}, "text"),
+        ({"reasoning": {"effort": "high"}}, "reasoning"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"background": True}, "background"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+    ],
+)
+def test_a_bad_value_is_refused_by_its_fields_name(client, fields, param):
+    reply = client.post(PATH, json={**HELLO, **fields})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == param
+
+
+def test_what_the_engine_refuses_has_a_status(client, chat):
+    reply = client.post(PATH, json={"input": "x" * 2_000, "stream": True})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["code"] == "context_length_exceeded"
+    assert reply.json()["error"]["param"] == "input"
+    chat.submit_error = QueueFull("no")
+    assert client.post(PATH, json=HELLO).status_code == 503
+
+
+def test_unknown_fields_are_named(client):
+    reply = client.post(PATH, json={**HELLO, "mood": 1, "stream": True})
+    assert "mood" in reply.headers["x-mlxserve-warning"]

@@ -1,0 +1,53 @@
+import pytest
+
+HELLO = [{"role": "user", "content": "Hi"}]
+
+
+def test_text_becomes_tokens_and_tokens_text(client):
+    reply = client.post("/tokenize", json={"model": "fake", "prompt": "Hé"})
+    assert reply.json() == {"count": 3, "max_model_len": 1_000, "tokens": [72, 195, 169]}
+    back = client.post("/detokenize", json={"tokens": reply.json()["tokens"]})
+    assert back.json() == {"prompt": "Hé"}
+
+
+def test_a_conversation_is_rendered_as_a_completion_would_render_it(client, chat):
+    asked = {"messages": HELLO, "chat_template_kwargs": {"enable_thinking": False}}
+    tokens = client.post("/tokenize", json=asked).json()["tokens"]
+    client.post("/v1/chat/completions", json=asked)
+    assert tokens == chat.submitted[0].prompt
+    assert chat.rendered[0].kwargs == {"add_generation_prompt": True, "enable_thinking": False}
+
+
+def test_an_empty_text_has_no_tokens(client):
+    assert client.post("/tokenize", json={"prompt": ""}).json()["count"] == 0
+    assert client.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "x", "messages": HELLO}, "prompt"),
+        ("/tokenize", {"prompt": ["x"]}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": "x"}, "tokens"),
+        ("/detokenize", {"tokens": [1, -1]}, "tokens[1]"),
+        ("/detokenize", {"tokens": [2**31]}, "tokens[0]"),
+        ("/detokenize", {"tokens": [True]}, "tokens[0]"),
+    ],
+)
+def test_a_bad_value_is_refused_by_its_fields_name(client, path, body, param):
+    reply = client.post(path, json=body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == param
+
+
+def test_another_model_is_a_404(client):
+    for path, body in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [1]})):
+        assert client.post(path, json={**body, "model": "gpt-4"}).status_code == 404
+
+
+def test_unknown_fields_are_named(client):
+    reply = client.post("/tokenize", json={"prompt": "x", "add_special_tokenz": True})
+    assert "add_special_tokenz" in reply.headers["x-mlxserve-warning"]

@@ -1,0 +1,140 @@
+"""The cost model: what a step contains, and coefficients found again from steps."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict, astuple
+from pathlib import Path
+
+import pytest
+
+from mlxserve.bench.costs import ASSUMED, CostModel, RecordedStep, StepWork, fit, read_trace
+from mlxserve.errors import InvalidConfig
+from mlxserve.request import Chunk, Request, SamplingParams
+
+MODEL = CostModel(0.02, 0.001, 2e-8, 0.0015, 3e-7)
+
+
+def steps(model: CostModel, number: int, noise: float = 0.0) -> list[RecordedStep]:
+    draw = random.Random(0)
+    recorded = []
+    for _ in range(number):
+        prefill, decodes = draw.choice([0, 64, 500, 2048]), draw.randrange(1, 32)
+        work = StepWork(
+            prefill,
+            prefill * draw.uniform(0, 20_000),
+            decodes,
+            decodes * draw.randrange(50_000),
+            decodes + 1,
+        )
+        recorded.append(
+            RecordedStep(model.seconds(work) * draw.uniform(1 - noise, 1 + noise), work)
+        )
+    return recorded
+
+
+def test_a_fit_finds_the_coefficients_again() -> None:
+    found = fit(steps(MODEL, 200))
+    assert astuple(found.model) == pytest.approx(astuple(MODEL), rel=1e-6)
+    assert found.mean_error < 1e-9
+    assert abs(found.total_error) < 1e-9
+    assert (found.num_fitted, found.num_held_out) == (160, 40)
+
+
+def test_the_error_is_that_of_steps_that_were_not_fitted() -> None:
+    recorded = steps(MODEL, 200)
+    spoilt = [
+        RecordedStep(step.seconds * 2, step.work) if index % 5 == 0 else step
+        for index, step in enumerate(recorded)
+    ]
+    found = fit(spoilt)
+    assert astuple(found.model) == pytest.approx(astuple(MODEL), rel=1e-6)
+    assert found.mean_error == pytest.approx(0.5)
+    assert found.total_error == pytest.approx(-0.5)
+
+
+def test_noise_of_ten_percent_moves_the_prediction_by_less() -> None:
+    assert fit(steps(MODEL, 400, noise=0.1)).mean_error < 0.1
+
+
+def test_a_step_that_is_sometimes_three_times_slower_counts_as_its_mean() -> None:
+    draw = random.Random(1)
+    shaken = [
+        RecordedStep(step.seconds * draw.choice([1.0, 3.0]), step.work)
+        for step in steps(MODEL, 2000)
+    ]
+    found = fit(shaken)
+    assert found.total_error == pytest.approx(0, abs=0.08)
+    for value, true in zip(astuple(found.model), astuple(MODEL), strict=True):
+        assert value == pytest.approx(2 * true, rel=0.2)
+
+
+def test_no_coefficient_is_below_zero() -> None:
+    # Steps that get faster with their decodes: plain least squares would say so.
+    odd = [
+        RecordedStep(1.0 - 0.01 * n, StepWork(decodes=n, decode_context=n * n, chunks=n))
+        for n in range(1, 41)
+    ]
+    model = fit(odd).model
+    assert min(astuple(model)) >= 0
+    assert model.decode == 0
+    assert model.step > 0
+
+
+def test_what_never_happened_costs_nothing() -> None:
+    decodes = [
+        RecordedStep(0.01 + 0.001 * n, StepWork(decodes=n, decode_context=100 * n * n, chunks=n))
+        for n in range(1, 31)
+    ]
+    model = fit(decodes).model
+    assert model.prefill == model.prefill_context == 0
+    assert model.step == pytest.approx(0.01)
+
+
+def test_a_chunk_is_prefill_by_its_position() -> None:
+    request = Request("a", list(range(100)), SamplingParams())
+    request.prefill_end = 100
+    prefill = Chunk(request, 64, 36, (), samples=True)
+    decode = Chunk(request, 100, 1, (), samples=True)
+    last = Chunk(request, 99, 1, (), samples=True)  # a prompt that ends in a single token
+    assert StepWork.of([prefill, decode]) == StepWork(36, 36 * 82.0, 1, 100, 2)
+    assert StepWork.of([last]) == StepWork(1, 99.5, 0, 0, 1)
+
+
+def test_a_step_costs_the_sum_of_its_parts() -> None:
+    assert ASSUMED.seconds(StepWork()) == ASSUMED.step
+    work = StepWork(100, 5000.0, 3, 700, 4)
+    assert MODEL.seconds(work) == pytest.approx(0.02 + 0.1 + 1e-4 + 0.0045 + 2.1e-4)
+
+
+def test_too_few_steps_are_refused() -> None:
+    with pytest.raises(InvalidConfig, match="record a longer load"):
+        fit(steps(MODEL, 19))
+
+
+def test_a_trace_is_read_back(tmp_path: Path) -> None:
+    recorded = steps(MODEL, 25)
+    file = tmp_path / "trace.jsonl"
+    lines = [json.dumps({"seconds": s.seconds, **asdict(s.work)}) for s in recorded]
+    file.write_text("\n".join(lines) + "\n")
+    assert read_trace(file) == recorded
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "not json",
+        "[1]",
+        '{"seconds": 1}',
+        '{"seconds": 0, "prefill": 0, "prefill_context": 0, "decodes": 1, "decode_context": 1, "chunks": 1}',
+        '{"seconds": NaN, "prefill": 0, "prefill_context": 0, "decodes": 1, "decode_context": 1, "chunks": 1}',
+        '{"seconds": 1, "prefill": null, "prefill_context": 0, "decodes": 1, "decode_context": 1, "chunks": 1}',
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "trace.jsonl"
+    good = json.dumps({"seconds": 1.0, **asdict(StepWork(1, 1.0, 1, 1, 1))})
+    file.write_text(f"{good}\n{line}\n")
+    with pytest.raises(InvalidConfig, match=r"line 2: not a recorded step.*bench record"):
+        read_trace(file)

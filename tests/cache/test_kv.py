@@ -1,0 +1,184 @@
+"""A pool's layers write where the step says, and attend over the pages it names."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from metal_kernels import SequenceTables, select_backend
+from mlxserve.cache.kv import KVPool, LayerKV, LayerSpec, PagedWindow
+from mlxserve.cache.layout import StepLayout
+
+SPECS = (
+    LayerSpec(kv_heads=2, key_dim=8, value_dim=8, dtype=mx.float32),
+    LayerSpec(kv_heads=1, key_dim=8, value_dim=4, dtype=mx.float32, window=3),
+)
+# A decode at position 17 of pages (2, 0), and a chunk of positions 0..4 of page 3.
+POSITIONS = np.array([17, 0, 1, 2, 3], np.int32)
+SLOTS = np.array([1, 48, 49, 50, 51], np.int32)
+
+
+def tables(page_table: list[int], context: int, rows: int) -> SequenceTables:
+    return SequenceTables(
+        np.array([page_table], np.int32),
+        np.array([context], np.int32),
+        np.array([0, rows], np.int32),
+        16,
+    )
+
+
+def mixed_step() -> StepLayout:
+    return StepLayout(mx.array(POSITIONS), SLOTS, 1, tables([2, 0], 18, 1), tables([3], 4, 4))
+
+
+def pool_with_history() -> KVPool:
+    """4 pages of 16, and 17 tokens of the decode's sequence in pages 2 and 0."""
+    kv = KVPool(SPECS, num_pages=4, page_size=16, backend=select_backend("reference"))
+    slots = np.array([*range(32, 48), 0], np.int32)
+    step = StepLayout(mx.arange(17), slots, 0, None, tables([2, 0], 17, 17))
+    for index, spec in enumerate(SPECS):
+        kv.write(index, *rows(17, spec, seed=index), step)
+    return kv
+
+
+def rows(count: int, spec: LayerSpec, seed: int) -> tuple[mx.array, mx.array]:
+    keys, values = mx.random.split(mx.random.key(seed))
+    return (
+        mx.random.normal((count, spec.kv_heads, spec.key_dim), key=keys),
+        mx.random.normal((count, spec.kv_heads, spec.value_dim), key=values),
+    )
+
+
+def attend(layer: LayerKV, spec: LayerSpec, mask: object = None) -> np.ndarray:
+    keys, values = rows(5, spec, seed=40)
+    layer.update_and_fetch(keys[:, :, None], values[:, :, None])
+    queries = mx.random.normal((5, 2, 1, spec.key_dim), key=mx.random.key(50))
+    output = layer.attend(queries, scale=0.5, mask=mask)
+    assert output.shape == (5, 2, 1, spec.value_dim)
+    return np.array(output[:, :, 0])
+
+
+def expected(layer: int, window: int | None) -> np.ndarray:
+    """The five rows' attention, from arrays that never saw a page."""
+    spec = SPECS[layer]
+    new = [np.array(side) for side in rows(5, spec, seed=40)]
+    old = [np.array(side) for side in rows(17, spec, seed=layer)]
+    queries = np.array(mx.random.normal((5, 2, 1, spec.key_dim), key=mx.random.key(50)))[:, :, 0]
+    outputs = []
+    for row in range(5):
+        sides = [
+            np.concatenate([o, n[:1]]) if row == 0 else n[1 : row + 1]
+            for o, n in zip(old, new, strict=True)
+        ]
+        keys, values = (side[-(window or len(side)) :] for side in sides)
+        heads = []
+        for head in range(2):
+            kv_head = head * spec.kv_heads // 2
+            scores = keys[:, kv_head] @ queries[row, head] * 0.5
+            weights = np.exp(scores - scores.max())
+            heads.append(weights / weights.sum() @ values[:, kv_head])
+        outputs.append(heads)
+    return np.array(outputs)
+
+
+def test_decodes_and_chunks_of_one_step_attend_over_their_own_pages() -> None:
+    layer = pool_with_history().layers(mixed_step())[0]
+    assert np.allclose(attend(layer, SPECS[0]), expected(0, None), atol=1e-5)
+
+
+def test_a_layer_with_a_window_sees_only_that_much() -> None:
+    layer = pool_with_history().layers(mixed_step())[1]
+    assert np.allclose(attend(layer, SPECS[1]), expected(1, 3), atol=1e-5)
+
+
+def test_a_window_that_comes_as_a_mask_is_used() -> None:
+    layer = pool_with_history().layers(mixed_step())[0]
+    mask = layer.make_mask(1, window_size=2)
+    assert np.allclose(attend(layer, SPECS[0], mask), expected(0, 2), atol=1e-5)
+
+
+def test_a_narrower_mask_than_the_layers_own_window_wins() -> None:
+    layer = pool_with_history().layers(mixed_step())[1]
+    mask = layer.make_mask(1, window_size=2)
+    assert np.allclose(attend(layer, SPECS[1], mask), expected(1, 2), atol=1e-5)
+
+
+def test_a_layer_writes_into_its_own_arrays_and_slots_only() -> None:
+    kv = pool_with_history()
+    before = [np.array(array) for array in kv.arrays()]
+    attend(kv.layers(mixed_step())[1], SPECS[1])
+    after = [np.array(array) for array in kv.arrays()]
+    keys, values = (np.array(side) for side in rows(5, SPECS[1], seed=40))
+    before[1][:, SLOTS] = keys.swapaxes(0, 1)
+    before[3][:, SLOTS] = values.swapaxes(0, 1)
+    assert all(np.array_equal(a, b) for a, b in zip(after, before, strict=True))
+
+
+def test_the_offset_is_the_position_of_every_row() -> None:
+    layer = pool_with_history().layers(mixed_step())[0]
+    assert np.array_equal(np.array(layer.offset), POSITIONS)
+
+
+def test_rows_need_no_mask_but_for_a_window_of_the_models() -> None:
+    plain, windowed = pool_with_history().layers(mixed_step())
+    assert plain.make_mask(1) is None
+    assert plain.make_mask(1, return_array=True) is None
+    assert windowed.make_mask(1, window_size=3) is None
+    assert plain.make_mask(1, window_size=3) == PagedWindow(3)
+
+
+def test_a_mask_for_longer_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match="rows of a paged step have length 1, got 2"):
+        pool_with_history().layers(mixed_step())[0].make_mask(2)
+
+
+@pytest.mark.parametrize("mask", [mx.ones((1, 1)), "causal"], ids=["array", "str"])
+def test_a_mask_of_the_models_own_is_refused(mask: object) -> None:
+    layer = pool_with_history().layers(mixed_step())[0]
+    with pytest.raises(ValueError, match="a mask of the model's own"):
+        attend(layer, SPECS[0], mask)
+
+
+def test_a_pool_takes_the_bytes_its_layers_say() -> None:
+    kv = KVPool(SPECS, num_pages=4, page_size=16, backend=select_backend("reference"))
+    assert [spec.bytes_per_token() for spec in SPECS] == [128, 48]
+    assert kv.nbytes == 4 * 16 * (128 + 48)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16], ids=str)
+def test_pages_go_out_and_come_back_bit_by_bit_to_other_places(dtype: mx.Dtype) -> None:
+    specs = [
+        LayerSpec(kv_heads=2, key_dim=8, value_dim=8, dtype=dtype),
+        LayerSpec(kv_heads=1, key_dim=8, value_dim=4, dtype=dtype, window=3),
+    ]
+    pools = [
+        KVPool(specs, num_pages=5, page_size=16, backend=select_backend("reference"))
+        for _ in range(2)
+    ]
+    slots = np.arange(5 * 16, dtype=np.int32)
+    step = StepLayout(mx.arange(80), slots, 0, None, tables([0, 1, 2, 3, 4], 80, 80))
+    for index, spec in enumerate(specs):
+        keys, values = rows(80, spec, seed=index)
+        pools[0].write(index, keys.astype(dtype), values.astype(dtype), step)
+    payloads = pools[0].read_pages([3, 0, 4])
+    assert len(set(payloads)) == 3
+    assert {len(p) for p in payloads} == {16 * sum(spec.bytes_per_token() for spec in specs)}
+    pools[1].write_pages([1, 2, 0], payloads)
+    assert pools[1].read_pages([1, 2, 0]) == payloads
+    assert pools[1].read_pages([0, 1, 2, 3]) == [
+        *payloads[2:],
+        *payloads[:2],
+        bytes(len(payloads[0])),
+    ]
+
+
+def test_what_a_kernel_wrote_in_place_is_read_as_written() -> None:
+    backend = select_backend("emulator")
+    keys, values = mx.random.normal((2, 33, 2, 64), key=mx.random.key(1))
+    pools = [backend.new_pool(4, 2, 16, 64, mx.float32) for _ in range(2)]
+    slots = np.array([*range(16, 32), *range(48, 64), 3], np.int32)
+    backend.write_kv(keys, values, *pools, slots)
+    read_keys, read_values = backend.read_kv(*pools, slots)
+    assert mx.array_equal(read_keys, keys).item()
+    assert mx.array_equal(read_values, values).item()

@@ -1,0 +1,440 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from mlxserve.cache.hashing import extend_hashes
+from mlxserve.cache.pages import PagePool
+
+PAGE_SIZE = 4
+
+
+def chain(*numbers: int) -> tuple[list[bytes], list[int]]:
+    """Hashes and tokens of a prompt with one page of each number."""
+    token_ids = [number for number in numbers for _ in range(PAGE_SIZE)]
+    hashes: list[bytes] = []
+    extend_hashes(hashes, token_ids, PAGE_SIZE, b"")
+    return hashes, token_ids
+
+
+def publish(pool: PagePool, pages: list[int], *numbers: int) -> None:
+    hashes, token_ids = chain(*numbers)
+    for index, page in enumerate(pages):
+        if pool.hash_of(page) is None:
+            parent = hashes[index - 1] if index else b""
+            tokens = token_ids[index * PAGE_SIZE : (index + 1) * PAGE_SIZE]
+            pool.publish(page, hashes[index], parent, tokens)
+
+
+def take(pool: PagePool, count: int) -> list[int]:
+    pages = pool.allocate(count)
+    assert pages is not None
+    return pages
+
+
+def cache(pool: PagePool, *numbers: int) -> list[int]:
+    """Compute a prompt of these pages and release it."""
+    pages = take(pool, len(numbers))
+    publish(pool, pages, *numbers)
+    pool.release(pages)
+    return pages
+
+
+def test_a_new_pool_is_free() -> None:
+    pool = PagePool(8, PAGE_SIZE)
+    assert (pool.num_free, pool.num_used, pool.num_cached) == (8, 0, 0)
+    pool.check([])
+
+
+def test_too_few_free_pages_give_none_and_change_nothing() -> None:
+    pool = PagePool(4, PAGE_SIZE)
+    cache(pool, 1, 2, 3)
+    held = pool.match(*chain(1))
+    pool.retain(held)
+    assert pool.allocate(4) is None
+    assert (pool.num_free, pool.num_cached) == (3, 3)
+    pool.check([held])
+
+
+def test_a_published_page_is_found_even_after_its_release() -> None:
+    pool = PagePool(8, PAGE_SIZE)
+    pages = cache(pool, 1, 2, 3)
+    assert pool.match(*chain(1, 2, 3)) == pages
+    assert pool.match(*chain(1, 2, 9)) == pages[:2]
+    assert pool.match(*chain(2)) == []
+    assert pool.num_free == 8
+
+
+def test_a_page_is_not_found_before_it_is_published() -> None:
+    pool = PagePool(8, PAGE_SIZE)
+    take(pool, 2)
+    assert pool.match(*chain(1, 2)) == []
+
+
+def test_a_match_can_be_continued_from_a_page_on() -> None:
+    pool = PagePool(8, PAGE_SIZE)
+    pages = cache(pool, 1, 2, 3)
+    assert pool.match(*chain(1, 2, 3), skip=1) == pages[1:]
+
+
+def test_equal_hashes_of_different_tokens_are_no_hit() -> None:
+    pool = PagePool(8, PAGE_SIZE)
+    hashes, token_ids = chain(1)
+    cache(pool, 1)
+    assert pool.match(hashes, token_ids) != []
+    assert pool.match(hashes, [7] * PAGE_SIZE) == []
+
+
+def test_a_hit_that_is_free_leaves_the_free_pages() -> None:
+    pool = PagePool(8, PAGE_SIZE)
+    pages = cache(pool, 1, 2)
+    assert pool.num_idle(pages) == 2
+    pool.retain(pages)
+    assert pool.num_free == 6
+    pool.retain(pages)
+    assert (pool.num_free, pool.num_idle(pages)) == (6, 0)
+    pool.release(pages)
+    assert pool.num_free == 6
+    pool.release(pages)
+    assert pool.num_free == 8
+    pool.check([])
+
+
+def test_retained_hits_survive_the_allocation_they_justify() -> None:
+    pool = PagePool(4, PAGE_SIZE)
+    pages = cache(pool, 1, 2)
+    pool.retain(pages)
+    fresh = take(pool, 2)
+    assert not set(pages) & set(fresh)
+    assert pool.match(*chain(1, 2)) == pages
+    pool.check([pages, fresh])
+
+
+def test_unhashed_pages_are_taken_before_cached_ones() -> None:
+    pool = PagePool(8, PAGE_SIZE)
+    cached = cache(pool, 1, 2)
+    pool.release(take(pool, 6))
+    assert not set(cached) & set(take(pool, 6))
+    assert pool.num_evicted == 0
+
+
+def test_the_least_recently_used_page_is_evicted_first() -> None:
+    pool = PagePool(3, PAGE_SIZE)
+    for number in (1, 2, 3):
+        cache(pool, number)
+    pool.retain(pool.match(*chain(1)))
+    pool.release(pool.match(*chain(1)))
+    take(pool, 1)
+    assert [bool(pool.match(*chain(n))) for n in (1, 2, 3)] == [True, False, True]
+    take(pool, 1)
+    assert [bool(pool.match(*chain(n))) for n in (1, 2, 3)] == [True, False, False]
+
+
+def test_a_tail_is_evicted_before_the_prefix_it_extends() -> None:
+    pool = PagePool(4, PAGE_SIZE)
+    pages = cache(pool, 1, 2, 3, 4)
+    for left in (3, 2, 1, 0):
+        take(pool, 1)
+        assert pool.match(*chain(1, 2, 3, 4)) == pages[:left]
+
+
+def test_a_second_page_with_the_same_content_stays_unhashed() -> None:
+    pool = PagePool(8, PAGE_SIZE)
+    one, other = take(pool, 1), take(pool, 1)
+    publish(pool, one, 1)
+    publish(pool, other, 1)
+    assert pool.match(*chain(1)) == one
+    assert pool.num_duplicates == 1
+    pool.check([one, other])
+    pool.release(other)
+    pool.release(one)
+    pool.check([])
+    assert pool.match(*chain(1)) == one
+
+
+def test_pages_follow_the_last_one_held() -> None:
+    pool = PagePool(64, PAGE_SIZE)
+    one, other = take(pool, 2), take(pool, 2)
+    assert pool.allocate(2, after=one[-1]) == [one[-1] + 1, one[-1] + 2]
+    assert pool.allocate(2, after=other[-1]) == [other[-1] + 1, other[-1] + 2]
+
+
+def test_pages_evicted_together_come_in_a_row() -> None:
+    pool = PagePool(8, PAGE_SIZE)
+    cache(pool, *range(1, 9))
+    assert take(pool, 4) == [4, 5, 6, 7]
+
+
+def test_a_reset_forgets_every_page() -> None:
+    pool = PagePool(4, PAGE_SIZE)
+    cache(pool, 1, 2)
+    assert pool.reset()
+    assert pool.match(*chain(1, 2)) == []
+    assert (pool.num_free, pool.num_cached) == (4, 0)
+    pool.check([])
+
+
+def test_a_reset_is_refused_while_a_page_is_in_use() -> None:
+    pool = PagePool(4, PAGE_SIZE)
+    pages = cache(pool, 1, 2)
+    pool.retain(pages[:1])
+    assert not pool.reset()
+    assert pool.match(*chain(1, 2)) == pages
+
+
+def test_releasing_what_nobody_holds_is_refused() -> None:
+    pool = PagePool(4, PAGE_SIZE)
+    pages = take(pool, 1)
+    pool.release(pages)
+    with pytest.raises(AssertionError, match="nobody holds it"):
+        pool.release(pages)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda pool: pool._ref_counts.__setitem__(0, 2), "page tables"),
+        (lambda pool: pool._page_of.clear(), "index disagree"),
+        (lambda pool: pool._cached[0].popitem(), "is cached"),
+        (lambda pool: pool._hashes.__setitem__(1, b"x" * 16), "disagree"),
+        (lambda pool: pool._tokens.__setitem__(1, b"\1" * 16), "wrong hash"),
+        (lambda pool: pool._blank.add(0), "blank is wrong"),
+    ],
+)
+def test_an_audit_names_the_damage(damage: object, message: str) -> None:
+    pool = PagePool(8, PAGE_SIZE)
+    held = take(pool, 3)
+    publish(pool, held, 1, 2, 3)
+    cache(pool, 4)
+    pool.check([held])
+    damage(pool)
+    with pytest.raises(AssertionError, match=message):
+        pool.check([held])
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """The pool against plain lists: which pages are free, in which order they are evicted."""
+
+    @initialize(num_pages=st.integers(1, 12))
+    def build(self, num_pages: int) -> None:
+        self.pool = PagePool(num_pages, PAGE_SIZE)
+        self.tables: list[tuple[list[int], list[int]]] = []  # pages, and the number of each
+        self.normal: list[int] = []  # free pages with a hash, the next to be evicted first
+        self.hot: list[int] = []  # those that were found twice
+        self.hits: Counter[int] = Counter()
+        self.blank = set(range(num_pages))
+
+    @rule(numbers=st.lists(st.integers(1, 2), min_size=1, max_size=6))
+    def start(self, numbers: list[int]) -> None:
+        hashes, token_ids = chain(*numbers)
+        hits = self.pool.match(hashes, token_ids)
+        fresh = len(numbers) - len(hits)
+        if fresh > self.pool.num_free - self.pool.num_idle(hits):
+            return
+        self.pool.retain(hits)
+        self.hits.update(hits)
+        self.unfile(hits)
+        evicted = [*self.normal, *self.hot][: max(0, fresh - len(self.blank))]
+        pages = self.pool.allocate(fresh, after=hits[-1] if hits else None)
+        assert pages is not None
+        assert set(pages) <= self.blank | set(evicted)
+        self.blank |= set(evicted)
+        self.blank -= set(pages)
+        self.unfile(evicted)
+        for page in evicted:
+            del self.hits[page]
+        self.tables.append((hits + pages, numbers))
+        self.audit()
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def publish(self, data: st.DataObject) -> None:
+        pages, numbers = data.draw(st.sampled_from(self.tables))
+        publish(self.pool, pages, *numbers)
+        self.audit()
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        pages, _ = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
+        self.pool.release(pages)
+        held = {page for table, _ in self.tables for page in table}
+        for page in reversed(pages):
+            if page not in held:
+                hashed = self.pool.hash_of(page) is not None
+                (self.file if hashed else self.blank.add)(page)
+        self.audit()
+
+    def file(self, page: int) -> None:
+        (self.hot if self.hits[page] >= 2 else self.normal).append(page)
+        if len(self.hot) > self.pool.num_pages // 2:
+            self.normal.append(self.hot.pop(0))
+            self.hits[self.normal[-1]] = 1
+
+    def unfile(self, pages: list[int]) -> None:
+        self.normal = [page for page in self.normal if page not in pages]
+        self.hot = [page for page in self.hot if page not in pages]
+
+    @rule()
+    def reset(self) -> None:
+        assert self.pool.reset() == (not self.tables)
+        if not self.tables:
+            self.blank |= {*self.normal, *self.hot}
+            self.normal, self.hot = [], []
+            self.hits.clear()
+        self.audit()
+
+    def audit(self) -> None:
+        self.pool.check(pages for pages, _ in self.tables)
+        assert self.pool.eviction_order() == [*self.normal, *self.hot]
+        assert self.pool.num_free == len(self.blank) + len(self.normal) + len(self.hot)
+
+
+TestPoolMachine = PoolMachine.TestCase
+TestPoolMachine.settings = settings(
+    max_examples=80,
+    stateful_step_count=30,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+# ---- pins
+
+
+def test_a_pinned_page_is_never_evicted() -> None:
+    pool = PagePool(4, PAGE_SIZE)
+    pages = cache(pool, 1, 2)
+    pool.pin(pages)
+    assert (pool.num_free, pool.num_pinned) == (2, 2)
+    assert pool.allocate(3) is None
+    take(pool, 2)
+    assert pool.match(*chain(1, 2)) == pages
+    pool.check()
+
+
+def test_pins_and_holders_are_counted_apart() -> None:
+    pool = PagePool(4, PAGE_SIZE)
+    pages = cache(pool, 1, 2)
+    pool.pin(pages)
+    pool.pin(pages[:1])
+    pool.retain(pages)
+    assert not any(pool.is_exclusive(page) for page in pages)
+    pool.unpin(pages)
+    assert [pool.is_exclusive(page) for page in pages] == [False, True]
+    pool.release(pages)
+    assert (pool.num_free, pool.num_pinned) == (3, 1)
+    pool.unpin(pages[:1])
+    assert (pool.num_free, pool.num_pinned) == (4, 0)
+    pool.check([])
+
+
+def test_unpinned_pages_are_evicted_tail_first() -> None:
+    pool = PagePool(3, PAGE_SIZE)
+    pages = cache(pool, 1, 2, 3)
+    pool.pin(pages)
+    pool.unpin(pages)
+    assert take(pool, 1) == pages[2:]
+
+
+def test_a_reset_keeps_pinned_pages() -> None:
+    pool = PagePool(6, PAGE_SIZE)
+    pages = cache(pool, 1, 2)
+    cache(pool, 3)
+    pool.pin(pages)
+    assert pool.reset()
+    assert pool.match(*chain(1, 2)) == pages
+    assert pool.match(*chain(3)) == []
+    pool.retain(pages)
+    assert not pool.reset()
+
+
+def test_a_page_that_cannot_be_found_cannot_be_pinned() -> None:
+    pool = PagePool(2, PAGE_SIZE)
+    with pytest.raises(AssertionError, match="could not be found"):
+        pool.pin(take(pool, 1))
+
+
+# ---- classes of retention
+
+
+def hit(pool: PagePool, *numbers: int) -> list[int]:
+    pages = pool.match(*chain(*numbers))
+    assert len(pages) == len(numbers)
+    pool.retain(pages)
+    pool.release(pages)
+    pool.check([])
+    return pages
+
+
+def test_what_was_found_twice_outlives_what_was_used_later() -> None:
+    pool = PagePool(6, PAGE_SIZE)
+    often = cache(pool, 1, 2)
+    for _ in range(2):
+        hit(pool, 1, 2)
+    later = cache(pool, 3, 4)
+    hit(pool, 3, 4)
+    assert pool.eviction_order() == [*reversed(later), *reversed(often)]
+    take(pool, 4)
+    assert pool.match(*chain(1, 2)) == often
+    assert pool.match(*chain(3, 4)) == []
+
+
+def test_at_most_half_of_the_pool_is_hot_and_the_rest_starts_over() -> None:
+    pool = PagePool(6, PAGE_SIZE)
+    cache(pool, 1, 2, 3, 4, 5)
+    for _ in range(2):
+        pages = hit(pool, 1, 2, 3, 4, 5)
+    assert pool.eviction_order() == pages[::-1]
+    assert [pool._hits[page] for page in pages] == [2, 2, 2, 1, 1]
+
+
+def test_what_is_kept_is_evicted_last_until_its_time_has_come() -> None:
+    pool = PagePool(6, PAGE_SIZE)
+    kept = cache(pool, 1, 2)
+    pool.keep(kept, until=10.0)
+    later = cache(pool, 3)
+    for _ in range(2):
+        hit(pool, 3)
+    pool.expire(9.9)
+    assert pool.eviction_order() == [*later, *reversed(kept)]
+    pool.expire(10.0)
+    assert pool.eviction_order() == [*reversed(kept), *later]
+    pool.check([])
+
+
+def test_the_later_of_two_times_counts() -> None:
+    pool = PagePool(6, PAGE_SIZE)
+    pages = cache(pool, 1, 2, 3)
+    pool.keep(pages, until=10.0)
+    pool.keep(pages[:1], until=20.0)
+    pool.keep(pages, until=5.0)
+    pool.expire(10.0)
+    assert pool.eviction_order() == [pages[2], pages[1], pages[0]]
+    assert list(pool._cached[2]) == pages[:1]
+
+
+def test_keeping_yields_when_nothing_else_is_left() -> None:
+    pool = PagePool(3, PAGE_SIZE)
+    pages = cache(pool, 1, 2, 3)
+    pool.keep(pages, until=10.0)
+    assert set(take(pool, 3)) == set(pages)
+    pool.expire(10.0)
+    pool.check()
+
+
+def test_pages_that_are_held_are_kept_from_their_release_on() -> None:
+    pool = PagePool(4, PAGE_SIZE)
+    pages = take(pool, 2)
+    publish(pool, pages, 1, 2)
+    pool.keep(pages, until=10.0)
+    other = cache(pool, 3)
+    pool.release(pages)
+    assert pool.eviction_order() == [*other, *reversed(pages)]
+    pool.check([])

@@ -1,0 +1,275 @@
+"""Pages on disk: what comes back is what was written for this very page, or nothing."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mlxserve.cache import store as store_module
+from mlxserve.cache.store import LoadedPages, PageStore
+from mlxserve.errors import InvalidConfig
+
+HASHES = [bytes([n]) * 16 for n in range(8)]
+PAYLOADS = [bytes([100 + n]) * 1000 for n in range(8)]
+RECORD = 1000 + store_module._HEADER.size
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., PageStore]]:
+    stores: list[PageStore] = []
+
+    def make(limit: int = 1 << 20, model: str = "a model") -> PageStore:
+        stores.append(PageStore(tmp_path / "swap", limit=limit, model=model))
+        return stores[-1]
+
+    yield make
+    for store in stores:
+        store.close()
+
+
+def load(store: PageStore, key: str, first: int, hashes: list[bytes]) -> list[bytes]:
+    store.load(key, first, hashes)
+    while not (loaded := store.poll()):
+        store.wait(60)
+    (run,) = loaded
+    assert (run.key, run.first) == (key, first)
+    return list(run.payloads)
+
+
+def file_of(store: PageStore, key: str) -> Path:
+    """Its file, once everything asked for so far has been written."""
+    load(store, "nothing", 0, [])
+    return store.folder / f"{key}.pages"
+
+
+def test_pages_come_back_as_they_were_whole_or_in_part(make: Callable) -> None:
+    store = make()
+    assert store.save("a", 3, HASHES, PAYLOADS)
+    assert load(store, "a", 3, HASHES) == PAYLOADS
+    assert load(store, "a", 5, HASHES[2:4]) == PAYLOADS[2:4]
+
+
+def test_a_run_can_be_written_in_parts(make: Callable) -> None:
+    store = make()
+    assert store.save("a", 0, HASHES[:5], PAYLOADS[:5])
+    assert store.save("a", 5, HASHES[5:], PAYLOADS[5:])
+    assert load(store, "a", 0, HASHES) == PAYLOADS
+    assert store.num_bytes == 8 * RECORD == file_of(store, "a").stat().st_size
+
+
+def test_only_the_owner_can_read_what_is_written(make: Callable) -> None:
+    store = make()
+    store.save("a", 0, HASHES, PAYLOADS)
+    assert stat.S_IMODE(file_of(store, "a").stat().st_mode) == 0o600
+    assert stat.S_IMODE(store.folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(store.folder.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE((store.folder / "lock").stat().st_mode) == 0o600
+
+
+def test_what_is_dropped_is_gone_and_its_room_free(make: Callable) -> None:
+    store = make(limit=8 * RECORD)
+    store.save("a", 0, HASHES, PAYLOADS)
+    store.drop("a")
+    store.drop("never there")
+    assert not file_of(store, "a").exists()
+    assert store.num_bytes == 0
+    assert load(store, "a", 0, HASHES) == []
+    assert store.save("b", 0, HASHES, PAYLOADS)
+
+
+@pytest.mark.parametrize("position", [0, 9, 20, 30, 50, 70, RECORD - 1])
+def test_a_changed_byte_ends_the_run_before_its_page(
+    make: Callable, position: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = make()
+    store.save("a", 0, HASHES, PAYLOADS)
+    with file_of(store, "a").open("r+b") as file:
+        file.seek(2 * RECORD + position)
+        (byte,) = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+    assert load(store, "a", 0, HASHES) == PAYLOADS[:2]
+    assert "page 2 is damaged or foreign" in caplog.text
+    assert load(store, "a", 3, HASHES[3:]) == PAYLOADS[3:]
+
+
+@pytest.mark.parametrize("size", [0, 1, RECORD - 1, RECORD, 2 * RECORD + 30])
+def test_a_file_that_is_cut_off_gives_its_whole_pages(
+    make: Callable, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = make()
+    store.save("a", 0, HASHES, PAYLOADS)
+    os.truncate(file_of(store, "a"), size)
+    assert load(store, "a", 0, HASHES) == PAYLOADS[: size // RECORD]
+    assert "is cut off" in caplog.text
+
+
+def test_a_lost_file_gives_nothing(make: Callable, caplog: pytest.LogCaptureFixture) -> None:
+    store = make()
+    store.save("a", 0, HASHES, PAYLOADS)
+    file_of(store, "a").unlink()
+    assert load(store, "a", 0, HASHES) == []
+    assert "computed again" in caplog.text
+
+
+def test_pages_of_another_model_hash_or_place_are_foreign(make: Callable) -> None:
+    mine, other = make(), make(model="another model")
+    for store in (mine, other):
+        store.save("a", 0, HASHES, PAYLOADS)
+    file_of(other, "a").write_bytes(file_of(mine, "a").read_bytes())
+    assert load(other, "a", 0, HASHES) == []
+    assert load(mine, "a", 0, [HASHES[0], HASHES[5]]) == PAYLOADS[:1]
+    records = file_of(mine, "a").read_bytes()
+    file_of(mine, "a").write_bytes(records[RECORD:] + records[:RECORD])
+    assert load(mine, "a", 0, HASHES) == []
+
+
+def test_beyond_the_limit_the_beginning_is_kept_and_one_line_says_so(
+    make: Callable, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = make(limit=5 * RECORD + 100)
+    assert not store.save("a", 0, HASHES, PAYLOADS)
+    assert not store.save("b", 0, HASHES, PAYLOADS)
+    assert load(store, "a", 0, HASHES) == PAYLOADS[:5]
+    assert load(store, "b", 0, HASHES) == []
+    (line,) = [
+        r.message for r in caplog.records if "swap_space" in r.message and "Raise" in r.message
+    ]
+    assert "PreemptionMode.RECOMPUTE" in line
+    store.drop("a")
+    file_of(store, "a")
+    assert not store.save("c", 0, HASHES, PAYLOADS)
+    assert load(store, "c", 0, HASHES) == PAYLOADS[:5]
+
+
+def test_a_full_disk_leaves_no_half_file_and_says_so_once(
+    make: Callable, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = make()
+    whole = store._header
+
+    def header(index: int, hash_: bytes, payload: bytes) -> bytes:
+        if index == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return whole(index, hash_, payload)
+
+    monkeypatch.setattr(store, "_header", header)
+    for key in "ab":
+        store.save(key, 0, HASHES, PAYLOADS)
+        assert load(store, key, 0, HASHES[:1]) == []
+        assert not file_of(store, key).exists()
+    assert store.num_bytes == 0
+    assert len([r for r in caplog.records if "No space left" in r.message]) == 1
+
+
+def test_whoever_hands_over_too_much_waits_for_the_disk(
+    make: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "STAGED_BYTES", 2500)
+    store = make()
+    most = 0
+    for begin in range(8):
+        store.save("a", begin, HASHES[begin : begin + 1], PAYLOADS[begin : begin + 1])
+        most = max(most, store._staged)
+    assert most <= 2500
+    assert load(store, "a", 0, HASHES) == PAYLOADS
+
+
+def test_a_disk_that_does_not_move_is_not_waited_for_forever(
+    make: Callable, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(store_module, "_STAGING_SECONDS", 0.01)
+    monkeypatch.setattr(store_module, "STAGED_BYTES", 100)
+    store = make()
+    with store._change:
+        store._staged = 1
+    assert not store.save("a", 0, HASHES, PAYLOADS)
+    assert "too slow" in caplog.text
+    store._staged = 0
+
+
+def test_closing_removes_everything_and_may_be_done_twice(make: Callable) -> None:
+    store = make()
+    store.save("a", 0, HASHES, PAYLOADS)
+    folder = store.folder
+    store.close()
+    store.close()
+    assert not folder.exists()
+    assert not any(folder.parent.iterdir())
+
+
+def test_engines_side_by_side_leave_each_other_alone(make: Callable) -> None:
+    first = make()
+    first.save("a", 0, HASHES, PAYLOADS)
+    second = make()
+    second.save("a", 0, HASHES, PAYLOADS[::-1])
+    assert load(first, "a", 0, HASHES) == PAYLOADS
+    assert load(second, "a", 0, HASHES) == PAYLOADS[::-1]
+
+
+def test_what_a_killed_process_left_is_removed_at_the_next_start(
+    tmp_path: Path, make: Callable, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from mlxserve.cache.store import PageStore\n"
+        "store = PageStore(Path(sys.argv[1]), limit=1 << 40, model='m')\n"
+        "print(store.folder, flush=True)\n"
+        "n = 0\n"
+        "while True:\n"
+        "    store.save(str(n), 0, [b'h' * 16] * 8, [bytes(1 << 16)] * 8)\n"
+        "    n += 1\n"
+        "    if n == 20: print('writing', flush=True)\n"
+        "    if n % 20 == 0: [store.drop(str(k)) for k in range(n - 20, n - 1)]\n"
+    )
+    base = tmp_path / "swap"
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, str(base)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout is not None
+        folder = Path(child.stdout.readline().strip())
+        assert child.stdout.readline() == "writing\n"
+        make()  # does not touch what a living process uses
+        assert folder.exists()
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+    assert any(folder.iterdir())
+    caplog.set_level(logging.INFO)
+    store = make()
+    assert not folder.exists()
+    assert "were removed" in caplog.text
+    assert store.folder.exists()
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(InvalidConfig, match=r"file/swap cannot be used.*another swap_dir"):
+        PageStore(tmp_path / "file" / "swap", limit=1, model="m")
+
+
+def test_a_run_that_was_never_saved_is_empty(make: Callable) -> None:
+    store = make()
+    store.load("nobody", 4, HASHES)
+    store.wait(60)
+    assert store.poll() == [LoadedPages("nobody", 4, ())]
+    assert store.poll() == []
+
+
+def test_the_lock_is_one_that_other_processes_see(make: Callable) -> None:
+    store = make()
+    with (store.folder / "lock").open() as lock, pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

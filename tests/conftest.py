@@ -1,0 +1,152 @@
+"""What tests share: a fast BLAS before mlx, and small models that tests build themselves.
+
+The models are mlx-lm's own architectures with random weights, three layers and the embedded
+model's tokenizer, written as real folders so that the real loading code reads them. mlx is
+imported only by tests that need it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxserve.mini import model_path
+from mlxserve.platform import prepare
+
+prepare()
+
+_BASE = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {},
+    "qwen3_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+    },
+    "gemma3_text": {
+        "sliding_window": 24,
+        "sliding_window_pattern": 2,
+        "query_pre_attn_scalar": 16,
+    },
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_scaling": None,
+    },
+    "phi3": {"rope_scaling": None, "original_max_position_embeddings": 512},
+    "glm4": {"partial_rotary_factor": 0.5, "attention_bias": True},
+    "olmo2": {},
+    "granite": {
+        "logits_scaling": 1.0,
+        "attention_multiplier": 0.25,
+        "embedding_multiplier": 1.0,
+        "residual_multiplier": 1.0,
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+    "gemma2": {
+        "query_pre_attn_scalar": 16,
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 30.0,
+    },
+}
+
+
+def vocabulary_size() -> int:
+    content = json.loads((model_path() / "tokenizer.json").read_text())
+    ids = [*content["model"]["vocab"].values(), *(t["id"] for t in content["added_tokens"])]
+    return max(ids) + 1
+
+
+def build_model(kind: str, seed: int = 1, **changes: Any) -> tuple[Any, dict[str, Any]]:
+    """(a model with random float32 weights, its config)."""
+    config = {
+        **_BASE,
+        "model_type": kind,
+        "vocab_size": vocabulary_size(),
+        **ARCHITECTURES[kind],
+        **changes,
+    }
+    import mlx.core as mx
+    from mlx.utils import tree_map
+
+    module = importlib.import_module(f"mlx_lm.models.{kind}")
+    mx.random.seed(seed)
+    model = module.Model(module.ModelArgs.from_dict(config))
+
+    # Sinks and norms start at constants; every weight should matter.
+    def random(array: Any) -> Any:
+        if not mx.issubdtype(array.dtype, mx.floating):
+            return array
+        noise = mx.random.normal(array.shape)
+        return (noise * 0.3 + 1.0) if array.ndim == 1 else noise * array.shape[-1] ** -0.5
+
+    model.update(tree_map(random, model.parameters()))
+    mx.eval(model.parameters())
+    return model, config
+
+
+def write_model(folder: Path, kind: str, **changes: Any) -> Path:
+    """Write a random model as a folder that `mlx_lm.load` reads."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    model, config = build_model(kind, **changes)
+    (folder / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(
+        str(folder / "model.safetensors"),
+        dict(tree_flatten(model.parameters())),
+        metadata={"format": "mlx"},
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model_path() / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A function that writes a small random model of an architecture, once per session."""
+    written: dict[str, Path] = {}
+
+    def folder(kind: str) -> Path:
+        if kind not in written:
+            written[kind] = write_model(tmp_path_factory.mktemp(kind), kind)
+        return written[kind]
+
+    return folder
+
+
+@pytest.fixture(scope="session", name="build_model")
+def build_model_fixture() -> Callable[..., tuple[Any, dict[str, Any]]]:
+    """A function that builds a small random model of an architecture in memory."""
+    return build_model
+
+
+@pytest.fixture(scope="session", name="write_model")
+def write_model_fixture() -> Callable[..., Path]:
+    """A function that writes one into a folder, with changes to its config."""
+    return write_model

@@ -1,0 +1,392 @@
+"""What the backend hands to Metal, seen without Metal: a fake of mx.fast.metal_kernel records it."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from metal_kernels import SequenceTables
+from metal_kernels.kernels import ALL, on_metal
+from metal_kernels.metal import MetalBackend
+from mlxserve.cache.kv import KVPool, LayerSpec
+from mlxserve.cache.layout import StepLayout
+
+PAGE_SIZE = 16
+READERS = ("paged_decode", "paged_prefill")
+WRITERS = ("write_kv_tokens", "write_kv_pages", "copy_pages")
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """One call of a kernel: its buffers by name, and what else MLX gets."""
+
+    kernel: str
+    inputs: dict[str, mx.array]
+    outputs: dict[str, mx.array]
+    template: dict[str, Any]
+    grid: tuple[int, int, int]
+    threadgroup: tuple[int, int, int]
+
+    def waits_for(self) -> list[mx.array]:
+        return [array for name, array in self.inputs.items() if name.startswith("after")]
+
+
+class FakeMetal:
+    """mx.fast.metal_kernel, remembering what is built and what is called; computes nothing."""
+
+    def __init__(self) -> None:
+        self.built: list[str] = []
+        self.calls: list[Dispatch] = []
+
+    def metal_kernel(
+        self, *, name: str, input_names: list[str], output_names: list[str], source: str
+    ) -> Any:
+        assert source.strip()
+        self.built.append(name)
+
+        def call(
+            *,
+            inputs: list[mx.array],
+            template: list[tuple[str, Any]],
+            grid: tuple[int, int, int],
+            threadgroup: tuple[int, int, int],
+            output_shapes: list[tuple[int, ...]],
+            output_dtypes: list[mx.Dtype],
+        ) -> list[mx.array]:
+            outputs = [mx.zeros(s, d) for s, d in zip(output_shapes, output_dtypes, strict=True)]
+            self.calls.append(
+                Dispatch(
+                    name,
+                    dict(zip(input_names, inputs, strict=True)),
+                    dict(zip(output_names, outputs, strict=True)),
+                    dict(template),
+                    grid,
+                    threadgroup,
+                )
+            )
+            return outputs
+
+        return call
+
+    def take(self) -> list[Dispatch]:
+        calls, self.calls = self.calls, []
+        return calls
+
+
+@pytest.fixture
+def metal(monkeypatch: pytest.MonkeyPatch) -> FakeMetal:
+    fake = FakeMetal()
+    monkeypatch.setattr(mx.fast, "metal_kernel", fake.metal_kernel)
+    return fake
+
+
+@pytest.fixture
+def backend(metal: FakeMetal) -> MetalBackend:
+    return MetalBackend(on_metal)
+
+
+@pytest.fixture
+def kv(backend: MetalBackend) -> KVPool:
+    """Two layers of a model with windows in the second, as the engine has them."""
+    spec = LayerSpec(kv_heads=2, key_dim=64, value_dim=64, dtype=mx.float16)
+    windowed = LayerSpec(kv_heads=2, key_dim=64, value_dim=64, dtype=mx.float16, window=8)
+    return KVPool([spec, windowed], num_pages=8, page_size=PAGE_SIZE, backend=backend)
+
+
+def tables(contexts: list[int], rows: list[int]) -> SequenceTables:
+    pages = np.arange(8, dtype=np.int32).reshape(-1, 2)[: len(contexts)]
+    return SequenceTables(
+        page_tables=pages,
+        context_lens=np.array(contexts, np.int32),
+        query_starts=np.cumsum([0, *rows], dtype=np.int32),
+        page_size=PAGE_SIZE,
+    )
+
+
+def mixed_step() -> StepLayout:
+    """Two decodes and a chunk of 24 rows: one whole page, and the next one's first 8 slots."""
+    return StepLayout(
+        positions=mx.arange(26),
+        slots=np.array([3, 35, *range(64, 88)], np.int32),
+        num_decodes=2,
+        decodes=tables([4, 4], [1, 1]),
+        chunks=tables([24], [24]),
+    )
+
+
+def run_step(kv: KVPool, step: StepLayout) -> None:
+    rows = len(step.slots)
+    for layer in kv.layers(step):
+        layer.update_and_fetch(*(mx.zeros((rows, 2, 1, 64), mx.float16) for _ in range(2)))
+        layer.attend(mx.zeros((rows, 4, 1, 64), mx.float16), scale=0.125)
+
+
+def is_among(array: mx.array, arrays: list[mx.array]) -> bool:
+    return any(array is other for other in arrays)
+
+
+def test_a_mixed_step_is_two_dispatches_over_its_own_rows(kv: KVPool, metal: FakeMetal) -> None:
+    run_step(kv, mixed_step())
+    layer = ["write_kv_pages", "write_kv_tokens", "paged_decode", "merge_partitions"]
+    assert [call.kernel for call in metal.calls] == [*layer, "paged_prefill"] * 2
+    assert [call.inputs["queries"].shape[0] for call in metal.calls if call.kernel in READERS] == [
+        *(2, 24),
+        *(2, 24),
+    ]
+
+
+def test_each_reader_binds_the_fence_of_the_write_before_it(kv: KVPool, metal: FakeMetal) -> None:
+    for _ in range(3):
+        run_step(kv, mixed_step())
+    last_write: dict[int, mx.array] = {}
+    num_reads = 0
+    for call in metal.calls:
+        pool = id(call.inputs.get("k_pool"))
+        if call.kernel in WRITERS:
+            last_write[pool] = call.outputs["fence"]
+        elif call.kernel in READERS:
+            assert is_among(last_write[pool], call.waits_for())
+            num_reads += 1
+    assert num_reads == 12
+    assert len(last_write) == 2
+
+
+def test_a_second_write_of_a_step_binds_the_fence_of_the_first(
+    kv: KVPool, metal: FakeMetal
+) -> None:
+    run_step(kv, mixed_step())
+    pages, tokens = metal.calls[:2]
+    assert is_among(pages.outputs["fence"], tokens.waits_for())
+
+
+def test_the_next_steps_first_writer_binds_the_last_steps_fences(
+    kv: KVPool, metal: FakeMetal
+) -> None:
+    """Of every read, so that a freed page is not written while a step under way reads it."""
+    run_step(kv, mixed_step())
+    reads: dict[int, list[mx.array]] = {}
+    for call in metal.take():
+        if call.kernel in READERS:
+            reads.setdefault(id(call.inputs["k_pool"]), []).append(call.outputs["fence"])
+    run_step(kv, mixed_step())
+    first_writes = [call for call in metal.calls if call.kernel == "write_kv_pages"]
+    assert len(first_writes) == 2
+    for call in first_writes:
+        fences = reads[id(call.inputs["k_pool"])]
+        assert len(fences) == 2
+        assert all(is_among(fence, call.waits_for()) for fence in fences)
+
+
+def test_a_copy_of_pages_stands_in_line_like_a_write(
+    kv: KVPool, backend: MetalBackend, metal: FakeMetal
+) -> None:
+    run_step(kv, mixed_step())
+    keys, values = metal.calls[0].inputs["k_pool"], metal.calls[0].inputs["v_pool"]
+    fences = [
+        call.outputs["fence"]
+        for call in metal.take()
+        if call.kernel in READERS and call.inputs["k_pool"] is keys
+    ]
+    backend.copy_pages(keys, values, np.array([1], np.int32), np.array([2], np.int32), PAGE_SIZE)
+    run_step(kv, mixed_step())
+    copy, write = metal.calls[:2]
+    assert copy.kernel == "copy_pages"
+    assert all(is_among(fence, copy.waits_for()) for fence in fences)
+    assert is_among(copy.outputs["fence"], write.waits_for())
+
+
+def test_readers_beyond_what_a_writer_can_wait_for_queue_behind_one_another(
+    kv: KVPool, metal: FakeMetal
+) -> None:
+    """Every read is in the past of the next write, directly or through a later read."""
+    step = mixed_step()
+    run_step(kv, step)
+    layer = kv.layers(step)[0]
+    for _ in range(5):
+        layer.attend(mx.zeros((26, 4, 1, 64), mx.float16), scale=0.125)
+    run_step(kv, step)
+    calls = [c for c in metal.calls if c.inputs.get("k_pool") is metal.calls[0].inputs["k_pool"]]
+    before: dict[int, set[int]] = {}  # of each dispatch, which it comes after
+    made_by: dict[int, int] = {}
+    for number, call in enumerate(calls):
+        found = {made_by[id(wait)] for wait in call.waits_for() if id(wait) in made_by}
+        before[number] = found.union(*(before[n] for n in found))
+        made_by[id(call.outputs["fence"])] = number
+    readers = [n for n, call in enumerate(calls) if call.kernel in READERS]
+    last_writer = max(n for n, call in enumerate(calls) if call.kernel == "write_kv_pages")
+    assert {n for n in readers if n < last_writer} <= before[last_writer]
+    assert len(readers) == 14
+
+
+def test_pools_are_passed_whole_and_never_rebound(kv: KVPool, metal: FakeMetal) -> None:
+    first = kv.arrays()
+    for _ in range(3):
+        run_step(kv, mixed_step())
+    for call in metal.calls:
+        for name in ("k_pool", "v_pool"):
+            if name in call.inputs:
+                assert is_among(call.inputs[name], first)
+                assert call.inputs[name].shape == (8, 2, PAGE_SIZE, 64)
+    assert all(now is then for now, then in zip(kv.arrays(), first, strict=True))
+
+
+def test_no_input_is_so_small_that_it_would_change_its_address_space(
+    backend: MetalBackend, metal: FakeMetal
+) -> None:
+    """One sequence of one token, one page, one head: the least there can be."""
+    pools = [backend.new_pool(2, 1, PAGE_SIZE, 64, mx.float16) for _ in range(2)]
+    row = mx.zeros((1, 1, 64), mx.float16)
+    one = tables([1], [1])
+    backend.write_kv(row, row, *pools, np.array([0], np.int32))
+    page = mx.zeros((16, 1, 64), mx.float16)
+    backend.write_kv(page, page, *pools, np.arange(16, dtype=np.int32))
+    backend.copy_pages(*pools, np.array([0], np.int32), np.array([1], np.int32), PAGE_SIZE)
+    for sinks in (None, mx.zeros(1, mx.float16)):
+        backend.paged_decode(row, *pools, one, scale=1.0, sinks=sinks)
+        backend.paged_prefill(row, *pools, one, scale=1.0, sinks=sinks)
+    assert {call.kernel for call in metal.calls} == {spec.name for spec in ALL}
+    for call in metal.calls:
+        assert {name: a.size for name, a in call.inputs.items() if a.size < 8} == {}
+
+
+def test_every_kernel_is_built_once(kv: KVPool, metal: FakeMetal) -> None:
+    for _ in range(3):
+        run_step(kv, mixed_step())
+    assert sorted(metal.built) == sorted(set(metal.built))
+    assert len(metal.built) == 5
+
+
+def test_tables_and_slots_are_uploaded_once_for_all_layers(kv: KVPool, metal: FakeMetal) -> None:
+    run_step(kv, mixed_step())
+    for name, kernels, count in (
+        ("page_tables", READERS, 2),  # of decodes and of chunks
+        ("moves", WRITERS, 2),  # whole pages and rows
+        ("starts", ("merge_partitions",), 2),  # with the window and without
+    ):
+        bound = [call.inputs[name] for call in metal.calls if call.kernel in kernels]
+        assert len({id(array) for array in bound}) == count, name
+
+
+def test_threadgroups_stay_within_metals_limit(metal: FakeMetal) -> None:
+    backend = MetalBackend(on_metal)
+    for head_dim in (64, 80, 192, 256):
+        for group in (1, 7, 16, 40):
+            shape = (2, 2, 64, head_dim, mx.float32)
+            pools = backend.new_pool(*shape), backend.new_pool(*shape)
+            queries = mx.zeros((1, 2 * group, head_dim))
+            for op in (backend.paged_decode, backend.paged_prefill):
+                op(queries, *pools, tables([1], [1]), scale=1.0)
+            rows = mx.zeros((64, 2, head_dim))
+            backend.write_kv(rows, rows, *pools, np.arange(64, dtype=np.int32))
+            backend.write_kv(rows[:5], rows[:5], *pools, np.arange(5, dtype=np.int32))
+    for call in metal.calls:
+        assert np.prod(call.threadgroup) <= 1024
+        assert all(t <= g for t, g in zip(call.threadgroup, call.grid, strict=True))
+
+
+def test_settling_computes_what_nobody_reads(backend: MetalBackend, metal: FakeMetal) -> None:
+    pools = [backend.new_pool(2, 1, PAGE_SIZE, 64, mx.float16) for _ in range(2)]
+    row = mx.zeros((1, 1, 64), mx.float16)
+    backend.write_kv(row, row, *pools, np.array([0], np.int32))
+    pending = backend._fences.pending()
+    assert is_among(metal.calls[-1].outputs["fence"], pending)
+    backend.settle()
+
+
+def test_the_fences_of_a_pool_go_with_it(backend: MetalBackend) -> None:
+    pools = [backend.new_pool(2, 1, PAGE_SIZE, 64, mx.float16) for _ in range(6)]
+    assert len(backend._fences.pending()) == 6
+    del pools[:4]
+    gc.collect()
+    assert len(backend._fences.pending()) == 2
+
+
+def test_a_pool_of_somebody_else_is_refused(backend: MetalBackend) -> None:
+    """A slice or a copy would take the writes with it."""
+    pools = [backend.new_pool(4, 1, PAGE_SIZE, 64, mx.float16) for _ in range(2)]
+    row = mx.zeros((1, 1, 64), mx.float16)
+    slots = np.array([0], np.int32)
+    with pytest.raises(ValueError, match="passed whole"):
+        backend.write_kv(row, row, pools[0][1:], pools[1][1:], slots)
+    with pytest.raises(ValueError, match="passed whole"):
+        backend.paged_decode(row, pools[0] + 0, pools[1] + 0, tables([1], [1]), scale=1.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((4, 1, 16, 72, mx.float16), "head dimensions .*got 72; attention_backend=.reference."),
+        ((4, 1, 48, 64, mx.float16), r"pages have \(16, 32, 64\) slots, got 48"),
+        ((4, 1, 16, 64, mx.int8), "float16, bfloat16 and float32, got"),
+    ],
+)
+def test_pools_the_kernels_are_not_written_for_are_refused(
+    arguments: Any, message: str, backend: MetalBackend
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        backend.new_pool(*arguments)
+
+
+def test_keys_and_values_of_different_dimensions_are_refused(backend: MetalBackend) -> None:
+    pools = (
+        backend.new_pool(4, 1, 16, 192, mx.float16),
+        backend.new_pool(4, 1, 16, 128, mx.float16),
+    )
+    rows = mx.zeros((1, 1, 192), mx.float16), mx.zeros((1, 1, 128), mx.float16)
+    with pytest.raises(ValueError, match="one head dimension, got 192 and 128"):
+        backend.write_kv(*rows, *pools, np.array([0], np.int32))
+    with pytest.raises(ValueError, match="one head dimension, got 192 and 128"):
+        backend.paged_prefill(rows[0], *pools, tables([1], [1]), scale=1.0)
+
+
+def test_a_copy_with_another_page_size_is_refused(backend: MetalBackend) -> None:
+    pools = [backend.new_pool(4, 1, 16, 64, mx.float16) for _ in range(2)]
+    with pytest.raises(ValueError, match="have 16 slots, not 32"):
+        backend.copy_pages(*pools, np.array([0], np.int32), np.array([1], np.int32), 32)
+
+
+def test_a_decode_with_several_rows_of_a_sequence_is_refused(backend: MetalBackend) -> None:
+    pools = [backend.new_pool(4, 1, 16, 64, mx.float16) for _ in range(2)]
+    queries = mx.zeros((2, 1, 64), mx.float16)
+    with pytest.raises(ValueError, match="one row per sequence"):
+        backend.paged_decode(queries, *pools, tables([2], [2]), scale=1.0)
+
+
+def test_mlx_itself_accepts_every_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLX takes a call of a kernel without Metal while it traces a function."""
+    accepted: set[str] = set()
+    real = mx.fast.metal_kernel
+
+    def metal_kernel(**arguments: Any) -> Any:
+        kernel = real(**arguments)
+
+        def call(**arguments_of_call: Any) -> Any:
+            outputs = kernel(**arguments_of_call)
+            accepted.add(arguments["name"])
+            return outputs
+
+        return call
+
+    monkeypatch.setattr(mx.fast, "metal_kernel", metal_kernel)
+    backend = MetalBackend(on_metal)
+    pools = [backend.new_pool(4, 2, 16, 64, mx.float16) for _ in range(2)]
+    slots = np.array([0, *range(16, 32)], np.int32)
+
+    def step(rows: mx.array, queries: mx.array) -> list[mx.array]:
+        backend.write_kv(rows, rows, *pools, slots)
+        backend.copy_pages(*pools, np.array([0], np.int32), np.array([2], np.int32), 16)
+        options = {"scale": 1.0, "softcap": 3.0, "sinks": mx.zeros(4, mx.float16)}
+        return [
+            op(queries, *pools, tables([4], [1]), **options)
+            for op in (backend.paged_decode, backend.paged_prefill)
+        ]
+
+    arrays = mx.zeros((17, 2, 64), mx.float16), mx.zeros((1, 4, 64), mx.float16)
+    mx.export_function(str(tmp_path / "step.mlxfn"), step, *arrays)
+    assert accepted == {spec.name for spec in ALL}

@@ -1,0 +1,255 @@
+"""The kernels' attention is float64 numpy's, whatever the shape, the dtype and the options.
+
+The full product of dtypes, head dimensions, page sizes, groups and options is marked `slow`; every
+run takes a selection in which each pair of values meets (and runs it with every run-time check).
+All unused slots hold NaN, and page tables are padded with a page that does not exist.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from metal_kernels import HEAD_DIMS, PAGE_SIZES, SequenceTables
+from metal_kernels.metal import DTYPES, MetalBackend
+from metal_kernels.plans import PARTITION_SIZE
+
+GROUPS = (1, 4, 8)
+WINDOWS = (None, 70)
+SOFTCAPS = (None, 2.0)
+SINKS = (False, True)
+AXES = (DTYPES, HEAD_DIMS, PAGE_SIZES, GROUPS, WINDOWS, SOFTCAPS, SINKS)
+NAMES = ("dtype", "head_dim", "page_size", "group", "window", "softcap", "has_sinks")
+PRODUCT = list(itertools.product(*AXES))
+
+Make = Callable[..., Any]
+Paged = Callable[..., Any]
+Values = tuple[Any, ...]
+
+
+def pairs(values: Values) -> set[tuple[int, int, Any, Any]]:
+    numbered = enumerate(values)
+    return {(i, j, a, b) for (i, a), (j, b) in itertools.combinations(numbered, 2)}
+
+
+def covering() -> list[Values]:
+    """Few of the product, in which every two values of two axes meet; greedy, the same each time."""
+    missing = set().union(*map(pairs, PRODUCT))
+    candidates = [(values, pairs(values)) for values in PRODUCT[::5]]
+    chosen = []
+    while missing:
+        values, covered = max(candidates, key=lambda c: len(c[1] & missing))
+        if not covered & missing:
+            candidates = [(values, pairs(values)) for values in PRODUCT]
+            continue
+        missing -= covered
+        chosen.append(values)
+    return chosen
+
+
+def name_of(values: Values) -> str:
+    dtype, head_dim, page_size, group, window, softcap, has_sinks = values
+    words = [
+        str(dtype).removeprefix("mlx.core."),
+        f"d{head_dim}",
+        f"page{page_size}",
+        f"gqa{group}",
+    ]
+    words += ["window"] if window else []
+    words += ["softcap"] if softcap else []
+    words += ["sinks"] if has_sinks else []
+    return "-".join(words)
+
+
+COVERING = covering()
+covers = pytest.mark.parametrize("values", COVERING, ids=name_of)
+
+
+def decodes(page_size: int) -> tuple[tuple[int, int], ...]:
+    """Contexts around a page's size, and one of two partitions that a window of 70 spans."""
+    contexts = (1, page_size - 1, page_size, page_size + 1, PARTITION_SIZE + 19)
+    return tuple((context - 1, 1) for context in contexts)
+
+
+def chunks(page_size: int) -> tuple[tuple[int, int], ...]:
+    """Chunks with nothing before them, starting and ending inside pages, and beyond a window."""
+    return ((0, 1), (0, page_size + 1), (page_size // 2, page_size), (page_size + 3, 5), (100, 3))
+
+
+def few_chunks(page_size: int) -> tuple[tuple[int, int], ...]:
+    """The same with half the work."""
+    return ((0, 1), (0, page_size + 1), (page_size - 3, 7), (100, 3))
+
+
+def case_of(Case: Make, sequences: Any, values: Values) -> Any:
+    dtype, head_dim, page_size, group, window, softcap, has_sinks = values
+    return Case(
+        sequences(page_size),
+        page_size,
+        group=group,
+        key_dim=head_dim,
+        value_dim=head_dim,
+        dtype=dtype,
+        window=window,
+        softcap=softcap,
+        has_sinks=has_sinks,
+    )
+
+
+def test_the_selection_lets_every_pair_of_values_meet() -> None:
+    met = set().union(*map(pairs, COVERING))
+    for (i, one), (j, other) in itertools.combinations(enumerate(AXES), 2):
+        assert {(i, j, a, b) for a in one for b in other} <= met, (NAMES[i], NAMES[j])
+    assert len(COVERING) < 40
+
+
+@covers
+def test_decodes_are_right_and_break_no_rule(
+    values: Values, Case: Make, paged: Paged, checked_backend: MetalBackend
+) -> None:
+    found = paged(checked_backend, case_of(Case, decodes, values))
+    assert found.error() <= found.tolerance
+
+
+@covers
+def test_chunks_are_right_and_break_no_rule(
+    values: Values, Case: Make, paged: Paged, checked_backend: MetalBackend
+) -> None:
+    found = paged(checked_backend, case_of(Case, chunks, values))
+    assert found.error() <= found.tolerance
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("sequences", [decodes, few_chunks], ids=["decodes", "chunks"])
+def test_every_combination_is_right(
+    sequences: Any, head_dim: int, dtype: mx.Dtype, Case: Make, paged: Paged, fast_backend: Any
+) -> None:
+    for values in PRODUCT:
+        if values[:2] == (dtype, head_dim):
+            found = paged(fast_backend, case_of(Case, sequences, values))
+            assert found.error() <= found.tolerance, name_of(values)
+
+
+def test_every_way_to_lie_in_pages_is_right(
+    case: Any, paged: Paged, fast_backend: MetalBackend
+) -> None:
+    """The reference's own cases."""
+    if case.key_dim != case.value_dim:
+        with pytest.raises(ValueError, match="keys and values of one head dimension"):
+            paged(fast_backend, case).answer()
+        return
+    found = paged(fast_backend, case)
+    assert found.error() <= found.tolerance
+
+
+@pytest.mark.parametrize("group", [2, 3, 5, 7, 9, 11, 16, 17, 23])
+@pytest.mark.parametrize("sequences", [((40, 1), (2, 1)), ((0, 9), (30, 3))], ids=["1row", "rows"])
+def test_groups_of_any_size_are_right(
+    sequences: Any, group: int, Case: Make, paged: Paged, checked_backend: MetalBackend
+) -> None:
+    found = paged(checked_backend, Case(sequences, group=group, has_sinks=True))
+    assert found.error() <= found.tolerance
+
+
+@pytest.mark.parametrize("head_dim", [192, 256])
+def test_large_groups_of_large_heads_are_right(
+    head_dim: int, Case: Make, paged: Paged, checked_backend: MetalBackend
+) -> None:
+    """Several simdgroups share the heads, and merge them in several rounds."""
+    sizes = {"key_dim": head_dim, "value_dim": head_dim}
+    found = paged(checked_backend, Case(((40, 1), (2, 1)), group=16, **sizes))
+    assert found.error() <= found.tolerance
+
+
+@pytest.mark.parametrize("window", [1, 15, 16, 17, 255, 256, 257, 600, 10_000])
+def test_windows_of_any_size_are_right(
+    window: int, Case: Make, paged: Paged, checked_backend: MetalBackend
+) -> None:
+    for sequences in (((699, 1), (511, 1), (255, 1), (9, 1)), ((500, 3), (14, 20))):
+        found = paged(checked_backend, Case(sequences, group=1, window=window))
+        assert found.error() <= found.tolerance
+
+
+def test_many_partitions_are_right(Case: Make, paged: Paged, fast_backend: MetalBackend) -> None:
+    contexts = tuple((PARTITION_SIZE * n + extra, 1) for n, extra in ((2, -1), (2, 0), (40, 7)))
+    found = paged(fast_backend, Case(contexts, kv_heads=1, has_sinks=True))
+    assert found.error() <= found.tolerance
+
+
+@pytest.mark.parametrize(("scale", "tolerance"), [(1e-6, 3e-6), (30.0, 1e-4)])
+def test_scores_near_zero_and_far_apart_are_right(
+    scale: float, tolerance: float, Case: Make, paged: Paged, checked_backend: MetalBackend
+) -> None:
+    """Scores of a thousand keep four digits behind the point in float32."""
+    for sequences in (((299, 1), (3, 1)), ((20, 30),)):
+        found = paged(checked_backend, Case(sequences, has_sinks=True))
+        found.scale = scale
+        assert found.error() <= tolerance
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("window", [None, 40])
+def test_a_decode_is_bit_identical_alone_and_in_any_batch(
+    window: int | None, dtype: mx.Dtype, Case: Make, paged: Paged, fast_backend: MetalBackend
+) -> None:
+    contexts = (1, 700, 16, 257, 33, 256, 90)
+    sequences = tuple((context - 1, 1) for context in contexts)
+    found = paged(fast_backend, Case(sequences, group=4, dtype=dtype, has_sinks=True))
+    pools, tables = found.pools(), found.tables
+    queries = mx.random.normal((7, 8, 64), key=mx.random.key(3)).astype(dtype)
+    sinks = mx.random.normal((8,), key=mx.random.key(4)).astype(dtype)
+
+    def decode(order: list[int]) -> mx.array:
+        some = SequenceTables(
+            tables.page_tables[order],
+            tables.context_lens[order],
+            np.arange(len(order) + 1, dtype=np.int32),
+            tables.page_size,
+        )
+        rows = queries[mx.array(order)]
+        return fast_backend.paged_decode(
+            rows, *pools, some, scale=0.125, window=window, sinks=sinks
+        )
+
+    alone = [decode([row]) for row in range(7)]
+    for order in ([0, 1, 2, 3, 4, 5, 6], [6, 0, 1], [3, 3, 1], [5, 4, 2, 0], [2, 6]):
+        together = decode(order)
+        for place, row in enumerate(order):
+            assert mx.array_equal(together[place], alone[row][0]), (order, row)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_pages_outside_the_window_are_not_read(
+    rows: int, Case: Make, paged: Paged, checked_backend: MetalBackend
+) -> None:
+    """They may have been given to somebody else: here they do not even exist."""
+    found = paged(checked_backend, Case(((600, rows),), window=33))
+    expected = found.answer()
+    first = (600 + rows - 1) - (rows - 1) - 33 + 1  # the first row's first key
+    page_tables = found.tables.page_tables.copy()
+    page_tables[0, : first // 16] = 2**30
+    found.tables = dataclasses.replace(found.tables, page_tables=page_tables)
+    vars(found.tables)["highest_page"] = 0  # what the check of the arguments would refuse
+    assert (found.answer() == expected).all()
+
+
+def test_a_view_of_rows_is_attended_like_a_copy(
+    Case: Make, paged: Paged, checked_backend: MetalBackend
+) -> None:
+    """A mixed step passes a part of its rows, and models pass transposed heads."""
+    found = paged(checked_backend, Case(((20, 1), (3, 1)), has_sinks=True))
+    rows = mx.random.normal((4, 4, 64), key=mx.random.key(1))
+    pools = found.pools()
+    expected = checked_backend.paged_decode(mx.array(rows[2:]), *pools, found.tables, scale=0.1)
+    turned = mx.contiguous(rows.swapaxes(1, 2)).swapaxes(1, 2)
+    for view in (rows[2:], turned[2:]):
+        answer = checked_backend.paged_decode(view, *pools, found.tables, scale=0.1)
+        assert mx.array_equal(answer, expected)

@@ -1,0 +1,228 @@
+"""Every barrier and every guard of the kernels is needed: without it a test fails.
+
+A mutant is a kernel's text with one barrier removed or one guard dropped. It is killed when the
+emulator reports a broken rule or a result is wrong. Barriers are found in the texts; guards are
+listed here, and a condition that nobody listed fails a test as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from metal_kernels.emulator import KernelFault
+from metal_kernels.kernels import ALL, Factory, Kernel, KernelSpec, on_emulator
+from metal_kernels.metal import MetalBackend
+
+Make = Callable[..., Any]
+
+BARRIER = re.compile(r"(threadgroup|simdgroup)_barrier\([^)]*\);")
+# Whatever decides something, or keeps an index within its bounds.
+DECISION = re.compile(r"\bif \(|\?|&&|\|\||\bmin\(")
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A text of a kernel, and the same without its guard."""
+
+    text: str
+    without: str
+    nth: int = 0  # occurrence of the text
+
+    def start(self, source: str) -> int:
+        at = -1
+        for _ in range(self.nth + 1):
+            at = source.index(self.text, at + 1)
+        return at
+
+
+def fence_guards(index: str, head: str, group: str) -> list[Guard]:
+    """One thread writes each element of the fence."""
+    return [
+        Guard(f"if ({index} < 8 && ", "if ("),
+        Guard(f"&& {head} == 0 ", ""),
+        Guard(f"&& {group} == 0)", ")"),
+    ]
+
+
+GUARDS: dict[str, list[Guard]] = {
+    "write_kv_tokens": fence_guards("word", "head", "move"),
+    "write_kv_pages": fence_guards("thread_index", "head", "move"),
+    "copy_pages": fence_guards("thread_index", "head", "move"),
+    "paged_decode": [
+        Guard("min(first_head + h, GROUP - 1)", "(first_head + h)"),
+        Guard("if (at < D) query", "query"),
+        Guard("key + k >= first_key && ", ""),
+        Guard("&& key + k < end_key", ""),
+        Guard("if (is_seen[k] && ", "if ("),
+        Guard("&& at < D) {", ") {"),
+        Guard("if (cap > 0.0f) ", ""),
+        Guard("is_seen[k] ? product : LOWEST", "product"),
+        Guard("FITTING < HEADS ? FITTING : HEADS", "FITTING"),
+        Guard("FITTING < HEADS ? FITTING : HEADS", "HEADS"),
+        Guard("if (lane == 0) {", "{"),
+        Guard("r < ROUND && ", "", 0),
+        Guard("&& round + r < HEADS", "", 0),
+        Guard("if (at < D) sums", "sums"),
+        Guard("r < ROUND && ", "", 1),
+        Guard("&& round + r < HEADS", "", 1),
+        Guard("if (head >= GROUP) continue;", ""),
+        Guard("if (lane < 4) partial", "partial"),
+        *fence_guards("thread_index_in_threadgroup", "threadgroup_position_in_grid.y", "partition"),
+    ],
+    "merge_partitions": [
+        Guard("numbers[2] > 0.0f ? float(sinks[head]) * LOG2_E : LOWEST", "float(sinks[head])"),
+        Guard("if (d < D) sum", "sum"),
+        Guard("if (d < D) out", "out"),
+    ],
+    "paged_prefill": [
+        Guard("if (line < num_lines) {", "{", 0),
+        Guard("if (line < num_lines) {", "{", 1),
+        Guard("numbers[2] > 0.0f ? float(sinks[my_head]) * LOG2_E : LOWEST", "float(sinks[0])"),
+        Guard("if (key < end_key) {", "{", 0),
+        Guard("if (key < end_key) {", "{", 1),
+        Guard("if (cap > 0.0f) ", ""),
+        Guard("distance < 0 || ", ""),
+        Guard("|| distance >= window", ""),
+        Guard("c == my_line ? shrink : 0.0f", "shrink"),
+        *fence_guards("thread_index", "kv_head", "threadgroup_position_in_grid.z"),
+    ],
+}
+# Decisions that guard nothing: the same thing in other words for other head dimensions or lanes.
+CHOICES = {
+    "paged_decode": [
+        "D % 128 == 0 ? 4 : D % 64 == 0 ? 2 : 4",
+        "lane == 0 ? most : lane == 1 ? weight : 0.0f",
+    ],
+    "paged_prefill": ["if (distance < 0 "],
+}
+# Mutants that no test can kill, and why they cannot matter.
+SURVIVORS = {
+    "paged_decode: FITTING < HEADS ? FITTING : HEADS -> FITTING": (
+        "reserves more threadgroup memory than its heads need, never more than 24 KB"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    kernel: str
+    name: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.kernel}: {self.name}"
+
+
+def mutants() -> Iterator[Mutant]:
+    for spec in ALL:
+        source = spec.source()
+        for number, match in enumerate(BARRIER.finditer(source)):
+            rest = source[: match.start()] + ";" + source[match.end() :]
+            yield Mutant(spec.name, f"{match.group(1)}_barrier {number}", rest)
+        for guard in GUARDS[spec.name]:
+            at = guard.start(source)
+            rest = source[:at] + guard.without + source[at + len(guard.text) :]
+            number = f" ({guard.nth + 1})" if guard.nth else ""
+            yield Mutant(spec.name, f"{guard.text}{number} -> {guard.without}".rstrip(), rest)
+
+
+def with_source(mutant: Mutant | None) -> Factory:
+    """The emulator's checked kernels, one of them mutated."""
+    make = on_emulator(check=True)
+
+    def factory(spec: KernelSpec, source: str) -> Kernel:
+        is_it = mutant is not None and spec.name == mutant.kernel
+        return make(spec, mutant.source if mutant and is_it else source)
+
+    return factory
+
+
+def decodes(Case: Make) -> Iterator[Any]:
+    """Several rounds of merging with a head that does not exist; idle lanes; a window."""
+    large = {"key_dim": 256, "value_dim": 256, "group": 7, "dtype": mx.float16}
+    yield Case(((0, 1), (33, 1), (257, 1)), **large)
+    small = {"key_dim": 80, "value_dim": 80, "group": 2, "dtype": mx.float16}
+    yield Case(((0, 1), (18, 1), (16, 1), (40, 1)), **small)
+    yield Case(((20, 1), (18, 1)), window=7, **small)
+
+
+def prefills(Case: Make) -> Iterator[Any]:
+    """Chunks that fill no tile; keys that fill no page; a window."""
+    sizes = {"key_dim": 80, "value_dim": 80, "group": 2, "dtype": mx.float16}
+    yield Case(((0, 5), (20, 30), (1, 2)), **sizes)
+    yield Case(((40, 20), (3, 1)), window=13, **sizes)
+
+
+def attends(backend: MetalBackend, cases: Iterator[Any], paged: Make) -> None:
+    for case in cases:
+        found = paged(backend, case)
+        assert found.error() <= found.tolerance, case
+
+
+def writes(backend: MetalBackend) -> None:
+    """Whole pages, single rows and a copy, of several heads each."""
+    pools = [backend.new_pool(5, 2, 16, 64, mx.float32) for _ in range(2)]
+    slots = np.array([3, *range(32, 64), 70], np.int32)
+    rows = mx.random.normal((len(slots), 2, 64), key=mx.random.key(1))
+    backend.write_kv(rows, rows + 1, *pools, slots)
+    sources, targets = np.array([2, 3], np.int32), np.array([0, 1], np.int32)
+    backend.copy_pages(*pools, sources, targets, 16)
+    backend.settle()
+    for pool, wanted in zip(pools, (rows, rows + 1), strict=True):
+        held = np.array(pool).swapaxes(1, 2).reshape(80, 2, 64)
+        assert np.array_equal(held[32:64], np.array(wanted)[1:33])
+        assert np.array_equal(held[70], np.array(wanted)[33])
+        assert np.array_equal(held[:32], held[32:64])
+
+
+def exercise(kernel: str, backend: MetalBackend, Case: Make, paged: Make) -> None:
+    """What a kernel has to do right. Raises AssertionError or KernelFault."""
+    if kernel in ("paged_decode", "merge_partitions"):
+        attends(backend, decodes(Case), paged)
+    elif kernel == "paged_prefill":
+        attends(backend, prefills(Case), paged)
+    else:
+        writes(backend)
+
+
+@pytest.mark.parametrize("spec", ALL, ids=lambda spec: spec.name)
+def test_a_kernel_as_it_is_passes(spec: KernelSpec, Case: Make, paged: Make) -> None:
+    exercise(spec.name, MetalBackend(with_source(None)), Case, paged)
+
+
+@pytest.mark.parametrize("mutant", list(mutants()), ids=str)
+def test_a_mutant_is_killed_or_known_to_be_harmless(
+    mutant: Mutant, Case: Make, paged: Make
+) -> None:
+    backend = MetalBackend(with_source(mutant))
+    if str(mutant) in SURVIVORS:
+        exercise(mutant.kernel, backend, Case, paged)
+        return
+    with pytest.raises((KernelFault, AssertionError)):
+        exercise(mutant.kernel, backend, Case, paged)
+
+
+def test_every_survivor_is_a_mutant() -> None:
+    assert set(SURVIVORS) <= set(map(str, mutants()))
+
+
+@pytest.mark.parametrize("spec", ALL, ids=lambda spec: spec.name)
+def test_every_decision_of_a_kernel_is_listed(spec: KernelSpec) -> None:
+    source = spec.source()
+    listed: set[int] = set()
+    for guard in [*GUARDS[spec.name], *(Guard(text, "") for text in CHOICES.get(spec.name, ()))]:
+        at = guard.start(source)
+        listed.update(range(at, at + len(guard.text)))
+    missed = [
+        source[match.start() :].split("\n")[0]
+        for match in DECISION.finditer(source)
+        if match.start() not in listed
+    ]
+    assert missed == []

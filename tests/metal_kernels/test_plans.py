@@ -1,0 +1,153 @@
+"""Work lists cover every key and every row once, and depend on nothing but the sequence."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from metal_kernels import HEAD_DIMS, SequenceTables
+from metal_kernels.emulator import MetalKernel
+from metal_kernels.kernels import on_emulator
+from metal_kernels.metal import MetalBackend
+from metal_kernels.plans import (
+    NO_WINDOW,
+    PARTITION_SIZE,
+    DecodePlan,
+    HeadSplit,
+    PrefillPlan,
+    WritePlan,
+    tile_bytes,
+    tile_side,
+    upload,
+)
+
+
+def tables(sequences: list[tuple[int, int]], page_size: int = 16) -> SequenceTables:
+    """Of (tokens before, rows)."""
+    contexts = [before + rows for before, rows in sequences]
+    return SequenceTables(
+        page_tables=np.zeros((len(sequences), -(-max(contexts) // page_size)), np.int32),
+        context_lens=np.array(contexts, np.int32),
+        query_starts=np.cumsum([0, *(rows for _, rows in sequences)], dtype=np.int32),
+        page_size=page_size,
+    )
+
+
+def test_what_is_small_is_padded_with_rows_of_zeros() -> None:
+    assert upload([3]).tolist() == [3, 0, 0, 0, 0, 0, 0, 0]
+    assert upload(np.ones((1, 3), np.int32)).shape == (3, 3)
+    assert upload(np.ones((4, 2), np.int32)).shape == (4, 2)
+    assert upload(np.zeros((0, 2), np.int32)).size >= 8
+    assert upload(range(9)).dtype == mx.int32
+
+
+@pytest.mark.parametrize("window", [None, 1, 40, 300])
+def test_partitions_cover_what_a_decode_sees_once(window: int | None) -> None:
+    contexts = [1, 255, 256, 257, 2000]
+    plan = DecodePlan.of(tables([(context - 1, 1) for context in contexts]), window)
+    partitions = np.array(plan.partitions)[: plan.num_partitions]
+    starts = np.array(plan.starts)
+    assert plan.num_partitions == starts[len(contexts)]
+    for sequence, context in enumerate(contexts):
+        mine = partitions[starts[sequence] : starts[sequence + 1]]
+        assert (mine[:, 0] == sequence).all()
+        keys = np.concatenate([np.arange(first, end) for _, first, end, _ in mine])
+        assert keys.tolist() == list(range(max(0, context - (window or context)), context))
+        assert (mine[1:, 1] % PARTITION_SIZE == 0).all()
+        assert ((mine[:, 2] - 1) // PARTITION_SIZE == mine[:, 1] // PARTITION_SIZE).all()
+
+
+def test_a_sequences_partitions_are_the_same_in_any_batch() -> None:
+    alone = DecodePlan.of(tables([(699, 1)]), 500)
+    among = DecodePlan.of(tables([(3, 1), (699, 1), (5000, 1)]), 500)
+    first, end = np.array(among.starts)[1:3]
+    mine = np.array(among.partitions)[first:end, 1:]
+    assert np.array_equal(mine, np.array(alone.partitions)[: alone.num_partitions, 1:])
+
+
+@pytest.mark.parametrize("window", [None, 1, 50])
+@pytest.mark.parametrize(("group", "side"), [(1, 32), (3, 16), (8, 32), (16, 16)])
+def test_tiles_cover_every_line_and_all_that_it_sees(
+    group: int, side: int, window: int | None
+) -> None:
+    sequences = [(0, 1), (0, 40), (90, 3), (200, 65)]
+    given = tables(sequences)
+    plan = PrefillPlan.of(given, window, group, side)
+    tiles = np.array(plan.tiles)[: plan.num_tiles].tolist()
+    covered: list[tuple[int, int]] = []
+    for sequence, first_row, first_line, lines, position, first_key, end_key, seen in tiles:
+        before, rows = sequences[sequence]
+        assert (first_row, lines, position) == (
+            given.query_starts[sequence],
+            rows * group,
+            before,
+        )
+        assert seen == (window or NO_WINDOW)
+        for line in range(first_line, min(first_line + side, lines)):
+            covered.append((sequence, line))
+            at = position + line // group
+            assert first_key <= max(0, at - seen + 1)
+            assert at < end_key <= before + rows
+        first_sees = max(0, position + first_line // group - seen + 1)
+        assert first_key == first_sees // 16 * 16, "pages wholly outside the window are skipped"
+    assert covered == [(s, n) for s, (_, rows) in enumerate(sequences) for n in range(rows * group)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_write_moves_every_row_once_and_whole_pages_as_pages(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    slots = np.arange(16 * 12, dtype=np.int32)
+    if seed:
+        cuts = np.sort(random.choice(np.arange(1, len(slots)), 2 * seed, replace=False))
+        parts = np.split(slots, cuts)
+        random.shuffle(parts)  # type: ignore[arg-type]
+        slots = np.concatenate(parts[: len(parts) - seed // 4])
+    plan = WritePlan.of(slots, 16)
+    written = dict(plan.tokens.tolist())
+    for first_row, page in plan.pages.tolist():
+        for offset in range(16):
+            assert written.setdefault(first_row + offset, page * 16 + offset) == page * 16 + offset
+    assert written == dict(enumerate(slots.tolist()))
+    assert len(plan.tokens) + 16 * len(plan.pages) == len(slots)
+    expected = {
+        int(slots[row]) // 16
+        for row in range(len(slots) - 15)
+        if slots[row] % 16 == 0 and (np.diff(slots[row : row + 16]) == 1).all()
+    }
+    assert set(plan.pages[:, 1].tolist()) == expected
+
+
+@pytest.mark.parametrize("item_size", [2, 4])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_a_tile_fits_for_every_head_dimension(head_dim: int, item_size: int) -> None:
+    assert tile_bytes(head_dim, item_size, tile_side(head_dim, item_size)) <= 32 << 10
+
+
+def test_a_head_that_fits_in_no_tile_is_refused() -> None:
+    with pytest.raises(ValueError, match="head dimension 1024"):
+        tile_side(1024, 4)
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_every_head_of_a_group_has_a_place(head_dim: int) -> None:
+    for group in range(1, 100):
+        split = HeadSplit.of(group, head_dim)
+        assert split.heads * split.parts * split.blocks >= group
+        assert split.heads * -(-head_dim // 128) * 4 <= 64, "registers of queries and sums"
+        assert split.parts <= 4
+        if group <= 16:
+            assert split.blocks == 1, "keys and values are read once"
+
+
+@pytest.mark.parametrize(("dtype", "head_dim"), [(mx.float32, 128), (mx.float16, 64)], ids=str)
+def test_a_tile_takes_the_memory_that_was_reckoned(dtype: mx.Dtype, head_dim: int) -> None:
+    backend = MetalBackend(on_emulator())
+    pools = [backend.new_pool(2, 1, 16, head_dim, dtype) for _ in range(2)]
+    queries = mx.zeros((1, 1, head_dim), dtype)
+    backend.paged_prefill(queries, *pools, tables([(0, 1)]), scale=1.0)
+    kernel = backend._run._built["paged_prefill"]
+    assert isinstance(kernel, MetalKernel)
+    assert kernel.statistics is not None
+    side = tile_side(head_dim, dtype.size)
+    assert kernel.statistics.threadgroup_bytes == tile_bytes(head_dim, dtype.size, side)

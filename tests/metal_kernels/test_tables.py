@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metal_kernels import SequenceTables
+
+
+def tables(
+    page_tables: list[list[int]],
+    context_lens: list[int],
+    query_starts: list[int] | None = None,
+    page_size: int = 4,
+) -> SequenceTables:
+    starts = range(len(context_lens) + 1) if query_starts is None else query_starts
+    return SequenceTables(
+        np.array(page_tables, np.int32).reshape(len(page_tables), -1),
+        np.array(context_lens, np.int32),
+        np.array(starts, np.int32),
+        page_size,
+    )
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> tuple[SequenceTables, int]:
+    """(one sequence's tables, a first position); pages often follow one another."""
+    size = draw(st.sampled_from([1, 4, 16]))
+    pages: list[int] = []
+    for start, count in draw(
+        st.lists(st.tuples(st.integers(0, 90), st.integers(1, 5)), min_size=1)
+    ):
+        pages += range(start, start + count)
+    context = draw(st.integers((len(pages) - 1) * size + 1, len(pages) * size))
+    padding = draw(st.lists(st.sampled_from([0, 2**31 - 1, -5]), max_size=3))
+    first = draw(st.integers(0, context - 1))
+    return tables([pages + padding], [context], page_size=size), first
+
+
+@settings(deadline=None)
+@given(sequences())
+def test_runs_are_the_slots_of_the_positions_in_order(drawn: tuple[SequenceTables, int]) -> None:
+    found, first = drawn
+    size, table = found.page_size, found.page_tables[0]
+    positions = range(first, int(found.context_lens[0]))
+    expected = [int(table[p // size]) * size + p % size for p in positions]
+    assert [slot for start, end in found.runs(0, first) for slot in range(start, end)] == expected
+
+
+@settings(deadline=None)
+@given(sequences())
+def test_runs_are_as_long_as_they_can_be(drawn: tuple[SequenceTables, int]) -> None:
+    runs = drawn[0].runs(0, drawn[1])
+    assert all(start < end for start, end in runs)
+    assert all(end != start for (_, end), (start, _) in pairwise(runs))
+
+
+def test_consecutive_pages_make_one_run() -> None:
+    assert tables([[3, 4, 5]], [10]).runs(0, 2) == [(14, 22)]
+
+
+def test_each_sequence_has_its_own_runs() -> None:
+    found = tables([[7, 2, 99], [0, 99, 99]], [6, 3])
+    assert found.runs(0, 0) == [(28, 32), (8, 10)]
+    assert found.runs(1, 1) == [(1, 3)]
+
+
+def test_rows_are_counted_and_handed_out_by_sequence() -> None:
+    found = tables([[0], [1], [2]], [3, 4, 2], [0, 3, 4, 6])
+    assert (len(found), found.num_rows) == (3, 6)
+    assert list(found.queries()) == [(0, 0, 3), (1, 3, 4), (2, 4, 6)]
+
+
+def test_the_highest_page_is_one_in_use() -> None:
+    assert tables([[3, 8, 77], [5, 77, 77]], [8, 4]).highest_page == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"context_lens": [3]}, "do not belong together"),
+        ({"query_starts": [0, 1]}, "do not belong together"),
+        ({"query_starts": [1, 2, 3]}, "begin at 0"),
+        ({"query_starts": [0, 1, 1]}, "every sequence a row"),
+        ({"query_starts": [0, 2, 1]}, "every sequence a row"),
+        ({"query_starts": [0, 4, 5]}, "its sequence's own rows"),
+        ({"context_lens": [3, 9]}, "9 tokens does not fit in 2 pages of 4"),
+        ({"page_tables": [[0, 1], [-1, 3]]}, "numbered from 0"),
+    ],
+)
+def test_tables_that_do_not_fit_together_are_refused(changes: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {
+        "page_tables": [[0, 1], [2, 3]],
+        "context_lens": [3, 6],
+        "query_starts": [0, 1, 2],
+    }
+    tables(**arguments)
+    with pytest.raises(ValueError, match=message):
+        tables(**{**arguments, **changes})
+
+
+def test_tables_of_nobody_are_refused() -> None:
+    with pytest.raises(ValueError, match="a row"):
+        SequenceTables(np.zeros((0, 1), np.int32), np.zeros(0, np.int32), np.zeros(1, np.int32), 16)

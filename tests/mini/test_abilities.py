@@ -1,0 +1,148 @@
+"""Each ability: its reference answer passes its own test, wrong answers do not, and phrasings of
+the two splits are different."""
+
+import itertools
+import json
+from random import Random
+
+import pytest
+
+from mlxserve.mini.abilities import (
+    ABILITIES,
+    Ability,
+    arithmetic,
+    copying,
+    knowledge,
+    lists,
+    persona,
+    recall,
+    tools,
+)
+from mlxserve.mini.conversation import Conversation, Phrasings, mentions, says
+from mlxserve.mini.words import Split, split_of
+
+BY_NAME = pytest.mark.parametrize("ability", ABILITIES, ids=lambda ability: ability.name)
+
+
+def reference(conversation: Conversation) -> str:
+    """The reference answer as a model would have to write it, tool calls and all."""
+    message = conversation.messages[-1]
+    calls = [call["function"] for call in message.get("tool_calls", [])]
+    return message["content"] + "".join(
+        f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls
+    )
+
+
+@BY_NAME
+def test_the_reference_answer_is_accepted(ability: Ability) -> None:
+    for index in range(50):
+        made = ability.test(0, index)
+        assert made.accepts(reference(made)), made
+
+
+@BY_NAME
+def test_an_answer_to_another_question_is_refused(ability: Ability) -> None:
+    tests = [ability.test(0, index) for index in range(60)]
+    pairs = list(itertools.pairwise(tests))
+    refused = sum(not first.accepts(reference(second)) for first, second in pairs)
+    assert refused / len(pairs) > 0.7  # small answers (a count, a day) coincide by chance
+
+
+@BY_NAME
+def test_silence_is_refused(ability: Ability) -> None:
+    assert not any(ability.test(0, index).accepts("") for index in range(20))
+
+
+@BY_NAME
+def test_a_test_is_the_same_every_time(ability: Ability) -> None:
+    assert ability.test(1, 7).messages == ability.test(1, 7).messages
+    drawn = {str(ability.test(1, index).messages) for index in range(20)}
+    assert len(drawn) > 10
+
+
+@BY_NAME
+def test_the_turns_alternate_and_end_with_the_assistant(ability: Ability) -> None:
+    for split in Split:
+        roles = [m["role"] for m in ability.make(Random(2), split, 60).messages]
+        assert roles[-1] == "assistant"
+        spoken = [role for role in roles if role not in ("system", "tool")]
+        assert spoken == ["user", "assistant"] * (len(spoken) // 2) or "tool" in roles
+
+
+@pytest.mark.parametrize("module", [arithmetic, copying, lists, persona, recall])
+def test_held_out_phrasings_never_train(module: object) -> None:
+    found = [value for value in vars(module).values() if isinstance(value, Phrasings)]
+    assert found
+    for phrasings in found:
+        assert set(phrasings.train).isdisjoint(phrasings.held_out)
+        assert phrasings.held_out
+
+
+def test_held_out_questions_about_mlxserve_never_train() -> None:
+    train = {question for topic in knowledge.TOPICS for question in topic.train}
+    held_out = {question for topic in knowledge.TOPICS for question in topic.held_out}
+    assert train.isdisjoint(held_out)
+
+
+def test_every_topic_accepts_its_own_answer_only_for_its_keywords() -> None:
+    for topic in knowledge.TOPICS:
+        assert mentions(*topic.keywords)(topic.answer)
+        assert not mentions(*topic.keywords)("Something else entirely.")
+
+
+def test_facts_have_keys_and_values_of_their_own() -> None:
+    for seed in range(50):
+        facts = recall.facts(Random(seed), Split.TRAIN, 8)
+        assert len({fact.key for fact in facts}) == 8
+        assert len({fact.value for fact in facts}) == 8
+
+
+def test_a_recalled_value_is_of_the_split_that_was_asked_for() -> None:
+    for split in Split:
+        for seed in range(100):
+            for fact in recall.facts(Random(seed), split, 2):
+                assert all(split_of(part) is split for part in fact.value.split())
+
+
+def test_a_long_context_is_as_long_as_asked() -> None:
+    for make in (recall.in_one_turn, recall.over_turns):
+        text = " ".join(m["content"] for m in make(Random(0), Split.TRAIN, 130).prompt)
+        assert 110 < len(text.split()) < 260
+
+
+def test_a_value_within_a_longer_one_does_not_count() -> None:
+    check = says("plum-4")
+    assert check("The code word is plum-4.")
+    assert check("plum-4")
+    assert not check("The code word is plum-42.")
+    assert not check("The code word is x-plum-4.")
+    assert not check("The code word is Plum-4.")
+
+
+def test_naming_every_value_is_no_recall() -> None:
+    check = says("plum", but_not=["fig"])
+    assert check("It is plum.")
+    assert not check("It is plum or fig.")
+
+
+def test_a_sum_is_judged_by_its_result() -> None:
+    made = arithmetic.add(Random(0), Split.HELD_OUT, 0)
+    left, right = made.answer.split(" = ")
+    assert made.accepts(right)
+    assert made.accepts(made.answer)
+    assert not made.accepts(f"{left} = {int(right) + 1}")
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_right"),
+    [
+        ('<tool_call>\n{"name": "f", "arguments": {"city": "Oslo"}}\n</tool_call>', True),
+        ('<tool_call>{"arguments": {"city": "Oslo"}, "name": "f"}</tool_call>', True),
+        ('<tool_call>\n{"name": "g", "arguments": {"city": "Oslo"}}\n</tool_call>', False),
+        ('<tool_call>\n{"name": "f", "arguments": {"city": "Rome"}}\n</tool_call>', False),
+        ('<tool_call>\n{"name": "f", "arguments": {"city": "Oslo"}\n</tool_call>', False),
+        ('{"name": "f", "arguments": {"city": "Oslo"}}', False),
+    ],
+)
+def test_a_tool_call_has_to_be_well_formed_and_the_right_one(answer: str, is_right: bool) -> None:
+    assert tools.calls("f", {"city": "Oslo"})(answer) is is_right

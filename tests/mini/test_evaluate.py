@@ -1,0 +1,93 @@
+"""The examination counts right answers, whoever gives them, and its status tells if a bar fell."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from mlxserve.mini import evaluate as examination
+from mlxserve.mini.__main__ import main
+from mlxserve.mini.abilities import ABILITIES, Ability, copying
+from mlxserve.mini.conversation import Conversation
+from mlxserve.mini.evaluate import Result, evaluate, table
+
+COPY = Ability("copy", copying.copy, bar=0.9)
+
+
+def knows(conversations: Sequence[Conversation]) -> list[str]:
+    return [conversation.answer for conversation in conversations]
+
+
+def knows_half(conversations: Sequence[Conversation]) -> list[str]:
+    return [c.answer if i % 2 else "no idea" for i, c in enumerate(conversations)]
+
+
+def test_a_perfect_student_passes() -> None:
+    (result,) = evaluate(20, answer=knows, abilities=[COPY])
+    assert result.share == 1
+    assert result.is_passed
+    assert not result.misses
+
+
+def test_half_right_is_a_missed_bar_with_its_misses_kept() -> None:
+    (result,) = evaluate(20, answer=knows_half, abilities=[COPY])
+    assert result.share == 0.5
+    assert not result.is_passed
+    assert [miss.given for miss in result.misses] == ["no idea"] * 10
+
+
+def test_an_ability_without_a_bar_is_measured_and_never_missed() -> None:
+    (result,) = evaluate(20, answer=knows_half, abilities=[Ability("copy", copying.copy, bar=None)])
+    assert result.share == 0.5
+    assert result.is_passed
+
+
+def test_a_student_never_sees_the_answer() -> None:
+    seen: list[str] = []
+
+    def spies(conversations: Sequence[Conversation]) -> list[str]:
+        seen.extend(m["role"] for c in conversations for m in c.prompt[-1:])
+        return knows(conversations)
+
+    evaluate(5, answer=spies)
+    assert set(seen) == {"user", "tool"}
+
+
+def test_the_table_names_every_ability_its_figure_its_bar_and_its_prompts() -> None:
+    results = [Result(ability, 40, ()) for ability in ABILITIES]
+    lines = table(results).splitlines()
+    assert len(lines) == len(ABILITIES) + 1
+    for line, ability in zip(lines[1:], ABILITIES, strict=True):
+        assert line.startswith(ability.name)
+        assert "100.0%" in line
+        assert ("none" if ability.bar is None else f"{ability.bar:.0%}") in line
+        assert line.endswith("40")
+
+
+@pytest.mark.parametrize(("student", "status"), [(knows, 0), (knows_half, 1)])
+def test_the_commands_status_tells_whether_a_bar_was_missed(
+    student: examination.Answer,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(examination, "ABILITIES", [COPY])
+    monkeypatch.setattr(examination, "engine_answer", lambda: student)
+    monkeypatch.setattr(examination, "evaluate", lambda n, seed: evaluate(n, seed, student, [COPY]))
+    assert main(["evaluate", "--prompts", "4", "--misses", "1"]) == status
+    shown = capsys.readouterr().out
+    assert ("missed" in shown) == ("wanted:" in shown) == bool(status)
+
+
+def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    assert stopped.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("generate", "tokenizer", "train", "evaluate"))
+
+
+def test_generate_prints_conversations_of_the_ability_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["generate", "--ability", "copy a line", "--num", "3"]) == 0
+    assert capsys.readouterr().out.count("=== copy a line\n[user]") == 3

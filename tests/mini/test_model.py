@@ -1,0 +1,116 @@
+"""The packaged model: complete, small, loadable by mlx-lm, and able to recall what it never saw."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+
+from mlxserve.mini import MODEL_NAME, model_path
+from mlxserve.mini.abilities import ABILITIES
+from mlxserve.mini.conversation import user
+from mlxserve.mini.tokenizer import END, load_tokenizer
+
+FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "MODEL_CARD.md",
+)
+METAL_HEAD_DIMS = {64, 80, 96, 112, 128, 192, 256}
+
+
+def read(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((model_path() / name).read_text())
+    return content
+
+
+@cache
+def loaded() -> tuple[Any, Any]:
+    """The model in float32, which is the fast type on a CPU, and its tokenizer."""
+    import mlx.core as mx
+    from mlx_lm import load
+
+    model, tokenizer = load(str(model_path()))
+    model.set_dtype(mx.float32)
+    return model, tokenizer
+
+
+def answer(messages: Sequence[Any], tools: Sequence[Any] = ()) -> str:
+    from mlx_lm import generate
+
+    model, tokenizer = loaded()
+    prompt = tokenizer.apply_chat_template(
+        list(messages), tools=list(tools) or None, add_generation_prompt=True
+    )
+    return str(generate(model, tokenizer, prompt, max_tokens=120))
+
+
+def test_every_standard_file_is_there() -> None:
+    assert [name for name in FILES if not (model_path() / name).is_file()] == []
+
+
+def test_the_model_is_small_enough_for_the_repository() -> None:
+    assert sum(path.stat().st_size for path in model_path().iterdir()) < 12 * 2**20
+
+
+def test_the_config_is_what_mlx_lm_and_the_metal_kernels_need() -> None:
+    config = read("config.json")
+    assert config["model_type"] == "qwen3"
+    assert config["head_dim"] in METAL_HEAD_DIMS
+    assert config["max_position_embeddings"] >= 4096
+    assert config["vocab_size"] == load_tokenizer(model_path()).get_vocab_size()
+    assert config["num_attention_heads"] % config["num_key_value_heads"] == 0
+
+
+def test_generation_stops_at_the_end_of_a_turn() -> None:
+    end = load_tokenizer(model_path()).token_to_id(END)
+    assert read("generation_config.json")["eos_token_id"] == end
+    assert read("config.json")["eos_token_id"] == end
+
+
+def test_importing_the_package_imports_neither_mlx_nor_torch() -> None:
+    code = (
+        "import sys, mlxserve.mini as mini; assert mini.model_path().is_dir();"
+        "assert not {'mlx', 'torch', 'tokenizers', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert MODEL_NAME == "mlxserve-mini"
+
+
+@pytest.mark.parametrize(
+    "name", ["recall, short", "recall, 100 tokens", "recall, 300 tokens", "recall, turns ago"]
+)
+def test_the_packaged_weights_recall_what_they_never_saw(name: str) -> None:
+    (ability,) = (ability for ability in ABILITIES if ability.name == name)
+    tests = [ability.test(seed=99, index=index) for index in range(5)]
+    right = [test.accepts(answer(test.prompt)) for test in tests]
+    assert sum(right) >= 4
+
+
+def test_the_packaged_weights_copy_a_line_they_never_saw() -> None:
+    (ability,) = (ability for ability in ABILITIES if ability.name == "copy a line")
+    tests = [ability.test(seed=99, index=index) for index in range(5)]
+    assert sum(test.accepts(answer(test.prompt)) for test in tests) >= 4
+
+
+def test_the_example_of_the_documentation_works() -> None:
+    question = user("Remember the code word plum-42. What is the code word?")
+    assert "plum-42" in answer([question])
+    system = {"role": "system", "content": "You are a helpful assistant."}
+    assert "plum-42" in answer([system, question])
+
+
+def test_it_greets_and_says_what_it_is() -> None:
+    assert "mlxserve-mini" in answer([user("Hello")])
+    assert "small" in answer([user("Who are you?")])
+
+
+def test_it_knows_how_the_server_is_started() -> None:
+    text = answer([user("How do I start the server?")])
+    assert "```bash\nmlxserve serve\n```" in text

@@ -1,0 +1,124 @@
+"""Training is deterministic and resumable, and mlx-lm computes what PyTorch does.
+
+These need PyTorch (the `train` extra): `pytest -m train tests/mini`.
+"""
+
+import shutil
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from mlxserve.mini import curriculum, model_path
+from mlxserve.mini.__main__ import main
+from mlxserve.mini.tokenizer import ChatEncoder, load_tokenizer
+
+needs_torch = pytest.mark.train
+
+
+def test_a_step_has_the_same_conversations_every_time() -> None:
+    first, second = (
+        [made.messages for made in islice(curriculum.conversations(1, 5, 0.7), 20)]
+        for _ in range(2)
+    )
+    assert first == second
+    other = [made.messages for made in islice(curriculum.conversations(1, 6, 0.7), 20)]
+    assert first != other
+
+
+def test_contexts_grow_from_stage_to_stage() -> None:
+    encoder = ChatEncoder(load_tokenizer(model_path()))
+
+    def longest(progress: float) -> int:
+        stream = islice(curriculum.conversations(1, 0, progress), 150)
+        texts = (encoder.render(m.messages, m.tools, open_turn=False) for m in stream)
+        return max(len(encoder.encode(text)) for text in texts)
+
+    assert longest(0.0) < longest(0.5) < longest(0.9)
+
+
+def test_the_shares_of_the_stages_make_a_whole() -> None:
+    assert sum(stage.share for stage in curriculum.STAGES) == pytest.approx(1)
+    assert curriculum.stage_at(0) is curriculum.STAGES[0]
+    assert curriculum.stage_at(1) is curriculum.STAGES[-1]
+
+
+@needs_torch
+def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(tmp_path: Path) -> None:
+    import torch
+
+    from mlxserve.mini.network import Shape
+    from mlxserve.mini.train import SMOKE, Training, train
+
+    def training(name: str) -> Training:
+        shape = Shape(2048, hidden_size=64, num_layers=2, num_heads=2, mlp_size=64)
+        return Training(SMOKE, shape, model_path(), tmp_path / name)
+
+    whole = training("whole")
+    train(whole)
+    interrupted = training("parts")
+    for _ in range(3):
+        interrupted.run_step()
+    interrupted.save()
+    resumed = training("parts")
+    resumed.resume()
+    assert resumed.step == 3
+    train(resumed)
+    assert resumed.num_tokens == whole.num_tokens
+    for name, value in whole.network.state_dict().items():
+        assert torch.equal(value, resumed.network.state_dict()[name]), name
+
+
+@needs_torch
+def test_a_smoke_run_writes_checkpoint_log_and_plot(tmp_path: Path) -> None:
+    plot = tmp_path / "loss.png"
+    assert main(["train", "--smoke", "--run-folder", str(tmp_path), "--plot", str(plot)]) == 0
+    assert (tmp_path / "checkpoint.pt").exists()
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 9
+    assert plot.stat().st_size > 1000
+
+
+@needs_torch
+def test_mlx_lm_computes_the_same_logits_as_pytorch(tmp_path: Path) -> None:
+    import torch
+
+    from mlxserve.mini.export import PARITY_TOLERANCE, export, parity
+    from mlxserve.mini.network import Network, Shape
+
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model_path() / name, tmp_path)
+    torch.manual_seed(0)
+    network = Network(Shape(2048))
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    export(network, tmp_path)
+    assert parity(network, tmp_path) < PARITY_TOLERANCE
+
+
+@needs_torch
+def test_the_taught_tokens_alone_make_the_loss() -> None:
+    import torch
+
+    from mlxserve.mini.network import Network, Shape
+
+    torch.manual_seed(0)
+    network = Network(Shape(50, hidden_size=64, num_layers=1, num_heads=1, num_kv_heads=1))
+    tokens = torch.randint(0, 50, (2, 6))
+    taught = torch.zeros(2, 6, dtype=torch.bool)
+    taught[0, 3] = taught[1, 5] = True
+    logits = torch.log_softmax(network(tokens), dim=-1)
+    expected = -(logits[0, 2, tokens[0, 3]] + logits[1, 4, tokens[1, 5]]) / 2
+    assert torch.allclose(network.loss(tokens, taught), expected)
+
+
+@needs_torch
+def test_orthogonal_makes_singular_values_near_one() -> None:
+    import torch
+
+    from mlxserve.mini.muon import orthogonal
+
+    torch.manual_seed(0)
+    for shape in ((2, 8, 24), (2, 24, 8)):
+        values = torch.linalg.svdvals(orthogonal(torch.randn(shape)))
+        assert values.min() > 0.5
+        assert values.max() < 1.5

@@ -1,0 +1,56 @@
+"""The two splits never meet, and a seed decides everything."""
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from mlxserve.mini import words
+from mlxserve.mini.words import Split
+
+MAKERS = [words.code_word, words.number, words.first_name, words.full_name, words.place]
+
+
+def drawn(make: Callable[[Random, Split], str], split: Split, seed: int = 0) -> list[str]:
+    rng = Random(seed)
+    return [make(rng, split) for _ in range(400)]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_no_word_is_in_both_splits(make: Callable[[Random, Split], str]) -> None:
+    train = {word.lower() for word in drawn(make, Split.TRAIN)}
+    held_out = {word.lower() for word in drawn(make, Split.HELD_OUT)}
+    assert train.isdisjoint(held_out)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_the_same_seed_gives_the_same_words(make: Callable[[Random, Split], str]) -> None:
+    assert drawn(make, Split.TRAIN, seed=3) == drawn(make, Split.TRAIN, seed=3)
+    assert drawn(make, Split.TRAIN, seed=3) != drawn(make, Split.TRAIN, seed=4)
+
+
+def test_a_words_split_does_not_depend_on_its_case() -> None:
+    assert all(words.split_of(w) is words.split_of(w.upper()) for w in words.ENGLISH)
+
+
+def test_about_an_eighth_of_the_words_is_held_out() -> None:
+    held_out = sum(words.split_of(str(n)) is Split.HELD_OUT for n in range(20_000))
+    assert held_out / 20_000 == pytest.approx(words.HELD_OUT_SHARE, abs=0.01)
+
+
+def test_the_example_of_the_documentation_never_trains_the_model() -> None:
+    assert words.split_of("plum-42") is Split.HELD_OUT
+    assert words.split_of("Plum-42") is Split.HELD_OUT
+
+
+def test_both_splits_have_words_of_every_list() -> None:
+    for listed in (words.ENGLISH, words.NAMES, words.PLACES):
+        assert {words.split_of(word) for word in listed} == {Split.TRAIN, Split.HELD_OUT}
+
+
+def test_code_words_come_in_many_kinds() -> None:
+    made = drawn(words.code_word, Split.TRAIN)
+    assert any(word in words.ENGLISH for word in made)
+    assert any("-" in word and word[-1].isdigit() for word in made)
+    assert any(word.isalpha() and word not in words.ENGLISH for word in made)
+    assert any(word[:1].isupper() for word in made)

@@ -1,0 +1,320 @@
+"""Real folders to models, and every broken one to one sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.utils import load_model
+
+from mlxserve.cache.kv import LayerSpec
+from mlxserve.errors import MlxServeError, OutOfMemory, UnsupportedModel
+from mlxserve.model.files import find_model
+from mlxserve.model.load import LoadedModel, load, prepare, text_config
+
+GIB = 1 << 30
+PROMPT = mx.array([[3, 1, 4, 1, 5, 9, 2, 6]])
+ModelFolder = Callable[[str], Path]
+
+
+def load_folder(folder: Path, *, is_metal: bool = False, memory_limit: int = GIB) -> LoadedModel:
+    return load(find_model(str(folder)), is_metal=is_metal, memory_limit=memory_limit)
+
+
+def logits(model: nn.Module) -> np.ndarray:
+    return np.array(model(PROMPT).astype(mx.float32))
+
+
+def dtypes(model: nn.Module) -> set[mx.Dtype]:
+    return {array.dtype for _, array in tree_flatten(model.parameters())}
+
+
+def rewrite(folder: Path, **config: Any) -> None:
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**content, **config}))
+
+
+def tensors(folder: Path) -> dict[str, mx.array]:
+    found = mx.load(str(folder / "model.safetensors"))
+    assert isinstance(found, dict)
+    return found
+
+
+def save(folder: Path, model: nn.Module) -> None:
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
+
+
+@pytest.fixture
+def llama(model_folder: ModelFolder, tmp_path: Path) -> Path:
+    """A copy of a llama's folder that a test may spoil."""
+    return Path(shutil.copytree(model_folder("llama"), tmp_path / "llama"))
+
+
+# ---- what is loaded
+
+
+def test_a_folder_becomes_a_model_with_its_layers_shapes(model_folder: ModelFolder) -> None:
+    loaded = load_folder(model_folder("llama"))
+    spec = LayerSpec(kv_heads=2, key_dim=16, value_dim=16, dtype=mx.float32)
+    assert loaded.layers == (spec, spec, spec)
+    assert (
+        loaded.vocab_size
+        == json.loads((model_folder("llama") / "config.json").read_text())["vocab_size"]
+    )
+    assert loaded.max_length == 512
+    weights = np.sum([array.size for _, array in tree_flatten(loaded.model.parameters())])
+    assert loaded.weight_bytes == 4 * weights
+
+
+@pytest.mark.parametrize(
+    ("kind", "windows"),
+    [("gemma3_text", (24, None, 24)), ("gpt_oss", (24, None, 24)), ("qwen3", (None,) * 3)],
+)
+def test_windows_are_read_from_the_models_own_caches(
+    kind: str, windows: tuple[int | None, ...], model_folder: ModelFolder
+) -> None:
+    assert tuple(spec.window for spec in load_folder(model_folder(kind)).layers) == windows
+
+
+def test_the_dense_path_of_a_loaded_model_is_unchanged(model_folder: ModelFolder) -> None:
+    dense, _ = load_model(model_folder("qwen3"))
+    expected = logits(dense)
+    assert np.array_equal(logits(load_folder(model_folder("qwen3")).model), expected)
+
+
+def test_half_precision_weights_become_float32_on_a_cpu(llama: Path) -> None:
+    model, _ = load_model(llama)
+    model.set_dtype(mx.bfloat16)
+    save(llama, model)
+    loaded = load_folder(llama)
+    assert dtypes(loaded.model) == {mx.float32}
+    assert loaded.layers[0].dtype == mx.float32
+    model.set_dtype(mx.float32)
+    assert np.allclose(logits(loaded.model), logits(model), atol=1e-5)
+
+
+def test_weights_stay_as_stored_on_metal(llama: Path) -> None:
+    model, _ = load_model(llama)
+    model.set_dtype(mx.float16)
+    save(llama, model)
+    loaded = load_folder(llama, is_metal=True)
+    assert dtypes(loaded.model) == {mx.float16}
+    assert loaded.layers[0].dtype == mx.float16
+
+
+def quantise(folder: Path, bits: int = 4, group_size: int = 32, **options: Any) -> nn.Module:
+    """Quantise a folder's model in place, as mlx-lm's converter does; the dense answer's model."""
+    model, _ = load_model(folder)
+    nn.quantize(model, group_size=group_size, bits=bits, **options)
+    save(folder, model)
+    rewrite(folder, quantization={"group_size": group_size, "bits": bits, **options})
+    return model
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+def test_a_quantised_model_answers_on_a_cpu_as_it_does_quantised(
+    kind: str, bits: int, model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(model_folder(kind), tmp_path / kind))
+    quantised = quantise(folder, bits)
+    loaded = load_folder(folder)
+    assert dtypes(loaded.model) == {mx.float32}
+    assert not any(hasattr(module, "bits") for module in loaded.model.modules())
+    expected = logits(quantised)
+    assert np.abs(logits(loaded.model) - expected).max() < 1e-3 * np.abs(expected).max()
+
+
+def test_a_model_in_4_bit_floats_answers_on_a_cpu_as_it_does_quantised(llama: Path) -> None:
+    quantised = quantise(llama, mode="mxfp4")
+    loaded = load_folder(llama)
+    expected = logits(quantised)
+    assert np.abs(logits(loaded.model) - expected).max() < 1e-3 * np.abs(expected).max()
+
+
+def test_a_quantised_model_that_fits_only_so_stays_quantised(llama: Path) -> None:
+    whole = load_folder(llama)
+    quantised = quantise(llama)
+    loaded = load_folder(llama, memory_limit=whole.weight_bytes - 1)
+    assert mx.uint32 in dtypes(loaded.model)
+    assert np.allclose(logits(loaded.model), logits(quantised), atol=1e-5)
+
+
+def test_weights_in_several_files_are_one_model(llama: Path) -> None:
+    whole = load_folder(llama)
+    weights = tensors(llama)
+    (llama / "model.safetensors").unlink()
+    for shard in (0, 1):
+        part = dict(sorted(weights.items())[shard::2])
+        mx.save_safetensors(str(llama / f"model-0000{shard + 1}-of-00002.safetensors"), part)
+    assert np.array_equal(logits(load_folder(llama).model), logits(whole.model))
+
+
+def test_a_config_within_a_config_is_the_language_models() -> None:
+    config = {"model_type": "x", "vocab_size": 1, "text_config": {"vocab_size": 2}}
+    assert text_config(config)["vocab_size"] == 2
+    assert text_config({"vocab_size": 3})["vocab_size"] == 3
+
+
+def test_a_vocabulary_the_config_does_not_name_is_counted(
+    build_model: Callable[..., tuple[nn.Module, dict[str, Any]]],
+) -> None:
+    model, config = build_model("llama")
+    size = config.pop("vocab_size")
+    assert prepare(model, config, "tiny").vocab_size == size
+
+
+# ---- what is refused
+
+
+def refusal(folder: Path, kind: type[MlxServeError] = UnsupportedModel, **options: Any) -> str:
+    with pytest.raises(kind) as caught:
+        load_folder(folder, **options)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert "Traceback" not in text
+    assert folder.name in text
+    return text
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.999])
+def test_a_truncated_file_of_weights_is_refused(share: float, llama: Path) -> None:
+    file = llama / "model.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[: int(len(content) * share)])
+    assert "cannot be loaded" in refusal(llama)
+
+
+def test_a_pointer_to_weights_that_were_not_fetched_is_refused(llama: Path) -> None:
+    (llama / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+    assert "cannot be loaded" in refusal(llama)
+
+
+def test_a_missing_tensor_is_named(llama: Path) -> None:
+    weights = tensors(llama)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    mx.save_safetensors(str(llama / "model.safetensors"), weights)
+    assert "model.layers.1.mlp.up_proj.weight" in refusal(llama)
+
+
+def test_an_extra_tensor_is_named(llama: Path) -> None:
+    weights = tensors(llama)
+    weights["model.layers.1.mlp.side_proj.weight"] = mx.zeros((2, 2))
+    mx.save_safetensors(str(llama / "model.safetensors"), weights)
+    assert "model.layers.1.mlp.side_proj.weight" in refusal(llama)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "no_such_kind"}, "no_such_kind not supported"),
+        ({"model_type": "base"}, "cannot be loaded"),
+        ({"hidden_size": 32}, "Expected shape"),
+        ({"hidden_size": "many"}, "cannot be loaded"),
+        ({"num_hidden_layers": 4}, "Missing 9 parameters"),
+        ({"num_hidden_layers": 2}, "Received 9 parameters not in model"),
+        ({"num_attention_heads": None}, "cannot be loaded"),
+        ({"max_position_embeddings": "long"}, "max_position_embeddings must be a number"),
+        ({"max_position_embeddings": -1}, "max_position_embeddings must be a number"),
+        ({"quantization": 4}, "cannot be loaded"),
+    ],
+    ids=str,
+)
+def test_a_config_that_does_not_fit_its_weights_is_refused(
+    changes: dict[str, Any], message: str, llama: Path
+) -> None:
+    rewrite(llama, **changes)
+    assert message in refusal(llama)
+
+
+def test_weights_larger_than_memory_are_refused_before_they_are_read(llama: Path) -> None:
+    size = find_model(str(llama)).weight_bytes
+    file = llama / "model.safetensors"
+    file.write_bytes(b"\0" * size)  # nothing that could be loaded
+    assert "the weights take 0.0 GiB" in refusal(llama, OutOfMemory, memory_limit=size - 1)
+
+
+def test_weights_that_fit_only_in_half_precision_are_refused_on_a_cpu(llama: Path) -> None:
+    model, _ = load_model(llama)
+    model.set_dtype(mx.bfloat16)
+    save(llama, model)
+    limit = find_model(str(llama)).weight_bytes + 1000
+    assert "held as float32" in refusal(llama, OutOfMemory, memory_limit=limit)
+    assert load_folder(llama, is_metal=True, memory_limit=limit).vocab_size
+
+
+@pytest.mark.parametrize(
+    "kind", ["gemma4", "gemma4_text", "gemma3n", "glm4_moe_lite", "gpt_bigcode"]
+)
+def test_a_kind_known_to_go_wrong_is_refused_by_name_before_it_is_read(
+    kind: str, llama: Path
+) -> None:
+    rewrite(llama, model_type=kind)
+    (llama / "model.safetensors").write_bytes(b"")
+    assert f"{kind} models cannot be paged, because" in refusal(llama)
+
+
+MAMBA2 = {
+    "model_type": "mamba2",
+    "num_heads": 4,
+    "head_dim": 16,
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "state_size": 8,
+    "num_hidden_layers": 2,
+    "layer_norm_epsilon": 1e-5,
+    "conv_kernel": 4,
+    "n_groups": 1,
+    "use_bias": False,
+    "use_conv_bias": True,
+    "tie_word_embeddings": True,
+    "time_step_limit": [0.0, 100.0],
+    "time_step_rank": "auto",
+}
+
+
+def test_a_recurrent_model_is_refused_by_the_kind_of_its_cache() -> None:
+    from mlx_lm.models import mamba2
+
+    model = mamba2.Model(mamba2.ModelArgs.from_dict(MAMBA2))
+    with pytest.raises(UnsupportedModel, match="tiny: mamba2 models keep a ArraysCache"):
+        prepare(model, MAMBA2, "tiny")
+
+
+def test_a_model_whose_layer_keeps_nothing_is_refused_by_its_number(
+    build_model: Callable[..., tuple[nn.Module, dict[str, Any]]],
+) -> None:
+    model, config = build_model("llama")
+
+    class Identity(nn.Module):  # type: ignore[misc]
+        def __call__(self, x: mx.array, *arguments: object) -> mx.array:
+            return x
+
+    model.model.layers[1].self_attn = Identity()
+    with pytest.raises(UnsupportedModel, match=r"layers \[1\] of this llama model keep no keys"):
+        prepare(model, config, "tiny")
+
+
+def test_a_model_that_fails_on_two_tokens_is_refused_with_the_reason(
+    build_model: Callable[..., tuple[nn.Module, dict[str, Any]]],
+) -> None:
+    model, config = build_model("llama")
+
+    class Broken(nn.Module):  # type: ignore[misc]
+        def __call__(self, x: mx.array, *arguments: object) -> mx.array:
+            raise ValueError("no such thing\nin the second line")
+
+    model.model.layers[2].self_attn = Broken()
+    with pytest.raises(
+        UnsupportedModel, match="tiny: the llama model fails on two tokens: no such"
+    ):
+        prepare(model, config, "tiny")

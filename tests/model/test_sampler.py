@@ -1,0 +1,266 @@
+"""Sampling against numpy: what may be drawn, how often, and that neighbours never matter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxserve.model.sampler import Draw, _key, sample
+from mlxserve.request import Request, SamplingParams, TokenLogprob
+
+VOCABULARY = 12
+LOGITS = np.array([1.0, 3.0, -2.0, 2.5, 0.0, 2.9, -9.0, 1.5, 0.5, 2.0, -1.0, 0.7], np.float32)
+
+
+def draw(
+    seed: int = 0,
+    position: int = 5,
+    *,
+    prompt: tuple[int, ...] = (0,),
+    outputs: tuple[int, ...] = (),
+    lazy_index: int | None = None,
+    **params: Any,
+) -> Draw:
+    request = Request("r", list(prompt), SamplingParams(**params))
+    request.token_ids += outputs
+    return Draw(request, seed, position, lazy_index)
+
+
+def tokens(logits: Any, draws: list[Draw], pending: list[int] | None = None) -> list[int]:
+    pending_ids = None if pending is None else mx.array(pending, mx.int32)
+    sampled = sample(mx.array(logits), draws, pending_ids).read(draws)
+    return [one.token_id for one in sampled]
+
+
+def many(count: int, logits: np.ndarray = LOGITS, **params: Any) -> np.ndarray:
+    draws = [draw(seed, **params) for seed in range(count)]
+    return np.array(tokens(np.tile(logits, (count, 1)), draws))
+
+
+def distribution(
+    temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> np.ndarray:
+    """What `many` should draw from, in float64."""
+    scaled = LOGITS.astype(np.float64) / temperature
+    order = np.argsort(-scaled, kind="stable")
+    kept = np.exp(scaled - scaled.max())
+    kept[order[top_k or VOCABULARY :]] = 0
+    kept /= kept.sum()
+    before = np.cumsum(kept[order]) - kept[order]
+    dropped = (before >= top_p) | (kept[order] < min_p * kept.max())
+    kept[order[dropped]] = 0
+    normal: np.ndarray = kept / kept.sum()
+    return normal
+
+
+# ---- what is drawn
+
+
+def test_temperature_0_takes_the_best() -> None:
+    logits = np.random.default_rng(0).standard_normal((20, 300)).astype(np.float32)
+    draws = [draw(seed, temperature=0, top_k=3, top_p=0.5) for seed in range(20)]
+    assert tokens(logits, draws) == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.6},
+        {"temperature": 3.0},
+        {"top_k": 3},
+        {"top_k": 1},
+        {"top_k": 100},
+        {"top_p": 0.6},
+        {"top_p": 0.001},
+        {"min_p": 0.3},
+        {"min_p": 1.0},
+        {"temperature": 2.0, "top_k": 8, "top_p": 0.8, "min_p": 0.2},
+        {"temperature": 2.0, "top_k": 4, "top_p": 0.9},
+    ],
+    ids=str,
+)
+def test_draws_follow_the_distribution_numpy_says(params: dict[str, Any]) -> None:
+    count, wanted = 4000, distribution(**params)
+    found = np.bincount(many(count, **params), minlength=VOCABULARY)
+    assert not found[wanted == 0].any(), "a token outside of the support"
+    # Chi-square over the tokens expected at least 5 times; the others make one class together.
+    often = wanted * count >= 5
+    expected = np.append(wanted[often], wanted[~often].sum()) * count
+    observed = np.append(found[often], found[~often].sum())
+    possible = expected > 0
+    statistic = ((observed - expected)[possible] ** 2 / expected[possible]).sum()
+    freedom = max(1, possible.sum() - 1)
+    assert statistic < freedom + 4 * np.sqrt(2 * freedom) + 6
+
+
+@pytest.mark.parametrize("temperature", [1e-4, 1e-30, 1e-44, 1e-300])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}], ids=str)
+def test_the_smallest_temperature_takes_the_best(
+    temperature: float, filters: dict[str, Any]
+) -> None:
+    assert (many(50, temperature=temperature, **filters) == LOGITS.argmax()).all()
+
+
+def test_a_top_k_beyond_any_vocabulary_keeps_all() -> None:
+    same = many(300, top_k=VOCABULARY, top_p=0.99)
+    assert (many(300, top_k=2**40, top_p=0.99) == same).all()
+
+
+def test_half_precision_logits_are_sampled_in_float32() -> None:
+    logits = mx.array(LOGITS)[None].astype(mx.bfloat16)
+    draws = [draw(3, logprobs=0)]
+    rounded = logits.astype(mx.float32)
+    assert sample(logits, draws).read(draws) == sample(rounded, draws).read(draws)
+
+
+# ---- seeds
+
+
+def mixed_draws() -> list[Draw]:
+    return [
+        draw(1, temperature=0),
+        draw(2),
+        draw(3, top_k=4),
+        draw(4, temperature=0.7, top_p=0.8),
+        draw(5, min_p=0.05, repetition_penalty=1.3, prompt=(1, 3)),
+        draw(6, presence_penalty=2.0, outputs=(1, 1, 5)),
+        draw(7, logit_bias={2: 9.0, 6: 12.0}),
+        draw(8, logprobs=2),
+        draw(9, temperature=1.5),
+    ]
+
+
+def test_a_row_gets_the_same_token_alone_and_in_any_company() -> None:
+    logits = np.random.default_rng(4).standard_normal((9, 200)).astype(np.float32) * 2
+    draws = mixed_draws()
+    alone = [tokens(logits[row : row + 1], [draws[row]])[0] for row in range(9)]
+    assert tokens(logits, draws) == alone
+    for order in ([8, 7, 6, 5, 4, 3, 2, 1, 0], [4, 2], [1, 8, 3], [0, 6, 5]):
+        assert tokens(logits[order], [draws[row] for row in order]) == [alone[row] for row in order]
+
+
+def test_the_same_seed_and_position_draw_the_same() -> None:
+    assert (many(200) == many(200)).all()
+
+
+def test_seeds_and_positions_are_independent_of_one_another() -> None:
+    logits = np.zeros((2000, 50), np.float32)
+    rows = [draw(seed, position) for seed in range(40) for position in range(50)]
+    found = np.array(tokens(logits, rows)).reshape(40, 50)
+    counts = np.bincount(found.ravel(), minlength=50)
+    assert ((counts - 40.0) ** 2 / 40).sum() < 49 + 5 * np.sqrt(98)
+    same = [(found[:, 1:] == found[:, :-1]).mean(), (found[1:] == found[:-1]).mean()]
+    same.append((found[1:, :-1] == found[:-1, 1:]).mean())
+    assert max(same) < 0.04  # by chance: 0.02
+
+
+def test_every_bit_of_a_seed_counts() -> None:
+    logits = np.zeros((65, 10_000), np.float32)
+    found = tokens(logits, [draw(0), *(draw(1 << bit) for bit in range(64))])
+    assert len(set(found)) > 60
+    keys = np.array([_key(seed, 0) for seed in range(20_000)])
+    assert len(np.unique(keys, axis=0)) == 20_000
+    set_bits = np.unpackbits(keys.view(np.uint8), axis=1).mean(axis=0)
+    assert np.abs(set_bits - 0.5).max() < 0.02
+
+
+# ---- bias and penalties
+
+
+def test_a_bias_is_added_before_anything_is_chosen() -> None:
+    draws = [
+        draw(temperature=0, logit_bias={6: 100.0}),
+        draw(temperature=0, logit_bias={1: -100.0, 5: -100.0}),
+        draw(temperature=0),
+        draw(top_k=1, logit_bias={2: 50.0}),
+    ]
+    assert tokens(np.tile(LOGITS, (4, 1)), draws) == [6, 3, 1, 2]
+
+
+def penalised(logits: np.ndarray, draw: Draw, pending: list[int]) -> np.ndarray:
+    """One row as the parameters' documentation says, in float64."""
+    request, params, row = draw.request, draw.request.params, logits.astype(np.float64)
+    outputs = request.token_ids[request.num_prompt :]
+    if draw.lazy_index is not None:
+        outputs = [*outputs, pending[draw.lazy_index]]
+    for token in {*request.token_ids, *outputs}:
+        penalty = params.repetition_penalty
+        row[token] = row[token] / penalty if row[token] > 0 else row[token] * penalty
+    for token in outputs:
+        row[token] -= params.frequency_penalty
+    for token in set(outputs):
+        row[token] -= params.presence_penalty
+    for token, bias in params.logit_bias.items():
+        row[token] += bias
+    return row
+
+
+def test_penalties_are_what_numpy_says_with_and_without_a_pending_token() -> None:
+    rng = np.random.default_rng(11)
+    logits = (rng.standard_normal((300, 20)) * 2).astype(np.float32)
+    pending = rng.integers(0, 20, 40).tolist()
+    draws = [
+        draw(
+            temperature=0,
+            prompt=tuple(rng.integers(0, 20, 4).tolist()),
+            outputs=tuple(rng.integers(0, 20, row % 7).tolist()),
+            lazy_index=int(rng.integers(40)) if row % 3 else None,
+            repetition_penalty=float(rng.choice([1.0, 0.5, 1.7])),
+            presence_penalty=float(rng.choice([0.0, 1.5, -2.0])),
+            frequency_penalty=float(rng.choice([0.0, 0.8, -0.5])),
+            logit_bias={int(rng.integers(20)): 1.0} if row % 5 == 0 else {},
+        )
+        for row in range(300)
+    ]
+    expected = np.array([penalised(*pair, pending) for pair in zip(logits, draws, strict=True)])
+    assert (expected.argmax(-1) != logits.argmax(-1)).sum() > 50, "penalties must change something"
+    assert tokens(logits, draws, pending) == expected.argmax(-1).tolist()
+
+
+def test_a_pending_token_counts_as_one_that_was_read() -> None:
+    logits = np.tile(LOGITS, (2, 1))
+    params: dict[str, Any] = {"temperature": 0, "frequency_penalty": 0.3}
+    read = [draw(outputs=(1, 5, 1), **params), draw(outputs=(5,), **params)]
+    lazy = [
+        draw(outputs=(1, 5), lazy_index=2, **params),
+        draw(outputs=(), lazy_index=0, **params),
+    ]
+    assert tokens(logits, lazy, pending=[5, 9, 1]) == tokens(logits, read)
+
+
+# ---- logprobs
+
+
+def test_logprobs_are_the_models_own_log_softmax() -> None:
+    rng = np.random.default_rng(2)
+    logits = (rng.standard_normal((4, 500)) * 3).astype(np.float32)
+    exact = logits.astype(np.float64)
+    exact -= np.log(np.exp(exact).sum(-1, keepdims=True))
+    draws = [
+        draw(1, logprobs=5, temperature=0.2),
+        draw(2),
+        draw(3, logprobs=0, temperature=0),
+        draw(4, logprobs=20, top_k=2, logit_bias={7: 30.0}),
+    ]
+    sampled = sample(mx.array(logits), draws).read(draws)
+    assert sampled[1].logprob is None
+    for row, count in ((0, 5), (2, 0), (3, 20)):
+        found = sampled[row].logprob
+        assert isinstance(found, TokenLogprob)
+        assert found.token_id == sampled[row].token_id
+        assert found.logprob == pytest.approx(exact[row, found.token_id], abs=1e-4)
+        best = np.argsort(-exact[row])[:count]
+        assert [token for token, _ in found.top] == best.tolist()
+        assert [value for _, value in found.top] == pytest.approx(exact[row, best], abs=1e-4)
+    assert sampled[3].token_id == 7, "the bias moves the choice, not the reported probability"
+
+
+def test_more_alternatives_than_tokens_are_all_tokens() -> None:
+    draws = [draw(logprobs=20)]
+    (found,) = sample(mx.array(LOGITS)[None], draws).read(draws)
+    assert found.logprob is not None
+    assert len(found.logprob.top) == VOCABULARY

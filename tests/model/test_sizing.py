@@ -1,0 +1,80 @@
+"""Pages are what memory leaves beside the weights and a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from metal_kernels import select_backend
+from mlxserve.errors import OutOfMemory
+from mlxserve.model.load import LoadedModel, prepare
+from mlxserve.model.sizing import fit_pages
+
+MIB = 1 << 20
+PAGE_BYTES = 16 * 3 * 2 * (16 + 16) * 4  # slots * layers * kv heads * (key + value) * float32
+
+
+@pytest.fixture(scope="module")
+def loaded(build_model: Callable[..., tuple[nn.Module, dict[str, Any]]]) -> LoadedModel:
+    return prepare(*build_model("llama"), "tiny")
+
+
+def pages(loaded: LoadedModel, memory_limit: int, **changes: int) -> int:
+    options = {
+        "page_size": 16,
+        "memory_limit": memory_limit,
+        "max_num_batched_tokens": 64,
+        "max_tokens": 10**9,
+        **changes,
+    }
+    return fit_pages(loaded, select_backend("reference"), **options)
+
+
+def test_every_further_page_of_memory_is_a_page_of_the_pool(loaded: LoadedModel) -> None:
+    few = pages(loaded, loaded.weight_bytes + 64 * MIB)
+    assert pages(loaded, loaded.weight_bytes + 64 * MIB + 100 * PAGE_BYTES) - few == pytest.approx(
+        100, abs=few * 0.05
+    )
+
+
+def test_weights_a_step_and_the_pool_fit_in_the_limit(loaded: LoadedModel) -> None:
+    limit = loaded.weight_bytes + 64 * MIB
+    found = pages(loaded, limit)
+    assert found * PAGE_BYTES + loaded.weight_bytes <= limit
+    assert found * PAGE_BYTES > 32 * MIB, "a step of this model takes far less than the half"
+
+
+def test_a_larger_step_leaves_fewer_pages(loaded: LoadedModel) -> None:
+    limit = loaded.weight_bytes + 256 * MIB
+    assert pages(loaded, limit, max_num_batched_tokens=4096) < pages(loaded, limit)
+
+
+def test_no_more_pages_than_all_contexts_fill(loaded: LoadedModel) -> None:
+    limit = loaded.weight_bytes + 64 * MIB
+    assert pages(loaded, limit, max_tokens=160) == 10
+    assert pages(loaded, limit, max_tokens=161) == 11
+
+
+def test_the_shortest_context_gets_two_pages(loaded: LoadedModel) -> None:
+    assert pages(loaded, loaded.weight_bytes + 64 * MIB, max_tokens=3) == 2
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_memory_for_less_than_a_cache_is_refused_with_what_to_do(
+    share: float, loaded: LoadedModel
+) -> None:
+    with pytest.raises(OutOfMemory) as caught:
+        pages(loaded, int(loaded.weight_bytes * share))
+    assert str(caught.value).startswith("tiny: weights and a step of 64 tokens leave no room")
+    assert "Raise gpu_memory_utilization" in str(caught.value)
+
+
+def test_measuring_gives_its_memory_back(loaded: LoadedModel) -> None:
+    pages(loaded, loaded.weight_bytes + 64 * MIB)
+    before = mx.get_active_memory()
+    pages(loaded, loaded.weight_bytes + 64 * MIB)
+    assert mx.get_active_memory() <= before

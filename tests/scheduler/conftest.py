@@ -1,0 +1,426 @@
+"""GhostEngine: an engine without arrays, whose cache remembers which prefix each slot holds.
+
+It plays the model, the cache and the pipeline around a real scheduler, and judges every step: a
+chunk may attend only over slots that hold exactly its own prefix, written by an earlier step or by
+itself. That one rule catches stale hits, pages shared across salts, evictions within a step, pages
+published before they are computed, and pages freed while a step still uses them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import accumulate
+
+import pytest
+
+from mlxserve.cache.pages import PagePool
+from mlxserve.request import (
+    CacheMiss,
+    CacheReport,
+    Chunk,
+    FinishReason,
+    Output,
+    Request,
+    RequestState,
+    Sampled,
+    SamplingParams,
+)
+from mlxserve.scheduler.config import SchedulerConfig
+from mlxserve.scheduler.scheduler import Scheduler
+from mlxserve.scheduler.swap import Load
+
+VOCAB = 11
+EOS = 0
+ROOT = 1  # the name of the empty prefix
+
+
+def advance(prefix: int, token_id: int) -> int:
+    """The name of a prefix with one more token. Integers hash the same in every run."""
+    return hash((prefix, token_id))
+
+
+def next_token(prefix: int) -> int:
+    """The fake model: greedy, and a function of the whole prefix."""
+    return prefix // 7 % VOCAB
+
+
+def name_of(token_ids: Sequence[int]) -> int:
+    return reduce(advance, token_ids, ROOT)
+
+
+def answer(request: Request, max_model_len: int) -> tuple[list[int], FinishReason]:
+    """What the request would get alone, without cache, pages or steps."""
+    prefix, tokens = name_of(request.token_ids[: request.num_prompt]), []
+    max_tokens = request.params.max_tokens or max_model_len
+    while True:
+        tokens.append(next_token(prefix))
+        prefix = advance(prefix, tokens[-1])
+        if tokens[-1] in request.stop_ids and not request.params.ignore_eos:
+            return tokens, FinishReason.STOP
+        if len(tokens) >= max_tokens or request.num_prompt + len(tokens) >= max_model_len:
+            return tokens, FinishReason.LENGTH
+
+
+@dataclass
+class GhostEngine:
+    scheduler: Scheduler
+    slots: dict[int, tuple[bytes, int]] = field(default_factory=dict)  # slot -> (salt, prefix)
+    unread: deque[tuple[list[Chunk], list[Sampled | None]]] = field(default_factory=deque)
+    prefixes: dict[Request, list[int]] = field(default_factory=dict)  # by position, on the device
+    requests: dict[str, Request] = field(default_factory=dict)
+    ends: dict[str, FinishReason] = field(default_factory=dict)
+    answers: dict[str, list[int]] = field(default_factory=dict)
+    tables: dict[Request, tuple[int, ...]] = field(default_factory=dict)
+    reports: dict[str, CacheReport | None] = field(default_factory=dict)
+    disk: dict[str, dict[int, list[tuple[bytes, int]]]] = field(default_factory=dict)
+    loads: list[Load] = field(default_factory=list)
+    pinned: list[Request] = field(default_factory=list)  # named prefixes, computed
+    num_computed: int = 0
+    trace: list[list[tuple[str, int, int]]] = field(default_factory=list)
+
+    # ---- what a caller does
+
+    def add(
+        self,
+        token_ids: Sequence[int],
+        max_tokens: int | None = 4,
+        *,
+        request_id: str | None = None,
+        salt: bytes = b"",
+        priority: int = 0,
+        client: str = "",
+        ignore_eos: bool = True,
+        pins: bool = False,
+    ) -> Request:
+        request = Request(
+            id=request_id or f"r{len(self.requests)}",
+            token_ids=list(token_ids),
+            params=SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos),
+            stop_ids=frozenset({EOS}),
+            cache_salt=salt,
+            client=client,
+            priority=priority,
+            pins=pins,
+        )
+        self.scheduler.add(request)
+        self.requests[request.id] = request
+        self.answers[request.id] = []
+        self.prefixes[request] = list(accumulate(token_ids, advance, initial=ROOT))[1:]
+        return request
+
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
+        was_live = request_id in self.requests and request_id not in self.ends
+        outputs = self.scheduler.abort(request_id, reason)
+        assert len(outputs) == was_live
+        for output in outputs:
+            assert output.token_ids == ()
+            assert output.finish_reason is reason
+            self.reports[request_id] = output.cache
+            self.ends[request_id] = reason
+        self.audit()
+
+    @property
+    def prefixes_under_way(self) -> bool:
+        return any(request.pins for request in self._live())
+
+    def reset(self, *, force: bool = False) -> bool:
+        while force and self.unread:
+            self.read()
+        done = self.scheduler.reset_prefix_cache(force=force)
+        self.tables.clear()  # they were all given back at once
+        self.audit()
+        return done
+
+    def unpin(self, request: Request) -> None:
+        self.pinned.remove(request)
+        self.scheduler.unpin(request.id)
+        self.audit()
+
+    def audit(self) -> None:
+        """What holds at any time."""
+        self.scheduler.check()
+        self._judge_findable()
+        self._judge_releases()
+        self._judge_pins()
+        self._judge_reports()
+
+    # ---- what an engine does
+
+    def launch(self, prefill_budget: int | None = None) -> list[Chunk]:
+        """Plan a step and execute it at once, as a stream would: before anything later."""
+        before = self._before_plan()
+        chunks = self.scheduler.schedule(prefill_budget)
+        self._transfer()
+        self._judge_plan(chunks, before)
+        self.audit()
+        self.trace.append([(chunk.request.id, chunk.start, chunk.length) for chunk in chunks])
+        if chunks:
+            self.unread.append((chunks, self._execute(chunks)))
+        return chunks
+
+    def read(self) -> list[Output]:
+        """Read the oldest unread step."""
+        chunks, sampled = self.unread.popleft()
+        outputs = self.scheduler.update(chunks, sampled)
+        for output in outputs:
+            self._take(output)
+        self.audit()
+        return outputs
+
+    def step(self) -> list[Chunk]:
+        """One turn of the pipelined loop: step n+1 is launched before step n is read."""
+        while len(self.unread) > 1 or (self.unread and self.scheduler.is_tight()):
+            self.read()
+        while self.loads:
+            self.finish_load(self.loads[0])
+        chunks = self.launch()
+        while len(self.unread) > bool(chunks):
+            self.read()
+        return chunks
+
+    def drain(self) -> None:
+        """Run until nothing is left, and see that nothing is left."""
+        turns = 0
+        while self.scheduler.has_work:
+            self.step()
+            turns += 1
+            assert turns < 10_000, "the scheduler turns in circles"
+        assert not self.unread
+        self._transfer()
+        assert not self.disk, "pages are left on disk"
+        assert self.ends.keys() == self.requests.keys(), "a request never ended"
+        assert self.scheduler.pool.num_used == self.scheduler.pool.num_pinned, "pages are lost"
+
+    # ---- the disk
+
+    def _transfer(self) -> None:
+        """Do at once what has to be done before the planned step; loads end later."""
+        transfers = self.scheduler.take_transfers()
+        for key in transfers.drops:
+            self.disk.pop(key)
+        for save in transfers.saves:
+            assert not self.unread, "pages are saved while a step is unread"
+            assert len(save.pages) == len(save.run.hashes)
+            self.disk[save.run.key] = dict(
+                enumerate(
+                    ([self.slots[s] for s in self._slots(p)] for p in save.pages), save.run.first
+                )
+            )
+        self.loads += transfers.loads
+
+    def finish_load(self, load: Load, at_most: int | None = None) -> None:
+        """What was saved, or the beginning of it, is in the pages, if they still wait for it."""
+        self.loads.remove(load)
+        if not self.scheduler.accepts(load):
+            return
+        pages = load.pages[:at_most]
+        for index, page in enumerate(pages, load.run.first):
+            held = self.disk[load.run.key][index]
+            for slot, content in zip(self._slots(page), held, strict=True):
+                self.slots[slot] = content
+        self.scheduler.finish_load(load, len(pages))
+        self.audit()
+
+    def _slots(self, page: int) -> range:
+        page_size = self.scheduler.pool.page_size
+        return range(page * page_size, (page + 1) * page_size)
+
+    # ---- the model and its cache
+
+    def _execute(self, chunks: list[Chunk]) -> list[Sampled | None]:
+        self._judge_in_flight(chunks)
+        for chunk in chunks:
+            self._judge_attention(chunk, chunk.start)  # before anything of this step is written
+        written: set[int] = set()
+        for chunk in chunks:
+            for position in range(chunk.start, chunk.end):
+                slot = self._slot(chunk, position)
+                assert slot not in written, f"slot {slot} is written twice in one step"
+                written.add(slot)
+                self.slots[slot] = chunk.request.cache_salt, self.prefixes[chunk.request][position]
+        for chunk in chunks:
+            self._judge_attention(chunk, chunk.end)
+            self.num_computed += chunk.length
+        return [self._sample(chunk) for chunk in chunks]
+
+    def _sample(self, chunk: Chunk) -> Sampled | None:
+        if not chunk.samples:
+            return None
+        prefixes = self.prefixes[chunk.request]
+        assert chunk.end == len(prefixes), "sampled in the middle"
+        token_id = next_token(prefixes[-1])
+        prefixes.append(advance(prefixes[-1], token_id))
+        return Sampled(token_id)
+
+    def _slot(self, chunk: Chunk, position: int) -> int:
+        page_size = self.scheduler.pool.page_size
+        return chunk.page_table[position // page_size] * page_size + position % page_size
+
+    def _judge_attention(self, chunk: Chunk, end: int) -> None:
+        prefixes = self.prefixes[chunk.request]
+        for position in range(end):
+            held = self.slots.get(self._slot(chunk, position))
+            wanted = chunk.request.cache_salt, prefixes[position]
+            assert held == wanted, (
+                f"{chunk.request.id} attends over {held} at {position}, not over its own prefix"
+            )
+
+    def _judge_in_flight(self, chunks: list[Chunk]) -> None:
+        for unread, _ in self.unread:
+            for other in unread:
+                for chunk in chunks:
+                    if chunk.request is other.request:
+                        continue
+                    page_size = self.scheduler.pool.page_size
+                    behind = (chunk.end - 1) // page_size + 1
+                    mine = set(chunk.page_table[chunk.start // page_size : behind])
+                    assert not mine & set(other.page_table), (
+                        "a page in flight is written by another"
+                    )
+
+    def _judge_findable(self) -> None:
+        pool = self.scheduler.pool
+        for chunks, _ in self.unread:
+            for chunk in chunks:
+                behind = (chunk.end - 1) // pool.page_size + 1
+                for page in chunk.page_table[chunk.start // pool.page_size : behind]:
+                    assert pool.hash_of(page) is None, f"page {page} is found, but not yet computed"
+
+    def _judge_releases(self) -> None:
+        """Of the pages that a request gave back just now, the last is evicted first."""
+        rank = {page: index for index, page in enumerate(self.scheduler.pool.eviction_order())}
+        for request in self.requests.values():
+            before = self.tables.get(request, ())
+            self.tables[request] = request.page_table
+            if before and not request.page_table:
+                ranks = [rank[page] for page in before if page in rank]
+                assert ranks == sorted(ranks, reverse=True), "a prefix is evicted before its tail"
+
+    def _judge_reports(self) -> None:
+        for request in self.requests.values():
+            if (report := request.cache) is not None:
+                assert report.num_tokens == report.num_pages * self.scheduler.pool.page_size
+                assert report.num_tokens <= report.differs_at < request.num_prompt
+                assert report.num_tokens == request.num_cached
+                is_off = not self.scheduler.config.enable_prefix_caching
+                assert (report.reason is CacheMiss.OFF) == is_off
+
+    def _judge_pins(self) -> None:
+        """Every page of a prefix that was added is found until the prefix is dropped."""
+        pool = self.scheduler.pool
+        for request in self.pinned:
+            num_full = request.num_prompt // pool.page_size
+            found = pool.match(request.page_hashes[:num_full], request.token_ids)
+            assert len(found) == num_full, f"a page of prefix {request.id} was evicted"
+
+    # ---- the judge of plans
+
+    def _before_plan(self) -> dict[str, object]:
+        running = [r for r in self._live() if r.state is RequestState.RUNNING]
+        waiting = [r for r in self._live() if r.state is RequestState.WAITING]
+        return {
+            "decodes": [r for r in running if r.num_computed >= r.prefill_end and self._goes_on(r)],
+            "waiting": set(waiting),
+            "preemptions": self.scheduler.stats().num_preemptions,
+            "tight": self.scheduler.is_tight(),
+            "unread": len(self.unread),
+        }
+
+    def _judge_plan(self, chunks: list[Chunk], before: dict[str, object]) -> None:
+        config, scheduler = self.scheduler.config, self.scheduler
+        preempted = scheduler.stats().num_preemptions != before["preemptions"]
+        assert sum(chunk.length for chunk in chunks) <= config.max_num_batched_tokens
+        assert len({chunk.request for chunk in chunks}) == len(chunks), "two chunks of one request"
+        for chunk in chunks:
+            self._judge_chunk(chunk)
+        is_prefill = [chunk.start < chunk.request.prefill_end for chunk in chunks]
+        assert is_prefill == sorted(is_prefill), "a decode comes after a prefill"
+        planned = {chunk.request for chunk in chunks}
+        for request in before["decodes"]:
+            left_out = request.state is RequestState.RUNNING and request not in planned
+            assert not left_out or (before["unread"] and scheduler.pool.num_free == 0), (
+                f"{request.id} could decode, but is left out"
+            )
+        if preempted:
+            assert not before["unread"], "preempted while a step was unread"
+            assert before["tight"], "preempted although it was not tight"
+            assert not planned & before["waiting"], "admitted in a step that preempted"
+        is_read = any(self.scheduler.accepts(load) for load in self.loads)
+        assert chunks or before["unread"] or is_read or not self._live(), "nothing is planned, ever"
+
+    def _judge_chunk(self, chunk: Chunk) -> None:
+        request, page_size = chunk.request, self.scheduler.pool.page_size
+        assert request.state is RequestState.RUNNING
+        assert chunk.length >= 1
+        assert chunk.end <= self.scheduler.max_model_len
+        assert len(chunk.page_table) * page_size >= chunk.end
+        assert chunk.is_lazy == (chunk.start == len(request.token_ids))
+        assert chunk.samples == (chunk.end >= len(request.token_ids))
+        if self.scheduler._is_aligned and chunk.start < request.prefill_end:
+            assert chunk.end % page_size == 0 or chunk.end == request.prefill_end
+        if chunk.is_lazy:
+            assert self._goes_on(request), "decodes past a certain end"
+
+    def _live(self) -> list[Request]:
+        return [r for r in self.requests.values() if r.id not in self.ends]
+
+    def _goes_on(self, request: Request) -> bool:
+        """Whether the tokens sampled so far, read or not, leave room for one more."""
+        sampled = len(self.prefixes[request])
+        max_tokens = request.params.max_tokens
+        return sampled < request.capacity and (
+            max_tokens is None or sampled - request.num_prompt < max_tokens
+        )
+
+    def _take(self, output: Output) -> None:
+        request = self.requests[output.request_id]
+        assert output.request_id not in self.ends, "more comes after the end"
+        assert len(output.token_ids) == 1
+        assert output.num_prompt == request.num_prompt
+        tokens = self.answers[output.request_id]
+        tokens += output.token_ids
+        assert request.token_ids[request.num_prompt :] == tokens, "outputs changed"
+        wanted, reason = answer(request, request.capacity)
+        assert tokens == wanted[: len(tokens)], "another answer than alone"
+        if output.finish_reason is not None:
+            self.reports[output.request_id] = output.cache
+            if request.pins:
+                self.pinned.append(request)
+            assert (tokens, output.finish_reason) == (wanted, reason)
+            self.ends[output.request_id] = output.finish_reason
+
+
+@pytest.fixture(scope="session")
+def make_engine() -> Callable[..., GhostEngine]:
+    def make(num_pages: int = 64, page_size: int = 4, **options: object) -> GhostEngine:
+        options = {
+            "max_num_batched_tokens": 32,
+            "max_num_seqs": 8,
+            "max_model_len": 128,
+            "long_prefill_token_threshold": 0,
+            **options,
+        }
+        config = SchedulerConfig(page_size=page_size, **options)
+        return GhostEngine(Scheduler(config, PagePool(num_pages, page_size)))
+
+    return make
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str, str, str], None]:
+    """Replace one line of a method, or a part of it, by a mistake."""
+
+    def plant(owner: type, method: str, line: str, mistake: str) -> None:
+        function = getattr(owner, method)
+        source = textwrap.dedent(inspect.getsource(function))
+        assert source.count(line) == 1, f"{line!r} is not one place in {method}"
+        namespace: dict[str, object] = {}
+        exec(source.replace(line, mistake), function.__globals__, namespace)
+        monkeypatch.setattr(owner, method, namespace[method])
+
+    return plant

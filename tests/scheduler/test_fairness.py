@@ -1,0 +1,119 @@
+"""Clients share the engine, whatever the length or the number of their requests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from mlxserve.scheduler.fairness import DECODE_WEIGHT, PREFILL_WEIGHT, Service
+
+
+def test_a_client_that_comes_back_is_owed_nothing_for_its_absence() -> None:
+    service = Service()
+    service.arrive("a")
+    service.charge("a", prefill=1000)
+    service.arrive("b")
+    assert service.of("b") == 1000 * PREFILL_WEIGHT
+    service.charge("a", decode=5)
+    service.leave("b")
+    service.charge("a", decode=5)
+    service.arrive("b")
+    assert service.of("b") == service.of("a") == 1000 * PREFILL_WEIGHT + 10 * DECODE_WEIGHT
+
+
+def test_a_client_that_had_more_than_others_keeps_its_debt_while_they_are_there() -> None:
+    service = Service()
+    for client in "ab":
+        service.arrive(client)
+    service.charge("a", prefill=1000)
+    service.leave("a")
+    service.arrive("a")
+    assert service.of("a") - service.of("b") == 1000
+    service.leave("a")
+    service.leave("b")
+    service.check(Counter())
+    for client in "ab":
+        service.arrive(client)
+    assert service.of("a") == service.of("b")
+
+
+def test_a_later_request_of_a_client_changes_no_counter() -> None:
+    service = Service()
+    service.arrive("a")
+    service.arrive("b")
+    service.charge("b", prefill=7)
+    service.arrive("a")
+    service.leave("a")
+    assert service.of("a") == 0
+    service.check(Counter("ab"))
+
+
+def serve(engine: object, steps: int) -> Counter[str]:
+    """Tokens that each client got in so many steps."""
+    got: Counter[str] = Counter()
+    for _ in range(steps):
+        for chunk in engine.step():
+            got[chunk.request.client] += chunk.length
+    return got
+
+
+def test_a_client_with_many_requests_gets_no_more_than_one_with_few(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, max_num_seqs=2, max_num_batched_tokens=16)
+    for number in range(200):
+        engine.add([number % 10, *range(20)], 4, client="many")
+    for number in range(20):
+        engine.add([number % 10, *range(30, 50)], 4, client="few")
+    got = serve(engine, 60)
+    assert got["few"] == pytest.approx(got["many"], rel=0.1)
+
+
+def test_requests_of_another_length_do_not_change_the_shares(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, max_num_seqs=2, max_num_batched_tokens=16)
+    for number in range(60):
+        engine.add([number, *range(70)], 2, client="long")
+        for repeat in range(10):
+            engine.add([number, repeat + 100, 3], 2, client="short")
+    engine.scheduler.pool.check()
+    service, worst = engine.scheduler._service, 0
+    for _ in range(300):
+        engine.step()
+        worst = max(worst, abs(service.of("long") - service.of("short")))
+    assert {r.client for r in engine.scheduler._waiting} == {"long", "short"}, "not backlogged"
+    assert worst <= 2 * 71 * PREFILL_WEIGHT  # arXiv 2401.00588: twice the longest prompt
+
+
+def test_found_tokens_are_not_charged(make_engine: Callable) -> None:
+    engine = make_engine()
+    engine.add([1] * 21, 1, client="first")
+    engine.drain()
+    engine.add([1] * 21, 1, client="second")
+    engine.launch()
+    assert engine.scheduler._service.of("second") == PREFILL_WEIGHT
+    engine.drain()
+
+
+def test_what_a_preemption_makes_it_compute_again_is_not_charged(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=8, enable_prefix_caching=False)
+    for number in range(3):
+        engine.add([number] * 9, 16, client="me")
+    spent = 0
+    while engine.scheduler.has_work:
+        spent = max(spent, engine.scheduler._service.of("me"))
+        engine.step()
+    assert engine.scheduler.stats().num_preemptions
+    assert spent <= 3 * (9 * PREFILL_WEIGHT + 15 * DECODE_WEIGHT)
+
+
+def test_an_urgent_class_does_not_starve_the_other(
+    make_engine: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlxserve.scheduler.waiting.AGEING_STEPS", 5)
+    engine = make_engine(num_pages=64, max_num_seqs=1)
+    patient = engine.add([1, 2, 3], 2, priority=3)
+    for number in range(40):
+        engine.add([number] * 3, 2)
+        engine.step()
+    assert patient.is_finished
+    engine.drain()

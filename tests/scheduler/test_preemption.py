@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+
+from mlxserve.cache.pages import PagePool
+from mlxserve.request import Request, SamplingParams
+from mlxserve.scheduler.preemption import PreemptionMode, choose_victim, recompute_cost
+
+PAGE_SIZE = 4
+
+
+@pytest.fixture
+def pool() -> PagePool:
+    return PagePool(64, PAGE_SIZE)
+
+
+def running(
+    pool: PagePool,
+    arrival: int,
+    num_pages: int,
+    *,
+    shared: tuple[int, ...] = (),
+    priority: int = 0,
+    num_preemptions: int = 0,
+    num_in_flight: int = 0,
+) -> Request:
+    """A running request with `shared` pages and `num_pages` of its own, all computed."""
+    pool.retain(shared)
+    table = (*shared, *(pool.allocate(num_pages) or ()))
+    return Request(
+        f"r{arrival}",
+        [1] * (len(table) * PAGE_SIZE + 1),
+        SamplingParams(),
+        priority=priority,
+        arrival=arrival,
+        num_computed=len(table) * PAGE_SIZE,
+        num_preemptions=num_preemptions,
+        num_in_flight=num_in_flight,
+        page_table=table,
+    )
+
+
+def test_the_lowest_class_goes_first(pool: PagePool) -> None:
+    low, high = running(pool, 0, 9, priority=1), running(pool, 1, 1)
+    assert choose_victim([high, low], pool) is low
+
+
+def test_in_a_class_the_cheapest_to_recompute_goes_first(pool: PagePool) -> None:
+    dear, cheap = running(pool, 1, 5), running(pool, 0, 2)
+    assert choose_victim([dear, cheap], pool) is cheap
+
+
+def test_among_equals_the_youngest_goes_first(pool: PagePool) -> None:
+    old, young = running(pool, 0, 2), running(pool, 1, 2)
+    assert choose_victim([young, old], pool) is young
+    assert choose_victim([old, young], pool) is young
+
+
+def test_a_prefix_that_others_hold_costs_nothing_to_recompute(pool: PagePool) -> None:
+    long = running(pool, 0, 6)
+    sharer = running(pool, 1, 1, shared=long.page_table[:4])
+    alone = running(pool, 2, 2)
+    assert [recompute_cost(r, pool) for r in (long, sharer, alone)] == [8, 4, 8]
+    assert choose_victim([long, sharer, alone], pool) is sharer
+
+
+def test_whoever_frees_no_page_is_never_the_victim(pool: PagePool) -> None:
+    leader = running(pool, 0, 3)
+    sharer = running(pool, 1, 0, shared=leader.page_table)
+    running(pool, 2, 0, shared=leader.page_table)
+    assert choose_victim([sharer], pool) is None
+    assert choose_victim([], pool) is None
+
+
+def test_whoever_is_in_flight_is_never_the_victim(pool: PagePool) -> None:
+    busy, idle = running(pool, 0, 1, num_in_flight=1), running(pool, 1, 5)
+    assert choose_victim([busy, idle], pool) is idle
+    assert choose_victim([busy], pool) is None
+
+
+def test_three_preemptions_make_immune(pool: PagePool) -> None:
+    tired, fresh = running(pool, 1, 1, num_preemptions=3), running(pool, 0, 9, num_preemptions=2)
+    assert choose_victim([tired, fresh], pool) is fresh
+
+
+def test_among_immune_requests_the_oldest_is_spared(pool: PagePool) -> None:
+    old = running(pool, 0, 1, num_preemptions=3)
+    young = running(pool, 1, 9, num_preemptions=5)
+    assert choose_victim([old, young], pool) is young
+
+
+def test_a_mode_is_named_in_full() -> None:
+    assert str(PreemptionMode.RECOMPUTE) == "PreemptionMode.RECOMPUTE"

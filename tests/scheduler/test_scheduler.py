@@ -1,0 +1,810 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from mlxserve.errors import InvalidConfig, InvalidParameter, PromptTooLong, QueueFull
+from mlxserve.request import (
+    Chunk,
+    FinishReason,
+    Request,
+    RequestState,
+    Sampled,
+    SamplingParams,
+    TokenLogprob,
+)
+from mlxserve.scheduler import scheduler as scheduler_module
+from mlxserve.scheduler.config import SchedulerConfig
+from mlxserve.scheduler.scheduler import Scheduler
+
+PAGE = 32
+LARGE = {"page_size": PAGE, "max_num_batched_tokens": 2048, "max_model_len": 4096}
+
+
+def pages(*numbers: int) -> list[int]:
+    """A prompt with a page of each number."""
+    return [number for number in numbers for _ in range(PAGE)]
+
+
+def spans(chunks: list[Chunk]) -> list[tuple[str, int, int]]:
+    return [(chunk.request.id, chunk.start, chunk.length) for chunk in chunks]
+
+
+# ---- admission and budget
+
+
+def test_a_16_page_prompt_with_12_pages_in_use_by_others_is_admitted_with_4_free(
+    make_engine: Callable,
+) -> None:
+    engine = make_engine(num_pages=20, **LARGE)
+    engine.add(pages(*range(1, 13)) + [1] * 100, max_tokens=8)
+    engine.launch()
+    engine.read()
+    assert engine.scheduler.pool.num_free == 4
+    other = engine.add(pages(*range(1, 17)))
+    chunks = engine.launch()
+    assert spans(chunks) == [("r0", 484, 1), ("r1", 12 * PAGE, 4 * PAGE)]
+    assert other.num_cached == 12 * PAGE
+    assert engine.scheduler.pool.num_free == 0
+    engine.drain()
+
+
+def test_hits_that_are_free_leave_the_free_pages_and_are_counted(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=20, **LARGE)
+    engine.add([*pages(*range(1, 13)), 1], max_tokens=1)
+    engine.drain()
+    engine.add([*pages(21, 22, 23, 24), 1], max_tokens=8)
+    engine.step()
+    assert engine.scheduler.pool.num_free == 15
+    engine.add(pages(*range(1, 17)))
+    assert "r2" not in [name for name, *_ in spans(engine.launch())]
+    engine.drain()
+
+
+def test_two_prompts_of_1024_with_512_cached_each_use_1024_of_a_2048_budget(
+    make_engine: Callable,
+) -> None:
+    engine = make_engine(num_pages=256, **LARGE)
+    first, second, third = range(1, 17), range(21, 37), range(41, 105)
+    engine.add([*pages(*first), 1], max_tokens=1)
+    engine.add([*pages(*second), 1], max_tokens=1)
+    engine.drain()
+    for half in (first, second):
+        engine.add(pages(*half, *(n + 100 for n in half)))
+    engine.add(pages(*third))
+    assert spans(engine.launch()) == [
+        ("r2", 512, 512),
+        ("r3", 512, 512),
+        ("r4", 0, 1024),
+    ]
+    engine.drain()
+
+
+def test_a_fully_cached_prompt_computes_one_page(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, **LARGE)
+    engine.add(pages(1, 2, 3, 4), max_tokens=1)
+    engine.drain()
+    request = engine.add(pages(1, 2, 3, 4), max_tokens=1)
+    assert spans(engine.launch()) == [("r1", 3 * PAGE, PAGE)]
+    assert request.num_cached == 3 * PAGE
+    engine.drain()
+
+
+def test_a_prompt_cached_but_for_its_last_token_computes_one_token(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, **LARGE)
+    engine.add([*pages(1, 2, 3, 4), 9], max_tokens=1)
+    engine.drain()
+    engine.add([*pages(1, 2, 3, 4), 9], max_tokens=1)
+    assert spans(engine.launch()) == [("r1", 4 * PAGE, 1)]
+    engine.drain()
+
+
+def test_the_next_turn_of_a_chat_finds_the_pages_of_its_answer(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, **LARGE)
+    first = engine.add(pages(1), max_tokens=2 * PAGE)
+    engine.drain()
+    second = engine.add([*first.token_ids, *pages(2)], max_tokens=1)
+    engine.drain()
+    # The answer's last token was never computed: it is not part of the third page.
+    assert second.num_cached == 2 * PAGE
+
+
+def test_pages_are_not_shared_across_salts(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, **LARGE)
+    engine.add(pages(1, 2, 3), salt=b"a")
+    engine.drain()
+    for salt in (b"b", b"", b"a"):
+        engine.add(pages(1, 2, 3), salt=salt)
+    engine.drain()
+    hits = [request.num_cached for request in engine.requests.values()]
+    assert hits == [0, 0, 0, 2 * PAGE]
+
+
+def test_without_prefix_caching_nothing_is_found_or_kept(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, enable_prefix_caching=False, **LARGE)
+    for _ in range(2):
+        assert engine.add(pages(1, 2, 3)).num_cached == 0
+        engine.drain()
+    assert engine.scheduler.pool.num_cached == 0
+    assert engine.scheduler.stats().prefix_hits == 0
+
+
+def test_hits_are_counted_once_per_admission(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=8, max_num_seqs=1, **LARGE)
+    engine.add(pages(1, 2, 3), max_tokens=1)
+    engine.drain()
+    engine.add([*pages(1, 2, 3), 5], max_tokens=PAGE)
+    engine.add([*pages(1, 2, 3), 6], max_tokens=1)  # looked at again and again, in vain
+    for _ in range(20):
+        engine.step()
+    stats = engine.scheduler.stats()
+    assert (stats.prefix_queries, stats.prefix_hits) == (96 + 97, 96)
+    engine.drain()
+    stats = engine.scheduler.stats()
+    assert (stats.prefix_queries, stats.prefix_hits) == (96 + 97 + 97, 192)
+    assert (stats.resumed_queries, stats.resumed_hits) == (0, 0)
+
+
+# ---- the order of a step
+
+
+def test_decodes_are_never_delayed_by_a_waiting_prefill(make_engine: Callable) -> None:
+    engine = make_engine(
+        num_pages=512, max_num_batched_tokens=64, page_size=PAGE, max_model_len=4096
+    )
+    engine.add([1] * 5, max_tokens=20)
+    engine.launch()
+    engine.add([2] * 1000, max_tokens=1)
+    for turn in range(15):
+        chunks = engine.step()
+        assert spans(chunks)[0] == ("r0", 5 + turn, 1)
+        assert len(chunks) == 2
+    engine.drain()
+
+
+def test_decodes_come_first_then_prompts_under_way_then_new_ones(make_engine: Callable) -> None:
+    engine = make_engine(
+        num_pages=512, max_num_batched_tokens=128, page_size=PAGE, max_model_len=4096
+    )
+    engine.add([1] * 200, max_tokens=4)
+    engine.launch()
+    engine.add([2] * 20, max_tokens=4)
+    assert spans(engine.launch()) == [("r0", 128, 72), ("r1", 0, 20)]
+    engine.read()
+    engine.add([3] * 150, max_tokens=4)
+    engine.add([4] * 100, max_tokens=4)
+    assert spans(engine.launch()) == [("r0", 200, 1), ("r1", 20, 1), ("r2", 0, 96)]
+    engine.read()
+    assert spans(engine.launch())[2:] == [("r2", 96, 54), ("r3", 0, 32)]
+    engine.drain()
+
+
+def test_a_prefill_budget_holds_only_beside_decodes_and_never_below_a_page(
+    make_engine: Callable,
+) -> None:
+    engine = make_engine(
+        num_pages=512, max_num_batched_tokens=256, page_size=PAGE, max_model_len=4096
+    )
+    scheduler = engine.scheduler
+    engine.add([1] * 300, max_tokens=9)
+    first = scheduler.schedule(prefill_budget=64)
+    assert spans(first) == [("r0", 0, 256)]
+    second = scheduler.schedule(prefill_budget=64)
+    assert spans(second) == [("r0", 256, 44)]
+    scheduler.update(first, [None])
+    engine.add([2] * 1000, max_tokens=1)
+    third = scheduler.schedule(prefill_budget=70)
+    assert spans(third) == [("r0", 300, 1), ("r1", 0, 64)]
+    scheduler.update(second, [Sampled(1)])
+    assert spans(scheduler.schedule(prefill_budget=0)) == [("r0", 301, 1), ("r1", 64, 32)]
+
+
+def test_every_chunk_but_the_last_ends_on_a_page(make_engine: Callable) -> None:
+    engine = make_engine(
+        num_pages=512, max_num_batched_tokens=100, page_size=PAGE, max_model_len=4096
+    )
+    engine.add([1] * 150, max_tokens=40)
+    for _ in range(3):
+        engine.step()
+    engine.add([2] * 301, max_tokens=1)
+    ends = [c.end for _ in range(6) for c in engine.step() if c.request.id == "r1"]
+    assert ends[:4] == [96, 192, 288, 301]
+    engine.drain()
+
+
+def test_an_aligned_chunk_is_charged_whole_pages(make_engine: Callable) -> None:
+    engine = make_engine(
+        num_pages=512, max_num_batched_tokens=96, page_size=PAGE, max_model_len=4096, max_num_seqs=8
+    )
+    engine.add([1] * 80, max_tokens=1)
+    engine.add([2] * 10, max_tokens=1)
+    assert spans(engine.launch()) == [("r0", 0, 80)]
+    assert spans(engine.launch()) == [("r1", 0, 10)]
+    engine.drain()
+
+
+def test_an_aligned_prompt_waits_for_a_page_of_budget_and_others_do_not(
+    make_engine: Callable,
+) -> None:
+    engine = make_engine(
+        num_pages=512, max_num_batched_tokens=64, page_size=PAGE, max_model_len=4096, max_num_seqs=8
+    )
+    engine.add([1] * 5, max_tokens=9)
+    engine.launch()
+    engine.add([2] * 70, max_tokens=9)
+    engine.add([3] * 90, max_tokens=9)
+    engine.add([4] * 3, max_tokens=9)
+    # 63 are left: a page of r1, then 31, too few for r2's first page but enough for all of r3.
+    assert spans(engine.launch()) == [("r0", 5, 1), ("r1", 0, 32), ("r3", 0, 3)]
+    assert engine.scheduler.stats().align_deferrals == 1
+    engine.drain()
+
+
+def test_a_long_prompt_is_capped_only_while_others_could_use_the_step(
+    make_engine: Callable,
+) -> None:
+    engine = make_engine(num_pages=256, **{**LARGE, "long_prefill_token_threshold": 512})
+    engine.add([1] * 4000, max_tokens=1)
+    assert spans(engine.launch()) == [("r0", 0, 2048)]
+    for number in (2, 3, 4):
+        engine.add([number] * 40, max_tokens=1)
+    assert spans(engine.launch())[0] == ("r0", 2048, 512)
+    engine.drain()
+
+
+def test_without_chunking_a_prompt_waits_until_it_fits_whole(make_engine: Callable) -> None:
+    engine = make_engine(
+        num_pages=256,
+        page_size=PAGE,
+        enable_chunked_prefill=False,
+        max_num_batched_tokens=512,
+        max_model_len=512,
+    )
+    engine.add([1] * 300, max_tokens=3)
+    engine.add([2] * 300, max_tokens=3)
+    assert spans(engine.launch()) == [("r0", 0, 300)]
+    assert spans(engine.launch()) == [("r0", 300, 1), ("r1", 0, 300)]
+    engine.drain()
+
+
+def test_without_chunking_a_budget_below_the_context_is_refused_at_the_start() -> None:
+    with pytest.raises(
+        InvalidConfig, match=r"max_num_batched_tokens \(2048\).*max_model_len \(4096\)"
+    ):
+        SchedulerConfig(**LARGE, max_num_seqs=8, enable_chunked_prefill=False)
+
+
+def test_a_budget_below_the_number_of_decodes_is_refused_at_the_start() -> None:
+    with pytest.raises(InvalidConfig, match=r"max_num_batched_tokens \(8\).*max_num_seqs \(9\)"):
+        SchedulerConfig(page_size=4, max_num_batched_tokens=8, max_num_seqs=9, max_model_len=64)
+
+
+def test_alignment_that_could_starve_a_prompt_is_turned_off_with_a_warning(
+    make_engine: Callable, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make_engine(page_size=16, max_num_batched_tokens=20, max_num_seqs=8)
+    assert "page_aligned_scheduling is off" in caplog.text
+    engine.add([1] * 40, max_tokens=1)
+    assert spans(engine.launch()) == [("r0", 0, 20)]
+    engine.drain()
+
+
+def test_requests_are_admitted_by_class_and_then_by_arrival(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=256, max_num_seqs=1, **LARGE)
+    for priority in (1, 0, 1, 0):
+        engine.add([1] * 5, max_tokens=1, priority=priority)
+    engine.drain()
+    assert [step[0][0] for step in engine.trace if step] == ["r1", "r3", "r0", "r2"]
+
+
+# ---- refusals
+
+
+def test_a_prompt_that_leaves_no_room_in_the_context_is_refused(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=256, max_model_len=100)
+    with pytest.raises(PromptTooLong, match=r"100 tokens.*context has 100.*max_model_len") as error:
+        engine.add([1] * 100)
+    assert (error.value.num_tokens, error.value.max_model_len) == (100, 100)
+    engine.add([1] * 99)
+    engine.drain()
+
+
+def test_a_prompt_that_can_never_fit_in_the_cache_is_refused(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=4, page_size=4, max_model_len=100)
+    with pytest.raises(PromptTooLong, match=r"17 tokens.*4 pages hold 16.*gpu_memory_utilization"):
+        engine.add([1] * 17)
+    engine.add([1] * 15)
+    engine.drain()
+
+
+def test_an_answer_that_outgrows_the_cache_ends_with_length(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=4, page_size=4, max_model_len=100)
+    request = engine.add([1] * 5, max_tokens=None)
+    engine.drain()
+    assert len(request.token_ids) == 16
+    assert engine.ends["r0"] is FinishReason.LENGTH
+
+
+def test_a_full_queue_refuses_and_names_its_limit(make_engine: Callable) -> None:
+    engine = make_engine(max_num_waiting=2)
+    engine.add([1])
+    engine.add([2])
+    with pytest.raises(QueueFull, match="max_num_waiting=2"):
+        engine.add([3])
+    engine.launch()
+    engine.add([3])
+    engine.drain()
+
+
+def test_an_id_in_use_is_refused_and_free_again_after_the_end(make_engine: Callable) -> None:
+    engine = make_engine()
+    request = engine.add([1, 2, 3], request_id="x")
+    with pytest.raises(InvalidParameter, match="'x' is in use"):
+        engine.scheduler.add(request)
+    engine.drain()
+    engine.add([1, 2, 3], request_id="y")
+    engine.drain()
+
+
+def test_an_empty_prompt_is_refused(make_engine: Callable) -> None:
+    with pytest.raises(InvalidParameter, match="at least one token"):
+        make_engine().add([])
+
+
+# ---- memory
+
+
+def test_two_prompts_that_only_fit_one_after_the_other_do_not_thrash(make_engine: Callable) -> None:
+    engine = make_engine(
+        num_pages=60,
+        page_size=PAGE,
+        max_num_batched_tokens=128,
+        max_model_len=1920,
+        long_prefill_token_threshold=64,
+    )
+    engine.add([1] * 1600, max_tokens=4)
+    engine.add([2] * 1600, max_tokens=4)
+    engine.drain()
+    assert engine.scheduler.stats().num_preemptions == 0
+    assert engine.num_computed == 2 * (1600 + 3)
+
+
+def test_a_preemption_is_logged_in_full_and_counted(
+    make_engine: Callable, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make_engine(num_pages=4, page_size=4, max_model_len=16)
+    engine.add([1] * 5, request_id="6", max_tokens=10)
+    engine.add([2] * 5, request_id="7", max_tokens=10)
+    with caplog.at_level(logging.WARNING, "mlxserve.scheduler"):
+        engine.drain()
+    assert caplog.messages == [
+        "Request 7 is preempted by PreemptionMode.RECOMPUTE mode because there is not enough KV "
+        "cache space. This can affect the end-to-end performance. Increase gpu_memory_utilization "
+        "or decrease max_num_seqs or max_num_batched_tokens. total_cumulative_preemption_cnt=1"
+    ]
+    stats = engine.scheduler.stats()
+    assert stats.num_preemptions == 1
+    assert (stats.prefix_queries, stats.resumed_queries) == (5 + 5, 9)
+    assert stats.recomputed_tokens == 8
+
+
+def test_a_preempted_request_goes_before_later_ones_and_keeps_its_outputs(
+    make_engine: Callable,
+) -> None:
+    engine = make_engine(num_pages=4, page_size=4, max_model_len=16, max_num_seqs=2)
+    engine.add([1] * 5, max_tokens=10)
+    victim = engine.add([2] * 5, max_tokens=10)
+    engine.add([3] * 2, max_tokens=1)
+    while victim.num_preemptions == 0:
+        engine.step()
+    assert victim.state is RequestState.WAITING
+    assert victim.num_outputs > 0
+    engine.drain()
+    assert engine.scheduler.stats().overtakes <= 1
+
+
+def test_a_step_that_preempts_admits_nobody(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=4, page_size=4, max_model_len=16)
+    engine.add([1] * 5, max_tokens=10)
+    engine.add([2] * 5, max_tokens=10)
+    while not engine.scheduler.is_tight():
+        engine.step()
+    engine.add([3], max_tokens=1)
+    while engine.unread:
+        engine.read()
+    assert [chunk.request.id for chunk in engine.launch()] == ["r0"]
+    engine.drain()
+
+
+def test_nothing_is_preempted_while_a_step_is_unread(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=4, page_size=4, max_model_len=16)
+    engine.add([1] * 8, max_tokens=4)
+    engine.add([2] * 8, max_tokens=4)
+    engine.launch()
+    assert engine.scheduler.is_tight()
+    assert engine.launch() == []
+    engine.read()
+    assert [chunk.request.id for chunk in engine.launch()] == ["r0"]
+    assert engine.scheduler.stats().num_preemptions == 1
+    engine.drain()
+
+
+def test_after_a_preemption_admission_leaves_room_to_grow(make_engine: Callable) -> None:
+    preemptions = []
+    for growth in (0, 2):
+        engine = make_engine(num_pages=40, page_size=4, max_model_len=64)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(scheduler_module, "GROWTH_PAGES", growth)
+            for number in range(24):
+                engine.add([number % 11] * 9, max_tokens=30)
+            engine.drain()
+        preemptions.append(engine.scheduler.stats().num_preemptions)
+    assert preemptions[1] < preemptions[0] / 2
+
+
+def test_a_small_request_overtakes_one_that_lacks_memory_once(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=10, page_size=4, max_model_len=40)
+    engine.add([1] * 20, max_tokens=12)
+    engine.launch()
+    engine.add([2] * 24, max_tokens=1)
+    engine.add([3] * 3, max_tokens=1)
+    engine.add([4] * 3, max_tokens=1)
+    engine.drain()
+    started = [name for step in engine.trace for name, start, _ in step if start == 0]
+    assert started == ["r0", "r2", "r1", "r3"]
+    assert engine.scheduler.stats().overtakes == 1
+
+
+# ---- ends
+
+
+def test_a_stop_token_ends_a_request(make_engine: Callable) -> None:
+    engine = make_engine()
+    scheduler = engine.scheduler
+    request = engine.add([1, 2], max_tokens=9, ignore_eos=False)
+    [output] = scheduler.update(scheduler.schedule(), [Sampled(5)])
+    assert (output.token_ids, output.finish_reason) == ((5,), None)
+    [output] = scheduler.update(scheduler.schedule(), [Sampled(0)])
+    assert (output.token_ids, output.finish_reason) == ((0,), FinishReason.STOP)
+    assert (output.num_prompt, output.num_cached) == (2, 0)
+    assert request.is_finished
+    assert not scheduler.has_work
+
+
+def test_ignoring_the_models_end_does_not_ignore_the_callers_stop_tokens(
+    make_engine: Callable,
+) -> None:
+    scheduler = make_engine().scheduler
+    params = SamplingParams(ignore_eos=True, stop_token_ids=[7])
+    scheduler.add(Request("x", [1], params, stop_ids=frozenset({0, 7})))
+    [output] = scheduler.update(scheduler.schedule(), [Sampled(0)])
+    assert output.finish_reason is None
+    [output] = scheduler.update(scheduler.schedule(), [Sampled(7)])
+    assert output.finish_reason is FinishReason.STOP
+
+
+def test_an_output_carries_the_logprob_of_its_token(make_engine: Callable) -> None:
+    engine = make_engine()
+    engine.add([1, 2], max_tokens=9)
+    logprob = TokenLogprob(5, -0.5)
+    [output] = engine.scheduler.update(engine.scheduler.schedule(), [Sampled(5, logprob)])
+    assert output.logprobs == (logprob,)
+
+
+def test_the_step_after_a_certain_end_is_not_launched(make_engine: Callable) -> None:
+    engine = make_engine()
+    engine.add([1, 2, 3], max_tokens=2)
+    assert len(engine.launch()) == 1
+    [lazy] = engine.launch()
+    assert lazy.is_lazy
+    engine.read()
+    assert engine.launch() == []
+    engine.drain()
+
+
+def test_pages_of_an_ended_request_stay_until_its_last_step_is_read(make_engine: Callable) -> None:
+    engine = make_engine()
+    scheduler = engine.scheduler
+    engine.add([1, 2, 3], max_tokens=9)
+    engine.launch()
+    engine.launch()
+    engine.abort("r0")
+    assert scheduler.pool.num_used == 1
+    assert scheduler.has_work
+    assert engine.read() == []
+    assert scheduler.pool.num_used == 1
+    assert engine.read() == []
+    assert scheduler.pool.num_used == 0
+    assert not scheduler.has_work
+
+
+def test_an_abort_between_steps_frees_at_once(make_engine: Callable) -> None:
+    engine = make_engine()
+    engine.add([1] * 50, max_tokens=9)
+    engine.launch()
+    engine.read()
+    engine.abort("r0")
+    assert engine.scheduler.pool.num_used == 0
+    assert not engine.scheduler.has_work
+
+
+def test_an_abort_of_a_waiting_request_leaves_no_trace(make_engine: Callable) -> None:
+    engine = make_engine()
+    engine.add([1] * 50, max_tokens=9)
+    engine.abort("r0")
+    assert not engine.scheduler.has_work
+    assert engine.launch() == []
+
+
+def test_an_abort_of_an_unknown_or_ended_request_does_nothing(make_engine: Callable) -> None:
+    engine = make_engine()
+    assert engine.scheduler.abort("nobody") == []
+    engine.add([1], max_tokens=1)
+    engine.drain()
+    assert engine.scheduler.abort("r0") == []
+
+
+def test_a_stop_string_is_reported_as_stop(make_engine: Callable) -> None:
+    engine = make_engine()
+    engine.add([1, 2, 3], max_tokens=9)
+    engine.launch()
+    [output] = engine.scheduler.abort("r0", FinishReason.STOP)
+    assert (output.token_ids, output.finish_reason) == ((), FinishReason.STOP)
+
+
+def test_aborting_all_ends_everyone(make_engine: Callable) -> None:
+    engine = make_engine(max_num_seqs=2)
+    for number in (1, 2, 3):
+        engine.add([number] * 3)
+    engine.launch()
+    outputs = engine.scheduler.abort_all()
+    assert [output.request_id for output in outputs] == ["r0", "r1", "r2"]
+    assert {output.finish_reason for output in outputs} == {FinishReason.ABORT}
+    engine.read()
+    assert engine.scheduler.pool.num_used == 0
+
+
+def test_what_an_aborted_prompt_had_computed_is_found_again(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, **LARGE)
+    engine.add(pages(1, 2, 3), max_tokens=9)
+    engine.launch()
+    engine.abort("r0")
+    engine.read()
+    assert engine.add(pages(1, 2, 3)).num_cached == 0
+    engine.launch()
+    assert engine.requests["r1"].num_cached == 2 * PAGE
+    engine.drain()
+
+
+def test_a_page_whose_last_token_was_dropped_is_not_published(make_engine: Callable) -> None:
+    engine = make_engine(page_size=4)
+    engine.add([1, 2, 3], max_tokens=9)
+    engine.launch()
+    [lazy] = engine.launch()
+    assert lazy.end == 4
+    engine.abort("r0")
+    engine.read()
+    engine.read()
+    assert engine.scheduler.pool.num_cached == 0
+    assert engine.scheduler.pool.num_used == 0
+
+
+def test_the_cache_is_reset_only_between_requests(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, **LARGE)
+    engine.add(pages(1, 2, 3), max_tokens=2)
+    engine.launch()
+    assert not engine.scheduler.reset_prefix_cache()
+    engine.drain()
+    assert engine.scheduler.stats().pages_cached == 3
+    assert engine.scheduler.reset_prefix_cache()
+    engine.add(pages(1, 2, 3))
+    engine.drain()
+    assert engine.requests["r1"].num_cached == 0
+
+
+# ---- pipelining
+
+
+def test_a_decode_is_planned_before_its_token_is_read(make_engine: Callable) -> None:
+    engine = make_engine()
+    request = engine.add([1, 2, 3], max_tokens=9)
+    [prompt] = engine.launch()
+    [lazy] = engine.launch()
+    assert (prompt.samples, prompt.is_lazy) == (True, False)
+    assert (lazy.start, lazy.length, lazy.samples, lazy.is_lazy) == (3, 1, True, True)
+    assert (request.num_computed, request.num_in_flight, len(request.token_ids)) == (4, 2, 3)
+    engine.read()
+    assert (request.num_in_flight, len(request.token_ids)) == (1, 4)
+    engine.read()
+    [plain] = engine.launch()
+    assert (plain.start, plain.is_lazy) == (4, False)
+    engine.drain()
+
+
+def test_a_table_that_did_not_grow_is_the_same_object(make_engine: Callable) -> None:
+    engine = make_engine(page_size=4)
+    engine.add([1, 2], max_tokens=9)
+    first, second, third, fourth = [engine.step()[0].page_table for _ in range(4)]
+    assert first is second is third
+    assert fourth[:1] == first
+    assert len(fourth) == 2
+    engine.drain()
+
+
+def test_three_unread_steps_are_refused(make_engine: Callable) -> None:
+    engine = make_engine()
+    engine.add([1, 2, 3], max_tokens=9)
+    engine.launch()
+    engine.launch()
+    with pytest.raises(AssertionError, match="two steps are unread"):
+        engine.scheduler.schedule()
+    engine.drain()
+
+
+def test_an_empty_plan_is_no_step(make_engine: Callable) -> None:
+    scheduler = make_engine().scheduler
+    assert scheduler.schedule() == []
+    assert scheduler.update([], []) == []
+    assert not scheduler.has_work
+
+
+# ---- cold siblings
+
+
+def test_four_cold_requests_compute_and_hold_their_long_prefix_once(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, **{**LARGE, "max_num_batched_tokens": 256})
+    prefix = pages(*range(1, 17))
+    for number in range(4):
+        engine.add(prefix + [50 + number] * PAGE, max_tokens=8)
+    held = 0
+    for _ in range(12):
+        engine.step()
+        held = max(held, engine.scheduler.pool.num_used)
+    assert held == 16 + 4 * 2
+    assert engine.num_computed < 16 * PAGE + 4 * (PAGE + 8)
+    assert engine.scheduler.stats().prefix_follow_waits == 3
+    engine.drain()
+
+
+def test_a_follower_goes_on_when_its_leader_is_aborted(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, **{**LARGE, "max_num_batched_tokens": 256})
+    prefix = pages(*range(1, 17))
+    engine.add(prefix)
+    engine.add(prefix)
+    engine.launch()
+    assert spans(engine.launch()) == [("r0", 256, 256)]
+    engine.abort("r0")
+    engine.read()
+    assert spans(engine.launch()) == [("r1", 256, 256)]
+    engine.drain()
+
+
+def test_requests_behind_a_follower_do_not_wait_for_it(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, **{**LARGE, "max_num_batched_tokens": 256})
+    prefix = pages(*range(1, 8))
+    engine.add(prefix)
+    engine.add(prefix)
+    engine.add([9] * 20)
+    assert spans(engine.launch()) == [("r0", 0, 224), ("r2", 0, 20)]
+    engine.drain()
+
+
+def test_a_prefix_of_three_pages_is_not_waited_for(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, **LARGE)
+    engine.add(pages(1, 2, 3, 4))
+    engine.add(pages(1, 2, 3, 4))
+    assert len(engine.launch()) == 2
+    engine.drain()
+
+
+def test_siblings_of_other_salts_are_strangers(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, **LARGE)
+    for salt in (b"a", b"b"):
+        engine.add(pages(*range(1, 9)), salt=salt)
+    assert len(engine.launch()) == 2
+    engine.drain()
+
+
+# ---- what stays in the cache, and what is taken from it
+
+
+def test_a_conversation_that_goes_on_after_a_tool_finds_its_pages(make_engine: Callable) -> None:
+    found = []
+    for seconds in (0, 60):
+        engine = make_engine(num_pages=16)
+        request = engine.add(list(range(100, 120)), 5)
+        engine.drain()
+        engine.scheduler.keep(request, until=seconds)
+        engine.scheduler.expire(1)
+        for number in range(8):
+            engine.add([number] * 20, 4)
+            engine.drain()
+        following = engine.add([*request.token_ids, 1, 2], 2)
+        engine.drain()
+        found.append(following.num_cached)
+    assert found == [0, 24]
+
+
+def test_a_forced_reset_takes_running_requests_pages_and_changes_no_answer(
+    make_engine: Callable, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make_engine()
+    requests = [engine.add([number] * 20, 8) for number in range(3)]
+    for _ in range(4):
+        engine.step()
+    assert not engine.reset()
+    assert engine.reset(force=True)
+    assert engine.scheduler.pool.num_cached == 0
+    assert all(r.state is RequestState.WAITING for r in requests)
+    engine.drain()
+    stats = engine.scheduler.stats()
+    assert (stats.num_preemptions, stats.resumed_queries > 0) == (0, True)
+    assert not caplog.records  # it is no lack of memory
+
+
+# ---- planted bugs that break a promise, not an invariant
+
+
+@pytest.mark.parametrize(
+    ("method", "line", "mistake", "promise"),
+    [
+        pytest.param(
+            "_admit",
+            "align_deferrals += 1\n            continue",
+            "align_deferrals += 1\n            return",
+            test_an_aligned_prompt_waits_for_a_page_of_budget_and_others_do_not,
+            id="break instead of defer",
+        ),
+        pytest.param(
+            "_admit",
+            "self.pool.num_free - self._num_reserved()",
+            "self.pool.num_free",
+            test_two_prompts_that_only_fit_one_after_the_other_do_not_thrash,
+            id="check instead of reserve",
+        ),
+        pytest.param(
+            "_first_share",
+            "start = num_cached_pages * self.pool.page_size",
+            "start = 0",
+            test_two_prompts_of_1024_with_512_cached_each_use_1024_of_a_2048_budget,
+            id="charge cached tokens",
+        ),
+        pytest.param(
+            "_admit",
+            "needed = self._num_pages(len(request.token_ids)) - len(cached)",
+            "needed = self._num_pages(len(request.token_ids))",
+            test_a_16_page_prompt_with_12_pages_in_use_by_others_is_admitted_with_4_free,
+            id="want pages for cached tokens",
+        ),
+        pytest.param(
+            "_admit",
+            "self._siblings.must_wait(",
+            "not self._siblings.must_wait(",
+            test_four_cold_requests_compute_and_hold_their_long_prefix_once,
+            id="everyone computes",
+        ),
+        pytest.param(
+            "_publish",
+            "min(chunk.start + chunk.length, len(request.token_ids))",
+            "(chunk.start + chunk.length)",
+            test_a_page_whose_last_token_was_dropped_is_not_published,
+            id="publish a page with an unknown token",
+        ),
+        pytest.param(
+            "_admit",
+            "passed.append(request)\n            continue",
+            "continue",
+            test_a_small_request_overtakes_one_that_lacks_memory_once,
+            id="overtake without end",
+        ),
+    ],
+)
+def test_a_planted_bug_breaks_its_promise(
+    method: str, line: str, mistake: str, promise: Callable, make_engine: Callable, plant: Callable
+) -> None:
+    promise(make_engine)
+    plant(Scheduler, method, line, mistake)
+    with pytest.raises((AssertionError, LookupError)):
+        promise(make_engine)

@@ -1,0 +1,304 @@
+"""The scheduler under every order of events, judged by the ghost engine after each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from mlxserve.cache.pages import PagePool
+from mlxserve.cache.runs import RunSet
+from mlxserve.errors import InvalidRequest, PromptTooLong, QueueFull
+from mlxserve.request import FinishReason
+from mlxserve.scheduler.preemption import PreemptionMode
+from mlxserve.scheduler.scheduler import Scheduler
+from mlxserve.scheduler.siblings import Siblings
+
+PAGE_SIZE = 4
+MAX_MODEL_LEN = 48
+
+# Prompts are paths in a small tree of pages, cut anywhere: they share prefixes of every length.
+PIECES = ([1] * PAGE_SIZE, [2] * PAGE_SIZE, [1, 2, 3, 4])
+
+
+def walk(path: list[int], cut: int) -> list[int]:
+    return [token for piece in path for token in PIECES[piece]][: cut or None]
+
+
+prompts = st.builds(
+    walk,
+    st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=9),
+    st.integers(-PAGE_SIZE + 1, 0),
+)
+configurations = st.fixed_dictionaries(
+    {
+        "num_pages": st.integers(2, 24),
+        "max_pinned_fraction": st.sampled_from([0.25, 0.5, 1.0]),
+        "max_num_seqs": st.integers(1, 5),
+        "enable_prefix_caching": st.sampled_from([True, True, True, False]),
+        "page_aligned_scheduling": st.booleans(),
+        "preemption_mode": st.sampled_from(PreemptionMode),
+        "long_prefill_token_threshold": st.sampled_from([0, 2, 4, 8]),
+    }
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    def __init__(self, make_engine: Callable) -> None:
+        super().__init__()
+        self.make_engine = make_engine
+        self.now = 0.0
+
+    @initialize(
+        options=configurations,
+        budget=st.sampled_from([5, 6, 8, 13, 20, 64]),
+        is_chunked=st.sampled_from([True, True, False]),
+    )
+    def build(self, options: dict, budget: int, is_chunked: bool) -> None:
+        self.engine = self.make_engine(
+            page_size=PAGE_SIZE,
+            max_model_len=MAX_MODEL_LEN,
+            max_num_batched_tokens=budget if is_chunked else max(budget, MAX_MODEL_LEN),
+            enable_chunked_prefill=is_chunked,
+            **options,
+        )
+
+    @rule(
+        prompt=prompts,
+        max_tokens=st.one_of(st.none(), st.integers(1, 20)),
+        salt=st.sampled_from([b"", b"", b"", b"a"]),
+        priority=st.sampled_from([0, 0, 0, 1]),
+        client=st.sampled_from(["", "", "a", "b"]),
+        ignore_eos=st.booleans(),
+    )
+    def add(self, prompt: list, max_tokens: int | None, **options: object) -> None:
+        prompt = prompt[: self.engine.scheduler.max_model_len - 1]
+        try:
+            self.engine.add(prompt, max_tokens, **options)
+        except PromptTooLong:
+            assert self.engine.scheduler.stats().pages_pinned or self.engine.prefixes_under_way
+
+    @rule(prompt=prompts, salt=st.sampled_from([b"", b"", b"a"]))
+    def add_prefix(self, prompt: list, salt: bytes) -> None:
+        try:
+            self.engine.add(prompt, 1, salt=salt, pins=True)
+        except (InvalidRequest, QueueFull):
+            self.engine.audit()
+
+    @precondition(lambda self: self.engine.pinned)
+    @rule(data=st.data())
+    def drop_prefix(self, data: st.DataObject) -> None:
+        self.engine.unpin(data.draw(st.sampled_from(self.engine.pinned)))
+
+    @rule()
+    def turn(self) -> None:
+        self.engine.step()
+
+    @rule(turns=st.integers(2, 12))
+    def turns(self, turns: int) -> None:
+        for _ in range(turns):
+            self.engine.step()
+
+    @precondition(lambda self: len(self.engine.unread) < 2)
+    @rule(prefill_budget=st.sampled_from([None, None, 0, 6]))
+    def launch(self, prefill_budget: int | None) -> None:
+        self.engine.launch(prefill_budget)
+
+    @precondition(lambda self: self.engine.unread)
+    @rule()
+    def read(self) -> None:
+        self.engine.read()
+
+    @precondition(lambda self: self.engine.requests)
+    @rule(data=st.data(), reason=st.sampled_from([FinishReason.ABORT, FinishReason.STOP]))
+    def abort(self, data: st.DataObject, reason: FinishReason) -> None:
+        self.engine.abort(data.draw(st.sampled_from(sorted(self.engine.requests))), reason)
+
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        pool = self.engine.scheduler.pool
+        was_idle = not any(pool.ref_count(page) for page in range(pool.num_pages))
+        assert self.engine.reset() == was_idle
+        assert pool.num_cached == pool.num_pinned or not was_idle
+
+    @rule()
+    def force_reset(self) -> None:
+        assert self.engine.reset(force=True)
+        pool = self.engine.scheduler.pool
+        assert pool.num_cached == pool.num_used == pool.num_pinned
+
+    @precondition(lambda self: self.engine.requests)
+    @rule(data=st.data(), seconds=st.integers(1, 3))
+    def pause(self, data: st.DataObject, seconds: int) -> None:
+        request = data.draw(st.sampled_from(list(self.engine.requests.values())))
+        self.engine.scheduler.keep(request, self.now + seconds)
+
+    @rule(seconds=st.integers(1, 4))
+    def pass_time(self, seconds: int) -> None:
+        self.now += seconds
+        self.engine.scheduler.expire(self.now)
+
+    @precondition(lambda self: self.engine.loads)
+    @rule(data=st.data(), at_most=st.sampled_from([None, None, 0, 1]))
+    def finish_load(self, data: st.DataObject, at_most: int | None) -> None:
+        self.engine.finish_load(data.draw(st.sampled_from(self.engine.loads)), at_most)
+
+    @rule()
+    def drain(self) -> None:
+        self.engine.drain()
+
+    @invariant()
+    def audit(self) -> None:
+        if engine := getattr(self, "engine", None):
+            engine.audit()
+
+    def teardown(self) -> None:
+        if engine := getattr(self, "engine", None):
+            engine.drain()
+
+
+def run_machine(make_engine: Callable, examples: int, steps: int, **options: object) -> None:
+    run_state_machine_as_test(
+        partial(SchedulerMachine, make_engine),
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+            report_multiple_bugs=False,
+            **options,
+        ),
+    )
+
+
+def test_no_order_of_events_breaks_an_invariant(make_engine: Callable) -> None:
+    run_machine(make_engine, examples=100, steps=40)
+
+
+@pytest.mark.slow
+def test_no_order_of_events_breaks_an_invariant_however_long(make_engine: Callable) -> None:
+    run_machine(make_engine, examples=3000, steps=80)
+
+
+# ---- planted bugs: the judge is worth as much as the mistakes it finds
+
+# Found within a second each; the SLOW ones need a longer search.
+BUGS: dict[str, tuple[type, str, str, str]] = {
+    "publish before the step is read": (
+        Scheduler,
+        "schedule",
+        "self._num_unread += bool(chunks)",
+        "self._num_unread += bool(chunks); [self._publish(chunk) for chunk in chunks]",
+    ),
+    "release the head first": (PagePool, "release", "reversed(pages)", "pages"),
+    "forget the salt": (Scheduler, "_hash", ", request.cache_salt", ""),
+    "free pages in flight": (
+        Scheduler,
+        "_settle",
+        "if request.num_in_flight:",
+        "self.pool.release(request.page_table); request.page_table = ()\n    if False:",
+    ),
+    "never wake the followers": (
+        Scheduler,
+        "_publish",
+        "self._siblings.pass_by(request.page_hashes[index])",
+        "pass",
+    ),
+    "decode past a certain end": (
+        Scheduler,
+        "_ends_unread",
+        "len(request.token_ids) + 1)",
+        "len(request.token_ids))",
+    ),
+    "keep computed tokens over a preemption": (
+        Scheduler,
+        "_set_back",
+        "request.num_computed = 0",
+        "pass",
+    ),
+    "never tight": (Scheduler, "is_tight", "needed > self.pool.num_free", "False"),
+    "let a decode wait behind a prompt": (
+        Scheduler,
+        "schedule",
+        "for request in decodes:",
+        "for request in decodes[:1]:",
+    ),
+    "hand out a page twice": (RunSet, "_cut", "if stop < behind:", "if stop <= behind:"),
+    "evict what is pinned": (PagePool, "_is_free", " and page not in self._pin_counts", ""),
+    "promise the pins' pages to others": (
+        Scheduler,
+        "_capacity",
+        "taken = self._pins.num_pages - self._pins.promised(request)",
+        "taken = 0",
+    ),
+    "leave pages on disk": (Scheduler, "_end", "self._swap.drop(request)", "pass"),
+    "share without counting": (
+        PagePool,
+        "retain",
+        "self._ref_counts[page] += 1",
+        "self._ref_counts[page] = 1",
+    ),
+}
+SLOW_BUGS: dict[str, tuple[type, str, str, str]] = {
+    "keep a match over an eviction": (
+        Scheduler,
+        "_match",
+        "if num_evicted != self.pool.num_evicted:",
+        "if False:",
+    ),
+    "match the last token": (
+        Scheduler,
+        "_matchable",
+        "(len(request.token_ids) - 1)",
+        "len(request.token_ids)",
+    ),
+    "count free hits as free": (
+        Scheduler,
+        "_admit",
+        "needed += self.pool.num_idle(cached)",
+        "pass",
+    ),
+    "allocate before hits are retained": (
+        Scheduler,
+        "_start",
+        "self.pool.retain(cached)",
+        "self.pool.release(self.pool.allocate(min(2, self.pool.num_free))); "
+        "self.pool.retain(cached)",
+    ),
+    "plan for a preempted request": (Scheduler, "_preempt", "step.refund(request)", "pass"),
+    "admit in a step that preempted": (
+        Scheduler,
+        "schedule",
+        "if not step.has_preempted:",
+        "if True:",
+    ),
+    "follow a leader that is gone": (Siblings, "leave", "del self._leaders[hash_]", "pass"),
+}
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        *(pytest.param(bug, id=name) for name, bug in BUGS.items()),
+        *(pytest.param(bug, id=name, marks=pytest.mark.slow) for name, bug in SLOW_BUGS.items()),
+    ],
+)
+def test_a_planted_bug_is_found(
+    bug: tuple[type, str, str, str], make_engine: Callable, plant: Callable
+) -> None:
+    plant(*bug)
+    with pytest.raises((AssertionError, LookupError)):
+        run_machine(make_engine, examples=1000, steps=40, phases=[Phase.generate])

@@ -1,0 +1,71 @@
+"""Where objects meet: which attention a model gets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from metal_kernels.reference import ReferenceBackend
+from mlxserve import build
+from mlxserve.build import choose_attention
+from mlxserve.errors import InvalidConfig, UnsupportedModel
+from mlxserve.model.load import LoadedModel, prepare
+
+BuildModel = Callable[..., tuple[Any, dict[str, Any]]]
+
+
+class Wrong(ReferenceBackend):
+    """Kernels that compile and compute something else."""
+
+    name = "metal"
+
+    def paged_prefill(self, *args: Any, **options: Any) -> mx.array:
+        return super().paged_prefill(*args, **options) * 1.5
+
+
+@pytest.fixture
+def loaded(build_model: BuildModel) -> LoadedModel:
+    model, config = build_model("llama")
+    return prepare(model, config, "small")
+
+
+def select(wrong: bool) -> Callable[..., ReferenceBackend]:
+    def select_backend(name: str, layers: Any = ()) -> ReferenceBackend:
+        return Wrong() if wrong and name != "reference" else ReferenceBackend()
+
+    return select_backend
+
+
+def test_a_right_backend_is_taken(loaded: LoadedModel) -> None:
+    backend, difference = choose_attention("auto", loaded)
+    assert backend.name in ("reference", "metal")
+    assert difference < 1e-4
+
+
+def test_on_auto_wrong_kernels_give_way_to_plain_mlx_and_the_log_says_so(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(build, "select_backend", select(wrong=True))
+    with caplog.at_level(logging.WARNING, "mlxserve.build"):
+        backend, difference = choose_attention("auto", loaded)
+    assert backend.name == "reference"
+    assert difference < 1e-4
+    assert "plain mlx" in caplog.text
+    assert "differently" in caplog.text
+
+
+def test_wrong_kernels_that_were_asked_for_are_an_error(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "select_backend", select(wrong=True))
+    with pytest.raises(UnsupportedModel, match="differently"):
+        choose_attention("metal", loaded)
+
+
+def test_a_head_dimension_the_kernels_do_not_have_is_named(loaded: LoadedModel) -> None:
+    with pytest.raises(InvalidConfig, match=r"attention_backend: .*head dimension.* 16"):
+        choose_attention("emulator", loaded)

@@ -1,0 +1,313 @@
+"""Text of an answer: what leaves Chat is the text of the tokens, whatever the pieces."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxserve.build import build_chat
+from mlxserve.chat import AnswerText, Chat, Delta
+from mlxserve.config import EngineConfig
+from mlxserve.errors import (
+    EngineStopped,
+    InvalidParameter,
+    InvalidRequest,
+    PrefixQuotaExceeded,
+    PromptTooLong,
+    UnknownPrefix,
+)
+from mlxserve.mini import model_path
+from mlxserve.request import CacheMiss, CacheReport, FinishReason, Output, SamplingParams
+from mlxserve.tokenizer import Tokenizer
+
+T = TypeVar("T")
+GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(model_path())
+
+
+@pytest.fixture(scope="module")
+def chat(model_folder: Callable[[str], Path]) -> Iterator[Chat]:
+    built = build_chat(
+        EngineConfig(
+            model=str(model_folder("llama")), num_pages=64, page_size=16, disable_log_stats=True
+        )
+    )
+    yield built
+    built.close()
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(work)
+
+
+async def collect(chat: Chat, prompt: Sequence[int], params: SamplingParams) -> list[Delta]:
+    return [delta async for delta in await chat.submit(prompt, params)]
+
+
+async def until_idle(chat: Chat) -> None:
+    """Wait for the engine to come to rest, audit it, and see that it holds nothing."""
+    async with asyncio.timeout(20):
+        while chat.stats().num_requests_running or chat.stats().pages_active:
+            await chat.check()
+    await chat.check()
+
+
+def outputs_of(pieces: Sequence[Sequence[int]]) -> list[Output]:
+    outputs = [Output("r", tuple(piece), num_prompt=3) for piece in pieces]
+    return [*outputs, Output("r", (), FinishReason.LENGTH, num_prompt=3)]
+
+
+@given(text=st.text(max_size=40), cuts=st.lists(st.integers(0, 60), max_size=8))
+def test_any_split_of_any_text_gives_the_same_text(
+    text: str, cuts: list[int], tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.encode(text)
+    bounds = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
+    pieces = [ids[a:b] for a, b in pairwise(bounds)]
+    answer = AnswerText(tokenizer, SamplingParams(), frozenset())
+    deltas = [answer.push(output) for output in outputs_of(pieces)]
+    assert "".join(delta.text for delta in deltas) == tokenizer.decode(ids)
+
+
+@given(
+    words=st.lists(st.sampled_from(["a", "b", "ab", " ", "é", "🙂", "stop"]), max_size=14),
+    stops=st.lists(
+        st.sampled_from(["ab", "ba", "abb", "stop", "st", "é🙂"]), min_size=1, max_size=3
+    ),
+)
+def test_the_text_ends_before_the_first_stop_string_in_any_split(
+    words: list[str], stops: list[str], tokenizer: Tokenizer
+) -> None:
+    text = "".join(words)
+    ids = tokenizer.encode(text)
+    answer = AnswerText(tokenizer, SamplingParams(stop=tuple(stops)), frozenset())
+    seen, reason = "", None
+    for output in outputs_of([[token] for token in ids]):
+        delta = answer.push(output)
+        seen, reason = seen + delta.text, delta.finish_reason
+        if reason is not None:
+            assert delta.usage is not None
+            break
+    assert reason is not None
+    assert not any(stop in seen for stop in stops)
+    if reason is FinishReason.STOP:
+        # The text up to some token held a stop string, and all before it was given out.
+        assert any(text.startswith(seen + stop) for stop in stops)
+    else:
+        assert seen == text
+
+
+def test_an_end_token_is_counted_and_not_shown(tokenizer: Tokenizer) -> None:
+    end = min(tokenizer.eos_token_ids)
+    hello = tokenizer.encode("hello")
+    answer = AnswerText(tokenizer, SamplingParams(), frozenset({end}))
+    last = answer.push(Output("r", (*hello, end), FinishReason.STOP, num_prompt=3, num_cached=2))
+    assert last.text == "hello"
+    assert last.usage is not None
+    assert last.usage.completion_tokens == len(hello) + 1
+    assert (last.usage.prompt_tokens, last.usage.cached_tokens) == (3, 2)
+
+
+def test_an_answer_ends_once_with_its_usage(chat: Chat) -> None:
+    deltas = run(collect(chat, [5, 6, 7], GREEDY))
+    assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+    assert deltas[-1].finish_reason is FinishReason.LENGTH
+    usage = deltas[-1].usage
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (3, 8)
+    assert sum(len(delta.token_ids) for delta in deltas) == 8
+
+
+def test_a_stop_string_ends_the_request_in_the_engine_too(chat: Chat) -> None:
+    async def scenario() -> None:
+        params = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
+        full = "".join(d.text for d in await collect(chat, [5, 6, 7], params))
+        stop = full[20:24]
+        params = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True, stop=(stop,))
+        deltas = await collect(chat, [5, 6, 7], params)
+        assert deltas[-1].finish_reason is FinishReason.STOP
+        assert "".join(d.text for d in deltas) == full[: full.index(stop)]
+        await until_idle(chat)
+
+    run(scenario())
+
+
+def test_closing_an_answer_gives_its_pages_back(chat: Chat) -> None:
+    async def scenario() -> None:
+        answer = await chat.submit(
+            list(range(40)), SamplingParams(max_tokens=400, temperature=0, ignore_eos=True)
+        )
+        await anext(answer)
+        await answer.aclose()
+        await until_idle(chat)
+        assert [delta async for delta in answer] == []
+
+    run(scenario())
+
+
+def test_a_cancelled_submit_leaves_no_request_behind(chat: Chat) -> None:
+    async def scenario() -> None:
+        task = asyncio.create_task(
+            collect(chat, [1, 2, 3], SamplingParams(max_tokens=400, ignore_eos=True))
+        )
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until_idle(chat)
+
+    run(scenario())
+
+
+def test_a_repeated_prompt_recomputes_at_most_one_page(chat: Chat) -> None:
+    prompt = list(range(100, 180))
+
+    async def scenario() -> list[int]:
+        cached = []
+        for _ in range(2):
+            usage = (await collect(chat, prompt, GREEDY))[-1].usage
+            assert usage is not None
+            cached.append(usage.cached_tokens)
+        return cached
+
+    first, second = run(scenario())
+    assert first == 0
+    assert len(prompt) - second <= 16
+
+
+def test_a_salt_shares_no_page(chat: Chat) -> None:
+    prompt = list(range(200, 280))
+
+    async def cached(salt: str | None) -> int:
+        answer = await chat.submit(prompt, GREEDY, cache_salt=salt)
+        usage = [delta async for delta in answer][-1].usage
+        assert usage is not None
+        return usage.cached_tokens
+
+    assert [run(cached(salt)) for salt in (None, "a", "b", "a", None)] == [0, 0, 0, 64, 64]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "error", "says"),
+    [
+        ([], GREEDY, InvalidRequest, "empty"),
+        ([1] * 512, GREEDY, PromptTooLong, "512"),
+        ([10**6], GREEDY, InvalidParameter, "token ids"),
+        ([-1], GREEDY, InvalidParameter, "token ids"),
+        ([1], SamplingParams(logit_bias={10**6: 1.0}), InvalidParameter, "logit_bias"),
+        ([1], SamplingParams(stop_token_ids=(10**6,)), InvalidParameter, "stop_token_ids"),
+    ],
+)
+def test_a_bad_request_is_refused_before_anything_is_computed(
+    chat: Chat,
+    prompt: list[int],
+    params: SamplingParams,
+    error: type[Exception],
+    says: str,
+) -> None:
+    steps = chat.stats().num_steps
+    with pytest.raises(error, match=says):
+        run(collect(chat, prompt, params))
+    assert chat.stats().num_steps == steps
+
+
+def test_a_named_prefix_is_computed_once_and_found_by_name(chat: Chat) -> None:
+    prefix = list(range(300, 364))
+    run(chat.add_prefix("terms", prefix))
+    assert chat.prefixes() == {"terms": 64}
+    usage = run(collect(chat, [*chat.prefix("terms"), 9, 9], GREEDY))[-1].usage
+    assert usage is not None
+    assert usage.cached_tokens == 64
+    chat.remove_prefix("terms")
+    with pytest.raises(UnknownPrefix, match=r"terms.*none"):
+        chat.prefix("terms")
+
+
+def test_an_answer_ends_with_what_the_cache_did_for_it(chat: Chat) -> None:
+    prompt = [(411 + 37 * n) % 500 for n in range(40)]
+
+    def report(prompt: Sequence[int]) -> CacheReport | None:
+        usage = run(collect(chat, prompt, GREEDY))[-1].usage
+        assert usage is not None
+        return usage.cache
+
+    assert report(prompt) == CacheReport(0, 0, 0, CacheMiss.NEW_TEXT)
+    assert report(prompt) == CacheReport(2, 32, 32, CacheMiss.BELOW_ONE_PAGE)
+    assert report([*prompt[:20], *prompt]) == CacheReport(1, 16, 20, CacheMiss.NEW_TEXT)
+
+
+async def submit_named(chat: Chat, name: str, prompt: Sequence[int]) -> Delta:
+    answer = await chat.submit(prompt, GREEDY, prefix_name=name)
+    return [delta async for delta in answer][-1]
+
+
+def test_a_named_prefix_is_still_cached_when_everything_else_was_evicted(chat: Chat) -> None:
+    run(chat.add_prefix("law", list(range(100, 150)), cache_salt="a key's"))
+    for number in range(10):
+        run(collect(chat, [number] * 400, GREEDY))
+    usage = run(submit_named(chat, "law", [1, 2, 3])).usage
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.cached_tokens) == (53, 48)
+    assert chat.stats().pages_pinned == 3
+    run(chat.add_prefix("law", list(range(16))))  # replaces it
+    assert chat.prefixes() == {"law": 16}
+    chat.remove_prefix("law")
+    run(chat.check())
+    with pytest.raises(UnknownPrefix, match="law"):
+        run(submit_named(chat, "law", [1]))
+    run(collect(chat, [1], GREEDY))
+    assert chat.stats().pages_pinned == 0
+
+
+def test_a_prefix_beyond_its_share_of_the_cache_is_refused(chat: Chat) -> None:
+    run(chat.add_prefix("half", list(range(256))))
+    with pytest.raises(PrefixQuotaExceeded, match=r"17 more pages.*16 of the 32.*max_pinned_frac"):
+        run(chat.add_prefix("and more", list(range(1, 273))))
+    assert chat.prefixes() == {"half": 256}
+    chat.remove_prefix("half")
+
+
+def test_a_prefix_whose_caller_goes_away_is_not_kept(chat: Chat) -> None:
+    async def scenario() -> None:
+        adding = asyncio.create_task(chat.add_prefix("gone", list(range(300))))
+        await asyncio.sleep(0)
+        adding.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await adding
+        await collect(chat, [1], GREEDY)
+
+    run(scenario())
+    assert chat.prefixes() == {}
+    assert chat.stats().pages_pinned == 0
+
+
+def test_after_close_everything_says_that_the_engine_has_ended(
+    model_folder: Callable[[str], Path],
+) -> None:
+    chat = build_chat(
+        EngineConfig(model=str(model_folder("llama")), num_pages=8, disable_log_stats=True)
+    )
+
+    async def scenario() -> None:
+        answer = await chat.submit([1, 2], SamplingParams(max_tokens=200, ignore_eos=True))
+        await anext(answer)
+        await asyncio.to_thread(chat.close)
+        rest = [delta async for delta in answer]
+        assert rest[-1].finish_reason is FinishReason.ABORT
+        with pytest.raises(EngineStopped, match="closed"):
+            await chat.submit([1], GREEDY)
+
+    run(scenario())
+    assert not chat.is_alive()
+    chat.close()

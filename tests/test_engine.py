@@ -1,0 +1,205 @@
+"""Engine: the order of decide, compute and commit, with a runner that only writes down its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from mlxserve.cache.pages import PagePool
+from mlxserve.engine import Engine
+from mlxserve.request import Chunk, FinishReason, Request, Sampled, SamplingParams
+from mlxserve.scheduler.config import SchedulerConfig
+from mlxserve.scheduler.pace import Pace
+from mlxserve.scheduler.scheduler import Scheduler
+
+PAGE = 16
+
+
+@dataclass(frozen=True)
+class Step:
+    number: int
+    chunks: tuple[Chunk, ...]
+
+
+class Recorder:
+    """A runner whose every token is 7, and a clock that its steps move."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.steps: list[Step] = []
+        self.now = 0.0
+
+    def launch(self, chunks: Sequence[Chunk], previous: Step | None) -> Step:
+        step = Step(len(self.steps), tuple(chunks))
+        if any(chunk.is_lazy for chunk in chunks):
+            assert previous is not None
+            assert previous.number == step.number - 1
+        self.steps.append(step)
+        self.calls.append(f"launch {step.number}")
+        return step
+
+    def start(self, step: Step) -> None:
+        self.calls.append(f"start {step.number}")
+
+    def collect(self, step: Step) -> list[Sampled | None]:
+        self.calls.append(f"collect {step.number}")
+        self.now += 0.01 + 0.001 * sum(chunk.length for chunk in step.chunks)
+        return [Sampled(7) if chunk.samples else None for chunk in step.chunks]
+
+    def clock(self) -> float:
+        return self.now
+
+
+def build(
+    num_pages: int = 64, target: float | None = None, **options: Any
+) -> tuple[Engine, Recorder]:
+    pool = PagePool(num_pages, PAGE)
+    settings = {"max_num_batched_tokens": 256, "max_num_seqs": 8, "max_model_len": 512, **options}
+    scheduler = Scheduler(SchedulerConfig(page_size=PAGE, **settings), pool)
+    runner = Recorder()
+    engine = Engine(scheduler, runner, Pace(target), runner.clock)  # type: ignore[arg-type]
+    return engine, runner
+
+
+def request(name: str, length: int, max_tokens: int) -> Request:
+    tokens = [hash((name, i)) % 1000 for i in range(length)]
+    return Request(name, tokens, SamplingParams(max_tokens=max_tokens, temperature=0))
+
+
+def drain(engine: Engine) -> dict[str, list[int]]:
+    tokens: dict[str, list[int]] = {}
+    for _ in range(2000):
+        if not engine.has_work:
+            break
+        for output in engine.step():
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        engine.check()
+    assert not engine.has_work
+    return tokens
+
+
+def test_a_step_is_launched_before_the_one_before_it_is_read_and_started_after() -> None:
+    engine, runner = build()
+    engine.add(request("a", 5, max_tokens=3))
+    drain(engine)
+    assert runner.calls == [
+        *("launch 0", "start 0"),
+        *("launch 1", "collect 0", "start 1"),
+        *("launch 2", "collect 1", "start 2"),
+        "collect 2",
+    ]
+
+
+def test_memory_that_could_run_out_makes_it_read_before_it_plans() -> None:
+    engine, runner = build(num_pages=4)
+    for name in "abc":
+        engine.add(request(name, 14, max_tokens=30))
+    tokens = drain(engine)
+    assert {name: len(ids) for name, ids in tokens.items()} == {"a": 30, "b": 30, "c": 30}
+    assert engine.stats().num_preemptions > 0
+    pairs = list(pairwise(runner.calls))
+    assert any(a.startswith("collect") and b.startswith("launch") for a, b in pairs)
+
+
+def test_an_abort_between_steps_drops_what_is_in_flight_and_frees_its_pages() -> None:
+    engine, _ = build()
+    engine.add(request("a", 40, max_tokens=50))
+    engine.step()
+    engine.step()
+    (end,) = engine.abort("a")
+    assert end.finish_reason is FinishReason.ABORT
+    assert end.token_ids == ()
+    assert engine.abort("a") == []
+    drain(engine)
+    assert engine.stats().pages_active == 0
+    assert engine.stats().request_success == {"abort": 1}
+
+
+def test_counters_tell_tokens_and_ends() -> None:
+    engine, _ = build()
+    engine.add(request("a", 20, max_tokens=4))
+    engine.add(request("b", 30, max_tokens=2))
+    drain(engine)
+    stats = engine.stats()
+    assert stats.prompt_tokens == 50
+    assert stats.generation_tokens == 6
+    assert stats.request_success == {"length": 2}
+    assert stats.kv_cache_usage_perc == 0
+
+
+@pytest.mark.parametrize(("target", "longest"), [(None, 256), (0.05, 48)])
+def test_prompts_beside_a_stream_keep_its_steps_near_the_target(
+    target: float | None, longest: int
+) -> None:
+    engine, runner = build(target=target, long_prefill_token_threshold=0)
+    engine.add(request("stream", 64, max_tokens=200))
+    for _ in range(20):
+        engine.step()
+    first = len(runner.steps)
+    engine.add(request("long", 400, max_tokens=1))
+    tokens = drain(engine)
+    assert len(tokens["stream"]) <= 200
+    chunks = [c for step in runner.steps[first:] for c in step.chunks if c.request.id == "long"]
+    assert sum(chunk.length for chunk in chunks) == 400
+    # 10 ms and 1 ms a token: 39 tokens fit beside one decode, 32 of them in whole pages.
+    assert max(chunk.length for chunk in chunks) <= longest
+    if target is None:
+        assert max(chunk.length for chunk in chunks) > 200
+    assert all(chunk.length == 32 for chunk in chunks[:-1]) is (target is not None)
+
+
+def test_distributions_tell_how_long_requests_wait_and_how_full_steps_are() -> None:
+    engine, runner = build(max_num_seqs=1)
+    engine.add(request("a", 100, max_tokens=10))
+    engine.add(request("b", 20, max_tokens=1))
+    engine.add(request("gone", 20, max_tokens=1))
+    engine.abort("gone")
+    drain(engine)
+    stats = engine.stats()
+    assert stats.queue_seconds is not None
+    assert stats.prefill_seconds is not None
+    assert stats.iteration_tokens is not None
+    assert sum(stats.queue_seconds.counts) == 2  # the aborted one never started
+    # "a" starts at once; "b" waits for its 10 steps: 110 ms, then 9 times 11 ms.
+    assert stats.queue_seconds.total == pytest.approx(0.11 + 9 * 0.011, abs=0.02)
+    assert stats.prefill_seconds.total == pytest.approx(0.11 + 0.03, abs=0.001)
+    assert sum(stats.iteration_tokens.counts) == len(runner.steps)
+    assert stats.iteration_tokens.total == sum(c.length for s in runner.steps for c in s.chunks)
+    above_64 = stats.iteration_tokens.bounds.index(128)
+    assert stats.iteration_tokens.counts[above_64] == 1
+
+
+def test_a_forced_reset_loses_no_token_of_the_step_that_was_unread() -> None:
+    expected, _ = build()
+    engine, _ = build()
+    for e in (expected, engine):
+        e.add(request("a", 40, 20))
+    wanted = drain(expected)
+    tokens: dict[str, list[int]] = {}
+    for number in range(500):
+        if not engine.has_work:
+            break
+        for output in engine.step():
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        if number in (3, 9):
+            assert not engine.reset_prefix_cache()
+            assert engine.reset_prefix_cache(force=True)
+            assert engine.stats().pages_cached == 0
+        engine.check()
+    assert tokens == wanted
+
+
+def test_what_is_to_be_kept_for_a_while_is_let_go_by_the_clock() -> None:
+    engine, runner = build(num_pages=8)
+    first = request("a", 48, 1)
+    engine.add(first)
+    drain(engine)
+    engine.keep(first, 100.0)
+    assert engine._scheduler.pool._kept_until
+    runner.now += 101
+    engine.step()
+    assert not engine._scheduler.pool._kept_until

@@ -1,0 +1,93 @@
+"""One claim, in every configuration: paging, batching, chunking, caching and preemption never
+change a token. The oracle is mlx-lm's own dense path, greedy, in float32."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+
+from mlxserve import LLM, SamplingParams
+from mlxserve.mini import MODEL_NAME, model_path
+
+KINDS = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "gemma3_text",
+    "gpt_oss",
+    "phi3",
+    "glm4",
+    "olmo2",
+    "granite",
+    "gemma2",
+    MODEL_NAME,
+)
+NUM_TOKENS = 12
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
+
+
+def prompts_of(vocabulary: int) -> list[list[int]]:
+    """16 prompts: 8 share 70 tokens, others are of all lengths around a page's 16."""
+    draw = random.Random(7)
+
+    def tokens(length: int) -> list[int]:
+        return [draw.randrange(vocabulary) for _ in range(length)]
+
+    shared = tokens(70)
+    siblings = [shared + tokens(length) for length in (1, 3, 9, 10, 11, 26, 27, 40)]
+    return siblings + [tokens(length) for length in (1, 15, 16, 17, 31, 33, 64, 100)]
+
+
+def dense_tokens(folder: Path, prompts: list[list[int]]) -> list[tuple[int, ...]]:
+    model, _ = load_model(folder)
+    model.set_dtype(mx.float32)
+    answers = []
+    for prompt in prompts:
+        cache, ids, answer = make_prompt_cache(model), mx.array([prompt]), []
+        for _ in range(NUM_TOKENS):
+            token = int(mx.argmax(model(ids, cache=cache)[0, -1].astype(mx.float32)))
+            answer.append(token)
+            ids = mx.array([[token]])
+        answers.append(tuple(answer))
+    return answers
+
+
+def tokens(llm: LLM, prompts: list[list[int]]) -> list[tuple[int, ...]]:
+    outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+    llm.check()
+    return [output.token_ids for output in outputs]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_tokens_are_the_dense_ones_in_every_configuration(
+    kind: str, model_folder: Callable[[str], Path]
+) -> None:
+    folder = model_path() if kind == MODEL_NAME else model_folder(kind)
+    prompts = prompts_of(vocabulary=500)
+    expected = dense_tokens(folder, prompts)
+    path = str(folder)
+    with LLM(path, num_pages=400, page_size=16, disable_log_stats=True) as llm:
+        alone = [tokens(llm, [prompt])[0] for prompt in prompts]
+        assert alone == expected, "alone"
+        assert tokens(llm, prompts) == expected, "from the cache, in a batch of 16"
+        assert llm.reset_prefix_cache()
+        assert tokens(llm, prompts) == expected, "in a batch of 16"
+    with LLM(
+        path,
+        num_pages=400,
+        page_size=16,
+        max_num_batched_tokens=16,
+        max_num_seqs=16,
+        disable_log_stats=True,
+    ) as llm:
+        assert tokens(llm, prompts) == expected, "in chunks of one page"
+    with LLM(path, num_pages=16, page_size=16, disable_log_stats=True) as llm:
+        assert tokens(llm, prompts) == expected, "in a pool far too small"
+        assert llm.stats().num_preemptions > 0

@@ -1,0 +1,44 @@
+"""What importing costs and brings, each in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+def run(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_importing_mlxserve_brings_no_mlx() -> None:
+    heavy = "{'mlx', 'mlx.core', 'mlx_lm', 'numpy', 'transformers'}"
+    assert run(f"import mlxserve, sys; print({heavy} & set(sys.modules))") == "set()"
+
+
+def test_every_public_name_can_be_imported() -> None:
+    code = "import mlxserve; print(all(getattr(mlxserve, n) is not None for n in mlxserve.__all__))"
+    assert run(code) == "True"
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="Accelerate is linked there")
+@pytest.mark.parametrize("module", ["build", "llm", "chat", "engine", "model.load"])
+def test_whatever_is_imported_first_mlx_gets_a_fast_blas(module: str) -> None:
+    code = (
+        f"import mlxserve.{module}, sys; from mlxserve.platform import prepare; "
+        "print('mlx.core' in sys.modules, prepare().is_fast)"
+    )
+    assert run(code) == "True True"
+
+
+def test_a_script_that_never_closes_its_engine_ends_cleanly() -> None:
+    code = (
+        "from mlxserve import LLM, SamplingParams; "
+        "llm = LLM(num_pages=8, disable_log_stats=True); "
+        "out = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=3), use_tqdm=False); "
+        "print(len(out[0].token_ids) >= 1)"
+    )
+    assert run(code) == "True"

@@ -1,0 +1,302 @@
+"""The library as its users call it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxserve import (
+    LLM,
+    AsyncLLM,
+    EngineStopped,
+    FinishReason,
+    InvalidConfig,
+    InvalidParameter,
+    InvalidRequest,
+    ModelNotFound,
+    PromptTooLong,
+    SamplingParams,
+    UnknownPrefix,
+)
+from mlxserve.cache.store import PageStore
+
+GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(model_folder: Callable[[str], Path]) -> Iterator[LLM]:
+    with LLM(
+        str(model_folder("qwen3")), num_pages=128, page_size=16, disable_log_stats=True
+    ) as built:
+        yield built
+
+
+def test_one_prompt_or_many_of_text_or_of_tokens(llm: LLM) -> None:
+    (one,) = llm.generate("Hello", GREEDY, use_tqdm=False)
+    texts = llm.generate(["Hello", "World"], GREEDY, use_tqdm=False)
+    tokens = llm.generate([[1, 2], [3], [1, 2]], GREEDY, use_tqdm=False)
+    assert texts[0].token_ids == one.token_ids
+    assert tokens[0].token_ids == tokens[2].token_ids
+    assert [len(output.token_ids) for output in (one, *texts, *tokens)] == [6] * 6
+    assert one.finish_reason is FinishReason.LENGTH
+    assert one.finish_reason == "length"
+    assert one.logprobs is None
+    assert llm.generate([], GREEDY) == []
+
+
+def test_chat_takes_one_conversation_or_several(llm: LLM) -> None:
+    hello = [{"role": "user", "content": "Hello"}]
+    (one,) = llm.chat(hello, GREEDY, use_tqdm=False)
+    several = llm.chat([hello, hello], GREEDY, use_tqdm=False)
+    assert [output.token_ids for output in several] == [one.token_ids] * 2
+    raw = llm.generate("Hello", GREEDY, use_tqdm=False)[0]
+    assert one.usage.prompt_tokens > raw.usage.prompt_tokens
+
+
+def test_a_stream_is_the_same_answer_in_pieces(llm: LLM) -> None:
+    (whole,) = llm.generate("Once", GREEDY, use_tqdm=False)
+    deltas = list(llm.stream("Once", GREEDY))
+    assert "".join(delta.text for delta in deltas) == whole.text
+    assert tuple(t for delta in deltas for t in delta.token_ids) == whole.token_ids
+    assert deltas[-1].usage is not None
+
+
+def test_leaving_a_stream_early_ends_its_request(llm: LLM) -> None:
+    stream = llm.stream("Once", SamplingParams(max_tokens=400, temperature=0, ignore_eos=True))
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    llm.generate("after", GREEDY, use_tqdm=False)
+    llm.check()
+    assert llm.stats().request_success["abort"] >= 1
+
+
+def test_params_can_differ_by_prompt(llm: LLM) -> None:
+    params = [SamplingParams(max_tokens=n, temperature=0, ignore_eos=True) for n in (1, 4)]
+    outputs = llm.generate(["a", "b"], params, use_tqdm=False)
+    assert [len(output.token_ids) for output in outputs] == [1, 4]
+    with pytest.raises(InvalidParameter, match="2 for 1"):
+        llm.generate(["a"], params, use_tqdm=False)
+
+
+def test_a_seed_gives_the_same_answer_alone_and_in_a_batch(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=12, temperature=1.0, seed=7, ignore_eos=True)
+    other = SamplingParams(max_tokens=12, temperature=1.0, top_p=0.9, ignore_eos=True)
+    (alone,) = llm.generate("seeded", params, use_tqdm=False)
+    batch = llm.generate(["x", "seeded", "y"], [other, params, other], use_tqdm=False)
+    assert batch[1].token_ids == alone.token_ids
+    (elsewhere,) = llm.generate(
+        "seeded", SamplingParams(max_tokens=12, seed=8, ignore_eos=True), use_tqdm=False
+    )
+    assert elsewhere.token_ids != alone.token_ids
+
+
+def test_logprobs_come_one_per_token(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True, logprobs=3)
+    (output,) = llm.generate("Hello", params, use_tqdm=False)
+    assert output.logprobs is not None
+    assert tuple(entry.token_id for entry in output.logprobs) == output.token_ids
+    for entry in output.logprobs:
+        assert len(entry.top) == 3
+        assert entry.top[0][0] == entry.token_id  # greedy takes the best
+        assert math.isclose(entry.top[0][1], entry.logprob, abs_tol=1e-6)
+        assert sorted(entry.top, key=lambda pair: -pair[1]) == list(entry.top)
+
+
+def test_four_requests_with_one_long_prefix_hold_its_pages_once(
+    model_folder: Callable[[str], Path],
+) -> None:
+    prefix = list(range(20, 20 + 16 * 20))
+    params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+    with LLM(
+        str(model_folder("llama")), num_pages=40, page_size=16, disable_log_stats=True
+    ) as small:
+        outputs = small.generate([[*prefix, n] for n in range(4)], params, use_tqdm=False)
+        stats = small.stats()
+    # 20 shared pages and 2 for each request's own: apart they would need 88, and there are 40.
+    assert stats.num_preemptions == 0
+    assert sorted(output.usage.cached_tokens for output in outputs) == [0, 320, 320, 320]
+
+
+def test_a_pool_far_too_small_still_gives_every_answer(model_folder: Callable[[str], Path]) -> None:
+    folder = str(model_folder("llama"))
+    prompts = [[n, *range(30, 50)] for n in range(8)]
+    params = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
+    with LLM(folder, num_pages=200, page_size=16, disable_log_stats=True) as roomy:
+        expected = [out.token_ids for out in roomy.generate(prompts, params, use_tqdm=False)]
+        assert roomy.stats().num_preemptions == 0
+    with LLM(folder, num_pages=9, page_size=16, disable_log_stats=True) as tight:
+        outputs = tight.generate(prompts, params, use_tqdm=False)
+        tight.check()
+        assert [output.token_ids for output in outputs] == expected
+        assert tight.stats().num_preemptions > 0
+        assert tight.stats().pages_active == 0
+
+
+def test_swapped_pages_change_no_answer_and_leave_no_file(
+    model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = str(model_folder("llama"))
+    prompts = [[n, *range(30, 50)] for n in range(8)]
+    params = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
+    options = {"page_size": 16, "disable_log_stats": True}
+    with LLM(folder, num_pages=200, **options) as roomy:
+        expected = [out.token_ids for out in roomy.generate(prompts, params, use_tqdm=False)]
+    with LLM(
+        folder, num_pages=9, preemption_mode="swap", swap_dir=str(tmp_path / "swap"), **options
+    ) as tight:
+        outputs = tight.generate(prompts, params, use_tqdm=False)
+        tight.check()
+        assert [output.token_ids for output in outputs] == expected
+        stats = tight.stats()
+        assert stats.num_preemptions > 0
+        assert stats.restored_tokens > 0
+        assert stats.restored_tokens + stats.recomputed_tokens <= 2 * stats.swapped_tokens
+        (swap,) = (tmp_path / "swap").iterdir()
+    assert not swap.exists()
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut off", "changed"])
+def test_damaged_swap_files_change_no_answer(
+    model_folder: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: str,
+) -> None:
+    folder = str(model_folder("llama"))
+    prompts = [[n, *range(30, 50)] for n in range(8)]
+    params = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
+    options = {"page_size": 16, "disable_log_stats": True}
+    with LLM(folder, num_pages=200, **options) as roomy:
+        expected = [out.token_ids for out in roomy.generate(prompts, params, use_tqdm=False)]
+    read = PageStore._answer
+
+    def damaged(store: PageStore, key: str, *args: Any) -> None:
+        file = store.folder / f"{key}.pages"
+        if not file.exists():  # it was lost before
+            read(store, key, *args)
+            return
+        content = file.read_bytes()
+        if damage == "gone":
+            file.unlink()
+        elif damage == "cut off":
+            file.write_bytes(content[: len(content) // 2])
+        else:
+            file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        read(store, key, *args)
+
+    monkeypatch.setattr(PageStore, "_answer", damaged)
+    with LLM(
+        folder, num_pages=9, preemption_mode="swap", swap_dir=str(tmp_path / "swap"), **options
+    ) as tight:
+        outputs = tight.generate(prompts, params, use_tqdm=False)
+        assert [output.token_ids for output in outputs] == expected
+        assert tight.stats().num_preemptions > 0
+        assert tight.stats().recomputed_tokens > 0
+
+
+def test_named_prefixes_are_prepended_and_cached(llm: LLM) -> None:
+    text = "A long text that many prompts begin with, again and again. " * 6
+    llm.add_prefix("terms", text)
+    (output,) = llm.generate("And then?", GREEDY, prefix_name="terms", use_tqdm=False)
+    assert output.usage.cached_tokens > 0
+    assert output.usage.cached_tokens >= llm.list_prefixes()["terms"] - 16
+    llm.add_prefix("persona", [{"role": "system", "content": "You are a pirate. " * 8}])
+    (output,) = llm.chat(
+        [{"role": "user", "content": "Hello"}], GREEDY, prefix_name="persona", use_tqdm=False
+    )
+    assert output.usage.cached_tokens > 0
+    with pytest.raises(UnknownPrefix, match="persona, terms"):
+        llm.generate("x", GREEDY, prefix_name="nobody", use_tqdm=False)
+    llm.remove_prefix("terms")
+    llm.remove_prefix("persona")
+    assert llm.list_prefixes() == {}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "error"),
+    [
+        ("", InvalidRequest),
+        ([[]], InvalidRequest),
+        ([[1] * 600], PromptTooLong),
+        (["fine", [1] * 600], PromptTooLong),
+        ([["a"]], InvalidParameter),
+        ([7], InvalidParameter),
+        ("\ud800", InvalidRequest),
+    ],
+)
+def test_a_bad_prompt_is_one_clear_error_and_the_next_one_works(
+    llm: LLM, prompts: object, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        llm.generate(prompts, GREEDY, use_tqdm=False)  # type: ignore[arg-type]
+    assert len(llm.generate("fine", GREEDY, use_tqdm=False)[0].token_ids) == 6
+
+
+@pytest.mark.parametrize(
+    "messages", [[], [{}], [{"content": "no role"}], "text", [[{"role": "user"}, "x"]]]
+)
+def test_bad_messages_are_refused(llm: LLM, messages: object) -> None:
+    with pytest.raises(InvalidRequest):
+        llm.chat(messages, GREEDY, use_tqdm=False)  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_built_says_why(model_folder: Callable[[str], Path]) -> None:
+    folder = str(model_folder("llama"))
+    with pytest.raises(InvalidConfig, match="page_size"):
+        LLM(folder, page_size=7)
+    with pytest.raises(InvalidConfig, match=r"max_model_len=4096.*512"):
+        LLM(folder, max_model_len=4096)
+    with pytest.raises(InvalidConfig, match="needs 32 pages of 16"):
+        LLM(folder, max_model_len=512, num_pages=8, page_size=16)
+    with pytest.raises(InvalidConfig, match=r"max_num_batched_tokens.*enable_chunked_prefill"):
+        LLM(folder, enable_chunked_prefill=False, max_num_batched_tokens=100, num_pages=64)
+    with pytest.raises(ModelNotFound, match="nowhere"):
+        LLM("/nowhere/at/all")
+    with pytest.raises(TypeError, match="colour"):
+        LLM(folder, colour="red")  # type: ignore[call-arg]
+
+
+def test_a_closed_llm_says_so(model_folder: Callable[[str], Path]) -> None:
+    llm = LLM(str(model_folder("llama")), num_pages=8, disable_log_stats=True)
+    llm.close()
+    llm.close()
+    with pytest.raises(EngineStopped, match="closed"):
+        llm.generate("x", use_tqdm=False)
+
+
+def test_a_batch_larger_than_the_queue_is_fed_as_it_empties(
+    model_folder: Callable[[str], Path],
+) -> None:
+    with LLM(
+        str(model_folder("llama")), num_pages=32, max_num_waiting=2, disable_log_stats=True
+    ) as llm:
+        outputs = llm.generate(
+            [[n] for n in range(30)],
+            SamplingParams(max_tokens=2, ignore_eos=True),
+            use_tqdm=False,
+        )
+    assert [len(output.token_ids) for output in outputs] == [2] * 30
+
+
+def test_the_async_face_gives_the_same_answers(
+    llm: LLM, model_folder: Callable[[str], Path]
+) -> None:
+    import asyncio
+
+    async def scenario() -> tuple[tuple[int, ...], str]:
+        async_llm = AsyncLLM(str(model_folder("qwen3")), num_pages=32, disable_log_stats=True)
+        try:
+            whole = await async_llm.generate("Once", GREEDY)
+            pieces = [delta.text async for delta in async_llm.stream("Once", GREEDY)]
+            chat = await async_llm.chat([{"role": "user", "content": "Hi"}], GREEDY)
+            assert len(chat.token_ids) == 6
+        finally:
+            async_llm.close()
+        return whole.token_ids, "".join(pieces)
+
+    (expected,) = llm.generate("Once", GREEDY, use_tqdm=False)
+    assert asyncio.run(scenario()) == (expected.token_ids, expected.text)

@@ -1,0 +1,348 @@
+"""A scripted OpenAI-compatible server: a real HTTP server on a free port of this machine.
+
+server.script(say("Hel", "lo"), usage(12, 2, cached=8))      the next answer
+server.script(say("one"), gate, say("two"))                  waits until `gate.open()`
+server.script(refuse(429, "too many requests are waiting"))
+server.script(say("half of"), HANG_UP)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import select
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from tui.app import ChatApp
+from tui.client import ChatClient
+from tui.connection import Connector, Wanted
+from tui.home import Home
+from tui.store import Store
+from tui.widgets.composer import Composer
+from tui.widgets.message import MessageView
+from tui.widgets.status import StatusLine
+from tui.widgets.transcript import Transcript
+
+PATIENCE = 20.0  # seconds until something that should happen counts as never happening
+
+
+@dataclass(frozen=True)
+class Send:
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Refuse:
+    status: int
+    body: bytes
+
+
+@dataclass(frozen=True)
+class HangUp:
+    """Closes the connection in the middle of the answer."""
+
+
+@dataclass
+class Gate:
+    """The server stops here until the test opens it, or the client goes away."""
+
+    _open: threading.Event = field(default_factory=threading.Event)
+    reached: threading.Event = field(default_factory=threading.Event)
+
+    def open(self) -> None:
+        self._open.set()
+
+    def wait(self, is_gone: Callable[[], bool]) -> None:
+        self.reached.set()
+        while not self._open.wait(0.02):
+            if is_gone():
+                raise ConnectionAbortedError
+
+
+Step = Send | Refuse | HangUp | Gate
+
+
+def chunk(delta: Mapping[str, Any] | None = None, reason: str | None = None, **more: Any) -> Send:
+    choices = [{"index": 0, "delta": delta or {}, "finish_reason": reason}]
+    return event({"object": "chat.completion.chunk", "choices": choices, **more})
+
+
+def event(content: Any) -> Send:
+    return Send(b"data: " + json.dumps(content).encode() + b"\n\n")
+
+
+def say(*pieces: str) -> list[Step]:
+    return [chunk({"content": piece}) for piece in pieces]
+
+
+def think(*pieces: str) -> list[Step]:
+    return [chunk({"reasoning_content": piece}) for piece in pieces]
+
+
+def usage(prompt: int, completion: int, cached: int) -> list[Step]:
+    counts = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+    return [event({"choices": [], "usage": counts})]
+
+
+def refuse(status: int, message: str) -> list[Step]:
+    return [Refuse(status, json.dumps({"error": {"message": message}}).encode())]
+
+
+class FakeServer:
+    """Answers chat requests with the scripts it was given, in turn; then with "Yes."."""
+
+    def __init__(self) -> None:
+        self.models = ["small", "large"]
+        self.health: tuple[int, dict[str, Any]] = (200, {"status": "ok"})
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.disconnects = threading.Semaphore(0)
+        self._scripts: list[list[Step]] = []
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._http.daemon_threads = False
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._http.server_address[1]}"
+
+    def script(self, *parts: list[Step] | Step, reason: str | None = "stop") -> None:
+        steps: list[Step] = []
+        for part in parts:
+            steps += part if isinstance(part, list) else [part]
+        if reason is not None:
+            steps.append(chunk(reason=reason))
+        self._scripts.append(steps)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+    def next_script(self) -> list[Step]:
+        return self._scripts.pop(0) if self._scripts else [*say("Yes."), chunk(reason="stop")]
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+                """Quiet."""
+
+            def do_GET(self) -> None:
+                if self.path == "/health":
+                    self._reply(*fake.health)
+                elif self.path == "/v1/models":
+                    self._reply(200, {"data": [{"id": model} for model in fake.models]})
+                else:
+                    self._reply(404, {"error": {"message": "no such address"}})
+
+            def do_POST(self) -> None:
+                length = int(self.headers["content-length"])
+                fake.requests.append(json.loads(self.rfile.read(length)))
+                fake.headers.append({k.lower(): v for k, v in self.headers.items()})
+                steps = fake.next_script()
+                try:
+                    if steps and isinstance(steps[0], Refuse):
+                        self._reply_bytes(steps[0].status, steps[0].body)
+                    else:
+                        self._play(steps)
+                except (BrokenPipeError, ConnectionResetError, ConnectionAbortedError):
+                    fake.disconnects.release()
+                self.close_connection = True
+
+            def _play(self, steps: list[Step]) -> None:
+                self.send_response(200)
+                self.send_header("content-type", "text/event-stream")
+                self.end_headers()
+                for step in steps:
+                    match step:
+                        case Send(data):
+                            self.wfile.write(data)
+                            self.wfile.flush()
+                        case Gate():
+                            step.wait(self._is_gone)
+                        case HangUp():
+                            return
+                        case Refuse():
+                            raise AssertionError("a refusal comes first")
+                self.wfile.write(b"data: [DONE]\n\n")
+
+            def _is_gone(self) -> bool:
+                readable, _, _ = select.select([self.connection], [], [], 0)
+                return bool(readable) and not self.connection.recv(1)
+
+            def _reply(self, status: int, content: Any) -> None:
+                self._reply_bytes(status, json.dumps(content).encode())
+
+            def _reply_bytes(self, status: int, body: bytes) -> None:
+                self.send_response(status)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+        return Handler
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    fake = FakeServer()
+    fake.start()
+    yield fake
+    fake.stop()
+
+
+@pytest.fixture
+def scripts() -> SimpleNamespace:
+    """What an answer is scripted with."""
+    return SimpleNamespace(
+        Gate=Gate,
+        Send=Send,
+        chunk=chunk,
+        event=event,
+        hang_up=HangUp(),
+        refuse=refuse,
+        say=say,
+        think=think,
+        usage=usage,
+    )
+
+
+@pytest.fixture
+def patience() -> float:
+    """Seconds until something that should happen counts as never happening."""
+    return PATIENCE
+
+
+@pytest.fixture
+def in_client() -> Callable[[str, Callable[[ChatClient], Awaitable[Any]]], Any]:
+    """Calls a function with a client of the server, in a loop of its own."""
+
+    def call(url: str, function: Callable[[ChatClient], Awaitable[Any]]) -> Any:
+        async def run() -> Any:
+            async with ChatClient(url) as client:
+                return await function(client)
+
+        return asyncio.run(run())
+
+    return call
+
+
+class Terminal:
+    """The app in a terminal that exists only in memory, and what a person does with it."""
+
+    def __init__(self, app: ChatApp, pilot: Pilot[None]) -> None:
+        self.app = app
+        self.pilot = pilot
+
+    async def type(self, text: str) -> None:
+        """Type it, as keys; a line feed is the key for a new line."""
+        for character in text:
+            await self.pilot.press({"\n": "ctrl+j", " ": "space"}.get(character, character))
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+
+    async def ask(self, text: str) -> None:
+        self.composer.write(text)
+        await self.pilot.press("enter")
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Wait for something that should happen."""
+        async with asyncio.timeout(PATIENCE):
+            while not is_so():
+                await self.pilot.pause(0.02)
+
+    async def until_ready(self) -> None:
+        await self.until(lambda: "Ready" in self.status)
+
+    async def until_shown(self, text: str) -> None:
+        try:
+            await self.until(lambda: text in self.screen)
+        except TimeoutError:
+            raise AssertionError(f"{text!r} never appeared on\n{self.screen}") from None
+
+    @property
+    def composer(self) -> Composer:
+        return self.app.screen_stack[0].query_one(Composer)
+
+    @property
+    def status(self) -> str:
+        return self.app.screen_stack[0].query_one(StatusLine).words
+
+    @property
+    def views(self) -> list[MessageView]:
+        return self.app.screen_stack[0].query_one(Transcript).views
+
+    @property
+    def messages(self) -> list[str]:
+        return [view.message.text for view in self.views]
+
+    @property
+    def screen(self) -> str:
+        """Every cell, as text."""
+        strips = self.app.screen._compositor.render_strips(self.app.size)
+        return "\n".join(strip.text.rstrip() for strip in strips)
+
+
+Story = Callable[[Terminal], Awaitable[None]]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def play(home: Home) -> Callable[..., None]:
+    """Runs a story in a terminal whose server comes from this connector."""
+
+    def run(
+        story: Story,
+        connector: Connector,
+        *,
+        size: tuple[int, int] = (100, 30),
+        theme_name: str = "mlxserve-dark",
+    ) -> None:
+        async def play() -> None:
+            store = Store.open(home.chats)
+            app = ChatApp(connector, store, home, theme_name=theme_name)
+            async with app.run_test(size=size, notifications=True) as pilot:
+                await story(Terminal(app, pilot))
+                await app.action_quit()
+
+        asyncio.run(play())
+
+    return run
+
+
+@pytest.fixture
+def terminal(server: FakeServer, home: Home, play: Callable[..., None]) -> Callable[..., None]:
+    """Runs a story in a terminal that is attached to the fake server and ready."""
+
+    def run(story: Story, *, is_ready: bool = True, **how: Any) -> None:
+        async def when_ready(terminal: Terminal) -> None:
+            if is_ready:
+                await terminal.until_ready()
+            await story(terminal)
+
+        play(when_ready, Connector(Wanted(url=server.url), home), **how)
+
+    return run

@@ -1,0 +1,852 @@
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+from textual.events import Paste
+from textual.widgets import OptionList
+
+from tui.connection import Connector, Wanted
+from tui.home import Home
+from tui.messages import Role, State
+from tui.server import ServerProcess
+from tui.store import Store
+from tui.widgets.dialogs import ChatsDialog, HelpDialog, ModelsDialog
+from tui.widgets.message import AnswerView
+from tui.widgets.transcript import Transcript
+
+if TYPE_CHECKING:
+    from conftest import FakeServer, Terminal
+
+Run = Callable[..., None]
+
+
+def test_importing_the_terminal_loads_no_engine() -> None:
+    script = (
+        "import sys, tui.app\n"
+        "heavy = {'mlx', 'numpy', 'transformers', 'tokenizers', 'torch', 'mlxserve', 'httpx'}\n"
+        "print(sorted(heavy & {name.partition('.')[0] for name in sys.modules}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_package_is_empty() -> None:
+    import tui
+
+    assert Path(tui.__file__ or "").read_text() == ""
+
+
+def test_an_answer_streams_onto_the_screen(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+) -> None:
+    gate = scripts.Gate()
+    server.script(
+        *(scripts.say("# Sky\n\nIt is **bl"), gate, scripts.say("ue**.\n")),
+        scripts.usage(1060, 5, cached=1024),
+    )
+
+    async def story(t: "Terminal") -> None:
+        await t.ask("why?")
+        await t.until_shown("It is")
+        assert "Esc stops" in t.status
+        gate.open()
+        await t.until_shown("It is blue.")
+        await t.until_ready()
+        assert "**" not in t.screen
+        assert "cached 1,024 of 1,060 prompt tokens" in t.status
+        assert "first token" in t.status
+        assert t.messages == ["why?", "# Sky\n\nIt is **blue**.\n"]
+
+    terminal(story)
+
+
+def test_the_whole_conversation_is_sent(terminal: Run, server: "FakeServer") -> None:
+    async def story(t: "Terminal") -> None:
+        for text in ("one", "two"):
+            await t.ask(text)
+            await t.until(lambda: "Ready" in t.status and t.messages[-1] == "Yes.")
+        assert server.requests[1]["messages"] == [
+            {"role": "user", "content": "one"},
+            {"role": "assistant", "content": "Yes."},
+            {"role": "user", "content": "two"},
+        ]
+        assert server.requests[1]["model"] == "small"
+
+    terminal(story)
+
+
+def test_enter_sends_and_other_keys_break_the_line(terminal: Run, server: "FakeServer") -> None:
+    async def story(t: "Terminal") -> None:
+        await t.type("a b\nc")
+        await t.press("shift+enter")
+        await t.type("d")
+        assert t.composer.text == "a b\nc\nd"
+        assert "Enter sends" in t.screen
+        assert "Ctrl+J new line" in t.screen
+        await t.press("enter")
+        await t.until(lambda: len(server.requests) == 1)
+        assert server.requests[0]["messages"][0]["content"] == "a b\nc\nd"
+        assert t.composer.text == ""
+
+    terminal(story)
+
+
+def test_nothing_is_not_sent(terminal: Run, server: "FakeServer") -> None:
+    async def story(t: "Terminal") -> None:
+        await t.type(" \n ")
+        await t.press("enter")
+        await t.pilot.pause()
+        assert server.requests == []
+
+    terminal(story)
+
+
+def test_esc_stops_and_keeps_what_has_come(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace, home: Home, patience: float
+) -> None:
+    gate = scripts.Gate()
+    server.script(scripts.say("half of it"), gate)
+
+    async def story(t: "Terminal") -> None:
+        await t.ask("why?")
+        await t.until_shown("half of it")
+        await t.press("escape")
+        await t.until(lambda: "Stopped" in t.status)
+        assert "half of it" in t.screen
+        assert "stopped" in t.screen
+        assert t.views[-1].message.state is State.STOPPED
+
+    terminal(story)
+    assert server.disconnects.acquire(timeout=patience), "the server is told"
+    store = Store.open(home.chats)
+    assert store.path(store.chats()[0].leaf_id)[-1].text == "half of it"
+    store.close()
+
+
+def test_the_question_is_on_disk_before_it_is_sent(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace, home: Home
+) -> None:
+    gate = scripts.Gate()
+    server.script(gate, scripts.say("x"))
+
+    async def story(t: "Terminal") -> None:
+        await t.ask("remember me")
+        await t.until(gate.reached.is_set)
+        other = Store.open(home.chats)
+        assert other.questions() == ["remember me"]
+        assert other.path(other.chats()[0].leaf_id)[-1].state is State.WRITING
+        other.close()
+        gate.open()
+        await t.until_shown("x")
+
+    terminal(story)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+def test_an_error_is_one_sentence_with_what_to_do(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace, size: tuple[int, int]
+) -> None:
+    server.script(scripts.refuse(429, "64 requests are waiting"))
+
+    async def story(t: "Terminal") -> None:
+        await t.ask("why?")
+        await t.until_shown("64 requests are waiting")
+        assert "Ctrl+R" in t.status
+        await t.press("ctrl+r")
+        await t.until_shown("Yes.")
+        await t.until_shown("version 2 of 2")
+
+    terminal(story, size=size)
+
+
+def test_a_connection_that_breaks_keeps_what_has_come(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+) -> None:
+    server.script(scripts.say("half"), scripts.hang_up, reason=None)
+
+    async def story(t: "Terminal") -> None:
+        await t.ask("why?")
+        await t.until_shown("in the middle of the answer")
+        assert t.messages[-1] == "half"
+
+    terminal(story)
+
+
+def test_no_server_is_said_and_tried_again(terminal: Run, server: "FakeServer") -> None:
+    server.models = []
+
+    async def story(t: "Terminal") -> None:
+        await t.until_shown("has no model")
+        assert "Not connected" in t.status
+        server.models = ["small"]
+        await t.press("ctrl+r")
+        await t.until_ready()
+        assert "has no model" not in t.screen
+
+    terminal(story, is_ready=False)
+
+
+def test_what_is_asked_while_connecting_is_sent_when_it_is_ready(
+    terminal: Run, server: "FakeServer"
+) -> None:
+    server.health = (503, {"status": "loading", "progress": 0.25})
+
+    async def story(t: "Terminal") -> None:
+        await t.until(lambda: "Loading" in t.status)
+        assert "25%" in t.status
+        await t.ask("are you there?")
+        await t.until_shown("next: are you there?")
+        server.health = (200, {})
+        await t.until_shown("Yes.")
+        assert "next:" not in t.screen
+
+    terminal(story, is_ready=False)
+
+
+def test_messages_wait_their_turn(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+) -> None:
+    gate = scripts.Gate()
+    server.script(scripts.say("first"), gate)
+    server.script(scripts.say("second"))
+
+    async def story(t: "Terminal") -> None:
+        await t.ask("one")
+        await t.until_shown("first")
+        await t.ask("two")
+        await t.until_shown("next: two")
+        assert len(server.requests) == 1
+        gate.open()
+        await t.until_shown("second")
+        await t.until(lambda: t.messages == ["one", "first", "two", "second"])
+
+    terminal(story)
+
+
+def test_what_waits_comes_back_when_the_answer_is_stopped(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+) -> None:
+    server.script(scripts.say("first"), scripts.Gate())
+
+    async def story(t: "Terminal") -> None:
+        await t.ask("one")
+        await t.until_shown("first")
+        await t.ask("two")
+        await t.press("escape")
+        await t.until(lambda: t.composer.text == "two")
+        assert len(server.requests) == 1
+
+    terminal(story)
+
+
+def test_a_new_chat_stops_the_answer_and_keeps_both(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+) -> None:
+    server.script(scripts.say("first"), scripts.Gate())
+
+    async def story(t: "Terminal") -> None:
+        await t.ask("one")
+        await t.until_shown("first")
+        await t.press("ctrl+n")
+        await t.until(lambda: t.messages == [])
+        await t.ask("two")
+        await t.until_shown("Yes.")
+        await t.press("ctrl+o")
+        await t.until(lambda: isinstance(t.app.screen, ChatsDialog))
+        await t.press("down", "enter")
+        await t.until(lambda: t.messages == ["one", "first"])
+        await t.until_shown("stopped")
+
+    terminal(story)
+
+
+def test_thinking_is_closed_until_it_is_opened(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+) -> None:
+    gate = scripts.Gate()
+    server.script(scripts.think("secret ", "thoughts"), gate, scripts.say("the answer"))
+
+    async def story(t: "Terminal") -> None:
+        await t.ask("why?")
+        await t.until_shown("▸ Thinking")
+        assert "secret" not in t.screen
+        gate.open()
+        await t.until_shown("the answer")
+        await t.until_ready()
+        assert "▸ Thought" in t.screen
+        await t.press("ctrl+t")
+        await t.until_shown("secret thoughts")
+        await t.press("ctrl+t")
+        await t.until(lambda: "secret" not in t.screen)
+
+    terminal(story)
+
+
+def test_thinking_opened_while_it_comes_goes_on(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+) -> None:
+    gate = scripts.Gate()
+    server.script(scripts.think("one "), gate, scripts.think("two"), scripts.say("done"))
+
+    async def story(t: "Terminal") -> None:
+        await t.ask("why?")
+        await t.until_shown("▸ Thinking")
+        await t.press("ctrl+t")
+        await t.until_shown("│ one")
+        gate.open()
+        await t.until_shown("│ one two")
+        await t.until_shown("done")
+
+    terminal(story)
+
+
+def test_a_question_is_edited_into_a_branch_of_its_own(terminal: Run, server: "FakeServer") -> None:
+    async def story(t: "Terminal") -> None:
+        await t.ask("one")
+        await t.until_shown("Yes.")
+        await t.until_ready()
+        await t.press("escape", "escape")
+        await t.until(lambda: t.composer.text == "one")
+        await t.ask("uno")
+        await t.until(lambda: t.messages == ["uno", "Yes."])
+        await t.until_shown("version 2 of 2")
+        await t.until_ready()
+        await t.press("alt+left")
+        await t.until(lambda: t.messages == ["one", "Yes."])
+        assert server.requests[1]["messages"] == [{"role": "user", "content": "uno"}]
+
+    terminal(story)
+
+
+def test_esc_leaves_editing_as_it_was(terminal: Run, server: "FakeServer") -> None:
+    async def story(t: "Terminal") -> None:
+        await t.ask("one")
+        await t.until_shown("Yes.")
+        await t.until_ready()
+        await t.ask("/edit")
+        await t.until(lambda: t.composer.text == "one")
+        await t.press("escape")
+        assert t.composer.text == ""
+        await t.ask("two")
+        await t.until(lambda: len(t.messages) == 4)
+
+    terminal(story)
+
+
+def test_keys_act_on_the_message_one_goes_to(terminal: Run, server: "FakeServer") -> None:
+    async def story(t: "Terminal") -> None:
+        for text in ("one", "two"):
+            await t.ask(text)
+            await t.until(lambda: "Ready" in t.status and t.messages[-1] == "Yes.")
+        await t.press("shift+tab", "up", "up")
+        assert t.app.focused is t.views[1]
+        await t.press("r")
+        await t.until(lambda: len(server.requests) == 3)
+        await t.until(lambda: t.messages == ["one", "Yes."])
+        await t.until_shown("version 2 of 2")
+        await t.until_ready()
+        await t.press("shift+tab", "left")
+        await t.until(lambda: t.messages == ["one", "Yes.", "two", "Yes."])
+
+    terminal(story)
+
+
+def test_search_finds_words_in_every_chat(terminal: Run, server: "FakeServer") -> None:
+    async def story(t: "Terminal") -> None:
+        for text in ("the lighthouse", "the harbour"):
+            await t.press("ctrl+n")
+            await t.until(lambda: t.messages == [])
+            await t.ask(text)
+            await t.until(lambda: "Ready" in t.status and t.messages[-1:] == ["Yes."])
+        await t.press("ctrl+o")
+        await t.until(lambda: isinstance(t.app.screen, ChatsDialog))
+        await t.type("ghtho")
+        await t.until(lambda: t.app.screen.query_one(OptionList).option_count == 1)
+        await t.press("enter")
+        await t.until(lambda: t.messages == ["the lighthouse", "Yes."])
+
+    terminal(story)
+
+
+def test_a_chat_is_deleted_on_the_second_press(terminal: Run, home: Home) -> None:
+    async def story(t: "Terminal") -> None:
+        await t.ask("one")
+        await t.until_shown("Yes.")
+        await t.until_ready()
+        await t.press("ctrl+o")
+        await t.until(lambda: isinstance(t.app.screen, ChatsDialog))
+        await t.press("ctrl+d")
+        await t.until_shown("again to delete")
+        await t.press("ctrl+d")
+        await t.until_shown("No chats yet")
+        await t.press("escape")
+        await t.until(lambda: t.messages == [])
+
+    terminal(story)
+
+
+def test_a_system_prompt_is_set_changed_and_taken_away(terminal: Run, server: "FakeServer") -> None:
+    async def story(t: "Terminal") -> None:
+        await t.ask("/system Rhyme.")
+        await t.until_shown("with a system prompt")
+        await t.ask("one")
+        await t.until_shown("Yes.")
+        await t.until_ready()
+        assert server.requests[0]["messages"][0] == {"role": "system", "content": "Rhyme."}
+        await t.ask("/system")
+        await t.until(lambda: t.composer.text == "/system Rhyme.")
+        await t.ask("/system off")
+        await t.until(lambda: "with a system prompt" not in t.screen)
+        await t.ask("two")
+        await t.until(lambda: len(server.requests) == 2)
+        assert server.requests[1]["messages"][0]["role"] == "user"
+        await t.until_ready()
+
+    terminal(story)
+
+
+def test_a_file_is_attached_in_sight(terminal: Run, server: "FakeServer", tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("1 + 1\n")
+
+    async def story(t: "Terminal") -> None:
+        await t.ask(f"/attach {tmp_path}/b.py")
+        await t.until_shown("is not a file")
+        await t.ask(f"/attach {tmp_path}/a.py")
+        await t.until(lambda: t.composer.text == "a.py:\n```py\n1 + 1\n```\n\n")
+        await t.type("why?")
+        await t.press("enter")
+        await t.until(lambda: len(server.requests) == 1)
+        assert server.requests[0]["messages"][0]["content"].endswith("```\n\nwhy?")
+
+    terminal(story)
+
+
+def test_words_after_a_command_that_takes_none_are_not_lost(terminal: Run) -> None:
+    async def story(t: "Terminal") -> None:
+        await t.ask("/new plan for the garden")
+        await t.until_shown("takes nothing after it")
+        assert t.composer.text == "/new plan for the garden"
+
+    terminal(story)
+
+
+def test_what_is_asked_in_a_chat_deleted_elsewhere_is_given_back(
+    terminal: Run, server: "FakeServer", home: Home
+) -> None:
+    async def story(t: "Terminal") -> None:
+        await t.ask("one")
+        await t.until_shown("Yes.")
+        await t.until_ready()
+        other = Store.open(home.chats)
+        other.delete(other.chats()[0].id)
+        other.close()
+        await t.ask("two")
+        await t.until_shown("This chat was deleted")
+        assert t.composer.text == "two"
+        await t.press("ctrl+n", "enter")
+        await t.until(lambda: t.messages == ["two", "Yes."])
+
+    terminal(story)
+
+
+def test_an_answer_in_a_chat_deleted_elsewhere_goes_on_and_says_so(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace, home: Home
+) -> None:
+    gate = scripts.Gate()
+    server.script(scripts.say("half "), gate, scripts.say("whole"))
+
+    async def story(t: "Terminal") -> None:
+        await t.ask("one")
+        await t.until_shown("half")
+        other = Store.open(home.chats)
+        other.delete(other.chats()[0].id)
+        other.close()
+        await t.until_shown("This chat was deleted")
+        gate.open()
+        await t.until_shown("half whole")
+
+    terminal(story)
+
+
+def test_a_slash_alone_is_no_command(terminal: Run, server: "FakeServer") -> None:
+    async def story(t: "Terminal") -> None:
+        await t.ask("/ ")
+        await t.until_shown("Yes.")
+
+    terminal(story)
+
+
+def test_earlier_questions_come_back_with_the_arrows(terminal: Run) -> None:
+    async def story(t: "Terminal") -> None:
+        for text in ("one", "two"):
+            await t.ask(text)
+            await t.until(lambda: "Ready" in t.status and t.messages[-1] == "Yes.")
+        await t.type("draft")
+        await t.press("up")
+        assert t.composer.text == "two"
+        await t.press("up", "up")
+        assert t.composer.text == "one"
+        await t.press("down", "down")
+        assert t.composer.text == "draft"
+
+    terminal(story)
+
+
+def test_commands_are_suggested_and_run(terminal: Run) -> None:
+    async def story(t: "Terminal") -> None:
+        await t.type("/hel")
+        await t.until_shown("Show every key")
+        await t.press("enter")
+        await t.until(lambda: isinstance(t.app.screen, HelpDialog))
+        assert t.composer.text == ""
+        assert "Ctrl+J" in t.screen
+        await t.press("escape")
+        await t.type("/the")
+        await t.press("tab")
+        assert t.composer.text == "/theme "
+        await t.press("enter")
+        await t.until(lambda: t.app.theme == "mlxserve-light")
+
+    terminal(story)
+
+
+def test_a_command_that_is_not_there_is_not_sent(terminal: Run, server: "FakeServer") -> None:
+    async def story(t: "Terminal") -> None:
+        await t.type("/frobnicate")
+        await t.press("enter")
+        await t.until_shown("no such command")
+        assert t.composer.text == "/frobnicate"
+        assert server.requests == []
+
+    terminal(story)
+
+
+def test_a_path_is_a_question(terminal: Run, server: "FakeServer") -> None:
+    async def story(t: "Terminal") -> None:
+        await t.ask("/etc/hosts is what?")
+        await t.until_shown("Yes.")
+
+    terminal(story)
+
+
+def test_the_theme_is_remembered(terminal: Run, home: Home) -> None:
+    async def story(t: "Terminal") -> None:
+        await t.press("f2")
+        await t.until(lambda: t.app.theme == "mlxserve-light")
+
+    terminal(story)
+    store = Store.open(home.chats)
+    assert store.setting("theme") == "mlxserve-light"
+    store.close()
+
+
+def test_a_model_is_chosen(terminal: Run, server: "FakeServer") -> None:
+    async def story(t: "Terminal") -> None:
+        await t.ask("/model")
+        await t.until(lambda: isinstance(t.app.screen, ModelsDialog))
+        await t.press("down", "enter")
+        await t.until_shown("large")
+        await t.ask("one")
+        await t.until_shown("Yes.")
+        assert server.requests[0]["model"] == "large"
+        await t.ask("/model nonsense")
+        await t.until_shown("no such model")
+
+    terminal(story)
+
+
+def test_a_chat_is_renamed_and_exported(terminal: Run, tmp_path: Path) -> None:
+    async def story(t: "Terminal") -> None:
+        await t.ask("one")
+        await t.until_shown("Yes.")
+        await t.until_ready()
+        await t.ask("/rename Better title")
+        await t.until_shown("Better title")
+        await t.ask(f"/export {tmp_path / 'chat.json'}")
+        await t.until((tmp_path / "chat.json").exists)
+        await t.ask(f"/export {tmp_path / 'chat.json'}")
+        await t.until_shown("Not exported")
+
+    terminal(story)
+
+
+def test_copying_is_explicit_and_safe(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tui.clipboard.shutil.which", lambda name: None)
+    server.script(scripts.say("run:\n\n```sh\nls\x1b[2J\n```\n"))
+
+    async def story(t: "Terminal") -> None:
+        await t.press("f3")
+        await t.until_shown("nothing to copy")
+        await t.ask("how?")
+        await t.until_shown("run:")
+        await t.until_ready()
+        assert t.app.clipboard == ""
+        await t.ask("/code")
+        await t.until(lambda: t.app.clipboard == "ls␛[2J\n")
+
+    terminal(story)
+
+
+def test_hostile_text_stays_text(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+) -> None:
+    hostile = "\x1b]52;c;x\x07 [red]x[/] [@click=app.quit]y[/] \u202e \x9b2J"
+    server.script(scripts.think(hostile), scripts.say(hostile))
+    server.models = ["\x1b[31m[bold]evil"]
+
+    async def story(t: "Terminal") -> None:
+        await t.ask(hostile)
+        await t.until_shown("[@click=app.quit]y[/]")
+        await t.press("ctrl+t")
+        await t.until_ready()
+        assert "␛[31m[bold]evil" in t.screen
+        assert all(c.isprintable() or c == "\n" for c in t.screen)
+
+    terminal(story)
+
+
+def test_a_click_on_the_thinking_opens_it(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+) -> None:
+    server.script(scripts.think("secret"), scripts.say("answer"))
+
+    async def story(t: "Terminal") -> None:
+        await t.ask("why?")
+        await t.until_shown("answer")
+        await t.until_ready()
+        await t.pilot.click(AnswerView, offset=(4, 0))
+        await t.until_shown("secret")
+
+    terminal(story)
+
+
+def test_a_click_on_a_link_opens_it_and_only_web_pages_are_links(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+) -> None:
+    server.script(
+        scripts.say("[page](https://a.example/x) [file](file:///etc/passwd) [m](mailto:a@b)")
+    )
+    opened: list[str] = []
+
+    async def story(t: "Terminal") -> None:
+        t.app.open_url = opened.append  # type: ignore[assignment,method-assign]
+        await t.ask("where?")
+        await t.until_shown("page (https://a.example/x)")
+        await t.until_ready()
+        for column in range(3, 70, 2):
+            await t.pilot.click(AnswerView, offset=(column, 0))
+        assert set(opened) == {"https://a.example/x"}
+        assert len(opened) == len("page") // 2
+
+    terminal(story)
+
+
+def test_what_is_selected_with_the_mouse_is_text(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+) -> None:
+    server.script(scripts.say("some *words* here"))
+
+    async def story(t: "Terminal") -> None:
+        await t.ask("why?")
+        await t.until_shown("some words here")
+        await t.until_ready()
+        await t.pilot.mouse_down(AnswerView, offset=(3, 0))
+        await t.pilot.hover(AnswerView, offset=(12, 0))
+        await t.pilot.mouse_up(AnswerView, offset=(12, 0))
+        await t.until(lambda: t.app.screen.get_selected_text() == "some words")
+
+    terminal(story)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (30, 12)])
+@pytest.mark.parametrize("theme", ["mlxserve-dark", "mlxserve-light"])
+def test_every_screen_is_drawn_at_every_size(
+    terminal: Run,
+    server: "FakeServer",
+    scripts: SimpleNamespace,
+    size: tuple[int, int],
+    theme: str,
+) -> None:
+    server.script(scripts.say("# A\n\n- b\n\n```py\nc\n```\n\n|d|e|\n|-|-|\n|f|g|\n\nthe end"))
+
+    async def story(t: "Terminal") -> None:
+        await t.ask("why?")
+        await t.until_shown("the end")
+        for key, dialog in (("f1", HelpDialog), ("ctrl+o", ChatsDialog)):
+            await t.press(key)
+            await t.until(lambda kind=dialog: isinstance(t.app.screen, kind))
+            assert len(t.screen.splitlines()) == size[1]
+            await t.press("escape")
+        await t.pilot.resize_terminal(40, 20)
+        await t.until_shown("the end")
+
+    terminal(story, size=size, theme_name=theme)
+
+
+def test_scrolling_up_stays_there_while_text_comes(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+) -> None:
+    gate = scripts.Gate()
+    server.script(scripts.say("line\n\n" * 60), gate, scripts.say("more\n\n" * 60))
+
+    async def story(t: "Terminal") -> None:
+        await t.ask("why?")
+        await t.until(gate.reached.is_set)
+        await t.until(lambda: t.app._transcript.max_scroll_y > 60)
+        await t.press("pageup")
+        await t.pilot.pause(0.5)
+        at = t.app._transcript.scroll_y
+        gate.open()
+        await t.until_ready()
+        assert t.app._transcript.scroll_y == at
+        assert t.app._transcript.max_scroll_y > at + 60
+
+    terminal(story)
+
+
+def test_a_long_chat_is_shown_from_its_end_and_more_on_the_way_up(
+    terminal: Run, home: Home
+) -> None:
+    store = Store.open(home.chats)
+    chat = store.create_chat("long")
+    parent = None
+    for number in range(2 * Transcript.WINDOW + 10):
+        parent = store.add(chat.id, parent, Role.USER, f"number {number:03}").id
+    store.close()
+
+    async def story(t: "Terminal") -> None:
+        await t.press("ctrl+o", "enter")
+        await t.until_shown("number 057")
+        assert len(t.views) == Transcript.WINDOW
+        await t.press("shift+tab", "up")
+        t.app._transcript.scroll_home(animate=False)
+        await t.until(lambda: len(t.views) == 2 * Transcript.WINDOW)
+        await t.until_shown("number 034")
+        await t.until(lambda: t.app._transcript.scroll_y > 0)
+        t.app._transcript.scroll_home(animate=False)
+        await t.until(lambda: t.messages[0] == "number 000")
+        await t.until(lambda: "earlier message" not in t.screen)
+        await t.press("ctrl+o")
+        await t.until(lambda: isinstance(t.app.screen, ChatsDialog))
+        await t.type("number 003")
+        await t.until(lambda: t.app.screen.query_one(OptionList).option_count == 1)
+        await t.press("enter")
+        await t.until(lambda: t.app.focused in t.views)
+        await t.until_shown("number 003")
+
+    terminal(story)
+
+
+def test_what_is_pasted_is_cleaned(terminal: Run) -> None:
+    async def story(t: "Terminal") -> None:
+        t.composer.post_message(Paste("one\r\n\x1b[31mtwo\u202e"))
+        await t.until(lambda: t.composer.text == "one\n␛[31mtwo⟨U+202E⟩")
+
+    terminal(story)
+
+
+def test_a_file_that_can_not_be_used_is_said_and_the_chat_works(
+    server: "FakeServer", home: Home
+) -> None:
+    from tui.app import _open_store
+
+    home.folder.mkdir()
+    home.chats.write_text("no database " * 1000)
+    store, warning = _open_store(home)
+    assert "MLXSERVE_HOME" in warning
+    store.create_chat("works")
+    store.close()
+
+
+def test_a_terminal_is_needed(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from tui.app import main; exit(main(url=None, model=None))"],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "MLXSERVE_HOME": str(tmp_path)},
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "needs a terminal" in done.stderr
+
+
+def test_ctrl_c_copies_what_is_selected(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tui.clipboard.shutil.which", lambda name: None)
+    server.script(scripts.say("some *words* here"))
+
+    async def story(t: "Terminal") -> None:
+        await t.ask("why?")
+        await t.until_shown("some words here")
+        await t.until_ready()
+        await t.pilot.mouse_down(AnswerView, offset=(3, 0))
+        await t.pilot.hover(AnswerView, offset=(12, 0))
+        await t.pilot.mouse_up(AnswerView, offset=(12, 0))
+        await t.until(lambda: t.app.screen.get_selected_text() == "some words")
+        await t.press("ctrl+c")
+        await t.until(lambda: t.app.clipboard == "some words")
+
+    terminal(story)
+
+
+def test_an_editor_that_can_not_be_opened_is_said(terminal: Run) -> None:
+    async def story(t: "Terminal") -> None:
+        await t.type("draft")
+        await t.press("ctrl+g")
+        await t.until_shown("editor cannot be opened")
+        assert t.composer.text == "draft"
+
+    terminal(story)
+
+
+def test_a_server_of_ours_that_dies_is_said_with_its_last_words(
+    server: "FakeServer", scripts: SimpleNamespace, home: Home, play: Callable[..., None]
+) -> None:
+    home.create()
+    script = home.folder / "serve"
+    script.write_text(f"echo mlxserve is ready at {server.url}\nexec cat > /dev/null\n")
+
+    class Ours(Connector):
+        async def _own_server(self, report: object) -> str:
+            if self.server is None or not self.server.is_running:
+                self.server = ServerProcess(["sh", str(script)], home.new_log("a.log"))
+                self.server.start()
+            return await self.server.address()
+
+    server.script(scripts.say("half"), scripts.hang_up, reason=None)
+    connector = Ours(Wanted(), home)
+
+    async def story(t: "Terminal") -> None:
+        await t.until_ready()
+        process = connector.server
+        assert process is not None
+        process.stop()
+        await t.ask("why?")
+        await t.until_shown("The server has ended")
+        assert t.messages[-1] == "half"
+        await t.press("ctrl+r")
+        await t.until(lambda: connector.server is not process)
+        await t.until_ready()
+
+    play(story, connector)
+    connector.stop_server()
+
+
+def test_ctrl_c_twice_leaves(terminal: Run) -> None:
+    async def story(t: "Terminal") -> None:
+        await t.press("ctrl+c")
+        await t.until_shown("Ctrl+C again")
+        assert t.app.is_running
+
+    terminal(story)

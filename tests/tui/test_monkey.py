@@ -1,0 +1,75 @@
+"""Keys pressed without sense: whatever is pressed when, the terminal goes on."""
+
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tui.commands import COMMANDS
+from tui.messages import State
+from tui.store import Store
+
+if TYPE_CHECKING:
+    from conftest import FakeServer, Terminal
+
+    from tui.home import Home
+
+KEYS = [
+    *(
+        key
+        for command in COMMANDS
+        for key in command.keys
+        if command.name not in ("quit", "editor")
+    ),
+    *("enter", "enter", "enter", "escape", "tab", "shift+tab", "up", "down", "left", "right"),
+    *("pageup", "pagedown", "ctrl+j", "backspace", "ctrl+d", "ctrl+p", "slash", "space", "home"),
+    *"abertye",
+]
+
+
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 10))]
+)
+def test_any_keys_in_any_order_leave_a_terminal_that_works(
+    terminal: Callable[..., None],
+    server: "FakeServer",
+    scripts: SimpleNamespace,
+    home: "Home",
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+) -> None:
+    monkeypatch.setattr("tui.clipboard.shutil.which", lambda name: None)
+    chance = random.Random(seed)
+    for _ in range(40):
+        server.script(
+            *chance.choice(
+                [
+                    (scripts.think("hm"), scripts.say("- a\n" * 20)),
+                    (scripts.say("half"), scripts.hang_up),
+                    (scripts.refuse(500, "oops"),),
+                    (scripts.say("```py\n" + "x = 1\n" * 60), scripts.Gate()),
+                ]
+            )
+        )
+
+    async def story(t: "Terminal") -> None:
+        for _ in range(100):
+            await t.press(chance.choice(KEYS))
+        while len(t.app.screen_stack) > 1:
+            t.app.pop_screen()
+        for _ in range(4):
+            await t.press("escape")
+        await t.press("ctrl+n")
+        await t.until(lambda: not t.app._is_busy and t.messages == [])
+        server._scripts.clear()
+        await t.ask("are you well?")
+        await t.until_shown("Yes.")
+        await t.until_ready()
+
+    terminal(story)
+    store = Store.open(home.chats)
+    for chat in store.chats():
+        assert all(m.state is not State.WRITING for m in store.path(chat.leaf_id))
+    store.close()

@@ -1,0 +1,75 @@
+import unicodedata
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tui.sanitise import clean, one_line, well_formed
+
+ANY_TEXT = st.text(st.characters(exclude_categories=()))
+STEERING = st.text(st.sampled_from("\x1b\x9b\x07\r\n\t\x00\x7f]52;c[31m\u202e\u2066\u200f\ud800a"))
+
+
+@settings(deadline=None)
+@given(ANY_TEXT | STEERING)
+def test_nothing_that_a_terminal_would_obey_is_left(text: str) -> None:
+    for character in clean(text):
+        category = unicodedata.category(character)
+        assert character in "\n\t" or category not in ("Cc", "Cs")
+        assert unicodedata.bidirectional(character) not in (
+            *("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"),
+        )
+    clean(text).encode()
+
+
+@settings(deadline=None)
+@given(ANY_TEXT | STEERING)
+def test_cleaning_twice_changes_nothing(text: str) -> None:
+    assert clean(clean(text)) == clean(text)
+
+
+@pytest.mark.parametrize(
+    ("hostile", "shown"),
+    [
+        ("\x1b]52;c;cm0gLXJm\x07", "␛]52;c;cm0gLXJm␇"),
+        ("\x1b[2J", "␛[2J"),
+        ("\x9b31m", "\ufffd31m"),
+        ("a\u202eb", "a⟨U+202E⟩b"),
+        ("\u2067x\u2069", "⟨U+2067⟩x⟨U+2069⟩"),
+        ("a\x00b\x7f", "a␀b␡"),
+    ],
+)
+def test_what_would_steer_the_terminal_is_shown_instead(hostile: str, shown: str) -> None:
+    assert clean(hostile) == shown
+
+
+def test_every_line_end_becomes_a_line_feed() -> None:
+    assert clean("a\r\nb\rc\u2028d\x85e\vf") == "a\nb\nc\nd\ne\nf"
+
+
+def test_ordinary_text_of_any_script_is_untouched() -> None:
+    text = "Grüße, 你好, שלום, مرحبا, 👩‍🚀 \t x"
+    assert clean(text) == text
+
+
+@settings(deadline=None)
+@given(ANY_TEXT, st.integers(1, 50))
+def test_one_line_is_one_line_and_short(text: str, limit: int) -> None:
+    line = one_line(text, limit)
+    assert "\n" not in line
+    assert "\t" not in line
+    assert len(line) <= limit
+
+
+def test_a_shortened_line_says_so() -> None:
+    assert one_line("one two three", 8) == "one two…"
+
+
+@settings(deadline=None)
+@given(ANY_TEXT)
+def test_well_formed_text_can_be_encoded(text: str) -> None:
+    well_formed(text).encode()
+
+
+def test_a_pair_written_as_two_halves_is_joined() -> None:
+    assert well_formed("\ud83d\ude00 \ud83d.") == "😀 \ufffd."

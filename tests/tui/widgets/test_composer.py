@@ -1,0 +1,108 @@
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from textual.app import App, ComposeResult
+from textual.pilot import Pilot
+
+from tui.widgets.composer import Composer
+
+
+class Desk(App[None]):
+    """A composer and what it sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[str] = []
+
+    def compose(self) -> ComposeResult:
+        yield Composer()
+
+    def on_composer_sent(self, event: Composer.Sent) -> None:
+        self.sent.append(event.text)
+
+    @property
+    def composer(self) -> Composer:
+        return self.query_one(Composer)
+
+
+def write(story: Callable[[Desk, Pilot[None]], Awaitable[None]]) -> None:
+    async def run() -> None:
+        desk = Desk()
+        async with desk.run_test() as pilot:
+            await story(desk, pilot)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("key", ["shift+enter", "ctrl+j", "alt+enter"])
+def test_a_line_is_broken_by_any_of_three_keys(key: str) -> None:
+    async def story(desk: Desk, pilot: Pilot[None]) -> None:
+        await pilot.press("a", key, "b", "enter")
+        assert desk.sent == ["a\nb"]
+
+    write(story)
+
+
+def test_a_key_types_one_character() -> None:
+    async def story(desk: Desk, pilot: Pilot[None]) -> None:
+        await pilot.press("a", "b", "backspace", "left", "c")
+        assert desk.composer.text == "ca"
+
+    write(story)
+
+
+def test_sending_empties_it_and_leaves_no_trace_of_empty_lines() -> None:
+    async def story(desk: Desk, pilot: Pilot[None]) -> None:
+        desk.composer.write("\n\n  text\n\n")
+        await pilot.press("enter", "enter")
+        assert desk.sent == ["  text"]
+        assert desk.composer.text == ""
+
+    write(story)
+
+
+def test_what_is_sent_is_clean() -> None:
+    async def story(desk: Desk, pilot: Pilot[None]) -> None:
+        desk.composer.insert("a\x1b[31m\u202e")
+        await pilot.press("enter")
+        assert desk.sent == ["a␛[31m⟨U+202E⟩"]
+
+    write(story)
+
+
+def test_history_keeps_the_draft_and_ends_at_its_ends() -> None:
+    async def story(desk: Desk, pilot: Pilot[None]) -> None:
+        desk.composer.use_history(["one", "two"])
+        desk.composer.write("draft")
+        seen = []
+        for key in ("up", "up", "up", "down", "down", "down"):
+            await pilot.press(key)
+            seen.append(desk.composer.text)
+        assert seen == ["two", "one", "one", "two", "draft", "draft"]
+
+    write(story)
+
+
+def test_arrows_move_inside_several_lines() -> None:
+    async def story(desk: Desk, pilot: Pilot[None]) -> None:
+        desk.composer.use_history(["before"])
+        desk.composer.write("one\ntwo")
+        await pilot.press("up")
+        assert desk.composer.text == "one\ntwo"
+        await pilot.press("up")
+        assert desk.composer.text == "before"
+
+    write(story)
+
+
+def test_what_was_just_asked_is_the_newest_and_stands_once() -> None:
+    async def story(desk: Desk, pilot: Pilot[None]) -> None:
+        desk.composer.use_history(["one", "two"])
+        desk.composer.remember("one")
+        await pilot.press("up")
+        assert desk.composer.text == "one"
+        await pilot.press("up")
+        assert desk.composer.text == "two"
+
+    write(story)

@@ -1,0 +1,105 @@
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from textual.app import App, ComposeResult
+from textual.containers import VerticalScroll
+from textual.geometry import Offset
+from textual.pilot import Pilot
+from textual.selection import Selection
+
+from tui.messages import Message, Place, Role, State
+from tui.theme import DARK, palette
+from tui.widgets.message import AnswerView, MessageView, QuestionView, view_of
+
+ALONE = Place(0, (1,))
+PALETTE = palette(dark=True)
+
+
+def message(role: Role, text: str, **more: object) -> Message:
+    return Message(id=1, chat_id=1, parent_id=None, role=role, text=text, **more)  # type: ignore[arg-type]
+
+
+class Wall(App[None]):
+    """One message in a window."""
+
+    def __init__(self, view: MessageView) -> None:
+        super().__init__()
+        self.register_theme(DARK)
+        self.theme = DARK.name
+        self.view = view
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll():
+            yield self.view
+
+
+def look(view: MessageView, story: Callable[[Pilot[None]], Awaitable[None]] | None = None) -> str:
+    """Its lines in a window 40 wide, after the story."""
+
+    async def run() -> str:
+        async with Wall(view).run_test(size=(40, 20)) as pilot:
+            await pilot.pause()
+            if story is not None:
+                await story(pilot)
+            return "\n".join(view.line(y).text.rstrip() for y in range(view.num_lines))
+
+    return asyncio.run(run())
+
+
+def test_a_question_is_shown_as_typed() -> None:
+    assert look(view_of(message(Role.USER, "# a\n*b*  c"), ALONE, PALETTE)) == "# a\n*b*  c"
+
+
+def test_an_answer_is_markdown() -> None:
+    assert look(view_of(message(Role.ASSISTANT, "# a\n*b*"), ALONE, PALETTE)) == "a\n\nb"
+
+
+def test_how_it_ended_and_its_versions_stand_below() -> None:
+    stopped = message(Role.ASSISTANT, "half", state=State.STOPPED)
+    shown = look(AnswerView(stopped, Place(0, (1, 2)), PALETTE))
+    assert shown == "half\n\nstopped · ‹ version 1 of 2 ›"
+
+
+def test_what_went_wrong_stands_below_what_came() -> None:
+    failed = message(Role.ASSISTANT, "half", state=State.FAILED, error="It broke. Try again.")
+    assert look(AnswerView(failed, ALONE, PALETTE)) == "half\n\n✗ It broke. Try again."
+
+
+def test_thinking_that_is_closed_is_not_even_parsed() -> None:
+    view = AnswerView(message(Role.ASSISTANT, "a", thinking="**deep**"), ALONE, PALETTE)
+    assert look(view) == "▸ Thought\n\na"
+    assert view._thoughts is None
+
+
+def test_thinking_opens_and_closes() -> None:
+    async def open_it(pilot: Pilot[None]) -> None:
+        view.action_thinking()
+
+    view = AnswerView(message(Role.ASSISTANT, "a", thinking="**deep**"), ALONE, PALETTE)
+    assert look(view, open_it) == "▾ Thought\n│ deep\n\na"
+
+
+def test_a_new_width_wraps_anew() -> None:
+    async def narrow(pilot: Pilot[None]) -> None:
+        await pilot.resize_terminal(14, 20)
+        await pilot.pause()
+
+    view = QuestionView(message(Role.USER, "four words in here"), ALONE, PALETTE)
+    lines = look(view, narrow).splitlines()
+    assert len(lines) > 1
+    assert " ".join(line.strip() for line in lines) == "four words in here"
+
+
+def test_a_selection_is_marked_and_gives_its_text() -> None:
+    async def select(pilot: Pilot[None]) -> None:
+        selection = Selection(Offset(5, 0), Offset(3, 2))
+        pilot.app.screen.selections = {view: selection}
+        assert view.get_selection(selection) == ("two\n\nthr", "\n")
+        plain = view.line(0)
+        marked = view.render_line(0)
+        assert marked.text.startswith(plain.text)
+        grounds = {s.style.bgcolor for s in marked if s.style and s.text.strip()}
+        assert len(grounds) == 2, "a part of the line has another background"
+
+    view = AnswerView(message(Role.ASSISTANT, "one, two\n\nthree"), ALONE, PALETTE)
+    look(view, select)

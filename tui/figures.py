@@ -1,0 +1,43 @@
+"""Numbers as words: what the status line and the end of an answer say."""
+
+from __future__ import annotations
+
+from tui.messages import Figures, Message, Place, State
+
+_ENDINGS = {
+    State.STOPPED: "stopped",
+    State.CUT: "cut off at the limit on length",
+}
+
+
+def figures_line(figures: Figures, *, is_live: bool = False) -> str:
+    """`42.1 tok/s · first token 0.21 s · reused 1,024 of 1,060 tokens`, as far as known."""
+    parts = []
+    if (speed := figures.tokens_per_second) is not None:
+        # While it is being written the tokens are only guessed from the pieces.
+        parts.append(f"{'about ' if is_live else ''}{speed:.1f} tok/s")
+    if figures.first_token_seconds is not None:
+        parts.append(f"first token {seconds_words(figures.first_token_seconds)}")
+    if figures.prompt_tokens is not None:
+        reused = "" if figures.cached_tokens is None else f"cached {figures.cached_tokens:,} of "
+        parts.append(f"{reused}{figures.prompt_tokens:,} prompt tokens")
+    return " · ".join(parts)
+
+
+def ending_line(message: Message, place: Place) -> str:
+    """What is worth saying below a message: how it ended, and that it has other versions."""
+    parts = []
+    if (ending := _ENDINGS.get(message.state)) is not None:
+        parts.append(ending)
+    if len(place.sibling_ids) > 1:
+        parts.append(f"‹ version {place.index + 1} of {len(place.sibling_ids)} ›")
+    return " · ".join(parts)
+
+
+def seconds_words(seconds: float) -> str:
+    """`0.21 s`, `4.2 s`, `2 min 05 s`."""
+    if seconds < 1:
+        return f"{seconds:.2f} s"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"

@@ -1,0 +1,46 @@
+"""Where the terminal keeps its files: `$MLXSERVE_HOME`, or `~/.mlxserve`. For the owner only."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_LOGS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    folder: Path
+
+    @classmethod
+    def from_environment(cls) -> Home:
+        folder = os.environ.get("MLXSERVE_HOME")
+        return cls(Path(os.path.expanduser(folder)) if folder else Path.home() / ".mlxserve")
+
+    @property
+    def chats(self) -> Path:
+        return self.folder / "chat.sqlite"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    @property
+    def exports(self) -> Path:
+        return self.folder / "exports"
+
+    def create(self) -> None:
+        """Make the folders, readable by their owner only. Raises OSError."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.logs.mkdir(mode=0o700, exist_ok=True)
+
+    def new_log(self, name: str) -> Path:
+        """A fresh, empty log file; the oldest of the others are removed. Raises OSError."""
+        self.create()
+        path = self.logs / name
+        os.close(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+        logs = sorted(self.logs.glob("*.log"), key=lambda log: log.stat().st_mtime)
+        for old in logs[:-MAX_LOGS]:
+            old.unlink(missing_ok=True)
+        return path

@@ -1,0 +1,49 @@
+"""Text from outside, made safe to show: the one place that decides what may reach the terminal.
+
+Model output, server messages, file names and model names pass through here before the screen,
+the clipboard or the window title. Nothing is dropped silently: what could steer the terminal
+or reorder the line is replaced by something visible. Knows nothing of Markdown or widgets.
+"""
+
+from __future__ import annotations
+
+import re
+
+_LINE_ENDS = re.compile("\r\n|\r|\u2028|\u2029|\x85|\v|\f")
+
+# C0 and DEL (tab and line feed stay), C1: escape sequences, OSC and CSI all begin with one.
+# Marks, embeddings, overrides and isolates reorder what follows them (CVE-2021-42574).
+# Surrogates cannot be encoded, so a lone one would break the write itself.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0e-\x1f\x7f\x80-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def clean(text: str) -> str:
+    """The text with `\\n` as the only line end and nothing in it that a terminal would obey."""
+    return _UNSAFE.sub(_visible, _LINE_ENDS.sub("\n", text))
+
+
+def one_line(text: str, limit: int = 200) -> str:
+    """The text on a single line of at most `limit` characters: titles, names, status."""
+    line = " ".join(clean(text[: limit * 4]).split())
+    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+
+
+def well_formed(text: str) -> str:
+    """The text without lone surrogates, which JSON can carry and UTF-8 cannot."""
+    if text.isascii():
+        return text
+    # A pair written as two escapes arrives as two halves; utf-16 joins them again.
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _visible(match: re.Match[str]) -> str:
+    code = ord(match.group())
+    if code < 0x20:
+        return chr(0x2400 + code)  # the control pictures: ␛ for escape, ␇ for bell
+    if code == 0x7F:
+        return "␡"
+    if code < 0xA0 or 0xD800 <= code <= 0xDFFF:
+        return "\ufffd"
+    return f"⟨U+{code:04X}⟩"

@@ -1,0 +1,209 @@
+"""What opens over the chat: the chats, the models, and the keys. Each gives one choice, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import ClassVar
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from tui.commands import COMMANDS, COMPOSER_KEYS, MESSAGE_KEYS, key_words
+from tui.messages import Chat
+from tui.sanitise import one_line
+from tui.store import Hit
+
+_CLOSE: list[BindingType] = [Binding("escape", "dismiss", "Close", show=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatChoice:
+    """A chat to open, at the branch through a message if the search found one."""
+
+    chat_id: int
+    message_id: int | None = None
+
+
+class ChatsDialog(ModalScreen[ChatChoice | None]):
+    """The chats, the most recent first; what is typed is looked for in all their messages."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *_CLOSE,
+        Binding("down", "move(1)", "Down", show=False, priority=True),
+        Binding("up", "move(-1)", "Up", show=False, priority=True),
+        Binding("ctrl+d", "delete", "Delete", show=False, priority=True),
+    ]
+
+    def __init__(
+        self,
+        chats: Sequence[Chat],
+        search: Callable[[str], Awaitable[list[Hit]]],
+        delete: Callable[[int], Awaitable[None]],
+    ) -> None:
+        super().__init__()
+        self._chats = list(chats)
+        self._search = search
+        self._delete = delete
+        self._choices: list[ChatChoice] = []
+        self._marked: int | None = None  # the chat that Ctrl+D was pressed on once
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog") as dialog:
+            dialog.border_title = "Chats"
+            dialog.border_subtitle = "Enter opens · Ctrl+D deletes · Esc closes"
+            yield Input(placeholder="Find words in all chats", compact=True)
+            yield OptionList(compact=True)
+
+    def on_mount(self) -> None:
+        self.query_one(OptionList).can_focus = False
+        self._show_chats()
+
+    def _show_chats(self) -> None:
+        self._show(
+            [ChatChoice(chat.id) for chat in self._chats],
+            [_chat_line(chat) for chat in self._chats],
+            "No chats yet. They appear here when you have asked something.",
+        )
+
+    def _show(self, choices: list[ChatChoice], lines: Sequence[Content], when_empty: str) -> None:
+        self._choices = choices
+        self._marked = None
+        options = self.query_one(OptionList)
+        options.set_options(
+            lines or [Option(Content.styled(when_empty, "$text-quiet"), disabled=True)]
+        )
+        options.highlighted = 0 if lines else None
+
+    @on(Input.Changed)
+    async def _look_for(self, event: Input.Changed) -> None:
+        if not event.value.strip():
+            self._show_chats()
+            return
+        hits = await self._search(event.value)
+        if event.value != self.query_one(Input).value:
+            return  # a later key has asked for something else
+        self._show(
+            [ChatChoice(hit.chat.id, hit.message_id) for hit in hits],
+            [_hit_line(hit) for hit in hits],
+            "Nothing found.",
+        )
+
+    def action_move(self, step: int) -> None:
+        options = self.query_one(OptionList)
+        if step > 0:
+            options.action_cursor_down()
+        else:
+            options.action_cursor_up()
+
+    async def action_delete(self) -> None:
+        """Twice on the same chat: the first press only asks."""
+        choice = self._chosen
+        if choice is None:
+            return
+        if self._marked != choice.chat_id:
+            self._marked = choice.chat_id
+            self.notify("Press Ctrl+D again to delete this chat for good.", markup=False)
+            return
+        await self._delete(choice.chat_id)
+        self._chats = [chat for chat in self._chats if chat.id != choice.chat_id]
+        self.query_one(Input).value = ""
+        self._show_chats()
+
+    @property
+    def _chosen(self) -> ChatChoice | None:
+        at = self.query_one(OptionList).highlighted
+        return None if at is None or not self._choices else self._choices[at]
+
+    @on(Input.Submitted)
+    @on(OptionList.OptionSelected)
+    def _choose(self) -> None:
+        if self._chosen is not None:
+            self.dismiss(self._chosen)
+
+
+class ModelsDialog(ModalScreen[str | None]):
+    """The models that the server has."""
+
+    BINDINGS = _CLOSE
+
+    def __init__(self, models: Sequence[str], model: str) -> None:
+        super().__init__()
+        self._models = list(models)
+        self._model = model
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog") as dialog:
+            dialog.border_title = "Models"
+            dialog.border_subtitle = "Enter chooses · Esc closes"
+            yield OptionList(*[Content(one_line(model)) for model in self._models], compact=True)
+
+    def on_mount(self) -> None:
+        options = self.query_one(OptionList)
+        options.highlighted = self._models.index(self._model) if self._model in self._models else 0
+        options.focus()
+
+    @on(OptionList.OptionSelected)
+    def _choose(self, event: OptionList.OptionSelected) -> None:
+        self.dismiss(self._models[event.option_index])
+
+
+class HelpDialog(ModalScreen[None]):
+    """Every key and command."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *_CLOSE,
+        Binding("f1", "dismiss", "Close", show=False),
+    ]
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(classes="dialog") as dialog:
+            dialog.border_title = "Keys and commands"
+            dialog.border_subtitle = "Esc closes"
+            yield Static(_help())
+
+
+def _help() -> Group:
+    commands = [
+        (command.usage, " ".join(key_words(key) for key in command.keys), command.help)
+        for command in COMMANDS
+    ]
+    return Group(
+        *_section("Writing", [(keys, "", words) for keys, words in COMPOSER_KEYS]),
+        *_section("Commands, also in the palette (Ctrl+P)", commands),
+        *_section("On a message (Tab goes there)", [(k, "", words) for k, words in MESSAGE_KEYS]),
+    )
+
+
+def _section(heading: str, rows: Sequence[tuple[str, str, str]]) -> list[RenderableType]:
+    has_keys = any(keys for _, keys, _ in rows)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(width=21)
+    if has_keys:
+        table.add_column(width=9)
+    table.add_column()
+    for what, keys, words in rows:
+        cells = [Text(what, "bold"), Text(keys), Text(words, "dim")]
+        table.add_row(*cells if has_keys else (cells[0], cells[2]))
+    return [Text(heading, "bold underline"), table, Text("")]
+
+
+def _chat_line(chat: Chat) -> Content:
+    when = datetime.fromtimestamp(chat.updated_at)
+    return Content.assemble((f"{when:%d %b %H:%M}  ", "$text-quiet"), one_line(chat.title))
+
+
+def _hit_line(hit: Hit) -> Content:
+    return Content.assemble(
+        one_line(hit.chat.title, 28), ("  ", ""), (one_line(hit.excerpt, 120), "$text-quiet")
+    )

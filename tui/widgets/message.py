@@ -1,0 +1,336 @@
+"""Messages on the screen, one widget each: every line of one is a strip that is kept.
+
+    question   the text as it was typed, and its version
+    answer     ▸ Thought for 4 s          (closed: what is in it is not even parsed)
+               Markdown
+               what went wrong, if anything did
+               how it ended, and its version
+
+A widget per block would cost seconds in a long chat; a line here costs nothing until it shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.binding import Binding, BindingType
+from textual.events import Click
+from textual.message import Message as Event
+from textual.strip import Strip
+
+from tui.answer import Answer, Phase
+from tui.figures import ending_line, seconds_words
+from tui.markdown import MarkdownStream
+from tui.messages import Message, Place, State
+from tui.paint import LINK, Painter
+from tui.theme import Palette
+from tui.widgets.strips import StripView
+
+_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+# A flush may take a fifth of the time: a slow picture is drawn less often, never late.
+_FLUSH_REST = 4
+# The final picture of a longer text is made in a thread: some 10 ms per 4,000 characters.
+_LONG_TEXT = 8_000
+
+
+# How many lines, and each of them by its number.
+Part = tuple[int, Callable[[int], Strip]]
+
+
+class MessageView(StripView, can_focus=True):
+    """What questions and answers have in common."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("e", "edit", "Edit"),
+        Binding("r", "retry", "Ask again"),
+        Binding("left", "sibling(-1)", "Version before"),
+        Binding("right", "sibling(1)", "Version after"),
+        Binding("y", "copy", "Copy"),
+        Binding("up", "app.focus_message(-1)", "Up", show=False),
+        Binding("down", "app.focus_message(1)", "Down", show=False),
+    ]
+
+    class Asked(Event):
+        """The reader wants something done with a message."""
+
+        def __init__(self, message: Message) -> None:
+            super().__init__()
+            self.message = message
+
+    class Edit(Asked):
+        """To ask it differently."""
+
+    class Retry(Asked):
+        """Another answer."""
+
+    class Copy(Asked):
+        """It in the clipboard."""
+
+    class ShowVersion(Event):
+        """The reader wants to see another version of a message."""
+
+        def __init__(self, message_id: int) -> None:
+            super().__init__()
+            self.message_id = message_id
+
+    def __init__(self, message: Message, place: Place, palette: Palette) -> None:
+        super().__init__(palette, classes=message.role.value)
+        self.message = message
+        self.place = place
+
+    def show(self, message: Message, place: Place) -> None:
+        """The same message, as it is now."""
+        if (message, place) != (self.message, self.place):
+            self.message, self.place = message, place
+            self.use_palette(self._palette)
+
+    def action_edit(self) -> None:
+        self.post_message(self.Edit(self.message))
+
+    def action_retry(self) -> None:
+        self.post_message(self.Retry(self.message))
+
+    def action_copy(self) -> None:
+        self.post_message(self.Copy(self.message))
+
+    def action_sibling(self, step: int) -> None:
+        message_id = self.place.neighbour(step)
+        if message_id is not None:
+            self.post_message(self.ShowVersion(message_id))
+
+    def _ending(self, painter: Painter) -> list[Strip]:
+        words = ending_line(self.message, self.place)
+        return _styled(painter.plain(words), self._palette.marker) if words else []
+
+
+class QuestionView(MessageView):
+    """What the reader asked: shown as typed, not as Markdown."""
+
+    def __init__(self, message: Message, place: Place, palette: Palette) -> None:
+        super().__init__(message, place, palette)
+        self._lines: list[Strip] = []
+
+    @property
+    def num_lines(self) -> int:
+        return len(self._lines)
+
+    def line(self, y: int) -> Strip:
+        return self._lines[y]
+
+    def paint(self, width: int, palette: Palette) -> None:
+        painter = Painter(width, palette)
+        self._lines = [*painter.plain(self.message.text), *self._ending(painter)]
+
+
+class AnswerView(MessageView):
+    """What the model wrote, or is writing."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("t,enter", "thinking", "Thinking")]
+
+    def __init__(self, message: Message, place: Place, palette: Palette) -> None:
+        super().__init__(message, place, palette)
+        self._painter = self._thoughts_painter = Painter(80, palette)
+        self._answer: Answer | None = None  # while it is coming
+        self._body: MarkdownStream | None = None
+        self._thoughts: MarkdownStream | None = None  # None: closed
+        self._head: list[Strip] = []
+        self._foot: list[Strip] = []
+        self._frame = 0
+        self._next_flush = 0.0
+        self._thinking_seconds = 0.0
+
+    @property
+    def num_lines(self) -> int:
+        return sum(count for count, _ in self._parts())
+
+    def line(self, y: int) -> Strip:
+        for count, line in self._parts():
+            if y < count:
+                return line(y)
+            y -= count
+        raise IndexError(y)
+
+    def _parts(self) -> Sequence[Part]:
+        """From top to bottom; a gap stands only between two parts that have lines."""
+        body = (0, _blank) if self._body is None else (self._body.num_lines, self._body.line)
+        thoughts = 0 if self._thoughts is None else self._thoughts.num_lines
+        has_head, has_body, has_foot = bool(self._head), bool(body[0]), bool(self._foot)
+        return (
+            (len(self._head), self._head.__getitem__),
+            (thoughts, self._thought),
+            (int(has_head and (has_body or has_foot)), _blank),
+            body,
+            (int(has_body and has_foot), _blank),
+            (len(self._foot), self._foot.__getitem__),
+        )
+
+    def _thought(self, y: int) -> Strip:
+        assert self._thoughts is not None, "what is closed has no lines"
+        line = self._thoughts.line(y).apply_style(self._palette.marker)
+        return Strip([Segment("│ ", self._palette.marker), *line], 2 + line.cell_length)
+
+    def paint(self, width: int, palette: Palette) -> None:
+        self._painter = Painter(width, palette)
+        self._thoughts_painter = Painter(width - 2, palette)
+        if self._body is None:
+            self._body = MarkdownStream.whole(self.message.text, self._painter)
+        else:
+            self._body.repaint(self._painter)
+        if self._thoughts is not None:
+            self._thoughts.repaint(self._thoughts_painter)
+        self._frame_lines()
+
+    def show(self, message: Message, place: Place) -> None:
+        if self._answer is None and message.text != self.message.text:
+            self._body = None
+        super().show(message, place)
+
+    # While it is coming
+
+    def follow(self, answer: Answer) -> None:
+        """Show this answer as it comes; `tick` is to be called often, `finish` at the end."""
+        self._answer = answer
+        self._body = MarkdownStream(self._painter)
+        self._frame_lines()
+        self.lines_changed()
+
+    def tick(self) -> None:
+        """Paint what has come since."""
+        answer, body = self._answer, self._body
+        if answer is None or body is None:
+            return
+        self._frame += 1
+        if answer.phase is Phase.THINKING:
+            self._thinking_seconds = answer.seconds - (answer.figures.first_token_seconds or 0)
+        started = time.monotonic()
+        if started >= self._next_flush:
+            news = answer.take()
+            body.feed(news.text)
+            body.flush()
+            if self._thoughts is not None:
+                self._thoughts.feed(news.thinking)
+                self._thoughts.flush()
+            self._next_flush = started + (1 + _FLUSH_REST) * (time.monotonic() - started)
+        self._frame_lines()
+        self.lines_changed()
+
+    async def finish(self, message: Message) -> None:
+        """The answer has ended: put the picture of the whole text in place."""
+        self._next_flush = 0.0
+        self.tick()
+        self._answer = None
+        self.message = message
+        await self._settle()
+        self._frame_lines()
+        self.lines_changed()
+
+    async def _settle(self) -> None:
+        for stream, painter in (
+            (self._body, self._painter),
+            (self._thoughts, self._thoughts_painter),
+        ):
+            if stream is None:
+                continue
+            if len(stream.text) <= _LONG_TEXT:
+                stream.settle(stream.final_picture(painter))
+                continue
+            picture = await asyncio.to_thread(stream.final_picture, painter.twin())
+            stream.settle(picture)
+            if painter not in (self._painter, self._thoughts_painter):
+                # The window changed its size meanwhile.
+                self.paint(self._painter.width, self._palette)
+
+    # Thinking
+
+    @property
+    def has_thinking(self) -> bool:
+        return bool(self.message.thinking) if self._answer is None else self._answer.has_thinking
+
+    def action_thinking(self) -> None:
+        """Open or close the thinking."""
+        if not self.has_thinking:
+            return
+        self.open_thinking(is_open=self._thoughts is None)
+
+    def open_thinking(self, *, is_open: bool) -> None:
+        if is_open and self._thoughts is None and self.has_thinking:
+            self._thoughts = self._picture_of_thinking()
+        elif not is_open:
+            self._thoughts = None
+        self._frame_lines()
+        self.lines_changed()
+
+    def on_click(self, event: Click) -> None:
+        if isinstance(address := event.style.meta.get(LINK), str):
+            self.app.open_url(address)
+            return
+        if self.has_thinking and event.get_content_offset(self) is not None and event.y == 0:
+            self.action_thinking()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "thinking":
+            return self.has_thinking
+        return super().check_action(action, parameters)
+
+    def _picture_of_thinking(self) -> MarkdownStream:
+        if self._answer is None:
+            return MarkdownStream.whole(self.message.thinking, self._thoughts_painter)
+        stream = MarkdownStream(self._thoughts_painter)
+        stream.feed(self._answer.taken().thinking)
+        stream.flush()
+        return stream
+
+    # The lines around the text
+
+    def _frame_lines(self) -> None:
+        self._head = self._thinking_lines()
+        self._foot = self._foot_lines()
+
+    def _thinking_lines(self) -> list[Strip]:
+        if not self.has_thinking:
+            return []
+        is_thinking = self._answer is not None and self._answer.phase is Phase.THINKING
+        words = "Thinking" if is_thinking else "Thought"
+        if self._thinking_seconds:
+            words += f" for {seconds_words(self._thinking_seconds)}"
+        sign = "▸" if self._thoughts is None else "▾"
+        return _styled(self._painter.plain(f"{sign} {words}"), self._palette.marker)
+
+    def _foot_lines(self) -> list[Strip]:
+        if self._answer is not None:
+            return self._waiting_lines(self._answer)
+        lines = []
+        if self.message.state is State.FAILED and self.message.error:
+            lines += _styled(self._painter.plain(f"✗ {self.message.error}"), self._error_style)
+        return lines + self._ending(self._painter)
+
+    def _waiting_lines(self, answer: Answer) -> list[Strip]:
+        """Something moves as long as nothing else does."""
+        if answer.phase is not Phase.WAITING:
+            return []
+        sign = _SPINNER[self._frame // 2 % len(_SPINNER)]
+        words = f"{sign} Reading the prompt, {answer.seconds:.0f} s"
+        return _styled(self._painter.plain(words), self._palette.marker)
+
+    @property
+    def _error_style(self) -> Style:
+        return Style(color=self.app.current_theme.error)
+
+
+def view_of(message: Message, place: Place, palette: Palette) -> MessageView:
+    """The widget for a message."""
+    kind = QuestionView if message.role == "user" else AnswerView
+    return kind(message, place, palette)
+
+
+def _blank(_: int) -> Strip:
+    return Strip.blank(0)
+
+
+def _styled(strips: tuple[Strip, ...], style: Style) -> list[Strip]:
+    return [strip.apply_style(style) for strip in strips]

@@ -1,0 +1,84 @@
+"""A widget that is a list of finished lines: drawn by line, selectable, cheap at any length."""
+
+from __future__ import annotations
+
+from rich.text import Text
+from textual.geometry import Size
+from textual.selection import Selection
+from textual.strip import Strip
+from textual.widget import Widget
+
+from tui.theme import Palette
+
+
+class StripView(Widget):
+    """Subclasses paint for a width and give lines by number."""
+
+    DEFAULT_CSS = "StripView { width: 1fr; height: auto; }"
+
+    def __init__(self, palette: Palette, *, classes: str | None = None) -> None:
+        super().__init__(classes=classes)
+        self._palette = palette
+        self._painted_width: int | None = None
+        self._shown_lines = 0
+
+    def paint(self, width: int, palette: Palette) -> None:
+        """Make every line anew for this width and these colours."""
+        raise NotImplementedError
+
+    @property
+    def num_lines(self) -> int:
+        raise NotImplementedError
+
+    def line(self, y: int) -> Strip:
+        raise NotImplementedError
+
+    def use_palette(self, palette: Palette) -> None:
+        """The theme has changed."""
+        self._palette = palette
+        if self._painted_width is not None:
+            self.paint(self._painted_width, palette)
+            self.lines_changed()
+
+    def lines_changed(self) -> None:
+        """Show the lines as they are now; the layout is made anew only if their number changed."""
+        is_taller = self.num_lines != self._shown_lines
+        self._shown_lines = self.num_lines
+        self.refresh(layout=is_taller)
+
+    def get_content_height(
+        self,
+        container: Size,  # noqa: ARG002 (the layout passes it)
+        viewport: Size,  # noqa: ARG002
+        width: int,
+    ) -> int:
+        if width != self._painted_width:
+            self._painted_width = width
+            self.paint(width, self._palette)
+        self._shown_lines = self.num_lines
+        return self._shown_lines
+
+    def render_line(self, y: int) -> Strip:
+        width = self.size.width
+        if y >= self.num_lines:
+            return Strip.blank(width, self.rich_style)
+        strip = self._with_selection(self.line(y), y).apply_offsets(0, y)
+        return strip.adjust_cell_length(width).apply_style(self.rich_style)
+
+    def get_selection(self, selection: Selection) -> tuple[str, str] | None:
+        text = "\n".join(self.line(y).text.rstrip() for y in range(self.num_lines))
+        return selection.extract(text), "\n"
+
+    def selection_updated(self, selection: Selection | None) -> None:  # noqa: ARG002
+        self.refresh()
+
+    def _with_selection(self, strip: Strip, y: int) -> Strip:
+        selection = self.text_selection
+        span = None if selection is None else selection.get_span(y)
+        if span is None:
+            return strip
+        start, end = span
+        text = Text.assemble(*[(s.text, s.style or "") for s in strip], end="")
+        style = self.screen.get_component_rich_style("screen--selection")
+        text.stylize(style, start, len(text) if end == -1 else end)
+        return Strip(text.render(self.app.console), strip.cell_length)
