@@ -25,6 +25,7 @@ from mlxserve.errors import (
     PromptTooLong,
     UnknownPrefix,
 )
+from mlxserve.parsing.turn import ToolCallDelta
 from mlxserve.request import (
     CacheReport,
     FinishReason,
@@ -48,17 +49,24 @@ class Usage:
     completion_tokens: int
     cached_tokens: int
     cache: CacheReport | None = None
+    reasoning_tokens: int = 0  # of the completion's
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """One piece of an answer. The last one has `finish_reason` and `usage`."""
+    """One piece of an answer. The last one has `finish_reason` and `usage`.
+
+    An answer comes as reasoning, then text, then calls of tools, each possibly empty; some models
+    mix them. Within a delta that order holds.
+    """
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
     LENGTH = "length"  # max_tokens, or the end of the context
+    TOOL_CALLS = "tool_calls"  # the model ended its turn, having called a tool
     ABORT = "abort"  # the caller went away
 
 

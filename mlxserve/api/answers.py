@@ -17,6 +17,7 @@ from starlette.types import Receive
 from mlxserve.api.metrics import Metrics, Timed
 from mlxserve.api.sse import until_disconnect
 from mlxserve.errors import EngineStopped
+from mlxserve.parsing.turn import ToolCall, ToolCallDelta, join_calls
 from mlxserve.request import FinishReason, SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class Folded:
     text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class Tokens:
     prompt: int
     completion: int
     cached: int
+    reasoning: int = 0  # of the completion's
 
 
 class Answers:
@@ -102,6 +106,7 @@ class Answers:
             sum(usage.prompt_tokens for usage in first),
             sum(usage.completion_tokens for usage in self._usages.values()),
             sum(usage.cached_tokens for usage in first),
+            sum(usage.reasoning_tokens for usage in self._usages.values()),
         )
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
@@ -127,11 +132,16 @@ class Answers:
     async def fold(self) -> list[Folded]:
         """Every answer, whole. Raises EngineStopped."""
         folded = [Folded() for _ in self._answers]
+        calls: list[list[ToolCallDelta]] = [[] for _ in self._answers]
         async with aclosing(self.deltas()) as deltas:
             async for index, delta in deltas:
                 folded[index].text += delta.text
+                folded[index].reasoning += delta.reasoning
                 folded[index].logprobs += delta.logprobs
                 folded[index].finish_reason = delta.finish_reason
+                calls[index] += delta.tool_calls
+        for answer, deltas_of_calls in zip(folded, calls, strict=True):
+            answer.tool_calls = join_calls(deltas_of_calls)
         return folded
 
     async def aclose(self) -> None:

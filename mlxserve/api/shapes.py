@@ -1,17 +1,22 @@
 """OpenAI's response objects, whole and in chunks, as plain dictionaries.
 
 A shape belongs to one reply: it knows its id, its model and what the client asked to see, and
-turns `Delta` and `Folded` into JSON. It reads no socket and no engine.
+turns `Delta` and `Folded` into JSON and events. It reads no socket and no engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mlxserve import __version__
-from mlxserve.api.answers import Folded, Tokens
+from mlxserve.api.answers import Answers, Folded, Tokens
+from mlxserve.api.errors import from_engine
+from mlxserve.api.sse import DONE, KEEPALIVE, event
+from mlxserve.errors import MlxServeError
+from mlxserve.parsing.turn import ToolCallDelta
 from mlxserve.request import TokenLogprob
 
 if TYPE_CHECKING:
@@ -35,6 +40,30 @@ class _Shape:
     token_text: Callable[[int], str]
     wants_logprobs: bool
     wants_usage: bool = False
+
+    def chunks(self, index: int, delta: Delta) -> Iterator[dict[str, Any]]:
+        raise NotImplementedError
+
+    def usage_chunk(self, tokens: Tokens) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def keepalive(self) -> bytes:
+        return KEEPALIVE
+
+    async def frames(self, answers: Answers) -> AsyncGenerator[bytes, None]:
+        """The events of one stream. An engine's error ends it in OpenAI's way: no [DONE]."""
+        try:
+            async with aclosing(answers.deltas()) as deltas:
+                async for index, delta in deltas:
+                    frames = b"".join(event(chunk) for chunk in self.chunks(index, delta))
+                    if frames:
+                        yield frames
+        except MlxServeError as error:
+            yield event(from_engine(error).body())
+            return
+        if self.wants_usage:
+            yield event(self.usage_chunk(answers.tokens))
+        yield DONE
 
     def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -67,8 +96,12 @@ class ChatShape(_Shape):
         if index not in self._opened:
             self._opened.add(index)
             yield self._delta(index, {"role": "assistant", "content": ""})
+        if delta.reasoning:
+            yield self._delta(index, {"reasoning_content": delta.reasoning})
         if delta.text or (self.wants_logprobs and delta.logprobs):
             yield self._delta(index, {"content": delta.text}, logprobs=delta.logprobs)
+        for call in delta.tool_calls:
+            yield self._delta(index, {"tool_calls": [_call_piece(call)]})
         if delta.finish_reason is not None:
             yield self._delta(index, {}, finish_reason=str(delta.finish_reason))
 
@@ -79,7 +112,7 @@ class ChatShape(_Shape):
         choices = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": answer.text, "refusal": None},
+                "message": _message(answer),
                 "logprobs": self._logprobs(answer.logprobs),
                 "finish_reason": str(answer.finish_reason),
             }
@@ -176,12 +209,45 @@ class CompletionShape(_Shape):
         }
 
 
+def _message(answer: Folded) -> dict[str, Any]:
+    """The content is null only where calls of tools are all there is."""
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": answer.text if answer.text or not answer.tool_calls else None,
+        "refusal": None,
+    }
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in answer.tool_calls
+        ]
+    return message
+
+
+def _call_piece(call: ToolCallDelta) -> dict[str, Any]:
+    if call.id is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    return {
+        "index": call.index,
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
 def usage(tokens: Tokens) -> dict[str, Any]:
     return {
         "prompt_tokens": tokens.prompt,
         "completion_tokens": tokens.completion,
         "total_tokens": tokens.prompt + tokens.completion,
         "prompt_tokens_details": {"cached_tokens": tokens.cached},
+        "completion_tokens_details": {"reasoning_tokens": tokens.reasoning},
     }
 
 

@@ -17,6 +17,7 @@ from mlxserve.api.app import create_app
 from mlxserve.api.connection import Limits
 from mlxserve.api.server import Server, bind, serve, url_of
 from mlxserve.errors import EngineStopped, MlxServeError, PromptTooLong, UnknownPrefix
+from mlxserve.parsing.turn import ToolCallDelta
 from mlxserve.request import FinishReason, SamplingParams, TokenLogprob
 from mlxserve.stats import Distribution, Stats
 
@@ -26,6 +27,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 HOLD = object()  # in a script: wait until `FakeChat.release` is called

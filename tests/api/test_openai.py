@@ -61,6 +61,7 @@ def test_a_chat_completion_has_openais_shape(client):
             "completion_tokens": 2,
             "total_tokens": 4,
             "prompt_tokens_details": {"cached_tokens": 1},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         },
     }
 
@@ -166,6 +167,7 @@ def test_a_chat_stream_has_openais_order(client):
         "completion_tokens": 2,
         "total_tokens": 4,
         "prompt_tokens_details": {"cached_tokens": 1},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 
