@@ -33,6 +33,7 @@ from mlxserve.api.security import (
     RequestId,
     request_id,
 )
+from mlxserve.api.service import Service
 from mlxserve.api.tokenization import Tokenization
 
 if TYPE_CHECKING:
@@ -47,13 +48,13 @@ def create_app(
     """The API over one model, which also answers to `aliases`."""
     access = access or Access()
     metrics = Metrics(chat)
-    names = ModelNames(chat.model_name, tuple(aliases))
+    service = Service(chat, ModelNames(chat.model_name, tuple(aliases)), metrics)
     app = Starlette(
         routes=[
-            *OpenAI(chat, names, metrics).routes(),
-            *Responses(chat, names, metrics).routes(),
-            *Prefixes(chat, names).routes(),
-            *Tokenization(chat, names).routes(),
+            *OpenAI(service).routes(),
+            *Responses(service).routes(),
+            *Prefixes(service).routes(),
+            *Tokenization(service).routes(),
             *_Watch(chat, metrics).routes(),
         ],
         middleware=[

@@ -6,21 +6,17 @@ A name belongs to the API key that added it; another key neither sees nor uses i
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.errors import ApiError, from_engine, json_response
-from mlxserve.api.naming import ModelNames, UnknownFields
-from mlxserve.api.prompts import Prompts
 from mlxserve.api.schema import PrefixRequest, read_request
 from mlxserve.api.security import cache_namespace, in_namespace, without_namespace
+from mlxserve.api.service import Service
 from mlxserve.errors import MlxServeError, UnknownPrefix
-
-if TYPE_CHECKING:
-    from mlxserve.chat import Chat
 
 MAX_PREFIXES = 256  # of all keys together; each keeps its token ids in memory
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
@@ -29,11 +25,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 class Prefixes:
     """The endpoints over one `Chat`."""
 
-    def __init__(self, chat: Chat, names: ModelNames) -> None:
-        self._chat = chat
-        self._names = names
-        self._prompts = Prompts(chat)
-        self._unknown_fields = UnknownFields()
+    def __init__(self, service: Service) -> None:
+        self._chat = service.chat
+        self._names = service.names
+        self._prompts = service.prompts
+        self._unknown_fields = service.unknown_fields
 
     def routes(self) -> list[Route]:
         return [

@@ -13,95 +13,56 @@ Nothing is stored: a reply cannot be fetched again, and `previous_response_id` i
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlxserve.api.answers import Answers, Tokens, unless_disconnected
-from mlxserve.api.errors import ApiError, from_engine, json_response
-from mlxserve.api.metrics import Metrics
-from mlxserve.api.naming import ModelNames, UnknownFields
-from mlxserve.api.prompts import Prompts
+from mlxserve.api.answers import Answers, Folded, Tokens
+from mlxserve.api.errors import ApiError, from_engine
 from mlxserve.api.schema import ResponsesRequest, read_request
-from mlxserve.api.security import cache_namespace, client_name, request_id
-from mlxserve.api.sse import EventStream, named_event
+from mlxserve.api.security import request_id
+from mlxserve.api.service import Service
+from mlxserve.api.sse import named_event
 from mlxserve.errors import MlxServeError
 from mlxserve.request import FinishReason, SamplingParams
-
-if TYPE_CHECKING:
-    from mlxserve.chat import Chat
 
 
 class Responses:
     """The endpoint over one `Chat`."""
 
-    def __init__(self, chat: Chat, names: ModelNames, metrics: Metrics) -> None:
-        self._chat = chat
-        self._names = names
-        self._metrics = metrics
-        self._prompts = Prompts(chat)
-        self._unknown_fields = UnknownFields()
+    def __init__(self, service: Service) -> None:
+        self._service = service
 
     def routes(self) -> list[Route]:
         return [Route("/v1/responses", self.create, methods=["POST"])]
 
     async def create(self, request: Request) -> Response:
         asked = await read_request(ResponsesRequest, request)
-        self._names.check(asked.model)
-        params = asked.sampling(self._chat.default_params)
+        self._service.names.check(asked.model)
+        params = asked.sampling(self._service.chat.default_params)
         reply = Reply(
             id=request_id(request),
             created=int(time.time()),
-            model=self._chat.model_name,
+            model=self._service.chat.model_name,
             asked=asked,
             params=params,
         )
-        answers = await self._submit(request, asked, params)
-        headers = self._unknown_fields.warn(asked.unknown_fields)
-        if asked.stream:
-            return EventStream(
-                _frames(answers, reply),
-                close=answers.aclose,
-                headers=headers,
-                keepalive=reply.keepalive,
-            )
         try:
-            folded = await unless_disconnected(request.receive, answers.fold())
-        except MlxServeError as error:
-            raise from_engine(error) from error
-        finally:
-            await answers.aclose()
-        if folded is None:
-            return Response(status_code=499)  # nobody reads it
-        reply.text = folded[0].text
-        return json_response(reply.ended(folded[0].finish_reason, answers.tokens), headers=headers)
-
-    async def _submit(
-        self, request: Request, asked: ResponsesRequest, params: SamplingParams
-    ) -> Answers:
-        try:
-            prompt = await self._prompts.of_messages(
+            prompt = await self._service.prompts.of_messages(
                 request,
                 asked.messages_for_template(),
                 asked.chat_template_kwargs,
                 asked.prefix_name,
             )
-            return await Answers.submit(
-                self._chat,
-                [prompt],
-                params,
-                self._metrics,
-                cache_salt=cache_namespace(request, asked.cache_salt),
-                client=client_name(request),
-                priority=asked.priority,
-            )
+            answers = await self._service.submit(request, asked, [prompt], params)
         except MlxServeError as error:
             raise from_engine(error, prompt_param="input") from error
+        return await self._service.reply(request, asked, answers, reply)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,6 +81,24 @@ class Reply:
 
     def __post_init__(self) -> None:
         self._place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+
+    async def frames(self, answers: Answers) -> AsyncGenerator[bytes, None]:
+        """The events of one stream. An engine's error ends it as `response.failed`."""
+        yield b"".join(self.opening())
+        try:
+            async with aclosing(answers.deltas()) as deltas:
+                async for _, delta in deltas:
+                    frames = b"".join(self.more(delta.text))
+                    if delta.finish_reason is not None:
+                        frames += b"".join(self.closing(delta.finish_reason, answers.tokens))
+                    if frames:
+                        yield frames
+        except MlxServeError as error:
+            yield self.failed(from_engine(error))
+
+    def whole(self, answers: Sequence[Folded], tokens: Tokens) -> dict[str, Any]:
+        self.text = answers[0].text
+        return self.ended(answers[0].finish_reason, tokens)
 
     # Events.
 
@@ -223,18 +202,3 @@ class Reply:
         number = self._number
         self._number += 1
         return named_event(kind, {"type": kind, "sequence_number": number, **data})
-
-
-async def _frames(answers: Answers, reply: Reply) -> AsyncGenerator[bytes, None]:
-    """The events of one stream. An engine's error ends it as `response.failed`."""
-    yield b"".join(reply.opening())
-    try:
-        async with aclosing(answers.deltas()) as deltas:
-            async for _, delta in deltas:
-                frames = b"".join(reply.more(delta.text))
-                if delta.finish_reason is not None:
-                    frames += b"".join(reply.closing(delta.finish_reason, answers.tokens))
-                if frames:
-                    yield frames
-    except MlxServeError as error:
-        yield reply.failed(from_engine(error))

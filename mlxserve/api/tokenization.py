@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.errors import from_engine, json_response
-from mlxserve.api.naming import ModelNames, UnknownFields
-from mlxserve.api.prompts import Prompts
 from mlxserve.api.schema import DetokenizeRequest, TokenizeRequest, read_request
+from mlxserve.api.service import Service
 from mlxserve.errors import MlxServeError
-
-if TYPE_CHECKING:
-    from mlxserve.chat import Chat
 
 
 class Tokenization:
     """The endpoints over one `Chat`. Work on text runs beside the event loop."""
 
-    def __init__(self, chat: Chat, names: ModelNames) -> None:
-        self._chat = chat
-        self._names = names
-        self._prompts = Prompts(chat)
-        self._unknown_fields = UnknownFields()
+    def __init__(self, service: Service) -> None:
+        self._chat = service.chat
+        self._names = service.names
+        self._prompts = service.prompts
+        self._unknown_fields = service.unknown_fields
 
     def routes(self) -> list[Route]:
         return [
