@@ -54,10 +54,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """One piece of an answer. The last one has `finish_reason` and `usage`.
+    """One piece of an answer. The last one has `finish_reason` and `usage`, the first one `usage`.
 
     An answer comes as reasoning, then text, then calls of tools, each possibly empty; some models
-    mix them. Within a delta that order holds.
+    mix them. Within a delta that order holds. `stop` is the stop string that ended the answer.
     """
 
     text: str = ""
@@ -67,6 +67,7 @@ class Delta:
     usage: Usage | None = None
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,7 @@ class AnswerText:
         self._hidden = frozenset() if params.ignore_eos else stop_ids
         self._held = ""  # decoded, but it could be the beginning of a stop string
         self._num_outputs = 0
+        self._is_first = True
 
     def push(self, output: Output) -> Delta:
         self._num_outputs += len(output.token_ids)
@@ -131,23 +133,31 @@ class AnswerText:
         reason = output.finish_reason
         if reason is not None:
             self._held += self._decoder.finish()
-        text, is_stopped = self._release(is_last=reason is not None)
-        if is_stopped:
+        text, stop = self._release(is_last=reason is not None)
+        if stop is not None:
             reason = FinishReason.STOP
         usage = Usage(output.num_prompt, self._num_outputs, output.num_cached, output.cache)
+        has_usage = reason is not None or self._is_first
+        self._is_first = False
         return Delta(
-            text, output.token_ids, output.logprobs, reason, usage if reason is not None else None
+            text,
+            output.token_ids,
+            output.logprobs,
+            reason,
+            usage if has_usage else None,
+            stop=stop,
         )
 
-    def _release(self, *, is_last: bool) -> tuple[str, bool]:
-        """(text that is certain, whether a stop string ended it)."""
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+    def _release(self, *, is_last: bool) -> tuple[str, str | None]:
+        """(text that is certain, the stop string that ended it)."""
+        found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
-            return self._held[: min(found)], True
+            at, stop = min(found)
+            return self._held[:at], stop
         keep = 0 if is_last else _overlap(self._held, self._stops)
         cut = len(self._held) - keep
         text, self._held = self._held[:cut], self._held[cut:]
-        return text, False
+        return text, None
 
 
 class Chat:

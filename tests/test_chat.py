@@ -92,10 +92,10 @@ def test_the_text_ends_before_the_first_stop_string_in_any_split(
     text = "".join(words)
     ids = tokenizer.encode(text)
     answer = AnswerText(tokenizer, SamplingParams(stop=tuple(stops)), frozenset())
-    seen, reason = "", None
+    seen, reason, stop = "", None, None
     for output in outputs_of([[token] for token in ids]):
         delta = answer.push(output)
-        seen, reason = seen + delta.text, delta.finish_reason
+        seen, reason, stop = seen + delta.text, delta.finish_reason, delta.stop
         if reason is not None:
             assert delta.usage is not None
             break
@@ -103,8 +103,10 @@ def test_the_text_ends_before_the_first_stop_string_in_any_split(
     assert not any(stop in seen for stop in stops)
     if reason is FinishReason.STOP:
         # The text up to some token held a stop string, and all before it was given out.
-        assert any(text.startswith(seen + stop) for stop in stops)
+        assert stop in stops
+        assert text.startswith(seen + stop)
     else:
+        assert stop is None
         assert seen == text
 
 
@@ -123,6 +125,8 @@ def test_an_answer_ends_once_with_its_usage(chat: Chat) -> None:
     deltas = run(collect(chat, [5, 6, 7], GREEDY))
     assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
     assert deltas[-1].finish_reason is FinishReason.LENGTH
+    assert deltas[0].usage is not None  # says what was cached before the first word is sent
+    assert deltas[0].usage.prompt_tokens == 3
     usage = deltas[-1].usage
     assert usage is not None
     assert (usage.prompt_tokens, usage.completion_tokens) == (3, 8)

@@ -35,6 +35,7 @@ class Folded:
     finish_reason: FinishReason | None = None
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    stop: str | None = None  # the stop string that ended it
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class Answers:
 
     @property
     def tokens(self) -> Tokens:
-        """Counts of the answers that have ended; a prompt counts once, however many its choices."""
+        """Counts of the answers that have begun; a prompt counts once, however many its choices."""
         first = [usage for n, usage in self._usages.items() if n % self._num_choices == 0]
         return Tokens(
             sum(usage.prompt_tokens for usage in first),
@@ -139,6 +140,7 @@ class Answers:
                 folded[index].reasoning += delta.reasoning
                 folded[index].logprobs += delta.logprobs
                 folded[index].finish_reason = delta.finish_reason
+                folded[index].stop = delta.stop
                 calls[index] += delta.tool_calls
         for answer, deltas_of_calls in zip(folded, calls, strict=True):
             answer.tool_calls = join_calls(deltas_of_calls)

@@ -39,6 +39,7 @@ class Delta:
     usage: Usage | None = None
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    stop: str | None = None
 
 
 HOLD = object()  # in a script: wait until `FakeChat.release` is called
