@@ -22,6 +22,7 @@ from typing import Any
 from mlxserve.engine import Engine
 from mlxserve.errors import EngineStopped, MlxServeError
 from mlxserve.request import FinishReason, Output, Request
+from mlxserve.snapshot import Snapshot
 from mlxserve.stats import Stats
 from mlxserve.worker import hire
 
@@ -153,13 +154,22 @@ class AsyncEngine:
         """Audit requests and pages between two steps. Raises AssertionError."""
         await asyncio.wrap_future(self._call(Engine.check))
 
+    async def snapshot(self) -> Snapshot:
+        """As `Engine.snapshot`, at the next step boundary. Raises EngineStopped."""
+        taken: Snapshot = await asyncio.wrap_future(self._call(Engine.snapshot))
+        return taken
+
     def stats(self) -> Stats:
         """As of the last step."""
         return self._stats
 
-    def is_alive(self, within: float = 30.0) -> bool:
-        """Whether the engine's thread runs and showed itself in the last `within` seconds."""
-        return self._stopped is None and time.monotonic() - self._beat < within
+    def is_alive(self) -> bool:
+        """Whether the engine's thread runs, whatever it is doing."""
+        return self._stopped is None
+
+    def seconds_since_beat(self) -> float:
+        """Since the thread last ended a step, or showed in idleness that it is there."""
+        return time.monotonic() - self._beat
 
     def close(self) -> None:
         """End every request and the thread. Idempotent."""

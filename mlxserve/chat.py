@@ -34,6 +34,7 @@ from mlxserve.request import (
     SamplingParams,
     TokenLogprob,
 )
+from mlxserve.snapshot import Snapshot
 from mlxserve.stats import Stats
 from mlxserve.tokenizer import Tokenizer
 
@@ -216,11 +217,13 @@ class Chat:
         priority: int = 0,
         prefix_name: str | None = None,
         client: str = "",
+        request_id: str | None = None,
     ) -> Answer:
         """Queue a prompt. Whatever is wrong with it is raised here, before anything is computed.
 
         `client` says whose request it is: a key, a user, an agent with its helpers. Clients share
-        the engine fairly. With `prefix_name` the prompt is put behind that prefix, and computed
+        the engine fairly. `request_id` names it in snapshots and logs; no two live ones have the
+        same. With `prefix_name` the prompt is put behind that prefix, and computed
         under its salt unless another one is given.
         Raises InvalidRequest, InvalidParameter, PromptTooLong, UnknownPrefix, QueueFull,
         EngineStopped.
@@ -229,7 +232,9 @@ class Chat:
             prefix = self._named(prefix_name)
             prompt = (*prefix.token_ids, *prompt)
             cache_salt = prefix.cache_salt if cache_salt is None else cache_salt
-        return await self._submit(prompt, params, cache_salt, priority, client)
+        return await self._submit(
+            prompt, params, cache_salt, priority, client, request_id=request_id
+        )
 
     async def _submit(
         self,
@@ -240,11 +245,12 @@ class Chat:
         client: str = "",
         *,
         pins: bool = False,
+        request_id: str | None = None,
     ) -> Answer:
         self._check(prompt, params)
         stop_ids = self._tokenizer.eos_token_ids
         request = Request(
-            id=f"request-{next(self._numbers)}",
+            id=request_id or f"request-{next(self._numbers)}",
             token_ids=list(prompt),
             params=params,
             stop_ids=stop_ids,
@@ -341,8 +347,17 @@ class Chat:
     def stats(self) -> Stats:
         return self._engine.stats()
 
+    async def snapshot(self) -> Snapshot:
+        """Every request and page between two steps. Raises EngineStopped."""
+        return await self._engine.snapshot()
+
     def is_alive(self) -> bool:
+        """Whether the engine has not ended."""
         return self._engine.is_alive()
+
+    def seconds_since_beat(self) -> float:
+        """Since the engine last ended a step, or showed in idleness that it is there."""
+        return self._engine.seconds_since_beat()
 
     async def reset_prefix_cache(self, *, force: bool = False) -> bool:
         """Forget every cached page but those of named prefixes.

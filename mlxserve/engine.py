@@ -18,7 +18,8 @@ from mlxserve.model.runner import ModelRunner, Pending
 from mlxserve.request import Chunk, FinishReason, Output, Request
 from mlxserve.scheduler.pace import Pace
 from mlxserve.scheduler.scheduler import Scheduler
-from mlxserve.stats import SECONDS, TOKENS, Histogram, Stats
+from mlxserve.snapshot import Snapshot, view
+from mlxserve.stats import SECONDS, TOKENS, Histogram, Rate, Stats
 from mlxserve.swapper import Swapper
 
 
@@ -46,6 +47,7 @@ class Engine:
         self._prefill_budget: int | None = None
         self._num_steps = 0
         self._num_generated = 0
+        self._generated = Rate()
         self._finished: Counter[str] = Counter()
         self._timeline = _Timeline(clock)
 
@@ -126,8 +128,10 @@ class Engine:
         return self._scheduler.update(unread.chunks, sampled) if unread is not None else []
 
     def _counted(self, outputs: list[Output]) -> list[Output]:
+        num_tokens = sum(len(output.token_ids) for output in outputs)
+        self._num_generated += num_tokens
+        self._generated.add(self._clock(), num_tokens)
         for output in outputs:
-            self._num_generated += len(output.token_ids)
             self._timeline.got(output)
             if output.finish_reason is not None:
                 self._finished[output.finish_reason] += 1
@@ -166,6 +170,7 @@ class Engine:
             prefix_cache_hits=now.prefix_hits,
             num_preemptions=now.num_preemptions,
             prompt_tokens=now.prefix_queries,
+            prefill_tokens=self._timeline.num_prefilled,
             generation_tokens=self._num_generated,
             recomputed_tokens=now.recomputed_tokens,
             swapped_tokens=now.swapped_tokens,
@@ -181,6 +186,24 @@ class Engine:
             iteration_tokens=self._timeline.tokens.snapshot(),
         )
 
+    def snapshot(self) -> Snapshot:
+        """Requests and pages as they are now: costs time by their number, so not for every step."""
+        now = self._clock()
+        running, waiting = self._scheduler.requests()
+        age = self._timeline.age
+        return Snapshot(
+            stats=self.stats(),
+            memory=self._runner.memory(),
+            page_size=self._scheduler.pool.page_size,
+            pages=self._scheduler.pool.states(),
+            requests=(
+                *(view(r, age=age(r, now), position=None) for r in running),
+                *(view(r, age=age(r, now), position=n) for n, r in enumerate(waiting, 1)),
+            ),
+            prefill_rate=self._timeline.prefilled.per_second(now),
+            generation_rate=self._generated.per_second(now),
+        )
+
 
 class _Timeline:
     """When requests arrived and started, as distributions."""
@@ -189,20 +212,30 @@ class _Timeline:
         self.queue = Histogram(SECONDS)
         self.prefill = Histogram(SECONDS)
         self.tokens = Histogram(TOKENS)
+        self.prefilled = Rate()
+        self.num_prefilled = 0
         self._clock = clock
-        self._arrived: dict[str, float] = {}  # requests that wait for their first step
+        self._arrived: dict[str, float] = {}  # of every live request
+        self._queued: set[str] = set()  # requests that wait for their first step
         self._started: dict[str, float] = {}  # those that wait for their first token
 
     def arrived(self, request_id: str) -> None:
         self._arrived[request_id] = self._clock()
+        self._queued.add(request_id)
+
+    def age(self, request: Request, now: float) -> float:
+        return now - self._arrived[request.id]
 
     def launched(self, chunks: Sequence[Chunk]) -> None:
         self.tokens.observe(sum(chunk.length for chunk in chunks))
         now = self._clock()
+        num_prefilled = sum(c.length for c in chunks if c.start < c.request.prefill_end)
+        self.num_prefilled += num_prefilled
+        self.prefilled.add(now, num_prefilled)
         for chunk in chunks:
-            arrived = self._arrived.pop(chunk.request.id, None)
-            if arrived is not None:
-                self.queue.observe(now - arrived)
+            if chunk.request.id in self._queued:
+                self._queued.remove(chunk.request.id)
+                self.queue.observe(now - self._arrived[chunk.request.id])
                 self._started[chunk.request.id] = now
 
     def got(self, output: Output) -> None:
@@ -211,3 +244,4 @@ class _Timeline:
             self.prefill.observe(self._clock() - started)
         if output.finish_reason is not None:
             self._arrived.pop(output.request_id, None)
+            self._queued.discard(output.request_id)

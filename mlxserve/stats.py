@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -38,6 +39,35 @@ class Histogram:
         return Distribution(self._bounds, tuple(self._counts), self._total)
 
 
+class Rate:
+    """Events per second over the last `SPAN` seconds, counted by the second."""
+
+    SPAN = 5
+
+    def __init__(self) -> None:
+        self._counts: deque[list[int]] = deque(maxlen=self.SPAN)  # [second, count]
+
+    def add(self, now: float, count: int) -> None:
+        second = int(now)
+        if not self._counts or self._counts[-1][0] != second:
+            self._counts.append([second, 0])
+        self._counts[-1][1] += count
+
+    def per_second(self, now: float) -> float:
+        first = int(now) - self.SPAN + 1
+        return sum(count for second, count in self._counts if second >= first) / (now - first)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of the device's memory. What is reserved is kept by mlx for its next arrays."""
+
+    kv_cache: int
+    active: int
+    reserved: int
+    peak: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
     """Gauges of this moment, and counters since the engine started.
@@ -59,6 +89,7 @@ class Stats:
     prefix_cache_hits: int = 0  # those found in the cache
     num_preemptions: int = 0
     prompt_tokens: int = 0  # computed, or found in the cache
+    prefill_tokens: int = 0  # of prompts, computed and not found; again after a preemption
     generation_tokens: int = 0
     recomputed_tokens: int = 0  # computed again after a preemption
     swapped_tokens: int = 0  # written to disk in preemptions

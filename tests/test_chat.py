@@ -25,6 +25,7 @@ from mlxserve.errors import (
 )
 from mlxserve.mini import model_path
 from mlxserve.request import CacheMiss, CacheReport, FinishReason, Output, SamplingParams
+from mlxserve.snapshot import Phase
 from mlxserve.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -294,6 +295,25 @@ def test_a_prefix_whose_caller_goes_away_is_not_kept(chat: Chat) -> None:
     run(scenario())
     assert chat.prefixes() == {}
     assert chat.stats().pages_pinned == 0
+
+
+def test_a_snapshot_names_the_requests_that_are_under_way(chat: Chat) -> None:
+    async def scenario() -> None:
+        params = SamplingParams(max_tokens=200, ignore_eos=True)
+        answer = await chat.submit(list(range(40)), params, client="me", request_id="mine")
+        await anext(answer)
+        snapshot = await chat.snapshot()
+        [seen] = [one for one in snapshot.requests if one.id == "mine"]
+        assert seen.client == "me"
+        assert seen.phase is Phase.DECODING
+        assert seen.num_prompt == 40
+        assert len(snapshot.pages) == 64
+        assert snapshot.memory.kv_cache > 0
+        await answer.aclose()
+        assert not [one for one in (await chat.snapshot()).requests if one.id == "mine"]
+
+    run(scenario())
+    assert chat.seconds_since_beat() < 30
 
 
 def test_after_close_everything_says_that_the_engine_has_ended(

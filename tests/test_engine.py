@@ -15,6 +15,8 @@ from mlxserve.request import Chunk, FinishReason, Request, Sampled, SamplingPara
 from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.pace import Pace
 from mlxserve.scheduler.scheduler import Scheduler
+from mlxserve.snapshot import PageState, Phase
+from mlxserve.stats import Memory
 
 PAGE = 16
 
@@ -49,6 +51,9 @@ class Recorder:
         self.calls.append(f"collect {step.number}")
         self.now += 0.01 + 0.001 * sum(chunk.length for chunk in step.chunks)
         return [Sampled(7) if chunk.samples else None for chunk in step.chunks]
+
+    def memory(self) -> Memory:
+        return Memory(kv_cache=1, active=2, reserved=3, peak=4)
 
     def clock(self) -> float:
         return self.now
@@ -203,3 +208,45 @@ def test_what_is_to_be_kept_for_a_while_is_let_go_by_the_clock() -> None:
     runner.now += 101
     engine.step()
     assert not engine._scheduler.pool._kept_until
+
+
+def test_a_snapshot_tells_every_request_and_every_page() -> None:
+    engine, runner = build(num_pages=32, max_num_seqs=2, max_num_batched_tokens=64)
+    for name in ("a", "b", "c", "d"):
+        engine.add(request(name, 40, max_tokens=8))
+    for _ in range(3):
+        engine.step()
+    seen = engine.snapshot()
+    assert [one.id for one in seen.requests] == ["a", "b", "c", "d"]
+    assert [one.position for one in seen.requests] == [None, None, 1, 2]
+    assert [one.phase for one in seen.requests[2:]] == [Phase.QUEUED] * 2
+    assert seen.requests[0].phase is Phase.DECODING
+    assert all(one.age == runner.now > 0 for one in seen.requests)
+    assert len(seen.pages) == 32
+    held = {page for one in seen.requests for page in one.page_table}
+    assert seen.num_pages(PageState.ACTIVE) == len(held)
+    assert all(seen.pages[page] == PageState.ACTIVE for page in held)
+    assert seen.memory == Memory(1, 2, 3, 4)
+    assert seen.prefill_rate > 0
+    drain(engine)
+    seen = engine.snapshot()
+    assert seen.requests == ()
+    assert seen.num_pages(PageState.CACHED) == seen.stats.pages_cached > 0
+    assert seen.stats.prefill_tokens == 160
+
+
+def test_a_snapshot_of_a_shared_prefix_shows_its_pages_as_shared() -> None:
+    engine, _ = build()
+    engine.add(request("a", 64, max_tokens=8))
+    for _ in range(3):
+        engine.step()
+    twin = request("a", 64, max_tokens=8)
+    twin.id = "twin"
+    engine.add(twin)
+    engine.step()
+    first, second = engine.snapshot().requests
+    shared = set(first.page_table) & set(second.page_table)
+    assert len(shared) == 3  # the fourth page holds the last token, which is computed by each
+    pages = engine.snapshot().pages
+    assert {page for page in range(64) if pages[page] == PageState.SHARED} == shared
+    drain(engine)

@@ -16,6 +16,7 @@ ALLOWED: dict[str, set[str]] = {
     "tui": set(),
     "mlxserve/errors": set(),
     "mlxserve/stats": set(),
+    "mlxserve/snapshot": {"mlxserve/cache/pages", "mlxserve/request", "mlxserve/stats"},
     "mlxserve/config": {"mlxserve/errors"},
     "mlxserve/platform": {"mlxserve/errors"},
     "mlxserve/request": {"mlxserve/errors"},
@@ -41,6 +42,7 @@ ALLOWED: dict[str, set[str]] = {
         "mlxserve/mini",  # where the embedded model's folder is
         "mlxserve/platform",
         "mlxserve/request",
+        "mlxserve/stats",  # how much memory is taken
     },
     "mlxserve/doctor_kernels": {"metal_kernels", "mlxserve/platform"},
     "mlxserve/swapper": {
@@ -53,12 +55,14 @@ ALLOWED: dict[str, set[str]] = {
         "mlxserve/model",
         "mlxserve/request",
         "mlxserve/scheduler",
+        "mlxserve/snapshot",
         "mlxserve/stats",
     },
     "mlxserve/async_engine": {
         "mlxserve/engine",
         "mlxserve/errors",
         "mlxserve/request",
+        "mlxserve/snapshot",
         "mlxserve/stats",
         "mlxserve/worker",
     },
@@ -69,6 +73,7 @@ ALLOWED: dict[str, set[str]] = {
         "mlxserve/errors",
         "mlxserve/parsing",
         "mlxserve/request",
+        "mlxserve/snapshot",
         "mlxserve/stats",
         "mlxserve/tokenizer",
     },
@@ -88,6 +93,7 @@ ALLOWED: dict[str, set[str]] = {
         "mlxserve/errors",
         "mlxserve/parsing",
         "mlxserve/request",
+        "mlxserve/snapshot",
         "mlxserve/stats",
     },
     "mlxserve/mini": {"mlxserve/__init__", "mlxserve/errors", "mlxserve/platform"},

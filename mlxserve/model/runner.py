@@ -19,6 +19,7 @@ from mlxserve.model.batch import Batch
 from mlxserve.model.paged import RowSelector
 from mlxserve.model.sampler import Draw, PendingSample, sample
 from mlxserve.request import Chunk, Sampled
+from mlxserve.stats import Memory
 
 _MASK64 = (1 << 64) - 1
 
@@ -85,6 +86,15 @@ class ModelRunner:
 
     def write_pages(self, pages: Sequence[int], payloads: Sequence[bytes]) -> None:
         self._kv.write_pages(pages, payloads)
+
+    def memory(self) -> Memory:
+        """What is allocated now, by mlx's own count."""
+        return Memory(
+            kv_cache=self._kv.nbytes,
+            active=mx.get_active_memory(),
+            reserved=mx.get_cache_memory(),
+            peak=mx.get_peak_memory(),
+        )
 
     def logits(self, batch: Batch, tokens: mx.array, *, all_rows: bool = False) -> mx.array:
         """(rows, vocabulary), not evaluated: of the rows that sample (of the last row, where none

@@ -649,6 +649,10 @@ class Scheduler:
 
     # ---- look inside
 
+    def requests(self) -> tuple[list[Request], list[Request]]:
+        """(running by admission, waiting with the next to be admitted first)."""
+        return list(self._running.values()), list(self._waiting.in_order(self._num_steps))
+
     def stats(self) -> SchedulerStats:
         counts = self._counts
         return SchedulerStats(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from mlxserve.cache.hashing import extend_hashes
-from mlxserve.cache.pages import PagePool
+from mlxserve.cache.pages import PagePool, PageState
 
 PAGE_SIZE = 4
 
@@ -438,3 +438,22 @@ def test_pages_that_are_held_are_kept_from_their_release_on() -> None:
     pool.release(pages)
     assert pool.eviction_order() == [*other, *reversed(pages)]
     pool.check([])
+
+
+def test_every_page_is_in_one_of_five_states() -> None:
+    pool = PagePool(8, PAGE_SIZE)
+    first, second, third = cache(pool, 1, 2, 3)
+    pool.pin([first])
+    pool.retain([first, second])
+    pool.retain([second])
+    (own,) = take(pool, 1)
+    expected = {
+        first: PageState.PINNED,  # although it is held
+        second: PageState.SHARED,
+        third: PageState.CACHED,
+        own: PageState.ACTIVE,
+    }
+    states = pool.states()
+    assert len(states) == 8
+    assert {page: PageState(states[page]) for page in expected} == expected
+    assert states.count(PageState.FREE) == 4

@@ -1,0 +1,88 @@
+"""Snapshot: the engine between two steps, as data for those who watch it.
+
+Taken on the engine's thread and read everywhere else. Page tables are shared with the requests,
+which replace and never change them, so that a snapshot copies nothing but one byte per page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from mlxserve.cache.pages import PageState
+from mlxserve.request import Request, RequestState
+from mlxserve.stats import Memory, Stats
+
+__all__ = ["PageState", "Phase", "RequestView", "Snapshot", "view"]
+
+
+class Phase(StrEnum):
+    """How far a request is."""
+
+    QUEUED = "queued"  # holds no pages
+    LOADING = "loading"  # its pages are being read from disk
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestView:
+    """One live request. `num_computed` of `num_to_compute` tokens are there before it decodes."""
+
+    id: str
+    client: str
+    phase: Phase
+    position: int | None  # in the queue, 1 is the next; None if it is not queued
+    num_prompt: int
+    num_cached: int  # of the prompt, found in the cache when it was admitted
+    num_computed: int
+    num_to_compute: int
+    num_outputs: int
+    num_preemptions: int
+    priority: int
+    age: float  # seconds since it arrived
+    page_table: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Of one moment. `pages` holds the `PageState` of each page, a byte for each."""
+
+    stats: Stats
+    memory: Memory
+    page_size: int
+    pages: bytes
+    requests: tuple[RequestView, ...]  # running by admission, then waiting in order
+    prefill_rate: float  # prompt tokens computed per second, over the last seconds
+    generation_rate: float  # tokens of answers per second
+
+    def num_pages(self, state: PageState) -> int:
+        return self.pages.count(state)
+
+
+def view(request: Request, *, age: float, position: int | None) -> RequestView:
+    """What is told of a request."""
+    num_to_compute = request.prefill_end or len(request.token_ids)
+    return RequestView(
+        id=request.id,
+        client=request.client,
+        phase=_phase(request),
+        position=position,
+        num_prompt=request.num_prompt,
+        num_cached=request.num_cached,
+        num_computed=min(request.num_computed, num_to_compute),
+        num_to_compute=num_to_compute,
+        num_outputs=request.num_outputs,
+        num_preemptions=request.num_preemptions,
+        priority=request.priority,
+        age=age,
+        page_table=request.page_table,
+    )
+
+
+def _phase(request: Request) -> Phase:
+    if request.state is RequestState.WAITING:
+        return Phase.QUEUED
+    if request.loading is not None:
+        return Phase.LOADING
+    return Phase.PREFILLING if request.num_computed < request.prefill_end else Phase.DECODING
