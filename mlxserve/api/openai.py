@@ -14,7 +14,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.errors import from_engine, json_response
-from mlxserve.api.schema import ChatRequest, CompletionRequest, read_request
+from mlxserve.api.request_model import read_request
+from mlxserve.api.schema import ChatRequest, CompletionRequest
 from mlxserve.api.security import request_id
 from mlxserve.api.service import Service
 from mlxserve.api.shapes import ChatShape, CompletionShape

@@ -13,7 +13,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.errors import ApiError, from_engine, json_response
-from mlxserve.api.schema import PrefixRequest, read_request
+from mlxserve.api.request_model import read_request
+from mlxserve.api.schema import PrefixRequest
 from mlxserve.api.security import cache_namespace, in_namespace, without_namespace
 from mlxserve.api.service import Service
 from mlxserve.errors import MlxServeError, UnknownPrefix

@@ -24,7 +24,8 @@ from starlette.routing import Route
 
 from mlxserve.api.answers import Answers, Folded, Tokens
 from mlxserve.api.errors import ApiError, from_engine
-from mlxserve.api.schema import ResponsesRequest, read_request
+from mlxserve.api.request_model import read_request
+from mlxserve.api.schema import ResponsesRequest
 from mlxserve.api.security import request_id
 from mlxserve.api.service import Service
 from mlxserve.api.sse import named_event

@@ -7,23 +7,16 @@ nothing (`best_of: 1`). Unknown ones are collected, so that the reply can say th
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainValidator,
-    ValidationError,
     model_validator,
 )
-from starlette.requests import Request
 
-from mlxserve.api.body import read_json
 from mlxserve.api.errors import ApiError
 from mlxserve.api.fields import (
     MAX_NAME_LENGTH,
@@ -35,6 +28,7 @@ from mlxserve.api.fields import (
     text,
     token_biases,
 )
+from mlxserve.api.request_model import Body, NotYet, Strict
 from mlxserve.errors import InvalidParameter
 from mlxserve.request import SamplingParams
 
@@ -44,32 +38,13 @@ MAX_MAX_TOKENS = 2**31 - 1
 MAX_DETOKENIZED = 2**20
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 
-T = TypeVar("T", bound="_Body")
 
-
-# Fields whose values, whatever they are, change nothing here: they identify or route.
-_INERT = frozenset(
-    {
-        "metadata",
-        "parallel_tool_calls",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "user",
-    }
-)
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
-
-
-class Function(_Strict):
+class Function(Strict):
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
     arguments: str
 
 
-class ToolCall(_Strict):
+class ToolCall(Strict):
     """A call an earlier answer made; it reaches the chat template as it is."""
 
     id: str
@@ -77,7 +52,7 @@ class ToolCall(_Strict):
     function: Function
 
 
-class Message(_Strict):
+class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | None, PlainValidator(text)] = None
     name: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
@@ -108,34 +83,12 @@ Messages: TypeAlias = Annotated[
 TemplateKwargs: TypeAlias = Annotated[dict[str, bool | str], PlainValidator(template_kwargs)]
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     include_usage: bool = False
     include_obfuscation: Literal[False] | None = None
 
 
-class _Body(_Strict):
-    """A request's body."""
-
-    NOT_YET: ClassVar[Mapping[str, tuple[object, ...]]] = {}  # and the values that ask for nothing
-
-    model: str | None = None
-
-    @classmethod
-    def read(cls, body: Mapping[str, Any]) -> Self:
-        """Raises ApiError 400 with the field at fault."""
-        _refuse_unsupported(body, cls.NOT_YET)
-        asked = {name: value for name, value in body.items() if name not in cls.NOT_YET}
-        try:
-            return cls.model_validate(asked)
-        except ValidationError as error:
-            raise _first_error(error) from error
-
-    @property
-    def unknown_fields(self) -> list[str]:
-        return [path for path in _extras(self, "") if path not in _INERT]
-
-
-class _Generation(_Body):
+class _Generation(Body):
     """The fields both endpoints share. Ranges are `SamplingParams`'s; types are checked here."""
 
     stream: bool | None = None
@@ -206,7 +159,7 @@ _SAMPLING = (
 class ChatRequest(_Generation):
     """The body of `POST /v1/chat/completions`."""
 
-    NOT_YET = {
+    NOT_YET: ClassVar[NotYet] = {
         "audio": (None,),
         "function_call": (None, "none"),
         "functions": (None, []),
@@ -263,7 +216,7 @@ class Item(Message):
 class ResponsesRequest(_Generation):
     """The body of `POST /v1/responses`, for text. Sampling fields it lacks are extensions."""
 
-    NOT_YET = {
+    NOT_YET: ClassVar[NotYet] = {
         "background": (None, False),
         "context_management": (None, []),
         "conversation": (None,),
@@ -308,7 +261,7 @@ class ResponsesRequest(_Generation):
         return "max_output_tokens" if name == "max_tokens" else name
 
 
-class TokenizeRequest(_Body):
+class TokenizeRequest(Body):
     """The body of `POST /tokenize`: text, or a conversation as its template renders it."""
 
     prompt: str | None = None
@@ -327,7 +280,7 @@ class TokenizeRequest(_Body):
         return "messages" if self.prompt is None else "prompt"
 
 
-class PrefixRequest(_Body):
+class PrefixRequest(Body):
     """The body of `PUT /v1/prefixes/{name}`: text, token ids, or the start of a conversation."""
 
     prompt: Annotated[tuple[Prompt, ...], PlainValidator(prompts)] | None = None
@@ -347,7 +300,7 @@ class PrefixRequest(_Body):
         return "messages" if self.prompt is None else "prompt"
 
 
-class DetokenizeRequest(_Body):
+class DetokenizeRequest(Body):
     """The body of `POST /detokenize`."""
 
     tokens: Annotated[
@@ -359,7 +312,7 @@ class DetokenizeRequest(_Body):
 class CompletionRequest(_Generation):
     """The body of `POST /v1/completions`."""
 
-    NOT_YET = {
+    NOT_YET: ClassVar[NotYet] = {
         "best_of": (None, 1),
         "echo": (None, False),
         "response_format": (None, {"type": "text"}),
@@ -374,65 +327,3 @@ class CompletionRequest(_Generation):
         if self.logprobs is not None:
             own["logprobs"] = self.logprobs
         return own
-
-
-def _refuse_unsupported(body: Mapping[str, Any], not_yet: Mapping[str, tuple[object, ...]]) -> None:
-    for name, harmless in not_yet.items():
-        value = body.get(name)
-        if value in harmless:
-            continue
-        others = [repr(other) for other in harmless if other is not None]
-        instead = f"leave it out or send {' or '.join(others)}" if others else "leave it out"
-        raise ApiError(
-            400,
-            f"{name}: this value is not supported yet; {instead}.",
-            param=name,
-            code="unsupported_parameter",
-        )
-
-
-def _first_error(error: ValidationError) -> ApiError:
-    first = error.errors(include_url=False, include_context=False)[0]
-    path = _path(first["loc"])
-    message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    if not path:  # a rule over several fields: its message opens with the one to change
-        path, _, message = message.partition(": ")
-    if first["type"] == "missing":
-        return ApiError(400, f"{path}: is required.", param=path, code="missing_required_parameter")
-    return ApiError(400, f"{path}: {message}{_shown(first)}.", param=path, code="invalid_value")
-
-
-def _shown(error: Mapping[str, Any]) -> str:
-    """The refused value, when it is short enough to help."""
-    value = error["input"]
-    if error["type"] == "value_error" or isinstance(value, (dict, list)):
-        return ""
-    return f", got {str(value)[:40]!r}" if isinstance(value, str) else f", got {value!r}"[:60]
-
-
-def _path(location: Sequence[int | str]) -> str:
-    path = ""
-    for step in location:
-        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
-    return path
-
-
-def _extras(model: BaseModel, prefix: str) -> Iterator[str]:
-    """Names of fields nobody declared, each once: `messages[].cache_control`."""
-    seen: set[str] = set()
-    for name in model.model_extra or ():
-        seen.add(prefix + name)
-    for name in type(model).model_fields:
-        value = getattr(model, name)
-        if isinstance(value, BaseModel):
-            seen.update(_extras(value, f"{prefix}{name}."))
-        elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
-            for item in value:
-                seen.update(_extras(item, f"{prefix}{name}[]."))
-    yield from sorted(seen)
-
-
-async def read_request(kind: type[T], request: Request) -> T:
-    """The body as one of the models above; large ones are checked beside the event loop."""
-    body = await read_json(request)
-    return await asyncio.to_thread(kind.read, body)

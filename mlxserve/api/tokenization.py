@@ -9,7 +9,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.errors import from_engine, json_response
-from mlxserve.api.schema import DetokenizeRequest, TokenizeRequest, read_request
+from mlxserve.api.request_model import read_request
+from mlxserve.api.schema import DetokenizeRequest, TokenizeRequest
 from mlxserve.api.service import Service
 from mlxserve.errors import MlxServeError
 
