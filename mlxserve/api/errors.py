@@ -1,6 +1,6 @@
-"""Errors as a client sees them: a status, OpenAI's body, and what each of our own becomes.
+"""Errors as a client sees them: a status, OpenAI's or Anthropic's body, and what our own become.
 
-Knows no routes and no engine. Messages are for the person who has to act; what went wrong inside
+Knows no engine, and of the routes only which are Anthropic's. Messages are for the person who has to act; what went wrong inside
 the process stays in the log.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from mlxserve.errors import (
     EngineStopped,
@@ -25,6 +26,16 @@ from mlxserve.errors import (
 )
 
 _TYPES = {403: "permission_error", 429: "rate_limit_error"}
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    529: "overloaded_error",
+}
+_OVERLOADED = 529  # Anthropic's own status for what is 503 elsewhere
 RETRY_SOON = {"retry-after": "1"}
 DO_NOT_RETRY = {"x-should-retry": "false"}  # the official clients obey it
 
@@ -67,6 +78,17 @@ class ApiError(Exception):
                 "param": self.param,
                 "code": self.code,
             }
+        }
+
+    def anthropic_body(self, request_id: str | None) -> dict[str, Any]:
+        kind = "api_error" if self.status >= 500 else "invalid_request_error"
+        return {
+            "type": "error",
+            "error": {
+                "type": _ANTHROPIC_TYPES.get(self.status, kind),
+                "message": self.message,
+            },
+            "request_id": request_id,
         }
 
 
@@ -114,4 +136,27 @@ def json_response(
 
 
 def error_response(error: ApiError) -> Response:
-    return json_response(error.body(), error.status, error.headers)
+    return _ErrorResponse(error)
+
+
+class _ErrorResponse(Response):
+    """An error in the dialect of the route that was asked, which is known once it is sent."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(status_code=error.status)
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error, status, body = self._error, self._error.status, self._error.body()
+        if speaks_anthropic(scope):
+            status = _OVERLOADED if status == 503 else status
+            body = error.anthropic_body(scope.get("mlxserve.request_id"))
+        await json_response(body, status, error.headers)(scope, receive, send)
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether the client is one of Anthropic's: by the route, or by the header they all send."""
+    path = scope["path"]
+    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+        return True
+    return any(name == b"anthropic-version" for name, _ in scope["headers"])

@@ -19,7 +19,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mlxserve.api.errors import ApiError, error_response
+from mlxserve.api.errors import ApiError, error_response, speaks_anthropic
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 OPEN_PATHS = ("/health",)  # answered without a key, for those who watch the process
@@ -84,7 +84,10 @@ class RequestId:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                if speaks_anthropic(scope):
+                    headers["request-id"] = request_id
             await send(message)
 
         await self._app(scope, receive, send_with_id)
@@ -198,7 +201,8 @@ class ApiKeyCheck:
         if name is None:
             refusal = ApiError(
                 401,
-                "No valid API key was sent. Send the header `Authorization: Bearer KEY`.",
+                "No valid API key was sent. Send the header `Authorization: Bearer KEY` "
+                "or `x-api-key: KEY`.",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
@@ -209,13 +213,23 @@ class ApiKeyCheck:
 
     def _key_name(self, scope: Scope) -> str | None:
         """A name for the key that was shown, which is not the key. All keys are compared."""
-        sent = _header_values(scope, b"authorization")
-        scheme, _, key = sent[0].partition(" ") if len(sent) == 1 else ("", "", "")
-        if scheme.lower() != "bearer":
+        key = _shown_key(scope)
+        if key is None:
             return None
-        digest = _digest(key.strip())
+        digest = _digest(key)
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         return digest.hex()[:16] if any(matches) else None
+
+
+def _shown_key(scope: Scope) -> str | None:
+    """OpenAI's clients send a bearer, Anthropic's `x-api-key`, some both; two keys are none."""
+    keys = {key.strip() for key in _header_values(scope, b"x-api-key")}
+    for value in _header_values(scope, b"authorization"):
+        scheme, _, key = value.partition(" ")
+        if scheme.lower() != "bearer":
+            return None
+        keys.add(key.strip())
+    return keys.pop() if len(keys) == 1 else None
 
 
 def _is_address(name: str) -> bool:
