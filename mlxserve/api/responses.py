@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlxserve.api.answers import Answers, Folded, Tokens
+from mlxserve.api.answers import Answers, Tokens
 from mlxserve.api.errors import ApiError, from_engine
 from mlxserve.api.request_model import read_request
 from mlxserve.api.schema import ResponsesRequest
@@ -97,9 +97,10 @@ class Reply:
         except MlxServeError as error:
             yield self.failed(from_engine(error))
 
-    def whole(self, answers: Sequence[Folded], tokens: Tokens) -> dict[str, Any]:
-        self.text = answers[0].text
-        return self.ended(answers[0].finish_reason, tokens)
+    async def whole(self, answers: Answers) -> dict[str, Any]:
+        answer = (await answers.fold())[0]
+        self.text = answer.text
+        return self.ended(answer.finish_reason, answers.tokens)
 
     # Events.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlxserve.api.answers import Answers, Folded, Tokens, unless_disconnected
+from mlxserve.api.answers import Answers, unless_disconnected
 from mlxserve.api.errors import from_engine, json_response
 from mlxserve.api.metrics import Metrics
 from mlxserve.api.naming import ModelNames, UnknownFields
@@ -35,8 +35,8 @@ class Shape(Protocol):
     def keepalive(self) -> bytes:
         """What is sent while nothing else is."""
 
-    def whole(self, answers: Sequence[Folded], tokens: Tokens) -> dict[str, Any]:
-        """The reply as one object."""
+    async def whole(self, answers: Answers) -> dict[str, Any]:
+        """The reply as one object. Raises EngineStopped."""
 
 
 class Asked(Protocol):
@@ -96,11 +96,11 @@ class Service:
                 keepalive=shape.keepalive,
             )
         try:
-            folded = await unless_disconnected(request.receive, answers.fold())
+            whole = await unless_disconnected(request.receive, shape.whole(answers))
         except MlxServeError as error:
             raise from_engine(error) from error
         finally:
             await answers.aclose()
-        if folded is None:
+        if whole is None:
             return Response(status_code=499)  # nobody reads it
-        return json_response(shape.whole(folded, answers.tokens), headers=headers)
+        return json_response(whole, headers=headers)

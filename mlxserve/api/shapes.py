@@ -47,8 +47,14 @@ class _Shape:
     def usage_chunk(self, tokens: Tokens) -> dict[str, Any]:
         raise NotImplementedError
 
+    def folded(self, answers: Sequence[Folded], tokens: Tokens) -> dict[str, Any]:
+        raise NotImplementedError
+
     def keepalive(self) -> bytes:
         return KEEPALIVE
+
+    async def whole(self, answers: Answers) -> dict[str, Any]:
+        return self.folded(await answers.fold(), answers.tokens)
 
     async def frames(self, answers: Answers) -> AsyncGenerator[bytes, None]:
         """The events of one stream. An engine's error ends it in OpenAI's way: no [DONE]."""
@@ -108,7 +114,7 @@ class ChatShape(_Shape):
     def usage_chunk(self, tokens: Tokens) -> dict[str, Any]:
         return self._usage_chunk("chat.completion.chunk", tokens)
 
-    def whole(self, answers: Sequence[Folded], tokens: Tokens) -> dict[str, Any]:
+    def folded(self, answers: Sequence[Folded], tokens: Tokens) -> dict[str, Any]:
         choices = [
             {
                 "index": index,
@@ -167,7 +173,7 @@ class CompletionShape(_Shape):
     def usage_chunk(self, tokens: Tokens) -> dict[str, Any]:
         return self._usage_chunk("text_completion", tokens)
 
-    def whole(self, answers: Sequence[Folded], tokens: Tokens) -> dict[str, Any]:
+    def folded(self, answers: Sequence[Folded], tokens: Tokens) -> dict[str, Any]:
         choices = [
             self._choice(index, answer.text, answer.logprobs, str(answer.finish_reason))
             for index, answer in enumerate(answers)
