@@ -4,7 +4,7 @@ The Linux wheel of mlx links a reference BLAS (1.5-2.4 GFLOP/s in float32 on a 2
 A shared library loaded globally first takes its symbols' place: MKL reaches 145 GFLOP/s there,
 OpenBLAS 140. On macOS nothing of this is needed: Metal computes, and Accelerate is linked.
 
-Stdlib only. `prepare()` is called by every module that is about to import mlx for the first
+Imports nothing but the standard library. `prepare()` is called by every module that is about to import mlx for the first
 time (`build.py`, `mini`, the benchmarks, the tests' conftest); it does its work once.
 """
 
@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlxserve.allocator import keep_freed_memory
 from mlxserve.errors import InvalidConfig
 
 log = logging.getLogger("mlxserve.platform")
@@ -67,6 +68,7 @@ def prepare() -> Blas:
         return Blas("Accelerate", None, is_fast=True)
     for name, value in _OPENMP_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    keep_freed_memory()
     if "mlx.core" in sys.modules:
         # Too late to replace its BLAS; somebody else's import decides.
         log.debug("mlx was imported before mlxserve.platform.prepare()")

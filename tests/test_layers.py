@@ -18,7 +18,8 @@ ALLOWED: dict[str, set[str]] = {
     "mlxserve/stats": set(),
     "mlxserve/snapshot": {"mlxserve/cache/pages", "mlxserve/request", "mlxserve/stats"},
     "mlxserve/config": {"mlxserve/errors"},
-    "mlxserve/platform": {"mlxserve/errors"},
+    "mlxserve/allocator": set(),
+    "mlxserve/platform": {"mlxserve/allocator", "mlxserve/errors"},
     "mlxserve/request": {"mlxserve/errors"},
     "mlxserve/worker": set(),
     "mlxserve/cache/__init__": set(),
@@ -66,7 +67,7 @@ ALLOWED: dict[str, set[str]] = {
         "mlxserve/stats",
         "mlxserve/worker",
     },
-    "mlxserve/tokenizer": {"mlxserve/errors"},
+    "mlxserve/tokenizer": {"mlxserve/errors", "mlxserve/parsing"},
     "mlxserve/parsing": set(),
     "mlxserve/chat": {
         "mlxserve/async_engine",
