@@ -14,6 +14,7 @@ from itertools import pairwise
 import mlx.core as mx
 import numpy as np
 
+from metal_kernels.attention import attend
 from metal_kernels.ops import Slots, check_attention, check_copy, check_write
 from metal_kernels.tables import SequenceTables
 
@@ -92,7 +93,7 @@ class ReferenceBackend:
             first = 0 if window is None else max(0, context - rows - window + 1)
             runs = tables.runs(sequence, first)
             outputs.append(
-                _attend(
+                attend(
                     queries[None, first_row:last_row].swapaxes(1, 2),
                     _read(k_pool, runs),
                     _read(v_pool, runs),
@@ -132,62 +133,3 @@ def _read(pool: mx.array, runs: list[tuple[int, int]]) -> mx.array:
     """(1, kv_heads, positions, head_dim): a view where the positions lie in one run."""
     parts = [pool[None, :, start:end] for start, end in runs]
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
-
-
-def _attend(
-    queries: mx.array,  # (1, heads, rows, head_dim), the last positions of the keys
-    keys: mx.array,  # (1, kv_heads, positions, head_dim)
-    values: mx.array,
-    *,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: mx.array | None,
-) -> mx.array:
-    rows, positions = queries.shape[2], keys.shape[2]
-    mask = _mask(rows, positions, window)
-    if softcap is None:
-        return mx.fast.scaled_dot_product_attention(
-            queries, keys, values, scale=scale, mask=mask, sinks=sinks
-        )
-    return _softcapped(queries, keys, values, scale, mask, softcap, sinks)
-
-
-def _mask(rows: int, positions: int, window: int | None) -> mx.array | str | None:
-    """None where every row sees every position; positions are cut to the window before."""
-    if rows == 1:
-        return None
-    if window is None or positions <= window:
-        return "causal"
-    row = mx.arange(positions - rows, positions)[:, None]
-    column = mx.arange(positions)[None]
-    return (column <= row) & (column > row - window)
-
-
-def _softcapped(
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    scale: float,
-    mask: mx.array | str | None,
-    softcap: float,
-    sinks: mx.array | None,
-) -> mx.array:
-    """Attention with its scores capped (Gemma 2), which mlx's fused one has no option for."""
-    _, heads, rows, head_dim = queries.shape
-    kv_heads, positions = keys.shape[1:3]
-    grouped = (queries * scale).reshape(1, kv_heads, heads // kv_heads, rows, head_dim)
-    scores = (grouped @ keys[:, :, None].swapaxes(-1, -2)).astype(mx.float32)
-    scores = softcap * mx.tanh(scores / softcap)
-    if isinstance(mask, str):
-        mask = mx.arange(positions)[None] <= mx.arange(positions - rows, positions)[:, None]
-    if mask is not None:
-        scores = mx.where(mask, scores, -mx.inf)
-    if sinks is not None:
-        per_head = sinks.reshape(1, kv_heads, heads // kv_heads, 1, 1).astype(mx.float32)
-        column = mx.broadcast_to(per_head, (*scores.shape[:-1], 1))
-        weights = mx.softmax(mx.concatenate([scores, column], axis=-1), axis=-1)[..., :-1]
-    else:
-        weights = mx.softmax(scores, axis=-1)
-    output = weights.astype(values.dtype) @ values[:, :, None]
-    return output.reshape(1, heads, rows, values.shape[-1])

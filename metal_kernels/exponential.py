@@ -1,0 +1,60 @@
+"""2^x and tanh for CPUs, out of operations that a compiler vectorises.
+
+mlx's Linux wheel takes `exp` and `tanh` one element at a time: 15 ns each on a 2-core x86 box,
+three quarters of a long prompt's attention. Additions and multiplications take 0.25.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import mlx.core as mx
+
+LOG2_E = 1 / math.log(2)
+
+# 2^r for |r| <= 1/2, highest power first; from Cephes' exp2f. Relative error below 2e-7.
+_POLYNOMIAL = (
+    1.535336188319500e-4,
+    1.339887440266574e-3,
+    9.618437357674640e-3,
+    5.550332471162809e-2,
+    2.402264791363012e-1,
+    6.931472028550421e-1,
+    1.0,
+)
+# Added to a float32 below 2^22 it leaves no room for a fraction: the sum's last bits are the
+# rounded integer, and its low 9 bits are zero without it.
+_ROUNDING = 1.5 * 2**23
+_EXPONENT_BITS = 23  # where a float32's exponent begins
+_SMALLEST, _LARGEST = -126.0, 126.0  # exponents of normal numbers
+
+
+def exp2(x: mx.array) -> mx.array:
+    """2^x of float32, relative error 3e-7; what is out of range gives 2^-126 or 2^126."""
+    fraction, rounded = _split(x)
+    return _scale(fraction.view(mx.int32), rounded.view(mx.int32)).view(mx.float32)
+
+
+def tanh(x: mx.array) -> mx.array:
+    """The hyperbolic tangent of float32, absolute error 2e-7."""
+    return 1 - 2 / (exp2(2 * LOG2_E * x) + 1)
+
+
+# Two functions, because mlx fuses a change of type only for fixed shapes.
+@partial(mx.compile, shapeless=True)
+def _split(x: mx.array) -> tuple[mx.array, mx.array]:
+    """2^(x - its rounded value), and that value with its bits where `_ROUNDING` moves them."""
+    x = mx.minimum(mx.maximum(x, _SMALLEST), _LARGEST)
+    rounded = x + _ROUNDING
+    rest = x - (rounded - _ROUNDING)
+    power = mx.array(_POLYNOMIAL[0])
+    for coefficient in _POLYNOMIAL[1:]:
+        power = power * rest + coefficient
+    return power, rounded
+
+
+@partial(mx.compile, shapeless=True)
+def _scale(bits: mx.array, rounded_bits: mx.array) -> mx.array:
+    """Add the rounded value to a float's exponent."""
+    return bits + mx.left_shift(rounded_bits, mx.array(_EXPONENT_BITS, mx.int32))

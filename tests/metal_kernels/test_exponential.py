@@ -1,0 +1,38 @@
+"""Powers of two and the hyperbolic tangent, against float64."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from metal_kernels.exponential import exp2, tanh
+
+
+@pytest.mark.parametrize("bounds", [(-126, 0), (-1, 1), (0, 126)], ids=str)
+def test_a_power_of_two_is_right_to_a_rounding(bounds: tuple[int, int]) -> None:
+    x = np.random.default_rng(3).uniform(*bounds, 20_000).astype(np.float32)
+    found = np.array(exp2(mx.array(x)), np.float64)
+    assert np.abs(found / np.exp2(x.astype(np.float64)) - 1).max() < 3e-7
+
+
+def test_whole_powers_are_exact() -> None:
+    x = np.arange(-126, 127, dtype=np.float32)
+    assert np.array_equal(np.array(exp2(mx.array(x))), np.exp2(x))
+
+
+def test_what_is_out_of_range_is_a_normal_number_at_its_end() -> None:
+    x = mx.array([-np.inf, -1e30, -127.0, 127.0, 1e30, np.inf])
+    ends = np.float32(2.0) ** np.array([-126] * 3 + [126] * 3, np.float32)
+    assert np.array_equal(np.array(exp2(x)), ends)
+
+
+def test_a_tangent_is_right_to_a_few_roundings() -> None:
+    x = np.random.default_rng(4).uniform(-30, 30, 20_000).astype(np.float32)
+    found = np.array(tanh(mx.array(x)), np.float64)
+    assert np.abs(found - np.tanh(x.astype(np.float64))).max() < 3e-7
+
+
+def test_any_shape_is_taken() -> None:
+    for shape in ((1,), (3, 5), (2, 1, 7)):
+        assert np.array_equal(np.array(exp2(mx.zeros(shape))), np.ones(shape, np.float32))
