@@ -7,7 +7,7 @@ Knows `mlxserve.chat`; does not know JSON.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,12 +18,14 @@ from mlxserve.api.metrics import Metrics, Timed
 from mlxserve.api.sse import until_disconnect
 from mlxserve.errors import EngineStopped
 from mlxserve.parsing.turn import ToolCall, ToolCallDelta, join_calls
-from mlxserve.request import FinishReason, SamplingParams, TokenLogprob
+from mlxserve.request import CacheReport, FinishReason, SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
     from mlxserve.chat import Chat, Delta, Usage
 
 T = TypeVar("T")
+
+TOOL_SECONDS = 60.0  # for which the cache keeps a conversation that waits for its tools
 
 
 @dataclass(slots=True)
@@ -46,6 +48,7 @@ class Tokens:
     completion: int
     cached: int
     reasoning: int = 0  # of the completion's
+    cache: CacheReport | None = None  # of the prompt, where there is one
 
 
 class Answers:
@@ -72,21 +75,33 @@ class Answers:
         cache_salt: str | None = None,
         priority: int = 0,
         client: str = "",
+        request_id: str | None = None,
     ) -> Answers:
-        """All are admitted, or none is. Raises what `Chat.submit` raises."""
+        """All are admitted, or none is. Raises what `Chat.submit` raises.
 
-        async def submit_one(prompt: Sequence[int], params: SamplingParams) -> Timed:
+        `request_id` names them in snapshots: with `-N` for the N-th, where there are several.
+        """
+
+        async def submit_one(
+            name: str | None, prompt: Sequence[int], params: SamplingParams
+        ) -> Timed:
             timed = metrics.timed()
             answer = await chat.submit(
-                prompt, params, cache_salt=cache_salt, priority=priority, client=client
+                prompt,
+                params,
+                cache_salt=cache_salt,
+                priority=priority,
+                client=client,
+                request_id=name,
             )
             timed.start(answer)
             return timed
 
         # Together, because the engine takes requests between two steps: one by one, a hundred
         # prompts would wait for a hundred steps.
+        names = _names(request_id, len(prompts) * num_choices)
         tasks = [
-            asyncio.ensure_future(submit_one(prompt, choice))
+            asyncio.ensure_future(submit_one(next(names), prompt, choice))
             for prompt in prompts
             for choice in _choices(params, num_choices)
         ]
@@ -108,6 +123,7 @@ class Answers:
             sum(usage.completion_tokens for usage in self._usages.values()),
             sum(usage.cached_tokens for usage in first),
             sum(usage.reasoning_tokens for usage in self._usages.values()),
+            first[0].cache if len(first) == 1 else None,
         )
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
@@ -155,6 +171,8 @@ class Answers:
             raise EngineStopped("The answer was stopped before its end. Ask again.")
         if delta.usage is not None:
             self._usages[index] = delta.usage
+        if delta.finish_reason is FinishReason.TOOL_CALLS:
+            self._answers[index].keep(TOOL_SECONDS)
         return delta
 
 
@@ -173,6 +191,13 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
 
 async def _next(answer: Timed) -> Delta | None:
     return await anext(answer, None)
+
+
+def _names(request_id: str | None, count: int) -> Iterator[str | None]:
+    """Of each answer to one request."""
+    if request_id is None or count == 1:
+        return iter([request_id] * count)
+    return (f"{request_id}-{number}" for number in range(count))
 
 
 def _choices(params: SamplingParams, num_choices: int) -> list[SamplingParams]:

@@ -19,9 +19,11 @@ from starlette.routing import Route
 
 from mlxserve import __version__
 from mlxserve.api.access import Access
-from mlxserve.api.errors import ApiError, error_response, json_response
+from mlxserve.api.anthropic import Anthropic
+from mlxserve.api.errors import RETRY_SOON, ApiError, error_response, json_response
 from mlxserve.api.metrics import Metrics
 from mlxserve.api.naming import ModelNames
+from mlxserve.api.native import Native
 from mlxserve.api.openai import OpenAI
 from mlxserve.api.prefixes import Prefixes
 from mlxserve.api.responses import Responses
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MAX_SILENCE = 30.0  # seconds; steps take a tenth of one, the longest on a slow machine a few
+
 
 def create_app(
     chat: Chat, *, aliases: Sequence[str] = (), access: Access | None = None
@@ -53,8 +57,10 @@ def create_app(
         routes=[
             *OpenAI(service).routes(),
             *Responses(service).routes(),
+            *Anthropic(service).routes(),
             *Prefixes(service).routes(),
             *Tokenization(service).routes(),
+            *Native(chat).routes(),
             *_Watch(chat, metrics).routes(),
         ],
         middleware=[
@@ -94,13 +100,21 @@ class _Watch:
         ]
 
     async def health(self, _request: Request) -> Response:
-        """Whether the engine lives; the one thing told without a key."""
+        """Whether the engine lives; if not, only a restart helps. Told without a key."""
         self._require_engine()
         return json_response({"status": "ok"})
 
     async def ready(self, _request: Request) -> Response:
-        """Whether a request would be taken, and what it would wait behind."""
+        """Whether a request would be answered now, and what it would wait behind."""
         self._require_engine()
+        silence = self._chat.seconds_since_beat()
+        if silence > MAX_SILENCE:
+            raise ApiError(
+                503,
+                f"The engine has ended no step for {silence:.0f} seconds.",
+                code="engine_stalled",
+                headers=RETRY_SOON,
+            )
         stats = self._chat.stats()
         return json_response(
             {
@@ -109,6 +123,7 @@ class _Watch:
                 "num_requests_running": stats.num_requests_running,
                 "num_requests_waiting": stats.num_requests_waiting,
                 "kv_cache_usage_perc": stats.kv_cache_usage_perc,
+                "seconds_since_step": round(silence, 3),
             }
         )
 

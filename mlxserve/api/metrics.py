@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 _GAUGES = {
     "num_requests_running": "Requests that hold pages.",
     "num_requests_waiting": "Requests in the queue.",
-    "kv_cache_usage_perc": "Share of the pages in use by requests, 0 to 1.",
+    "kv_cache_usage_perc": "Share of the pages that requests or named prefixes hold, 0 to 1.",
+    "pages_pinned": "Pages that named prefixes keep.",
+    "swap_bytes": "Bytes of pages on disk.",
     "sched_budget_tokens": "Tokens the last step was allowed to compute.",
 }
 _COUNTERS = {
@@ -38,8 +40,11 @@ _COUNTERS = {
     "prefix_cache_hits": "Prompt tokens found there.",
     "num_preemptions": "Times a running request lost its pages to another.",
     "prompt_tokens": "Prompt tokens of admitted requests.",
+    "prefill_tokens": "Prompt tokens computed, those computed again included.",
     "generation_tokens": "Tokens generated.",
     "recomputed_tokens": "Tokens computed again after a preemption.",
+    "swapped_tokens": "Tokens whose pages were written to disk in a preemption.",
+    "restored_tokens": "Tokens whose pages were read back instead of computed again.",
     "align_deferrals": "Chunks put off because they would not have ended on a page boundary.",
     "overtakes": "Times a request was admitted before an older one that did not fit.",
     "prefix_follow_waits": "Requests that waited for another to compute the prefix they share.",
@@ -117,6 +122,9 @@ class Timed:
         delta = await anext(self._deltas)
         self._observe(delta)
         return delta
+
+    def keep(self, seconds: float) -> None:
+        self._answer.keep(seconds)
 
     async def aclose(self) -> None:
         await self._answer.aclose()

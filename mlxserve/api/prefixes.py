@@ -38,7 +38,6 @@ class Prefixes:
             Route("/v1/prefixes/{name}", self.get, methods=["GET"]),
             Route("/v1/prefixes/{name}", self.put, methods=["PUT"]),
             Route("/v1/prefixes/{name}", self.delete, methods=["DELETE"]),
-            Route("/api/v1/cache/reset", self.reset_cache, methods=["POST"]),
         ]
 
     async def index(self, request: Request) -> Response:
@@ -91,14 +90,6 @@ class Prefixes:
         except UnknownPrefix as error:
             raise _not_found(name) from error
         return json_response({"id": name, "object": "prefix", "deleted": True})
-
-    async def reset_cache(self, _request: Request) -> Response:
-        """Forgets every cached page; refused while requests hold pages."""
-        if not await self._chat.reset_prefix_cache():
-            raise ApiError(
-                409, "Requests hold pages of the cache. Try again when none runs.", code="busy"
-            )
-        return json_response({"status": "ok"})
 
     async def _token_ids(self, request: Request, asked: PrefixRequest) -> list[int]:
         if asked.prompt is not None:

@@ -13,7 +13,7 @@ Nothing is stored: a reply cannot be fetched again, and `previous_response_id` i
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,7 @@ from mlxserve.api.request_model import read_request
 from mlxserve.api.schema import ResponsesRequest
 from mlxserve.api.security import request_id
 from mlxserve.api.service import Service
+from mlxserve.api.shapes import cache_report
 from mlxserve.api.sse import named_event
 from mlxserve.errors import MlxServeError
 from mlxserve.request import FinishReason, SamplingParams
@@ -147,6 +148,7 @@ class Reply:
             "output_tokens": tokens.completion,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": tokens.prompt + tokens.completion,
+            "cache": cache_report(tokens.cache),
         }
         return response
 

@@ -44,6 +44,17 @@ def client_name(request: Request) -> str:
     return request.scope.get("mlxserve.key_name") or ""
 
 
+def is_admin(request: Request) -> bool:
+    """Whether it may see and change what belongs to others: an admin's key, or no keys at all."""
+    return bool(request.scope.get("mlxserve.is_admin", True))
+
+
+def require_admin(request: Request) -> None:
+    """Raises ApiError 403."""
+    if not is_admin(request):
+        raise ApiError(403, "This needs an API key of the scope admin.", code="admin_required")
+
+
 def in_namespace(request: Request, name: str) -> str:
     """A client's name for something, as the process knows it: two keys' names never meet."""
     key_name = request.scope.get("mlxserve.key_name")
@@ -209,6 +220,7 @@ class ApiKeyCheck:
             await error_response(refusal)(scope, receive, send)
             return
         scope["mlxserve.key_name"] = name
+        scope["mlxserve.is_admin"] = False
         await self._app(scope, receive, send)
 
     def _key_name(self, scope: Scope) -> str | None:

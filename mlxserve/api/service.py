@@ -17,7 +17,7 @@ from mlxserve.api.errors import from_engine, json_response
 from mlxserve.api.metrics import Metrics
 from mlxserve.api.naming import ModelNames, UnknownFields
 from mlxserve.api.prompts import Prompts
-from mlxserve.api.security import cache_namespace, client_name
+from mlxserve.api.security import cache_namespace, client_name, request_id
 from mlxserve.api.sse import EventStream
 from mlxserve.errors import MlxServeError
 from mlxserve.request import SamplingParams
@@ -81,6 +81,7 @@ class Service:
             cache_salt=cache_namespace(request, asked.cache_salt),
             client=client_name(request),
             priority=asked.priority,
+            request_id=request_id(request),
         )
 
     async def reply(

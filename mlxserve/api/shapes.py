@@ -17,7 +17,7 @@ from mlxserve.api.errors import from_engine
 from mlxserve.api.sse import DONE, KEEPALIVE, event
 from mlxserve.errors import MlxServeError
 from mlxserve.parsing.turn import ToolCallDelta
-from mlxserve.request import TokenLogprob
+from mlxserve.request import CacheReport, TokenLogprob
 
 if TYPE_CHECKING:
     from mlxserve.chat import Delta
@@ -254,6 +254,22 @@ def usage(tokens: Tokens) -> dict[str, Any]:
         "total_tokens": tokens.prompt + tokens.completion,
         "prompt_tokens_details": {"cached_tokens": tokens.cached},
         "completion_tokens_details": {"reasoning_tokens": tokens.reasoning},
+        "cache": cache_report(tokens.cache),
+    }
+
+
+def cache_report(cache: CacheReport | None) -> dict[str, Any] | None:
+    """Our own field of every dialect's usage: why no more of the prompt was in the cache.
+
+    None for several prompts in one request, and for one that ended before it was started.
+    """
+    if cache is None:
+        return None
+    return {
+        "num_pages": cache.num_pages,
+        "num_tokens": cache.num_tokens,
+        "differs_at": cache.differs_at,
+        "reason": str(cache.reason),
     }
 
 

@@ -18,8 +18,9 @@ from mlxserve.api.connection import Limits
 from mlxserve.api.server import Server, bind, serve, url_of
 from mlxserve.errors import EngineStopped, MlxServeError, PromptTooLong, UnknownPrefix
 from mlxserve.parsing.turn import ToolCallDelta
-from mlxserve.request import FinishReason, SamplingParams, TokenLogprob
-from mlxserve.stats import Distribution, Stats
+from mlxserve.request import CacheReport, FinishReason, SamplingParams, TokenLogprob
+from mlxserve.snapshot import RequestView, Snapshot
+from mlxserve.stats import Distribution, Memory, Stats
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Usage:
     completion_tokens: int
     cached_tokens: int
     reasoning_tokens: int = 0
+    cache: CacheReport | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class FakeAnswer:
         self.request_id = request_id
         self.num_prompt = num_prompt
         self.is_closed = False
+        self.kept = 0.0
         self._chat = chat
         self._script = script
 
@@ -61,6 +64,9 @@ class FakeAnswer:
                 raise step
             else:
                 yield step
+
+    def keep(self, seconds: float) -> None:
+        self.kept = seconds
 
     async def aclose(self) -> None:
         with self._chat.changed:
@@ -87,6 +93,10 @@ class FakeChat:
     rendered: list[SimpleNamespace] = field(default_factory=list)
     named: dict[str, tuple[int, ...]] = field(default_factory=dict)
     alive: bool = True
+    silence: float = 0.0  # seconds since the engine's last step
+    pages: bytes = bytes([4, 1, 2, 3, 0, 0, 0, 0])
+    views: list[RequestView] = field(default_factory=list)
+    num_snapshots: int = 0
     changed: threading.Condition = field(default_factory=threading.Condition)
     on_hold: threading.Event = field(default_factory=threading.Event)
     is_closed: bool = False
@@ -115,6 +125,7 @@ class FakeChat:
         cache_salt: str | None = None,
         priority: int = 0,
         client: str = "",
+        request_id: str | None = None,
     ) -> FakeAnswer:
         if self.submit_error is not None:
             raise self.submit_error
@@ -131,6 +142,7 @@ class FakeChat:
                 cache_salt=cache_salt,
                 priority=priority,
                 client=client,
+                request_id=request_id,
             )
         )
         script = self.script if self.script is not None else self.reply(prompt)
@@ -164,8 +176,25 @@ class FakeChat:
     def prefixes(self) -> dict[str, int]:
         return {name: len(token_ids) for name, token_ids in self.named.items()}
 
-    async def reset_prefix_cache(self) -> bool:
-        return self.stats().num_requests_running == 0
+    async def reset_prefix_cache(self, *, force: bool = False) -> bool:
+        return force or self.stats().num_requests_running == 0
+
+    async def snapshot(self) -> Snapshot:
+        if self.is_closed:
+            raise EngineStopped("The engine has stopped.")
+        self.num_snapshots += 1
+        return Snapshot(
+            stats=self.stats(),
+            memory=Memory(kv_cache=8_000, active=9_000, reserved=10, peak=9_500),
+            page_size=16,
+            pages=self.pages,
+            requests=tuple(self.views),
+            prefill_rate=12.5,
+            generation_rate=3.0,
+        )
+
+    def seconds_since_beat(self) -> float:
+        return self.silence
 
     def stats(self) -> Stats:
         return Stats(
@@ -176,6 +205,11 @@ class FakeChat:
             num_preemptions=1,
             prompt_tokens=100,
             generation_tokens=20,
+            prefill_tokens=60,
+            pages_pinned=1,
+            swap_bytes=4096,
+            swapped_tokens=64,
+            restored_tokens=32,
             recomputed_tokens=3,
             sched_budget_tokens=2_048,
             align_deferrals=0,

@@ -43,7 +43,12 @@ def test_ready_tells_what_a_request_would_wait_behind(client, chat):
         "num_requests_running": 0,
         "num_requests_waiting": 0,
         "kv_cache_usage_perc": 0.25,
+        "seconds_since_step": 0.0,
     }
+    chat.silence = 31.4
+    stalled = client.get("/ready")
+    assert (stalled.status_code, error_of(stalled)["code"]) == (503, "engine_stalled")
+    assert client.get("/health").status_code == 200  # it may come back
     chat.alive = False
     assert error_of(client.get("/ready"))["code"] == "engine_stopped"
 

@@ -62,6 +62,7 @@ def test_a_chat_completion_has_openais_shape(client):
             "total_tokens": 4,
             "prompt_tokens_details": {"cached_tokens": 1},
             "completion_tokens_details": {"reasoning_tokens": 0},
+            "cache": None,
         },
     }
 
@@ -168,6 +169,7 @@ def test_a_chat_stream_has_openais_order(client):
         "total_tokens": 4,
         "prompt_tokens_details": {"cached_tokens": 1},
         "completion_tokens_details": {"reasoning_tokens": 0},
+        "cache": None,
     }
 
 

@@ -99,11 +99,3 @@ def test_a_prefix_belongs_to_its_key(chat):
     stolen = next(iter(chat.named))
     asked["prefix_name"] = stolen
     assert client.post("/v1/completions", json=asked, headers=second).status_code == 404
-
-
-def test_the_cache_is_reset_unless_requests_run(client, chat):
-    assert client.post("/api/v1/cache/reset").json() == {"status": "ok"}
-    chat.stats = lambda: type("Stats", (), {"num_requests_running": 1})
-    reply = client.post("/api/v1/cache/reset")
-    assert reply.status_code == 409
-    assert reply.json()["error"]["code"] == "busy"

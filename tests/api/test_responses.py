@@ -51,6 +51,7 @@ def test_a_response_has_openais_shape(client):
         "output_tokens": 2,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": 13,
+        "cache": None,
     }
 
 

@@ -250,6 +250,42 @@ def test_the_cache_can_be_forgotten_when_nothing_runs(server, client):
     assert again.usage.prompt_tokens_details.cached_tokens == 0
 
 
+def test_the_map_shows_the_pages_of_a_request_while_it_runs(server, client):
+    server.wait_for_metric("num_requests_running", 0)
+    with contextlib.ExitStack() as stack:
+        watching = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        stack.callback(watching.close)
+        watching.request("GET", "/api/v1/kv/map")
+        lines = iter(watching.getresponse().readline, b"")
+        events = (json.loads(line[6:]) for line in lines if line.startswith(b"data: "))
+        first = next(events)
+        assert (first["seq"], first["num_pages"], first["requests"]) == (0, 1000, [])
+        peer = stack.enter_context(ask_for_ever(server, stream=True))
+        reply_id = re.search(rb"x-request-id: (\w+)", peer.recv(1_000))[1].decode()
+        found = next(one for event in events for one in event["requests"])
+        assert found["id"] == reply_id
+        assert found["from"] == 0
+        assert found["pages"]
+        [live] = json.loads(server.request("GET", "/api/v1/requests")[1])["data"]
+        assert live["id"] == reply_id
+        assert live["state"] in ("prefilling", "decoding")
+        peer.close()
+        assert next(event for event in events if event["gone"])["gone"] == [reply_id]
+
+
+def test_the_reply_says_why_no_more_of_a_prompt_was_cached(client):
+    prompt = [11] * 70
+    asked = {"model": "tiny", "max_tokens": 1}
+    client.completions.create(prompt=prompt, **asked)
+    usage = client.completions.create(prompt=[*prompt[:66], 12, 13], **asked).usage
+    assert usage.cache == {
+        "num_pages": 2,
+        "num_tokens": 64,
+        "differs_at": 64,
+        "reason": "below_one_page",
+    }
+
+
 def test_a_text_survives_the_tokenizer(server):
     text = "Zoë said: 你好, \U0001f600!"
     tokens = json.loads(server.request("POST", "/tokenize", {"prompt": text})[1])["tokens"]
