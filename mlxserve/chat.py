@@ -3,9 +3,7 @@
     answer = await chat.submit(chat.render(messages), params)
     async for delta in answer: ...
 
-A server-sent event frames these deltas, the library folds them, the terminal paints them. Between
-the engine's tokens and a delta's text lie an incremental decoder, which holds back half a
-character, and the stop strings, which hold back what could become one.
+A server-sent event frames these deltas, the library folds them, the terminal paints them.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mlxserve.answer_text import AnswerText, Delta, Usage
 from mlxserve.async_engine import AsyncEngine, OutputStream
 from mlxserve.errors import (
     EngineStopped,
@@ -25,50 +24,18 @@ from mlxserve.errors import (
     PromptTooLong,
     UnknownPrefix,
 )
-from mlxserve.parsing.turn import ToolCallDelta
+from mlxserve.parsing.parser import TurnParser
+from mlxserve.parsing.turn import Turn
 from mlxserve.request import (
-    CacheReport,
     FinishReason,
-    Output,
     Request,
     SamplingParams,
-    TokenLogprob,
 )
 from mlxserve.snapshot import Snapshot
 from mlxserve.stats import Stats
 from mlxserve.tokenizer import Tokenizer
 
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens of a request. `cached_tokens` of the prompt's were found in the cache.
-
-    `cache` says why no more of them were; None if the request ended before it was started.
-    """
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    cache: CacheReport | None = None
-    reasoning_tokens: int = 0  # of the completion's
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """One piece of an answer. The last one has `finish_reason` and `usage`, the first one `usage`.
-
-    An answer comes as reasoning, then text, then calls of tools, each possibly empty; some models
-    mix them. Within a delta that order holds. `stop` is the stop string that ended the answer.
-    """
-
-    text: str = ""
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
-    finish_reason: FinishReason | None = None
-    usage: Usage | None = None
-    reasoning: str = ""
-    tool_calls: tuple[ToolCallDelta, ...] = ()
-    stop: str | None = None
+__all__ = ["Answer", "AnswerText", "Chat", "Delta", "NamedPrefix", "Usage"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,51 +81,6 @@ class Answer:
         """Abort the request, if it has not ended."""
         self._is_over = True
         self._outputs.close()
-
-
-class AnswerText:
-    """Outputs to deltas: decodes, and ends the text before a stop string."""
-
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, stop_ids: frozenset[int]):
-        self._decoder = tokenizer.stream()
-        self._stops = tuple(params.stop)
-        self._hidden = frozenset() if params.ignore_eos else stop_ids
-        self._held = ""  # decoded, but it could be the beginning of a stop string
-        self._num_outputs = 0
-        self._is_first = True
-
-    def push(self, output: Output) -> Delta:
-        self._num_outputs += len(output.token_ids)
-        visible = [token for token in output.token_ids if token not in self._hidden]
-        self._held += self._decoder.push(visible)
-        reason = output.finish_reason
-        if reason is not None:
-            self._held += self._decoder.finish()
-        text, stop = self._release(is_last=reason is not None)
-        if stop is not None:
-            reason = FinishReason.STOP
-        usage = Usage(output.num_prompt, self._num_outputs, output.num_cached, output.cache)
-        has_usage = reason is not None or self._is_first
-        self._is_first = False
-        return Delta(
-            text,
-            output.token_ids,
-            output.logprobs,
-            reason,
-            usage if has_usage else None,
-            stop=stop,
-        )
-
-    def _release(self, *, is_last: bool) -> tuple[str, str | None]:
-        """(text that is certain, the stop string that ended it)."""
-        found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if found:
-            at, stop = min(found)
-            return self._held[:at], stop
-        keep = 0 if is_last else _overlap(self._held, self._stops)
-        cut = len(self._held) - keep
-        text, self._held = self._held[:cut], self._held[cut:]
-        return text, None
 
 
 class Chat:
@@ -218,13 +140,15 @@ class Chat:
         prefix_name: str | None = None,
         client: str = "",
         request_id: str | None = None,
+        turn: Turn | None = None,
     ) -> Answer:
         """Queue a prompt. Whatever is wrong with it is raised here, before anything is computed.
 
         `client` says whose request it is: a key, a user, an agent with its helpers. Clients share
         the engine fairly. `request_id` names it in snapshots and logs; no two live ones have the
         same. With `prefix_name` the prompt is put behind that prefix, and computed
-        under its salt unless another one is given.
+        under its salt unless another one is given. With `turn` the answer's thinking and calls of
+        tools are told apart from its text; without it all is text.
         Raises InvalidRequest, InvalidParameter, PromptTooLong, UnknownPrefix, QueueFull,
         EngineStopped.
         """
@@ -233,7 +157,7 @@ class Chat:
             prompt = (*prefix.token_ids, *prompt)
             cache_salt = prefix.cache_salt if cache_salt is None else cache_salt
         return await self._submit(
-            prompt, params, cache_salt, priority, client, request_id=request_id
+            prompt, params, cache_salt, priority, client, request_id=request_id, turn=turn
         )
 
     async def _submit(
@@ -246,6 +170,7 @@ class Chat:
         *,
         pins: bool = False,
         request_id: str | None = None,
+        turn: Turn | None = None,
     ) -> Answer:
         self._check(prompt, params)
         stop_ids = self._tokenizer.eos_token_ids
@@ -261,7 +186,13 @@ class Chat:
             pins=pins,
         )
         outputs = await self._engine.submit(request)
-        return Answer(outputs, AnswerText(self._tokenizer, params, stop_ids))
+        parser = self._parser(prompt, turn) if turn is not None else None
+        return Answer(outputs, AnswerText(self._tokenizer, params, stop_ids, parser))
+
+    def _parser(self, prompt: Sequence[int], turn: Turn) -> TurnParser:
+        markup = self._tokenizer.markup
+        is_thinking = markup.opens_thinking(prompt, self._tokenizer.decode)
+        return TurnParser(markup, turn, is_thinking=is_thinking)
 
     def _check(self, prompt: Sequence[int], params: SamplingParams) -> None:
         if not prompt:
@@ -374,12 +305,3 @@ class Chat:
     def close(self) -> None:
         """End every answer and the engine. Idempotent."""
         self._engine.close()
-
-
-def _overlap(text: str, stops: Sequence[str]) -> int:
-    """Length of the longest end of `text` that begins a stop string."""
-    longest = max(map(len, stops), default=1) - 1
-    for length in range(min(longest, len(text)), 0, -1):
-        if any(stop.startswith(text[-length:]) for stop in stops):
-            return length
-    return 0

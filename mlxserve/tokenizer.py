@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
 
 from mlxserve.errors import InvalidRequest, UnsupportedModel
+from mlxserve.parsing.markup import Markup, markup_of
 
 # A folder with none of these would get a tokenizer without a single token.
 _TABLES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "*.tiktoken")
@@ -132,8 +134,27 @@ class Tokenizer:
             ) from error
         return list(ids)
 
-    def stream(self) -> StreamDecoder:
-        return StreamDecoder(self.decode)
+    @cached_property
+    def markup(self) -> Markup:
+        """How the model marks its thinking and its calls of tools."""
+        return markup_of(self._wrapper)
+
+    def stream(self, *, shows_markup: bool = False) -> StreamDecoder:
+        """`shows_markup`: special tokens are left out but for those that `markup` speaks of."""
+        return StreamDecoder(self._decode_with_markup if shows_markup else self.decode)
+
+    def _decode_with_markup(self, token_ids: Sequence[int]) -> str:
+        shown = [token for token in token_ids if token not in self._hidden]
+        if self._fast is not None:
+            return str(self._fast.decode(shown, skip_special_tokens=False))
+        with self._lock:
+            return str(self._wrapper.decode(shown, skip_special_tokens=False))
+
+    @cached_property
+    def _hidden(self) -> frozenset[int]:
+        added = self._wrapper.added_tokens_decoder.items()
+        special = frozenset(token_id for token_id, token in added if token.special)
+        return (special | frozenset(self._wrapper.all_special_ids)) - self.markup.tokens
 
     def _types_control_tokens(self, messages: Sequence[Mapping[str, Any]]) -> bool:
         """Whether a control token stands in what people or tools said.

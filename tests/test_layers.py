@@ -69,7 +69,9 @@ ALLOWED: dict[str, set[str]] = {
     },
     "mlxserve/tokenizer": {"mlxserve/errors", "mlxserve/parsing"},
     "mlxserve/parsing": set(),
+    "mlxserve/answer_text": {"mlxserve/parsing", "mlxserve/request", "mlxserve/tokenizer"},
     "mlxserve/chat": {
+        "mlxserve/answer_text",
         "mlxserve/async_engine",
         "mlxserve/errors",
         "mlxserve/parsing",

@@ -17,7 +17,7 @@ from starlette.types import Receive
 from mlxserve.api.metrics import Metrics, Timed
 from mlxserve.api.sse import until_disconnect
 from mlxserve.errors import EngineStopped
-from mlxserve.parsing.turn import ToolCall, ToolCallDelta, join_calls
+from mlxserve.parsing.turn import ToolCall, ToolCallDelta, Turn, join_calls
 from mlxserve.request import CacheReport, FinishReason, SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
@@ -76,10 +76,12 @@ class Answers:
         priority: int = 0,
         client: str = "",
         request_id: str | None = None,
+        turn: Turn | None = None,
     ) -> Answers:
         """All are admitted, or none is. Raises what `Chat.submit` raises.
 
         `request_id` names them in snapshots: with `-N` for the N-th, where there are several.
+        Without `turn` an answer is text alone.
         """
 
         async def submit_one(
@@ -93,6 +95,7 @@ class Answers:
                 priority=priority,
                 client=client,
                 request_id=name,
+                turn=turn,
             )
             timed.start(answer)
             return timed

@@ -20,6 +20,7 @@ from mlxserve.api.prompts import Prompts
 from mlxserve.api.security import cache_namespace, client_name, request_id
 from mlxserve.api.sse import EventStream
 from mlxserve.errors import MlxServeError
+from mlxserve.parsing.turn import Turn
 from mlxserve.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Service:
         params: SamplingParams,
         *,
         num_choices: int = 1,
+        turn: Turn | None = None,
     ) -> Answers:
         """Admit what was asked, in the name of its API key. Raises what `Chat.submit` raises."""
         return await Answers.submit(
@@ -82,6 +84,7 @@ class Service:
             client=client_name(request),
             priority=asked.priority,
             request_id=request_id(request),
+            turn=turn,
         )
 
     async def reply(

@@ -17,7 +17,7 @@ from mlxserve.api.app import create_app
 from mlxserve.api.connection import Limits
 from mlxserve.api.server import Server, bind, serve, url_of
 from mlxserve.errors import EngineStopped, MlxServeError, PromptTooLong, UnknownPrefix
-from mlxserve.parsing.turn import ToolCallDelta
+from mlxserve.parsing.turn import ToolCallDelta, Turn
 from mlxserve.request import CacheReport, FinishReason, SamplingParams, TokenLogprob
 from mlxserve.snapshot import RequestView, Snapshot
 from mlxserve.stats import Distribution, Memory, Stats
@@ -126,6 +126,7 @@ class FakeChat:
         priority: int = 0,
         client: str = "",
         request_id: str | None = None,
+        turn: Turn | None = None,
     ) -> FakeAnswer:
         if self.submit_error is not None:
             raise self.submit_error
@@ -143,6 +144,7 @@ class FakeChat:
                 priority=priority,
                 client=client,
                 request_id=request_id,
+                turn=turn,
             )
         )
         script = self.script if self.script is not None else self.reply(prompt)

@@ -1,0 +1,202 @@
+"""One call written as a JSON object, {"name": ..., "arguments": {...}}, read as it comes.
+
+The arguments are passed on as the model wrote them, character by character, but that line breaks
+and other control characters inside of strings, which models write and JSON forbids, are escaped.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import Enum, auto
+
+_BLANKS = " \t\r\n"
+_ARGUMENTS = frozenset({"arguments", "parameters"})
+
+
+class _At(Enum):
+    OPENING = auto()  # before the {
+    KEY = auto()  # before a key, or the }
+    IN_KEY = auto()
+    COLON = auto()
+    VALUE = auto()  # before a value
+    IN_VALUE = auto()
+    DONE = auto()
+    BROKEN = auto()
+
+
+class JsonText:
+    """The text of one JSON value, up to its end, one character at a time."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.is_in_string = False
+        self.is_cut = False
+        self._pieces: list[str] = []
+        self._depth = 0
+        self._is_escaped = False
+        self._first = ""
+
+    def push(self, char: str) -> bool:
+        """True when the value is complete, and `text` is it.
+
+        A number or a word ends before a character that is not its own, and does not take it.
+        A < outside of strings is in no JSON: it begins the marker that cuts the value short.
+        """
+        if not self._first:
+            self._first = char
+        if char == "<" and not self.is_in_string and self._depth:
+            self.is_cut = True
+        if self.is_cut:
+            return False
+        if self.is_in_string:
+            self._push_in_string(char)
+        elif char == '"':
+            self.is_in_string = True
+            self._pieces.append(char)
+        elif char in "{[":
+            self._depth += 1
+            self._pieces.append(char)
+        elif char in "}]" and self._depth:
+            self._depth -= 1
+            self._pieces.append(char)
+        elif self._depth or not self.ends_before(char):
+            self._pieces.append(char)
+        else:
+            return self._end()
+        if self._first in '{["' and not self._depth and not self.is_in_string:
+            return self._end()
+        return False
+
+    def take(self) -> str:
+        """What has come since the last time."""
+        taken = "".join(self._pieces)
+        self._pieces.clear()
+        return taken
+
+    def ends_before(self, char: str) -> bool:
+        """Whether this character, after a number or a word, is not part of it."""
+        return self._first not in '{["' and (char in _BLANKS or char in ",}]<")
+
+    def _push_in_string(self, char: str) -> None:
+        if self._is_escaped:
+            self._is_escaped = False
+        elif char == "\\":
+            self._is_escaped = True
+        elif char == '"':
+            self.is_in_string = False
+        self._pieces.append(json.dumps(char)[1:-1] if char < " " else char)
+
+    def _end(self) -> bool:
+        self.text = "".join(self._pieces)
+        return True
+
+
+class JsonCall:
+    """Reads the object. `name` is known before the first arguments are handed out."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self._at = _At.OPENING
+        self._key = ""
+        self._value = JsonText()
+        self._arguments: str | None = None  # whole, where they came before the name or as a string
+        self._is_streaming = False  # the value under way goes out as it comes
+        self._has_streamed = False
+        self._ready = ""
+
+    @property
+    def is_done(self) -> bool:
+        return self._at is _At.DONE
+
+    @property
+    def is_broken(self) -> bool:
+        return self._at is _At.BROKEN
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a name and arguments are there, though the last brace may be missing."""
+        return self.name is not None and (self._has_streamed or self._arguments is not None)
+
+    def push(self, char: str) -> None:
+        match self._at:
+            case _At.OPENING:
+                if char not in _BLANKS:
+                    self._at = _At.KEY if char == "{" else _At.BROKEN
+            case _At.KEY:
+                self._before_key(char)
+            case _At.IN_KEY:
+                if self._value.push(char):
+                    self._key = _string(self._value.text) or ""
+                    self._at = _At.COLON
+            case _At.COLON:
+                if char not in _BLANKS:
+                    self._at = _At.VALUE if char == ":" else _At.BROKEN
+            case _At.VALUE:
+                if char not in _BLANKS:
+                    self._begin_value(char)
+            case _At.IN_VALUE:
+                self._in_value(char)
+
+    def take(self) -> str:
+        """Arguments that have come since the last time; empty before the name."""
+        if self.is_done and not self._has_streamed:
+            self._has_streamed = True
+            self._ready = "{}" if self._arguments is None else self._arguments
+        taken, self._ready = self._ready, ""
+        return taken + self._value.take() if self._is_streaming else taken
+
+    def _before_key(self, char: str) -> None:
+        if char == '"':
+            self._value = JsonText()
+            self._value.push(char)
+            self._at = _At.IN_KEY
+        elif char == "}" or (char == "<" and self.is_complete):
+            self._at = _At.DONE if self.name is not None else _At.BROKEN
+        elif char not in _BLANKS and char != ",":
+            self._at = _At.BROKEN
+
+    def _begin_value(self, char: str) -> None:
+        if char in ",}]<":  # no value at all
+            self._at = _At.BROKEN
+            return
+        self._value = JsonText()
+        self._at = _At.IN_VALUE
+        if self._key in _ARGUMENTS and char == "{" and self.name and not self._has_streamed:
+            self._is_streaming = self._has_streamed = True
+        self._in_value(char)
+
+    def _in_value(self, char: str) -> None:
+        if not self._value.push(char):
+            if self._value.is_cut:
+                self._at = _At.BROKEN
+            return
+        self._at = _At.KEY
+        if self._is_streaming:
+            self._ready += self._value.take()
+            self._is_streaming = False
+        elif self._key == "name" and self.name is None:
+            self._set_name(_string(self._value.text))
+        elif self._key in _ARGUMENTS and not self._has_streamed:
+            self._set_arguments(self._value.text)
+        if self._value.ends_before(char):
+            self.push(char)
+
+    def _set_name(self, name: str | None) -> None:
+        self.name = name
+        if not name:
+            self._at = _At.BROKEN
+
+    def _set_arguments(self, text: str) -> None:
+        inner = _string(text)
+        self._arguments = "{}" if text == "null" else text if inner is None else inner
+
+
+def _string(text: str) -> str | None:
+    """The value of a JSON string; None where it is something else, or none."""
+    if not text.startswith('"'):
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, str) else None

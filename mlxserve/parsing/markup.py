@@ -1,0 +1,165 @@
+"""How a family of models marks its thinking and its calls, read off the model's tokenizer.
+
+The knowledge of families is mlx-lm's: its tokenizer wrapper says which markers a model uses and
+which of its parsers reads a whole call. OpenAI's harmony format is added here.
+
+    part     TEXT      THINKING         CALL              HEADER
+    edge       <think> ──▶ </think> ──▶ ...               between messages, shown to nobody
+               <tool_call> ───────────▶ (its reader finds the end)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, TypeAlias
+
+ParseCall: TypeAlias = Callable[[str, Sequence[Mapping[str, Any]]], Any]
+
+
+class Part(Enum):
+    """What the text of an answer is at some place."""
+
+    TEXT = auto()
+    THINKING = auto()
+    CALL = auto()
+    HEADER = auto()
+
+
+Edges: TypeAlias = Mapping[Part, tuple[tuple[str, Part], ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Markup:
+    """
+    edges: in each part, the markers that end it and what follows; no marker is ever shown
+    first: the part an answer begins in
+    call_format: the name of mlx-lm's parser, or "harmony"
+    call_end: the marker that ends a call; empty where only the answer's end does
+    parse_call: mlx-lm's parser of one whole call; it may raise almost anything
+    think_start, think_end: the same markers as token ids; empty where the model does not think
+    call_start: the marker that opens a call, as one token; None where it is several
+    tokens: special tokens that are markup, and are text to the parser
+    """
+
+    edges: Edges = field(default_factory=dict)
+    first: Part = Part.TEXT
+    call_format: str | None = None
+    call_end: str = ""
+    parse_call: ParseCall | None = None
+    think_start: tuple[int, ...] = ()
+    think_end: tuple[int, ...] = ()
+    call_start: int | None = None
+    tokens: frozenset[int] = frozenset()
+
+    @property
+    def can_call(self) -> bool:
+        return self.call_format is not None
+
+    @property
+    def can_think(self) -> bool:
+        return bool(self.think_end)
+
+    def opens_thinking(self, token_ids: Sequence[int], text_of: Callable[..., str]) -> bool:
+        """Whether a prompt ends within thinking: the template has written the opening marker."""
+        length = len(self.think_start)
+        tail = token_ids[-(length + _MOST_BLANKS) :]
+        if not length:
+            return False
+        for at in range(len(tail) - length, -1, -1):
+            if tuple(tail[at : at + length]) == self.think_start:
+                return not text_of(tail[at + length :]).strip()
+        return False
+
+
+_MOST_BLANKS = 4  # tokens of white space that a template writes behind the opening marker
+# Special tokens inside of calls, which a decoder would leave out.
+_INNER_TOKENS = {
+    "gemma4": ('<|"|>',),
+    "function_gemma": ("<escape>",),
+    "kimi_k2": ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    "kimi_k3": ("<|open|>", "<|close|>", "<|sep|>"),
+    "mistral": ("[ARGS]", "[CALL_ID]"),
+    "muse_spark": ("<|message|>", "<|eom|>", "<|eot|>"),
+    "harmony": ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>"),
+}
+_PARTS = {
+    "normal": Part.TEXT,
+    "reasoning": Part.THINKING,
+    "tool": Part.CALL,
+    "header": Part.HEADER,
+}
+_HARMONY: Edges = {
+    Part.HEADER: (
+        ("<|channel|>analysis<|message|>", Part.THINKING),
+        ("<|channel|>commentary<|message|>", Part.TEXT),
+        ("<|channel|>final<|message|>", Part.TEXT),
+        ("to=functions.", Part.CALL),
+    ),
+    Part.THINKING: (("<|end|>", Part.HEADER),),
+    Part.TEXT: (("<|end|>", Part.HEADER),),
+}
+
+
+def markup_of(wrapper: Any) -> Markup:
+    """The markup of the model whose tokenizer mlx-lm has wrapped."""
+    vocabulary = wrapper.get_vocab()
+    if wrapper.tool_parser is None and all(t in vocabulary for t in _INNER_TOKENS["harmony"]):
+        return _harmony(wrapper)
+    name = wrapper.init_kwargs.get("tool_parser_type") if wrapper.has_tool_calling else None
+    edges = _edges(wrapper)
+    call_start: Sequence[int] = wrapper.tool_call_start_tokens or ()
+    markers = " ".join(marker for found in edges.values() for marker, _ in found)
+    markers += wrapper.tool_call_end or ""
+    inner = _INNER_TOKENS.get(name or "", ())
+    return Markup(
+        edges=edges,
+        first=_PARTS.get(wrapper.response_initial_state, Part.TEXT),
+        call_format=name,
+        call_end=wrapper.tool_call_end or "",
+        parse_call=wrapper.tool_parser,
+        think_start=tuple(wrapper.think_start_tokens or ()),
+        think_end=tuple(wrapper.think_end_tokens or ()),
+        call_start=call_start[0] if len(call_start) == 1 else None,
+        tokens=frozenset(
+            token_id
+            for token_id, token in wrapper.added_tokens_decoder.items()
+            if token.special and (token.content in inner or token.content in markers)
+        )
+        - wrapper.eos_token_ids,
+    )
+
+
+def _harmony(wrapper: Any) -> Markup:
+    vocabulary = wrapper.get_vocab()
+    return Markup(
+        edges=_HARMONY,
+        first=Part.HEADER,
+        call_format="harmony",
+        call_end="<|call|>",
+        tokens=frozenset(vocabulary[token] for token in _INNER_TOKENS["harmony"]),
+    )
+
+
+def _edges(wrapper: Any) -> Edges:
+    edges: dict[Part, list[tuple[str, Part]]] = {part: [] for part in Part}
+    if wrapper.has_thinking:
+        edges[Part.TEXT] += [
+            (wrapper.think_start, Part.THINKING),
+            (wrapper.think_end, Part.TEXT),  # it closes what nobody opened
+        ]
+        edges[Part.THINKING].append((wrapper.think_end, Part.TEXT))
+    found = {
+        _PARTS[part]: [(marker, _PARTS[to]) for marker, to in transitions]
+        for part, transitions in wrapper.response_transitions.items()
+    }
+    calls_in_header = any(to is Part.CALL for pairs in found.values() for _, to in pairs)
+    if wrapper.has_tool_calling and not calls_in_header:
+        # Models that think sometimes call without closing their thinking.
+        edges[Part.TEXT].append((wrapper.tool_call_start, Part.CALL))
+        edges[Part.THINKING].append((wrapper.tool_call_start, Part.CALL))
+    edges[Part.TEXT] += [(marker, Part.TEXT) for marker in wrapper.structural_markers]
+    for part, pairs in found.items():
+        edges[part] += pairs
+    return {part: tuple(pairs) for part, pairs in edges.items()}
