@@ -147,11 +147,18 @@ class _ErrorResponse(Response):
         self._error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error, status, body = self._error, self._error.status, self._error.body()
+        error = self._error
         if speaks_anthropic(scope):
-            status = _OVERLOADED if status == 503 else status
-            body = error.anthropic_body(scope.get("mlxserve.request_id"))
-        await json_response(body, status, error.headers)(scope, receive, send)
+            reply = _for_anthropic(error, scope.get("mlxserve.request_id"))
+        else:
+            reply = json_response(error.body(), error.status, error.headers)
+        await reply(scope, receive, send)
+
+
+def _for_anthropic(error: ApiError, request_id: str | None) -> Response:
+    status = _OVERLOADED if error.status == 503 else error.status
+    headers = {**error.headers, "request-id": request_id or ""}
+    return json_response(error.anthropic_body(request_id), status, headers)
 
 
 def speaks_anthropic(scope: Scope) -> bool:

@@ -10,6 +10,7 @@ from mlxserve.api.errors import ApiError
 
 logger = logging.getLogger(__name__)
 
+CLAUDE = "claude-"
 WARNING_HEADER = "x-mlxserve-warning"
 _MAX_NAMES_SHOWN = 8
 _MAX_NAMES_REMEMBERED = 1_000
@@ -22,9 +23,14 @@ class ModelNames:
     own: str
     aliases: Sequence[str] = ()
 
-    def check(self, name: str | None) -> None:
-        """Raises ApiError 404 for a name that is given and not known."""
+    def check(self, name: str | None, *, is_anthropic: bool = False) -> None:
+        """Raises ApiError 404 for a name that is given and not known.
+
+        Anthropic's clients know the names of their own models only: each is the one served.
+        """
         known = (self.own, *self.aliases)
+        if is_anthropic and name is not None and name.startswith(CLAUDE):
+            return
         if name is not None and name not in known:
             raise ApiError(
                 404,

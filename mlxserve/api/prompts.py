@@ -42,9 +42,16 @@ class Prompts:
         prefix_name: str | None = None,
         *,
         add_generation_prompt: bool = True,
+        continues: bool = False,
     ) -> list[int]:
-        """A conversation in the model's template, behind the named prefix."""
+        """A conversation in the model's template, behind the named prefix.
+
+        continues: the answer goes on where the last message ends
+        """
         prefix = self.prefix(request, prefix_name)
+        if continues:
+            add_generation_prompt = False
+            template_kwargs = {**template_kwargs, "continue_final_message": True}
         rendered = await asyncio.to_thread(
             self._chat.render,
             messages,

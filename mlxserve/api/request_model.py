@@ -6,7 +6,8 @@ Knows no endpoint: what each of them takes is in `schema.py` and `anthropic_sche
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -14,6 +15,8 @@ from starlette.requests import Request
 
 from mlxserve.api.body import read_json
 from mlxserve.api.errors import ApiError
+from mlxserve.errors import InvalidParameter
+from mlxserve.request import SamplingParams
 
 T = TypeVar("T", bound="Body")
 NotYet: TypeAlias = Mapping[str, tuple[object, ...]]  # and the values that ask for nothing
@@ -55,6 +58,21 @@ class Body(Strict):
     @property
     def unknown_fields(self) -> list[str]:
         return [path for path in _extras(self, "") if path not in _INERT]
+
+
+def sampling_params(
+    defaults: SamplingParams, given: Mapping[str, Any], field_named: Callable[[str], str]
+) -> SamplingParams:
+    """The model's defaults with what was given. Raises ApiError 400.
+
+    `field_named` turns a name of ours into the field that the client sent.
+    """
+    try:
+        return dataclasses.replace(defaults, **given)
+    except InvalidParameter as error:
+        name = field_named(error.name)
+        message = str(error).removeprefix(f"{error.name}: ")
+        raise ApiError(400, f"{name}: {message}", param=name, code="invalid_value") from error
 
 
 def _refuse_unsupported(body: Mapping[str, Any], not_yet: NotYet) -> None:

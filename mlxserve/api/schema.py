@@ -7,7 +7,6 @@ nothing (`best_of: 1`). Unknown ones are collected, so that the reply can say th
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import (
@@ -28,8 +27,7 @@ from mlxserve.api.fields import (
     text,
     token_biases,
 )
-from mlxserve.api.request_model import Body, NotYet, Strict
-from mlxserve.errors import InvalidParameter
+from mlxserve.api.request_model import Body, NotYet, Strict, sampling_params
 from mlxserve.request import SamplingParams
 
 MAX_MESSAGES = 10_000
@@ -126,12 +124,7 @@ class _Generation(Body):
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
         """The model's defaults with what was asked. Raises ApiError 400."""
         given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
-        try:
-            return dataclasses.replace(defaults, **{**given, **self._own_sampling()})
-        except InvalidParameter as error:
-            name = self._field_named(error.name)
-            message = str(error).removeprefix(f"{error.name}: ")
-            raise ApiError(400, f"{name}: {message}", param=name, code="invalid_value") from error
+        return sampling_params(defaults, {**given, **self._own_sampling()}, self._field_named)
 
     def _own_sampling(self) -> dict[str, Any]:
         raise NotImplementedError
