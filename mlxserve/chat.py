@@ -185,12 +185,16 @@ class Chat:
             priority=priority,
             pins=pins,
         )
-        outputs = await self._engine.submit(request)
         parser = self._parser(prompt, turn) if turn is not None else None
+        outputs = await self._engine.submit(request)
         return Answer(outputs, AnswerText(self._tokenizer, params, stop_ids, parser))
 
     def _parser(self, prompt: Sequence[int], turn: Turn) -> TurnParser:
         markup = self._tokenizer.markup
+        if turn.may_call and not markup.can_call:
+            raise InvalidParameter(
+                "tools", "how this model writes calls of tools is not known; leave them out"
+            )
         is_thinking = markup.opens_thinking(prompt, self._tokenizer.decode)
         return TurnParser(markup, turn, is_thinking=is_thinking)
 

@@ -6,6 +6,7 @@ transformers). Safe to use from several threads; needs no mlx arrays.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -14,7 +15,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from mlxserve.errors import InvalidRequest, UnsupportedModel
+from mlxserve.errors import InvalidParameter, InvalidRequest, UnsupportedModel
 from mlxserve.parsing.markup import Markup, markup_of
 
 # A folder with none of these would get a tokenizer without a single token.
@@ -73,6 +74,23 @@ class Tokenizer:
     def eos_token_ids(self) -> frozenset[int]:
         return frozenset(self._wrapper.eos_token_ids)
 
+    def _takes(self, word: str) -> bool:
+        """Whether the chat template speaks of something. One that is code may do anything."""
+        template = self._wrapper.chat_template
+        if isinstance(template, dict):
+            return any(word in text for text in template.values())
+        return word in template if isinstance(template, str) else self.has_chat_template
+
+    def _with_arguments(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of earlier calls as objects, unless the template says that it takes text.
+
+        As text they are what the model wrote, so that the conversation is found in the cache.
+        """
+        calls = message.get("tool_calls")
+        if not calls or self._takes("arguments is string"):
+            return dict(message)
+        return {**message, "tool_calls": [_with_object(call) for call in calls]}
+
     @property
     def has_chat_template(self) -> bool:
         return bool(self._wrapper.has_chat_template)
@@ -113,6 +131,10 @@ class Tokenizer:
                 f"chat_template_kwargs: {', '.join(reserved)} cannot be set; give variables of the "
                 "model's template only."
             )
+        if tools and not self._takes("tools"):
+            raise InvalidParameter(
+                "tools", "the chat template of this model knows no tools; leave them out"
+            )
         for message in messages:
             if not isinstance(message, Mapping):
                 raise InvalidRequest(f"messages: each must be an object, got {message!r:.80}")
@@ -123,7 +145,7 @@ class Tokenizer:
                 template_kwargs["sanitize_control_tokens"] = True
             with self._lock:
                 ids = self._wrapper.apply_chat_template(
-                    [dict(message) for message in messages],
+                    [self._with_arguments(message) for message in messages],
                     tools=list(tools) if tools else None,
                     add_generation_prompt=add_generation_prompt,
                     **template_kwargs,
@@ -219,6 +241,18 @@ def _load(path: Path, eos_token_ids: Sequence[int]) -> Any:
             f"The tokenizer in {path} cannot be read: {_first_line(error)}. The folder needs a "
             "tokenizer.json (or tokenizer.model) and a tokenizer_config.json."
         ) from error
+
+
+def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(call["function"])
+    if isinstance(function.get("arguments"), str):
+        try:
+            function["arguments"] = json.loads(function["arguments"])
+        except ValueError as error:
+            raise InvalidRequest(
+                f"messages: the arguments of a call of {function.get('name')!r} are no JSON: {error}"
+            ) from error
+    return {**call, "function": function}
 
 
 def _is_from_outside(message: Mapping[str, Any]) -> bool:

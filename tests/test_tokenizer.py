@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers
 
-from mlxserve.errors import InvalidRequest, UnsupportedModel
+from mlxserve.errors import InvalidParameter, InvalidRequest, UnsupportedModel
 from mlxserve.mini import model_path
 from mlxserve.tokenizer import StreamDecoder, Tokenizer
 
@@ -121,6 +121,29 @@ def test_a_template_sees_messages_tools_and_its_own_variables(folder: Path) -> N
     assert tokenizer.decode(ids) == "hi|clock|good|True"
     ids = tokenizer.render(USER, mood="bad", add_generation_prompt=False)
     assert tokenizer.decode(ids) == "hi||bad|False"
+
+
+def test_tools_that_a_template_does_not_show_are_refused(folder: Path) -> None:
+    tokenizer = with_template(folder, "{{ messages[0].content }}")
+    with pytest.raises(InvalidParameter, match="tools: the chat template of this model knows no"):
+        tokenizer.render(USER, tools=[{"name": "clock"}])
+
+
+CALL = {"type": "function", "function": {"name": "look", "arguments": '{"at":  1}'}}
+
+
+def test_a_template_gets_the_arguments_of_earlier_calls_as_it_takes_them(folder: Path) -> None:
+    show = "{{ messages[0].tool_calls[0].function.arguments%s }}"
+    said = [{"role": "assistant", "content": "", "tool_calls": [CALL]}]
+    tokenizer = with_template(folder, show % " | tojson")
+    assert tokenizer.decode(tokenizer.render(said)) == '{"at": 1}'
+    # As text they are what the model wrote, and the cache knows them.
+    tokenizer = with_template(folder, (show % "") + "{% if arguments is string %}{% endif %}")
+    assert tokenizer.decode(tokenizer.render(said)) == '{"at":  1}'
+    broken = {"type": "function", "function": {"name": "look", "arguments": "{"}}
+    tokenizer = with_template(folder, show % ".at")
+    with pytest.raises(InvalidRequest, match="the arguments of a call of 'look' are no JSON"):
+        tokenizer.render([{"role": "assistant", "content": "", "tool_calls": [broken]}])
 
 
 def test_rendering_changes_no_message(folder: Path) -> None:

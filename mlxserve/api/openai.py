@@ -43,15 +43,17 @@ class OpenAI:
         asked = await read_request(ChatRequest, request)
         self._names.check(asked.model)
         params = asked.sampling(self._chat.default_params)
+        turn = asked.turn()
         try:
             prompt = await self._prompts.of_messages(
                 request,
                 [message.for_template() for message in asked.messages],
-                asked.chat_template_kwargs,
+                asked.template_kwargs,
                 asked.prefix_name,
+                tools=asked.definitions,
             )
             answers = await self._service.submit(
-                request, asked, [prompt], params, num_choices=asked.n or 1
+                request, asked, [prompt], params, num_choices=asked.n or 1, turn=turn
             )
         except MlxServeError as error:
             raise from_engine(error, prompt_param="messages") from error

@@ -41,6 +41,7 @@ class Prompts:
         template_kwargs: Mapping[str, bool | str],
         prefix_name: str | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
         continues: bool = False,
     ) -> list[int]:
@@ -55,7 +56,7 @@ class Prompts:
         rendered = await asyncio.to_thread(
             self._chat.render,
             messages,
-            tools=None,
+            tools=tools,
             add_generation_prompt=add_generation_prompt,
             **template_kwargs,
         )

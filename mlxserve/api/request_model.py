@@ -25,7 +25,6 @@ NotYet: TypeAlias = Mapping[str, tuple[object, ...]]  # and the values that ask 
 _INERT = frozenset(
     {
         "metadata",
-        "parallel_tool_calls",
         "prompt_cache_key",
         "prompt_cache_retention",
         "safety_identifier",

@@ -28,6 +28,16 @@ from mlxserve.api.fields import (
     token_biases,
 )
 from mlxserve.api.request_model import Body, NotYet, Strict, sampling_params
+from mlxserve.api.turns import (
+    Budget,
+    Effort,
+    ToolChoiceField,
+    Tools,
+    thinking_budget,
+    thinking_kwargs,
+    turn_of,
+)
+from mlxserve.parsing.turn import Turn
 from mlxserve.request import SamplingParams
 
 MAX_MESSAGES = 10_000
@@ -160,12 +170,9 @@ class ChatRequest(_Generation):
         "moderation": (None,),
         "prediction": (None,),
         "prompt_cache_options": (None,),
-        "reasoning_effort": (None,),
         "response_format": (None, {"type": "text"}),
         "service_tier": (None, "auto", "default"),
         "store": (None, False),
-        "tool_choice": (None, "none", "auto"),
-        "tools": (None, []),
         "verbosity": (None, "medium"),
         "web_search_options": (None,),
     }
@@ -175,6 +182,29 @@ class ChatRequest(_Generation):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
+    tools: Tools | None = None
+    tool_choice: ToolChoiceField = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    thinking_budget: Budget | None = None
+
+    @property
+    def definitions(self) -> list[dict[str, Any]]:
+        """Of the tools, as chat templates know them."""
+        return [tool.definition() for tool in self.tools or ()]
+
+    @property
+    def template_kwargs(self) -> dict[str, bool | str]:
+        return thinking_kwargs(self.reasoning_effort, self.chat_template_kwargs)
+
+    def turn(self) -> Turn:
+        """Raises ApiError 400."""
+        return turn_of(
+            self.definitions,
+            self.tool_choice,
+            parallel=self.parallel_tool_calls,
+            thinking_budget=thinking_budget(self.thinking_budget, self.template_kwargs),
+        )
 
     def _own_sampling(self) -> dict[str, Any]:
         own: dict[str, Any] = {}
