@@ -1,16 +1,18 @@
 """Pins: prefixes whose pages stay until they are dropped by name.
 
     reserve ── the prefix is computed by a request of its own ──┬─ pin ─ ... ─ drop
-                                                                └─ drop (it was aborted)
+                                                                └─ cancel (it was aborted)
 
-What is reserved counts against the quota from the start, so that prefixes computed side by side
-cannot pin more together than they may.
+From its reservation on a prefix claims its pages, by their hashes, until it is dropped or cancelled:
+so prefixes computed side by side cannot pin more together than they may, and one that leans on
+another's pages keeps its claim on them when the other is dropped.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
-from itertools import takewhile
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.errors import PrefixQuotaExceeded
@@ -18,66 +20,85 @@ from mlxserve.request import Request
 
 
 class Pins:
-    """At most `quota` pages of the pool, by the id of the request that computed them."""
+    """At most `quota` pages of the pool, by the id of the request that computes or computed them."""
 
     def __init__(self, pool: PagePool, quota: int) -> None:
         self._pool = pool
         self._quota = quota
-        self._promised: dict[str, int] = {}
-        self._pinned: dict[str, list[int]] = {}
+        self._claims: Counter[bytes] = Counter()  # hash of a page -> prefixes that have it
+        self._promised: dict[str, tuple[bytes, ...]] = {}  # hashes of the prefix's full pages
+        self._pinned: dict[str, tuple[bytes, ...]] = {}
 
     @property
     def num_pages(self) -> int:
         """Pages that are pinned, or will be."""
-        return self._pool.num_pinned + sum(self._promised.values())
+        return len(self._claims)
 
-    def num_needed(self, request: Request) -> int:
-        """Pages of its prompt that nobody has pinned yet."""
-        num_full = request.num_prompt // self._pool.page_size
-        return num_full - self.num_shared(request.page_hashes[:num_full])
+    def num_kept_from(self, request: Request) -> int:
+        """Pages that are pinned, or will be, and are not this request's prompt's own.
 
-    def num_shared(self, hashes: Sequence[bytes]) -> int:
-        """How many pages of this chain, from its beginning, are pinned."""
-        return sum(1 for _ in takewhile(self._pool.is_pinned, hashes))
-
-    def promised(self, request: Request) -> int:
-        return self._promised.get(request.id, 0)
+        Judged by what was promised, and not by its page table, where duplicates of pinned pages
+        may be: setting it back is enough to get rid of these. So only a new reservation makes this
+        number grow, whatever is pinned, dropped, cancelled, admitted or preempted.
+        """
+        if chain := self._promised.get(request.id):
+            return self.num_pages - len(chain)
+        # Its last token is computed again, and so is that token's page.
+        num_matchable = (request.num_prompt - 1) // self._pool.page_size
+        return self.num_pages - self._num_claimed(request.page_hashes[:num_matchable])
 
     def reserve(self, request: Request) -> None:
         """Raises PrefixQuotaExceeded, and nothing happened, where the quota is too small."""
-        num_needed = self.num_needed(request)
-        if self.num_pages + num_needed > self._quota:
+        chain = self._chain(request)
+        num_new = sum(hash_ not in self._claims for hash_ in chain)
+        if self.num_pages + num_new > self._quota:
             raise PrefixQuotaExceeded(
-                f"the prefix needs {num_needed} more pages of {self._pool.page_size} tokens, but "
+                f"the prefix needs {num_new} more pages of {self._pool.page_size} tokens, but "
                 f"{self.num_pages} of the {self._quota} that named prefixes may have are taken. "
                 "Remove a prefix, shorten this one, or raise max_pinned_fraction, "
                 "gpu_memory_utilization or num_pages."
             )
-        self._promised[request.id] = num_needed
+        self._promised[request.id] = chain
+        self._claims.update(chain)
 
     def pin(self, request: Request) -> None:
         """Its prompt has been computed and published: keep the pages that are full."""
-        num_full = request.num_prompt // self._pool.page_size
-        pages = self._pool.match(request.page_hashes[:num_full], request.token_ids)
-        assert len(pages) == num_full, f"{request.id}: a page of the prefix is lost"
-        del self._promised[request.id]
+        chain = self._promised.pop(request.id)
+        pages = self._pool.match(chain, request.token_ids)
+        assert len(pages) == len(chain), f"{request.id}: a page of the prefix is lost"
         self._pool.pin(pages)
-        self._pinned[request.id] = pages
+        self._pinned[request.id] = chain
 
     def drop(self, request_id: str) -> None:
-        """Its pages may be evicted again; no-op if there are none."""
-        self._promised.pop(request_id, None)
-        if pages := self._pinned.pop(request_id, None):
-            self._pool.unpin(pages)
+        """Its pages may be evicted again; no-op if none are pinned."""
+        if chain := self._pinned.pop(request_id, None):
+            self._pool.unpin([self._pool.page_of(hash_) for hash_ in chain])
+            self._give_up(chain)
 
     def cancel(self, request: Request) -> None:
         """It will not be pinned, if it has not been."""
-        self._promised.pop(request.id, None)
+        self._give_up(self._promised.pop(request.id, ()))
 
     def check(self, live: Sequence[Request]) -> None:
         """Audit. Raises AssertionError."""
         assert self.num_pages <= self._quota, "more is pinned than may be"
         computing = {request.id for request in live if request.pins}
         assert self._promised.keys() == computing, "a prefix is promised, but not computed"
-        pinned = {page for pages in self._pinned.values() for page in pages}
+        pinned = {hash_ for chain in self._pinned.values() for hash_ in chain}
         assert len(pinned) == self._pool.num_pinned, "a page is pinned by nobody"
+        assert all(map(self._pool.is_pinned, pinned)), "a page of a prefix is not pinned"
+        claims = Counter(h for c in (*self._promised.values(), *self._pinned.values()) for h in c)
+        assert claims == self._claims, "a claim is miscounted"
+
+    def _chain(self, request: Request) -> tuple[bytes, ...]:
+        return tuple(request.page_hashes[: request.num_prompt // self._pool.page_size])
+
+    def _num_claimed(self, chain: Sequence[bytes]) -> int:
+        """How many pages of it are claimed: a beginning, as every prefix claims its first."""
+        return bisect_left(chain, True, key=lambda hash_: hash_ not in self._claims)
+
+    def _give_up(self, chain: Sequence[bytes]) -> None:
+        self._claims.subtract(chain)
+        for hash_ in chain:
+            if not self._claims[hash_]:
+                del self._claims[hash_]

@@ -189,15 +189,15 @@ class Scheduler:
         request.capacity = self._capacity(request)
 
     def _capacity(self, request: Request) -> int:
-        """Tokens it could have if it were alone with what is pinned."""
+        """Tokens it could have if it were alone with what is pinned, or will be.
+
+        For a live request this never shrinks, but by a new promise of pins, and that is refused
+        where it would take what the request has and its next two tokens (`_promise_pins`).
+        """
         if not self._pins.num_pages:
             return self.max_model_len
-        taken = self._pins.num_pages - self._pins.promised(request)
-        if request.page_table:
-            taken -= self.pool.num_pinned_of(request.page_table)
-        else:
-            taken -= self._pins.num_shared(self._matchable(request))
-        return min(self.config.max_model_len, (self.pool.num_pages - taken) * self.pool.page_size)
+        num_pages = self.pool.num_pages - self._pins.num_kept_from(request)
+        return min(self.config.max_model_len, num_pages * self.pool.page_size)
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
         """End a request now. Its pages are free once no unread step uses them.

@@ -81,6 +81,7 @@ class GhostEngine:
     loads: list[Load] = field(default_factory=list)
     pinned: list[Request] = field(default_factory=list)  # named prefixes, computed
     num_computed: int = 0
+    planned: bool = True  # whether the last plan had a chunk
     trace: list[list[tuple[str, int, int]]] = field(default_factory=list)
 
     # ---- what a caller does
@@ -351,7 +352,12 @@ class GhostEngine:
             assert before["tight"], "preempted although it was not tight"
             assert not planned & before["waiting"], "admitted in a step that preempted"
         is_read = any(self.scheduler.accepts(load) for load in self.loads)
-        assert chunks or before["unread"] or is_read or not self._live(), "nothing is planned, ever"
+        # Whoever holds the duplicate of a pinned page may have to set itself back to go on.
+        assert chunks or before["unread"] or is_read or preempted or not self._live(), (
+            "nothing is planned, ever"
+        )
+        assert chunks or not preempted or self.planned, "preempted twice in a row for nothing"
+        self.planned = bool(chunks)
 
     def _judge_chunk(self, chunk: Chunk) -> None:
         request, page_size = chunk.request, self.scheduler.pool.page_size

@@ -106,6 +106,44 @@ def test_a_running_answer_ends_where_the_pins_leave_no_place(make_engine: Callab
     assert engine.ends[request.id] is FinishReason.LENGTH
 
 
+def test_a_prefix_that_leans_on_a_dropped_one_keeps_its_claim(make_engine: Callable) -> None:
+    # Found by the state machine: two pages were pinned where one was promised, and a request that
+    # had been let in between had no place any more.
+    engine = make_engine(num_pages=4, max_pinned_fraction=0.5, max_num_seqs=4)
+    first = engine.add([1] * 4, 1, pins=True)
+    engine.drain()
+    engine.add([1] * 4 + [2] * 4, 1, pins=True)  # promised one page more than the first
+    engine.unpin(first)
+    with pytest.raises(PromptTooLong, match="beside 2 pinned pages the cache holds 8"):
+        engine.add([3] * 9, 1)
+    with pytest.raises(PrefixQuotaExceeded, match="2 of the 2"):
+        engine.add([3] * 4, 1, pins=True)
+    request = engine.add([3] * 7, 4)
+    engine.drain()
+    assert len(request.token_ids) == 8
+    assert engine.scheduler.stats().pages_pinned == 2
+
+
+def test_who_counted_on_a_dropped_prefix_still_has_a_place(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=7, max_pinned_fraction=1.0, max_num_seqs=1)
+    first = engine.add([1] * 4, 1, pins=True)
+    engine.drain()
+    request = engine.add([1] * 4 + [2] * 12, 20)
+    engine.add([1] * 4 + [3] * 8, 1, pins=True)
+    engine.unpin(first)  # its page is no longer pinned, but promised to the second prefix
+    engine.drain()
+    assert len(request.token_ids) == (7 - 3 + 1) * 4
+
+
+def test_who_holds_the_duplicate_of_a_pinned_page_sets_itself_back(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=8, max_pinned_fraction=0.25, max_num_batched_tokens=48)
+    engine.add([1, 2, 3, 4], 1, pins=True)
+    request = engine.add([1, 2, 3, 4, 5], None)  # too little in common to wait for
+    engine.drain()
+    assert len(request.token_ids) == 32  # with the pinned page, which it had computed itself too
+    assert request.num_preemptions == 1
+
+
 def test_whoever_holds_only_pinned_pages_is_no_victim(make_engine: Callable) -> None:
     engine = make_engine(num_pages=10, max_pinned_fraction=0.5)
     engine.add(PREFIX, 1, pins=True)

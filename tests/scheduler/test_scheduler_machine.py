@@ -241,8 +241,8 @@ BUGS: dict[str, tuple[type, str, str, str]] = {
     "promise the pins' pages to others": (
         Scheduler,
         "_capacity",
-        "taken = self._pins.num_pages - self._pins.promised(request)",
-        "taken = 0",
+        "self._pins.num_kept_from(request)",
+        "0",
     ),
     "leave pages on disk": (Scheduler, "_end", "self._swap.drop(request)", "pass"),
     "share without counting": (
