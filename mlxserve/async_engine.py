@@ -21,7 +21,7 @@ from typing import Any
 
 from mlxserve.engine import Engine
 from mlxserve.errors import EngineStopped, MlxServeError
-from mlxserve.request import FinishReason, Output, Request
+from mlxserve.request import FinishReason, Output, Pooling, Request
 from mlxserve.snapshot import Snapshot
 from mlxserve.stats import Stats
 from mlxserve.worker import hire
@@ -131,6 +131,24 @@ class AsyncEngine:
             taken.add_done_callback(lambda future: future.cancelled() or future.exception())
             raise
         return stream
+
+    async def embed(
+        self, token_ids: Sequence[int], pooling: Pooling, dimensions: int | None = None
+    ) -> list[float]:
+        """A text's vector. Between two of its pieces the engine takes its steps.
+
+        Raises InvalidRequest, InvalidParameter, EngineStopped.
+        """
+        make = self._call(lambda engine: engine.embedding(token_ids, pooling, dimensions))
+        embedding = await asyncio.wrap_future(make)
+        try:
+            while True:
+                piece = self._call(lambda engine: engine.embed(embedding))
+                vector: list[float] | None = await asyncio.wrap_future(piece)
+                if vector is not None:
+                    return vector
+        finally:
+            self._call(lambda _: embedding.release())  # its arrays belong to the engine's thread
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a request at the next step boundary; no-op if it has ended."""

@@ -28,6 +28,7 @@ from mlxserve.parsing.parser import TurnParser
 from mlxserve.parsing.turn import Turn
 from mlxserve.request import (
     FinishReason,
+    Pooling,
     Request,
     SamplingParams,
 )
@@ -209,12 +210,7 @@ class Chat:
                 num_tokens=len(prompt),
                 max_model_len=self.max_model_len,
             )
-        if not all(isinstance(token, int) for token in prompt) or not (
-            min(prompt) >= 0 and max(prompt) < self._vocab_size
-        ):
-            raise InvalidParameter(
-                "prompt", f"token ids must be whole numbers from 0 to {self._vocab_size - 1}"
-            )
+        self._check_ids(prompt, "prompt")
         for name, ids in (
             ("logit_bias", params.logit_bias),
             ("stop_token_ids", params.stop_token_ids),
@@ -223,6 +219,40 @@ class Chat:
                 raise InvalidParameter(
                     name, f"token ids go up to {self._vocab_size - 1}, got {max(ids)}"
                 )
+
+    def _check_ids(self, token_ids: Sequence[int], field: str) -> None:
+        if not all(isinstance(token, int) for token in token_ids) or not (
+            min(token_ids) >= 0 and max(token_ids) < self._vocab_size
+        ):
+            raise InvalidParameter(
+                field, f"token ids must be whole numbers from 0 to {self._vocab_size - 1}"
+            )
+
+    # ---- vectors
+
+    async def embed(
+        self,
+        token_ids: Sequence[int],
+        *,
+        pooling: Pooling = Pooling.MEAN,
+        dimensions: int | None = None,
+    ) -> list[float]:
+        """A text as a vector of length one, from the model's last hidden states.
+
+        Computed beside the answers under way, in pieces between their steps. `dimensions` keeps
+        the first ones. Raises InvalidRequest, InvalidParameter, PromptTooLong, EngineStopped.
+        """
+        if not token_ids:
+            raise InvalidRequest("input: it is empty; at least one token is needed")
+        if len(token_ids) > self.max_model_len:
+            raise PromptTooLong(
+                f"the text has {len(token_ids)} tokens, but the context has {self.max_model_len}. "
+                "Embed it in parts.",
+                num_tokens=len(token_ids),
+                max_model_len=self.max_model_len,
+            )
+        self._check_ids(token_ids, "input")
+        return await self._engine.embed(token_ids, pooling, dimensions)
 
     # ---- named prefixes
 

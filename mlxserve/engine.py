@@ -14,13 +14,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from mlxserve.model.embedding import Embedding
 from mlxserve.model.runner import ModelRunner, Pending
-from mlxserve.request import Chunk, FinishReason, Output, Request
+from mlxserve.request import Chunk, FinishReason, Output, Pooling, Request
 from mlxserve.scheduler.pace import Pace
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.snapshot import Snapshot, view
 from mlxserve.stats import SECONDS, TOKENS, Histogram, Rate, Stats
 from mlxserve.swapper import Swapper
+
+_LEAST_EMBEDDED = 64  # tokens of a text's piece, however little time answers under way leave
 
 
 class Engine:
@@ -140,6 +143,18 @@ class Engine:
     def keep(self, request: Request, seconds: float) -> None:
         """Evict the pages of a request that has ended after those of others, for so long."""
         self._scheduler.keep(request, self._clock() + seconds)
+
+    def embedding(
+        self, token_ids: Sequence[int], pooling: Pooling, dimensions: int | None
+    ) -> Embedding:
+        """As `ModelRunner.embedding`."""
+        return self._runner.embedding(token_ids, pooling, dimensions)
+
+    def embed(self, embedding: Embedding) -> list[float] | None:
+        """One piece of it, as long as the prompts' share of a step; the vector at its end."""
+        budget = self._budget()
+        most = self._scheduler.config.max_num_batched_tokens
+        return embedding.advance(most if budget is None else max(budget, _LEAST_EMBEDDED))
 
     def reset_prefix_cache(self, *, force: bool = False) -> bool:
         """Forget every cached page but those of named prefixes.

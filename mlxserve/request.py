@@ -23,6 +23,13 @@ class FinishReason(StrEnum):
     ABORT = "abort"  # the caller went away
 
 
+class Pooling(StrEnum):
+    """How the hidden states of a text's tokens become one vector."""
+
+    MEAN = "mean"
+    LAST = "last"  # the last token's, which has seen all others
+
+
 class RequestState(Enum):
     WAITING = auto()  # holds no pages
     RUNNING = auto()  # has a page table

@@ -24,7 +24,14 @@ from mlxserve.errors import (
     UnknownPrefix,
 )
 from mlxserve.mini import model_path
-from mlxserve.request import CacheMiss, CacheReport, FinishReason, Output, SamplingParams
+from mlxserve.request import (
+    CacheMiss,
+    CacheReport,
+    FinishReason,
+    Output,
+    Pooling,
+    SamplingParams,
+)
 from mlxserve.snapshot import Phase
 from mlxserve.tokenizer import Tokenizer
 
@@ -335,3 +342,37 @@ def test_after_close_everything_says_that_the_engine_has_ended(
     run(scenario())
     assert not chat.is_alive()
     chat.close()
+
+
+def test_a_text_is_embedded_beside_answers_and_neither_changes(chat: Chat) -> None:
+    text = list(range(5, 200))
+
+    async def both() -> tuple[list[list[float]], list[Delta]]:
+        answer = asyncio.ensure_future(collect(chat, [5, 6, 7], GREEDY))
+        vectors = [await chat.embed(text, pooling=pooling) for pooling in Pooling]
+        return vectors, await answer
+
+    alone = run(collect(chat, [5, 6, 7], GREEDY))
+    (mean, last), deltas = run(both())
+    assert [delta.token_ids for delta in deltas] == [delta.token_ids for delta in alone]
+    assert mean == pytest.approx(run(chat.embed(text)), abs=1e-5)
+    assert sum(x * x for x in mean) == pytest.approx(1, abs=1e-4)
+    assert last != pytest.approx(mean, abs=1e-2)
+
+
+@pytest.mark.parametrize("token_ids", [[], [-1], [10**9], [5] * 10_000])
+def test_a_text_that_cannot_be_embedded_is_refused(chat: Chat, token_ids: list[int]) -> None:
+    with pytest.raises(InvalidRequest):
+        run(chat.embed(token_ids))
+
+
+def test_an_embedding_that_is_given_up_leaves_the_engine_as_it_was(chat: Chat) -> None:
+    async def give_up() -> None:
+        task = asyncio.ensure_future(chat.embed([5] * 400))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await chat.check()
+
+    run(give_up())
+    assert run(chat.embed([5, 6], dimensions=4))

@@ -20,6 +20,7 @@ from starlette.routing import Route
 from mlxserve import __version__
 from mlxserve.api.access import Access
 from mlxserve.api.anthropic import Anthropic
+from mlxserve.api.embeddings import Embeddings
 from mlxserve.api.errors import RETRY_SOON, ApiError, error_response, json_response
 from mlxserve.api.metrics import Metrics
 from mlxserve.api.naming import ModelNames
@@ -58,6 +59,7 @@ def create_app(
             *OpenAI(service).routes(),
             *Responses(service).routes(),
             *Anthropic(service).routes(),
+            *Embeddings(service).routes(),
             *Prefixes(service).routes(),
             *Tokenization(service).routes(),
             *Native(chat).routes(),

@@ -9,7 +9,8 @@ dense reference still runs in the same process.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -65,9 +66,21 @@ class RowSelector:
 
     def __init__(self) -> None:
         self.rows: mx.array | None = None
+        self._captured: list[mx.array] | None = None
 
     def select(self, hidden: mx.array) -> mx.array:
+        if self._captured is not None:
+            self._captured.append(hidden)
         return hidden if self.rows is None else hidden[self.rows]
+
+    @contextmanager
+    def capturing(self) -> Iterator[list[mx.array]]:
+        """Collects what the head is given while the model is called."""
+        self._captured = []
+        try:
+            yield self._captured
+        finally:
+            self._captured = None
 
 
 class SelectedRowsHead(nn.Module):  # type: ignore[misc]  # mlx's nn has no types

@@ -16,9 +16,10 @@ import mlx.nn as nn
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.layout import StepLayout
 from mlxserve.model.batch import Batch
+from mlxserve.model.embedding import Embedding
 from mlxserve.model.paged import RowSelector
 from mlxserve.model.sampler import Draw, PendingSample, sample
-from mlxserve.request import Chunk, Sampled
+from mlxserve.request import Chunk, Pooling, Sampled
 from mlxserve.stats import Memory
 
 _MASK64 = (1 << 64) - 1
@@ -79,6 +80,12 @@ class ModelRunner:
             return [None] * len(pending.chunks)
         sampled = iter(pending.sample.read(pending.draws))
         return [next(sampled) if chunk.samples else None for chunk in pending.chunks]
+
+    def embedding(
+        self, token_ids: Sequence[int], pooling: Pooling, dimensions: int | None
+    ) -> Embedding:
+        """A text to be embedded, beside the steps and without the pool."""
+        return Embedding(self._model, self._selector, token_ids, pooling, dimensions)
 
     def read_pages(self, pages: Sequence[int]) -> list[bytes]:
         """As `KVPool.read_pages`: every step must have been collected."""

@@ -18,7 +18,7 @@ from mlxserve.api.connection import Limits
 from mlxserve.api.server import Server, bind, serve, url_of
 from mlxserve.errors import EngineStopped, MlxServeError, PromptTooLong, UnknownPrefix
 from mlxserve.parsing.turn import ToolCallDelta, Turn
-from mlxserve.request import CacheReport, FinishReason, SamplingParams, TokenLogprob
+from mlxserve.request import CacheReport, FinishReason, Pooling, SamplingParams, TokenLogprob
 from mlxserve.snapshot import RequestView, Snapshot
 from mlxserve.stats import Distribution, Memory, Stats
 
@@ -91,6 +91,7 @@ class FakeChat:
     answers: list[FakeAnswer] = field(default_factory=list)
     submitted: list[SimpleNamespace] = field(default_factory=list)
     rendered: list[SimpleNamespace] = field(default_factory=list)
+    embedded: list[SimpleNamespace] = field(default_factory=list)
     named: dict[str, tuple[int, ...]] = field(default_factory=dict)
     alive: bool = True
     silence: float = 0.0  # seconds since the engine's last step
@@ -151,6 +152,18 @@ class FakeChat:
         answer = FakeAnswer(self, str(len(self.answers)), len(prompt), script)
         self.answers.append(answer)
         return answer
+
+    async def embed(
+        self, token_ids: Sequence[int], *, pooling: Pooling, dimensions: int | None = None
+    ) -> list[float]:
+        """Of the numbers 1, 2, 3 ... the k-th, for the k-th text."""
+        if self.submit_error is not None:
+            raise self.submit_error
+        self.embedded.append(SimpleNamespace(token_ids=list(token_ids), pooling=pooling))
+        number = len(self.embedded)
+        if self.script is not None:
+            await self.wait_for_release()
+        return [float(number), 0.5, -0.5][:dimensions]
 
     def reply(self, prompt: Sequence[int]) -> list[Any]:
         usage = Usage(len(prompt), 2, len(prompt) // 2)

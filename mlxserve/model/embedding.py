@@ -1,0 +1,90 @@
+"""Embedding: one text as one vector, from what the model's head would have been given.
+
+The text runs once through mlx-lm's own dense path, piece by piece, so that answers under way get
+their step between two pieces. The last hidden states are caught where the head takes them: the
+same for every architecture whose head is wrapped, and the head itself is never computed, because
+mlx computes only what is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import make_prompt_cache
+
+from mlxserve.errors import InvalidParameter, InvalidRequest
+from mlxserve.model.paged import RowSelector
+from mlxserve.request import Pooling
+
+_MODEL_ERRORS = (ValueError, TypeError, AttributeError, LookupError, RuntimeError)
+
+
+class Embedding:
+    """One text under way. Lives on the engine's thread."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        selector: RowSelector,
+        token_ids: Sequence[int],
+        pooling: Pooling,
+        dimensions: int | None = None,
+    ) -> None:
+        """`dimensions`: keep this many of the first ones."""
+        self._model = model
+        self._selector = selector
+        self._token_ids = token_ids
+        self._pooling = pooling
+        self._dimensions = dimensions
+        self._cache: list[Any] = make_prompt_cache(model)
+        self._pooled: mx.array | None = None  # (hidden,), float32
+        self._num_done = 0
+
+    def advance(self, num_tokens: int) -> list[float] | None:
+        """Compute so many tokens more; the vector, of length one, once all are.
+
+        Raises InvalidParameter for more dimensions than there are, InvalidRequest for a model
+        that does not show its hidden states.
+        """
+        end = min(self._num_done + num_tokens, len(self._token_ids))
+        try:
+            hidden = self._hidden(self._token_ids[self._num_done : end])
+            self._pooled = self._with(hidden)
+            mx.eval(self._pooled)
+        except InvalidRequest:  # which is a ValueError, too
+            raise
+        except _MODEL_ERRORS as error:
+            raise InvalidRequest(f"input: the model failed on it: {error}") from error
+        self._num_done = end
+        return self._vector() if end == len(self._token_ids) else None
+
+    def release(self) -> None:
+        """Give its arrays back, whether it has ended or not."""
+        self._cache = []
+        self._pooled = None
+
+    def _hidden(self, token_ids: Sequence[int]) -> mx.array:
+        """(tokens, hidden), not evaluated."""
+        with self._selector.capturing() as captured:
+            self._model(mx.array([token_ids]), cache=self._cache)
+        if len(captured) != 1 or captured[0].shape[:-1] != (1, len(token_ids)):
+            raise InvalidRequest("input: this model does not show the hidden states of a text")
+        return captured[0][0].astype(mx.float32)
+
+    def _with(self, hidden: mx.array) -> mx.array:
+        if self._pooling is Pooling.LAST:
+            return hidden[-1]
+        total = hidden.sum(axis=0)
+        return total if self._pooled is None else self._pooled + total
+
+    def _vector(self) -> list[float]:
+        assert self._pooled is not None
+        size = self._pooled.size
+        if self._dimensions is not None and self._dimensions > size:
+            raise InvalidParameter("dimensions", f"this model's vectors have {size}")
+        kept = self._pooled[: self._dimensions]
+        unit: Any = (kept / mx.maximum(mx.linalg.norm(kept), 1e-12)).tolist()
+        return list(unit)
