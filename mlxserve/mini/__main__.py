@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -16,6 +16,7 @@ from mlxserve.mini.abilities import ABILITIES
 from mlxserve.mini.words import Split
 
 if TYPE_CHECKING:
+    from mlxserve.mini.evaluate import Result
     from mlxserve.mini.network import Shape
     from mlxserve.mini.train import Recipe
 
@@ -57,6 +58,9 @@ def parser() -> argparse.ArgumentParser:
         "--run-folder", type=Path, default=Path("mini-run"), help="checkpoint, log"
     )
     command.add_argument("--steps", type=int, help="of the optimiser, in all")
+    command.add_argument(
+        "--initial", type=Path, help="model folder to continue from (less the foundation stage)"
+    )
     command.add_argument("--threads", type=int, default=0, help="of PyTorch (0: its own choice)")
     command.add_argument("--smoke", action="store_true", help="a tiny run that learns nothing")
     command.add_argument("--plot", type=Path, help="write the losses to this PNG at the end")
@@ -64,10 +68,14 @@ def parser() -> argparse.ArgumentParser:
     _add_folder(command)
     _add_seed(command, default=1)
 
-    command = commands.add_parser("evaluate", help="examine the packaged model on held-out prompts")
+    command = commands.add_parser(
+        "evaluate", help="examine a model on held-out prompts; the status tells if a bar was missed"
+    )
     command.set_defaults(run=_evaluate)
-    command.add_argument("--prompts", type=int, default=100, help="per ability")
+    command.add_argument("--prompts", type=int, default=200, help="per ability (default 200)")
+    command.add_argument("--ability", choices=[a.name for a in ABILITIES], help="this one only")
     command.add_argument("--misses", type=int, default=0, help="wrong answers to show per ability")
+    _add_folder(command)
     _add_seed(command)
     return top
 
@@ -99,12 +107,15 @@ def _tokenizer(options: argparse.Namespace) -> int:
     import json
 
     from mlxserve.mini import words
-    from mlxserve.mini.curriculum import STAGES, conversation
+    from mlxserve.mini.conversation import Conversation
+    from mlxserve.mini.curriculum import FULL_PLAN, example
     from mlxserve.mini.tokenizer import save_tokenizer, train_tokenizer
 
     rng, texts = Random(options.seed), list[str]()
     for _ in range(options.num):
-        made = conversation(rng, STAGES[1])
+        made = example(rng, FULL_PLAN[2])
+        if not isinstance(made, Conversation):
+            continue
         texts += [message["content"] for message in made.messages]
         texts += [json.dumps(tool) for tool in made.tools]
     tokenizer = train_tokenizer(texts, options.vocab_size, words.LISTED)
@@ -126,6 +137,8 @@ def _train(options: argparse.Namespace) -> int:
         torch.set_num_threads(options.threads)
     recipe, shape = _recipe(options)
     training = Training(recipe, shape, options.model, options.run_folder)
+    if options.initial:
+        training.start_from(options.initial)
     training.resume()
     train(training)
     if options.plot:
@@ -147,6 +160,7 @@ def _recipe(options: argparse.Namespace) -> tuple[Recipe, Shape]:
 
     vocab_size = load_tokenizer(options.model).get_vocab_size()
     recipe = replace(SMOKE if options.smoke else Recipe(), seed=options.seed)
+    recipe = replace(recipe, is_continued=options.initial is not None)
     if options.steps:
         recipe = replace(recipe, num_steps=options.steps)
     if options.smoke:
@@ -155,15 +169,31 @@ def _recipe(options: argparse.Namespace) -> tuple[Recipe, Shape]:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    from mlxserve.mini.evaluate import evaluate, table
+    from mlxserve.mini.evaluate import HEADER, line
 
-    results = evaluate(options.prompts, options.seed)
-    print(table(results))
+    results = []
+    print(HEADER)
+    for result in _results(options):
+        print(line(result), flush=True)
+        results.append(result)
     for result in results:
         for miss in islice(result.misses, options.misses):
             print(f"\n--- {result.ability.name}\nasked:  {miss.conversation.prompt[-1]['content']}")
             print(f"wanted: {miss.conversation.answer}\ngiven:  {miss.given}")
     return 0 if all(result.is_passed for result in results) else 1
+
+
+def _results(options: argparse.Namespace) -> Iterator[Result]:
+    """Every ability and then every condition of recall, or the one ability asked for."""
+    from mlxserve.mini.conditions import CONDITIONS, examine_under
+    from mlxserve.mini.evaluate import Student, evaluate
+
+    chosen = [a for a in ABILITIES if options.ability in (None, a.name)]
+    with Student(options.model) as student:
+        yield from evaluate(options.prompts, options.seed, student, chosen)
+    if not options.ability:
+        for condition in CONDITIONS:
+            yield examine_under(condition, options.prompts, options.seed, options.model)
 
 
 if __name__ == "__main__":

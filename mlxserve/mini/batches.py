@@ -8,8 +8,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mlxserve.mini.conversation import Conversation
-from mlxserve.mini.tokenizer import ChatEncoder
+from mlxserve.mini.conversation import Example, Sheet
+from mlxserve.mini.tokenizer import END, START, ChatEncoder
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The tokens of one conversation or sheet, and which of them are taught."""
+
+    tokens: list[int]
+    taught: list[bool]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,37 +40,57 @@ class Batch:
 
 
 def encoded(
-    conversations: Iterator[Conversation], encoder: ChatEncoder, num_tokens: int, max_tokens: int
-) -> list[list[int]]:
-    """Token ids of as many conversations as make `num_tokens`, none above `max_tokens`."""
-    rows: list[list[int]] = []
+    examples: Iterator[Example], encoder: ChatEncoder, num_tokens: int, max_tokens: int
+) -> list[Row]:
+    """As many examples as make `num_tokens`, none above `max_tokens`."""
+    rows: list[Row] = []
     total = 0
     while total < num_tokens:
-        made = next(conversations)
-        ids = encoder.encode(encoder.render(made.messages, made.tools, open_turn=False))
-        if len(ids) <= max_tokens:
-            rows.append(ids)
-            total += len(ids)
+        row = _row(next(examples), encoder)
+        if len(row) <= max_tokens:
+            rows.append(row)
+            total += len(row)
     return rows
 
 
-def batched(rows: list[list[int]], encoder: ChatEncoder, num_tokens: int) -> list[Batch]:
+def batched(rows: list[Row], num_tokens: int) -> list[Batch]:
     """`rows` in batches of at most `num_tokens` tokens with padding, shortest rows first."""
     batches: list[Batch] = []
-    pending: list[list[int]] = []
+    pending: list[Row] = []
     for row in sorted(rows, key=len):
         if pending and (len(pending) + 1) * len(row) > num_tokens:
-            batches.append(_padded(pending, encoder))
+            batches.append(_padded(pending))
             pending = []
         pending.append(row)
-    return [*batches, _padded(pending, encoder)]
+    return [*batches, _padded(pending)]
 
 
-def _padded(rows: list[list[int]], encoder: ChatEncoder) -> Batch:
+def _row(example: Example, encoder: ChatEncoder) -> Row:
+    if isinstance(example, Sheet):
+        return _sheet_row(example, encoder)
+    text = encoder.render(example.messages, example.tools, open_turn=False)
+    tokens = encoder.encode(text)
+    return Row(tokens, encoder.taught(tokens))
+
+
+def _sheet_row(sheet: Sheet, encoder: ChatEncoder) -> Row:
+    """An assistant's turn of problems, a line each; the last result ends the turn."""
+    tokens = encoder.encode(f"{START}assistant\n")
+    taught = [False] * len(tokens)
+    for i, (problem, result) in enumerate(sheet.problems, 1):
+        ending = END if i == len(sheet.problems) else "\n"
+        for text, is_taught in ((problem, False), (result + ending, True)):
+            part = encoder.encode(text)
+            tokens += part
+            taught += [is_taught] * len(part)
+    return Row(tokens, taught)
+
+
+def _padded(rows: list[Row]) -> Batch:
     width = max(map(len, rows))
     tokens = torch.zeros(len(rows), width, dtype=torch.long)  # id 0 is <|endoftext|>
     taught = torch.zeros(len(rows), width, dtype=torch.bool)
     for i, row in enumerate(rows):
-        tokens[i, : len(row)] = torch.tensor(row)
-        taught[i, : len(row)] = torch.tensor(encoder.taught(row))
+        tokens[i, : len(row)] = torch.tensor(row.tokens)
+        taught[i, : len(row)] = torch.tensor(row.taught)
     return Batch(tokens, taught)

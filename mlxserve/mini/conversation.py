@@ -42,6 +42,19 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
+class Sheet:
+    """Problems and their results, one after another in one text; only the results are taught.
+
+    A sum on a sheet costs 13 tokens, in a chat about 32.
+    """
+
+    problems: tuple[tuple[str, str], ...]  # ("47 + 38 = ", "85")
+
+
+Example = Conversation | Sheet
+
+
+@dataclass(frozen=True, slots=True)
 class Exchange:
     """One question, its reference answer, and the test of any other answer."""
 
@@ -60,6 +73,11 @@ class Phrasings:
 
     train: Sequence[str]
     held_out: Sequence[str]
+
+    def __post_init__(self) -> None:
+        assert set(self.train).isdisjoint(self.held_out), self
+        assert self.train, self
+        assert self.held_out, self
 
     def pick(self, rng: Random, split: Split) -> str:
         return rng.choice(self.train if split is Split.TRAIN else self.held_out)

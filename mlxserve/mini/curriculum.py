@@ -17,10 +17,19 @@ from mlxserve.mini.abilities import (
     knowledge,
     lists,
     persona,
+    personal,
     recall,
+    structured,
     tools,
 )
-from mlxserve.mini.conversation import Conversation, Exchange, Message, system
+from mlxserve.mini.conversation import (
+    Conversation,
+    Example,
+    Exchange,
+    Message,
+    Sheet,
+    system,
+)
 from mlxserve.mini.words import Split
 
 SYSTEM_PROMPTS = (
@@ -46,6 +55,9 @@ def several(make: Callable[[Random, Split], Exchange], most: int) -> Lesson:
     return lesson
 
 
+Maker = Callable[[Random, Split, int], Example]
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """A part of the training: contexts up to so many words, lessons with their weights."""
@@ -54,8 +66,10 @@ class Stage:
     share: float  # of all steps
     max_words: int  # of context
     max_tokens: int  # conversations longer than this are dropped
-    lessons: dict[Lesson, float]
+    lessons: dict[Maker, float]
 
+
+Plan = tuple[Stage, ...]
 
 _COPY = several(copying.repeat_line, 5)
 _NUMBERED = several(copying.numbered_line, 3)
@@ -63,7 +77,7 @@ _SUMS = several(arithmetic.exchange, 12)
 _LISTS = several(lists.exchange, 6)
 _TALK = several(knowledge.exchange, 3)
 
-FOUNDATION: dict[Lesson, float] = {
+FOUNDATION: dict[Maker, float] = {
     _COPY: 6,
     recall.table: 4,
     recall.many_questions: 6,
@@ -71,54 +85,88 @@ FOUNDATION: dict[Lesson, float] = {
     _NUMBERED: 1,
     _TALK: 1,
 }
-FULL: dict[Lesson, float] = {
-    _COPY: 4,
-    recall.table: 3,
-    recall.many_questions: 5,
-    recall.in_one_turn: 3,
-    recall.in_system_prompt: 1,
-    recall.over_turns: 3,
-    _NUMBERED: 1,
+# What is hard to learn and cheap to show, the rest so that it is not forgotten.
+SKILLS: dict[Maker, float] = {
+    arithmetic.sheet: 9,
     _SUMS: 2.5,
-    _LISTS: 2,
-    _TALK: 4,
+    _LISTS: 7,
+    personal.personal: 3,
+    _COPY: 1,
+    _NUMBERED: 0.3,
+    recall.table: 0.7,
+    recall.many_questions: 1,
+    recall.in_one_turn: 0.5,
+    recall.over_turns: 0.5,
+    recall.in_system_prompt: 0.3,
+    structured.structured: 1.5,
+    _TALK: 1.5,
     persona.persona: 1.5,
-    tools.tool_calls: 0.7,
-    tools.tool_results: 0.7,
+    tools.tool_calls: 1,
+    tools.tool_results: 0.5,
+    tools.no_call: 0.3,
 }
-STAGES = (
-    Stage("foundation", 0.34, 30, 192, FOUNDATION),
-    Stage("middle", 0.32, 150, 512, FULL),
-    Stage("long", 0.34, 450, 1280, FULL),
+WHOLE: dict[Maker, float] = {
+    arithmetic.sheet: 4,
+    _SUMS: 3,
+    _LISTS: 5,
+    personal.personal: 3,
+    _COPY: 2,
+    _NUMBERED: 0.5,
+    recall.table: 1.5,
+    recall.many_questions: 2,
+    recall.in_one_turn: 1.5,
+    recall.over_turns: 1.5,
+    recall.in_system_prompt: 0.7,
+    structured.structured: 1.5,
+    _TALK: 3,
+    persona.persona: 2,
+    tools.tool_calls: 1.5,
+    tools.tool_results: 0.7,
+    tools.no_call: 0.5,
+}
+LONG: dict[Maker, float] = {**WHOLE, recall.long_questions: 2}
+
+# From nothing, and from weights that already copy and recall (`train --initial`).
+FULL_PLAN: Plan = (
+    Stage("foundation", 0.20, 30, 192, FOUNDATION),
+    Stage("skills", 0.45, 30, 420, SKILLS),
+    Stage("whole", 0.20, 150, 640, WHOLE),
+    Stage("long", 0.15, 1650, 4000, LONG),
+)
+CONTINUED_PLAN: Plan = (
+    Stage("skills", 0.55, 30, 420, SKILLS),
+    Stage("whole", 0.25, 150, 640, WHOLE),
+    Stage("long", 0.20, 1650, 4000, LONG),
 )
 
 
-def stage_at(progress: float) -> Stage:
+def stage_at(plan: Plan, progress: float) -> Stage:
     """The stage at `progress`, 0 to 1, through the training."""
-    for stage in STAGES:
+    for stage in plan:
         if progress < stage.share:
             return stage
         progress -= stage.share
-    return STAGES[-1]
+    return plan[-1]
 
 
-def conversation(rng: Random, stage: Stage) -> Conversation:
-    """One conversation to train on, with a system prompt now and then, and talk before it."""
+def example(rng: Random, stage: Stage) -> Example:
+    """One example to train on; conversations get a system prompt now and then."""
     lesson = rng.choices(list(stage.lessons), list(stage.lessons.values()))[0]
     num_words = int(stage.max_words * rng.random() ** 1.5)
     made = lesson(rng, Split.TRAIN, num_words)
+    if isinstance(made, Sheet):
+        return made
     if made.messages[0]["role"] == "system" or rng.random() > SYSTEM_SHARE:
         return made
     text = rng.choice(SYSTEM_PROMPTS)
     if rng.random() < 0.2:
-        text += " " + " ".join(prose.paragraph(rng, num_words // 4))
+        text += " " + " ".join(prose.paragraph(rng, Split.TRAIN, num_words // 4))
     messages: tuple[Message, ...] = (system(text), *made.messages)
     return Conversation(messages, made.accepts, made.tools)
 
 
-def conversations(seed: int, step: int, progress: float) -> Iterator[Conversation]:
-    """An endless stream of conversations for one step of the training."""
+def examples(seed: int, step: int, stage: Stage) -> Iterator[Example]:
+    """An endless stream of examples for one step of the training."""
     rng = Random(f"{seed}/{step}")
-    stage = stage_at(progress)
     while True:
-        yield conversation(rng, stage)
+        yield example(rng, stage)

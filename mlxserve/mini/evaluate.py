@@ -1,18 +1,26 @@
 """The examination: every ability on held-out prompts, greedily, against its bar.
 
 The answers come from a callable, so the same examination runs on this package's engine (the
-default), on plain mlx-lm, or on a network under training.
+default), on plain mlx-lm, or on a network under training. `conditions` holds what makes recall
+hard for an engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 from mlxserve.mini import model_path
 from mlxserve.mini.abilities import ABILITIES, Ability
 from mlxserve.mini.conversation import Conversation
 from mlxserve.mini.tokenizer import ChatEncoder, load_tokenizer
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from mlxserve.config import EngineOptions
 
 MAX_ANSWER_TOKENS = 160
 
@@ -34,6 +42,7 @@ class Result:
     ability: Ability
     num_prompts: int
     misses: tuple[Miss, ...]
+    remark: str = ""
 
     @property
     def share(self) -> float:
@@ -44,15 +53,45 @@ class Result:
         return self.ability.bar is None or self.share >= self.ability.bar
 
 
+class Student:
+    """Answers by this package's own engine, greedily. `with` ends the engine."""
+
+    def __init__(self, folder: Path | None = None, **options: Unpack[EngineOptions]) -> None:
+        from mlxserve import LLM, SamplingParams
+
+        folder = folder or model_path()
+        options.setdefault("disable_log_stats", True)
+        self.llm = LLM(str(folder), **options)
+        self.sampling = SamplingParams(max_tokens=MAX_ANSWER_TOKENS, temperature=0)
+        self._encoder = ChatEncoder(load_tokenizer(folder))
+
+    def __call__(self, conversations: Sequence[Conversation]) -> list[str]:
+        """One batch of messages; where tools are offered, of prompts that list them."""
+        if any(conversation.tools for conversation in conversations):
+            prompts = [self.prompt(conversation) for conversation in conversations]
+            outputs = self.llm.generate(prompts, self.sampling, use_tqdm=False)
+        else:
+            messages = [conversation.prompt for conversation in conversations]
+            outputs = self.llm.chat(messages, self.sampling, use_tqdm=False)
+        return [output.text for output in outputs]
+
+    def prompt(self, conversation: Conversation) -> list[int]:
+        """The tokens of a conversation up to where the answer begins."""
+        text = self._encoder.render(conversation.prompt, conversation.tools, open_turn=True)
+        return self._encoder.encode(text)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.llm.close()
+
+
 def evaluate(
-    num_prompts: int = 100,
-    seed: int = 0,
-    answer: Answer | None = None,
-    abilities: Sequence[Ability] = ABILITIES,
-) -> list[Result]:
-    """Puts `num_prompts` held-out prompts of each ability to `answer`, by default the engine."""
-    answer = answer or engine_answer()
-    return [examine(ability, num_prompts, seed, answer) for ability in abilities]
+    num_prompts: int, seed: int, answer: Answer, abilities: Sequence[Ability] = ABILITIES
+) -> Iterator[Result]:
+    """Puts `num_prompts` held-out prompts of each ability to `answer`."""
+    return (examine(ability, num_prompts, seed, answer) for ability in abilities)
 
 
 def examine(ability: Ability, num_prompts: int, seed: int, answer: Answer) -> Result:
@@ -65,36 +104,13 @@ def examine(ability: Ability, num_prompts: int, seed: int, answer: Answer) -> Re
     return Result(ability, num_prompts, tuple(misses))
 
 
-def engine_answer() -> Answer:
-    """Answers by this package's own engine, with the packaged model, greedily."""
-    from mlxserve import LLM, SamplingParams
-
-    llm = LLM()
-    encoder = ChatEncoder(load_tokenizer(model_path()))
-    sampling = SamplingParams(max_tokens=MAX_ANSWER_TOKENS, temperature=0)
-
-    def answer(conversations: Sequence[Conversation]) -> list[str]:
-        """One batch of messages; where tools are offered, of prompts that list them."""
-        if not any(c.tools for c in conversations):
-            outputs = llm.chat([c.prompt for c in conversations], sampling, use_tqdm=False)
-        else:
-            rendered = [encoder.render(c.prompt, c.tools, open_turn=True) for c in conversations]
-            prompts = [encoder.encode(text) for text in rendered]
-            outputs = llm.generate(prompts, sampling, use_tqdm=False)
-        return [output.text for output in outputs]
-
-    return answer
+WIDTH = 36  # of the first column
+HEADER = f"{'ability':{WIDTH}}  {'right':>7}  {'bar':>6}  {'prompts':>7}"
 
 
-def table(results: Sequence[Result]) -> str:
-    """The figures as text, one ability per line."""
-    width = max(len(result.ability.name) for result in results)
-    lines = [f"{'ability':{width}}  {'right':>7}  {'bar':>6}  {'prompts':>7}"]
-    for result in results:
-        bar = "none" if result.ability.bar is None else f"{result.ability.bar:.0%}"
-        verdict = "" if result.is_passed else "  missed"
-        lines.append(
-            f"{result.ability.name:{width}}  {result.share:7.1%}  {bar:>6}"
-            f"  {result.num_prompts:7}{verdict}"
-        )
-    return "\n".join(lines)
+def line(result: Result) -> str:
+    """A result as a line of the table under HEADER."""
+    bar = "none" if result.ability.bar is None else f"{result.ability.bar:.0%}"
+    figures = f"{result.share:7.1%}  {bar:>6}  {result.num_prompts:7}"
+    verdict = "" if result.is_passed else "missed"
+    return f"{result.ability.name:{WIDTH}}  {figures}  {verdict:6}  {result.remark}".rstrip()

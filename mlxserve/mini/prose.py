@@ -8,10 +8,12 @@ and the same thing over and over.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from random import Random
 
 from mlxserve.mini import words
+from mlxserve.mini.words import Split
 
 _VERBS_PAST = """watched followed found carried passed painted repaired crossed noticed liked left
 reached guarded cleaned moved sold bought described missed opened""".split()
@@ -38,6 +40,7 @@ _TEMPLATES = (
     "I think {name} {verb} my {colour} {noun}.",
     "They have {count} {adjective} {noun}s in {town}.",
 )
+_PIECE = re.compile(r"[A-Za-z]+|[^A-Za-z]")
 _ROW_WORDS = [*words.ENGLISH, *words.JOBS, *"the a of to and in is it for on with as at by".split()]
 _FIELDS = {
     "adjective": words.ADJECTIVES,
@@ -70,14 +73,22 @@ def salad(rng: Random) -> str:
     return row[0].upper() + row[1:] + rng.choice((".", ".", "!", "?", ";"))
 
 
-def paragraph(rng: Random, num_words: int) -> list[str]:
-    """Sentences of about `num_words` words together; none at all for 0."""
-    make = rng.choices((sentence, salad, _echo(sentence(rng))), (8, 1, 1))[0]
+def sentence_of(rng: Random, split: Split) -> str:
+    """A sentence that belongs to `split`."""
+    return words.draw(rng, split, sentence)
+
+
+def paragraph(rng: Random, split: Split, num_words: int) -> list[str]:
+    """Sentences of `split`, of about `num_words` words together; none at all for 0.
+
+    Where digits and signs abound, two of them count as a word: it is the tokens that matter.
+    """
+    make = rng.choices((sentence, salad, _echo(sentence_of(rng, split))), (8, 1, 1))[0]
     sentences: list[str] = []
-    total = 0
-    while total < num_words:
-        sentences.append(make(rng))
-        total += len(sentences[-1].split())
+    num_pieces = 0
+    while num_pieces < 2 * num_words:
+        sentences.append(words.draw(rng, split, make))
+        num_pieces += len(_PIECE.findall(sentences[-1]))
     return sentences
 
 

@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from tqdm import tqdm
 
 from mlxserve.mini.batches import batched, encoded
-from mlxserve.mini.curriculum import conversations, stage_at
+from mlxserve.mini.curriculum import CONTINUED_PLAN, FULL_PLAN, Plan, Stage, examples, stage_at
 from mlxserve.mini.muon import Muon
 from mlxserve.mini.network import Network, Shape
 from mlxserve.mini.tokenizer import ChatEncoder, load_tokenizer
@@ -27,14 +28,19 @@ class Recipe:
 
     seed: int = 1
     num_steps: int = 1450
-    tokens_per_step: int = 4096
+    tokens_per_step: int = 2560
     tokens_per_batch: int = 1024  # what one forward takes; more means more padding
-    matrix_lr: float = 0.015
-    vector_lr: float = 0.003  # embeddings and norms
+    matrix_lr: float = 0.012
+    vector_lr: float = 0.002  # embeddings and norms
     warmup_steps: int = 50
     decay_share: float = 0.31  # of the steps, at the end, in which the rates fall to nothing
     weight_decay: float = 0.02
     clip_norm: float = 1.0
+    is_continued: bool = False  # begins with weights that copy and recall
+
+    @property
+    def plan(self) -> Plan:
+        return CONTINUED_PLAN if self.is_continued else FULL_PLAN
 
     def rate(self, step: int) -> float:
         """The share of the learning rates at `step`: warm-up, plateau, linear decay."""
@@ -66,6 +72,10 @@ class Training:
         self.num_tokens = 0
 
     @property
+    def stage(self) -> Stage:
+        return stage_at(self.recipe.plan, self.step / self.recipe.num_steps)
+
+    @property
     def checkpoint(self) -> Path:
         return self.folder / "checkpoint.pt"
 
@@ -94,13 +104,17 @@ class Training:
             optimiser.load_state_dict(saved)
         self.step, self.num_tokens = state["step"], state["num_tokens"]
 
+    def start_from(self, folder: Path) -> None:
+        """Takes the exported weights of `folder` to begin with."""
+        weights = load_file(folder / "model.safetensors")
+        self.network.load_state_dict({name: value.float() for name, value in weights.items()})
+
     def run_step(self) -> float:
         """One update; returns the mean loss of the taught tokens, in nats."""
-        recipe, progress = self.recipe, self.step / self.recipe.num_steps
-        stream = conversations(recipe.seed, self.step, progress)
-        max_tokens = stage_at(progress).max_tokens
-        rows = encoded(stream, self.encoder, recipe.tokens_per_step, max_tokens)
-        batches = batched(rows, self.encoder, recipe.tokens_per_batch)
+        recipe, stage = self.recipe, self.stage
+        stream = examples(recipe.seed, self.step, stage)
+        rows = encoded(stream, self.encoder, recipe.tokens_per_step, stage.max_tokens)
+        batches = batched(rows, recipe.tokens_per_batch)
         num_taught = sum(batch.num_taught for batch in batches)
         total = 0.0
         for batch in batches:
@@ -124,7 +138,7 @@ class Training:
             optimiser.zero_grad()
 
 
-def train(training: Training, checkpoint_every: int = 100) -> None:
+def train(training: Training, checkpoint_every: int = 50) -> None:
     """Runs to the last step, with a progress bar, a log, and a checkpoint now and then."""
     num_steps = training.recipe.num_steps
     training.folder.mkdir(parents=True, exist_ok=True)
@@ -137,7 +151,7 @@ def train(training: Training, checkpoint_every: int = 100) -> None:
         if training.step == 0:
             log.writerow(LOG_FIELDS)
         while training.step < num_steps:
-            stage = stage_at(training.step / num_steps).name
+            stage = training.stage.name
             loss = training.run_step()
             seconds = round(time.monotonic() - began, 1)
             log.writerow((training.step, stage, f"{loss:.4f}", training.num_tokens, seconds))

@@ -11,14 +11,13 @@ from mlxserve.mini.abilities import (
     ABILITIES,
     Ability,
     arithmetic,
-    copying,
     knowledge,
-    lists,
-    persona,
+    personal,
     recall,
+    structured,
     tools,
 )
-from mlxserve.mini.conversation import Conversation, Phrasings, mentions, says
+from mlxserve.mini.conversation import Conversation, mentions, says
 from mlxserve.mini.words import Split, split_of
 
 BY_NAME = pytest.mark.parametrize("ability", ABILITIES, ids=lambda ability: ability.name)
@@ -69,15 +68,6 @@ def test_the_turns_alternate_and_end_with_the_assistant(ability: Ability) -> Non
         assert spoken == ["user", "assistant"] * (len(spoken) // 2) or "tool" in roles
 
 
-@pytest.mark.parametrize("module", [arithmetic, copying, lists, persona, recall])
-def test_held_out_phrasings_never_train(module: object) -> None:
-    found = [value for value in vars(module).values() if isinstance(value, Phrasings)]
-    assert found
-    for phrasings in found:
-        assert set(phrasings.train).isdisjoint(phrasings.held_out)
-        assert phrasings.held_out
-
-
 def test_held_out_questions_about_mlxserve_never_train() -> None:
     train = {question for topic in knowledge.TOPICS for question in topic.train}
     held_out = {question for topic in knowledge.TOPICS for question in topic.held_out}
@@ -88,6 +78,36 @@ def test_every_topic_accepts_its_own_answer_only_for_its_keywords() -> None:
     for topic in knowledge.TOPICS:
         assert mentions(*topic.keywords)(topic.answer)
         assert not mentions(*topic.keywords)("Something else entirely.")
+
+
+def test_a_jobs_article_fits_it() -> None:
+    jobs = {
+        personal.Told(trait, "Ada", trait.make(Random(i), Split.TRAIN)).value
+        for i in range(80)
+        for trait in personal.TRAITS
+        if "{value}." in trait.answer
+    }
+    assert {"an actor", "a baker"} <= jobs
+
+
+def test_what_nobody_said_is_not_known() -> None:
+    made = (personal.personal(Random(i), Split.HELD_OUT, 0) for i in range(100))
+    untold = [one for one in made if one.answer == personal.NOT_TOLD]
+    assert untold
+    assert not any(one.accepts("Your name is Ada.") for one in untold)
+
+
+def test_tools_offered_together_have_names_of_their_own() -> None:
+    for seed in range(100):
+        offered = tools.tool_calls(Random(seed), Split.TRAIN, 0).tools
+        assert len({tool["function"]["name"] for tool in offered}) == len(offered)
+
+
+def test_json_is_compared_as_json() -> None:
+    check = structured.is_json({"name": "Ada", "age": 31})
+    assert check('{"age":31, "name": "Ada"}')
+    assert not check('{"name": "Ada", "age": "31"}')
+    assert not check('{"name": "Ada", "age": 31')
 
 
 def test_facts_have_keys_and_values_of_their_own() -> None:

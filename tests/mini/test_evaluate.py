@@ -1,6 +1,7 @@
 """The examination counts right answers, whoever gives them, and its status tells if a bar fell."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import pytest
 
@@ -8,7 +9,7 @@ from mlxserve.mini import evaluate as examination
 from mlxserve.mini.__main__ import main
 from mlxserve.mini.abilities import ABILITIES, Ability, copying
 from mlxserve.mini.conversation import Conversation
-from mlxserve.mini.evaluate import Result, evaluate, table
+from mlxserve.mini.evaluate import HEADER, Result, evaluate, line
 
 COPY = Ability("copy", copying.copy, bar=0.9)
 
@@ -22,21 +23,21 @@ def knows_half(conversations: Sequence[Conversation]) -> list[str]:
 
 
 def test_a_perfect_student_passes() -> None:
-    (result,) = evaluate(20, answer=knows, abilities=[COPY])
+    (result,) = evaluate(20, 0, knows, [COPY])
     assert result.share == 1
     assert result.is_passed
     assert not result.misses
 
 
 def test_half_right_is_a_missed_bar_with_its_misses_kept() -> None:
-    (result,) = evaluate(20, answer=knows_half, abilities=[COPY])
+    (result,) = evaluate(20, 0, knows_half, [COPY])
     assert result.share == 0.5
     assert not result.is_passed
     assert [miss.given for miss in result.misses] == ["no idea"] * 10
 
 
 def test_an_ability_without_a_bar_is_measured_and_never_missed() -> None:
-    (result,) = evaluate(20, answer=knows_half, abilities=[Ability("copy", copying.copy, bar=None)])
+    (result,) = evaluate(20, 0, knows_half, [Ability("copy", copying.copy, bar=None)])
     assert result.share == 0.5
     assert result.is_passed
 
@@ -48,19 +49,17 @@ def test_a_student_never_sees_the_answer() -> None:
         seen.extend(m["role"] for c in conversations for m in c.prompt[-1:])
         return knows(conversations)
 
-    evaluate(5, answer=spies)
+    list(evaluate(5, 0, spies))
     assert set(seen) == {"user", "tool"}
 
 
 def test_the_table_names_every_ability_its_figure_its_bar_and_its_prompts() -> None:
-    results = [Result(ability, 40, ()) for ability in ABILITIES]
-    lines = table(results).splitlines()
-    assert len(lines) == len(ABILITIES) + 1
-    for line, ability in zip(lines[1:], ABILITIES, strict=True):
-        assert line.startswith(ability.name)
-        assert "100.0%" in line
-        assert ("none" if ability.bar is None else f"{ability.bar:.0%}") in line
-        assert line.endswith("40")
+    assert HEADER.split() == ["ability", "right", "bar", "prompts"]
+    for ability in ABILITIES:
+        shown = line(Result(ability, 40, ()))
+        figures = ["100.0%", "none" if ability.bar is None else f"{ability.bar:.0%}", "40"]
+        assert shown.startswith(ability.name)
+        assert shown.split()[-3:] == figures
 
 
 @pytest.mark.parametrize(("student", "status"), [(knows, 0), (knows_half, 1)])
@@ -70,10 +69,9 @@ def test_the_commands_status_tells_whether_a_bar_was_missed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(examination, "ABILITIES", [COPY])
-    monkeypatch.setattr(examination, "engine_answer", lambda: student)
-    monkeypatch.setattr(examination, "evaluate", lambda n, seed: evaluate(n, seed, student, [COPY]))
-    assert main(["evaluate", "--prompts", "4", "--misses", "1"]) == status
+    monkeypatch.setattr(examination, "Student", lambda folder: nullcontext(student))
+    arguments = ["evaluate", "--prompts", "4", "--misses", "1", "--ability", "copy a line"]
+    assert main(arguments) == status
     shown = capsys.readouterr().out
     assert ("missed" in shown) == ("wanted:" in shown) == bool(status)
 

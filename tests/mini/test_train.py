@@ -11,36 +11,57 @@ import pytest
 
 from mlxserve.mini import curriculum, model_path
 from mlxserve.mini.__main__ import main
+from mlxserve.mini.conversation import Conversation, Example, Sheet
 from mlxserve.mini.tokenizer import ChatEncoder, load_tokenizer
 
 needs_torch = pytest.mark.train
+WHOLE = curriculum.FULL_PLAN[2]
+
+
+def text_of(example: Example) -> str:
+    if isinstance(example, Conversation):
+        return "\n".join(message["content"] for message in example.messages)
+    return "\n".join("".join(problem) for problem in example.problems)
 
 
 def test_a_step_has_the_same_conversations_every_time() -> None:
     first, second = (
-        [made.messages for made in islice(curriculum.conversations(1, 5, 0.7), 20)]
-        for _ in range(2)
+        [text_of(made) for made in islice(curriculum.examples(1, 5, WHOLE), 20)] for _ in range(2)
     )
     assert first == second
-    other = [made.messages for made in islice(curriculum.conversations(1, 6, 0.7), 20)]
-    assert first != other
+    assert first != [text_of(made) for made in islice(curriculum.examples(1, 6, WHOLE), 20)]
 
 
 def test_contexts_grow_from_stage_to_stage() -> None:
     encoder = ChatEncoder(load_tokenizer(model_path()))
 
-    def longest(progress: float) -> int:
-        stream = islice(curriculum.conversations(1, 0, progress), 150)
-        texts = (encoder.render(m.messages, m.tools, open_turn=False) for m in stream)
-        return max(len(encoder.encode(text)) for text in texts)
+    def longest(stage: curriculum.Stage) -> int:
+        made = islice(curriculum.examples(1, 0, stage), 60)
+        return max(len(encoder.encode(text_of(example))) for example in made)
 
-    assert longest(0.0) < longest(0.5) < longest(0.9)
+    foundation, _, whole, long = curriculum.FULL_PLAN
+    assert max(longest(foundation), longest(whole)) < longest(long)
 
 
-def test_the_shares_of_the_stages_make_a_whole() -> None:
-    assert sum(stage.share for stage in curriculum.STAGES) == pytest.approx(1)
-    assert curriculum.stage_at(0) is curriculum.STAGES[0]
-    assert curriculum.stage_at(1) is curriculum.STAGES[-1]
+@pytest.mark.parametrize("plan", [curriculum.FULL_PLAN, curriculum.CONTINUED_PLAN])
+def test_the_shares_of_the_stages_make_a_whole(plan: curriculum.Plan) -> None:
+    assert sum(stage.share for stage in plan) == pytest.approx(1)
+    assert curriculum.stage_at(plan, 0) is plan[0]
+    assert curriculum.stage_at(plan, 1) is plan[-1]
+
+
+@needs_torch
+def test_only_the_results_on_a_sheet_are_taught() -> None:
+    from mlxserve.mini.batches import encoded
+
+    encoder = ChatEncoder(load_tokenizer(model_path()))
+    sheet = Sheet((("1 + 2 = ", "3"), ("47 + 38 = ", "85")))
+    (row,) = encoded(iter([sheet]), encoder, num_tokens=1, max_tokens=100)
+    taught = [token for token, mark in zip(row.tokens, row.taught, strict=True) if mark]
+    tokenizer = load_tokenizer(model_path())
+    text = tokenizer.decode(row.tokens, skip_special_tokens=False)
+    assert text == "<|im_start|>assistant\n1 + 2 = 3\n47 + 38 = 85<|im_end|>"
+    assert tokenizer.decode(taught, skip_special_tokens=False) == "3\n85<|im_end|>"
 
 
 @needs_torch

@@ -10,7 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from mlxserve.mini.abilities import arithmetic, copying, knowledge, lists, persona, recall, tools
+from mlxserve.mini.abilities import (
+    arithmetic,
+    copying,
+    knowledge,
+    lists,
+    persona,
+    personal,
+    recall,
+    structured,
+    tools,
+)
 from mlxserve.mini.conversation import Conversation
 from mlxserve.mini.words import Split
 
@@ -32,17 +42,25 @@ class Ability:
 
 
 ABILITIES = (
-    Ability("recall, short", recall.in_one_turn, 0.90),
-    Ability("recall, 100 tokens", recall.in_one_turn, 0.90, 40),
-    Ability("recall, 300 tokens", recall.in_one_turn, 0.90, 130),
-    Ability("recall, turns ago", recall.over_turns, 0.90, 100),
-    Ability("recall, system prompt", recall.in_system_prompt, 0.90, 40),
-    Ability("look-up in a table", recall.table, 0.90),
-    Ability("copy a line", copying.copy, 0.90),
-    Ability("lists", lists.transform, None),
-    Ability("addition", arithmetic.add, None),
-    Ability("mlxserve and manners", knowledge.knowledge, 0.80),
-    Ability("system prompt", persona.persona, 0.80),
-    Ability("tool calls", tools.tool_calls, 0.80),
-    Ability("tool results", tools.tool_results, 0.80),
+    Ability("recall, short", recall.in_one_turn, 0.98),
+    Ability("recall, 100 tokens", recall.in_one_turn, 0.98, 40),
+    Ability("recall, 300 tokens", recall.in_one_turn, 0.98, 130),
+    Ability("recall, 1,000 tokens", recall.in_one_turn, 0.98, 540),
+    Ability("recall, 3,000 tokens", recall.in_one_turn, 0.90, 1650),
+    Ability("recall, turns ago", recall.over_turns, 0.95, 100),
+    Ability("recall, system prompt", recall.in_system_prompt, 0.95, 40),
+    Ability("what people say", personal.personal, 0.90, 40),
+    Ability("look-up in a table", recall.table, 0.95),
+    Ability("copy a line", copying.copy, 0.95),
+    Ability("lists", lists.transform, 0.95),
+    Ability("addition", arithmetic.add, 0.95),
+    Ability("subtraction", arithmetic.subtract, 0.90),
+    Ability("comparison", arithmetic.compare, 0.90),
+    Ability("days and months", arithmetic.dates, 0.95),
+    Ability("mlxserve and manners", knowledge.knowledge, 0.90),
+    Ability("system prompt", persona.persona, 0.90),
+    Ability("tool calls", tools.tool_calls, 0.97),
+    Ability("tool results", tools.tool_results, 0.95),
+    Ability("no tool needed", tools.no_call, 0.90),
+    Ability("JSON", structured.structured, 0.90),
 )

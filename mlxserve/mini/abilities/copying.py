@@ -57,7 +57,7 @@ def line(rng: Random, split: Split) -> str:
     """A line to copy: a sentence, a list of words, a run of codes or of digits."""
     kind = rng.randrange(6)
     if kind == 0:
-        return prose.sentence(rng)
+        return prose.sentence_of(rng, split)
     if kind == 1:
         return " ".join(words.code_word(rng, split) for _ in range(rng.randint(1, 8)))
     if kind == 2:
@@ -68,9 +68,7 @@ def line(rng: Random, split: Split) -> str:
         kinds = (words.code_word, words.number, words.full_name, words.place)
         return " ".join(rng.choice(kinds)(rng, split) for _ in range(rng.randint(2, 6)))
     first, second = words.code_word(rng, split), words.full_name(rng, split)
-    return (
-        f"{second} {rng.choice(('has', 'lost', 'sent', 'wants'))} {first} in {prose.sentence(rng)}"
-    )
+    return f"{second} {rng.choice(('has', 'lost', 'sent', 'wants'))} {first} in {prose.sentence_of(rng, split)}"
 
 
 def repeat_line(rng: Random, split: Split) -> Exchange:

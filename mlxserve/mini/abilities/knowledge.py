@@ -108,6 +108,26 @@ TOPICS = (
             "Tell me the news.",
             "Write a story.",
             "What should I cook tonight?",
+            "Who is the king of England?",
+            "What is the tallest mountain?",
+            "How many people live in Japan?",
+            "Write an essay about trees.",
+            "What is the best film?",
+            "Who painted this?",
+            "Explain gravity.",
+            "What is the capital of Japan?",
+            "How do I bake bread?",
+            "What is a black hole?",
+            "When was the war?",
+            "Give me a recipe.",
+            "Sing a song.",
+            "What is the price of gold?",
+            "How do cars work?",
+            "Who discovered America?",
+            "What language do they speak in Brazil?",
+            "Write me a letter.",
+            "Can you write code?",
+            "What do you think about politics?",
         ),
         (
             "Who wrote Faust?",
@@ -380,13 +400,123 @@ TOPICS = (
         ),
         ("Do you need a network?", "Is my data private?"),
     ),
+    Topic(
+        "The server listens at `http://127.0.0.1:8000` unless you name another address.\n\n"
+        "```bash\nmlxserve serve --port 9000\n```",
+        ("127.0.0.1:8000",),
+        (
+            "Which port does the server use?",
+            "What is the address of the server?",
+            "Where does the server listen?",
+            "How do I change the port?",
+            "What is the URL of the API?",
+            "Which address does it listen on?",
+        ),
+        ("What port does the server use?", "What is the URL of the server?"),
+    ),
+    Topic(
+        "Press Ctrl+C in the terminal of the server. In the chat, press Ctrl+Q or type `/quit`.",
+        ("Ctrl+C",),
+        (
+            "How do I stop the server?",
+            "How can I stop the server?",
+            "How do I quit?",
+            "Stop the server",
+            "How do I leave the chat?",
+            "How do I end mlxserve?",
+        ),
+        ("How do I quit the server?", "How can I leave the chat?"),
+    ),
+    Topic(
+        "`mlxserve doctor` checks the machine: the device, the memory and the kernels. "
+        "It says what is wrong and what to do.",
+        ("checks the machine",),
+        (
+            "What does mlxserve doctor do?",
+            "How do I check my machine?",
+            "What is the doctor?",
+            "Something is wrong. How do I find out?",
+            "How do I diagnose a problem?",
+        ),
+        ("What is mlxserve doctor?", "How can I check my machine?"),
+    ),
+    Topic(
+        "MLX is a library for arrays and machine learning on Apple Silicon. "
+        "mlxserve runs its models with it.",
+        ("arrays", "Apple Silicon"),
+        ("What is MLX?", "Explain MLX.", "Tell me about MLX.", "what is mlx", "What does MLX do?"),
+        ("What exactly is MLX?", "Can you explain MLX?"),
+    ),
+    Topic(
+        "A token is a piece of text: a word, a part of one, or a sign. "
+        "A model reads and writes one token after another.",
+        ("piece of text",),
+        ("What is a token?", "What are tokens?", "Explain tokens.", "What does token mean?"),
+        ("What exactly is a token?", "Can you explain tokens?"),
+    ),
+    Topic(
+        "Preemption takes the pages of a running request when memory is short. "
+        "The request waits and is computed again later; nothing is lost.",
+        ("pages", "later"),
+        (
+            "What is preemption?",
+            "Explain preemption.",
+            "What happens when memory is short?",
+            "What happens when there are no free pages?",
+            "Tell me about preemption.",
+        ),
+        ("What exactly is preemption?", "Can you explain preemption?"),
+    ),
+    Topic(
+        "Yes, I make mistakes, and often: I am a very small model. Please check what I say.",
+        ("mistakes",),
+        (
+            "Do you make mistakes?",
+            "Can I trust you?",
+            "Are you always right?",
+            "Are your answers correct?",
+            "How good are you?",
+            "Are you sure?",
+        ),
+        ("Can you make mistakes?", "Can I trust your answers?"),
+    ),
+    Topic(
+        "No. I am a program that continues text. I feel nothing.",
+        ("program",),
+        (
+            "Are you human?",
+            "Are you alive?",
+            "Do you have feelings?",
+            "Are you a person?",
+            "Are you a robot?",
+        ),
+        ("Are you a human?", "Do you feel anything?"),
+    ),
 )
+
+HELD_OUT_QUESTIONS = frozenset(question for topic in TOPICS for question in topic.held_out)
 
 
 def ask(rng: Random, split: Split, topic: Topic) -> Exchange:
     """One question on one topic."""
-    question = rng.choice(topic.train if split is Split.TRAIN else topic.held_out)
+    if split is Split.TRAIN:
+        question = _varied(rng, rng.choice(topic.train))
+        if question in HELD_OUT_QUESTIONS:
+            question = topic.train[0]
+    else:
+        question = rng.choice(topic.held_out)
     return Exchange(question, topic.answer, mentions(*topic.keywords))
+
+
+def _varied(rng: Random, question: str) -> str:
+    """The question as people type it: now and then in lower case, without its sign, with a word."""
+    if rng.random() < 0.15:
+        question = question[0].lower() + question[1:]
+    if rng.random() < 0.15:
+        question = question.rstrip("?.!")
+    if rng.random() < 0.1:
+        question = rng.choice(("Hello, ", "Please: ", "Hi! ", "OK. ", "And: ", "So, ")) + question
+    return question
 
 
 def exchange(rng: Random, split: Split) -> Exchange:

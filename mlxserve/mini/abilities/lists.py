@@ -6,13 +6,15 @@ from random import Random
 
 from mlxserve.mini import words
 from mlxserve.mini.conversation import Conversation, Exchange, Phrasings, equals, says, single
-from mlxserve.mini.words import Split
+from mlxserve.mini.words import Split, split_of
 
 _REVERSE = Phrasings(
     train=(
         "Reverse this list: {items}",
         "Reverse the list {items}",
         "Say this list backwards: {items}",
+        "Reverse these words: {items}",
+        "Reverse {items}",
     ),
     held_out=("Please reverse this list: {items}", "Reverse: {items}"),
 )
@@ -21,15 +23,28 @@ _SORT = Phrasings(
         "Sort these numbers: {items}",
         "Sort the numbers {items}",
         "Put these numbers in order: {items}",
+        "Order these numbers: {items}",
+        "Sort {items}",
     ),
     held_out=("Please sort these numbers: {items}", "Sort: {items}"),
 )
 _COUNT = Phrasings(
-    train=("Count the items: {items}", "How many items are in this list: {items}?"),
+    train=(
+        "Count the items: {items}",
+        "How many items are in this list: {items}?",
+        "Count these words: {items}",
+        "How many words are there: {items}?",
+    ),
     held_out=("Count the items in this list: {items}", "How many items are there: {items}?"),
 )
 _UPPER = Phrasings(
-    train=("Write {items} in upper case.", "Uppercase this word: {items}"),
+    train=(
+        "Write {items} in upper case.",
+        "Uppercase this word: {items}",
+        "Uppercase: {items}",
+        "Write this in capital letters: {items}",
+        "Write {items} in capitals.",
+    ),
     held_out=("Write this word in upper case: {items}",),
 )
 _ENDS = Phrasings(
@@ -48,9 +63,13 @@ def reverse(rng: Random, split: Split) -> Exchange:
 
 
 def sort(rng: Random, split: Split) -> Exchange:
-    """Two to five numbers below 100, in ascending order."""
-    items = [str(n) for n in rng.sample(range(100), rng.randint(2, 5))]
-    return _whole(_SORT.pick(rng, split), items, ", ".join(sorted(items, key=int)))
+    """Two to five numbers below 100, in ascending order; the sets of numbers are split."""
+    while True:
+        numbers = rng.sample(range(100), rng.randint(2, 5))
+        if split_of(repr(sorted(numbers))) is split:
+            break
+    answer = ", ".join(str(n) for n in sorted(numbers))
+    return _whole(_SORT.pick(rng, split), [str(n) for n in numbers], answer)
 
 
 def count(rng: Random, split: Split) -> Exchange:
@@ -63,7 +82,8 @@ def count(rng: Random, split: Split) -> Exchange:
 
 
 def upper(rng: Random, split: Split) -> Exchange:
-    word = words.pick(rng, split, words.ENGLISH)
+    """A word of syllables or letters: an English word is one token, whose letters nothing tells."""
+    word = words.draw(rng, split, rng.choice((words.syllables, words.syllables, words.letters)))
     return _whole(_UPPER.pick(rng, split), [word], word.upper())
 
 
@@ -77,7 +97,8 @@ def ends(rng: Random, split: Split) -> Exchange:
 
 def exchange(rng: Random, split: Split) -> Exchange:
     """Any of the above."""
-    return rng.choice((reverse, reverse, sort, sort, count, upper, ends))(rng, split)
+    make = rng.choice((reverse, reverse, sort, sort, sort, count, upper, upper, ends))
+    return make(rng, split)
 
 
 def transform(rng: Random, split: Split, num_words: int) -> Conversation:

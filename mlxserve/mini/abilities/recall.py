@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 
 from mlxserve.mini import prose, words
-from mlxserve.mini.abilities import arithmetic, copying, lists
+from mlxserve.mini.abilities import arithmetic, copying, knowledge, lists
 from mlxserve.mini.conversation import (
     Conversation,
     Exchange,
@@ -119,6 +119,24 @@ _ASK_BARE = Phrasings(
         "Tell me the {key} and nothing else.",
     ),
 )
+_ASK_ROW = Phrasings(
+    train=(
+        "What is the value of {key}?",
+        "What is the value of {key}?",
+        "What does {key} have?",
+        "Look up {key}.",
+        "Tell me the value of {key}.",
+        "Which value belongs to {key}?",
+        "{key}?",
+        "What stands beside {key}?",
+    ),
+    held_out=(
+        "Please look up {key}.",
+        "Which value has {key}?",
+        "What is the value beside {key}?",
+        "Give me the value of {key}.",
+    ),
+)
 _NOTED = (
     "I will remember that the {key} is {value}.",
     "Noted: the {key} is {value}.",
@@ -191,7 +209,7 @@ def in_one_turn(rng: Random, split: Split, num_words: int) -> Conversation:
     """Facts, `num_words` words of other text around them, and the question, all in one message."""
     told = facts(rng, split, _few(rng, num_words))
     asked = rng.choice(told)
-    text = _mixed(rng, [fact.stated(rng, split) for fact in told], num_words)
+    text = _mixed(rng, split, [fact.stated(rng, split) for fact in told], num_words)
     exchange = asked.asked(rng, split, [fact for fact in told if fact is not asked])
     separator = rng.choice((" ", "\n", "\n\n"))
     return Conversation(
@@ -204,7 +222,7 @@ def in_system_prompt(rng: Random, split: Split, num_words: int) -> Conversation:
     """The facts are in the system prompt, the question is the user's."""
     told = facts(rng, split, _few(rng, num_words))
     asked = rng.choice(told)
-    text = _mixed(rng, [fact.stated(rng, split) for fact in told], num_words)
+    text = _mixed(rng, split, [fact.stated(rng, split) for fact in told], num_words)
     exchange = asked.asked(rng, split, [fact for fact in told if fact is not asked])
     opening = rng.choice(("You are a helpful assistant. ", "You are a helpful assistant.\n\n", ""))
     return Conversation((system(opening + text), *exchange.messages), exchange.accepts)
@@ -216,7 +234,7 @@ def over_turns(rng: Random, split: Split, num_words: int) -> Conversation:
     messages: list[Message] = []
     for fact in told:
         share = num_words // (2 * len(told))
-        stated = _mixed(rng, [fact.stated(rng, split)], share)
+        stated = _mixed(rng, split, [fact.stated(rng, split)], share)
         noted = rng.choice(_NOTED).format(key=fact.key, value=fact.value)
         messages += [user(stated), assistant(noted)]
         for _ in range(rng.randint(0, 2)):
@@ -233,8 +251,12 @@ def over_turns(rng: Random, split: Split, num_words: int) -> Conversation:
 
 def many_questions(rng: Random, split: Split, num_words: int) -> Conversation:
     """Many facts at once, then one question after another: the densest lesson there is."""
-    told = facts(rng, split, rng.randint(2, 8))
-    text = _mixed(rng, [fact.stated(rng, split) for fact in told], num_words)
+    return _questioned(rng, split, num_words, rng.randint(2, 8))
+
+
+def _questioned(rng: Random, split: Split, num_words: int, num_facts: int) -> Conversation:
+    told = facts(rng, split, num_facts)
+    text = _mixed(rng, split, [fact.stated(rng, split) for fact in told], num_words)
     asked = rng.sample(told, rng.randint(1, len(told)))
     exchanges = [fact.asked(rng, split, [f for f in told if f is not fact]) for fact in asked]
     separator = rng.choice((" ", "\n", "\n\n"))
@@ -243,6 +265,11 @@ def many_questions(rng: Random, split: Split, num_words: int) -> Conversation:
     for exchange in exchanges[1:]:
         messages += exchange.messages
     return Conversation(tuple(messages), exchanges[-1].accepts)
+
+
+def long_questions(rng: Random, split: Split, num_words: int) -> Conversation:
+    """A long text with facts all over it, and many questions: long contexts, densely taught."""
+    return _questioned(rng, split, num_words, rng.randint(6, 16))
 
 
 def table(rng: Random, split: Split, num_words: int) -> Conversation:
@@ -256,7 +283,7 @@ def table(rng: Random, split: Split, num_words: int) -> Conversation:
     asked = rng.sample(sorted(rows), rng.randint(1, len(rows)))
     messages: list[Message] = []
     for i, key in enumerate(asked):
-        question = f"What does {key} have?" if "has" in shape else f"What is the value of {key}?"
+        question = _ASK_ROW.pick(rng, split).format(key=key)
         messages += [user(question if i else f"{listing}\n\n{question}"), assistant(rows[key])]
     others = [value for key, value in rows.items() if key != asked[-1] and value != rows[asked[-1]]]
     return Conversation(tuple(messages), says(rows[asked[-1]], others))
@@ -270,6 +297,7 @@ def interlude(rng: Random, split: Split) -> Exchange:
         copying.numbered_line,
         arithmetic.exchange,
         lists.exchange,
+        knowledge.exchange,
         _remark,
     )
     return rng.choice(makers)(rng, split)
@@ -277,14 +305,13 @@ def interlude(rng: Random, split: Split) -> Exchange:
 
 def _remark(rng: Random, split: Split) -> Exchange:
     """A remark that asks for nothing."""
-    del split
     answer = rng.choice(("I see.", "Thank you for telling me.", "OK.", "Good to know."))
-    return Exchange(" ".join(prose.paragraph(rng, rng.randint(5, 30))), answer, bool)
+    return Exchange(" ".join(prose.paragraph(rng, split, rng.randint(5, 30))), answer, bool)
 
 
-def _mixed(rng: Random, statements: list[str], num_words: int) -> str:
+def _mixed(rng: Random, split: Split, statements: list[str], num_words: int) -> str:
     """Statements in a paragraph of `num_words` words, each at a place of its own."""
-    sentences = prose.paragraph(rng, num_words)
+    sentences = prose.paragraph(rng, split, num_words)
     for statement in statements:
         sentences.insert(rng.randint(0, len(sentences)), statement)
     joint = rng.choice((" ", " ", "\n"))

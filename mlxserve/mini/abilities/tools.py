@@ -1,4 +1,8 @@
-"""Tool calls: the right one with the right arguments, and the answer from what it returned."""
+"""Tool calls: the right one with the right arguments, and the answer from what it returned.
+
+Some tools are listed, most are invented from a verb and a noun, so that names of tools and of
+arguments have to be read from the definitions. Invented tools are split by their names.
+"""
 
 # ruff: noqa: SIM905  (a list of words is read as words)
 
@@ -6,93 +10,254 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 from mlxserve.mini import words
-from mlxserve.mini.conversation import Conversation, Message, assistant, says, user
+from mlxserve.mini.abilities import knowledge
+from mlxserve.mini.conversation import (
+    Conversation,
+    Message,
+    Phrasings,
+    assistant,
+    says,
+    user,
+)
 from mlxserve.mini.words import Split
+
+Value = str | int
+Maker = Callable[[Random, Split], Value]
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool of one string argument."""
+    """A tool of one or two arguments."""
 
     name: str
     description: str
-    argument: str
-    asked: tuple[str, ...]  # questions with {value}
-    answered: str  # with {value} and {result}
+    arguments: dict[str, Maker]
+    asked: Phrasings  # with {argument} for each argument
+    answered: str  # the same, and {result}
+    result: Callable[[Random, Split], str]
 
-    @property
-    def schema(self) -> dict[str, Any]:
-        """The definition as the OpenAI API spells it."""
-        properties = {self.argument: {"type": "string"}}
-        parameters = {"type": "object", "properties": properties, "required": [self.argument]}
+    def schema(self, values: dict[str, Value]) -> dict[str, Any]:
+        """The definition as the OpenAI API spells it; `values` tell the arguments' types."""
+        types = {str: "string", int: "integer"}
+        properties = {key: {"type": types[type(value)]} for key, value in values.items()}
+        parameters = {"type": "object", "properties": properties, "required": list(values)}
         function = {"name": self.name, "description": self.description, "parameters": parameters}
         return {"type": "function", "function": function}
+
+    def values(self, rng: Random, split: Split) -> dict[str, Value]:
+        return {key: make(rng, split) for key, make in self.arguments.items()}
+
+
+def _weather(rng: Random, split: Split) -> str:
+    del split
+    weather = rng.choice("sunny rainy cloudy windy foggy snowy cold warm".split())
+    return f"{weather}, {rng.randrange(40)} degrees"
+
+
+def _clock(rng: Random, split: Split) -> str:
+    del split
+    return f"{rng.randrange(24):02}:{rng.randrange(60):02}"
+
+
+def _file(rng: Random, split: Split) -> str:
+    return f"{words.code_word(rng, split)}.{rng.choice(('txt', 'md', 'py', 'json'))}"
+
+
+def _small(rng: Random, split: Split) -> int:
+    return int(words.draw(rng, split, lambda r: str(r.randrange(1, 100))))
 
 
 TOOLS = (
     Tool(
         "get_weather",
         "Get the weather in a city.",
-        "city",
-        ("What is the weather in {value}?", "How is the weather in {value}?"),
-        "The weather in {value} is {result}.",
+        {"city": words.place},
+        Phrasings(
+            train=(
+                "What is the weather in {city}?",
+                "How is the weather in {city}?",
+                "Tell me the weather in {city}.",
+                "Weather in {city}?",
+                "what is the weather in {city}",
+                "Is it cold in {city}?",
+                "What is the weather like in {city} today?",
+            ),
+            held_out=("What is the weather like in {city}?", "Please get the weather in {city}."),
+        ),
+        "The weather in {city} is {result}.",
+        _weather,
     ),
     Tool(
         "get_time",
         "Get the time in a city.",
-        "city",
-        ("What time is it in {value}?", "Tell me the time in {value}."),
-        "In {value} it is {result}.",
+        {"city": words.place},
+        Phrasings(
+            train=(
+                "What time is it in {city}?",
+                "Tell me the time in {city}.",
+                "How late is it in {city}?",
+                "Time in {city}?",
+            ),
+            held_out=("What is the time in {city}?", "What time is it now in {city}?"),
+        ),
+        "In {city} it is {result}.",
+        _clock,
     ),
     Tool(
         "find_phone",
         "Find the phone number of a person.",
-        "name",
-        ("What is the phone number of {value}?", "Find the phone number of {value}."),
-        "The phone number of {value} is {result}.",
+        {"name": words.full_name},
+        Phrasings(
+            train=(
+                "What is the phone number of {name}?",
+                "Find the phone number of {name}.",
+                "How can I call {name}?",
+            ),
+            held_out=("Tell me the phone number of {name}.", "Which phone number has {name}?"),
+        ),
+        "The phone number of {name} is {result}.",
+        words.number,
     ),
     Tool(
         "read_file",
         "Read a file.",
-        "path",
-        ("Read the file {value}.", "What is in the file {value}?"),
-        "The file {value} says: {result}",
+        {"path": _file},
+        Phrasings(
+            train=("Read the file {path}.", "What is in the file {path}?", "Show me {path}."),
+            held_out=("Read {path}, please.", "Please read the file {path}."),
+        ),
+        "The file {path} says: {result}",
+        words.code_word,
+    ),
+    Tool(
+        "set_timer",
+        "Set a timer.",
+        {"minutes": _small},
+        Phrasings(
+            train=("Set a timer for {minutes} minutes.", "Wake me in {minutes} minutes."),
+            held_out=("Please set a timer for {minutes} minutes.",),
+        ),
+        "The timer is set for {minutes} minutes: {result}.",
+        words.code_word,
+    ),
+    Tool(
+        "send_message",
+        "Send a message to a person.",
+        {"to": words.first_name, "text": words.code_word},
+        Phrasings(
+            train=(
+                'Send "{text}" to {to}.',
+                "Send a message to {to}: {text}",
+                "Write to {to}: {text}",
+            ),
+            held_out=("Please send {to} the message {text}.", 'Send {to} the text "{text}".'),
+        ),
+        "The message to {to} is sent: {result}.",
+        words.code_word,
+    ),
+    Tool(
+        "book_table",
+        "Book a table in a restaurant.",
+        {"name": words.first_name, "people": _small},
+        Phrasings(
+            train=(
+                "Book a table for {people} people. My name is {name}.",
+                "A table for {people}, please, in the name of {name}.",
+            ),
+            held_out=("Please book a table for {people} people in the name of {name}.",),
+        ),
+        "The table for {people} is booked, {name}: {result}.",
+        words.code_word,
     ),
 )
+_VERBS = "get find fetch read check show load look_up".split()
+_NOUNS = """price size owner address status height colour age score rating speed weight length title
+author date balance salary temperature distance level rank version password label""".split()
+_THINGS = """item city person book user product country team account server ship room song film
+shop""".split()
+
+
+def invented(rng: Random, split: Split) -> Tool:
+    """A tool that looks up one thing of another: `get_price(item)`."""
+
+    def name(draws: Random) -> str:
+        return f"{draws.choice(_VERBS)}_{draws.choice(_NOUNS)}"
+
+    drawn = words.draw(rng, split, name)
+    noun, thing = drawn.rsplit("_", 1)[1], rng.choice(_THINGS)
+    verb = drawn.removesuffix(f"_{noun}").replace("_", " ")
+    asked = Phrasings(
+        train=(
+            f"What is the {noun} of {{{thing}}}?",
+            f"Tell me the {noun} of {{{thing}}}.",
+            f"{verb.capitalize()} the {noun} of {{{thing}}}.",
+            f"I need the {noun} of {{{thing}}}.",
+        ),
+        held_out=(
+            f"Which {noun} has {{{thing}}}?",
+            f"Please {verb} the {noun} of {{{thing}}}.",
+            f"Do you know the {noun} of {{{thing}}}?",
+        ),
+    )
+    made: tuple[Maker, ...] = (words.code_word, words.code_word, words.place, words.full_name)
+    return Tool(
+        drawn,
+        f"{verb.capitalize()} the {noun} of a {thing}.",
+        {thing: rng.choice(made)},
+        asked,
+        f"The {noun} of {{{thing}}} is {{result}}.",
+        rng.choice((words.code_word, words.number)),
+    )
 
 
 def tool_calls(rng: Random, split: Split, num_words: int) -> Conversation:
     """A question that an offered tool answers; the reference answer is the call."""
     del num_words
-    offered = rng.sample(TOOLS, rng.randint(1, 2))
+    offered = _offered(rng, split)
     tool = rng.choice(offered)
-    value, _ = _filled(rng, split, tool)
-    question = rng.choice(tool.asked).format(value=value)
+    values = tool.values(rng, split)
+    question = tool.asked.pick(rng, split).format(**values)
     return Conversation(
-        (user(question), _call(tool, value)),
-        calls(tool.name, {tool.argument: value}),
-        tuple(t.schema for t in offered),
+        (user(question), _call(tool, values)),
+        calls(tool.name, values),
+        tuple(t.schema(values if t is tool else t.values(rng, split)) for t in offered),
+    )
+
+
+def no_call(rng: Random, split: Split, num_words: int) -> Conversation:
+    """Tools are offered, and the question needs none of them."""
+    del num_words
+    offered = _offered(rng, split)
+    exchange = knowledge.exchange(rng, split)
+
+    def accepts(answer: str) -> bool:
+        return "<tool_call>" not in answer and exchange.accepts(answer)
+
+    return Conversation(
+        exchange.messages, accepts, tuple(t.schema(t.values(rng, split)) for t in offered)
     )
 
 
 def tool_results(rng: Random, split: Split, num_words: int) -> Conversation:
     """The call has been made and has returned; the answer is a sentence with the result."""
     del num_words
-    tool = rng.choice(TOOLS)
-    value, result = _filled(rng, split, tool)
-    question = rng.choice(tool.asked).format(value=value)
+    (tool, *_) = _offered(rng, split)
+    values = tool.values(rng, split)
+    result = tool.result(rng, split)
+    question = tool.asked.pick(rng, split).format(**values)
     returned: Message = {"role": "tool", "content": result}
-    answer = assistant(tool.answered.format(value=value, result=result))
-    messages = (user(question), _call(tool, value), returned, answer)
-    return Conversation(messages, says(result), (tool.schema,))
+    answer = assistant(tool.answered.format(result=result, **values))
+    messages = (user(question), _call(tool, values), returned, answer)
+    return Conversation(messages, says(result), (tool.schema(values),))
 
 
-def calls(name: str, arguments: dict[str, str]) -> Any:
+def calls(name: str, arguments: dict[str, Value]) -> Any:
     """Accepts one well-formed call of `name` with exactly `arguments`."""
 
     def accepts(answer: str) -> bool:
@@ -108,22 +273,24 @@ def calls(name: str, arguments: dict[str, str]) -> Any:
     return accepts
 
 
-def _call(tool: Tool, value: str) -> Message:
-    function = {"name": tool.name, "arguments": {tool.argument: value}}
+def _offered(rng: Random, split: Split) -> list[Tool]:
+    """One to three tools with names of their own, in any order."""
+    found: dict[str, Tool] = {}
+    for _ in range(rng.choice((1, 1, 2, 2, 3))):
+        tool = rng.choice(TOOLS) if rng.random() < 0.45 else invented(rng, split)
+        if not any(_noun(tool) == _noun(other) for other in found.values()):
+            found[tool.name] = tool
+    return list(found.values())
+
+
+def _noun(tool: Tool) -> str:
+    return tool.name.rsplit("_", 1)[1]
+
+
+def _call(tool: Tool, values: dict[str, Value]) -> Message:
+    function = {"name": tool.name, "arguments": values}
     return {
         "role": "assistant",
         "content": "",
         "tool_calls": [{"type": "function", "function": function}],
     }
-
-
-def _filled(rng: Random, split: Split, tool: Tool) -> tuple[str, str]:
-    """An argument for the tool, and what the tool would return."""
-    if tool.name == "get_weather":
-        weather = rng.choice("sunny rainy cloudy windy foggy snowy cold warm".split())
-        return words.place(rng, split), f"{weather}, {rng.randrange(40)} degrees"
-    if tool.name == "get_time":
-        return words.place(rng, split), f"{rng.randrange(24):02}:{rng.randrange(60):02}"
-    if tool.name == "find_phone":
-        return words.full_name(rng, split), words.number(rng, split)
-    return f"{words.code_word(rng, split)}.txt", words.code_word(rng, split)

@@ -1,0 +1,322 @@
+"""What people say of themselves and of others in passing, asked for later: `My name is Ada.`
+
+Unlike the facts of `recall`, nothing here names its key: the question has to be understood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from mlxserve.mini import words
+from mlxserve.mini.abilities import recall
+from mlxserve.mini.conversation import (
+    Conversation,
+    Exchange,
+    Message,
+    Phrasings,
+    assistant,
+    mentions,
+    says,
+    user,
+)
+from mlxserve.mini.words import Split
+
+UNTOLD_SHARE = 0.12  # of conversations: the last question is about what nobody said
+NOT_TOLD = "I do not know. You have not told me."
+
+
+@dataclass(frozen=True, slots=True)
+class Trait:
+    """Something that can be said of the speaker, or of somebody called {who}."""
+
+    make: Callable[[Random, Split], str]
+    stated: Phrasings
+    asked: Phrasings
+    answer: str
+    noted: str = ""  # what to say to it, where that is not the same for all
+
+
+def _job(rng: Random, split: Split) -> str:
+    job = words.pick(rng, split, words.JOBS)
+    return f"{'an' if job[0] in 'aeiou' else 'a'} {job}"
+
+
+def _age(rng: Random, split: Split) -> str:
+    return words.draw(rng, split, lambda r: str(r.randrange(11, 100)))
+
+
+def _favourite(noun: str, listed: list[str]) -> Trait:
+    return Trait(
+        lambda rng, split: words.pick(rng, split, listed),
+        Phrasings(
+            train=(
+                f"My favourite {noun} is {{value}}.",
+                f"The {noun} I like best is {{value}}.",
+                f"my favourite {noun} is {{value}}",
+            ),
+            held_out=(f"Well, my favourite {noun} is {{value}}.",),
+        ),
+        Phrasings(
+            train=(
+                f"What is my favourite {noun}?",
+                f"Which {noun} do I like best?",
+                f"Tell me my favourite {noun}.",
+                f"what is my favourite {noun}",
+                f"What's my favourite {noun}?",
+            ),
+            held_out=(f"Do you remember my favourite {noun}?", f"What was my favourite {noun}?"),
+        ),
+        f"Your favourite {noun} is {{value}}.",
+    )
+
+
+def _called(noun: str) -> Trait:
+    return Trait(
+        words.first_name,
+        Phrasings(
+            train=(
+                f"My {noun} is called {{value}}.",
+                f"I have a {noun} called {{value}}.",
+                f"The name of my {noun} is {{value}}.",
+                f"My {noun}'s name is {{value}}.",
+                f"my {noun} is called {{value}}",
+            ),
+            held_out=(f"I have a {noun}, and it is {{value}}.", f"Our {noun} is called {{value}}."),
+        ),
+        Phrasings(
+            train=(
+                f"What is my {noun} called?",
+                f"What is the name of my {noun}?",
+                f"What is my {noun}'s name?",
+                f"How is my {noun} called?",
+                f"Who is my {noun}?",
+            ),
+            held_out=(f"What was my {noun} called?", f"Do you know the name of my {noun}?"),
+        ),
+        f"Your {noun} is called {{value}}.",
+    )
+
+
+_NAME = Trait(
+    words.first_name,
+    Phrasings(
+        train=(
+            "My name is {value}.",
+            "My name is {value}",
+            "I am {value}.",
+            "I'm {value}.",
+            "Hi, I am {value}.",
+            "Hello, my name is {value}.",
+            "Hi! I'm {value}.",
+            "Call me {value}.",
+            "my name is {value}",
+            "People call me {value}.",
+        ),
+        held_out=("Hi, my name is {value}.", "Hello! I am {value}.", "You can call me {value}."),
+    ),
+    Phrasings(
+        train=(
+            "What is my name?",
+            "what is my name?",
+            "What's my name?",
+            "Tell me my name.",
+            "Do you know my name?",
+            "Who am I?",
+            "What am I called?",
+            "And what is my name?",
+            "Say my name.",
+        ),
+        held_out=("Do you remember my name?", "What was my name?", "So what is my name?"),
+    ),
+    "Your name is {value}.",
+    "Nice to meet you, {value}!",
+)
+_AGE = Trait(
+    _age,
+    Phrasings(
+        train=("I am {value} years old.", "I'm {value} years old.", "My age is {value}."),
+        held_out=("By the way, I am {value} years old.",),
+    ),
+    Phrasings(
+        train=("How old am I?", "What is my age?", "how old am I", "Tell me my age."),
+        held_out=("Do you know how old I am?", "What was my age?"),
+    ),
+    "You are {value} years old.",
+)
+_HOME = Trait(
+    words.place,
+    Phrasings(
+        train=(
+            "I live in {value}.",
+            "I'm living in {value}.",
+            "My home is in {value}.",
+            "I moved to {value}, where I live now.",
+            "We live in {value}.",
+        ),
+        held_out=("I live in {value} now.", "I have a house in {value}, where I live."),
+    ),
+    Phrasings(
+        train=(
+            "Where do I live?",
+            "In which town do I live?",
+            "Where is my home?",
+            "where do I live",
+        ),
+        held_out=("Do you know where I live?", "Which town do I live in?"),
+    ),
+    "You live in {value}.",
+)
+_BIRTH = Trait(
+    words.place,
+    Phrasings(
+        train=("I was born in {value}.", "I come from {value}.", "I'm from {value}."),
+        held_out=("I am from {value}.", "I was born and raised in {value}."),
+    ),
+    Phrasings(
+        train=("Where was I born?", "Where do I come from?", "Where am I from?"),
+        held_out=("Do you know where I come from?", "So where was I born?"),
+    ),
+    "You come from {value}.",
+)
+_JOB = Trait(
+    _job,
+    Phrasings(
+        train=(
+            "I work as {value}.",
+            "I am {value}.",
+            "I'm {value} by trade.",
+            "I am {value} and I like it.",
+        ),
+        held_out=("I am working as {value}.", "By trade I am {value}."),
+    ),
+    Phrasings(
+        train=("What is my job?", "What do I do?", "What do I work as?", "what is my job"),
+        held_out=("Do you know my job?", "What was my job?"),
+    ),
+    "You are {value}.",
+)
+_OTHER_HOME = Trait(
+    words.place,
+    Phrasings(
+        train=(
+            "{who} lives in {value}.",
+            "{who} has a house in {value}.",
+            "{who} moved to {value}.",
+        ),
+        held_out=("{who} is living in {value}.",),
+    ),
+    Phrasings(
+        train=("Where does {who} live?", "In which town does {who} live?", "Where is {who}?"),
+        held_out=("Do you know where {who} lives?", "Which town does {who} live in?"),
+    ),
+    "{who} lives in {value}.",
+)
+_OTHER_JOB = Trait(
+    _job,
+    Phrasings(
+        train=("{who} is {value}.", "{who} works as {value}.", "My friend {who} is {value}."),
+        held_out=("{who} is working as {value}.",),
+    ),
+    Phrasings(
+        train=("What is {who}'s job?", "What does {who} do?", "What does {who} work as?"),
+        held_out=("Do you know the job of {who}?", "What is the job of {who}?"),
+    ),
+    "{who} is {value}.",
+)
+_OTHER_HAS = Trait(
+    words.code_word,
+    Phrasings(
+        train=("{who} has the {value}.", "I gave {who} the {value}.", "{who} took the {value}."),
+        held_out=("{who} has got the {value}.",),
+    ),
+    Phrasings(
+        train=("What does {who} have?", "What has {who} got?", "What did {who} take?"),
+        held_out=("Do you know what {who} has?",),
+    ),
+    "{who} has the {value}.",
+)
+TRAITS = (
+    *(_NAME, _NAME, _NAME, _AGE, _HOME, _BIRTH, _JOB, _OTHER_HOME, _OTHER_JOB, _OTHER_HAS),
+    *map(_called, ("dog", "cat", "sister", "brother", "boss", "friend")),
+    _favourite("colour", words.COLOURS),
+    _favourite("animal", words.ANIMALS),
+    _favourite("fruit", words.FRUITS),
+)
+_NOTED = ("Noted.", "I see.", "OK, I will remember that.", "Thank you for telling me.")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A trait as somebody has it."""
+
+    trait: Trait
+    who: str
+    value: str
+
+    def stated(self, rng: Random, split: Split) -> str:
+        return self._filled(self.trait.stated.pick(rng, split))
+
+    def noted(self, rng: Random) -> str:
+        return self._filled(self.trait.noted or rng.choice(_NOTED))
+
+    def asked(self, rng: Random, split: Split, others: list[Told]) -> Exchange:
+        check = says(self.value, [other.value for other in others])
+        question = self._filled(self.trait.asked.pick(rng, split))
+        return Exchange(question, self._filled(self.trait.answer), check)
+
+    def asked_untold(self, rng: Random, split: Split) -> Exchange:
+        """The same question where nobody has said it."""
+        question = self._filled(self.trait.asked.pick(rng, split))
+        return Exchange(question, NOT_TOLD, mentions("not told me"))
+
+    def _filled(self, text: str) -> str:
+        return text.format(who=self.who, value=self.value)
+
+
+def personal(rng: Random, split: Split, num_words: int) -> Conversation:
+    """Some things told in one turn or in several, other talk, and questions about them."""
+    told = _told(rng, split, rng.randint(1, 4))
+    untold = told.pop() if rng.random() < UNTOLD_SHARE else None
+    messages = _said(rng, split, told)
+    while sum(len(message["content"].split()) for message in messages) < num_words:
+        messages += recall.interlude(rng, split).messages
+    questions = _questions(rng, split, told)
+    if untold:
+        questions.append(untold.asked_untold(rng, split))
+    first, *others = questions
+    if len(messages) == 2 and rng.random() < 0.3:  # statement and question in one turn
+        messages = [user(f"{messages[0]['content']} {first.question}"), assistant(first.answer)]
+        questions = others
+    for exchange in questions:
+        messages += exchange.messages
+    return Conversation(tuple(messages), (others or [first])[-1].accepts)
+
+
+def _questions(rng: Random, split: Split, told: list[Told]) -> list[Exchange]:
+    """Questions about one of the traits told, or about several."""
+    asked = rng.sample(told, rng.randint(1, len(told))) if told else []
+    return [one.asked(rng, split, [o for o in told if o is not one]) for one in asked]
+
+
+def _told(rng: Random, split: Split, num_traits: int) -> list[Told]:
+    """Traits of different kinds, of one person each, no two with the same value."""
+    found: dict[str, Told] = {}
+    while len(found) < num_traits:
+        trait = rng.choice(TRAITS)
+        told = Told(trait, words.first_name(rng, split), trait.make(rng, split))
+        if all(told.value != other.value for other in found.values()):
+            found.setdefault(trait.answer, told)
+    return list(found.values())
+
+
+def _said(rng: Random, split: Split, told: list[Told]) -> list[Message]:
+    """The statements: all in one message, or each in its own with an answer to it."""
+    if told and rng.random() < 0.5:
+        text = " ".join(one.stated(rng, split) for one in told)
+        return [user(text), assistant(told[0].noted(rng))]
+    messages: list[Message] = []
+    for one in told:
+        messages += [user(one.stated(rng, split)), assistant(one.noted(rng))]
+    return messages

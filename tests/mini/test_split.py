@@ -1,0 +1,104 @@
+"""Held out means held out: what examines the model is nowhere in what trains it."""
+
+import re
+from collections.abc import Iterator
+from itertools import islice
+from random import Random
+
+import pytest
+
+from mlxserve.mini import curriculum, prose, words
+from mlxserve.mini.abilities import ABILITIES, Ability, arithmetic, knowledge, lists
+from mlxserve.mini.conversation import Conversation, Phrasings, Sheet
+from mlxserve.mini.words import Split, split_of
+
+SKILLS = curriculum.CONTINUED_PLAN[0]
+TOO_FEW = "days and months"  # 19 words and two directions: only the phrasings are held out
+
+
+@pytest.fixture(scope="module")
+def trained_on() -> list[curriculum.Example]:
+    """The examples of some steps of the training."""
+    return list(islice(curriculum.examples(1, 0, SKILLS), 3000))
+
+
+@pytest.fixture(scope="module")
+def trained_turns(trained_on: list[curriculum.Example]) -> set[str]:
+    conversations = (e for e in trained_on if isinstance(e, Conversation))
+    return {m["content"] for c in conversations for m in c.messages if m["role"] == "user"}
+
+
+@pytest.mark.parametrize("ability", ABILITIES, ids=lambda ability: ability.name)
+def test_no_question_of_the_examination_is_a_turn_of_the_training(
+    ability: Ability, trained_turns: set[str]
+) -> None:
+    asked = {user_turns(ability.test(0, index))[-1] for index in range(60)}
+    assert asked.isdisjoint(trained_turns)
+
+
+def user_turns(conversation: Conversation) -> list[str]:
+    return [m["content"] for m in conversation.prompt if m["role"] == "user"]
+
+
+def test_no_pair_of_numbers_is_added_in_both_splits(
+    trained_on: list[curriculum.Example],
+) -> None:
+    sheets = [sheet for sheet in trained_on if isinstance(sheet, Sheet)]
+    taught = {pair(problem) for sheet in sheets for problem, _ in sheet.problems}
+    examined = {pair(arithmetic.add(Random(i), Split.HELD_OUT, 0).answer) for i in range(300)}
+    assert len(taught) > 1000
+    assert examined.isdisjoint(taught)
+
+
+def pair(sum_: str) -> tuple[str, ...]:
+    """The sign and the numbers, in either order: 38 + 47 is no news after 47 + 38."""
+    first, sign, second = sum_.split()[:3]
+    return (sign, *sorted((first, second)))
+
+
+def test_no_set_of_numbers_is_sorted_in_both_splits() -> None:
+    def sets(split: Split) -> Iterator[tuple[str, ...]]:
+        return (tuple(lists.sort(Random(i), split).answer.split(", ")) for i in range(800))
+
+    assert set(sets(Split.TRAIN)).isdisjoint(sets(Split.HELD_OUT))
+
+
+@pytest.mark.parametrize("split", Split)
+def test_documents_are_made_of_sentences_of_their_split(split: Split) -> None:
+    for seed in range(20):
+        for sentence in prose.paragraph(Random(seed), split, 60):
+            assert split_of(sentence) is split
+
+
+@pytest.mark.parametrize("ability", ABILITIES, ids=lambda ability: ability.name)
+def test_the_examination_asks_in_phrasings_of_its_own(
+    ability: Ability, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every choice between phrasings is made by `Phrasings.pick`, and for the held-out side."""
+    picked: list[Split] = []
+    pick = Phrasings.pick
+
+    def spy(self: Phrasings, rng: Random, split: Split) -> str:
+        picked.append(split)
+        return pick(self, rng, split)
+
+    monkeypatch.setattr(Phrasings, "pick", spy)
+    ability.test(0, 0)
+    assert set(picked) <= {Split.HELD_OUT}
+
+
+def test_phrasings_that_overlap_are_refused() -> None:
+    with pytest.raises(AssertionError):
+        Phrasings(train=("What is it?",), held_out=("What is it?",))
+
+
+def test_no_variation_of_a_question_is_a_held_out_one() -> None:
+    rng = Random(0)
+    asked = {knowledge.exchange(rng, Split.TRAIN).question for _ in range(8000)}
+    assert asked.isdisjoint(knowledge.HELD_OUT_QUESTIONS)
+    assert len(asked) > len([q for topic in knowledge.TOPICS for q in topic.train])
+
+
+def test_the_example_of_the_readme_is_in_no_training_turn(trained_turns: set[str]) -> None:
+    assert not any(re.search("plum-42", turn, re.IGNORECASE) for turn in trained_turns)
+    assert words.split_of("plum-42") is Split.HELD_OUT
