@@ -41,9 +41,10 @@ class Anthropic:
     async def messages(self, request: Request) -> Response:
         asked = await self._read(MessagesRequest, request)
         params = asked.sampling(self._service.chat.default_params)
+        turn = asked.turn()
         try:
             prompt = await self._prompt(request, asked)
-            answers = await self._service.submit(request, asked, [prompt], params)
+            answers = await self._service.submit(request, asked, [prompt], params, turn=turn)
         except MlxServeError as error:
             raise from_engine(error, prompt_param="messages") from error
         shape = MessageShape(
@@ -76,6 +77,7 @@ class Anthropic:
             request,
             asked.messages_for_template(),
             asked.template_kwargs(),
+            tools=asked.definitions,
             continues=asked.continues,
         )
 

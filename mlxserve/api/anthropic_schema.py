@@ -23,6 +23,7 @@ from pydantic import (
 
 from mlxserve.api.fields import MAX_NAME_LENGTH
 from mlxserve.api.request_model import Body, NotYet, Strict, sampling_params
+from mlxserve.api.turns import Choice, Name, thinking_budget, turn_of
 from mlxserve.parsing.turn import ToolChoice, Turn
 from mlxserve.request import SamplingParams
 
@@ -222,19 +223,26 @@ class InputMessage(Strict):
 class Tool(_Block):
     """A tool the client runs itself. Anthropic's own, which have no schema, are left out."""
 
-    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
+    name: Name
     type: str | None = None
-    description: str = ""
+    description: str | None = None
     input_schema: dict[str, Any] | None = None
-    strict: bool | None = None
+    strict: bool | None = None  # changes nothing: arguments always follow the schema
 
     def definition(self) -> dict[str, Any]:
         """As OpenAI spells it, which is how chat templates know tools."""
-        assert self.input_schema is not None
-        function: dict[str, Any] = {"name": self.name, "description": self.description}
-        if self.strict is not None:
-            function["strict"] = self.strict
-        return {"type": "function", "function": {**function, "parameters": self.input_schema}}
+        function: dict[str, Any] = {"name": self.name, "parameters": self.input_schema}
+        if self.description is not None:
+            function["description"] = self.description
+        return {"type": "function", "function": function}
+
+
+_TOOL_CHOICES = {
+    "auto": ToolChoice.AUTO,
+    "none": ToolChoice.NONE,
+    "any": ToolChoice.REQUIRED,
+    "tool": ToolChoice.REQUIRED,
+}
 
 
 class ToolChoiceField(Strict):
@@ -247,6 +255,10 @@ class ToolChoiceField(Strict):
         if (self.name is not None) != (self.type == "tool"):
             raise ValueError('a name goes with {"type": "tool"}, and with nothing else')
         return self
+
+    def chosen(self) -> Choice:
+        names = None if self.name is None else (self.name,)
+        return Choice(_TOOL_CHOICES[self.type], names, is_one=self.name is not None)
 
 
 class Thinking(Strict):
@@ -308,7 +320,7 @@ class Conversation(Body):
         blocks = [block for message in self.messages for block in message.content]
         results = [block for b in blocks if isinstance(b, ToolResultBlock) for block in b.content]
         left_out = {b.type for b in (*blocks, *results) if isinstance(b, UnknownBlock)}
-        tools = {str(tool.type or tool.name) for tool in self.tools or () if not tool.input_schema}
+        tools = {str(t.type or t.name) for t in self.tools or () if t.input_schema is None}
         return [
             *super().unknown_fields,
             *(f"blocks of type {kind}" for kind in sorted(left_out)),
@@ -331,14 +343,20 @@ class Conversation(Body):
                 _append(messages, turn)
         return messages
 
+    @property
+    def definitions(self) -> list[dict[str, Any]]:
+        """Of the tools, as chat templates know them."""
+        return [tool.definition() for tool in self.tools or () if tool.input_schema is not None]
+
     def turn(self) -> Turn:
+        """Raises ApiError 400."""
         choice = self.tool_choice or ToolChoiceField(type="auto")
-        return Turn(
-            tools=[tool.definition() for tool in self.tools or () if tool.input_schema],
-            tool_choice=_TOOL_CHOICES[choice.type],
-            tool_name=choice.name,
-            parallel_tool_calls=not choice.disable_parallel_tool_use,
-            thinking_budget=self.thinking.budget_tokens if self.thinking else None,
+        asked = self.thinking.budget_tokens if self.thinking else None
+        return turn_of(
+            self.definitions,
+            choice.chosen(),
+            parallel=not choice.disable_parallel_tool_use,
+            thinking_budget=thinking_budget(asked, self.template_kwargs()),
         )
 
     def template_kwargs(self) -> dict[str, bool | str]:
@@ -350,14 +368,6 @@ class Conversation(Body):
             effort = self.output_config.effort
             kwargs["reasoning_effort"] = "high" if effort in ("xhigh", "max") else effort
         return kwargs
-
-
-_TOOL_CHOICES = {
-    "auto": ToolChoice.AUTO,
-    "none": ToolChoice.NONE,
-    "any": ToolChoice.REQUIRED,
-    "tool": ToolChoice.REQUIRED,
-}
 
 
 class MessagesRequest(Conversation):

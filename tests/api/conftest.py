@@ -109,7 +109,9 @@ class FakeChat:
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Any = None, **kwargs: Any
     ) -> list[int]:
-        self.rendered.append(SimpleNamespace(messages=list(messages), kwargs=kwargs))
+        self.rendered.append(
+            SimpleNamespace(messages=list(messages), tools=list(tools or ()), kwargs=kwargs)
+        )
         return self.encode("".join(str(message["content"]) for message in messages))
 
     def encode(self, text: str) -> list[int]:

@@ -9,7 +9,7 @@ from mlxserve.api.anthropic_shape import SIGNATURE, MessageShape
 from mlxserve.api.body import MAX_BODY_SIZE
 from mlxserve.errors import EngineStopped, OutOfMemory, PromptTooLong, QueueFull
 from mlxserve.mini import model_path
-from mlxserve.parsing.turn import ToolCallDelta
+from mlxserve.parsing.turn import ToolCallDelta, ToolChoice
 from mlxserve.request import FinishReason
 from mlxserve.tokenizer import Tokenizer
 
@@ -453,6 +453,66 @@ def test_thinking_is_off_unless_asked_for(client, chat, thinking, expected):
     fields = {} if thinking is None else {"thinking": thinking}
     assert post(client, max_tokens=2_000, **fields).status_code == 200
     assert chat.rendered[-1].kwargs["enable_thinking"] is expected
+
+
+TOOL: dict[str, Any] = {
+    "name": "look",
+    "description": "Looks.",
+    "input_schema": {"type": "object", "properties": {"at": {"type": "string"}}},
+    "cache_control": {"type": "ephemeral"},
+}
+DEFINITION = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Looks.",
+        "parameters": TOOL["input_schema"],
+    },
+}
+
+
+def test_tools_reach_the_template_and_the_answer_in_openais_shape(client, chat):
+    fields = {"tools": [TOOL], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+    assert post(client, **fields).status_code == 200
+    assert chat.rendered[-1].tools == [DEFINITION]
+    turn = chat.submitted[-1].turn
+    assert (list(turn.tools), turn.tool_choice) == ([DEFINITION], ToolChoice.REQUIRED)
+    assert turn.parallel_tool_calls is False
+    post(client, COUNT, **fields)
+    assert chat.rendered[-1].tools == [DEFINITION]
+
+
+@pytest.mark.parametrize(
+    ("choice", "mode", "name"),
+    [
+        (None, ToolChoice.AUTO, None),
+        ({"type": "auto"}, ToolChoice.AUTO, None),
+        ({"type": "none"}, ToolChoice.NONE, None),
+        ({"type": "tool", "name": "look"}, ToolChoice.REQUIRED, "look"),
+    ],
+)
+def test_a_tool_may_be_chosen(client, chat, choice, mode, name):
+    post(client, tools=[TOOL], **({} if choice is None else {"tool_choice": choice}))
+    turn = chat.submitted[-1].turn
+    assert (turn.tool_choice, turn.tool_name) == (mode, name)
+
+
+def test_a_tool_that_is_not_there_cannot_be_chosen(client):
+    reply = post(client, tools=[TOOL], tool_choice={"type": "tool", "name": "fly"})
+    assert "'fly' is not among" in error_of(reply, 400, "invalid_request_error")["message"]
+
+
+def test_tools_that_run_elsewhere_are_left_out_and_named(client, chat):
+    reply = post(client, tools=[TOOL, {"type": "web_search_20250305", "name": "web_search"}])
+    assert "the tool web_search_20250305" in reply.headers["x-mlxserve-warning"]
+    assert chat.rendered[-1].tools == [DEFINITION]
+
+
+def test_a_thinking_budget_reaches_the_answer(client, chat):
+    post(client, max_tokens=2_000, thinking={"type": "enabled", "budget_tokens": 1_500})
+    assert chat.submitted[-1].turn.thinking_budget == 1_500
+    post(client)
+    assert chat.submitted[-1].turn.thinking_budget == 0
 
 
 def test_an_answer_that_was_begun_is_gone_on_with(client, chat):
