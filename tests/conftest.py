@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,14 @@ def write_model(folder: Path, kind: str, **changes: Any) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(model_path() / name, folder / name)
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Whoever runs the tests has options and keys of their own; none of them counts here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mlxserve.cli import OPTION_PANELS
+from mlxserve.cli.options import OPTION_PANELS
 from tui.commands import readme_table
 
 ROOT = Path(__file__).parent.parent

@@ -1,7 +1,8 @@
 """Who is let in: addresses, names, pages and keys, settled before the server listens.
 
-Beyond loopback a key is required. Keys come from a file or the environment, never from a flag,
-which every user of the machine can read in the list of processes.
+Beyond loopback a key is required. Keys come from files or the environment, never from a flag, which
+every user of the machine can read in the list of processes. The one in the environment is the
+operator's own, and an admin's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlxserve.api.config import NO_FILE, ServerConfig
+from mlxserve.api.keys import Key, KeyFile, Keyring, Scope, usual_file
 from mlxserve.api.security import host_header_name, is_loopback
 from mlxserve.errors import InvalidConfig
 
@@ -26,39 +29,55 @@ class Access:
     any_address: it may also be any literal address; only names can be rebound by a web page
     origins: web pages that may call, such as `https://chat.example`
     api_keys: when any are given, one of them must be shown
+    admin_keys: the same; they may also see and change what belongs to others
+    keys_file: more keys, of both kinds, that may change while the server runs
+    max_requests_per_key, requests_per_minute_per_key: of keys that have no limits of their own
     """
 
     hosts: Sequence[str] = ()
     any_address: bool = False
     origins: Sequence[str] = ()
     api_keys: Sequence[str] = ()
+    admin_keys: Sequence[str] = ()
+    keys_file: Path | None = None
+    max_requests_per_key: int = 0
+    requests_per_minute_per_key: int = 0
+
+    def keyring(self) -> Keyring:
+        """Raises InvalidConfig for a file that cannot be trusted."""
+        keys = [Key.of(key, Scope.USER) for key in self.api_keys]
+        keys += [Key.of(key, Scope.ADMIN) for key in self.admin_keys]
+        return Keyring(keys, KeyFile(self.keys_file) if self.keys_file is not None else None)
 
 
-def read_access(
-    host: str,
-    *,
-    key_file: Path | None = None,
-    environment_key: str | None = None,
-    hosts: Sequence[str] = (),
-    origins: Sequence[str] = (),
-) -> Access:
-    """What the command line and the environment allow. Raises InvalidConfig."""
-    keys = [*_keys_of(key_file)] if key_file is not None else []
-    if environment_key:
-        keys.append(_checked(environment_key, "MLXSERVE_API_KEY"))
-    if not is_loopback(host) and not keys:
+def read_access(config: ServerConfig, environment_key: str | None = None) -> Access:
+    """What the options and the environment allow. Raises InvalidConfig."""
+    host = config.host
+    own_names = () if is_loopback(host) else _own_names(host)
+    access = Access(
+        hosts=tuple(host_header_name(name) for name in (*own_names, *config.allowed_host)),
+        any_address=_is_wildcard(host),
+        origins=tuple(_origin(origin) for origin in config.allowed_origin),
+        api_keys=tuple(_keys_of(Path(config.api_key_file))) if config.api_key_file else (),
+        admin_keys=(_checked(environment_key, "MLXSERVE_API_KEY"),) if environment_key else (),
+        keys_file=keys_file(config.keys_file),
+        max_requests_per_key=config.max_requests_per_key,
+        requests_per_minute_per_key=config.requests_per_minute_per_key,
+    )
+    if not access.keyring().is_locked and not is_loopback(host):
         raise InvalidConfig(
             f"Listening on {host} lets other machines in, and that needs an API key. Create one "
-            "with `openssl rand -hex 32`, put it into MLXSERVE_API_KEY or into a file named by "
-            "--api-key-file, or listen on 127.0.0.1."
+            "with `mlxserve key create NAME`, or put one into MLXSERVE_API_KEY, or listen on "
+            "127.0.0.1."
         )
-    own_names = () if is_loopback(host) else _own_names(host)
-    return Access(
-        hosts=tuple(host_header_name(name) for name in (*own_names, *hosts)),
-        any_address=_is_wildcard(host),
-        origins=tuple(_origin(origin) for origin in origins),
-        api_keys=tuple(keys),
-    )
+    return access
+
+
+def keys_file(named: str | None) -> Path | None:
+    """Where the keys of `mlxserve key` are, whether or not there are any; None for "none"."""
+    if named == NO_FILE:
+        return None
+    return Path(named).expanduser() if named else usual_file()
 
 
 def _keys_of(file: Path) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """The ASGI application: routes, the checks in front of them, and errors in one shape.
 
-Order, outermost first: request id, Host, Origin, API key, then the routes.
+Order, outermost first: request id, Host, Origin, API key, drain, limits of the key, then the routes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from starlette.routing import Route
 from mlxserve import __version__
 from mlxserve.api.access import Access
 from mlxserve.api.anthropic import Anthropic
+from mlxserve.api.drain import Drain, DrainCheck
 from mlxserve.api.embeddings import Embeddings
 from mlxserve.api.errors import RETRY_SOON, ApiError, error_response, json_response
+from mlxserve.api.limits import KeyLimits, LimitCheck
 from mlxserve.api.metrics import Metrics
 from mlxserve.api.naming import ModelNames
 from mlxserve.api.native import Native
@@ -48,10 +50,16 @@ MAX_SILENCE = 30.0  # seconds; steps take a tenth of one, the longest on a slow 
 
 
 def create_app(
-    chat: Chat, *, aliases: Sequence[str] = (), access: Access | None = None
+    chat: Chat,
+    *,
+    aliases: Sequence[str] = (),
+    access: Access | None = None,
+    drain: Drain | None = None,
 ) -> Starlette:
-    """The API over one model, which also answers to `aliases`."""
+    """The API over one model, which also answers to `aliases`. `drain` is the server's, too."""
     access = access or Access()
+    drain = drain or Drain()
+    limits = KeyLimits(access.max_requests_per_key, access.requests_per_minute_per_key)
     metrics = Metrics(chat)
     service = Service(chat, ModelNames(chat.model_name, tuple(aliases)), metrics)
     app = Starlette(
@@ -62,8 +70,8 @@ def create_app(
             *Embeddings(service).routes(),
             *Prefixes(service).routes(),
             *Tokenization(service).routes(),
-            *Native(chat).routes(),
-            *_Watch(chat, metrics).routes(),
+            *Native(chat, drain).routes(),
+            *_Watch(chat, metrics, drain).routes(),
         ],
         middleware=[
             Middleware(RequestId),
@@ -73,7 +81,9 @@ def create_app(
                 any_address=access.any_address,
             ),
             Middleware(OriginCheck, origins=access.origins),
-            Middleware(ApiKeyCheck, keys=access.api_keys),
+            Middleware(ApiKeyCheck, keyring=access.keyring()),
+            Middleware(DrainCheck, drain=drain),
+            Middleware(LimitCheck, limits=limits),
         ],
         exception_handlers={
             ApiError: _api_error,
@@ -89,9 +99,10 @@ def create_app(
 class _Watch:
     """The routes of those who watch the server."""
 
-    def __init__(self, chat: Chat, metrics: Metrics) -> None:
+    def __init__(self, chat: Chat, metrics: Metrics, drain: Drain) -> None:
         self._chat = chat
         self._metrics = metrics
+        self._drain = drain
 
     def routes(self) -> list[Route]:
         return [
@@ -109,6 +120,8 @@ class _Watch:
     async def ready(self, _request: Request) -> Response:
         """Whether a request would be answered now, and what it would wait behind."""
         self._require_engine()
+        if self._drain.is_on:
+            raise self._drain.refusal()
         silence = self._chat.seconds_since_beat()
         if silence > MAX_SILENCE:
             raise ApiError(

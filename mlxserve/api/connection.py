@@ -16,6 +16,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
+from mlxserve.api.config import ServerConfig
 from mlxserve.api.errors import ApiError, encode_json
 
 
@@ -27,6 +28,15 @@ class Limits:
     body: float = 30.0
     write: float = 20.0
     connections: int = 1_000
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> Limits:
+        return cls(
+            header=config.header_timeout,
+            body=config.body_timeout,
+            write=config.write_timeout,
+            connections=config.max_connections,
+        )
 
 
 class _Waiting(Enum):

@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from mlxserve.api.drain import Drain
 from mlxserve.api.errors import RETRY_SOON, ApiError, from_engine, json_response
 from mlxserve.api.page_map import PageMap
 from mlxserve.api.security import client_name, is_admin, require_admin
@@ -38,8 +39,9 @@ _FRESH = 0.1  # seconds for which a snapshot serves everybody
 class Native:
     """The endpoints over one `Chat`."""
 
-    def __init__(self, chat: Chat) -> None:
+    def __init__(self, chat: Chat, drain: Drain) -> None:
         self._chat = chat
+        self._drain = drain
         self._looks = Looks(chat)
         self._num_maps = 0
 
@@ -103,10 +105,10 @@ class Native:
             raise from_engine(error) from error
 
     async def _frames(self, page_map: PageMap) -> AsyncGenerator[bytes, None]:
-        """The engine is asked only when its counters moved. Ends when the engine does."""
+        """The engine is asked only when its counters moved. Ends with the server."""
         seen = None
         try:
-            while True:
+            while not self._drain.is_on:
                 if seen is None or self._chat.stats() != seen.stats:
                     seen = await self._looks.take()
                 # Also where nothing moved: what did not fit into the last event is still to come.

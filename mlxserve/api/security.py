@@ -8,8 +8,6 @@ All are plain ASGI: nothing of the body is read before they have passed.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import ipaddress
 import re
 import uuid
@@ -20,6 +18,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlxserve.api.errors import ApiError, error_response, speaks_anthropic
+from mlxserve.api.keys import Key, Keyring
+from mlxserve.api.keys import Scope as KeyScope
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 OPEN_PATHS = ("/health",)  # answered without a key, for those who watch the process
@@ -33,20 +33,20 @@ def request_id(request: Request) -> str:
 
 def cache_namespace(request: Request, cache_salt: str | None) -> str | None:
     """The salt under which pages are shared: never across API keys, whatever the client sends."""
-    key_name = request.scope.get("mlxserve.key_name")
-    if key_name is None:
-        return cache_salt
-    return f"{key_name}/{cache_salt or ''}"
+    key = _key(request)
+    return cache_salt if key is None else f"{key.id}/{cache_salt or ''}"
 
 
 def client_name(request: Request) -> str:
     """Whose request it is, for a fair share of the engine: the API key's, or everybody's."""
-    return request.scope.get("mlxserve.key_name") or ""
+    key = _key(request)
+    return "" if key is None else key.id
 
 
 def is_admin(request: Request) -> bool:
     """Whether it may see and change what belongs to others: an admin's key, or no keys at all."""
-    return bool(request.scope.get("mlxserve.is_admin", True))
+    key = _key(request)
+    return key is None or key.scope is KeyScope.ADMIN
 
 
 def require_admin(request: Request) -> None:
@@ -57,14 +57,20 @@ def require_admin(request: Request) -> None:
 
 def in_namespace(request: Request, name: str) -> str:
     """A client's name for something, as the process knows it: two keys' names never meet."""
-    key_name = request.scope.get("mlxserve.key_name")
-    return name if key_name is None else f"{key_name}/{name}"
+    key = _key(request)
+    return name if key is None else f"{key.id}/{name}"
 
 
 def without_namespace(request: Request, name: str) -> str | None:
     """The client's own name for something; None for what belongs to another key."""
     prefix = in_namespace(request, "")
     return name.removeprefix(prefix) if name.startswith(prefix) else None
+
+
+def _key(request: Request) -> Key | None:
+    """The key that was shown; None where none is needed."""
+    key: Key | None = request.scope.get("mlxserve.key")
+    return key
 
 
 def is_loopback(host: str) -> bool:
@@ -198,18 +204,20 @@ class OriginCheck:
 
 
 class ApiKeyCheck:
-    """With keys configured, refuses a request that shows none of them."""
+    """On a locked ring, refuses a request that shows none of its keys."""
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
         self._app = app
-        self._digests = [_digest(key) for key in keys]
+        self._keyring = keyring
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._digests or scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        is_open = scope["type"] != "http" or scope["path"] in OPEN_PATHS
+        if is_open or not self._keyring.is_locked:
             await self._app(scope, receive, send)
             return
-        name = self._key_name(scope)
-        if name is None:
+        shown = _shown_key(scope)
+        key = self._keyring.find(shown) if shown is not None else None
+        if key is None:
             refusal = ApiError(
                 401,
                 "No valid API key was sent. Send the header `Authorization: Bearer KEY` "
@@ -219,18 +227,8 @@ class ApiKeyCheck:
             )
             await error_response(refusal)(scope, receive, send)
             return
-        scope["mlxserve.key_name"] = name
-        scope["mlxserve.is_admin"] = False
+        scope["mlxserve.key"] = key
         await self._app(scope, receive, send)
-
-    def _key_name(self, scope: Scope) -> str | None:
-        """A name for the key that was shown, which is not the key. All keys are compared."""
-        key = _shown_key(scope)
-        if key is None:
-            return None
-        digest = _digest(key)
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return digest.hex()[:16] if any(matches) else None
 
 
 def _shown_key(scope: Scope) -> str | None:
@@ -250,10 +248,6 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def _is_same_origin(scope: Scope, origin: str) -> bool:

@@ -1,7 +1,7 @@
 """The server process: a socket, uvicorn over it, signals, and an orderly end.
 
-An orderly end: no new connections, answers under way may finish for a few seconds, then the
-engine is stopped, which ends the rest with an error the client can read.
+An orderly end: new work is refused, answers under way may finish for a few seconds, then the engine
+is stopped, which ends the rest with an error the client can read.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import asyncio
 import contextlib
 import errno
 import logging
-import math
 import os
 import resource
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -23,6 +23,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from mlxserve.api.connection import Connection, Limits
+from mlxserve.api.drain import Drain
 from mlxserve.api.security import host_header_name
 from mlxserve.errors import MlxServeError
 
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 _STDIN = 0
 _LAST_RESORT_SECONDS = 5  # after the engine was stopped, before connections are cut
+_TICK = 0.1  # seconds after which a second signal is noticed
 _KEEP_ALIVE_SECONDS = 60  # longer than clients keep idle connections, so they close first
 _OPEN_FILES = 4_096  # macOS starts processes with 256, fewer than the connections we accept
 
@@ -66,6 +68,7 @@ class Server(uvicorn.Server):
 
     on_ready: called once it accepts connections
     stop_engine: ends every answer under way; may block
+    drain: the app's, which knows what is under way
     drain_seconds: how long answers may still run when the server is stopped
     """
 
@@ -76,6 +79,7 @@ class Server(uvicorn.Server):
         on_ready: Callable[[], None],
         stop_engine: Callable[[], None],
         limits: Limits | None = None,
+        drain: Drain,
         drain_seconds: float,
     ) -> None:
         config = uvicorn.Config(
@@ -88,11 +92,12 @@ class Server(uvicorn.Server):
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=math.ceil(drain_seconds) + _LAST_RESORT_SECONDS,
+            timeout_graceful_shutdown=_LAST_RESORT_SECONDS,
         )
         super().__init__(config)
         self._on_ready = on_ready
         self._stop_engine = stop_engine
+        self._drain = drain
         self._drain_seconds = drain_seconds
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -100,12 +105,11 @@ class Server(uvicorn.Server):
         self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        last_answers = asyncio.ensure_future(self._end_answers())
-        try:
-            await super().shutdown(sockets)
-        finally:
-            last_answers.cancel()
-            await asyncio.gather(last_answers, return_exceptions=True)
+        """Connections are still taken while answers finish, so that new work is refused in words."""
+        logger.info("Shutting down; answers have %g seconds to finish.", self._drain_seconds)
+        self._drain.start()
+        await self._end_answers()
+        await super().shutdown(sockets)
 
     def stop(self) -> None:
         """Asks for an orderly end; from any thread."""
@@ -133,9 +137,17 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def _end_answers(self) -> None:
-        await asyncio.sleep(self._drain_seconds)
-        logger.warning("Ending the answers still under way.")
-        await asyncio.to_thread(self._stop_engine)
+        """Wait for them, then end what is left. A second signal ends the waiting."""
+        finished = asyncio.ensure_future(self._drain.finished())
+        deadline = time.monotonic() + self._drain_seconds
+        while not finished.done() and not self.force_exit:
+            if time.monotonic() >= deadline:
+                logger.warning("Ending the answers still under way.")
+                await asyncio.to_thread(self._stop_engine)
+                break
+            await asyncio.wait({finished}, timeout=_TICK)
+        finished.cancel()
+        await asyncio.gather(finished, return_exceptions=True)
 
 
 def serve(server: Server, listener: socket.socket) -> None:

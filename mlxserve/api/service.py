@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from mlxserve.api.answers import Answers, unless_disconnected
 from mlxserve.api.errors import from_engine, json_response
+from mlxserve.api.limits import claim
 from mlxserve.api.metrics import Metrics
 from mlxserve.api.naming import ModelNames, UnknownFields
 from mlxserve.api.prompts import Prompts
@@ -74,6 +75,7 @@ class Service:
         turn: Turn | None = None,
     ) -> Answers:
         """Admit what was asked, in the name of its API key. Raises what `Chat.submit` raises."""
+        claim(request, len(prompts) * num_choices)
         return await Answers.submit(
             self.chat,
             prompts,

@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 from mlxserve.api.access import Access
 from mlxserve.api.app import create_app
 from mlxserve.api.connection import Limits
+from mlxserve.api.drain import Drain
 from mlxserve.api.server import Server, bind, serve, url_of
 from mlxserve.errors import EngineStopped, MlxServeError, PromptTooLong, UnknownPrefix
 from mlxserve.parsing.turn import ToolCallDelta, Turn
@@ -304,17 +305,24 @@ class Running:
 def start_server(chat: FakeChat) -> Iterator[Callable[..., Running]]:
     running: list[Running] = []
 
-    def start(*, access: Access | None = None, limits: Limits | None = None) -> Running:
+    def start(
+        *,
+        access: Access | None = None,
+        limits: Limits | None = None,
+        drain_seconds: float = 0.2,
+    ) -> Running:
         listener = bind("127.0.0.1", 0)
         url = url_of(listener)
         port = listener.getsockname()[1]
         is_ready = threading.Event()
+        drain = Drain()
         server = Server(
-            create_app(chat, access=access),
+            create_app(chat, access=access, drain=drain),
             on_ready=is_ready.set,
             stop_engine=chat.close,
             limits=limits,
-            drain_seconds=0.2,
+            drain=drain,
+            drain_seconds=drain_seconds,
         )
         thread = threading.Thread(target=serve, args=(server, listener))
         thread.start()

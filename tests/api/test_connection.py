@@ -195,7 +195,7 @@ def test_a_slow_answer_is_not_a_slow_request(start_server, chat):
             peer.socket.recv(1)
         chat.release()
         peer.socket.settimeout(20)
-        assert b"Hello" in peer.read_until(b"}}}")
+        assert b"Hello" in peer.read_until(b'"usage":')
 
 
 def test_a_reader_that_stalls_is_cut_off_and_its_answer_closed(start_server, chat):

@@ -6,6 +6,7 @@ from starlette.testclient import TestClient
 
 from mlxserve.api.access import Access
 from mlxserve.api.app import create_app
+from mlxserve.api.drain import Drain
 from mlxserve.api.native import MAX_MAPS, Looks, Native
 from mlxserve.api.page_map import PageMap
 from mlxserve.request import CacheMiss, CacheReport, FinishReason
@@ -126,7 +127,7 @@ def test_an_engine_that_has_ended_is_said_so(client, chat, path):
 
 def test_the_map_begins_with_everything_and_ends_with_the_engine(chat):
     async def scenario() -> list[bytes]:
-        frames = Native(chat)._frames(PageMap(lambda _: True))
+        frames = Native(chat, Drain())._frames(PageMap(lambda _: True))
         first = await anext(frames)
         chat.pages = bytes([4, 1, 2, 3, 1, 0, 0, 0])
         chat.answers.append(type("Open", (), {"is_closed": False}))  # the counters move
@@ -148,7 +149,7 @@ def test_an_engine_at_rest_is_not_asked_again(chat, monkeypatch):
     monkeypatch.setattr("mlxserve.api.native.MAP_INTERVAL", 0.01)
 
     async def scenario() -> None:
-        frames = Native(chat)._frames(PageMap(lambda _: True))
+        frames = Native(chat, Drain())._frames(PageMap(lambda _: True))
         await anext(frames)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(frames), timeout=0.2)

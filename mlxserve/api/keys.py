@@ -1,0 +1,230 @@
+"""API keys: what is known of each, the file that keeps them, and the ring that finds them.
+
+A key made here is 256 random bits, so the file holds plain SHA-256 digests: nothing can be guessed,
+which is all that a salt or a slow hash would make harder. The text of a key is shown once.
+
+    {"keys": [{"name": "laptop", "scope": "user", "created": "2026-01-31", "sha256": "…",
+               "max_requests": null, "requests_per_minute": null}]}
+
+A running server reads the file again when it changes. A file that cannot be trusted any more
+(unreadable, or open to others) lets nobody in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import hashlib
+import hmac
+import json
+import logging
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from mlxserve.errors import InvalidConfig
+from mlxserve.settings import config_home
+
+logger = logging.getLogger(__name__)
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_PREFIX = "mlxserve-"  # so that scanners for leaked secrets know one when they see it
+
+
+class Scope(StrEnum):
+    USER = "user"  # ask, and see what is its own
+    ADMIN = "admin"  # see and change what is everybody's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One key. A limit that is None is the server's."""
+
+    name: str
+    sha256: str
+    scope: Scope = Scope.USER
+    created: str = ""
+    max_requests: int | None = None
+    requests_per_minute: int | None = None
+
+    @classmethod
+    def of(cls, secret: str, scope: Scope) -> Key:
+        """A key that stands in no file of ours."""
+        digest = digest_of(secret)
+        return cls(name=digest[:16], sha256=digest, scope=scope)
+
+    @property
+    def id(self) -> str:
+        """Names its pages, prefixes and share of the engine; a new key of an old name has none."""
+        return self.name if self.sha256.startswith(self.name) else f"{self.name}-{self.sha256[:16]}"
+
+
+def usual_file() -> Path:
+    """Where keys are kept unless another place is named."""
+    return config_home() / "keys.json"
+
+
+def digest_of(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+class KeyFile:
+    """The keys of `mlxserve key`, in a file that is readable by its owner alone."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> tuple[Key, ...]:
+        """None where there is no file. Raises InvalidConfig for one that cannot be trusted."""
+        try:
+            with self.path.open(encoding="utf-8") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                content = json.load(file)
+        except FileNotFoundError:
+            return ()
+        except (OSError, ValueError) as error:
+            raise InvalidConfig(f"The key file {self.path} cannot be read: {error}") from error
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise InvalidConfig(
+                f"The key file {self.path} is open to other users. Close it: chmod 600 {self.path}"
+            )
+        try:
+            return tuple(_key(entry) for entry in content["keys"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidConfig(f"The key file {self.path} is damaged: {error!r}") from error
+
+    def create(
+        self,
+        name: str,
+        scope: Scope,
+        *,
+        max_requests: int | None = None,
+        requests_per_minute: int | None = None,
+    ) -> str:
+        """Add a key and return its text, which is kept nowhere. Raises InvalidConfig."""
+        if not _NAME.fullmatch(name):
+            raise InvalidConfig(
+                f"The name {name[:80]!r} cannot be used: 1 to 64 letters, digits, dots, dashes or "
+                "underscores."
+            )
+        secret = _PREFIX + secrets.token_urlsafe(32)
+        key = Key(
+            name=name,
+            sha256=digest_of(secret),
+            scope=scope,
+            created=datetime.datetime.now(datetime.UTC).date().isoformat(),
+            max_requests=max_requests,
+            requests_per_minute=requests_per_minute,
+        )
+        with self._locked():
+            keys = self.read()
+            if any(known.name == name for known in keys):
+                raise InvalidConfig(f"There is a key named {name!r}; revoke it or choose another.")
+            self._write((*keys, key))
+        return secret
+
+    def revoke(self, name: str) -> None:
+        """A running server refuses it from now on. Raises InvalidConfig for an unknown name."""
+        with self._locked():
+            keys = self.read()
+            rest = tuple(key for key in keys if key.name != name)
+            if len(rest) == len(keys):
+                known = ", ".join(key.name for key in keys) or "none"
+                raise InvalidConfig(f"There is no key named {name[:80]!r}; known: {known}.")
+            self._write(rest)
+
+    def version(self) -> tuple[int, ...] | None:
+        """Changes when the file does; None while there is none."""
+        try:
+            state = self.path.stat()
+        except OSError:
+            return None
+        return state.st_ino, state.st_mtime_ns, state.st_size, state.st_mode
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One writer at a time, by a lock on the folder."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder = os.open(self.path.parent, os.O_RDONLY)
+        except OSError as error:
+            raise InvalidConfig(f"The folder of {self.path} cannot be used: {error}") from error
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
+
+    def _write(self, keys: Sequence[Key]) -> None:
+        """All or nothing: a reader sees the old file or the new one."""
+        text = json.dumps({"keys": [asdict(key) for key in keys]}, indent=2) + "\n"
+        new = self.path.with_name(f"{self.path.name}.new")
+        try:
+            new.unlink(missing_ok=True)
+            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(self.path)
+        except OSError as error:
+            raise InvalidConfig(f"The key file {self.path} cannot be written: {error}") from error
+
+
+def _key(entry: dict[str, Any]) -> Key:
+    key = Key(**{**entry, "scope": Scope(entry["scope"])})
+    if not _NAME.fullmatch(key.name) or not _DIGEST.fullmatch(key.sha256):
+        raise ValueError(f"an entry has no valid name or digest: {key.name!r}")
+    for limit in (key.max_requests, key.requests_per_minute):
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise ValueError(f"a limit of {key.name!r} is not a number above 0")
+    return key
+
+
+class Keyring:
+    """Every key that opens this server: those given at its start, and those of a file."""
+
+    def __init__(self, fixed: Sequence[Key] = (), file: KeyFile | None = None) -> None:
+        """Raises InvalidConfig for a file that cannot be trusted."""
+        self._fixed = tuple(fixed)
+        self._file = file
+        self._version = file.version() if file else None
+        self._filed = file.read() if file else ()
+        self._is_locked = bool(self._fixed or self._filed)
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether a key must be shown. Once it must, revoking the last one opens nothing."""
+        self._refresh()
+        return self._is_locked
+
+    def find(self, secret: str) -> Key | None:
+        """The key of this text. All are compared, in constant time."""
+        self._refresh()
+        digest = digest_of(secret)
+        found = None
+        for key in (*self._fixed, *self._filed):
+            if hmac.compare_digest(digest, key.sha256):
+                found = key
+        return found
+
+    def _refresh(self) -> None:
+        if self._file is None or (version := self._file.version()) == self._version:
+            return
+        self._version = version
+        try:
+            self._filed = self._file.read()
+        except InvalidConfig as error:
+            logger.error("No key of the file is accepted: %s", error)
+            self._filed = ()
+            self._is_locked = True
+        self._is_locked = self._is_locked or bool(self._filed)
+        logger.info("The key file holds %d keys now.", len(self._filed))

@@ -1,0 +1,17 @@
+"""The way from options to a model that answers, for the commands that load one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mlxserve.config import EngineConfig
+
+if TYPE_CHECKING:
+    from mlxserve.chat import Chat
+
+
+def build(config: EngineConfig) -> Chat:
+    """Loads mlx and the model. Raises MlxServeError."""
+    from mlxserve.build import build_chat
+
+    return build_chat(config)

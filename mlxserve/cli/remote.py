@@ -1,0 +1,67 @@
+"""A running server, for the commands that ask it something."""
+
+# Annotations are read by typer at run time, so this file does not postpone them.
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mlxserve.errors import MlxServeError
+
+if TYPE_CHECKING:
+    import httpx
+
+USUAL_URL = "http://127.0.0.1:8000"
+_SECONDS = 600.0  # a long prefix is computed before the answer comes
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        help=f"The running server; by default MLXSERVE_URL in the environment, or {USUAL_URL}. "
+        "Its API key is taken from MLXSERVE_API_KEY."
+    ),
+]
+
+
+class ServerError(MlxServeError):
+    """The server refused, or is not there."""
+
+
+def url_of(given: str | None) -> str:
+    return (given or os.environ.get("MLXSERVE_URL") or USUAL_URL).rstrip("/").removesuffix("/v1")
+
+
+def ask(url: str | None, method: str, path: str, body: Any = None) -> Any:
+    """The server's JSON. Raises ServerError with its own words."""
+    import httpx
+
+    key = os.environ.get("MLXSERVE_API_KEY")
+    base = url_of(url)
+    try:
+        # A proxy from the environment must never see what goes to this machine itself.
+        with httpx.Client(base_url=base, timeout=_SECONDS, trust_env=False) as client:
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            reply = client.request(method, path, json=body, headers=headers)
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+        raise ServerError(
+            f"No server answers at {base} ({error}). Start one with `mlxserve serve`, or name "
+            "another with --url."
+        ) from error
+    return _content(reply, base)
+
+
+def _content(reply: "httpx.Response", base: str) -> Any:
+    try:
+        content = reply.json()
+    except ValueError as error:
+        raise ServerError(f"What answers at {base} is not mlxserve.") from error
+    if reply.is_success:
+        return content
+    try:
+        message = content["error"]["message"]
+    except (KeyError, TypeError):
+        message = f"status {reply.status_code}"
+    if reply.status_code == 401:
+        message += " This command takes it from MLXSERVE_API_KEY."
+    raise ServerError(f"The server at {base} refused: {message}")

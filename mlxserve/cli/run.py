@@ -1,0 +1,96 @@
+"""`mlxserve run`: one answer on the terminal or in a pipe."""
+
+# Annotations are read by typer at run time, so this file does not postpone them.
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mlxserve.cli.building import build
+from mlxserve.config import EngineConfig
+from mlxserve.errors import InvalidRequest
+from mlxserve.settings import Settings
+
+if TYPE_CHECKING:
+    from mlxserve.chat import Chat, Usage
+
+
+def run(
+    settings: Settings,
+    prompt: Annotated[
+        str | None, typer.Argument(help="What to ask; piped input is added to it. - is stdin.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="A system prompt.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="End the answer after so many.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Report speed and cached tokens on stderr.")
+    ] = False,
+) -> None:
+    """Answer one prompt on the terminal or in a pipe."""
+    config = settings.build(EngineConfig)
+    from mlxserve.api import logs
+
+    logs.configure("warning")
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    messages.append({"role": "user", "content": whole_prompt(prompt)})
+    given = {"max_tokens": max_tokens, "temperature": temperature}
+    chat = build(config)
+    try:
+        report = asyncio.run(_stream_answer(chat, messages, given))
+    except BrokenPipeError:  # the reader (`head`, say) has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    finally:
+        chat.close()
+    if stats:
+        print(report, file=sys.stderr)
+
+
+def whole_prompt(prompt: str | None) -> str:
+    """The argument and the piped text, as one. Raises InvalidRequest when there is neither."""
+    wants_stdin = prompt is None or prompt == "-" or not sys.stdin.isatty()
+    piped = sys.stdin.read().rstrip("\n") if wants_stdin else ""
+    parts = [part for part in (None if prompt == "-" else prompt, piped) if part]
+    if not parts:
+        raise InvalidRequest("There is no prompt: give it as an argument or pipe it in.")
+    return "\n\n".join(parts)
+
+
+async def _stream_answer(
+    chat: "Chat", messages: Sequence[Mapping[str, str]], given: Mapping[str, Any]
+) -> str:
+    """Prints the answer as it comes; returns a line about its speed."""
+    from mlxserve.api.logs import ESCAPES
+
+    asked = {name: value for name, value in given.items() if value is not None}
+    params = replace(chat.default_params, **asked)
+    prompt = await asyncio.to_thread(chat.render, messages)
+    # A model's text goes to the terminal as text: it moves no cursor and sets no title.
+    escapes = {code: text for code, text in ESCAPES.items() if chr(code) not in "\n\t"}
+    started = time.perf_counter()
+    first = started
+    text = "\n"
+    async for delta in await chat.submit(prompt, params):
+        if first == started and delta.token_ids:
+            first = time.perf_counter()
+        text = delta.text or text
+        print(delta.text.translate(escapes), end="", flush=True)
+    print("" if text.endswith("\n") else "\n", end="", flush=True)
+    assert delta.usage is not None
+    return _speed(delta.usage, first - started, time.perf_counter() - first)
+
+
+def _speed(usage: "Usage", to_first: float, after_first: float) -> str:
+    rate = (usage.completion_tokens - 1) / after_first if after_first > 0 else 0.0
+    return (
+        f"prompt {usage.prompt_tokens} tokens ({usage.cached_tokens} cached), "
+        f"answer {usage.completion_tokens} tokens, first after {to_first:.2f} s, "
+        f"then {rate:.1f} tokens/s"
+    )
