@@ -7,15 +7,17 @@
     completed | incomplete | failed
 
 The events' numbers rise by one; clients index items and parts, so each is added before it is used.
-Nothing is stored: a reply cannot be fetched again, and `previous_response_id` is refused.
+A reply is kept for a while (`response_store.py`) unless `store` is false: it can be read again, and
+`previous_response_id` goes on with its conversation. Instructions are those of each request alone.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -23,10 +25,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.answers import Answers, Tokens
-from mlxserve.api.errors import ApiError, from_engine
+from mlxserve.api.errors import ApiError, encode_json, from_engine, json_response
 from mlxserve.api.request_model import read_request
+from mlxserve.api.response_store import ResponseStore, StoredResponse
 from mlxserve.api.schema import ResponsesRequest
-from mlxserve.api.security import request_id
+from mlxserve.api.security import client_name, request_id
 from mlxserve.api.service import Service
 from mlxserve.api.shapes import cache_report
 from mlxserve.api.sse import named_event
@@ -39,13 +42,31 @@ class Responses:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._store = ResponseStore()
 
     def routes(self) -> list[Route]:
-        return [Route("/v1/responses", self.create, methods=["POST"])]
+        return [
+            Route("/v1/responses", self.create, methods=["POST"]),
+            Route("/v1/responses/{id}", self.get, methods=["GET"]),
+            Route("/v1/responses/{id}", self.delete, methods=["DELETE"]),
+        ]
+
+    async def get(self, request: Request) -> Response:
+        stored = self._store.get(request.path_params["id"], client_name(request))
+        if stored is None:
+            raise _not_found(request.path_params["id"], "id")
+        return json_response(stored.response)
+
+    async def delete(self, request: Request) -> Response:
+        response_id = request.path_params["id"]
+        if not self._store.delete(response_id, client_name(request)):
+            raise _not_found(response_id, "id")
+        return json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def create(self, request: Request) -> Response:
-        asked = await read_request(ResponsesRequest, request)
-        self._service.names.check(asked.model)
+        new = await read_request(ResponsesRequest, request)
+        self._service.names.check(new.model)
+        asked = new.after(self._earlier(request, new.previous_response_id))
         params = asked.sampling(self._service.chat.default_params)
         reply = Reply(
             id=request_id(request),
@@ -53,6 +74,7 @@ class Responses:
             model=self._service.chat.model_name,
             asked=asked,
             params=params,
+            on_end=partial(self._keep, client_name(request), new),
         )
         try:
             prompt = await self._service.prompts.of_messages(
@@ -66,6 +88,23 @@ class Responses:
             raise from_engine(error, prompt_param="input") from error
         return await self._service.reply(request, asked, answers, reply)
 
+    def _earlier(self, request: Request, response_id: str | None) -> list[Any]:
+        """The items of the conversation that is gone on with. Raises ApiError 404."""
+        if response_id is None:
+            return []
+        found = self._store.conversation(response_id, client_name(request))
+        if found is None:
+            raise _not_found(response_id, "previous_response_id")
+        return found
+
+    def _keep(self, owner: str, asked: ResponsesRequest, response: dict[str, Any]) -> None:
+        if asked.store is False:
+            return
+        answered = ResponsesRequest.read({"input": response["output"]}).input
+        items = [*asked.input, *answered]
+        size = sum(len(item.model_dump_json()) for item in items) + len(encode_json(response))
+        self._store.put(StoredResponse(owner, response, items, size, asked.previous_response_id))
+
 
 @dataclass(slots=True, kw_only=True)
 class Reply:
@@ -76,6 +115,7 @@ class Reply:
     model: str
     asked: ResponsesRequest
     params: SamplingParams
+    on_end: Callable[[dict[str, Any]], None]
     text: str = ""
     _number: int = 0
     _is_item_open: bool = False
@@ -150,6 +190,7 @@ class Reply:
             "total_tokens": tokens.prompt + tokens.completion,
             "cache": cache_report(tokens.cache),
         }
+        self.on_end(response)
         return response
 
     def _response(self, status: str) -> dict[str, Any]:
@@ -166,9 +207,9 @@ class Reply:
             "model": self.model,
             "output": [],
             "parallel_tool_calls": True,
-            "previous_response_id": None,
+            "previous_response_id": self.asked.previous_response_id,
             "reasoning": {"effort": None, "summary": None},
-            "store": False,
+            "store": self.asked.store is not False,
             "temperature": self.params.temperature,
             "text": {"format": {"type": "text"}},
             "tool_choice": "auto",
@@ -206,3 +247,13 @@ class Reply:
         number = self._number
         self._number += 1
         return named_event(kind, {"type": kind, "sequence_number": number, **data})
+
+
+def _not_found(response_id: str, param: str) -> ApiError:
+    return ApiError(
+        404,
+        f"There is no response {response_id[:100]!r}: it was not stored, was deleted, or is too "
+        "old.",
+        param=param,
+        code="response_not_found",
+    )

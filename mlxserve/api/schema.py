@@ -7,6 +7,7 @@ nothing (`best_of: 1`). Unknown ones are collected, so that the reply can say th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import (
@@ -248,12 +249,10 @@ class ResponsesRequest(_Generation):
         "max_tool_calls": (None,),
         "moderation": (None,),
         "n": (None, 1),
-        "previous_response_id": (None,),
         "prompt": (None,),
         "prompt_cache_options": (None,),
         "reasoning": (None, {}),
         "service_tier": (None, "auto", "default"),
-        "store": (None, False),
         "text": (None, {}, {"format": {"type": "text"}}),
         "tool_choice": (None, "none", "auto"),
         "tools": (None, []),
@@ -267,9 +266,22 @@ class ResponsesRequest(_Generation):
         BeforeValidator(items),
     ]
     instructions: str | None = None
+    previous_response_id: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
+    store: bool | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_MAX_TOKENS)] | None = None
     metadata: dict[str, str] | None = None
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
+
+    def after(self, earlier: Sequence[Item]) -> Self:
+        """The same request at the end of a conversation. Raises ApiError 400."""
+        if len(earlier) + len(self.input) > MAX_MESSAGES:
+            raise ApiError(
+                400,
+                f"input: the conversation has more than {MAX_MESSAGES} items.",
+                param="input",
+                code="invalid_value",
+            )
+        return self.model_copy(update={"input": [*earlier, *self.input]})
 
     def messages_for_template(self) -> list[dict[str, Any]]:
         messages = [item.for_template() for item in self.input]

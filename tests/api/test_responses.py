@@ -33,7 +33,7 @@ def test_a_response_has_openais_shape(client):
     assert body["error"] is body["incomplete_details"] is body["previous_response_id"] is None
     assert body["instructions"] == "Be brief."
     assert body["metadata"] == {"a": "b"}
-    assert body["store"] is False
+    assert body["store"] is True
     assert body["output"] == [
         {
             "id": f"msg_{number}",
@@ -150,8 +150,8 @@ def test_input_items_become_messages(client, chat):
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_tokens": 5}, "max_tokens"),
         ({"temperature": -1}, "temperature"),
-        ({"store": True}, "store"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"store": "yes"}, "store"),
+        ({"previous_response_id": 1}, "previous_response_id"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"text": {"format": {"type": "json_object"}}}, "text"),
         ({"reasoning": {"effort": "high"}}, "reasoning"),
@@ -178,3 +178,70 @@ def test_what_the_engine_refuses_has_a_status(client, chat):
 def test_unknown_fields_are_named(client):
     reply = client.post(PATH, json={**HELLO, "mood": 1, "stream": True})
     assert "mood" in reply.headers["x-mlxserve-warning"]
+
+
+# What is kept.
+
+
+def ask(client, **fields: Any) -> dict[str, Any]:
+    reply = client.post(PATH, json=fields)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def said(chat) -> list[tuple[str, str]]:
+    return [(message["role"], message["content"]) for message in chat.rendered[-1].messages]
+
+
+def not_found(reply, param: str) -> bool:
+    error = reply.json()["error"]
+    return (reply.status_code, error["code"], error["param"]) == (404, "response_not_found", param)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_can_be_read_again_and_deleted(client, stream):
+    reply = client.post(PATH, json={**HELLO, "stream": stream})
+    body = events(reply.text)[-1]["response"] if stream else reply.json()
+    url = f"{PATH}/{body['id']}"
+    assert client.get(url).json() == body
+    assert client.delete(url).json() == {"id": body["id"], "object": "response", "deleted": True}
+    assert not_found(client.get(url), "id")
+    assert not_found(client.delete(url), "id")
+
+
+def test_a_conversation_goes_on_with_all_that_was_said_but_the_instructions(client, chat):
+    first = ask(client, input="One", instructions="Count.")
+    second = ask(client, input="Two", previous_response_id=first["id"], instructions="Sum.")
+    ask(client, input="Three", previous_response_id=second["id"])
+    assert said(chat) == [
+        ("user", "One"),
+        ("assistant", "Hello"),
+        ("user", "Two"),
+        ("assistant", "Hello"),
+        ("user", "Three"),
+    ]
+    assert second["previous_response_id"] == first["id"]
+    ask(client, input="Other", previous_response_id=first["id"])  # another branch
+    assert said(chat) == [("user", "One"), ("assistant", "Hello"), ("user", "Other")]
+
+
+def test_what_is_not_to_be_stored_is_not(client):
+    body = ask(client, **HELLO, store=False)
+    assert body["store"] is False
+    assert not_found(client.get(f"{PATH}/{body['id']}"), "id")
+    reply = client.post(PATH, json={**HELLO, "previous_response_id": body["id"]})
+    assert not_found(reply, "previous_response_id")
+
+
+def test_a_conversation_without_its_beginning_is_not_gone_on_with(client):
+    first = ask(client, input="One")
+    second = ask(client, input="Two", previous_response_id=first["id"])
+    client.delete(f"{PATH}/{first['id']}")
+    reply = client.post(PATH, json={**HELLO, "previous_response_id": second["id"]})
+    assert not_found(reply, "previous_response_id")
+
+
+def test_a_response_that_failed_is_not_kept(client, chat):
+    chat.script = [chat.Delta("a"), EngineStopped("The engine has stopped.")]
+    body = events(client.post(PATH, json={**HELLO, "stream": True}).text)[-1]["response"]
+    assert not_found(client.get(f"{PATH}/{body['id']}"), "id")

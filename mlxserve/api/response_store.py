@@ -1,0 +1,120 @@
+"""Responses that were answered, so that they can be read again and gone on with.
+
+In memory and bounded: in number, in bytes and in time. Each belongs to the API key that made it;
+for any other key it does not exist. A response holds its own items and the id of the one before
+it, so that a long conversation is kept once. Whoever goes on with a response uses all before it,
+too, which makes the end of a conversation, not its beginning, the first to go.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MAX_RESPONSES = 1_000
+MAX_BYTES = 64 * 2**20
+MAX_AGE = 24 * 3_600.0  # seconds after it was last used
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """
+    owner: the key it belongs to
+    response: as it was sent
+    items: what was asked and what was answered, without what came before
+    size: of both, in bytes
+    previous: the id of the response it goes on from
+    """
+
+    owner: str
+    response: dict[str, Any]
+    items: Sequence[Any]
+    size: int
+    previous: str | None = None
+
+
+class ResponseStore:
+    """One for each app; used in its event loop only."""
+
+    def __init__(
+        self,
+        *,
+        max_responses: int = MAX_RESPONSES,
+        max_bytes: int = MAX_BYTES,
+        max_age: float = MAX_AGE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
+        self._max_age = max_age
+        self._clock = clock
+        self._stored: OrderedDict[str, tuple[float, StoredResponse]] = OrderedDict()  # oldest first
+        self._bytes: Counter[str] = Counter()  # by owner
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._bytes.total()
+
+    def put(self, stored: StoredResponse) -> None:
+        """Keep a response; the least used of those who keep most make room for it."""
+        response_id = stored.response["id"]
+        assert response_id not in self._stored, "an id was given twice"
+        self._stored[response_id] = (self._clock(), stored)
+        self._bytes[stored.owner] += stored.size
+        for each in [*self._chain(response_id, stored.owner)]:
+            self._touch(each)
+        self._expire()
+        while len(self._stored) > self._max_responses or self.num_bytes > self._max_bytes:
+            self._evict()
+
+    def get(self, response_id: str, owner: str) -> StoredResponse | None:
+        self._expire()
+        found = self._stored.get(response_id)
+        return found[1] if found is not None and found[1].owner == owner else None
+
+    def delete(self, response_id: str, owner: str) -> bool:
+        if self.get(response_id, owner) is None:
+            return False
+        self._remove(response_id)
+        return True
+
+    def conversation(self, response_id: str, owner: str) -> list[Any] | None:
+        """The items of a response behind those of all before it; None where one is missing."""
+        self._expire()
+        chain = [*self._chain(response_id, owner)]
+        first = self._stored[chain[-1]][1] if chain else None
+        if first is None or first.previous is not None:
+            return None
+        for each in chain:
+            self._touch(each)
+        return [item for each in reversed(chain) for item in self._stored[each][1].items]
+
+    def _chain(self, response_id: str | None, owner: str) -> Iterator[str]:
+        """Ids from a response back to the first one, as far as they are there."""
+        while response_id is not None and (found := self.get(response_id, owner)) is not None:
+            yield response_id
+            response_id = found.previous
+
+    def _touch(self, response_id: str) -> None:
+        self._stored[response_id] = (self._clock(), self._stored.pop(response_id)[1])
+
+    def _expire(self) -> None:
+        oldest = self._clock() - self._max_age
+        while self._stored and next(iter(self._stored.values()))[0] < oldest:
+            self._remove(next(iter(self._stored)))
+
+    def _evict(self) -> None:
+        owner = self._bytes.most_common(1)[0][0]
+        self._remove(next(key for key, (_, each) in self._stored.items() if each.owner == owner))
+
+    def _remove(self, response_id: str) -> None:
+        stored = self._stored.pop(response_id)[1]
+        self._bytes[stored.owner] -= stored.size
+        if self._bytes[stored.owner] <= 0:
+            del self._bytes[stored.owner]
