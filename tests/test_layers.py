@@ -108,7 +108,12 @@ ALLOWED: dict[str, set[str]] = {
         "mlxserve/snapshot",
         "mlxserve/stats",
     },
-    "mlxserve/mini": {"mlxserve/__init__", "mlxserve/errors", "mlxserve/platform"},
+    "mlxserve/mini": {
+        "mlxserve/__init__",
+        "mlxserve/config",  # the options of the engine that it is evaluated with
+        "mlxserve/errors",
+        "mlxserve/platform",
+    },
 }
 # Where everything meets: they may import anything of ours but one another's insides.
 WIRING = (
