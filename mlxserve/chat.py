@@ -12,18 +12,20 @@ import itertools
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlxserve.answer_text import AnswerText, Delta, Usage
 from mlxserve.async_engine import AsyncEngine, OutputStream
 from mlxserve.errors import (
     EngineStopped,
+    GrammarFailed,
     InvalidParameter,
     InvalidRequest,
     PromptTooLong,
     UnknownPrefix,
 )
+from mlxserve.guidance.planner import Planner
 from mlxserve.parsing.parser import TurnParser
 from mlxserve.parsing.turn import Turn
 from mlxserve.request import (
@@ -62,13 +64,16 @@ class Answer:
         return self
 
     async def __anext__(self) -> Delta:
-        """Raises EngineStopped when the engine ends before the answer does."""
+        """Raises EngineStopped when the engine ends before the answer does, and GrammarFailed."""
         if self._is_over:
             raise StopAsyncIteration
         delta = self._text.push(await self._outputs.__anext__())
         if delta.finish_reason is not None:
             self._is_over = True
             self._outputs.close(delta.finish_reason)  # a stop string ends it here first
+            guide = self._outputs.request.guide
+            if guide is not None and guide.error is not None:
+                raise GrammarFailed(f"The answer's grammar became too much work: {guide.error}")
         return delta
 
     def keep(self, seconds: float) -> None:
@@ -107,6 +112,7 @@ class Chat:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._fingerprint = fingerprint
+        self._planner = Planner(tokenizer, vocab_size)
         self._numbers = itertools.count()
         self._prefixes: dict[str, NamedPrefix] = {}
         self._prefix_lock = threading.Lock()
@@ -174,6 +180,7 @@ class Chat:
         turn: Turn | None = None,
     ) -> Answer:
         self._check(prompt, params)
+        params = self._without_calls(params, turn)
         stop_ids = self._tokenizer.eos_token_ids
         request = Request(
             id=request_id or f"request-{next(self._numbers)}",
@@ -187,8 +194,16 @@ class Chat:
             pins=pins,
         )
         parser = self._parser(prompt, turn) if turn is not None else None
+        request.guide = await self._planner.guide(prompt, params, turn)
         outputs = await self._engine.submit(request)
         return Answer(outputs, AnswerText(self._tokenizer, params, stop_ids, parser))
+
+    def _without_calls(self, params: SamplingParams, turn: Turn | None) -> SamplingParams:
+        """Where tools are shown but none may be called, the marker of a call is never chosen."""
+        marker = self._tokenizer.markup.call_start
+        if turn is None or turn.may_call or not turn.tools or len(marker) != 1:
+            return params
+        return replace(params, logit_bias={**params.logit_bias, marker[0]: -1e4})
 
     def _parser(self, prompt: Sequence[int], turn: Turn) -> TurnParser:
         markup = self._tokenizer.markup
@@ -338,4 +353,5 @@ class Chat:
 
     def close(self) -> None:
         """End every answer and the engine. Idempotent."""
+        self._planner.close()
         self._engine.close()

@@ -10,6 +10,7 @@
     ├── ModelNotFound           neither a folder nor a repository that can be read
     ├── UnsupportedModel        the architecture, or a file of it, is refused
     ├── OutOfMemory             the model, or its cache, does not fit
+    ├── GrammarFailed           an answer's grammar took more work than is allowed, in the middle of it
     ├── QueueFull               too many requests are waiting
     └── EngineStopped           the engine has ended, or failed, and takes no more work
 
@@ -64,6 +65,10 @@ class UnsupportedModel(MlxServeError):
 
 class OutOfMemory(MlxServeError):
     """The model, or the smallest useful cache beside it, does not fit in memory."""
+
+
+class GrammarFailed(MlxServeError):
+    """The grammar of an answer took more work than is allowed; the answer ends without its end."""
 
 
 class QueueFull(MlxServeError):

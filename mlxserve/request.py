@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
+from typing import Protocol
 
 from mlxserve.errors import InvalidParameter
 
@@ -56,6 +57,44 @@ class CacheReport:
     reason: CacheMiss
 
 
+class StructureKind(StrEnum):
+    JSON_OBJECT = "json_object"  # any
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"  # one of several texts
+    GRAMMAR = "grammar"  # Lark's, in llguidance's dialect
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What the whole text of an answer has to match.
+
+    source: a JSON schema as JSON, a regular expression, a JSON list of texts, or a grammar
+    field: what an error calls it
+    """
+
+    kind: StructureKind
+    source: str = ""
+    field: str = "structure"
+
+
+class Guide(Protocol):
+    """Says which tokens may come next in one answer."""
+
+    num_read: int
+    error: str | None  # why the answer could not be guided to its end
+
+    def read(self, token_ids: Sequence[int], /) -> None:
+        """Tokens that were chosen, in order."""
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether the token after the next one cannot be chosen before that one is known."""
+
+    def mask(self) -> bytes | None:
+        """A bit for each token that may come next, in little-endian words of 32; None for all."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How the next token is chosen and when a request ends. Validated when constructed.
@@ -71,6 +110,7 @@ class SamplingParams:
     presence_penalty, frequency_penalty: subtracted once, or per occurrence, for tokens of the answer
     logit_bias: added to the logits of these token ids
     logprobs: None, or how many of the best alternatives to report beside each chosen token's own
+    structure: what the text of the answer has to match, behind any thinking
 
     Raises InvalidParameter.
     """
@@ -89,6 +129,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
+    structure: Structure | None = None
 
     MAX_LOGPROBS = 20
     MAX_STOP_STRINGS = 16
@@ -124,6 +165,10 @@ class SamplingParams:
             _number(bias, "logit_bias", -1e4, 1e4)
         if self.logprobs is not None:
             _whole(self.logprobs, "logprobs", 0, self.MAX_LOGPROBS)
+        if not isinstance(self.structure, Structure | None):
+            raise InvalidParameter("structure", f"must be a Structure, got {self.structure!r:.80}")
+        if self.structure is not None and self.ignore_eos:
+            raise InvalidParameter("ignore_eos", "goes on behind the end, which a structure has")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +205,7 @@ class Request:
     client: str = ""  # whose request it is: clients share the engine fairly
     priority: int = 0  # lower goes first
     pins: bool = False  # the prompt is a prefix: its pages stay after the request's end
+    guide: Guide | None = None  # limits what may come next
     arrival: int = 0  # order of arrival, set by the scheduler
     queued_at: int = 0  # the number of the step before which it arrived
     num_prompt: int = field(init=False)
@@ -185,6 +231,12 @@ class Request:
     @property
     def num_outputs(self) -> int:
         return len(self.token_ids) - self.num_prompt
+
+    def guided(self) -> Guide | None:
+        """Its guide, which then knows every token that was read."""
+        if self.guide is not None:
+            self.guide.read(self.token_ids[self.num_prompt + self.guide.num_read :])
+        return self.guide
 
     @property
     def has_run(self) -> bool:

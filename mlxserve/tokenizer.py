@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,21 @@ class Tokenizer:
         return {**message, "tool_calls": [_with_object(call) for call in calls]}
 
     @property
+    def vocab_size(self) -> int:
+        """Tokens that it knows; the model may have places for more."""
+        return len(self._wrapper)
+
+    def serialized(self) -> str | None:
+        """The contents of a tokenizer.json; None for the few tokenizers that are not made so."""
+        if self._fast is None:
+            return None
+        with self._lock:
+            fast = copy(self._fast)
+        fast.no_padding()
+        fast.no_truncation()
+        return str(fast.to_str())
+
+    @property
     def has_chat_template(self) -> bool:
         return bool(self._wrapper.has_chat_template)
 
@@ -159,7 +175,7 @@ class Tokenizer:
     @cached_property
     def markup(self) -> Markup:
         """How the model marks its thinking and its calls of tools."""
-        return markup_of(self._wrapper)
+        return markup_of(self._wrapper, self._takes)
 
     def stream(self, *, shows_markup: bool = False) -> StreamDecoder:
         """`shows_markup`: special tokens are left out but for those that `markup` speaks of."""

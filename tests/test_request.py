@@ -15,6 +15,8 @@ from mlxserve.request import (
     Request,
     RequestState,
     SamplingParams,
+    Structure,
+    StructureKind,
 )
 
 NAN, INF = math.nan, math.inf
@@ -47,6 +49,7 @@ BAD: dict[str, tuple[object, ...]] = {
     ),
     "logprobs": (-1, 21, 1.0, "1", True),
     "ignore_eos": ("yes", 1, None),
+    "structure": ("json_object", {"type": "object"}),
 }
 GOOD: dict[str, tuple[object, ...]] = {
     "max_tokens": (None, 1, 2**40),
@@ -63,6 +66,7 @@ GOOD: dict[str, tuple[object, ...]] = {
     "logit_bias": ({}, {0: 1}, {2**31 - 1: -1e4}),
     "logprobs": (None, 0, 20),
     "ignore_eos": (True, False),
+    "structure": (None, Structure(StructureKind.JSON_OBJECT)),
 }
 
 
@@ -147,5 +151,15 @@ def test_a_chunk_ends_where_its_tokens_do() -> None:
     assert not chunk.is_lazy
 
 
+def test_a_structure_needs_an_end() -> None:
+    with pytest.raises(InvalidParameter, match="ignore_eos: goes on behind the end"):
+        SamplingParams(structure=Structure(StructureKind.JSON_OBJECT), ignore_eos=True)
+
+
 def test_finish_reasons_are_the_apis_words() -> None:
-    assert [str(reason) for reason in FinishReason] == ["stop", "length", "abort"]
+    assert [str(reason) for reason in FinishReason] == [
+        "stop",
+        "length",
+        "tool_calls",
+        "abort",
+    ]

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from mlxserve.errors import (
     EngineStopped,
+    GrammarFailed,
     InvalidParameter,
     InvalidRequest,
     MlxServeError,
@@ -106,6 +107,8 @@ def from_engine(error: MlxServeError, *, prompt_param: str = "prompt") -> ApiErr
             return ApiError(409, message, code="prefix_quota_exceeded")
         case InvalidRequest():
             return ApiError(400, message, param=prompt_param)
+        case GrammarFailed():
+            return ApiError(400, message, code="grammar_failed")
         case QueueFull():
             return ApiError(503, message, code="queue_full", headers=RETRY_SOON)
         case EngineStopped():

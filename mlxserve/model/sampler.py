@@ -81,7 +81,7 @@ def sample(
     pending_ids: the ids of the step before, for draws with a lazy_index
     """
     raw = logits.astype(mx.float32)
-    logits = _with_bias(_with_penalties(raw, draws, pending_ids), draws)
+    logits = _guided(_with_bias(_with_penalties(raw, draws, pending_ids), draws), draws)
     ids = _choose(logits, draws)
     wanting = tuple(i for i, draw in enumerate(draws) if draw.request.params.logprobs is not None)
     if not wanting:
@@ -222,6 +222,35 @@ def _with_bias(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
         return logits
     rows, tokens, biases = zip(*entries, strict=True)
     return logits.at[mx.array(rows), mx.array(tokens)].add(mx.array(biases, mx.float32))
+
+
+def _guided(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
+    """Takes away what the rows' guides do not allow. A lazy row's guide has nothing to say."""
+    masks = {
+        row: mask
+        for row, draw in enumerate(draws)
+        if draw.lazy_index is None
+        and (guide := draw.request.guided()) is not None
+        and (mask := guide.mask()) is not None
+    }
+    if not masks:
+        return logits
+    words = np.frombuffer(b"".join(masks.values()), np.uint32).reshape(len(masks), -1)
+    where = mx.array(list(masks))
+    some = mx.where(_bits(mx.array(words), logits.shape[-1]), logits[where], -mx.inf)
+    if len(masks) == len(draws):
+        return some
+    changed = logits + 0
+    changed[where] = some
+    return changed
+
+
+def _bits(words: mx.array, size: int) -> mx.array:
+    """(rows, size) booleans of (rows, words) uint32; what has no bit is not allowed."""
+    bits = (words[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1
+    bits = bits.reshape(words.shape[0], -1)[:, :size]
+    missing = size - bits.shape[1]
+    return mx.pad(bits, [(0, 0), (0, missing)]).astype(mx.bool_)
 
 
 def _logprobs_of(

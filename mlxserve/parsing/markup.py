@@ -39,7 +39,9 @@ class Markup:
     call_end: the marker that ends a call; empty where only the answer's end does
     parse_call: mlx-lm's parser of one whole call; it may raise almost anything
     think_start, think_end: the same markers as token ids; empty where the model does not think
-    call_start: the marker that opens a call, as one token; None where it is several
+    is_taught: the chat template speaks of thinking; some vocabularies have the markers in vain
+    call_start: the marker that opens a call, as token ids
+    token_ids: of the markers that are one token
     tokens: special tokens that are markup, and are text to the parser
     """
 
@@ -50,7 +52,9 @@ class Markup:
     parse_call: ParseCall | None = None
     think_start: tuple[int, ...] = ()
     think_end: tuple[int, ...] = ()
-    call_start: int | None = None
+    is_taught: bool = False
+    call_start: tuple[int, ...] = ()
+    token_ids: Mapping[str, int] = field(default_factory=dict)
     tokens: frozenset[int] = frozenset()
 
     @property
@@ -102,17 +106,18 @@ _HARMONY: Edges = {
 }
 
 
-def markup_of(wrapper: Any) -> Markup:
-    """The markup of the model whose tokenizer mlx-lm has wrapped."""
+def markup_of(wrapper: Any, takes: Callable[[str], bool]) -> Markup:
+    """The markup of the model whose tokenizer mlx-lm has wrapped.
+
+    takes: whether its chat template speaks of something
+    """
     vocabulary = wrapper.get_vocab()
     if wrapper.tool_parser is None and all(t in vocabulary for t in _INNER_TOKENS["harmony"]):
         return _harmony(wrapper)
     name = wrapper.init_kwargs.get("tool_parser_type") if wrapper.has_tool_calling else None
     edges = _edges(wrapper)
-    call_start: Sequence[int] = wrapper.tool_call_start_tokens or ()
-    markers = " ".join(marker for found in edges.values() for marker, _ in found)
-    markers += wrapper.tool_call_end or ""
-    inner = _INNER_TOKENS.get(name or "", ())
+    markers = [marker for found in edges.values() for marker, _ in found]
+    markers += [wrapper.tool_call_end or "", *_INNER_TOKENS.get(name or "", ())]
     return Markup(
         edges=edges,
         first=_PARTS.get(wrapper.response_initial_state, Part.TEXT),
@@ -121,11 +126,14 @@ def markup_of(wrapper: Any) -> Markup:
         parse_call=wrapper.tool_parser,
         think_start=tuple(wrapper.think_start_tokens or ()),
         think_end=tuple(wrapper.think_end_tokens or ()),
-        call_start=call_start[0] if len(call_start) == 1 else None,
+        is_taught=wrapper.has_thinking
+        and (takes(wrapper.think_start) or takes(wrapper.think_end) or takes("enable_thinking")),
+        call_start=tuple(wrapper.tool_call_start_tokens or ()),
+        token_ids={marker: vocabulary[marker] for marker in markers if marker in vocabulary},
         tokens=frozenset(
             token_id
             for token_id, token in wrapper.added_tokens_decoder.items()
-            if token.special and (token.content in inner or token.content in markers)
+            if token.special and any(token.content in marker for marker in markers)
         )
         - wrapper.eos_token_ids,
     )
@@ -138,8 +146,14 @@ def _harmony(wrapper: Any) -> Markup:
         first=Part.HEADER,
         call_format="harmony",
         call_end="<|call|>",
+        think_start=_ids(wrapper, "<|channel|>analysis<|message|>"),
+        think_end=_ids(wrapper, "<|end|>"),
         tokens=frozenset(vocabulary[token] for token in _INNER_TOKENS["harmony"]),
     )
+
+
+def _ids(wrapper: Any, marker: str) -> tuple[int, ...]:
+    return tuple(wrapper.encode(marker, add_special_tokens=False))
 
 
 def _edges(wrapper: Any) -> Edges:

@@ -295,6 +295,8 @@ class Scheduler:
     def _plan_decode(self, request: Request, step: _Step) -> None:
         if request.state is not RequestState.RUNNING or self._ends_unread(request):
             return
+        if _must_wait(request):
+            return
         start = request.num_computed
         share = limit(start, start + 1, request.prefill_end, step.budget, step.ctx)
         if share.num_tokens and self._grow(request, start + 1, step):
@@ -717,6 +719,14 @@ class Scheduler:
             if (hash_ := self.pool.hash_of(page)) is not None:
                 assert hash_ == request.page_hashes[index], f"{name} holds a page of others"
                 assert index < len(request.token_ids) // self.pool.page_size
+
+
+def _must_wait(request: Request) -> bool:
+    """Whether what it may say next depends on a token that is still unread."""
+    if request.guide is None or request.num_computed < len(request.token_ids):
+        return False
+    guide = request.guided()
+    return guide is not None and guide.must_wait
 
 
 def _launch(request: Request, num_tokens: int) -> Chunk:

@@ -264,3 +264,71 @@ def test_more_alternatives_than_tokens_are_all_tokens() -> None:
     (found,) = sample(mx.array(LOGITS)[None], draws).read(draws)
     assert found.logprob is not None
     assert len(found.logprob.top) == VOCABULARY
+
+
+# ---- guides
+
+
+class Allows:
+    """A guide of some tokens."""
+
+    error = None
+    must_wait = True
+
+    def __init__(self, *tokens: int, size: int = VOCABULARY) -> None:
+        self.num_read = 0
+        self._mask = sum(1 << token for token in tokens).to_bytes(-(-size // 32) * 4, "little")
+
+    def read(self, token_ids: Any, /) -> None:
+        self.num_read += len(token_ids)
+
+    def mask(self) -> bytes:
+        return self._mask
+
+
+def guided(guide: Allows, **params: Any) -> Draw:
+    found = draw(outputs=(3, 4), **params)
+    found.request.guide = guide
+    return found
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0}, {}, {"top_k": 3}, {"top_p": 0.1}, {"logit_bias": {1: 1e4}}]
+)
+def test_a_guided_row_gets_what_its_guide_allows_and_others_what_they_would(
+    params: dict[str, Any],
+) -> None:
+    logits = np.tile(LOGITS, (3, 1))
+    alone = tokens(LOGITS[None], [draw(9, **params)])[0]
+    draws = [guided(Allows(6)), draw(9, **params), guided(Allows(2, 6), **params)]
+    first, second, third = tokens(logits, draws)
+    assert first == 6
+    assert second == alone
+    assert third in (2, 6)
+    assert draws[0].request.guide.num_read == 2  # type: ignore[union-attr]
+
+
+def test_a_greedy_guided_row_gets_the_best_of_what_is_allowed() -> None:
+    assert tokens(LOGITS[None], [guided(Allows(2, 9, 6), temperature=0)]) == [9]
+
+
+def test_logprobs_of_a_guided_row_are_the_models_own() -> None:
+    draws = [guided(Allows(6), temperature=0, logprobs=1)]
+    [sampled] = sample(mx.array(LOGITS[None]), draws).read(draws)
+    assert sampled.logprob is not None
+    expected = LOGITS[6] - np.log(np.exp(LOGITS).sum())
+    assert sampled.logprob.logprob == pytest.approx(expected, abs=1e-4)
+    assert sampled.logprob.top[0][0] == 1
+
+
+@pytest.mark.parametrize("size", [5, 70])
+def test_a_mask_may_be_shorter_or_longer_than_the_models_vocabulary(size: int) -> None:
+    vocabulary = np.zeros((1, 40), np.float32)
+    vocabulary[0, 39] = 9.0
+    assert tokens(vocabulary, [guided(Allows(3, size=size), temperature=0)]) == [3]
+
+
+def test_a_row_whose_history_is_unread_is_not_guided() -> None:
+    lazy = draw(outputs=(3,), temperature=0, lazy_index=0)
+    lazy.request.guide = Allows(6)
+    assert tokens(LOGITS[None], [lazy], pending=[4]) == [1]

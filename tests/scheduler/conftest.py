@@ -376,9 +376,15 @@ class GhostEngine:
         return [r for r in self.requests.values() if r.id not in self.ends]
 
     def _goes_on(self, request: Request) -> bool:
-        """Whether the tokens sampled so far, read or not, leave room for one more."""
+        """Whether the tokens sampled so far, read or not, leave room for one more.
+
+        A guide may want to see the one that is unread first.
+        """
         sampled = len(self.prefixes[request])
         max_tokens = request.params.max_tokens
+        is_unread = sampled > len(request.token_ids)
+        if request.guide is not None and request.guide.must_wait and is_unread:
+            return False
         return sampled < request.capacity and (
             max_tokens is None or sampled - request.num_prompt < max_tokens
         )

@@ -623,6 +623,39 @@ def test_a_decode_is_planned_before_its_token_is_read(make_engine: Callable) -> 
     engine.drain()
 
 
+class GuideThatWaits:
+    def __init__(self) -> None:
+        self.num_read = 0
+        self.error = None
+        self.must_wait = True
+        self.seen: list[int] = []
+
+    def read(self, token_ids: list[int], /) -> None:
+        self.num_read += len(token_ids)
+        self.seen += token_ids
+
+    def mask(self) -> bytes | None:
+        return None
+
+
+def test_a_guided_request_waits_for_its_token_and_others_do_not(make_engine: Callable) -> None:
+    engine = make_engine()
+    guided, plain = (engine.add([n, 2, 3], max_tokens=6) for n in (1, 7))
+    guided.guide = GuideThatWaits()
+    assert [chunk.request for chunk in engine.launch()] == [guided, plain]
+    [chunk] = engine.launch()
+    assert (chunk.request, chunk.is_lazy) == (plain, True)
+    engine.read()
+    lazy = {chunk.request: chunk.is_lazy for chunk in engine.launch()}
+    assert lazy == {guided: False, plain: True}
+    guided.guide.must_wait = False
+    engine.read()
+    assert {chunk.request: chunk.is_lazy for chunk in engine.launch()}[guided]
+    engine.drain()
+    # The scheduler let it read whatever was known, in order and once.
+    assert guided.guide.seen == guided.token_ids[3 : 3 + guided.guide.num_read]
+
+
 def test_a_table_that_did_not_grow_is_the_same_object(make_engine: Callable) -> None:
     engine = make_engine(page_size=4)
     engine.add([1, 2], max_tokens=9)

@@ -1,0 +1,137 @@
+"""Grammars of calls: in a family's own markup, with arguments that follow the tools' schemas.
+
+A grammar either follows the marker that opens a section of calls, or is the whole answer, marker
+included, where a call is required. Formats that are not here can be made to open a call, no more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from mlxserve.guidance.grammars import WHITE_SPACE, check_schema
+from mlxserve.parsing.markup import Markup
+
+_Tool: TypeAlias = Mapping[str, Any]
+_Body: TypeAlias = Callable[[Markup, str, dict[str, Any]], str]  # (markup, name, schema) -> Lark
+
+
+def call_grammar(
+    markup: Markup, tools: Sequence[_Tool], *, is_whole: bool, repeats: bool, otherwise: str = ""
+) -> str | None:
+    """In Lark; None for a format that is not known here. Raises ValueError for a tool's schema.
+
+    is_whole: the answer is calls and nothing else; else the grammar begins behind the marker
+    repeats: several calls are allowed
+    otherwise: in Lark, what the whole answer may be instead
+    """
+    body = _BODIES.get(markup.call_format or "")
+    if body is None or len(markup.call_start) != 1:
+        return None
+    calls = []
+    rules = []
+    for number, tool in enumerate(tools):
+        function = tool["function"]
+        calls.append(f"call{number}")
+        rules.append(f"call{number}: {body(markup, function['name'], _schema(function))}")
+    start, end = f"<[{markup.call_start[0]}]>", _end(markup)
+    inner = "call"
+    if markup.call_format in _SECTIONS and repeats:
+        inner = "call+"  # one section holds them all
+    section = f"{inner} {end}".strip()
+    if not is_whole:
+        top = section
+    elif repeats and inner == "call":
+        top = f'{start} {section} ("\\n"? {start} {section})*'
+    else:
+        top = f"{start} {section}"
+    if otherwise:
+        top = f"{top} | {otherwise}"
+    return "\n".join([f"start: {top}", f"call: {' | '.join(calls)}", *rules, *_SHARED])
+
+
+_SHARED = ('value[suffix="\\n</parameter>"]: /(?s:.*)/',)
+_SECTIONS = frozenset({"kimi_k2"})
+
+
+def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the arguments. What a tool did not declare, the model does not make up."""
+    schema = dict(function.get("parameters") or {})
+    check_schema(schema)
+    schema.setdefault("type", "object")
+    schema.setdefault("properties", {})
+    schema.setdefault("additionalProperties", False)
+    return schema
+
+
+def json_text(schema: Mapping[str, Any], *, is_lenient: bool = False) -> str:
+    """JSON that follows a schema, in Lark."""
+    guidance = {"whitespace_pattern": WHITE_SPACE, "lenient": is_lenient}
+    return f"%json {json.dumps({**schema, 'x-guidance': guidance}, ensure_ascii=False)}"
+
+
+def _json(schema: Mapping[str, Any]) -> str:
+    # Formats and keywords that the compiler does not know are not followed: other servers' tools
+    # are full of them, and a call is better than an error.
+    return json_text(schema, is_lenient=True)
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _token(markup: Markup, text: str) -> str:
+    """A marker: the one token that it is, or its letters."""
+    token = markup.token_ids.get(text)
+    return _text(text) if token is None else f"<[{token}]>"
+
+
+def _end(markup: Markup) -> str:
+    return _token(markup, markup.call_end) if markup.call_end else ""
+
+
+def _json_tools(markup: Markup, name: str, schema: dict[str, Any]) -> str:  # noqa: ARG001
+    head = f'{{"name": {json.dumps(name)}, "arguments": '
+    return f'"\\n"? {_text(head)} {_json(schema)} "}}" "\\n"?'
+
+
+def _mistral(markup: Markup, name: str, schema: dict[str, Any]) -> str:
+    return f"{_text(name)} {_token(markup, '[ARGS]')} {_json(schema)}"
+
+
+def _kimi_k2(markup: Markup, name: str, schema: dict[str, Any]) -> str:
+    begin = _token(markup, "<|tool_call_begin|>")
+    arguments = _token(markup, "<|tool_call_argument_begin|>")
+    end = _token(markup, "<|tool_call_end|>")
+    return f"{begin} {_text(f'functions.{name}:')} /[0-9]+/ {arguments} {_json(schema)} {end}"
+
+
+def _qwen3_coder(markup: Markup, name: str, schema: dict[str, Any]) -> str:  # noqa: ARG001
+    required = schema.get("required", [])
+    parameters = []
+    for key, value in schema["properties"].items():
+        body = _parameter(value if isinstance(value, dict) else {})
+        part = f"({_text(f'<parameter={key}>' + chr(10))} {body} {_text(chr(10))})"
+        parameters.append(part if key in required else f"{part}?")
+    head = _text(f"<function={name}>\n")
+    return f'"\\n"? {head} {" ".join(parameters)} "</function>" "\\n"?'
+
+
+def _parameter(schema: dict[str, Any]) -> str:
+    """A text stands as it is, all else as JSON."""
+    if schema.get("type", "string") == "string":
+        choices = schema.get("enum")
+        if not isinstance(choices, list) or not choices:
+            return "value"
+        words = " | ".join(_text(str(choice)) for choice in choices)
+        return f"({words}) {_text(chr(10) + '</parameter>')}"
+    return f"{_json(schema)} {_text(chr(10) + '</parameter>')}"
+
+
+_BODIES: Mapping[str, _Body] = {
+    "json_tools": _json_tools,
+    "mistral": _mistral,
+    "kimi_k2": _kimi_k2,
+    "qwen3_coder": _qwen3_coder,
+}
