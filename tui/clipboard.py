@@ -7,7 +7,18 @@ import subprocess
 
 from textual.app import App
 
+from tui.sanitise import clean
+
 _PATIENCE_SECONDS = 5.0
+
+
+def put_in_clipboard(app: App[None], text: str, what: str) -> None:
+    """Copy a model's or the reader's words, made harmless, and say so."""
+    if not text:
+        app.notify(f"There is nothing to copy: no sign of {what} yet.", markup=False)
+        return
+    copy(app, clean(text))
+    app.notify(f"Copied {what}.", timeout=2, markup=False)
 
 
 def copy(app: App[None], text: str) -> None:

@@ -701,14 +701,14 @@ def test_scrolling_up_stays_there_while_text_comes(
     async def story(t: "Terminal") -> None:
         await t.ask("why?")
         await t.until(gate.reached.is_set)
-        await t.until(lambda: t.app._transcript.max_scroll_y > 60)
+        await t.until(lambda: t.app.window.transcript.max_scroll_y > 60)
         await t.press("pageup")
         await t.pilot.pause(0.5)
-        at = t.app._transcript.scroll_y
+        at = t.app.window.transcript.scroll_y
         gate.open()
         await t.until_ready()
-        assert t.app._transcript.scroll_y == at
-        assert t.app._transcript.max_scroll_y > at + 60
+        assert t.app.window.transcript.scroll_y == at
+        assert t.app.window.transcript.max_scroll_y > at + 60
 
     terminal(story)
 
@@ -728,11 +728,11 @@ def test_a_long_chat_is_shown_from_its_end_and_more_on_the_way_up(
         await t.until_shown("number 057")
         assert len(t.views) == Transcript.WINDOW
         await t.press("shift+tab", "up")
-        t.app._transcript.scroll_home(animate=False)
+        t.app.window.transcript.scroll_home(animate=False)
         await t.until(lambda: len(t.views) == 2 * Transcript.WINDOW)
         await t.until_shown("number 034")
-        await t.until(lambda: t.app._transcript.scroll_y > 0)
-        t.app._transcript.scroll_home(animate=False)
+        await t.until(lambda: t.app.window.transcript.scroll_y > 0)
+        t.app.window.transcript.scroll_home(animate=False)
         await t.until(lambda: t.messages[0] == "number 000")
         await t.until(lambda: "earlier message" not in t.screen)
         await t.press("ctrl+o")

@@ -1,0 +1,141 @@
+"""The chat on the screen: title, messages, what waits, the line to write in, what is going on.
+
+Shows what it is told to show, and completes what is being typed. Knows no server and no store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from textual import on
+from textual.app import ComposeResult
+from textual.containers import Container, Horizontal, Vertical
+from textual.content import Content
+from textual.message import Message as Event
+from textual.widgets import Static, TextArea
+
+from tui.commands import Command
+from tui.conversation import Conversation
+from tui.sanitise import one_line
+from tui.theme import Palette, palette
+from tui.widgets.composer import Composer
+from tui.widgets.message import MessageView
+from tui.widgets.status import StatusLine
+from tui.widgets.suggestions import Suggestions
+from tui.widgets.transcript import Transcript
+
+_WIDE = 90  # columns from which all of a hint fits
+
+
+class ChatWindow(Vertical):
+    """One column; the only one unless the engine is shown beside it."""
+
+    class Chosen(Event):
+        """The reader chose a command from the list, without typing an argument."""
+
+        def __init__(self, command: Command) -> None:
+            super().__init__()
+            self.command = command
+
+    def compose(self) -> ComposeResult:
+        with Container(id="top"), Horizontal():
+            yield Static(id="title", markup=False)
+            yield Static(id="model", markup=False)
+        yield Transcript()
+        with Vertical(id="bottom"):
+            yield Static(id="queue", markup=False)
+            yield Suggestions()
+            yield Composer()
+        yield StatusLine()
+
+    @property
+    def transcript(self) -> Transcript:
+        return self.query_one(Transcript)
+
+    @property
+    def composer(self) -> Composer:
+        return self.query_one(Composer)
+
+    @property
+    def status(self) -> StatusLine:
+        return self.query_one(StatusLine)
+
+    @property
+    def palette(self) -> Palette:
+        """The colours of messages, in the theme of now."""
+        return palette(dark=self.app.current_theme.dark)
+
+    async def show(self, conversation: Conversation, must_show: int | None = None) -> None:
+        """Make the messages and the title those of the conversation."""
+        await self.transcript.show(
+            conversation.path, conversation.places, self.palette, must_show=must_show
+        )
+        chat = conversation.chat
+        title = one_line(chat.title) if chat is not None else "New chat"
+        self.query_one("#title", Static).update(Content(title))
+
+    def show_model(self, model: str, *, has_system: bool) -> None:
+        words = one_line(model, 60) + (" · with a system prompt" if has_system else "")
+        self.query_one("#model", Static).update(Content(words))
+
+    def show_queue(self, texts: Sequence[str]) -> None:
+        queue = self.query_one("#queue", Static)
+        queue.display = bool(texts)
+        queue.update(Content("\n".join(f"⋯ next: {one_line(text, 90)}" for text in texts)))
+
+    def hint(self, *, is_editing: bool) -> None:
+        """Say what the keys do here and now."""
+        composer = self.composer
+        if is_editing:
+            words = Composer.EDIT_HINT
+        elif isinstance(self.app.focused, MessageView):
+            words = Composer.MESSAGE_HINT
+        else:
+            words = Composer.HINT if self.size.width >= _WIDE else Composer.SHORT_HINT
+        composer.border_subtitle = words
+        composer.border_title = "Editing" if is_editing else ""
+
+    def focus_message(self, step: int) -> None:
+        """Go to the message before or after; after the last comes the composer."""
+        views = self.transcript.views
+        if self.app.focused in views:
+            at = views.index(self.app.focused) + step
+            if at >= len(views):
+                self.composer.focus()
+            elif at >= 0:
+                views[at].focus()
+
+    # What is being typed
+
+    @on(TextArea.Changed, "#composer")
+    def _typed(self, event: TextArea.Changed) -> None:
+        suggestions = self.query_one(Suggestions)
+        self.composer.has_suggestions = suggestions.suggest(event.text_area.text)
+
+    @on(Composer.Suggest)
+    def _suggest(self, event: Composer.Suggest) -> None:
+        suggestions = self.query_one(Suggestions)
+        command = suggestions.chosen
+        match event.key:
+            case "up":
+                suggestions.action_cursor_up()
+            case "down":
+                suggestions.action_cursor_down()
+            case "tab" if command is not None:
+                self.composer.write(f"/{command.name} ")
+            case "enter" if command is not None:
+                self._take_command(command)
+            case _:
+                suggestions.close()
+                self.composer.has_suggestions = False
+
+    def _take_command(self, command: Command) -> None:
+        if command.argument.startswith("[") or not command.argument:
+            self.composer.load_text("")
+            self.post_message(self.Chosen(command))
+        else:
+            self.composer.write(f"/{command.name} ")
+
+    @on(Suggestions.OptionSelected, "#suggestions")
+    def _suggestion_clicked(self) -> None:
+        self._suggest(Composer.Suggest("enter"))
