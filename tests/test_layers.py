@@ -113,6 +113,7 @@ ALLOWED: dict[str, set[str]] = {
         "mlxserve/config",  # the options of the engine that it is evaluated with
         "mlxserve/errors",
         "mlxserve/platform",
+        "mlxserve/stats",  # of that engine
     },
 }
 # Where everything meets: they may import anything of ours but one another's insides.
