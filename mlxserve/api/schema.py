@@ -29,6 +29,7 @@ from mlxserve.api.fields import (
     token_biases,
 )
 from mlxserve.api.request_model import Body, NotYet, Strict, sampling_params
+from mlxserve.api.structured import ResponseFormat, StructuredOutputs
 from mlxserve.api.turns import (
     Budget,
     Effort,
@@ -39,7 +40,7 @@ from mlxserve.api.turns import (
     turn_of,
 )
 from mlxserve.parsing.turn import Turn
-from mlxserve.request import SamplingParams
+from mlxserve.request import SamplingParams, Structure
 
 MAX_MESSAGES = 10_000
 MAX_CHOICES = 8
@@ -118,6 +119,7 @@ class _Generation(Body):
     logit_bias: Annotated[dict[int, float], BeforeValidator(token_biases)] = Field(
         default_factory=dict
     )
+    structured_outputs: StructuredOutputs = None
     prefix_name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] = 0
@@ -135,7 +137,23 @@ class _Generation(Body):
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
         """The model's defaults with what was asked. Raises ApiError 400."""
         given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
+        given["structure"] = self.structure()
         return sampling_params(defaults, {**given, **self._own_sampling()}, self._field_named)
+
+    def structure(self) -> Structure | None:
+        """What the text has to match. Raises ApiError 400 where it is said twice."""
+        asked = [s for s in (self.structured_outputs, self._own_format()) if s is not None]
+        if len(asked) > 1:
+            raise ApiError(
+                400,
+                f"structured_outputs: cannot be combined with `{asked[1].field.split('.')[0]}`.",
+                param="structured_outputs",
+                code="invalid_value",
+            )
+        return asked[0] if asked else None
+
+    def _own_format(self) -> Structure | None:
+        return None
 
     def _own_sampling(self) -> dict[str, Any]:
         raise NotImplementedError
@@ -171,7 +189,6 @@ class ChatRequest(_Generation):
         "moderation": (None,),
         "prediction": (None,),
         "prompt_cache_options": (None,),
-        "response_format": (None, {"type": "text"}),
         "service_tier": (None, "auto", "default"),
         "store": (None, False),
         "verbosity": (None, "medium"),
@@ -188,6 +205,10 @@ class ChatRequest(_Generation):
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
     thinking_budget: Budget | None = None
+    response_format: ResponseFormat = None
+
+    def _own_format(self) -> Structure | None:
+        return self.response_format
 
     @property
     def definitions(self) -> list[dict[str, Any]]:

@@ -1,0 +1,82 @@
+"""Fields that say what an answer has to look like, each turned into a `Structure`.
+
+OpenAI has JSON; regular expressions, choices and grammars are an extension, spelled as in vLLM.
+Only the shape of the field is checked here. The schema itself is read when it is compiled.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, TypeAlias
+
+from pydantic import PlainValidator
+
+from mlxserve.request import Structure, StructureKind
+
+MAX_CHOICES = 1_000
+_EXTENSION = {
+    "json": StructureKind.JSON_SCHEMA,
+    "regex": StructureKind.REGEX,
+    "choice": StructureKind.CHOICE,
+    "grammar": StructureKind.GRAMMAR,
+}
+
+
+def response_format(value: object) -> Structure | None:
+    """Of chat completions: the schema is inside of `json_schema`."""
+    return _format(value, "response_format", "json_schema")
+
+
+def text_format(value: object) -> Structure | None:
+    """Of responses: the schema is beside the type."""
+    return _format(value, "text.format", None)
+
+
+def _format(value: object, field: str, inner: str | None) -> Structure | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise ValueError('must be an object such as {"type": "json_object"}')
+    match value.get("type"):
+        case "text":
+            return None
+        case "json_object":
+            return Structure(StructureKind.JSON_OBJECT, field=field)
+        case "json_schema":
+            holder = value if inner is None else value.get(inner)
+            schema = holder.get("schema") if isinstance(holder, dict) else None
+            if not isinstance(schema, dict):
+                place = "schema" if inner is None else f"{inner}.schema"
+                raise ValueError(f"json_schema needs an object `{place}`")
+            path = ".".join(filter(None, (field, inner, "schema")))
+            return Structure(StructureKind.JSON_SCHEMA, json.dumps(schema), path)
+    raise ValueError("the type must be 'text', 'json_object' or 'json_schema'")
+
+
+def structured_outputs(value: object) -> Structure | None:
+    """The extension: one of a JSON schema, a regular expression, a choice or a grammar."""
+    if value is None:
+        return None
+    known = [name for name in _EXTENSION if isinstance(value, dict) and value.get(name) is not None]
+    if not isinstance(value, dict) or len(known) != 1 or len(value) > len(_EXTENSION):
+        raise ValueError(f"must be an object with one of {', '.join(_EXTENSION)}")
+    [name] = known
+    return Structure(_EXTENSION[name], _source(name, value[name]), f"structured_outputs.{name}")
+
+
+def _source(name: str, value: object) -> str:
+    if name == "json" and isinstance(value, dict):
+        return json.dumps(value)
+    if name == "choice":
+        is_list = isinstance(value, list) and 0 < len(value) <= MAX_CHOICES
+        if not is_list or not all(isinstance(word, str) and word for word in value):  # type: ignore[attr-defined]
+            raise ValueError(f"choice must be a list of up to {MAX_CHOICES} texts")
+        return json.dumps(value)
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name} must be a string")
+    return value
+
+
+ResponseFormat: TypeAlias = Annotated[Structure | None, PlainValidator(response_format)]
+TextFormat: TypeAlias = Annotated[Structure | None, PlainValidator(text_format)]
+StructuredOutputs: TypeAlias = Annotated[Structure | None, PlainValidator(structured_outputs)]
