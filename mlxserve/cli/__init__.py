@@ -13,7 +13,7 @@ import typer
 
 from mlxserve import __version__
 from mlxserve.api.config import ServerConfig
-from mlxserve.cli import bench, chat, doctor, key, prefix, run, serve
+from mlxserve.cli import bench, chat, doctor, key, launch, prefix, run, serve
 from mlxserve.cli.options import PanelCommand, with_settings
 from mlxserve.config import EngineConfig
 from mlxserve.errors import MlxServeError
@@ -58,6 +58,7 @@ def _options(
 app.command(cls=PanelCommand)(with_settings(ServerConfig, EngineConfig)(serve.serve))
 app.command(cls=PanelCommand)(with_settings(EngineConfig)(run.run))
 app.command(cls=PanelCommand)(with_settings(EngineConfig)(chat.chat))
+app.command()(launch.launch)
 app.add_typer(prefix.app, name="prefix")
 app.add_typer(key.app, name="key")
 app.command()(doctor.doctor)

@@ -1,0 +1,203 @@
+"""What each coding agent has to be told to use a local server.
+
+For one session nothing is written: Claude Code reads its environment, Codex overrides on its command
+line, opencode a configuration in a variable. To stay, the same goes into the agent's own file.
+Checked against the agents' documentation as of November 2026; no agent is run in our tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlxserve.errors import InvalidConfig
+
+KEY_VARIABLE = "MLXSERVE_API_KEY"
+NO_KEY = "none"  # where an agent insists on one
+MAX_OUTPUT = 32_000  # tokens; what agents ask for at most
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The server, and which of its models. `url` has no path."""
+
+    url: str
+    model: str
+    context: int
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One run of an agent: its command line, variables to set, and variables to take away."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    without: tuple[str, ...] = ()
+
+
+class Agent(ABC):
+    """One coding agent."""
+
+    name: str
+    install_hint: str
+
+    @abstractmethod
+    def session(self, target: Target) -> Session:
+        """One run against the server."""
+
+    @abstractmethod
+    def file(self) -> Path:
+        """Where it keeps its configuration."""
+
+    @abstractmethod
+    def configured(self, text: str, target: Target) -> str:
+        """Its configuration, with the server in it. Raises InvalidConfig."""
+
+    def stays_how(self) -> str:
+        """How to use the configuration once it is written."""
+        return f"`{self.name}` uses this server from now on"
+
+
+class Claude(Agent):
+    name = "claude"
+    install_hint = "npm install -g @anthropic-ai/claude-code"
+
+    def session(self, target: Target) -> Session:
+        # With both set it would send the key of the real service here as well.
+        return Session((self.name,), _claude_variables(target), without=("ANTHROPIC_API_KEY",))
+
+    def file(self) -> Path:
+        return (
+            Path(os.environ.get("CLAUDE_CONFIG_DIR") or Path.home() / ".claude") / "settings.json"
+        )
+
+    def configured(self, text: str, target: Target) -> str:
+        settings = _object(text, self.file())
+        settings["env"] = {**settings.get("env", {}), **_claude_variables(target)}
+        return _json(settings)
+
+
+class Codex(Agent):
+    name = "codex"
+    install_hint = "npm install -g @openai/codex"
+
+    def session(self, target: Target) -> Session:
+        provider = ", ".join(f"{name} = {value}" for name, value in _codex_provider(target).items())
+        overrides = {
+            "model_provider": '"mlxserve"',
+            "model_providers.mlxserve": f"{{ {provider} }}",
+            "model_context_window": str(target.context),
+        }
+        flags = [part for name, value in overrides.items() for part in ("-c", f"{name}={value}")]
+        environment = {KEY_VARIABLE: target.key} if target.key else {}
+        return Session((self.name, "--model", target.model, *flags), environment)
+
+    def file(self) -> Path:
+        """A profile is a file of its own, so that the user's stays as it is."""
+        home = Path(os.environ.get("CODEX_HOME") or Path.home() / ".codex")
+        return home / "mlxserve.config.toml"
+
+    def configured(self, text: str, target: Target) -> str:  # noqa: ARG002  (it is ours alone)
+        lines = [
+            f"model = {json.dumps(target.model)}",
+            'model_provider = "mlxserve"',
+            f"model_context_window = {target.context}",
+            "",
+            "[model_providers.mlxserve]",
+            *(f"{name} = {value}" for name, value in _codex_provider(target).items()),
+        ]
+        return "\n".join(lines) + "\n"
+
+    def stays_how(self) -> str:
+        return "`codex --profile mlxserve` uses this server from now on"
+
+
+class OpenCode(Agent):
+    name = "opencode"
+    install_hint = "npm install -g opencode-ai"
+
+    def session(self, target: Target) -> Session:
+        environment = {"OPENCODE_CONFIG_CONTENT": json.dumps(_opencode(target))}
+        if target.key:
+            environment[KEY_VARIABLE] = target.key
+        return Session((self.name,), environment)
+
+    def file(self) -> Path:
+        base = os.environ.get("XDG_CONFIG_HOME")
+        return (Path(base) if base else Path.home() / ".config") / "opencode" / "opencode.json"
+
+    def configured(self, text: str, target: Target) -> str:
+        settings = _object(text, self.file())
+        ours = _opencode(target)
+        providers = {**settings.get("provider", {}), **ours["provider"]}
+        return _json({**settings, **ours, "provider": providers})
+
+
+AGENTS: Mapping[str, Agent] = {agent.name: agent for agent in (Claude(), Codex(), OpenCode())}
+
+
+def _claude_variables(target: Target) -> dict[str, str]:
+    return {
+        "ANTHROPIC_BASE_URL": target.url,
+        "ANTHROPIC_AUTH_TOKEN": target.key or NO_KEY,
+        "ANTHROPIC_MODEL": target.model,
+        "ANTHROPIC_DEFAULT_OPUS_MODEL": target.model,
+        "ANTHROPIC_DEFAULT_SONNET_MODEL": target.model,
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL": target.model,
+        # A line that differs in each request, before everything that could be cached.
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+
+
+def _codex_provider(target: Target) -> dict[str, str]:
+    """As TOML values. It speaks nothing but responses."""
+    provider = {
+        "name": '"mlxserve"',
+        "base_url": json.dumps(f"{target.url}/v1"),
+        "wire_api": '"responses"',
+    }
+    return {**provider, "env_key": json.dumps(KEY_VARIABLE)} if target.key else provider
+
+
+def _opencode(target: Target) -> dict[str, Any]:
+    limit = {"context": target.context, "output": min(MAX_OUTPUT, target.context)}
+    return {
+        "$schema": "https://opencode.ai/config.json",
+        "model": f"mlxserve/{target.model}",
+        "provider": {
+            "mlxserve": {
+                "npm": "@ai-sdk/openai-compatible",
+                "name": "mlxserve",
+                "options": {
+                    "baseURL": f"{target.url}/v1",
+                    "apiKey": f"{{env:{KEY_VARIABLE}}}" if target.key else NO_KEY,
+                },
+                "models": {target.model: {"name": target.model, "limit": limit}},
+            }
+        },
+    }
+
+
+def _object(text: str, file: Path) -> dict[str, Any]:
+    """A JSON object; an empty file is an empty one."""
+    try:
+        content = json.loads(text) if text.strip() else {}
+    except ValueError as error:
+        raise InvalidConfig(
+            f"{file} is not plain JSON ({error}), so nothing was written. Without --install the "
+            "agent is launched with no change to its files."
+        ) from error
+    if not isinstance(content, dict):
+        raise InvalidConfig(f"{file} holds no JSON object, so nothing was written.")
+    return content
+
+
+def _json(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"

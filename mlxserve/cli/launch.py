@@ -1,0 +1,159 @@
+"""`mlxserve launch`: a coding agent on a running server, for one session or to stay.
+
+To stay, the agent's file is changed, and what it was before is kept beside it:
+
+    settings.json                      the agent's, with the server in it
+    settings.json.before-mlxserve      as it was; empty if there was none
+    settings.json.with-mlxserve        as it was when --undo took it back
+"""
+
+# Annotations are read by typer at run time, so this file does not postpone them.
+
+import difflib
+import os
+import shlex
+import shutil
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlxserve.cli.agents import AGENTS, Agent, Session, Target
+from mlxserve.cli.remote import Url, ask, url_of
+from mlxserve.errors import InvalidConfig, MlxServeError
+
+ENOUGH_CONTEXT = 32_000  # tokens; an agent's own prompt and tools take about half of that
+AgentName = StrEnum("AgentName", list(AGENTS))  # type: ignore[misc]
+
+
+def launch(
+    agent: Annotated[AgentName, typer.Argument(help="Which agent.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="What it is given, after --.", metavar="-- ...")
+    ] = None,
+    url: Url = None,
+    model: Annotated[
+        str | None, typer.Option(help="One of the server's names; by default its own.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")
+    ] = False,
+    install: Annotated[
+        bool, typer.Option("--install", help="Write it into the agent's configuration, to stay.")
+    ] = False,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Take back what --install wrote, and do nothing else.")
+    ] = False,
+) -> None:
+    """Start a coding agent that uses a running server."""
+    chosen = AGENTS[agent]
+    if undo:
+        _undo(chosen.file(), dry_run=dry_run)
+        return
+    target = _target(url, model)
+    if install:
+        _install(chosen, target, dry_run=dry_run)
+        return
+    session = chosen.session(target)
+    command = (*session.command, *(arguments or ()))
+    if dry_run:
+        print(_script(session, command))
+        return
+    _start(chosen, session, command)
+
+
+def _target(url: str | None, model: str | None) -> Target:
+    """The running server. Raises ServerError where there is none."""
+    cards = ask(url, "GET", "/v1/models")["data"]
+    names = [name for card in cards for name in (card["id"], *card.get("aliases", ()))]
+    if model is not None and model not in names:
+        raise InvalidConfig(f"The server has no model {model[:80]!r}; it has {', '.join(names)}.")
+    context = int(cards[0].get("max_model_len", 0))
+    if context < ENOUGH_CONTEXT:
+        print(
+            f"note: the context is {context} tokens, and agents want {ENOUGH_CONTEXT} or more",
+            file=sys.stderr,
+        )
+    return Target(url_of(url), model or names[0], context, os.environ.get("MLXSERVE_API_KEY"))
+
+
+def _start(agent: Agent, session: Session, command: tuple[str, ...]) -> None:
+    """Becomes the agent."""
+    program = shutil.which(command[0])
+    if program is None:
+        raise MlxServeError(
+            f"{agent.name} is not installed, or not on the path. Install it with "
+            f"`{agent.install_hint}`, or see with --dry-run what it would be given."
+        )
+    kept = {name: value for name, value in os.environ.items() if name not in session.without}
+    os.execve(program, command, {**kept, **session.environment})
+
+
+def _script(session: Session, command: tuple[str, ...]) -> str:
+    """The session as lines for a shell; the key stays in its variable."""
+    key = os.environ.get("MLXSERVE_API_KEY")
+    lines = [f"unset {name}" for name in session.without]
+    for name, value in session.environment.items():
+        shown = '"$MLXSERVE_API_KEY"' if key and value == key else shlex.quote(value)
+        lines += [f"export {name}={shown}"] if name != "MLXSERVE_API_KEY" else []
+    return "\n".join([*lines, shlex.join(command)])
+
+
+def _install(agent: Agent, target: Target, *, dry_run: bool) -> None:
+    file, backup = agent.file(), _backup(agent.file())
+    old = _read(file)
+    new = agent.configured(old, target)
+    if dry_run:
+        hidden = new.replace(target.key, "***") if target.key else new
+        names = (str(file), f"{file} (new)")
+        diff = difflib.unified_diff(old.splitlines(), hidden.splitlines(), *names, lineterm="")
+        print("\n".join(diff))
+        return
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not backup.exists():  # of what the user had, not of what we wrote last time
+            _write(backup, old)
+        _write(file, new)
+    except OSError as error:
+        raise InvalidConfig(f"{file} cannot be written: {error}") from error
+    print(f"{agent.stays_how()}. `mlxserve launch {agent.name} --undo` takes it back.")
+
+
+def _undo(file: Path, *, dry_run: bool) -> None:
+    backup = _backup(file)
+    if not backup.exists():
+        raise InvalidConfig(f"There is nothing to undo: {backup} does not exist.")
+    old = _read(backup)
+    what = f"{file} as it was before" if old else f"no {file}, as before"
+    if dry_run:
+        print(f"There would be {what}.")
+        return
+    if file.exists():
+        file.replace(file.with_name(f"{file.name}.with-mlxserve"))
+    if old:
+        backup.replace(file)
+    else:
+        backup.unlink()
+    print(f"There is {what}.")
+
+
+def _backup(file: Path) -> Path:
+    return file.with_name(f"{file.name}.before-mlxserve")
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError) as error:
+        raise InvalidConfig(f"{file} cannot be read: {error}") from error
+
+
+def _write(file: Path, text: str) -> None:
+    """For its owner alone, as there may be a key in it; a file that is there keeps its mode."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+        opened.write(text)

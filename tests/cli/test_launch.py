@@ -1,0 +1,201 @@
+"""Agents get what they need for one session, or to stay; what they had comes back."""
+
+import json
+import os
+import shlex
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from mlxserve import cli
+from mlxserve.cli.agents import AGENTS, Target
+
+TARGET = Target("http://127.0.0.1:8000", "org/model", 64_000)
+LOCKED = Target("http://127.0.0.1:8000", "org/model", 64_000, key="secret-key")
+CARD = {"id": "org/model", "aliases": ["default"], "max_model_len": 64_000}
+
+
+@pytest.fixture
+def home(monkeypatch, tmp_path) -> Path:
+    for name in ("CLAUDE_CONFIG_DIR", "CODEX_HOME", "MLXSERVE_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / ".config"))
+    return tmp_path
+
+
+@pytest.fixture
+def launch(monkeypatch, capsys, server, home):
+    monkeypatch.setenv("MLXSERVE_URL", server.url)
+    server.answer({"data": [CARD]})
+
+    def run(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["mlxserve", "launch", *args])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return int(caught.value.code or 0), *capsys.readouterr()
+
+    return run
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): path.read_text()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+# What each agent is told.
+
+
+def test_claude_gets_every_model_name_and_not_the_key_of_the_real_service(home):
+    session = AGENTS["claude"].session(LOCKED)
+    assert session.environment["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:8000"
+    assert session.environment["ANTHROPIC_AUTH_TOKEN"] == "secret-key"
+    names = [name for name in session.environment if name.endswith("MODEL")]
+    assert len(names) == 4
+    assert {session.environment[name] for name in names} == {"org/model"}
+    assert session.without == ("ANTHROPIC_API_KEY",)
+
+
+@pytest.mark.parametrize("target", [TARGET, LOCKED])
+def test_codex_is_told_the_same_by_flags_and_by_its_profile(home, target):
+    codex = AGENTS["codex"]
+    session = codex.session(target)
+    flags = session.command[session.command.index("-c") :: 2]
+    overrides = session.command[session.command.index("-c") + 1 :: 2]
+    assert set(flags) == {"-c"}
+    by_flags = tomllib.loads("\n".join(overrides))
+    by_file = tomllib.loads(codex.configured("", target))
+    assert by_file.pop("model") == session.command[session.command.index("--model") + 1]
+    assert by_flags == by_file
+    provider = by_file["model_providers"]["mlxserve"]
+    assert provider["wire_api"] == "responses"
+    assert provider["base_url"] == "http://127.0.0.1:8000/v1"
+    assert ("env_key" in provider) == (target.key is not None)
+    assert "secret-key" not in "".join(session.command)
+
+
+def test_opencode_keeps_what_it_has(home):
+    opencode = AGENTS["opencode"]
+    had = {"theme": "x", "provider": {"other": {"npm": "y"}}}
+    settings = json.loads(opencode.configured(json.dumps(had), LOCKED))
+    assert settings["theme"] == "x"
+    assert set(settings["provider"]) == {"other", "mlxserve"}
+    assert settings["model"] == "mlxserve/org/model"
+    assert "secret-key" not in json.dumps(settings)
+    inline = json.loads(opencode.session(TARGET).environment["OPENCODE_CONFIG_CONTENT"])
+    assert inline["provider"]["mlxserve"]["models"]["org/model"]["limit"]["context"] == 64_000
+
+
+# One session.
+
+
+@pytest.mark.parametrize("agent", list(AGENTS))
+def test_a_dry_run_shows_a_script_and_writes_nothing(launch, home, agent):
+    code, out, err = launch(agent, "--dry-run", "--model", "default", "--", "-p", "a question")
+    assert (code, err) == (0, "")
+    assert shlex.split(out.splitlines()[-1])[0] == agent
+    assert out.rstrip().endswith("-p 'a question'")
+    assert files_of(home) == {}
+    checked = subprocess.run(["bash", "-n"], input=out, text=True, capture_output=True)
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_a_dry_run_does_not_show_the_key(launch, monkeypatch):
+    monkeypatch.setenv("MLXSERVE_API_KEY", "secret-key")
+    for agent in AGENTS:
+        assert "secret-key" not in launch(agent, "--dry-run")[1]
+        assert "secret-key" not in launch(agent, "--dry-run", "--install")[1]
+
+
+def test_the_agent_is_run_with_it(server, home):
+    program = home / "bin" / "claude"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\necho "$ANTHROPIC_BASE_URL $ANTHROPIC_API_KEY- $*"\nexit 7\n')
+    program.chmod(0o755)
+    server.answer({"data": [CARD]})
+    env = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "ANTHROPIC_API_KEY": "x"}
+    command = [
+        sys.executable,
+        "-m",
+        "mlxserve",
+        "launch",
+        "claude",
+        "--url",
+        server.url,
+        "--",
+        "-p",
+    ]
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr) == (7, f"{server.url} - -p\n", "")
+
+
+def test_an_agent_that_is_not_installed_is_said_how_to_get(launch, monkeypatch, home):
+    monkeypatch.setenv("PATH", str(home))
+    code, out, err = launch("codex")
+    assert (code, out) == (1, "")
+    assert "npm install -g @openai/codex" in err
+    assert err.count("\n") == 1
+
+
+def test_a_short_context_is_said_and_an_unknown_model_refused(launch, server):
+    server.answer({"data": [{**CARD, "max_model_len": 4096}]})
+    assert "the context is 4096 tokens" in launch("claude", "--dry-run")[2]
+    code, _, err = launch("claude", "--model", "gpt-9")
+    assert code == 1
+    assert "org/model, default" in err
+
+
+# To stay.
+
+
+@pytest.mark.parametrize("agent", list(AGENTS))
+@pytest.mark.parametrize("had", [None, '{"theme": "dark"}\n'])
+def test_what_was_installed_can_be_undone(launch, home, agent, had):
+    file = AGENTS[agent].file()
+    assert file.is_relative_to(home)
+    if had is not None:
+        file.parent.mkdir(parents=True)
+        file.write_text(had)
+    before = files_of(home)
+    assert launch(agent, "--install")[0] == 0
+    installed = file.read_text()
+    assert "127.0.0.1" in installed
+    assert launch(agent, "--install")[0] == 0  # again: the backup is still of what was before
+    assert file.read_text() == installed
+    code, out, _ = launch(agent, "--undo")
+    assert code == 0
+    assert str(file) in out
+    after = files_of(home)
+    assert after.pop(f"{file.relative_to(home)}.with-mlxserve") == installed
+    assert after == before
+    assert launch(agent, "--undo")[0] == 1
+
+
+def test_a_file_with_a_key_in_it_is_its_owners_alone(launch, monkeypatch):
+    monkeypatch.setenv("MLXSERVE_API_KEY", "secret-key")
+    launch("claude", "--install")
+    assert stat.S_IMODE(AGENTS["claude"].file().stat().st_mode) == 0o600
+
+
+def test_a_dry_run_of_an_installation_is_a_diff(launch, home):
+    _, out, _ = launch("opencode", "--install", "--dry-run")
+    assert '+  "model": "mlxserve/org/model",' in out
+    assert files_of(home) == {}
+
+
+@pytest.mark.parametrize("text", ["// a comment\n{}", "[]"])
+def test_a_file_we_cannot_read_is_left_alone(launch, home, text):
+    file = AGENTS["opencode"].file()
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    code, _, err = launch("opencode", "--install")
+    assert code == 1
+    assert "nothing was written" in err
+    assert files_of(file.parent) == {"opencode.json": text}
