@@ -7,6 +7,7 @@ each time in a header. Errors are in Anthropic's shape; `errors.py` sees to that
 
 from __future__ import annotations
 
+import re
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -23,7 +24,10 @@ from mlxserve.errors import MlxServeError
 
 AskedT = TypeVar("AskedT", bound=Conversation)
 
-VERSION = "2023-06-01"  # of the API; there has been no other since
+# Of the API, which only restricted requests since: what the first one allows is allowed. Whatever
+# comes later will mostly be understood, and refusing it would lock the newest clients out.
+FIRST_VERSION, LAST_VERSION = "2023-06-01", "2026-10-21"
+_DATE = re.compile(r"20[0-9]{2}-[0-9]{2}-[0-9]{2}", re.ASCII)
 
 
 class Anthropic:
@@ -83,10 +87,14 @@ class Anthropic:
 
     def _check_headers(self, request: Request) -> None:
         for version in request.headers.getlist("anthropic-version"):
-            if version != VERSION:
+            if not _DATE.fullmatch(version) or version < FIRST_VERSION:
                 raise ApiError(
-                    400, f"anthropic-version: {version[:40]!r} is not known; send {VERSION!r}."
+                    400,
+                    f"anthropic-version: {version[:40]!r} is not spoken here; send "
+                    f"{FIRST_VERSION!r} or a later one.",
                 )
+            if version > LAST_VERSION:
+                self._service.unknown_fields.warn([f"anthropic-version {version}"])
         for betas in request.headers.getlist("anthropic-beta"):
             self._service.unknown_fields.warn(
                 f"the beta {beta.strip()}" for beta in betas.split(",")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,6 +46,7 @@ class Delta:
     stop: str | None = None
 
 
+REAL_CONTEXT = 2_500
 HOLD = object()  # in a script: wait until `FakeChat.release` is called
 
 
@@ -301,36 +303,64 @@ class Running:
         assert not self.thread.is_alive()
 
 
+@contextlib.contextmanager
+def serving(
+    chat: Any,
+    *,
+    access: Access | None = None,
+    limits: Limits | None = None,
+    drain_seconds: float = 0.2,
+    stop_engine: Callable[[], None] | None = None,
+) -> Iterator[Running]:
+    """A server over a chat, on a thread of its own."""
+    listener = bind("127.0.0.1", 0)
+    url = url_of(listener)
+    port = listener.getsockname()[1]
+    is_ready = threading.Event()
+    drain = Drain()
+    server = Server(
+        create_app(chat, access=access, drain=drain),
+        on_ready=is_ready.set,
+        stop_engine=stop_engine or chat.close,
+        limits=limits,
+        drain=drain,
+        drain_seconds=drain_seconds,
+    )
+    thread = threading.Thread(target=serve, args=(server, listener))
+    thread.start()
+    assert is_ready.wait(timeout=30)
+    running = Running(url, port, server, thread)
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
 @pytest.fixture
 def start_server(chat: FakeChat) -> Iterator[Callable[..., Running]]:
-    running: list[Running] = []
+    """A function that starts a server over the scripted chat."""
+    with contextlib.ExitStack() as servers:
+        yield lambda **options: servers.enter_context(serving(chat, **options))
+        chat.release()
 
-    def start(
-        *,
-        access: Access | None = None,
-        limits: Limits | None = None,
-        drain_seconds: float = 0.2,
-    ) -> Running:
-        listener = bind("127.0.0.1", 0)
-        url = url_of(listener)
-        port = listener.getsockname()[1]
-        is_ready = threading.Event()
-        drain = Drain()
-        server = Server(
-            create_app(chat, access=access, drain=drain),
-            on_ready=is_ready.set,
-            stop_engine=chat.close,
-            limits=limits,
-            drain=drain,
-            drain_seconds=drain_seconds,
-        )
-        thread = threading.Thread(target=serve, args=(server, listener))
-        thread.start()
-        assert is_ready.wait(timeout=30)
-        running.append(Running(url, port, server, thread))
-        return running[-1]
 
-    yield start
-    chat.release()
-    for server in running:
-        server.stop()
+@pytest.fixture(scope="session")
+def real_chat(write_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A real engine in this process, for the session."""
+    from mlxserve.build import build_chat
+    from mlxserve.config import EngineConfig
+
+    folder = write_model(
+        tmp_path_factory.mktemp("real"), "qwen3", max_position_embeddings=REAL_CONTEXT
+    )
+    chat = build_chat(
+        EngineConfig(model=str(folder), num_pages=512, max_num_seqs=16, disable_log_stats=True)
+    )
+    yield chat
+    chat.close()
+
+
+@pytest.fixture(scope="session")
+def serve_real(real_chat: Any) -> Callable[..., contextlib.AbstractContextManager[Running]]:
+    """A function that serves it, with access and limits as given; the engine outlives the server."""
+    return lambda **options: serving(real_chat, stop_engine=lambda: None, **options)

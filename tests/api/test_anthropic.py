@@ -422,9 +422,15 @@ def test_unknown_betas_are_tolerated(client, caplog):
     ]
 
 
-def test_another_version_of_the_api_is_refused(client):
-    reply = post(client, headers={"anthropic-version": "2031-01-01"})
+@pytest.mark.parametrize("version", ["2023-01-01", "latest", "2026-10-21\u00e9"])
+def test_what_is_no_version_of_the_api_is_refused(client, version):
+    reply = post(client, headers={"anthropic-version": version.encode("latin-1")})
     assert "anthropic-version" in error_of(reply, 400, "invalid_request_error")["message"]
+
+
+@pytest.mark.parametrize("version", ["2023-06-01", "2026-10-21", "2031-01-01"])
+def test_every_version_from_the_first_on_is_answered(client, version):
+    assert post(client, headers={"anthropic-version": version}).status_code == 200
 
 
 @pytest.mark.parametrize("name", ["fake", "default", "claude-opus-4-5", "claude-3-haiku-20240307"])
