@@ -17,15 +17,10 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import islice
 
-from mlxserve.cache.hashing import extend_hashes, root
 from mlxserve.cache.pages import PagePool
 from mlxserve.errors import InvalidParameter, InvalidRequest, PromptTooLong, QueueFull
 from mlxserve.request import (
-    CacheMiss,
-    CacheReport,
     Chunk,
     FinishReason,
     Output,
@@ -33,46 +28,21 @@ from mlxserve.request import (
     RequestState,
     Sampled,
 )
+from mlxserve.scheduler.admission import Admission, Admitted
+from mlxserve.scheduler.audit import check_ending, check_running, check_waiting
 from mlxserve.scheduler.config import SchedulerConfig, can_align
-from mlxserve.scheduler.explain import Explainer
 from mlxserve.scheduler.fairness import Service
-from mlxserve.scheduler.limit import Limit, LimitContext, LimitReason, limit
+from mlxserve.scheduler.limit import LimitContext, LimitReason, limit
 from mlxserve.scheduler.pins import Pins
 from mlxserve.scheduler.preemption import PreemptionMode, choose_victim
+from mlxserve.scheduler.prefix_cache import PrefixCache
 from mlxserve.scheduler.siblings import Siblings
 from mlxserve.scheduler.stats import Counts, SchedulerStats
+from mlxserve.scheduler.step import Step
 from mlxserve.scheduler.swap import LOAD_PAGES, Load, Swap, Transfers
 from mlxserve.scheduler.waiting import WaitingQueue, order
 
 logger = logging.getLogger("mlxserve.scheduler")
-
-MAX_OVERTAKEN = 1  # how often in its life a request may be passed by one that needs less memory
-MAX_PASSED = 3  # requests without memory looked past in one step, as each look costs its length
-
-# Pages each running request may still grow by before a new one is let in, once memory has proved
-# tight. Simulated (200 chats of 200 + 500 tokens, room for 28 of them): 358 -> 46 preemptions,
-# 20 % less time. The 75th percentile of past answers instead of 2 pages: 31, but no faster.
-GROWTH_PAGES = 2
-MAX_CANDIDATES = 16  # waiting requests looked at in one step; bounds its time when they are long
-
-
-@dataclass(slots=True)
-class _Step:
-    """A plan in the making: the tokens each request gets, in the order of their chunks."""
-
-    ctx: LimitContext
-    budget: int
-    may_preempt: bool
-    has_preempted: bool = False
-    plan: dict[Request, Limit] = field(default_factory=dict)
-
-    def take(self, request: Request, share: Limit) -> None:
-        self.plan[request] = share
-        self.budget -= share.charge
-
-    def refund(self, request: Request) -> None:
-        if share := self.plan.pop(request, None):
-            self.budget += share.charge
 
 
 class Scheduler:
@@ -92,13 +62,15 @@ class Scheduler:
         self._live: dict[str, Request] = {}  # waiting or running
         self._siblings = Siblings()
         self._pins = Pins(pool, int(config.max_pinned_fraction * pool.num_pages))
-        self._explainer = Explainer(pool)
-        self._matches: dict[Request, tuple[int, list[int]]] = {}
+        self._cache = PrefixCache(pool, self._siblings, is_on=config.enable_prefix_caching)
         self._swap = Swap(pool)
         self._num_unread = 0
         self._num_arrivals = 0
         self._num_steps = 0  # planned, empty ones included
         self._counts = Counts()
+        self._admission = Admission(
+            config, pool, self._cache, self._siblings, self._swap, self._counts
+        )
 
     # ---- requests come and go
 
@@ -159,7 +131,7 @@ class Scheduler:
             raise InvalidRequest(
                 "named prefixes are kept in the prefix cache: turn enable_prefix_caching on"
             )
-        self._hash(request)
+        self._cache.hash(request)
         self._pins.reserve(request)
         self._measure_all()
         # One more for the token that a step may be computing, and one for the answer.
@@ -175,7 +147,7 @@ class Scheduler:
         for index in range(request.num_prompt // self.pool.page_size):
             # Its own page may be the unhashed duplicate of one that was evicted meanwhile.
             if not self.pool.is_known(request.page_hashes[index]):
-                self._publish_page(request, index)
+                self._cache.publish_pages(request, index, index + 1)
         self._pins.pin(request)
         self._measure_all()
 
@@ -185,7 +157,7 @@ class Scheduler:
 
     def _measure(self, request: Request) -> None:
         if self._pins.num_pages:
-            self._hash(request)
+            self._cache.hash(request)
         request.capacity = self._capacity(request)
 
     def _capacity(self, request: Request) -> int:
@@ -262,9 +234,7 @@ class Scheduler:
         """
         self._num_steps += 1
         assert self._num_unread <= 1, "two steps are unread; call update() for the first"
-        step = _Step(
-            self._limit_context(), self.config.max_num_batched_tokens, not self._num_unread
-        )
+        step = Step(self._limit_context(), self.config.max_num_batched_tokens, not self._num_unread)
         decodes = [r for r in self._running.values() if r.num_computed >= r.prefill_end]
         prefills = [r for r in self._running.values() if r.num_computed < r.prefill_end]
         for request in decodes:
@@ -276,7 +246,10 @@ class Scheduler:
         for request in sorted(prefills, key=order):
             self._plan_prefill(request, step)
         if not step.has_preempted:
-            self._admit(step)
+            for admitted in self._admission.choose(
+                self._waiting, self._running, step, self._num_steps
+            ):
+                self._start(admitted, step)
         chunks = [_launch(request, share.num_tokens) for request, share in step.plan.items()]
         self._num_unread += bool(chunks)
         return chunks
@@ -292,7 +265,7 @@ class Scheduler:
             is_aligned=self._is_aligned,
         )
 
-    def _plan_decode(self, request: Request, step: _Step) -> None:
+    def _plan_decode(self, request: Request, step: Step) -> None:
         if request.state is not RequestState.RUNNING or self._ends_unread(request):
             return
         if _must_wait(request):
@@ -302,7 +275,7 @@ class Scheduler:
         if share.num_tokens and self._grow(request, start + 1, step):
             step.take(request, share)
 
-    def _plan_prefill(self, request: Request, step: _Step) -> None:
+    def _plan_prefill(self, request: Request, step: Step) -> None:
         if request.state is not RequestState.RUNNING:
             return
         start = request.num_computed
@@ -341,7 +314,7 @@ class Scheduler:
         pages = len(request.page_table) + self.pool.num_free
         return pages * self.pool.page_size - request.num_computed
 
-    def _grow(self, request: Request, end: int, step: _Step) -> bool:
+    def _grow(self, request: Request, end: int, step: Step) -> bool:
         """Make the page table cover `end` tokens, by preempting if the step may."""
         table = request.page_table
         missing = self._num_pages(end) - len(table)
@@ -357,13 +330,13 @@ class Scheduler:
         request.page_table = (*table, *pages)
         return True
 
-    def _preempt(self, request: Request, step: _Step) -> None:
+    def _preempt(self, request: Request, step: Step) -> None:
         step.refund(request)
         step.has_preempted = True
         request.num_preemptions += 1
         mode = PreemptionMode.RECOMPUTE
         if self.config.preemption_mode is PreemptionMode.SWAP:
-            self._hash(request)
+            self._cache.hash(request)
             self._counts.swapped_tokens += self._swap.save(request)
             mode = PreemptionMode.SWAP if request.saved else mode
         self._set_back(request)
@@ -414,10 +387,7 @@ class Scheduler:
         assert request.loading is load.run, "nobody waits for these pages"
         assert request.saved is not None, "pages of nothing were read"
         request.loading = None
-        if self.config.enable_prefix_caching:
-            for index in range(load.run.first, load.run.first + num_pages):
-                self._publish_page(request, index)
-                self._siblings.pass_by(request.page_hashes[index])
+        self._cache.publish_pages(request, load.run.first, load.run.first + num_pages)
         num_tokens = num_pages * self.pool.page_size
         request.num_computed += num_tokens
         self._counts.restored_tokens += num_tokens
@@ -427,7 +397,7 @@ class Scheduler:
         elif load.run.end == request.saved.end:
             self._swap.drop(request)
 
-    def _load(self, request: Request, step: _Step) -> None:
+    def _load(self, request: Request, step: Step) -> None:
         """Have the next of its saved pages read, as far as free pages go."""
         assert request.saved is not None
         first = request.num_computed // self.pool.page_size
@@ -439,74 +409,11 @@ class Scheduler:
 
     # ---- admission
 
-    def _admit(self, step: _Step) -> None:
-        """Start waiting requests in order, each only if all its known tokens will find a page.
-
-        What running requests have not computed of their prompts is reserved: merely checking lets
-        two long prompts in together that then preempt each other (P2 in vllm#37307).
-        """
-        if not self._has_place(step):
-            return
-        available = self.pool.num_free - self._num_reserved()
-        passed: list[Request] = []
-        for request in islice(self._waiting.in_order(self._num_steps), MAX_CANDIDATES):
-            if not self._has_place(step) or (passed and not _may_overtake(request, passed)):
-                return
-            cached = self._match(request)
-            if self._siblings.must_wait(request, self._matchable(request)[len(cached) :]):
-                continue
-            if passed and not self._is_short(request, len(cached)):
-                return
-            needed = self._num_pages(len(request.token_ids)) - len(cached)
-            needed += self.pool.num_idle(cached)
-            if needed > available:
-                passed.append(request)
-                continue
-            share = self._first_share(request, len(cached), step)
-            if share is not None and share.reason is LimitReason.ALIGNMENT:
-                self._counts.align_deferrals += 1
-                continue
-            if share is not None and share.reason is not None:
-                return
-            self._start(request, cached, share, step)
-            available -= needed
-            for other in passed:
-                other.num_overtaken += 1
-                self._counts.overtakes += 1
-
-    def _has_place(self, step: _Step) -> bool:
-        return (
-            len(self._waiting) > 0
-            and step.budget > 0
-            and len(self._running) < self.config.max_num_seqs
-        )
-
-    def _is_short(self, request: Request, num_cached_pages: int) -> bool:
-        num_uncached = len(request.token_ids) - num_cached_pages * self.pool.page_size
-        return num_uncached <= (
-            self.config.long_prefill_token_threshold or self.config.max_num_batched_tokens
-        )
-
-    def _num_reserved(self) -> int:
-        """Pages that running requests will need: for their prompts, and to grow if that failed."""
-        growth = GROWTH_PAGES * len(self._running) if self._counts.preemptions else 0
-        return growth + sum(
-            max(0, self._num_pages(request.prefill_end) - len(request.page_table))
-            for request in self._running.values()
-        )
-
-    def _first_share(self, request: Request, num_cached_pages: int, step: _Step) -> Limit | None:
-        """None where it begins with pages from the disk."""
-        start = num_cached_pages * self.pool.page_size
-        if self._swap.num_tokens(request, start):
-            return None
-        stop = self._swap.stop(request, start)
-        return limit(start, stop, len(request.token_ids), step.budget, step.ctx)
-
-    def _start(self, request: Request, cached: list[int], share: Limit | None, step: _Step) -> None:
+    def _start(self, admitted: Admitted, step: Step) -> None:
+        request, cached, share = admitted
         self.pool.retain(cached)  # before anything is allocated, which could evict them
         self._waiting.remove(request)
-        self._matches.pop(request, None)
+        self._cache.forget(request)
         if self.config.enable_prefix_caching:
             self._siblings.lead(request, request.page_hashes[len(cached) :])
         self._running[request.id] = request
@@ -517,7 +424,7 @@ class Scheduler:
         self._count_hits(request)
         request.prefill_end = len(request.token_ids)
         if request.cache is None:
-            request.cache = self._report(request, len(cached))
+            request.cache = self._cache.report(request, len(cached))
         if share is None:
             self._load(request, step)
             return
@@ -540,35 +447,6 @@ class Scheduler:
             num_read = self._swap.num_tokens(request, max(num_hits, first))
             self._counts.recomputed_tokens += max(0, request.num_lost - num_hits - num_read)
 
-    def _report(self, request: Request, num_pages: int) -> CacheReport:
-        if not self.config.enable_prefix_caching:
-            return CacheReport(0, 0, 0, CacheMiss.OFF)
-        return self._explainer.report(request, self._matchable(request), num_pages)
-
-    def _match(self, request: Request) -> list[int]:
-        """Cached pages of its known tokens.
-
-        Without an eviction in between a match can only have grown.
-        """
-        if not self.config.enable_prefix_caching:
-            return []
-        self._hash(request)
-        num_evicted, pages = self._matches.get(request, (self.pool.num_evicted, []))
-        if num_evicted != self.pool.num_evicted:
-            pages = []
-        pages += self.pool.match(self._matchable(request), request.token_ids, skip=len(pages))
-        self._matches[request] = (self.pool.num_evicted, pages)
-        return pages
-
-    def _matchable(self, request: Request) -> list[bytes]:
-        """Hashes of its pages, but never of the last token: that one must be computed."""
-        return request.page_hashes[: (len(request.token_ids) - 1) // self.pool.page_size]
-
-    def _hash(self, request: Request) -> None:
-        extend_hashes(
-            request.page_hashes, request.token_ids, self.pool.page_size, request.cache_salt
-        )
-
     # ---- commit
 
     def update(self, chunks: Sequence[Chunk], sampled: Sequence[Sampled | None]) -> list[Output]:
@@ -584,7 +462,7 @@ class Scheduler:
             assert chunk.samples == (result is not None), f"{request.id}: sampled out of turn"
             if result is not None and not request.is_finished:
                 request.token_ids.append(result.token_id)
-            self._publish(chunk)
+            self._cache.publish(chunk)
             if request.is_finished:
                 self._settle(request)
             elif result is not None:
@@ -594,24 +472,6 @@ class Scheduler:
                     self._end(request, reason)
                 outputs.append(_output(request, (result.token_id,), result))
         return outputs
-
-    def _publish(self, chunk: Chunk) -> None:
-        """Make the pages findable that this chunk completed, now that it has been computed."""
-        request, page_size = chunk.request, self.pool.page_size
-        # A token that was dropped with its request's end stays unknown.
-        end = min(chunk.start + chunk.length, len(request.token_ids)) // page_size
-        if chunk.start // page_size >= end or not self.config.enable_prefix_caching:
-            return
-        self._hash(request)
-        for index in range(chunk.start // page_size, end):
-            self._publish_page(request, index)
-            self._siblings.pass_by(request.page_hashes[index])
-
-    def _publish_page(self, request: Request, index: int) -> None:
-        page_size, hashes = self.pool.page_size, request.page_hashes
-        parent = hashes[index - 1] if index else root(request.cache_salt)
-        tokens = request.token_ids[index * page_size : (index + 1) * page_size]
-        self.pool.publish(request.page_table[index], hashes[index], parent, tokens)
 
     def _finish_reason(self, request: Request) -> FinishReason | None:
         token_id, params = request.token_ids[-1], request.params
@@ -628,7 +488,7 @@ class Scheduler:
         self._service.leave(request.client)
         if request.state is RequestState.WAITING:
             self._waiting.remove(request)
-            self._matches.pop(request, None)
+            self._cache.forget(request)
         else:
             del self._running[request.id]
         self._siblings.leave(request)
@@ -679,46 +539,18 @@ class Scheduler:
 
     def check(self) -> None:
         """Audit requests and pool. Raises AssertionError."""
-        holders = [*self._running.values(), *self._ending]
-        self.pool.check(request.page_table for request in holders)
+        self.pool.check(r.page_table for r in (*self._running.values(), *self._ending))
         assert len(self._live) == len(self._waiting) + len(self._running), "a request is in limbo"
         assert len(self._running) <= self.config.max_num_seqs, "too many requests are running"
         self._service.check(Counter(request.client for request in self._live.values()))
         self._pins.check(list(self._live.values()))
         self._siblings.check(list(self._running.values()), list(self._waiting))
-        for request in self._waiting:
-            assert request.state is RequestState.WAITING, f"{request.id} waits as {request.state}"
-            assert not request.page_table, f"{request.id} waits and holds pages"
-            assert request.num_overtaken <= MAX_OVERTAKEN, f"{request.id} is overtaken too often"
-            assert request.num_computed == request.num_in_flight == 0, f"{request.id} half runs"
+        check_waiting(self._waiting)
+        check_running(self._running.values(), self.pool, self._num_unread)
+        check_ending(self._ending, self.pool, self._num_unread)
         for request in self._live.values():
             assert len(request.token_ids) < request.capacity, f"{request.id} has no place to grow"
             assert request.capacity == self._capacity(request), f"{request.id}: capacity is off"
-        for request in self._running.values():
-            assert request.state is RequestState.RUNNING, f"{request.id} runs as {request.state}"
-        for request in self._ending:
-            assert request.is_finished, f"{request.id} ends as {request.state}"
-            assert request.num_in_flight, f"{request.id} should be gone"
-        for request in holders:
-            self._check_holder(request)
-
-    def _check_holder(self, request: Request) -> None:
-        name, table = request.id, request.page_table
-        assert 0 <= request.num_in_flight <= self._num_unread, f"{name}: steps in flight are off"
-        has_begun = request.num_computed > 0 or request.num_preemptions > 0
-        assert has_begun, f"{name} runs, but nothing of it"
-        assert 0 <= request.num_computed <= len(request.token_ids) + 1, f"{name}: computed is off"
-        assert not (request.loading and request.num_in_flight), (
-            f"{name} is read and computed at once"
-        )
-        assert not request.loading or request.saved, f"{name} is read from nowhere"
-        assert len(table) >= self._num_pages(request.num_computed), f"{name}: table is too short"
-        assert len(set(table)) == len(table), f"{name} has a page twice"
-        assert request.num_cached < request.num_prompt, f"{name}: nothing was left to compute"
-        for index, page in enumerate(table):
-            if (hash_ := self.pool.hash_of(page)) is not None:
-                assert hash_ == request.page_hashes[index], f"{name} holds a page of others"
-                assert index < len(request.token_ids) // self.pool.page_size
 
 
 def _must_wait(request: Request) -> bool:
@@ -753,12 +585,4 @@ def _output(request: Request, token_ids: tuple[int, ...], sampled: Sampled | Non
         num_cached=request.num_cached,
         cache=request.cache,
         logprobs=(logprob,) if logprob else (),
-    )
-
-
-def _may_overtake(request: Request, passed: Sequence[Request]) -> bool:
-    return (
-        len(passed) <= MAX_PASSED
-        and passed[0].priority == request.priority
-        and all(other.num_overtaken < MAX_OVERTAKEN for other in passed)
     )

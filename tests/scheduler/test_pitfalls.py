@@ -91,7 +91,7 @@ def test_p01_a_match_does_not_outlive_an_eviction(make_engine: Callable) -> None
     engine.step()
     late = engine.add([*prompt, *range(12)], 2)
     engine.launch()  # matches four pages; what else it needs is not free
-    assert len(engine.scheduler._matches[late][1]) == 4
+    assert len(engine.scheduler._cache._matches[late][1]) == 4
     while not engine.scheduler.pool.num_evicted:
         assert not late.page_table
         engine.step()

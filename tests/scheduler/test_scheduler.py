@@ -15,9 +15,10 @@ from mlxserve.request import (
     SamplingParams,
     TokenLogprob,
 )
-from mlxserve.scheduler import scheduler as scheduler_module
+from mlxserve.scheduler import admission
+from mlxserve.scheduler.admission import Admission
 from mlxserve.scheduler.config import SchedulerConfig
-from mlxserve.scheduler.scheduler import Scheduler
+from mlxserve.scheduler.prefix_cache import PrefixCache
 
 PAGE = 32
 LARGE = {"page_size": PAGE, "max_num_batched_tokens": 2048, "max_model_len": 4096}
@@ -436,7 +437,7 @@ def test_after_a_preemption_admission_leaves_room_to_grow(make_engine: Callable)
     for growth in (0, 2):
         engine = make_engine(num_pages=40, page_size=4, max_model_len=64)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(scheduler_module, "GROWTH_PAGES", growth)
+            patch.setattr(admission, "GROWTH_PAGES", growth)
             for number in range(24):
                 engine.add([number % 11] * 9, max_tokens=30)
             engine.drain()
@@ -781,52 +782,59 @@ def test_a_forced_reset_takes_running_requests_pages_and_changes_no_answer(
 
 
 @pytest.mark.parametrize(
-    ("method", "line", "mistake", "promise"),
+    ("owner", "method", "line", "mistake", "promise"),
     [
         pytest.param(
-            "_admit",
+            Admission,
+            "choose",
             "align_deferrals += 1\n            continue",
             "align_deferrals += 1\n            return",
             test_an_aligned_prompt_waits_for_a_page_of_budget_and_others_do_not,
             id="break instead of defer",
         ),
         pytest.param(
-            "_admit",
-            "self.pool.num_free - self._num_reserved()",
-            "self.pool.num_free",
+            Admission,
+            "choose",
+            "self._pool.num_free - self._num_reserved(running)",
+            "self._pool.num_free",
             test_two_prompts_that_only_fit_one_after_the_other_do_not_thrash,
             id="check instead of reserve",
         ),
         pytest.param(
+            Admission,
             "_first_share",
-            "start = num_cached_pages * self.pool.page_size",
+            "start = num_cached_pages * self._pool.page_size",
             "start = 0",
             test_two_prompts_of_1024_with_512_cached_each_use_1024_of_a_2048_budget,
             id="charge cached tokens",
         ),
         pytest.param(
-            "_admit",
-            "needed = self._num_pages(len(request.token_ids)) - len(cached)",
-            "needed = self._num_pages(len(request.token_ids))",
+            Admission,
+            "choose",
+            "-(-len(request.token_ids) // self._pool.page_size) - len(cached)",
+            "-(-len(request.token_ids) // self._pool.page_size)",
             test_a_16_page_prompt_with_12_pages_in_use_by_others_is_admitted_with_4_free,
             id="want pages for cached tokens",
         ),
         pytest.param(
-            "_admit",
+            Admission,
+            "choose",
             "self._siblings.must_wait(",
             "not self._siblings.must_wait(",
             test_four_cold_requests_compute_and_hold_their_long_prefix_once,
             id="everyone computes",
         ),
         pytest.param(
-            "_publish",
-            "min(chunk.start + chunk.length, len(request.token_ids))",
-            "(chunk.start + chunk.length)",
+            PrefixCache,
+            "publish",
+            "min(chunk.end, len(request.token_ids))",
+            "chunk.end",
             test_a_page_whose_last_token_was_dropped_is_not_published,
             id="publish a page with an unknown token",
         ),
         pytest.param(
-            "_admit",
+            Admission,
+            "choose",
             "passed.append(request)\n            continue",
             "continue",
             test_a_small_request_overtakes_one_that_lacks_memory_once,
@@ -835,9 +843,15 @@ def test_a_forced_reset_takes_running_requests_pages_and_changes_no_answer(
     ],
 )
 def test_a_planted_bug_breaks_its_promise(
-    method: str, line: str, mistake: str, promise: Callable, make_engine: Callable, plant: Callable
+    owner: type,
+    method: str,
+    line: str,
+    mistake: str,
+    promise: Callable,
+    make_engine: Callable,
+    plant: Callable,
 ) -> None:
     promise(make_engine)
-    plant(Scheduler, method, line, mistake)
+    plant(owner, method, line, mistake)
     with pytest.raises((AssertionError, LookupError)):
         promise(make_engine)

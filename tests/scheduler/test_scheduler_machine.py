@@ -23,7 +23,9 @@ from mlxserve.cache.pages import PagePool
 from mlxserve.cache.runs import RunSet
 from mlxserve.errors import InvalidRequest, PromptTooLong, QueueFull
 from mlxserve.request import FinishReason
+from mlxserve.scheduler.admission import Admission
 from mlxserve.scheduler.preemption import PreemptionMode
+from mlxserve.scheduler.prefix_cache import PrefixCache
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.siblings import Siblings
 
@@ -210,10 +212,10 @@ BUGS: dict[str, tuple[type, str, str, str]] = {
         Scheduler,
         "schedule",
         "self._num_unread += bool(chunks)",
-        "self._num_unread += bool(chunks); [self._publish(chunk) for chunk in chunks]",
+        "self._num_unread += bool(chunks); [self._cache.publish(chunk) for chunk in chunks]",
     ),
     "release the head first": (PagePool, "release", "reversed(pages)", "pages"),
-    "forget the salt": (Scheduler, "_hash", ", request.cache_salt", ""),
+    "forget the salt": (PrefixCache, "hash", ", request.cache_salt", ""),
     "free pages in flight": (
         Scheduler,
         "_settle",
@@ -221,8 +223,8 @@ BUGS: dict[str, tuple[type, str, str, str]] = {
         "self.pool.release(request.page_table); request.page_table = ()\n    if False:",
     ),
     "never wake the followers": (
-        Scheduler,
-        "_publish",
+        PrefixCache,
+        "publish_pages",
         "self._siblings.pass_by(request.page_hashes[index])",
         "pass",
     ),
@@ -254,9 +256,9 @@ BUGS: dict[str, tuple[type, str, str, str]] = {
         "self._ref_counts[page] = 1",
     ),
     "keep a match over an eviction": (
-        Scheduler,
-        "_match",
-        "if num_evicted != self.pool.num_evicted:",
+        PrefixCache,
+        "match",
+        "if num_evicted != self._pool.num_evicted:",
         "if False:",
     ),
     "allocate before hits are retained": (
@@ -275,15 +277,15 @@ BUGS: dict[str, tuple[type, str, str, str]] = {
 }
 SLOW_BUGS: dict[str, tuple[type, str, str, str]] = {
     "match the last token": (
-        Scheduler,
-        "_matchable",
+        PrefixCache,
+        "matchable",
         "(len(request.token_ids) - 1)",
         "len(request.token_ids)",
     ),
     "count free hits as free": (
-        Scheduler,
-        "_admit",
-        "needed += self.pool.num_idle(cached)",
+        Admission,
+        "choose",
+        "needed += self._pool.num_idle(cached)",
         "pass",
     ),
     "plan for a preempted request": (Scheduler, "_preempt", "step.refund(request)", "pass"),

@@ -1,0 +1,130 @@
+"""Admission: which of the waiting requests start in this step, each only if it will find its pages.
+
+Decides, and changes nothing but its counters: the scheduler starts whom it names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from mlxserve.cache.pages import PagePool
+from mlxserve.request import Request
+from mlxserve.scheduler.config import SchedulerConfig
+from mlxserve.scheduler.limit import Limit, LimitReason, limit
+from mlxserve.scheduler.prefix_cache import PrefixCache
+from mlxserve.scheduler.siblings import Siblings
+from mlxserve.scheduler.stats import Counts
+from mlxserve.scheduler.step import Step
+from mlxserve.scheduler.swap import Swap
+from mlxserve.scheduler.waiting import WaitingQueue
+
+MAX_OVERTAKEN = 1  # how often in its life a request may be passed by one that needs less memory
+MAX_PASSED = 3  # requests without memory looked past in one step, as each look costs its length
+
+# Pages each running request may still grow by before a new one is let in, once memory has proved
+# tight. Simulated (200 chats of 200 + 500 tokens, room for 28 of them): 358 -> 46 preemptions,
+# 20 % less time. The 75th percentile of past answers instead of 2 pages: 31, but no faster.
+GROWTH_PAGES = 2
+MAX_CANDIDATES = 16  # waiting requests looked at in one step; bounds its time when they are long
+
+
+class Admitted(NamedTuple):
+    request: Request
+    cached: list[int]  # pages it finds, from its first on
+    share: Limit | None  # None where it begins with pages from the disk
+
+
+class Admission:
+    """Looks at the waiting requests in order."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        pool: PagePool,
+        cache: PrefixCache,
+        siblings: Siblings,
+        swap: Swap,
+        counts: Counts,
+    ) -> None:
+        self._config = config
+        self._pool = pool
+        self._cache = cache
+        self._siblings = siblings
+        self._swap = swap
+        self._counts = counts
+
+    def choose(
+        self, waiting: WaitingQueue, running: Mapping[str, Request], step: Step, now: int
+    ) -> Iterator[Admitted]:
+        """Those that start in step number `now`; each has to be started before the next is asked
+        for.
+
+        What running requests have not computed of their prompts is reserved: merely checking lets
+        two long prompts in together that then preempt each other (P2 in vllm#37307).
+        """
+        if not self._has_place(waiting, running, step):
+            return
+        available = self._pool.num_free - self._num_reserved(running)
+        passed: list[Request] = []
+        for request in islice(waiting.in_order(now), MAX_CANDIDATES):
+            if not self._has_place(waiting, running, step):
+                return
+            if passed and not _may_overtake(request, passed):
+                return
+            cached = self._cache.match(request)
+            if self._siblings.must_wait(request, self._cache.matchable(request)[len(cached) :]):
+                continue
+            if passed and not self._is_short(request, len(cached)):
+                return
+            needed = -(-len(request.token_ids) // self._pool.page_size) - len(cached)
+            needed += self._pool.num_idle(cached)
+            if needed > available:
+                passed.append(request)
+                continue
+            share = self._first_share(request, len(cached), step)
+            if share is not None and share.reason is LimitReason.ALIGNMENT:
+                self._counts.align_deferrals += 1
+                continue
+            if share is not None and share.reason is not None:
+                return
+            yield Admitted(request, cached, share)
+            available -= needed
+            for other in passed:
+                other.num_overtaken += 1
+                self._counts.overtakes += 1
+
+    def _has_place(self, waiting: WaitingQueue, running: Mapping[str, Request], step: Step) -> bool:
+        return len(waiting) > 0 and step.budget > 0 and len(running) < self._config.max_num_seqs
+
+    def _is_short(self, request: Request, num_cached_pages: int) -> bool:
+        num_uncached = len(request.token_ids) - num_cached_pages * self._pool.page_size
+        return num_uncached <= (
+            self._config.long_prefill_token_threshold or self._config.max_num_batched_tokens
+        )
+
+    def _num_reserved(self, running: Mapping[str, Request]) -> int:
+        """Pages that running requests will need: for their prompts, and to grow if that failed."""
+        growth = GROWTH_PAGES * len(running) if self._counts.preemptions else 0
+        page_size = self._pool.page_size
+        return growth + sum(
+            max(0, -(-request.prefill_end // page_size) - len(request.page_table))
+            for request in running.values()
+        )
+
+    def _first_share(self, request: Request, num_cached_pages: int, step: Step) -> Limit | None:
+        """None where it begins with pages from the disk."""
+        start = num_cached_pages * self._pool.page_size
+        if self._swap.num_tokens(request, start):
+            return None
+        stop = self._swap.stop(request, start)
+        return limit(start, stop, len(request.token_ids), step.budget, step.ctx)
+
+
+def _may_overtake(request: Request, passed: Sequence[Request]) -> bool:
+    return (
+        len(passed) <= MAX_PASSED
+        and passed[0].priority == request.priority
+        and all(other.num_overtaken < MAX_OVERTAKEN for other in passed)
+    )
