@@ -15,7 +15,13 @@ MAX_PARTS = 1_000
 MAX_PROMPTS = 1_024
 MAX_LOGIT_BIASES = 1_024
 TEMPLATE_KWARGS = ("enable_thinking", "thinking", "reasoning_effort")
-_TEXT_PARTS = {"text": "text", "refusal": "refusal", "input_text": "text", "output_text": "text"}
+_TEXT_PARTS = {
+    "text": "text",
+    "refusal": "refusal",
+    "input_text": "text",
+    "output_text": "text",
+    "reasoning_text": "text",
+}
 
 
 def stop_strings(value: object) -> object:
@@ -91,15 +97,11 @@ def _part_text(part: object) -> str:
 
 
 def items(value: object) -> object:
-    """A text is one user message; other kinds of items than messages are refused by name."""
+    """A text is one user message."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, list):
-        raise ValueError("must be a string or a list of messages")
-    for number, item in enumerate(value):
-        kind = item.get("type", "message") if isinstance(item, dict) else None
-        if kind != "message":
-            raise ValueError(f"item {number} is not a message; other items are not supported yet")
+        raise ValueError("must be a string or a list of items")
     return value
 
 

@@ -1,9 +1,7 @@
-"""OpenAI's newer route, `/v1/responses`, for text: one output item of one part, or its events.
+"""OpenAI's newer route, `/v1/responses`: output items one after the other, or their events.
 
     created, in_progress                                      at once
-      output_item.added, content_part.added                   with the first text
-        output_text.delta ...
-      output_text.done, content_part.done, output_item.done
+      what `response_items.py` says                           with the first piece of each item
     completed | incomplete | failed
 
 The events' numbers rise by one; clients index items and parts, so each is added before it is used.
@@ -18,7 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,14 +25,18 @@ from starlette.routing import Route
 from mlxserve.api.answers import Answers, Tokens
 from mlxserve.api.errors import ApiError, encode_json, from_engine, json_response
 from mlxserve.api.request_model import read_request
+from mlxserve.api.response_items import Output
 from mlxserve.api.response_store import ResponseStore, StoredResponse
-from mlxserve.api.schema import ResponsesRequest
+from mlxserve.api.responses_schema import ResponsesRequest
 from mlxserve.api.security import client_name, request_id
 from mlxserve.api.service import Service
 from mlxserve.api.shapes import cache_report
 from mlxserve.api.sse import named_event
 from mlxserve.errors import MlxServeError
 from mlxserve.request import FinishReason, SamplingParams
+
+if TYPE_CHECKING:
+    from mlxserve.chat import Delta
 
 
 class Responses:
@@ -68,6 +70,7 @@ class Responses:
         self._service.names.check(new.model)
         asked = new.after(self._earlier(request, new.previous_response_id))
         params = asked.sampling(self._service.chat.default_params)
+        turn = asked.turn()
         reply = Reply(
             id=request_id(request),
             created=int(time.time()),
@@ -80,10 +83,11 @@ class Responses:
             prompt = await self._service.prompts.of_messages(
                 request,
                 asked.messages_for_template(),
-                asked.chat_template_kwargs,
+                asked.template_kwargs,
                 asked.prefix_name,
+                tools=asked.definitions,
             )
-            answers = await self._service.submit(request, asked, [prompt], params)
+            answers = await self._service.submit(request, asked, [prompt], params, turn=turn)
         except MlxServeError as error:
             raise from_engine(error, prompt_param="input") from error
         return await self._service.reply(request, asked, answers, reply)
@@ -108,7 +112,7 @@ class Responses:
 
 @dataclass(slots=True, kw_only=True)
 class Reply:
-    """One response under way: the text so far, and the number of the next event."""
+    """One response under way: its output so far, and the number of the next event."""
 
     id: str
     created: int
@@ -116,13 +120,11 @@ class Reply:
     asked: ResponsesRequest
     params: SamplingParams
     on_end: Callable[[dict[str, Any]], None]
-    text: str = ""
     _number: int = 0
-    _is_item_open: bool = False
-    _place: dict[str, Any] = field(init=False)
+    _output: Output = field(init=False)
 
     def __post_init__(self) -> None:
-        self._place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        self._output = Output(self.id, self.asked.custom_tools)
 
     async def frames(self, answers: Answers) -> AsyncGenerator[bytes, None]:
         """The events of one stream. An engine's error ends it as `response.failed`."""
@@ -130,7 +132,7 @@ class Reply:
         try:
             async with aclosing(answers.deltas()) as deltas:
                 async for _, delta in deltas:
-                    frames = b"".join(self.more(delta.text))
+                    frames = b"".join(self.more(delta))
                     if delta.finish_reason is not None:
                         frames += b"".join(self.closing(delta.finish_reason, answers.tokens))
                     if frames:
@@ -139,54 +141,53 @@ class Reply:
             yield self.failed(from_engine(error))
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
-        answer = (await answers.fold())[0]
-        self.text = answer.text
-        return self.ended(answer.finish_reason, answers.tokens)
+        """The same output, without the events."""
+        async with aclosing(answers.deltas()) as deltas:
+            async for _, delta in deltas:
+                for _event in self._output.push(delta):
+                    pass
+        status = _status(delta.finish_reason)
+        for _event in self._output.finish(status):
+            pass
+        return self._ended(status, answers.tokens)
 
     # Events.
 
     def opening(self) -> Iterator[bytes]:
-        yield self._event("response.created", response=self._response("in_progress"))
-        yield self._event("response.in_progress", response=self._response("in_progress"))
+        yield self._event("created", response=self._response("in_progress"))
+        yield self._event("in_progress", response=self._response("in_progress"))
 
     def keepalive(self) -> bytes:
         """A real event: some clients give up on a stream that only sends comments."""
-        return self._event("response.in_progress", response=self._response("in_progress"))
+        return self._event("in_progress", response=self._response("in_progress"))
 
-    def more(self, text: str) -> Iterator[bytes]:
-        if not text:
-            return
-        yield from self._open_item()
-        self.text += text
-        yield self._event("response.output_text.delta", **self._place, delta=text, logprobs=[])
+    def more(self, delta: Delta) -> Iterator[bytes]:
+        for kind, data in self._output.push(delta):
+            yield self._event(kind, **data)
 
     def closing(self, reason: FinishReason | None, tokens: Tokens) -> Iterator[bytes]:
-        yield from self._open_item()  # an answer without text is still an item
-        response = self.ended(reason, tokens)
-        item = response["output"][0]
-        yield self._event("response.output_text.done", **self._place, text=self.text, logprobs=[])
-        yield self._event("response.content_part.done", **self._place, part=self._part())
-        yield self._event("response.output_item.done", output_index=0, item=item)
-        yield self._event(f"response.{response['status']}", response=response)
+        status = _status(reason)
+        for kind, data in self._output.finish(status):
+            yield self._event(kind, **data)
+        yield self._event(status, response=self._ended(status, tokens))
 
     def failed(self, error: ApiError) -> bytes:
         response = self._response("failed")
         response["error"] = {"code": "server_error", "message": error.message}
-        return self._event("response.failed", response=response)
+        return self._event("failed", response=response)
 
     # Objects.
 
-    def ended(self, reason: FinishReason | None, tokens: Tokens) -> dict[str, Any]:
-        status = "incomplete" if reason is FinishReason.LENGTH else "completed"
+    def _ended(self, status: str, tokens: Tokens) -> dict[str, Any]:
         response = self._response(status)
         if status == "incomplete":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
-        response["output"] = [self._item(status, [self._part()])]
+        response["output"] = self._output.whole(status)
         response["usage"] = {
             "input_tokens": tokens.prompt,
             "input_tokens_details": {"cached_tokens": tokens.cached},
             "output_tokens": tokens.completion,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": tokens.reasoning},
             "total_tokens": tokens.prompt + tokens.completion,
             "cache": cache_report(tokens.cache),
         }
@@ -206,47 +207,25 @@ class Reply:
             "metadata": self.asked.metadata or {},
             "model": self.model,
             "output": [],
-            "parallel_tool_calls": True,
             "previous_response_id": self.asked.previous_response_id,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": self.asked.effort, "summary": None},
             "store": self.asked.store is not False,
             "temperature": self.params.temperature,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": "auto",
-            "tools": [],
+            **self.asked.echo(),
             "top_p": self.params.top_p,
             "truncation": "disabled",
             "usage": None,
         }
 
-    def _item(self, status: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self._item_id,
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": parts,
-        }
-
-    def _part(self) -> dict[str, Any]:
-        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
-
-    @property
-    def _item_id(self) -> str:
-        return f"msg_{self.id}"
-
-    def _open_item(self) -> Iterator[bytes]:
-        if self._is_item_open:
-            return
-        self._is_item_open = True
-        item = self._item("in_progress", [])
-        yield self._event("response.output_item.added", output_index=0, item=item)
-        yield self._event("response.content_part.added", **self._place, part=self._part())
-
     def _event(self, kind: str, **data: Any) -> bytes:
         number = self._number
         self._number += 1
+        kind = f"response.{kind}"
         return named_event(kind, {"type": kind, "sequence_number": number, **data})
+
+
+def _status(reason: FinishReason | None) -> str:
+    return "incomplete" if reason is FinishReason.LENGTH else "completed"
 
 
 def _not_found(response_id: str, param: str) -> ApiError:

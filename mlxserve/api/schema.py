@@ -7,7 +7,6 @@ nothing (`best_of: 1`). Unknown ones are collected, so that the reply can say th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import (
@@ -21,7 +20,6 @@ from mlxserve.api.errors import ApiError
 from mlxserve.api.fields import (
     MAX_NAME_LENGTH,
     Prompt,
-    items,
     prompts,
     stop_strings,
     template_kwargs,
@@ -98,7 +96,7 @@ class StreamOptions(Strict):
     include_obfuscation: Literal[False] | None = None
 
 
-class _Generation(Body):
+class Generation(Body):
     """The fields both endpoints share. Ranges are `SamplingParams`'s; types are checked here."""
 
     stream: bool | None = None
@@ -178,7 +176,7 @@ _SAMPLING = (
 )
 
 
-class ChatRequest(_Generation):
+class ChatRequest(Generation):
     """The body of `POST /v1/chat/completions`."""
 
     NOT_YET: ClassVar[NotYet] = {
@@ -245,78 +243,6 @@ class ChatRequest(_Generation):
         return "top_logprobs" if name == "logprobs" else name
 
 
-class Item(Message):
-    """A message among the input items of a response."""
-
-    type: Literal["message"] = "message"
-    id: str | None = None
-    status: str | None = None
-    role: Literal["system", "developer", "user", "assistant"]
-
-    def for_template(self) -> dict[str, Any]:
-        message = super().for_template()
-        return {"role": message["role"], "content": message["content"]}
-
-
-class ResponsesRequest(_Generation):
-    """The body of `POST /v1/responses`, for text. Sampling fields it lacks are extensions."""
-
-    NOT_YET: ClassVar[NotYet] = {
-        "background": (None, False),
-        "context_management": (None, []),
-        "conversation": (None,),
-        "include": (None, []),
-        "max_tokens": (None,),
-        "max_tool_calls": (None,),
-        "moderation": (None,),
-        "n": (None, 1),
-        "prompt": (None,),
-        "prompt_cache_options": (None,),
-        "reasoning": (None, {}),
-        "service_tier": (None, "auto", "default"),
-        "text": (None, {}, {"format": {"type": "text"}}),
-        "tool_choice": (None, "none", "auto"),
-        "tools": (None, []),
-        "top_logprobs": (None, 0),
-        "truncation": (None, "disabled"),
-    }
-
-    input: Annotated[
-        list[Item],
-        Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES),
-        BeforeValidator(items),
-    ]
-    instructions: str | None = None
-    previous_response_id: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
-    store: bool | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_MAX_TOKENS)] | None = None
-    metadata: dict[str, str] | None = None
-    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
-
-    def after(self, earlier: Sequence[Item]) -> Self:
-        """The same request at the end of a conversation. Raises ApiError 400."""
-        if len(earlier) + len(self.input) > MAX_MESSAGES:
-            raise ApiError(
-                400,
-                f"input: the conversation has more than {MAX_MESSAGES} items.",
-                param="input",
-                code="invalid_value",
-            )
-        return self.model_copy(update={"input": [*earlier, *self.input]})
-
-    def messages_for_template(self) -> list[dict[str, Any]]:
-        messages = [item.for_template() for item in self.input]
-        if self.instructions is None:
-            return messages
-        return [{"role": "system", "content": self.instructions}, *messages]
-
-    def _own_sampling(self) -> dict[str, Any]:
-        return {} if self.max_output_tokens is None else {"max_tokens": self.max_output_tokens}
-
-    def _field_named(self, name: str) -> str:
-        return "max_output_tokens" if name == "max_tokens" else name
-
-
 class TokenizeRequest(Body):
     """The body of `POST /tokenize`: text, or a conversation as its template renders it."""
 
@@ -365,7 +291,7 @@ class DetokenizeRequest(Body):
     ]
 
 
-class CompletionRequest(_Generation):
+class CompletionRequest(Generation):
     """The body of `POST /v1/completions`."""
 
     NOT_YET: ClassVar[NotYet] = {

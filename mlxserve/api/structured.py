@@ -78,5 +78,4 @@ def _source(name: str, value: object) -> str:
 
 
 ResponseFormat: TypeAlias = Annotated[Structure | None, PlainValidator(response_format)]
-TextFormat: TypeAlias = Annotated[Structure | None, PlainValidator(text_format)]
 StructuredOutputs: TypeAlias = Annotated[Structure | None, PlainValidator(structured_outputs)]

@@ -6,7 +6,7 @@ OpenAI's two endpoints spell them differently; both end in a `Turn` and in what 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, PlainValidator
@@ -52,11 +52,16 @@ Tools: TypeAlias = Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TO
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """names: the tools to choose from; None for all."""
+    """
+    names: the tools to choose from; None for all
+    is_one: it was named
+    sent: as the client wrote it
+    """
 
     mode: ToolChoice = ToolChoice.AUTO
     names: tuple[str, ...] | None = None
-    is_one: bool = False  # it was named
+    is_one: bool = False
+    sent: Any = "auto"
 
 
 def choice(value: object) -> Choice | None:
@@ -64,12 +69,12 @@ def choice(value: object) -> Choice | None:
     if value is None:
         return None
     if isinstance(value, str) and value in _MODES:
-        return Choice(_MODES[value])
+        return Choice(_MODES[value], sent=value)
     kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(value, dict) and kind == "function":
-        return Choice(ToolChoice.REQUIRED, (_name_of(value),), is_one=True)
+    if isinstance(value, dict) and kind in ("function", "custom"):
+        return Choice(ToolChoice.REQUIRED, (_name_of(value),), is_one=True, sent=value)
     if isinstance(value, dict) and kind == "allowed_tools":
-        return _allowed(value.get("allowed_tools", value))
+        return replace(_allowed(value.get("allowed_tools", value)), sent=value)
     raise ValueError("must be 'none', 'auto', 'required', a function, or allowed_tools")
 
 

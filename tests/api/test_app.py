@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from mlxserve import __version__
 from mlxserve.api.body import MAX_BODY_SIZE
+from mlxserve.api.responses_schema import ResponsesRequest
 from mlxserve.api.schema import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    ResponsesRequest,
     TokenizeRequest,
 )
 

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from mlxserve.errors import EngineStopped, QueueFull
+from mlxserve.parsing.turn import ToolCallDelta
 from mlxserve.request import FinishReason
 
 PATH = "/v1/responses"
@@ -141,9 +142,10 @@ def test_input_items_become_messages(client, chat):
         ({"input": []}, "input"),
         ({"input": None}, "input"),
         ({"input": 5}, "input"),
-        ({"input": ["x"]}, "input"),
-        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
+        ({"input": ["x"]}, "input[0]"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0]"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"role": "user"}]}, "input[0]"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
         ({"instructions": 5}, "instructions"),
@@ -152,9 +154,12 @@ def test_input_items_become_messages(client, chat):
         ({"temperature": -1}, "temperature"),
         ({"store": "yes"}, "store"),
         ({"previous_response_id": 1}, "previous_response_id"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
-        ({"text": {"format": {"type": "json_object"}}}, "text"),
-        ({"reasoning": {"effort": "high"}}, "reasoning"),
+        ({"tools": [{"type": "function"}]}, "tools[0]"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+        ({"include": ["file_search_call.results"]}, "include"),
         ({"truncation": "auto"}, "truncation"),
         ({"background": True}, "background"),
         ({"metadata": {"a": 1}}, "metadata.a"),
@@ -245,3 +250,152 @@ def test_a_response_that_failed_is_not_kept(client, chat):
     chat.script = [chat.Delta("a"), EngineStopped("The engine has stopped.")]
     body = events(client.post(PATH, json={**HELLO, "stream": True}).text)[-1]["response"]
     assert not_found(client.get(f"{PATH}/{body['id']}"), "id")
+
+
+# ---- reasoning and calls
+
+TOOLS = [
+    {"type": "function", "name": "look", "description": "d", "parameters": {"type": "object"}},
+    {"type": "custom", "name": "patch", "description": "p"},
+    {"type": "web_search"},
+]
+
+
+def thinking_and_calling(chat) -> list[Any]:
+    return [
+        chat.Delta(reasoning="Hm"),
+        chat.Delta("I look.", reasoning="."),
+        chat.Delta(tool_calls=(ToolCallDelta(0, "call_a", "look"),)),
+        chat.Delta(tool_calls=(ToolCallDelta(0, arguments='{"at":'),)),
+        chat.Delta(
+            tool_calls=(
+                ToolCallDelta(0, arguments="1}"),
+                ToolCallDelta(1, "call_b", "patch", '{"input": "a\\n'),
+            )
+        ),
+        chat.Delta(
+            tool_calls=(ToolCallDelta(1, arguments='b"}'),),
+            finish_reason=FinishReason.TOOL_CALLS,
+            usage=chat.Usage(3, 9, 0, 2),
+        ),
+    ]
+
+
+def test_items_of_each_kind_come_one_after_the_other(client, chat):
+    chat.script = thinking_and_calling(chat)
+    found = events(client.post(PATH, json={**HELLO, "tools": TOOLS, "stream": True}).text)
+    assert [event["type"].removeprefix("response.") for event in found] == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "reasoning_text.delta",
+        "reasoning_text.delta",
+        "reasoning_text.done",
+        "output_item.done",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+        "output_item.added",
+        "custom_tool_call_input.delta",
+        "custom_tool_call_input.done",
+        "output_item.done",
+        "completed",
+    ]
+    done = [event["item"] for event in found if event["type"].endswith("item.done")]
+    assert found[-1]["response"]["output"] == done
+    assert [item["type"] for item in done] == [
+        "reasoning",
+        "message",
+        "function_call",
+        "custom_tool_call",
+    ]
+    assert done[0]["content"] == [{"type": "reasoning_text", "text": "Hm."}]
+    assert (done[2]["call_id"], done[2]["name"], done[2]["arguments"]) == (
+        "call_a",
+        "look",
+        '{"at":1}',
+    )
+    assert done[3]["input"] == "a\nb"
+    assert len({item["id"] for item in done}) == len(done)
+    added = [event["output_index"] for event in found if event["type"].endswith("item.added")]
+    assert added == [0, 1, 2, 3]
+    usage = found[-1]["response"]["usage"]
+    assert usage["output_tokens_details"] == {"reasoning_tokens": 2}
+
+
+def test_a_whole_reply_has_the_same_items_as_its_stream(client, chat):
+    chat.script = thinking_and_calling(chat)
+    asked = {**HELLO, "tools": TOOLS, "parallel_tool_calls": False, "reasoning": {"effort": "low"}}
+    reply = client.post(PATH, json=asked)
+    streamed = events(client.post(PATH, json={**asked, "stream": True}).text)[-1]["response"]
+    body = reply.json()
+    strip = [{k: v for k, v in item.items() if k != "id"} for item in body["output"]]
+    assert strip == [{k: v for k, v in i.items() if k != "id"} for i in streamed["output"]]
+    assert body["tools"] == TOOLS
+    assert body["parallel_tool_calls"] is False
+    assert body["reasoning"]["effort"] == "low"
+    assert "tools[] of type web_search" in str(reply.headers)
+    [first, _] = chat.rendered
+    assert [tool["function"]["name"] for tool in first.tools] == ["look", "patch"]
+    assert first.kwargs["enable_thinking"] is True
+    assert not chat.submitted[0].turn.parallel_tool_calls
+
+
+def test_earlier_items_are_one_message_for_each_turn(client, chat):
+    asked = {
+        "input": [
+            {"role": "user", "content": "a"},
+            {
+                "type": "reasoning",
+                "id": "rs_1",
+                "summary": [],
+                "content": [{"type": "reasoning_text", "text": "Hm."}],
+            },
+            {"role": "assistant", "content": "b"},
+            {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
+            {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": "x"},
+            {"type": "function_call_output", "call_id": "c1", "output": "1"},
+            {
+                "type": "custom_tool_call_output",
+                "call_id": "c2",
+                "output": [{"type": "input_text", "text": "2"}],
+            },
+        ]
+    }
+    assert client.post(PATH, json=asked).status_code == 200
+    user, answer, first, second = chat.rendered[0].messages
+    assert user == {"role": "user", "content": "a"}
+    assert (answer["content"], answer["reasoning_content"]) == ("b", "Hm.")
+    assert [(c["id"], c["function"]["arguments"]) for c in answer["tool_calls"]] == [
+        ("c1", "{}"),
+        ("c2", '{"input": "x"}'),
+    ]
+    assert (first["tool_call_id"], first["content"]) == ("c1", "1")
+    assert (second["tool_call_id"], second["content"]) == ("c2", "2")
+
+
+def test_a_stored_response_with_calls_can_be_gone_on_with(client, chat):
+    chat.script = thinking_and_calling(chat)
+    first = client.post(PATH, json={**HELLO, "tools": TOOLS}).json()
+    after = {
+        "previous_response_id": first["id"],
+        "input": [{"type": "function_call_output", "call_id": "call_a", "output": "1"}],
+    }
+    assert client.post(PATH, json=after).status_code == 200
+    roles = [message["role"] for message in chat.rendered[1].messages]
+    assert roles == ["user", "assistant", "tool"]
+
+
+def test_a_format_of_text_is_a_structure_and_is_told_again(client, chat):
+    schema = {"type": "json_schema", "name": "n", "strict": True, "schema": {"type": "object"}}
+    reply = client.post(PATH, json={**HELLO, "text": {"format": schema}}).json()
+    assert reply["text"]["format"] == schema
+    assert chat.submitted[0].params.structure.field == "text.format.schema"

@@ -1,0 +1,235 @@
+"""The output of a response: items of text, reasoning and calls, and the events that build them.
+
+    output_item.added
+      message          content_part.added, output_text.delta ..., output_text.done, content_part.done
+      reasoning        reasoning_text.delta ..., reasoning_text.done
+      function_call    function_call_arguments.delta ..., function_call_arguments.done
+      custom_tool_call custom_tool_call_input.delta, custom_tool_call_input.done
+    output_item.done
+
+Items come one after the other. An event here is its type without `response.`, and its data.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+from mlxserve.parsing.turn import ToolCallDelta
+
+if TYPE_CHECKING:
+    from mlxserve.chat import Delta
+
+Event: TypeAlias = tuple[str, dict[str, Any]]
+
+
+class OutputItem(ABC):
+    """One item under way. `text` is what it has so far."""
+
+    PREFIX: ClassVar[str]
+
+    def __init__(self, response_id: str, index: int) -> None:
+        self.text = ""
+        number = f"_{index}" if index else ""
+        self._id = f"{self.PREFIX}_{response_id}{number}"
+        self._index = index
+
+    def start(self) -> Iterator[Event]:
+        yield "output_item.added", {"output_index": self._index, "item": self.empty()}
+
+    def more(self, text: str) -> Iterator[Event]:
+        self.text += text
+        yield from self._more(text)
+
+    def end(self, status: str) -> Iterator[Event]:
+        yield from self._end()
+        yield "output_item.done", {"output_index": self._index, "item": self.whole(status)}
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._id, "output_index": self._index}
+
+    @abstractmethod
+    def empty(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def whole(self, status: str) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _more(self, text: str) -> Iterator[Event]: ...
+
+    @abstractmethod
+    def _end(self) -> Iterator[Event]: ...
+
+
+class MessageItem(OutputItem):
+    PREFIX = "msg"
+
+    def start(self) -> Iterator[Event]:
+        yield from super().start()
+        yield "content_part.added", {**self._part_place, "part": self._part()}
+
+    def empty(self) -> dict[str, Any]:
+        return {**self.whole("in_progress"), "content": []}
+
+    def whole(self, status: str) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": [self._part()],
+        }
+
+    def _more(self, text: str) -> Iterator[Event]:
+        yield "output_text.delta", {**self._part_place, "delta": text, "logprobs": []}
+
+    def _end(self) -> Iterator[Event]:
+        yield "output_text.done", {**self._part_place, "text": self.text, "logprobs": []}
+        yield "content_part.done", {**self._part_place, "part": self._part()}
+
+    @property
+    def _part_place(self) -> dict[str, Any]:
+        return {**self._place, "content_index": 0}
+
+    def _part(self) -> dict[str, Any]:
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
+
+
+class ReasoningItem(OutputItem):
+    """Its text is the model's own; nobody sums it up."""
+
+    PREFIX = "rs"
+
+    def empty(self) -> dict[str, Any]:
+        return {**self.whole("in_progress"), "content": []}
+
+    def whole(self, status: str) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "reasoning",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": self.text}],
+            "encrypted_content": None,
+            "status": status,
+        }
+
+    def _more(self, text: str) -> Iterator[Event]:
+        yield "reasoning_text.delta", {**self._place, "content_index": 0, "delta": text}
+
+    def _end(self) -> Iterator[Event]:
+        yield "reasoning_text.done", {**self._place, "content_index": 0, "text": self.text}
+
+
+class CallItem(OutputItem):
+    PREFIX = "fc"
+
+    def __init__(self, response_id: str, index: int, call: ToolCallDelta) -> None:
+        super().__init__(response_id, index)
+        self._call = call
+
+    def empty(self) -> dict[str, Any]:
+        return {**self.whole("in_progress"), "arguments": ""}
+
+    def whole(self, status: str) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "function_call",
+            "call_id": self._call.id,
+            "name": self._call.name,
+            "arguments": self.text,
+            "status": status,
+        }
+
+    def _more(self, text: str) -> Iterator[Event]:
+        yield "function_call_arguments.delta", {**self._place, "delta": text}
+
+    def _end(self) -> Iterator[Event]:
+        done = {"name": self._call.name, "arguments": self.text}
+        yield "function_call_arguments.done", {**self._place, **done}
+
+
+class CustomCallItem(OutputItem):
+    """A call of a tool that takes text: the model was told of one argument, `input`."""
+
+    PREFIX = "ctc"
+
+    def __init__(self, response_id: str, index: int, call: ToolCallDelta) -> None:
+        super().__init__(response_id, index)
+        self._call = call
+
+    def empty(self) -> dict[str, Any]:
+        return {**self.whole("in_progress"), "input": ""}
+
+    def whole(self, status: str) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "custom_tool_call",
+            "call_id": self._call.id,
+            "name": self._call.name,
+            "input": self._input(),
+            "status": status,
+        }
+
+    def _more(self, text: str) -> Iterator[Event]:  # noqa: ARG002
+        yield from ()  # the text is inside of the JSON that is coming
+
+    def _end(self) -> Iterator[Event]:
+        text = self._input()
+        yield "custom_tool_call_input.delta", {**self._place, "delta": text}
+        yield "custom_tool_call_input.done", {**self._place, "input": text}
+
+    def _input(self) -> str:
+        try:
+            value = json.loads(self.text)
+        except ValueError:
+            return self.text
+        text = value.get("input") if isinstance(value, dict) else None
+        return text if isinstance(text, str) else self.text
+
+
+class Output:
+    """All items of a response. `custom` names the tools that take text."""
+
+    def __init__(self, response_id: str, custom: frozenset[str] = frozenset()) -> None:
+        self._response_id = response_id
+        self._custom = custom
+        self._items: list[OutputItem] = []
+
+    def push(self, delta: Delta) -> Iterator[Event]:
+        if delta.reasoning:
+            yield from self._more(ReasoningItem, delta.reasoning)
+        if delta.text:
+            yield from self._more(MessageItem, delta.text)
+        for call in delta.tool_calls:
+            yield from self._call(call)
+
+    def finish(self, status: str) -> Iterator[Event]:
+        """The last item ends like the response; without any item there is an empty message."""
+        if not self._items:
+            yield from self._open(MessageItem(self._response_id, 0))
+        yield from self._items[-1].end(status)
+
+    def whole(self, status: str) -> list[dict[str, Any]]:
+        *earlier, last = self._items
+        return [*(item.whole("completed") for item in earlier), last.whole(status)]
+
+    def _more(self, kind: type[MessageItem | ReasoningItem], text: str) -> Iterator[Event]:
+        if not self._items or type(self._items[-1]) is not kind:
+            yield from self._open(kind(self._response_id, len(self._items)))
+        yield from self._items[-1].more(text)
+
+    def _call(self, call: ToolCallDelta) -> Iterator[Event]:
+        if call.id is not None:
+            kind = CustomCallItem if call.name in self._custom else CallItem
+            yield from self._open(kind(self._response_id, len(self._items), call))
+        if call.arguments:
+            yield from self._items[-1].more(call.arguments)
+
+    def _open(self, item: OutputItem) -> Iterator[Event]:
+        if self._items:
+            yield from self._items[-1].end("completed")
+        self._items.append(item)
+        yield from item.start()
