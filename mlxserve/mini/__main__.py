@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -62,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
         "--initial", type=Path, help="model folder to continue from (less the foundation stage)"
     )
     command.add_argument("--threads", type=int, default=0, help="of PyTorch (0: its own choice)")
-    command.add_argument("--smoke", action="store_true", help="a tiny run that learns nothing")
+    command.add_argument("--smoke", action="store_true", help="a tiny run of everything")
     command.add_argument("--plot", type=Path, help="write the losses to this PNG at the end")
     command.add_argument("--no-export", action="store_true", help="leave the model folder alone")
     _add_folder(command)
@@ -143,12 +144,22 @@ def _train(options: argparse.Namespace) -> int:
     train(training)
     if options.plot:
         plot(options.run_folder, options.plot)
-    if options.no_export or options.smoke:
+    if options.no_export:
         return 0
-    export(training.network, options.model)
-    difference = parity(training.network, options.model)
-    print(f"exported to {options.model}; logits differ from mlx-lm's by {difference:.1e}")
+    folder = _beside_the_run(options) if options.smoke else options.model
+    export(training.network, folder)
+    difference = parity(training.network, folder)
+    print(f"exported to {folder}; logits differ from mlx-lm's by {difference:.1e}")
     return 0 if difference < PARITY_TOLERANCE else 1
+
+
+def _beside_the_run(options: argparse.Namespace) -> Path:
+    """A model folder of the run's own, with the tokenizer of the model."""
+    folder: Path = options.run_folder / "model"
+    folder.mkdir(exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(options.model / name, folder)
+    return folder
 
 
 def _recipe(options: argparse.Namespace) -> tuple[Recipe, Shape]:

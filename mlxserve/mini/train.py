@@ -33,7 +33,7 @@ class Recipe:
     matrix_lr: float = 0.012
     vector_lr: float = 0.002  # embeddings and norms
     warmup_steps: int = 50
-    decay_share: float = 0.31  # of the steps, at the end, in which the rates fall to nothing
+    decay_share: float = 0.6  # of the steps, at the end, in which the rates fall to nothing
     weight_decay: float = 0.02
     clip_norm: float = 1.0
     is_continued: bool = False  # begins with weights that copy and recall
@@ -48,7 +48,7 @@ class Recipe:
         return min(1.0, (step + 1) / self.warmup_steps, (self.num_steps - step) / decay_steps)
 
 
-SMOKE = Recipe(num_steps=8, tokens_per_step=512, tokens_per_batch=512, warmup_steps=2)
+SMOKE = Recipe(num_steps=24, tokens_per_step=512, tokens_per_batch=512, warmup_steps=2)
 LOG_FIELDS = ("step", "stage", "loss", "tokens", "seconds")
 
 
@@ -142,14 +142,13 @@ def train(training: Training, checkpoint_every: int = 50) -> None:
     """Runs to the last step, with a progress bar, a log, and a checkpoint now and then."""
     num_steps = training.recipe.num_steps
     training.folder.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
+    log_path = training.folder / "log.csv"
+    began = time.monotonic() - _begin_log(log_path, training.step)
     with (
-        (training.folder / "log.csv").open("a", newline="") as file,
+        log_path.open("a", newline="") as file,
         tqdm(total=num_steps, initial=training.step, unit="step") as bar,
     ):
         log = csv.writer(file)
-        if training.step == 0:
-            log.writerow(LOG_FIELDS)
         while training.step < num_steps:
             stage = training.stage.name
             loss = training.run_step()
@@ -160,6 +159,19 @@ def train(training: Training, checkpoint_every: int = 50) -> None:
             bar.update()
             if training.step % checkpoint_every == 0 or training.step == num_steps:
                 training.save()
+
+
+def _begin_log(path: Path, step: int) -> float:
+    """Leaves the log's rows up to `step`; returns the seconds that those took."""
+    rows = []
+    if path.exists():
+        with path.open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if int(row["step"]) <= step]
+    with path.open("w", newline="") as file:
+        log = csv.DictWriter(file, LOG_FIELDS)
+        log.writeheader()
+        log.writerows(rows)
+    return float(rows[-1]["seconds"]) if rows else 0.0
 
 
 def plot(folder: Path, image: Path) -> None:

@@ -3,6 +3,7 @@
 These need PyTorch (the `train` extra): `pytest -m train tests/mini`.
 """
 
+import csv
 import shutil
 from itertools import islice
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 
 from mlxserve.mini import curriculum, model_path
 from mlxserve.mini.__main__ import main
+from mlxserve.mini.abilities import ABILITIES
 from mlxserve.mini.conversation import Conversation, Example, Sheet
+from mlxserve.mini.evaluate import Student, examine
 from mlxserve.mini.tokenizer import ChatEncoder, load_tokenizer
 
 needs_torch = pytest.mark.train
@@ -91,12 +94,34 @@ def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(tmp_path: Path)
 
 
 @needs_torch
-def test_a_smoke_run_writes_checkpoint_log_and_plot(tmp_path: Path) -> None:
-    plot = tmp_path / "loss.png"
-    assert main(["train", "--smoke", "--run-folder", str(tmp_path), "--plot", str(plot)]) == 0
-    assert (tmp_path / "checkpoint.pt").exists()
-    assert len((tmp_path / "log.csv").read_text().splitlines()) == 9
+def test_a_smoke_run_goes_from_words_to_a_model_that_answers(tmp_path: Path) -> None:
+    """Every part of the pipeline, resumed halfway: seconds, on two cores."""
+    plot, arguments = tmp_path / "loss.png", ["train", "--smoke", "--run-folder", str(tmp_path)]
+    assert main([*arguments, "--steps", "10", "--no-export"]) == 0
+    assert main([*arguments, "--plot", str(plot)]) == 0
+    losses = losses_of(tmp_path / "log.csv")
+    assert len(losses) == 24
+    assert sum(losses[-4:]) / 4 < sum(losses[:4]) / 4 - 1
     assert plot.stat().st_size > 1000
+    with Student(tmp_path / "model", num_pages=40) as student:
+        result = examine(ABILITIES[0], 2, seed=0, answer=student)
+    assert result.num_prompts == 2
+
+
+def losses_of(log: Path) -> list[float]:
+    with log.open(newline="") as file:
+        return [float(row["loss"]) for row in csv.DictReader(file)]
+
+
+@needs_torch
+def test_a_resumed_log_has_every_step_once(tmp_path: Path) -> None:
+    arguments = ["train", "--smoke", "--run-folder", str(tmp_path), "--no-export"]
+    assert main([*arguments, "--steps", "3"]) == 0
+    with (tmp_path / "log.csv").open("a") as file:
+        file.write("4,foundation,1.0,1,1\n")  # a step after the last checkpoint
+    assert main([*arguments, "--steps", "5"]) == 0
+    with (tmp_path / "log.csv").open(newline="") as file:
+        assert [int(row["step"]) for row in csv.DictReader(file)] == [1, 2, 3, 4, 5]
 
 
 @needs_torch

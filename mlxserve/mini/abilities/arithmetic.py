@@ -62,7 +62,7 @@ _CALENDAR = Phrasings(
 # The last digit is what is hard: after 37,000 pairs of any size it was still at chance. Sums of
 # single digits show it without the rest.
 _LIMITS = ((10, 10), (100, 10), (10, 100), (100, 100))
-_LIMIT_WEIGHTS = (40, 10, 10, 40)
+_LIMIT_WEIGHTS = (20, 12, 12, 56)
 
 
 def addition(rng: Random, split: Split) -> Exchange:
