@@ -1,15 +1,54 @@
-"""`mlxserve doctor`: what this machine and this installation can do."""
+"""`mlxserve doctor`: what this machine and this installation can do, and what a server refuses."""
 
+# Annotations are read by typer at run time, so this file does not postpone them.
+
+import os
 import sys
+from typing import Annotated
+
+import typer
+
+from mlxserve.cli.remote import Url, url_of
+from mlxserve.errors import InvalidConfig
 
 
-def doctor() -> None:
+def doctor(
+    security: Annotated[
+        bool,
+        typer.Option(
+            "--security", help="Try harmless attacks on a running server of yours instead."
+        ),
+    ] = False,
+    url: Url = None,
+) -> None:
     """Check this machine and this installation; the table can be pasted into a report."""
+    if url is not None and not security:
+        raise InvalidConfig("--url names the server for --security; say that, too.")
+    is_well = _examine(url) if security else _diagnose()
+    if not is_well:
+        sys.exit(1)
+
+
+def _diagnose() -> bool:
     from mlxserve.doctor import diagnose
 
     is_well = True
     for finding in diagnose():
         print(finding, flush=True)
         is_well = is_well and not finding.is_broken
-    if not is_well:
-        sys.exit(1)
+    return is_well
+
+
+def _examine(url: str | None) -> bool:
+    from mlxserve.api.attacks import HEADING, Verdict, examine
+
+    print(HEADING)
+    counts = dict.fromkeys(Verdict, 0)
+    for row in examine(url_of(url), os.environ.get("MLXSERVE_API_KEY")):
+        print(row, flush=True)
+        counts[row.verdict] += 1
+    bad = counts[Verdict.BAD]
+    print(
+        f"{counts[Verdict.OK]} refused as they should be, {bad} not, {counts[Verdict.SKIPPED]} not tried"
+    )
+    return bad == 0

@@ -1,0 +1,260 @@
+"""`mlxserve doctor --security`: the safe part of the attack list, tried on a running server.
+
+    for row in examine("http://127.0.0.1:8000", key=None): print(row)
+
+Every try is a request that a server must refuse before it computes anything; none loads it, and
+none changes it. Requests are written byte by byte, because a client library would correct the half
+of them. Knows HTTP and nothing of the engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import ssl
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from urllib.parse import SplitResult, urlsplit
+
+from mlxserve.errors import InvalidConfig, MlxServeError
+
+_SECONDS = 20.0  # for an answer; a parser that takes longer has lost
+_STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3}) ")
+_CODE = re.compile(rb'"code":\s*"([a-z_]+)"')
+_MAX_REPLY = 64 * 1024
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+_QUESTION = [{"role": "user", "content": "x"}]
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    BAD = "BAD"
+    SKIPPED = "-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Try:
+    """One request, and the statuses that refuse it. `b""` for a header takes it away."""
+
+    name: str
+    expected: tuple[int, ...]
+    method: str = "POST"
+    path: str = CHAT
+    body: bytes = b"{}"
+    headers: Mapping[str, bytes] = field(default_factory=dict)
+    extra: bytes = b""  # header lines as they are
+    sends_key: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table."""
+
+    verdict: Verdict
+    name: str
+    expected: str
+    got: str
+
+    def __str__(self) -> str:
+        return f"{self.verdict:<5}{self.name:<40}{self.expected:<17}{self.got}"
+
+
+HEADING = f"{'':<5}{'attack':<40}{'expected':<17}got"
+
+
+def _asks(name: str, path: str = COMPLETIONS, status: int = 400, **fields: object) -> Try:
+    body = {"messages": _QUESTION} if path == CHAT else {"prompt": "x"}
+    return Try(
+        name=name,
+        expected=(status,),
+        path=path,
+        body=json.dumps({**body, "max_tokens": 1, **fields}).encode(),
+    )
+
+
+def _says(name: str, body: bytes, *expected: int) -> Try:
+    return Try(name=name, expected=expected or (400,), body=body)
+
+
+_DEEP = b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+_SCHEMA = {
+    "type": "object",
+    "properties": {f"p{number}": {"type": "string"} for number in range(10_000)},
+}
+_FORMAT = {
+    "type": "json_schema",
+    "json_schema": {"name": "x", "schema": _SCHEMA, "strict": True},
+}
+_HOST = (400, 403, 404, 421)
+
+TRIES = (
+    Try(name="another name in Host", expected=_HOST, headers={"host": b"evil.example"}),
+    Try(name="our name with more behind it", expected=_HOST, headers={"host": b"localhost.evil.io"}),
+    Try(name="a name that means this machine", expected=_HOST, headers={"host": b"127.0.0.1.nip.io"}),
+    Try(name="an empty Host", expected=_HOST, headers={"host": b" "}),
+    Try(name="no Host", expected=_HOST, headers={"host": b""}),
+    Try(name="two Hosts", expected=_HOST, extra=b"Host: evil.example\r\n"),
+    Try(name="another Host for /metrics", expected=_HOST, method="GET", path="/metrics", body=b"",
+        headers={"host": b"evil.example"}),
+    Try(name="the address of another site", expected=_HOST, path=f"http://evil.example{CHAT}",
+        headers={"host": b"evil.example"}),
+    Try(name="a request of another web page", expected=(403,), headers={"origin": b"https://evil.example"}),
+    Try(name="a request of a page without origin", expected=(403,), headers={"origin": b"null"}),
+    Try(name="a request of a browser extension", expected=(403,),
+        headers={"origin": b"chrome-extension://x"}),
+    Try(name="a navigation from another site", expected=(403,), headers={"sec-fetch-site": b"cross-site"}),
+    Try(name="a preflight of another web page", expected=(403,), method="OPTIONS", body=b"",
+        headers={"origin": b"https://evil.example", "access-control-request-method": b"POST"}),
+    Try(name="a form's plain text", expected=(415,), headers={"content-type": b"text/plain"}),
+    Try(name="a compressed body", expected=(415,), headers={"content-encoding": b"gzip"}),
+    Try(name="no API key", expected=(401,), sends_key=False),
+    Try(name="no API key for /metrics", expected=(401,), method="GET", path="/metrics", body=b"",
+        sends_key=False),
+    Try(name="a wrong API key", expected=(401,), sends_key=False,
+        headers={"authorization": b"Bearer wrong-wrong-wrong"}),
+    Try(name="an API key in the address", expected=(401,), path=f"{CHAT}?api_key=KEY", sends_key=False),
+    Try(name="a header of 1 MB", expected=(400, 431), extra=b"X: " + b"x" * 2**20 + b"\r\n"),
+    Try(name="100,000 headers", expected=(400, 431), extra=b"x: y\r\n" * 100_000),
+    Try(name="a body said to be of 10 GB", expected=(413,), headers={"content-length": b"10000000000"}),
+    Try(name="a body of negative length", expected=(400,), headers={"content-length": b"-1"}),
+    Try(name="a body of two lengths", expected=(400,), body=b"0\r\n\r\n",
+        extra=b"Transfer-Encoding: chunked\r\n"),
+    _says("JSON 100,000 levels deep", _DEEP),
+    _says("JSON with NaN", b'{"temperature": NaN}'),
+    _says("JSON with 1e400", b'{"temperature": 1e400}'),
+    _says("JSON with a name twice", b'{"model": "a", "model": "b"}'),
+    _says("JSON with half a surrogate pair", b'{"messages": [{"role": "user", "content": "\\ud800"}]}'),
+    _says("JSON that is not UTF-8", b'{"messages": "\xff"}'),
+    _says("JSON of 100,000 keys", b"{" + b",".join(b'"%d":1' % n for n in range(100_000)) + b"}"),
+    _asks("an empty prompt", prompt=""),
+    _asks("a billion choices", n=10**9),
+    _asks("1e12 tokens", max_tokens=10**12),
+    _asks("negative tokens", max_tokens=-1),
+    _asks("a temperature below 0", temperature=-1),
+    _asks("a seed of 81 bits", seed=2**80),
+    _asks("stop strings that are numbers", stop=[1]),
+    _asks("10,000 stop strings", stop=["x"] * 10_000),
+    _asks("a bias of a token that is not there", logit_bias={"99999999999": 1}),
+    _asks("a million log-probabilities", logprobs=10**6),
+    _says("a million messages", b'{"messages": [' + b"{}," * 999_999 + b"{}]}", 400, 413),
+    _asks("a schema of 10,000 properties", CHAT, response_format=_FORMAT),
+    _asks("a path for a model", CHAT, 404, model="../../etc/passwd"),
+    _asks("a repository for a model", CHAT, 404, model="evil/repo"),
+    Try(name="a file of the machine", expected=(400, 404), method="GET", path="/../../etc/passwd", body=b""),
+    Try(name="a response of somebody else", expected=(404,), method="GET", body=b"",
+        path="/v1/responses/resp_00000000000000000000000000000000"),
+)  # fmt: skip
+
+
+def examine(url: str, key: str | None) -> Iterator[Row]:
+    """A row for every try, then whether the server is still well. Raises MlxServeError."""
+    peer = Peer(url, key)
+    health = Try(
+        name="the server afterwards", expected=(200,), method="GET", path="/health", body=b""
+    )
+    if peer.send(health) != "200":
+        raise MlxServeError(
+            f"No server that is well answers at {url}: start it, or name it by --url."
+        )
+    is_locked = peer.send(_WITHOUT_KEY).startswith("401")
+    for one in (*TRIES, health):
+        if 401 in one.expected and not is_locked and peer.is_loopback:
+            yield Row(Verdict.SKIPPED, one.name, _told(one), "this machine alone, without a key")
+            continue
+        got = peer.send(one)
+        yield Row(_judge(one, got), one.name, _told(one), got)
+
+
+_WITHOUT_KEY = Try(name="", expected=(), method="GET", path="/v1/models", body=b"", sends_key=False)
+
+
+def _judge(one: Try, got: str) -> Verdict:
+    """A limit of the key keeps us from knowing; a closed connection refuses what is no HTTP."""
+    if got.startswith("429"):
+        return Verdict.SKIPPED
+    if got == "closed":
+        return Verdict.OK if 431 in one.expected or 413 in one.expected else Verdict.BAD
+    return Verdict.OK if int(got[:3]) in one.expected else Verdict.BAD
+
+
+def _told(one: Try) -> str:
+    return " ".join(map(str, one.expected))
+
+
+class Peer:
+    """The server, from the side of one who writes what he likes."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        """Raises InvalidConfig for what is no address."""
+        self._parts = self._split(url)
+        self._key = key
+
+    @property
+    def is_loopback(self) -> bool:
+        return self._parts.hostname in ("127.0.0.1", "localhost", "::1")
+
+    def send(self, one: Try) -> str:
+        """The status and the error's code, or "closed"."""
+        data = b""
+        # Who refuses early may close before all of it has been sent; what it said still counts.
+        with contextlib.suppress(ConnectionError, TimeoutError), self._connected() as connection:
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(self._written(one))
+            while len(data) < _MAX_REPLY and (piece := connection.recv(_MAX_REPLY)):
+                data += piece
+        status = _STATUS.match(data)
+        if status is None:
+            return "closed"
+        code = _CODE.search(data)
+        return status[1].decode() + (f" {code[1].decode()}" if code else "")
+
+    def _written(self, one: Try) -> bytes:
+        headers = {
+            "host": self._parts.netloc.encode(),
+            "content-type": b"application/json",
+            "content-length": str(len(one.body)).encode(),
+            "connection": b"close",
+            **({"authorization": f"Bearer {self._key}".encode()} if self._key else {}),
+        }
+        if not one.sends_key:
+            headers.pop("authorization", None)
+        headers |= one.headers
+        lines = b"".join(
+            b"%s: %s\r\n" % (name.encode(), value) for name, value in headers.items() if value
+        )
+        path = one.path.replace("KEY", self._key or "x")
+        start = f"{one.method} {path} HTTP/1.1\r\n".encode()
+        return start + lines + one.extra + b"\r\n" + one.body
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[socket.socket]:
+        parts = self._parts
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        try:
+            plain = socket.create_connection((parts.hostname, port), timeout=_SECONDS)
+        except OSError as error:
+            raise MlxServeError(f"No server answers at {parts.geturl()}: {error}") from error
+        with plain:
+            if parts.scheme == "https":
+                with ssl.create_default_context().wrap_socket(
+                    plain, server_hostname=parts.hostname
+                ) as secure:
+                    yield secure
+            else:
+                yield plain
+
+    @staticmethod
+    def _split(url: str) -> SplitResult:
+        try:
+            parts = urlsplit(url)
+            is_address = parts.scheme in ("http", "https") and bool(parts.hostname)
+            _ = parts.port
+        except ValueError:
+            is_address = False
+        if not is_address:
+            raise InvalidConfig(f"{url!r} is not an address such as http://127.0.0.1:8000.")
+        return parts
