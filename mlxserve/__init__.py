@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mlxserve.config import EngineConfig
     from mlxserve.errors import (
         EngineStopped,
+        GrammarFailed,
         InvalidConfig,
         InvalidParameter,
         InvalidRequest,
@@ -27,7 +28,14 @@ if TYPE_CHECKING:
         UnsupportedModel,
     )
     from mlxserve.llm import LLM, AsyncLLM, RequestOutput, Usage
-    from mlxserve.request import FinishReason, SamplingParams, TokenLogprob
+    from mlxserve.parsing.turn import ToolCall, ToolChoice, Turn
+    from mlxserve.request import (
+        FinishReason,
+        SamplingParams,
+        Structure,
+        StructureKind,
+        TokenLogprob,
+    )
 
 __version__ = "0.1.0"
 
@@ -37,6 +45,7 @@ __all__ = [
     "EngineConfig",
     "EngineStopped",
     "FinishReason",
+    "GrammarFailed",
     "InvalidConfig",
     "InvalidParameter",
     "InvalidRequest",
@@ -48,7 +57,12 @@ __all__ = [
     "QueueFull",
     "RequestOutput",
     "SamplingParams",
+    "Structure",
+    "StructureKind",
     "TokenLogprob",
+    "ToolCall",
+    "ToolChoice",
+    "Turn",
     "UnknownPrefix",
     "UnsupportedModel",
     "Usage",
@@ -58,6 +72,7 @@ __all__ = [
 _MODULE_OF = {
     "EngineConfig": "mlxserve.config",
     "EngineStopped": "mlxserve.errors",
+    "GrammarFailed": "mlxserve.errors",
     "InvalidConfig": "mlxserve.errors",
     "InvalidParameter": "mlxserve.errors",
     "InvalidRequest": "mlxserve.errors",
@@ -73,8 +88,13 @@ _MODULE_OF = {
     "AsyncLLM": "mlxserve.llm",
     "RequestOutput": "mlxserve.llm",
     "Usage": "mlxserve.llm",
+    "ToolCall": "mlxserve.parsing.turn",
+    "ToolChoice": "mlxserve.parsing.turn",
+    "Turn": "mlxserve.parsing.turn",
     "FinishReason": "mlxserve.request",
     "SamplingParams": "mlxserve.request",
+    "Structure": "mlxserve.request",
+    "StructureKind": "mlxserve.request",
     "TokenLogprob": "mlxserve.request",
 }
 

@@ -25,11 +25,13 @@ from mlxserve.build import build_chat
 from mlxserve.chat import Answer, Delta, Usage
 from mlxserve.config import EngineConfig, EngineOptions
 from mlxserve.errors import EngineStopped, InvalidParameter, InvalidRequest
+from mlxserve.parsing.turn import ToolCall, ToolCallDelta, Turn, join_calls
 from mlxserve.request import FinishReason, SamplingParams, TokenLogprob
 from mlxserve.stats import Stats
 
 Message: TypeAlias = Mapping[str, Any]  # {"role": ..., "content": ...}
 Messages: TypeAlias = Sequence[Message]
+Tools: TypeAlias = Sequence[Mapping[str, Any]]
 Prompt: TypeAlias = str | Sequence[int] | Messages  # text, token ids, or a conversation
 Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 T = TypeVar("T")
@@ -39,13 +41,19 @@ __all__ = ["LLM", "AsyncLLM", "Delta", "RequestOutput", "Usage"]
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A finished answer. `logprobs` has one entry per token if they were asked for, else None."""
+    """A finished answer. `logprobs` has one entry per token if they were asked for, else None.
+
+    To a conversation, thinking is `reasoning` and calls of tools are `tool_calls`; the text of
+    other prompts is all that the model said.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     usage: Usage
     logprobs: tuple[TokenLogprob, ...] | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 class AsyncLLM:
@@ -74,12 +82,14 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         prefix_name: str | None = None,
+        turn: Turn | None = None,
     ) -> RequestOutput:
         """Answer one prompt: text or token ids as they are, messages in the chat template.
 
+        `turn`: what an answer to messages may hold, such as calls of tools.
         Raises InvalidRequest and its kin, QueueFull, EngineStopped.
         """
-        answer = await self._submit(prompt, params, prefix_name)
+        answer = await self._submit(prompt, params, prefix_name, turn)
         try:
             return await _fold(
                 answer, wants_logprobs=(params or self._default).logprobs is not None
@@ -92,10 +102,17 @@ class AsyncLLM:
         messages: Messages,
         params: SamplingParams | None = None,
         *,
+        tools: Tools = (),
+        turn: Turn | None = None,
         prefix_name: str | None = None,
     ) -> RequestOutput:
-        """Answer one conversation. Raises what `generate` raises."""
-        return await self.generate(_conversation(messages), params, prefix_name=prefix_name)
+        """Answer one conversation. Raises what `generate` raises.
+
+        `tools`: definitions as OpenAI spells them; `turn` says more about their use.
+        """
+        turn = turn or Turn(tools=tools)
+        messages = _conversation(messages)
+        return await self.generate(messages, params, prefix_name=prefix_name, turn=turn)
 
     async def stream(
         self,
@@ -103,9 +120,10 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         prefix_name: str | None = None,
+        turn: Turn | None = None,
     ) -> AsyncIterator[Delta]:
         """The answer's pieces as they come. Leaving the loop early aborts the request."""
-        answer = await self._submit(prompt, params, prefix_name)
+        answer = await self._submit(prompt, params, prefix_name, turn)
         try:
             async for delta in answer:
                 yield delta
@@ -153,18 +171,31 @@ class AsyncLLM:
         return self._chat.default_params
 
     async def _submit(
-        self, prompt: Prompt, params: SamplingParams | None, prefix_name: str | None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        prefix_name: str | None,
+        turn: Turn | None,
     ) -> Answer:
-        token_ids = await self._token_ids(prompt, add_generation_prompt=True)
-        return await self._chat.submit(token_ids, params or self._default, prefix_name=prefix_name)
+        is_conversation = not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping)
+        turn = (turn or Turn()) if is_conversation else None
+        token_ids = await self._token_ids(
+            prompt, add_generation_prompt=True, tools=turn.tools if turn else ()
+        )
+        return await self._chat.submit(
+            token_ids, params or self._default, prefix_name=prefix_name, turn=turn
+        )
 
-    async def _token_ids(self, prompt: Prompt, *, add_generation_prompt: bool) -> list[int]:
+    async def _token_ids(
+        self, prompt: Prompt, *, add_generation_prompt: bool, tools: Tools = ()
+    ) -> list[int]:
         if isinstance(prompt, str):
             return await asyncio.to_thread(self._chat.encode, prompt)
         if prompt and isinstance(prompt[0], Mapping):
             return await asyncio.to_thread(
                 self._chat.render,
                 _conversation(prompt),
+                tools=tools,
                 add_generation_prompt=add_generation_prompt,
             )
         if not all(isinstance(token, int) for token in prompt):
@@ -215,20 +246,27 @@ class LLM:
         for prompt in prompts:
             if not isinstance(prompt, str) and not isinstance(prompt, Sequence):
                 raise InvalidParameter("prompts", "must be texts or lists of token ids")
-        return self._all(list(prompts), params, prefix_name, use_tqdm)
+        return self._all(list(prompts), params, prefix_name, use_tqdm, None)
 
     def chat(
         self,
         messages: Messages | Sequence[Messages],
         params: Params = None,
         *,
+        tools: Tools = (),
+        turn: Turn | None = None,
         prefix_name: str | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or several at once, in the model's chat template."""
+        """Answer one conversation, or several at once, in the model's chat template.
+
+        `tools`: definitions as OpenAI spells them; `turn` says more about their use.
+        """
+        turn = turn or Turn(tools=tools)
         is_one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Any = [messages] if is_one or not messages else messages
-        return self._all([_conversation(c) for c in conversations], params, prefix_name, use_tqdm)
+        prompts = [_conversation(c) for c in conversations]
+        return self._all(prompts, params, prefix_name, use_tqdm, turn)
 
     def stream(
         self,
@@ -236,9 +274,10 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         prefix_name: str | None = None,
+        turn: Turn | None = None,
     ) -> Iterator[Delta]:
         """The pieces of one answer as they come. Leaving the loop early aborts the request."""
-        deltas = self._llm.stream(prompt, params, prefix_name=prefix_name)
+        deltas = self._llm.stream(prompt, params, prefix_name=prefix_name, turn=turn)
         try:
             while (delta := self._run(anext(deltas, None))) is not None:
                 yield delta
@@ -289,12 +328,13 @@ class LLM:
         params: Params,
         prefix_name: str | None,
         use_tqdm: bool,
+        turn: Turn | None,
     ) -> list[RequestOutput]:
         if params is None or isinstance(params, SamplingParams):
             params = [params or self._llm._default] * len(prompts)
         if len(params) != len(prompts):
             raise InvalidParameter("params", f"{len(params)} for {len(prompts)} prompts")
-        return self._run(self._gather(prompts, params, prefix_name, use_tqdm))
+        return self._run(self._gather(prompts, params, prefix_name, use_tqdm, turn))
 
     async def _gather(
         self,
@@ -302,13 +342,16 @@ class LLM:
         params: Sequence[SamplingParams],
         prefix_name: str | None,
         use_tqdm: bool,
+        turn: Turn | None,
     ) -> list[RequestOutput]:
         room = asyncio.Semaphore(self._llm.config.max_num_waiting)
         with tqdm(total=len(prompts), unit="answer", disable=not use_tqdm) as bar:
 
             async def one(prompt: Prompt, params: SamplingParams) -> RequestOutput:
                 async with room:
-                    output = await self._llm.generate(prompt, params, prefix_name=prefix_name)
+                    output = await self._llm.generate(
+                        prompt, params, prefix_name=prefix_name, turn=turn
+                    )
                 bar.update()
                 return output
 
@@ -346,11 +389,15 @@ async def _fold(answer: Answer, *, wants_logprobs: bool) -> RequestOutput:
     text: list[str] = []
     token_ids: list[int] = []
     logprobs: list[TokenLogprob] = []
+    reasoning: list[str] = []
+    calls: list[ToolCallDelta] = []
     last = Delta()
     async for last in answer:
         text.append(last.text)
         token_ids.extend(last.token_ids)
         logprobs.extend(last.logprobs)
+        reasoning.append(last.reasoning)
+        calls.extend(last.tool_calls)
     assert last.finish_reason is not None, "an answer ended without a reason"
     assert last.usage is not None, "an answer ended without its usage"
     return RequestOutput(
@@ -359,6 +406,8 @@ async def _fold(answer: Answer, *, wants_logprobs: bool) -> RequestOutput:
         finish_reason=last.finish_reason,
         usage=last.usage,
         logprobs=tuple(logprobs) if wants_logprobs else None,
+        reasoning="".join(reasoning),
+        tool_calls=join_calls(calls),
     )
 
 

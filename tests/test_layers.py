@@ -93,6 +93,7 @@ ALLOWED: dict[str, set[str]] = {
         "mlxserve/chat",
         "mlxserve/config",
         "mlxserve/errors",
+        "mlxserve/parsing",
         "mlxserve/request",
         "mlxserve/stats",
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,10 @@ from mlxserve import (
     ModelNotFound,
     PromptTooLong,
     SamplingParams,
+    Structure,
+    StructureKind,
+    ToolChoice,
+    Turn,
     UnknownPrefix,
 )
 from mlxserve.cache.store import PageStore
@@ -300,3 +305,42 @@ def test_the_async_face_gives_the_same_answers(
 
     (expected,) = llm.generate("Once", GREEDY, use_tqdm=False)
     assert asyncio.run(scenario()) == (expected.token_ids, expected.text)
+
+
+# ---- tools and structures
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "parameters": {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]},
+    },
+}
+
+
+def test_a_required_call_is_made_as_its_schema_says(llm: LLM) -> None:
+    turn = Turn(tools=[TOOL], tool_choice=ToolChoice.REQUIRED, parallel_tool_calls=False)
+    params = SamplingParams(max_tokens=100, seed=5)
+    hello = [{"role": "user", "content": "Hello"}]
+    [one, other] = llm.chat([hello, hello], params, turn=turn, use_tqdm=False)
+    assert one.finish_reason is FinishReason.TOOL_CALLS
+    assert one.text == ""
+    [call] = one.tool_calls
+    assert call.name == "look"
+    assert json.loads(call.arguments)["n"] in (1, 2)
+    assert other.tool_calls[0].arguments == call.arguments
+    assert other.tool_calls[0].id != call.id
+
+
+def test_text_follows_a_structure(llm: LLM) -> None:
+    structure = Structure(StructureKind.CHOICE, json.dumps(["yes", "no"]))
+    params = SamplingParams(max_tokens=20, structure=structure)
+    [output] = llm.generate("Is it?", params, use_tqdm=False)
+    assert output.text in ("yes", "no")
+    assert output.finish_reason is FinishReason.STOP
+
+
+def test_a_structure_that_cannot_be_followed_is_refused(llm: LLM) -> None:
+    params = SamplingParams(structure=Structure(StructureKind.REGEX, "("))
+    with pytest.raises(InvalidParameter, match="structure: cannot be followed"):
+        llm.generate("Hi", params, use_tqdm=False)
