@@ -18,7 +18,7 @@ def test_the_commands_of_the_chat_are_those_of_its_table() -> None:
 
 def test_every_flag_that_is_named_exists() -> None:
     known = {name.replace("_", "-") for names in OPTION_PANELS.values() for name in names}
-    table = README[README.index("| Flag |") : README.index("`mlxserve bench chunked`")]
+    table = README[README.index("| Flag |") : README.index("`mlxserve bench WORKLOAD`")]
     flags = set(re.findall(r"`--(?:no-)?([a-z][a-z-]+)`", table))
     assert flags
     assert flags <= known

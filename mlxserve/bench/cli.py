@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mlxserve.bench.report import Report
+from mlxserve.bench.serving import WORKLOADS, Workload, bench_serving
 from mlxserve.bench.synthetic import PREFIX, synthetic_model
 
 app = typer.Typer(
@@ -19,6 +21,7 @@ Model = Annotated[
     typer.Option(help="A folder, a repository id, or synthetic:llama-100m, synthetic:qwen3-0.6b."),
 ]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
+Plot = Annotated[Path | None, typer.Option("--plot", help="Draw the figures into this PNG file.")]
 
 
 @app.command()
@@ -36,7 +39,7 @@ def decode(
 
 
 @app.command()
-def chunked(
+def gap(
     model: Model = "synthetic:llama-100m",
     runs: Annotated[int, typer.Option(min=1, help="Runs after the one that warms up.")] = 3,
     prompt_length: Annotated[int, typer.Option(min=1, help="Tokens of the long prompt.")] = 2500,
@@ -44,9 +47,9 @@ def chunked(
     json: Json = None,
 ) -> None:
     """The longest gap of a running stream while a long prompt is computed beside it."""
-    from mlxserve.bench.chunked import bench_chunked
+    from mlxserve.bench.gap import bench_gap
 
-    report = bench_chunked(
+    report = bench_gap(
         _resolve(model),
         runs=runs,
         prompt_length=prompt_length,
@@ -147,11 +150,53 @@ def sched(
     _finish(report, json)
 
 
+def _serving(workload: Workload) -> Callable[..., None]:
+    def command(
+        model: Model = "synthetic:llama-100m",
+        against: Annotated[
+            list[str] | None,
+            typer.Option(
+                help="A server's URL, or mlx-lm to start its server on the same files; may be repeated."
+            ),
+        ] = None,
+        pairs: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 3,
+        size: Annotated[float, typer.Option(min=0.01, help="Scales the prompts' lengths.")] = 1.0,
+        num_pages: Annotated[int, typer.Option(min=8, help="Of our servers' caches.")] = 1024,
+        json: Json = None,
+        plot: Plot = None,
+    ) -> None:
+        from rich.console import Console
+
+        with Console(stderr=True).status("") as status:
+            report = bench_serving(
+                workload,
+                _resolve(model),
+                against=against or [],
+                pairs=pairs,
+                size=size,
+                num_pages=num_pages,
+                progress=status.update,
+            )
+        _finish(report, json, plot)
+
+    return command
+
+
+for _workload in WORKLOADS.values():
+    app.command(
+        _workload.name, help=_workload.about, rich_help_panel="Over HTTP, also beside other servers"
+    )(_serving(_workload))
+
+
 def _resolve(model: str) -> str:
     return str(synthetic_model(model)) if model.startswith(PREFIX) else model
 
 
-def _finish(report: Report, json: Path | None) -> None:
+def _finish(report: Report, json: Path | None, plot: Path | None = None) -> None:
     report.show()
     if json is not None:
         report.write_json(json)
+    if plot is not None:
+        from mlxserve.bench.plot import draw
+
+        draw(report, plot)

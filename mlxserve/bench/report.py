@@ -23,6 +23,7 @@ class Figure:
     name: str
     unit: str
     values: tuple[float, ...]
+    who: str = ""  # the contender it was measured of, where there are several
 
     @property
     def median(self) -> float:
@@ -32,7 +33,7 @@ class Figure:
         return f"{self.median:.3g} {self.unit}".rstrip()
 
     def spread(self) -> str:
-        return f"{min(self.values):.3g} … {max(self.values):.3g}"
+        return f"{min(self.values):.3g}…{max(self.values):.3g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,9 @@ class Report:
     def show(self, console: Console | None = None) -> None:
         console = console or Console()
         table = Table(title=f"mlxserve bench {self.workload}", title_justify="left")
-        for column in ("", "median", "spread", "runs"):
-            table.add_column(column, justify="left" if not column else "right")
-        for figure in self.figures:
-            table.add_row(figure.name, figure.text(), figure.spread(), str(len(figure.values)))
+        (_side_by_side if any(f.who for f in self.figures) else _one_below_the_other)(
+            table, self.figures
+        )
         console.print(table)
         facts = {**self.settings, **self.machine}
         console.print(", ".join(f"{name} {value}" for name, value in facts.items()), style="dim")
@@ -61,11 +61,39 @@ class Report:
             "settings": self.settings,
             "machine": self.machine,
             "figures": [
-                {"name": f.name, "unit": f.unit, "median": f.median, "values": list(f.values)}
+                {
+                    "name": f.name,
+                    "unit": f.unit,
+                    **({"who": f.who} if f.who else {}),
+                    "median": f.median,
+                    "values": list(f.values),
+                }
                 for f in self.figures
             ],
         }
         file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _one_below_the_other(table: Table, figures: Sequence[Figure]) -> None:
+    for column in ("", "median", "spread", "runs"):
+        table.add_column(column, justify="left" if not column else "right")
+    for figure in figures:
+        table.add_row(figure.name, figure.text(), figure.spread(), str(len(figure.values)))
+
+
+def _side_by_side(table: Table, figures: Sequence[Figure]) -> None:
+    """A column per contender; each cell a median and, below it, its spread."""
+    contenders = list(dict.fromkeys(figure.who for figure in figures))
+    table.add_column("")
+    for who in contenders:
+        table.add_column(who, justify="right")
+    for name in dict.fromkeys(figure.name for figure in figures):
+        cells = {figure.who: figure for figure in figures if figure.name == name}
+        texts = [
+            f"{cells[who].text()}\n[dim]{cells[who].spread()}[/]" if who in cells else ""
+            for who in contenders
+        ]
+        table.add_row(name, *texts)
 
 
 def machine() -> dict[str, str]:

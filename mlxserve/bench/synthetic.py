@@ -1,23 +1,30 @@
 """Models of real geometries with random weights: speed can be measured with no download.
 
-Written once as ordinary model folders (the embedded model's tokenizer and chat template), so that
-any server can load them. Their answers are noise.
+Written once as ordinary model folders, with a tokenizer and a chat template, so that any server can
+load them. Their answers are noise, but countable: token 17 is the word `w17`, so that a prompt of n
+words has n tokens, and every token of an answer is seen in its text.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from mlxserve.errors import ModelNotFound
-from mlxserve.mini import model_path
 from mlxserve.platform import prepare
 
 PREFIX = "synthetic:"
+_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # the last ids
+_ROLES = ("system", "user", "assistant")  # the words before them
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "<|im_start|> {{ message['role'] }} {{ message['content'] }} <|im_end|> "
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|> assistant {% endif %}"
+)
 _COMMON = {"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": True}
 GEOMETRIES: dict[str, dict[str, Any]] = {
     "llama-100m": {
@@ -53,7 +60,7 @@ def synthetic_model(name: str) -> Path:
     if kind not in GEOMETRIES:
         known = ", ".join(PREFIX + known for known in GEOMETRIES)
         raise ModelNotFound(f"there is no synthetic model {name!r}; there are {known}")
-    folder = _cache_folder() / kind
+    folder = _cache_folder() / f"{kind}-words"
     if not (folder / "config.json").exists():
         _write(folder, GEOMETRIES[kind])
     return folder
@@ -79,7 +86,26 @@ def _write(folder: Path, config: dict[str, Any]) -> None:
     model = module.Model(module.ModelArgs.from_dict(config))
     weights = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(draft / "model.safetensors"), weights, metadata={"format": "mlx"})
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(model_path() / file, draft / file)
-    (draft / "config.json").write_text(json.dumps(config))
+    _write_tokenizer(draft, config["vocab_size"])
+    end = config["vocab_size"] - 1
+    (draft / "config.json").write_text(json.dumps({**config, "eos_token_id": end}))
     draft.rename(folder)
+
+
+def _write_tokenizer(folder: Path, vocab_size: int) -> None:
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+    last = (*_ROLES, *_SPECIAL)
+    words = [f"w{index}" for index in range(vocab_size - len(last))]
+    ids = {word: index for index, word in enumerate((*words, *last))}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=words[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in _SPECIAL])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": _SPECIAL[-1],
+        "pad_token": _SPECIAL[0],
+        "chat_template": _CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2))

@@ -14,9 +14,7 @@ from mlxserve.bench.report import Figure, Report
 _IDLE_TOKENS = 48  # of the running stream, before the long prompt comes
 
 
-def bench_chunked(
-    model: str, *, runs: int, prompt_length: int, max_num_batched_tokens: int
-) -> Report:
+def bench_gap(model: str, *, runs: int, prompt_length: int, max_num_batched_tokens: int) -> Report:
     """The running stream's longest gap, beside its step when nobody else is there."""
     return asyncio.run(_bench(model, runs, prompt_length, max_num_batched_tokens))
 
@@ -40,7 +38,7 @@ async def _bench(model: str, runs: int, prompt_length: int, max_num_batched_toke
         llm.close()
     idle, gaps, first_token = idle[1:], gaps[1:], first_token[1:]  # the first one warms up
     return Report(
-        "chunked",
+        "gap",
         {
             "model": model,
             "prompt": prompt_length,

@@ -1,0 +1,160 @@
+"""A client that measures: any server with OpenAI's `/v1/completions`, asked in many streams at once.
+
+Knows the protocol and the clock, not who is asked nor what for.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from types import TracebackType
+
+import httpx
+
+# A cold prompt on a slow machine may take minutes; nothing waits for ever.
+_TIMEOUT = httpx.Timeout(600.0, connect=10.0)
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request and its answer. Times in seconds on the client's clock."""
+
+    label: str
+    started: float
+    times: list[float] = field(default_factory=list)  # of each piece of text
+    ended: float = 0.0
+    text: str = ""
+    num_prompt: int = 0
+    num_cached: int = 0
+    num_completion: int = 0
+    error: str | None = None
+
+    @property
+    def ttft(self) -> float:
+        """Seconds until the first text. NaN if there was none."""
+        return self.times[0] - self.started if self.times else float("nan")
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between one piece of text and the next."""
+        return [later - earlier for earlier, later in pairwise(self.times)]
+
+
+class LoadClient:
+    """Sends prompts to one server and keeps what was measured of each."""
+
+    def __init__(self, url: str, model: str, api_key: str | None = None) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._http = httpx.AsyncClient(
+            base_url=url.rstrip("/").removesuffix("/v1"),
+            headers=headers,
+            timeout=_TIMEOUT,
+            limits=httpx.Limits(max_connections=None),
+            trust_env=False,
+        )
+        self.model = model
+        self.exchanges: list[Exchange] = []
+
+    async def __aenter__(self) -> LoadClient:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._http.aclose()
+
+    async def ask(
+        self,
+        prompt: str,
+        max_tokens: int,
+        *,
+        label: str = "",
+        on_text: Callable[[Exchange], None] = lambda _: None,
+    ) -> Exchange:
+        """Send a prompt, read the answer to its end, greedy. An error is kept, not raised."""
+        exchange = Exchange(label, time.perf_counter())
+        self.exchanges.append(exchange)
+        body = {
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        try:
+            async with self._http.stream("POST", "/v1/completions", json=body) as response:
+                if response.status_code != httpx.codes.OK:
+                    text = (await response.aread()).decode(errors="replace")
+                    exchange.error = f"{response.status_code}: {text:.200}"
+                else:
+                    async for data in _events(response):
+                        if _take(exchange, data):
+                            on_text(exchange)
+        except httpx.HTTPError as error:
+            exchange.error = f"{type(error).__name__}: {error}"
+        exchange.ended = time.perf_counter()
+        return exchange
+
+    async def metric(self, name: str) -> float:
+        """The sum of a counter or gauge over its labels; NaN where the server has none."""
+        response = await self._http.get("/metrics")
+        if response.status_code != httpx.codes.OK:
+            return float("nan")
+        lines = response.text.splitlines()
+        values = [float(line.rsplit(" ", 1)[1]) for line in lines if _names(line, name)]
+        return sum(values) if values else float("nan")
+
+
+async def find_model(url: str, api_key: str | None = None) -> str:
+    """The first model a server lists. Raises httpx.HTTPError, or LookupError for none."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    async with httpx.AsyncClient(headers=headers, trust_env=False) as http:
+        response = await http.get(f"{url.rstrip('/').removesuffix('/v1')}/v1/models")
+        response.raise_for_status()
+        models = response.json()["data"]
+    if not models:
+        raise LookupError(f"{url} lists no model")
+    return str(models[0]["id"])
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """The value that `part` of all are at most (nearest rank). NaN of none."""
+    if not values:
+        return float("nan")
+    ranked = sorted(values)
+    return ranked[min(len(ranked) - 1, int(part * len(ranked)))]
+
+
+async def _events(response: httpx.Response) -> AsyncGenerator[str, None]:
+    async for line in response.aiter_lines():
+        if line.startswith("data:") and (data := line[5:].strip()) != "[DONE]":
+            yield data
+
+
+def _take(exchange: Exchange, data: str) -> bool:
+    """Note an event; whether it brought text."""
+    num_pieces = len(exchange.times)
+    content = json.loads(data)
+    if error := content.get("error"):
+        exchange.error = f"{error}"[:200]
+    for choice in content.get("choices") or ():
+        if text := choice.get("text"):
+            exchange.times.append(time.perf_counter())
+            exchange.text += text
+    if usage := content.get("usage"):
+        exchange.num_prompt = usage.get("prompt_tokens", 0)
+        exchange.num_completion = usage.get("completion_tokens", 0)
+        details = usage.get("prompt_tokens_details") or {}
+        exchange.num_cached = details.get("cached_tokens") or 0
+    return len(exchange.times) > num_pieces
+
+
+def _names(line: str, name: str) -> bool:
+    return line.startswith((f"{name} ", f"{name}{{"))

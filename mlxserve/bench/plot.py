@@ -1,0 +1,45 @@
+"""A report as a picture: one panel per figure, a bar per contender, its spread as a line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mlxserve.bench.report import Figure, Report
+from mlxserve.errors import InvalidConfig
+
+_COLUMNS = 3
+
+
+def draw(report: Report, file: Path) -> None:
+    """Write a PNG. Raises InvalidConfig without matplotlib."""
+    try:
+        import matplotlib.figure
+    except ImportError as error:
+        raise InvalidConfig(
+            "--plot needs matplotlib: `pip install 'mlxserve[bench]'`, or leave it out and use --json"
+        ) from error
+    panels = _panels(report)
+    rows = -(-len(panels) // _COLUMNS)
+    canvas = matplotlib.figure.Figure(figsize=(4 * _COLUMNS, 2.4 * rows), layout="constrained")
+    canvas.suptitle(f"mlxserve bench {report.workload}")
+    for place, (title, figures) in enumerate(panels.items(), start=1):
+        axes = canvas.add_subplot(rows, _COLUMNS, place)
+        medians = [figure.median for figure in figures]
+        spread = (
+            [figure.median - min(figure.values) for figure in figures],
+            [max(figure.values) - figure.median for figure in figures],
+        )
+        axes.barh([figure.who or " " for figure in figures], medians, xerr=spread, capsize=3)
+        axes.invert_yaxis()
+        axes.set_title(title, fontsize=9)
+        axes.tick_params(labelsize=8)
+    canvas.savefig(file, dpi=110)
+
+
+def _panels(report: Report) -> dict[str, list[Figure]]:
+    """Figures of one kind together; ratios are read in the table."""
+    panels: dict[str, list[Figure]] = {}
+    for figure in report.figures:
+        if not figure.who.startswith("÷"):
+            panels.setdefault(figure.name, []).append(figure)
+    return panels

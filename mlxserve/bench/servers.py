@@ -1,0 +1,113 @@
+"""Servers to measure: ours and mlx-lm's as child processes, or any that listens at an address.
+
+Each child gets a free port, a log file, and an end: by us, or with us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from mlxserve.errors import MlxServeError
+
+_START_SECONDS = 300.0
+_STOP_SECONDS = 15.0
+_POLL_SECONDS = 0.02
+
+# mlx-lm's server with the BLAS that ours loads: the ratio is to be about the engines.
+_MLX_LM = (
+    "import sys; from mlxserve.platform import prepare; prepare(); "
+    "from mlx_lm.server import main; sys.argv[0] = 'mlx_lm.server'; main()"
+)
+
+
+class ServerFailed(MlxServeError):
+    """A server to be measured did not start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where a contender listens, and what to call it in the tables."""
+
+    name: str
+    url: str
+    model: str
+    start_seconds: float = 0.0  # from the start of its process to its first answer
+
+
+@contextlib.contextmanager
+def our_server(name: str, model: str, options: Sequence[str] = ()) -> Iterator[Server]:
+    """`mlxserve serve` with some options. Raises ServerFailed with the end of its log."""
+    command = [sys.executable, "-m", "mlxserve", "serve", "--model", model, "--exit-with-parent"]
+    with _child(name, [*command, "--disable-log-stats", *options], "/ready") as (url, seconds):
+        yield Server(name, url, _first_model(url), seconds)
+
+
+@contextlib.contextmanager
+def mlx_lm_server(model: str) -> Iterator[Server]:
+    """mlx-lm's own server on the same files. Raises ServerFailed with the end of its log."""
+    command = [sys.executable, "-c", _MLX_LM, "--model", model]
+    with _child("mlx-lm", command, "/health") as (url, seconds):
+        yield Server("mlx-lm", url, model, seconds)
+
+
+@contextlib.contextmanager
+def _child(name: str, command: list[str], ready: str) -> Iterator[tuple[str, float]]:
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        started = time.perf_counter()
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [*command, "--host", "127.0.0.1", "--port", str(port)],
+                stdin=subprocess.PIPE,  # ours ends when this closes
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            )
+        try:
+            _wait(name, process, url + ready, log)
+            yield url, time.perf_counter() - started
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+def _wait(name: str, process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            if httpx.get(url, trust_env=False).status_code == httpx.codes.OK:
+                return
+        except httpx.TransportError:
+            pass  # not listening yet
+        time.sleep(_POLL_SECONDS)
+    end = log.read_text(errors="replace")[-2000:]
+    raise ServerFailed(f"{name} did not start; the end of its log:\n{end}")
+
+
+def _first_model(url: str) -> str:
+    return str(httpx.get(f"{url}/v1/models", trust_env=False).json()["data"][0]["id"])
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

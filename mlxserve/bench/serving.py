@@ -1,0 +1,211 @@
+"""Runs a load against several servers in turns, and compares what the client measured.
+
+All contenders are up at once and one is asked at a time, with the same prompts in each round, so
+that what the machine suffers in a round is suffered by all of them. The first round warms up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlxserve.bench import loads
+from mlxserve.bench.client import Exchange, LoadClient, find_model, quantile
+from mlxserve.bench.report import Figure, Report, ratios
+from mlxserve.bench.servers import Server, mlx_lm_server, our_server
+
+# The counters of ours that explain a figure.
+_COUNTERS = ("num_preemptions", "prefix_follow_waits", "overtakes")
+MLX_LM = "mlx-lm"  # as an address: start mlx-lm's server on the same files
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A contender of ours: its name in the tables and its options."""
+
+    name: str
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A load and the variants it tells apart; the first is the one that ratios are of."""
+
+    name: str
+    play: loads.Play
+    variants: tuple[Variant, ...]
+    about: str
+
+
+_ON, _OFF = Variant("mlxserve"), Variant("without cache", ("--no-enable-prefix-caching",))
+_FEW_PAGES = ("--num-pages", "26")
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload("prefix", loads.prefix, (_ON, _OFF), "Prompts that begin alike, cached and not."),
+        Workload(
+            "admission",
+            loads.admission,
+            tuple(
+                Variant(variant.name, (*variant.options, "--num-pages", "64"))
+                for variant in (_ON, _OFF)
+            ),
+            "Prompts of 16 pages with 12 cached, in a pool of 64 pages.",
+        ),
+        Workload(
+            "chunked",
+            loads.chunked,
+            (
+                _ON,
+                Variant("no time target", ("--itl-target-ms", "0")),
+                Variant(
+                    "no chunks",
+                    (
+                        "--no-enable-chunked-prefill",
+                        "--max-num-batched-tokens",
+                        "4096",
+                        "--max-model-len",
+                        "4096",
+                    ),
+                ),
+            ),
+            "Answers that run while a long prompt comes.",
+        ),
+        Workload(
+            "aligned",
+            loads.prefix,
+            (_ON, Variant("unaligned", ("--no-page-aligned-scheduling",))),
+            "Chunks that end where pages end, and anywhere.",
+        ),
+        Workload(
+            "preempt",
+            loads.preempt,
+            (
+                Variant("recompute", _FEW_PAGES),
+                Variant("swap", (*_FEW_PAGES, "--preemption-mode", "swap")),
+                Variant("enough pages"),
+            ),
+            "More answers than there is memory for.",
+        ),
+        Workload("chat", loads.chat, (_ON, _OFF), "Conversations that grow."),
+        Workload("agents", loads.agents, (_ON, _OFF), "An agent's calls, and a fan-out."),
+        Workload("siblings", loads.siblings, (_ON, _OFF), "Cold prompts with one long beginning."),
+        Workload("again", loads.again, (_ON, _OFF), "The same prompt again."),
+    )
+}
+
+
+def bench_serving(
+    workload: Workload,
+    model: str,
+    *,
+    against: Sequence[str] = (),
+    pairs: int,
+    size: float,
+    num_pages: int,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """Play the load `pairs` times on each contender. Raises ServerFailed."""
+    with contextlib.ExitStack() as stack:
+        servers = []
+        for contender in _contenders(workload, model, against, num_pages):
+            progress("starting servers")
+            servers.append(stack.enter_context(contender))
+        runs = asyncio.run(_rounds(workload, servers, pairs, size, progress))
+    settings = {"model": Path(model).name, "pairs": pairs, "size": size}
+    return Report(workload.name, settings, tuple(_figures(runs)))
+
+
+def _contenders(
+    workload: Workload, model: str, against: Sequence[str], num_pages: int
+) -> Iterator[AbstractContextManager[Server]]:
+    for variant in workload.variants:
+        options = variant.options
+        if "--num-pages" not in options:
+            options = (*options, "--num-pages", str(num_pages))
+        yield our_server(variant.name, model, options)
+    for address in against:
+        yield mlx_lm_server(model) if address == MLX_LM else _running(address)
+
+
+@contextlib.contextmanager
+def _running(url: str) -> Iterator[Server]:
+    yield Server(url, url, asyncio.run(find_model(url)))
+
+
+Runs = dict[str, list[dict[str, float]]]  # contender -> rounds -> figure -> value
+
+
+async def _rounds(
+    workload: Workload,
+    servers: Sequence[Server],
+    pairs: int,
+    size: float,
+    progress: Callable[[str], None],
+) -> Runs:
+    runs: Runs = {server.name: [] for server in servers}
+    for number in range(pairs + 1):
+        for server in servers:
+            progress(f"round {number} of {pairs}: {server.name}")
+            draw = random.Random(f"{workload.name}/{number}")
+            async with LoadClient(server.url, server.model) as client:
+                before = {name: await client.metric(f"mlxserve:{name}_total") for name in _COUNTERS}
+                await workload.play(loads.Stage(client, draw, size))
+                measured = _measure(client.exchanges)
+                for name, value in before.items():
+                    measured[name] = await client.metric(f"mlxserve:{name}_total") - value
+            if number:
+                runs[server.name].append(measured)
+    return runs
+
+
+def _measure(exchanges: Sequence[Exchange]) -> dict[str, float]:
+    """Milliseconds, and rates over the time from the first request to the last answer."""
+    done = [exchange for exchange in exchanges if exchange.error is None]
+    seconds = max(e.ended for e in exchanges) - min(e.started for e in exchanges)
+    gaps = [1e3 * gap for exchange in done for gap in exchange.gaps]
+    num_prompt = sum(exchange.num_prompt for exchange in done)
+    found = {
+        "requests/s": len(done) / seconds,
+        "prompt tokens/s": num_prompt / seconds,
+        "answer tokens/s": sum(exchange.num_completion for exchange in done) / seconds,
+        "gap p50, ms": quantile(gaps, 0.5),
+        "gap p99, ms": quantile(gaps, 0.99),
+        "gap max, ms": max(gaps, default=math.nan),
+        "cached share": sum(exchange.num_cached for exchange in done) / max(num_prompt, 1),
+        "errors": float(len(exchanges) - len(done)),
+    }
+    for label in dict.fromkeys(exchange.label for exchange in done):
+        ttfts = [1e3 * exchange.ttft for exchange in done if exchange.label == label]
+        name = f"first token, {label}" if label else "first token"
+        found[f"{name} p50, ms"] = quantile(ttfts, 0.5)
+    return found
+
+
+def _figures(runs: Runs) -> Iterator[Figure]:
+    """Each figure of every contender, then the first one's over each other's."""
+    first, *others = runs
+    names = dict.fromkeys(name for rounds in runs.values() for run in rounds for name in run)
+    for name in names:
+        values = {who: tuple(run.get(name, math.nan) for run in runs[who]) for who in runs}
+        if not _says_something(values):
+            continue
+        for who in runs:
+            yield Figure(name, "", values[who], who)
+        for other in others:
+            if all(value > 0 for value in (*values[first], *values[other])):
+                yield Figure(name, "", ratios(values[first], values[other]), f"÷ {other}")
+
+
+def _says_something(values: dict[str, tuple[float, ...]]) -> bool:
+    """Counters that stayed at 0 with everybody, or that nobody has, are left out."""
+    flat: list[Any] = [value for each in values.values() for value in each]
+    return any(not math.isnan(value) and value != 0 for value in flat)

@@ -1,0 +1,137 @@
+"""What the measuring client notes of an answer, whoever gives it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from mlxserve.bench.client import Exchange, LoadClient, find_model, quantile
+
+PIECES = ("w1", " w2", "", " w3")
+
+
+class Server(BaseHTTPRequestHandler):
+    """Answers every prompt with PIECES, and the prompt "fail" with an error."""
+
+    asked: list[dict]
+
+    def log_message(self, *_: object) -> None:
+        """Silent."""
+
+    def do_GET(self) -> None:
+        if self.path == "/v1/models":
+            self.reply(json.dumps({"data": [{"id": "scripted"}]}))
+        else:
+            self.reply('# HELP a a\na_total{k="1"} 2.0\na_total{k="2"} 3.0\na_total_x 9.0\n')
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append({"auth": self.headers.get("Authorization"), **body})
+        if body["prompt"] == "fail":
+            self.reply('{"error": {"message": "no"}}', 429)
+            return
+        events = [{"choices": [{"text": piece}]} for piece in PIECES]
+        usage = {"prompt_tokens": 7, "completion_tokens": 3}
+        usage["prompt_tokens_details"] = {"cached_tokens": 5}
+        if body["prompt"] == "break":
+            events = [*events[:1], {"error": {"message": "the engine stopped"}}]
+        lines = [json.dumps(event) for event in (*events, {"choices": [], "usage": usage})]
+        self.reply(": comment\n\n" + "".join(f"data: {line}\n\n" for line in (*lines, "[DONE]")))
+
+    def reply(self, text: str, status: int = 200) -> None:
+        content = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    Server.asked = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def asked(url: str) -> Callable[..., Exchange]:
+    def ask(prompt: str) -> Exchange:
+        async def run() -> Exchange:
+            async with LoadClient(url + "/v1", "scripted", "secret") as client:
+                exchange = await client.ask(prompt, 4, label="turn")
+                assert client.exchanges == [exchange]
+                return exchange
+
+        return asyncio.run(run())
+
+    return ask
+
+
+def test_pieces_of_text_are_timed_and_usage_is_kept(asked: Callable[..., Exchange]) -> None:
+    exchange = asked("w9 w9")
+    assert (exchange.text, exchange.error, exchange.label) == ("w1 w2 w3", None, "turn")
+    assert (exchange.num_prompt, exchange.num_cached, exchange.num_completion) == (7, 5, 3)
+    assert len(exchange.times) == 3  # the empty piece is none
+    assert len(exchange.gaps) == 2
+    assert 0 < exchange.ttft <= exchange.ended - exchange.started
+
+
+def test_requests_are_greedy_streams_with_usage_and_a_key(asked: Callable[..., Exchange]) -> None:
+    asked("w9")
+    assert Server.asked == [
+        {
+            "auth": "Bearer secret",
+            "model": "scripted",
+            "prompt": "w9",
+            "max_tokens": 4,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error"),
+    [("fail", '429: {"error": {"message": "no"}}'), ("break", "engine stopped")],
+)
+def test_errors_are_measured_and_not_raised(
+    asked: Callable[..., Exchange], prompt: str, error: str
+) -> None:
+    assert error in (asked(prompt).error or "")
+
+
+def test_a_server_that_is_gone_is_an_error_of_its_requests() -> None:
+    async def run() -> Exchange:
+        async with LoadClient("http://127.0.0.1:9", "m") as client:
+            return await client.ask("w1", 1)
+
+    assert "ConnectError" in (asyncio.run(run()).error or "")
+
+
+def test_a_metric_is_the_sum_over_its_labels(url: str) -> None:
+    async def run() -> tuple[float, float, str]:
+        async with LoadClient(url, "m") as client:
+            known, unknown = await client.metric("a_total"), await client.metric("b")
+        return known, unknown, await find_model(url)
+
+    known, unknown, model = asyncio.run(run())
+    assert known == 5
+    assert unknown != unknown
+    assert model == "scripted"
+
+
+def test_a_quantile_is_a_value_that_occurred() -> None:
+    values = [float(value) for value in range(100)]
+    assert [quantile(values, part) for part in (0.0, 0.5, 0.99, 1.0)] == [0, 50, 99, 99]
+    assert quantile([], 0.5) != quantile([], 0.5)

@@ -1,0 +1,62 @@
+"""Synthetic models: ordinary folders whose words are tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mlxserve.bench import synthetic
+from mlxserve.errors import ModelNotFound
+from mlxserve.tokenizer import Tokenizer
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    tiny = {
+        **synthetic.GEOMETRIES["llama-100m"],
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "intermediate_size": 16,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "vocab_size": 64,
+    }
+    monkeypatch.setenv("MLXSERVE_HOME", str(tmp_path))
+    monkeypatch.setitem(synthetic.GEOMETRIES, "tiny", tiny)
+    return synthetic.synthetic_model("synthetic:tiny")
+
+
+def test_a_word_is_a_token_and_back(folder: Path) -> None:
+    tokenizer = Tokenizer(folder)
+    assert tokenizer.encode("w3 w57 w0") == [3, 57, 0]
+    assert tokenizer.decode([3, 57, 0]) == "w3 w57 w0"
+    assert tokenizer.vocab_size == 64
+    assert tokenizer.eos_token_ids == {63}
+
+
+def test_every_token_is_seen_in_the_text(folder: Path) -> None:
+    decoder = Tokenizer(folder).stream()
+    pieces = [decoder.push([token]) for token in (3, 57, 4)]
+    assert "".join(pieces) == "w3 w57 w4"
+    assert all(pieces)
+
+
+def test_a_conversation_is_rendered_with_its_roles(folder: Path) -> None:
+    ids = Tokenizer(folder).render([{"role": "user", "content": "w5 w6"}])
+    assert ids == [62, 59, 5, 6, 63, 62, 60]
+
+
+def test_it_is_written_once(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    written = weights.stat().st_mtime_ns
+    assert synthetic.synthetic_model("tiny") == folder
+    assert weights.stat().st_mtime_ns == written
+    assert json.loads((folder / "config.json").read_text())["eos_token_id"] == 63
+
+
+def test_an_unknown_one_is_answered_with_the_known() -> None:
+    with pytest.raises(ModelNotFound, match="synthetic:llama-100m"):
+        synthetic.synthetic_model("synthetic:gpt-5")
