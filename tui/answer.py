@@ -13,7 +13,17 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-from tui.events import ChatError, Finish, Piece, TextPiece, ThinkingPiece, ToolPiece, Usage
+from tui.engine import Progress
+from tui.events import (
+    Began,
+    ChatError,
+    Finish,
+    Piece,
+    TextPiece,
+    ThinkingPiece,
+    ToolPiece,
+    Usage,
+)
 from tui.messages import Figures, Message, State
 from tui.store import CHECKPOINT_SECONDS
 
@@ -84,6 +94,8 @@ class Answer:
         self._reading: asyncio.Task[None] | None = None
         self._is_unwanted = False
         self.phase = Phase.WAITING
+        self.request_id: str | None = None  # what the server calls it, once it has taken it
+        self.progress: Progress | None = None  # while it waits, where the server says
 
     @property
     def message(self) -> Message:
@@ -103,6 +115,8 @@ class Answer:
         return Figures(
             prompt_tokens=self._usage.prompt_tokens,
             cached_tokens=self._usage.cached_tokens,
+            differs_at=self._usage.differs_at,
+            miss=self._usage.miss,
             completion_tokens=self._usage.completion_tokens or self._num_pieces or None,
             first_token_seconds=None if self._first is None else self._first - self._started,
             decode_seconds=None
@@ -158,6 +172,8 @@ class Answer:
 
     def _take_piece(self, piece: Piece) -> None:
         match piece:
+            case Began(request_id):
+                self.request_id = request_id
             case TextPiece(text):
                 self._arrived(Phase.WRITING)
                 self._text.pieces.append(text)

@@ -20,6 +20,8 @@ from typing import ClassVar
 from textual import on
 from textual.app import App, ComposeResult, SuspendNotSupported, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.events import Resize
 from textual.screen import Screen
 
 from tui.attachment import AttachmentRefused, as_markdown
@@ -41,6 +43,7 @@ from tui.store import Store, StoreError
 from tui.theme import DARK, LIGHT
 from tui.widgets.composer import Composer
 from tui.widgets.dialogs import ChatsDialog, HelpDialog, ModelsDialog
+from tui.widgets.engine import EnginePlace, Watched
 from tui.widgets.message import MessageView
 from tui.widgets.transcript import Transcript
 from tui.widgets.window import ChatWindow
@@ -85,6 +88,7 @@ class ChatApp(App[None]):
         )
         self.exchange.link = self._link
         self._browsing = Browsing(self._conversation, self.exchange, self.window, self._opened)
+        self._engine_place = EnginePlace(self, self._watched)
         self._editing: Message | None = None
         self._is_leaving = False
         self._last_press: dict[str, float] = {}
@@ -92,7 +96,8 @@ class ChatApp(App[None]):
     # The window
 
     def compose(self) -> ComposeResult:
-        yield self.window
+        with Horizontal(id="main"):
+            yield self.window
 
     async def on_mount(self) -> None:
         self._signals = EndingSignals(self._leave)
@@ -105,8 +110,9 @@ class ChatApp(App[None]):
         self._link.connect()
         self.run_worker(self._load_history())
 
-    def on_resize(self) -> None:
+    def on_resize(self, event: Resize) -> None:
         self._hint()
+        self._engine_place.resized(event.size)
 
     def on_descendant_focus(self) -> None:
         self._hint()
@@ -339,6 +345,18 @@ class ChatApp(App[None]):
             self.notify("An editor cannot be opened from this kind of terminal.", markup=False)
         else:
             self.window.composer.write(text)
+
+    async def action_engine(self) -> None:
+        """Show the engine beside the chat, or instead of it; or hide it again."""
+        await self._engine_place.toggle()
+
+    def _watched(self) -> Watched:
+        connection, answer = self._link.connection, self.exchange.last_answer
+        return Watched(
+            engine=None if connection is None else connection.client.engine,
+            figures=None if answer is None else answer.figures,
+            request_id=self.exchange.request_id,
+        )
 
     def action_theme(self) -> None:
         self.theme = LIGHT.name if self.theme == DARK.name else DARK.name

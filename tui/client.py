@@ -6,7 +6,6 @@ are spoken to in the same way; what only ours sends (cached tokens, health) may 
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -16,25 +15,24 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from tui.engine_client import EngineClient
 from tui.events import (
+    Began,
     ChatError,
     Finish,
-    NotReady,
     Piece,
     TextPiece,
     ThinkingPiece,
     ToolPiece,
-    Unreachable,
     Usage,
 )
 from tui.sanitise import one_line, well_formed
-from tui.sse import EventReader, EventTooLarge
+from tui.wire import check, events, explained, json_object, said, start_of
 
 # Prefill of a long prompt may take minutes without a byte, so a stream has no read timeout:
 # the reader sees the seconds go by and has Esc.
 _STREAM_TIMEOUT = httpx.Timeout(10.0, read=None)
 _QUESTION_TIMEOUT = httpx.Timeout(10.0)
-_MAX_ERROR_SIZE = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +57,7 @@ class ChatClient:
             # A proxy from the environment must never see what goes to this machine itself.
             trust_env=not _is_loopback(self.url),
         )
+        self.engine = EngineClient(self._http, self.url)
 
     async def __aenter__(self) -> ChatClient:
         return self
@@ -71,12 +70,12 @@ class ChatClient:
 
     async def health(self) -> Health:
         """Raises Unreachable. A server without /health counts as ready."""
-        with _explained(self.url):
+        with explained(self.url):
             reply = await self._http.get("/health")
-        content = _object(reply.content)
-        if said := _said(content):
+        content = json_object(reply.content)
+        if words := said(content):
             # Ours says so when its engine has died, which waiting does not mend.
-            raise ChatError(f"The server at {self.url} is not well: {said}.")
+            raise ChatError(f"The server at {self.url} is not well: {words}.")
         status = one_line(str(content.get("status", "")), 80)
         progress = content.get("progress")
         return Health(
@@ -88,10 +87,10 @@ class ChatClient:
 
     async def models(self) -> list[str]:
         """The names of the models that can be asked. Raises ChatError."""
-        with _explained(self.url):
+        with explained(self.url):
             reply = await self._http.get("/v1/models")
-            self._check(reply.status_code, reply.content)
-        data = _object(reply.content).get("data")
+            check(reply.status_code, reply.content, self.url)
+        data = json_object(reply.content).get("data")
         entries = data if isinstance(data, list) else []
         return [str(entry["id"]) for entry in entries if isinstance(entry, dict) and "id" in entry]
 
@@ -109,14 +108,15 @@ class ChatClient:
             "stream_options": {"include_usage": True},
         }
         is_finished = False
-        with _explained(self.url):
+        with explained(self.url):
             async with self._http.stream(
                 "POST", "/v1/chat/completions", json=body, timeout=_STREAM_TIMEOUT
             ) as reply:
                 if reply.status_code != httpx.codes.OK:
-                    self._check(reply.status_code, await _start_of(reply))
-                async with aclosing(_events(reply)) as events:
-                    async for data in events:
+                    check(reply.status_code, await start_of(reply), self.url)
+                yield Began(one_line(reply.headers.get("x-request-id", ""), 100) or None)
+                async with aclosing(_chunks(reply)) as chunks:
+                    async for data in chunks:
                         for piece in _pieces(data):
                             is_finished |= isinstance(piece, Finish)
                             yield piece
@@ -125,10 +125,6 @@ class ChatClient:
                 "The connection ended in the middle of the answer. "
                 "What arrived is kept; press Ctrl+R to ask again."
             )
-
-    def _check(self, status: int, content: bytes) -> None:
-        if status >= httpx.codes.BAD_REQUEST:
-            raise _refusal(status, _said(_object(content)), self.url)
 
 
 def base_url(url: str) -> str:
@@ -158,57 +154,15 @@ def _is_loopback(url: str) -> bool:
         return False
 
 
-class _explained:
-    """Turns what httpx raises into a ChatError that says what to do."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        match error:
-            case httpx.ConnectError() | httpx.ConnectTimeout():
-                raise Unreachable(
-                    f"No server answers at {self._url}. Start one with `mlxserve serve`, "
-                    "or check the address after --url."
-                ) from error
-            case httpx.TimeoutException():
-                raise ChatError(
-                    f"The server at {self._url} took too long to answer. Try again in a moment."
-                ) from error
-            case httpx.TransportError():
-                raise ChatError(
-                    f"The connection to {self._url} broke. "
-                    "What arrived is kept; press Ctrl+R to ask again."
-                ) from error
-            case EventTooLarge():
-                raise ChatError(
-                    f"The server at {self._url} sent {error}, which is not an answer. "
-                    "Check that the address is that of an OpenAI-compatible server."
-                ) from error
-
-
-async def _start_of(reply: httpx.Response) -> bytes:
-    content = b""
-    async for part in reply.aiter_bytes():
-        content += part
-        if len(content) > _MAX_ERROR_SIZE:
-            break
-    return content
-
-
-async def _events(reply: httpx.Response) -> AsyncGenerator[dict[str, Any], None]:
+async def _chunks(reply: httpx.Response) -> AsyncGenerator[dict[str, Any], None]:
     """The JSON objects of the stream, up to "[DONE]"."""
-    reader = EventReader()
-    async for part in reply.aiter_bytes():
-        for event in reader.feed(part):
+    async with aclosing(events(reply)) as stream:
+        async for event in stream:
             if event.data.strip() == "[DONE]":
                 return
-            content = _object(event.data)
+            content = json_object(event.data)
             if "error" in content:
-                raise ChatError(f"The server stopped with an error: {_said(content)}")
+                raise ChatError(f"The server stopped with an error: {said(content)}")
             yield content
 
 
@@ -245,57 +199,16 @@ def _delta_pieces(delta: Mapping[str, Any]) -> list[Piece]:
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:
-    details = usage.get("prompt_tokens_details")
+    details, cache = usage.get("prompt_tokens_details"), usage.get("cache")
+    cache = cache if isinstance(cache, dict) else {}
     return Usage(
         prompt_tokens=_count(usage.get("prompt_tokens")),
         completion_tokens=_count(usage.get("completion_tokens")),
         cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, dict) else None,
+        differs_at=_count(cache.get("differs_at")),
+        miss=one_line(well_formed(str(cache.get("reason", ""))), 40),
     )
 
 
 def _count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def _object(content: bytes | str) -> dict[str, Any]:
-    """The JSON object in the content; an empty one where there is none."""
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _said(content: Mapping[str, Any]) -> str:
-    """The server's own words about an error, on one line."""
-    error = content.get("error", "")
-    if isinstance(error, dict):
-        error = error.get("message", "")
-    return one_line(well_formed(str(error)), 300).rstrip(".") if error else ""
-
-
-def _refusal(status: int, said: str, url: str) -> ChatError:
-    words = f": {said}." if said else "."
-    match status:
-        case 401 | 403:
-            return ChatError(
-                f"The server at {url} wants another key{words} "
-                "Set MLXSERVE_API_KEY to its key and start again."
-            )
-        case 404:
-            return ChatError(
-                f"The server at {url} does not know this model or address{words} "
-                "Choose a model with /model, or check the address after --url."
-            )
-        case 413:
-            return ChatError(f"The message is too large{words} Shorten it, or start a new chat.")
-        case 429:
-            return ChatError(f"The server is busy{words} Press Ctrl+R to ask again in a moment.")
-        case 503:
-            return NotReady(
-                f"The server cannot answer yet{words} Press Ctrl+R to ask again in a moment."
-            )
-        case _ if status < 500:
-            return ChatError(f"The server refused the request{words} Change it with /edit.")
-        case _:
-            return ChatError(f"The server failed (HTTP {status}){words} Press Ctrl+R to ask again.")

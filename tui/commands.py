@@ -103,6 +103,13 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command("model", "Model", "Choose another model of this server", "model", (), "[NAME]"),
     Command(
+        "engine",
+        "Engine",
+        "Show what the engine does: pages, reuse, queue, memory",
+        "engine",
+        ("f4",),
+    ),
+    Command(
         "theme", "Light or dark", "Change between the light and the dark theme", "theme", ("f2",)
     ),
     Command("help", "Keys and commands", "Show every key and command", "help", ("f1",)),

@@ -6,6 +6,13 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Began:
+    """The server has taken the request, under this name; None: it says none."""
+
+    request_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class TextPiece:
     text: str
 
@@ -29,6 +36,8 @@ class Usage:
     prompt_tokens: int | None
     completion_tokens: int | None
     cached_tokens: int | None  # None: the server does not say
+    differs_at: int | None = None  # the first token of the prompt that was not known
+    miss: str = ""  # why no more of it was in the cache, in our server's words
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +47,7 @@ class Finish:
     reason: str
 
 
-Piece = TextPiece | ThinkingPiece | ToolPiece | Usage | Finish
+Piece = Began | TextPiece | ThinkingPiece | ToolPiece | Usage | Finish
 
 
 class ChatError(Exception):
@@ -51,3 +60,7 @@ class Unreachable(ChatError):
 
 class NotReady(ChatError):
     """The server is there and cannot answer yet: it is loading a model."""
+
+
+class NoEngine(ChatError):
+    """The server does not show its engine: it is not one of ours."""

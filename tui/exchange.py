@@ -8,14 +8,17 @@ HTTP or keys.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
 
 from tui.answer import Answer, Phase
+from tui.connection import Connection
 from tui.conversation import Conversation
 from tui.figures import figures_line, seconds_words
 from tui.link import Link
 from tui.messages import Message, Role, State, wire_messages
+from tui.progress import waiting_words, watch_progress
 from tui.store import StoreError
 from tui.turns import Operation, Turns
 from tui.widgets.message import AnswerView
@@ -41,6 +44,7 @@ class Exchange:
         self._view: AnswerView | None = None
         self._queue: list[str] = []
         self._has_said_unsaved = False
+        self._request_ids: dict[int, str] = {}  # of each chat's last answer, as the server names it
         self.is_thinking_open = False
 
     def start(self) -> None:
@@ -62,6 +66,14 @@ class Exchange:
             return self._turns.answer.message
         path = self._conversation.path
         return next((m for m in reversed(path) if m.role is Role.ASSISTANT), None)
+
+    @property
+    def request_id(self) -> str | None:
+        """What the server calls the last answer of the open chat."""
+        if self._turns.answer is not None:
+            return self._turns.answer.request_id
+        chat = self._conversation.chat
+        return None if chat is None else self._request_ids.get(chat.id)
 
     # Turns
 
@@ -140,9 +152,9 @@ class Exchange:
         pieces = connection.client.stream(
             wire_messages(path, self._conversation.system), model=connection.model
         )
-        await self._follow(Answer(message, pieces, self._save))
+        await self._follow(Answer(message, pieces, self._save), connection)
 
-    async def _follow(self, answer: Answer) -> None:
+    async def _follow(self, answer: Answer, connection: Connection) -> None:
         window = self._window
         window.composer.focus()
         view = window.transcript.view(answer.message.id)
@@ -153,11 +165,15 @@ class Exchange:
         view.open_thinking(is_open=self.is_thinking_open)
         window.transcript.follow()
         self._ticker.resume()
+        watching = asyncio.create_task(watch_progress(connection.client.engine, answer))
         try:
             message = await self._turns.follow(answer)
         finally:
+            watching.cancel()
             self._ticker.pause()
             self._view = None
+            if answer.request_id is not None:
+                self._request_ids[answer.message.chat_id] = answer.request_id
         await view.finish(message)
         self._show_end(message)
         if message.state is State.FAILED and (words := self.link.last_words()):
@@ -178,11 +194,13 @@ class Exchange:
             return
         view.tick()
         words = {
-            Phase.WAITING: f"Reading the prompt, {answer.seconds:.0f} s",
+            Phase.WAITING: waiting_words(answer.progress, answer.seconds),
             Phase.THINKING: f"Thinking, {seconds_words(answer.seconds)}",
             Phase.WRITING: "Writing",
         }.get(answer.phase, "Done")
-        self._window.status.say(f"{words} · Esc stops")
+        progress = answer.progress if answer.phase is Phase.WAITING else None
+        fraction = None if progress is None else progress.fraction
+        self._window.status.say(f"{words} · Esc stops", progress=fraction)
         self._window.status.show_figures(figures_line(answer.figures, is_live=True))
 
     def _show_end(self, message: Message) -> None:

@@ -35,6 +35,8 @@ class Figures:
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    differs_at: int | None = None  # the first token of the prompt that was not known
+    miss: str = ""  # why no more of the prompt was in the cache; empty: not known
     completion_tokens: int | None = None
     first_token_seconds: float | None = None  # from sending to the first text or thinking
     decode_seconds: float | None = None  # from the first to the last piece

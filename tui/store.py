@@ -81,6 +81,10 @@ MIGRATIONS: tuple[str, ...] = (
     END;
     """,
     "ALTER TABLE chats ADD COLUMN system TEXT NOT NULL DEFAULT '';",
+    """
+    ALTER TABLE messages ADD COLUMN differs_at INTEGER;
+    ALTER TABLE messages ADD COLUMN miss TEXT NOT NULL DEFAULT '';
+    """,
 )
 
 
@@ -219,7 +223,8 @@ class Store:
         with self._write() as db:
             written = db.execute(
                 "UPDATE messages SET text = ?, thinking = ?, state = ?, error = ?, model = ?,"
-                " prompt_tokens = ?, cached_tokens = ?, completion_tokens = ?,"
+                " prompt_tokens = ?, cached_tokens = ?, differs_at = ?, miss = ?,"
+                " completion_tokens = ?,"
                 " first_token_seconds = ?, decode_seconds = ?, touched_at = ? WHERE id = ?",
                 (
                     message.text,
@@ -229,6 +234,8 @@ class Store:
                     message.model,
                     figures.prompt_tokens,
                     figures.cached_tokens,
+                    figures.differs_at,
+                    figures.miss,
                     figures.completion_tokens,
                     figures.first_token_seconds,
                     figures.decode_seconds,
@@ -431,6 +438,8 @@ def _message(row: sqlite3.Row) -> Message:
         figures=Figures(
             prompt_tokens=row["prompt_tokens"],
             cached_tokens=row["cached_tokens"],
+            differs_at=row["differs_at"],
+            miss=row["miss"],
             completion_tokens=row["completion_tokens"],
             first_token_seconds=row["first_token_seconds"],
             decode_seconds=row["decode_seconds"],

@@ -88,13 +88,39 @@ def think(*pieces: str) -> list[Step]:
     return [chunk({"reasoning_content": piece}) for piece in pieces]
 
 
-def usage(prompt: int, completion: int, cached: int) -> list[Step]:
-    counts = {
+def usage(prompt: int, completion: int, cached: int, **cache: Any) -> list[Step]:
+    counts: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+    if cache:
+        counts["cache"] = cache
     return [event({"choices": [], "usage": counts})]
+
+
+def page_event(kind: str, **data: Any) -> Send:
+    """An event of the page map."""
+    content = {"requests": [], "gone": [], **data}
+    return Send(f"event: {kind}\ndata: {json.dumps(content)}\n\n".encode())
+
+
+def engine_stats(*, running: int = 0, waiting: int = 0) -> dict[str, Any]:
+    """What `/api/v1/kv/stats` says."""
+    return {
+        "page_size": 32,
+        "bytes": {"kv_cache": 1 << 30, "active": 3 << 30, "peak": 5 << 30, "swap": 0},
+        "prefix_cache": {"hit_rate": 0.84},
+        "tokens_per_second": {"prefill": 1200.4, "generation": 42.25},
+        "requests": {"running": running, "waiting": waiting},
+        "num_preemptions": 3,
+    }
+
+
+def request_card(name: str, state: str, **more: Any) -> dict[str, Any]:
+    """An entry of `/api/v1/requests`."""
+    card = {"id": name, "state": state, "position": None, "num_computed": 0, "num_to_compute": 0}
+    return card | more
 
 
 def refuse(status: int, message: str) -> list[Step]:
@@ -110,6 +136,8 @@ class FakeServer:
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.disconnects = threading.Semaphore(0)
+        self.engine: dict[str, Any] = {}  # what our own routes say, by path; none of them is there
+        self.map: list[Step] = []  # the page map's events
         self._scripts: list[list[Step]] = []
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._http.daemon_threads = False
@@ -150,6 +178,10 @@ class FakeServer:
                     self._reply(*fake.health)
                 elif self.path == "/v1/models":
                     self._reply(200, {"data": [{"id": model} for model in fake.models]})
+                elif self.path in fake.engine:
+                    self._reply(200, fake.engine[self.path])
+                elif self.path == "/api/v1/kv/map" and fake.map:
+                    self._play_until_gone(fake.map)
                 else:
                     self._reply(404, {"error": {"message": "no such address"}})
 
@@ -158,17 +190,22 @@ class FakeServer:
                 fake.requests.append(json.loads(self.rfile.read(length)))
                 fake.headers.append({k.lower(): v for k, v in self.headers.items()})
                 steps = fake.next_script()
+                if steps and isinstance(steps[0], Refuse):
+                    self._reply_bytes(steps[0].status, steps[0].body)
+                    self.close_connection = True
+                else:
+                    self._play_until_gone(steps)
+
+            def _play_until_gone(self, steps: list[Step]) -> None:
                 try:
-                    if steps and isinstance(steps[0], Refuse):
-                        self._reply_bytes(steps[0].status, steps[0].body)
-                    else:
-                        self._play(steps)
+                    self._play(steps)
                 except (BrokenPipeError, ConnectionResetError, ConnectionAbortedError):
                     fake.disconnects.release()
                 self.close_connection = True
 
             def _play(self, steps: list[Step]) -> None:
                 self.send_response(200)
+                self.send_header("x-request-id", f"request-{len(fake.requests)}")
                 self.send_header("content-type", "text/event-stream")
                 self.end_headers()
                 for step in steps:
@@ -217,8 +254,11 @@ def scripts() -> SimpleNamespace:
         Send=Send,
         chunk=chunk,
         event=event,
+        engine_stats=engine_stats,
         hang_up=HangUp(),
+        page_event=page_event,
         refuse=refuse,
+        request_card=request_card,
         say=say,
         think=think,
         usage=usage,

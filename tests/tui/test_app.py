@@ -684,8 +684,12 @@ def test_every_screen_is_drawn_at_every_size(
         for key, dialog in (("f1", HelpDialog), ("ctrl+o", ChatsDialog)):
             await t.press(key)
             await t.until(lambda kind=dialog: isinstance(t.app.screen, kind))
-            assert len(t.screen.splitlines()) == size[1]
+            assert len(t.screen.split("\n")) == size[1]
             await t.press("escape")
+        await t.press("f4")
+        await t.until_shown("does not show its")
+        await t.press("f4")
+        await t.until(lambda: "does not show its" not in t.screen)
         await t.pilot.resize_terminal(40, 20)
         await t.until_shown("the end")
 

@@ -9,6 +9,7 @@ import pytest
 
 from tui.client import ChatClient, base_url
 from tui.events import (
+    Began,
     ChatError,
     Finish,
     NotReady,
@@ -41,6 +42,7 @@ def text_of(pieces: list[Piece]) -> str:
 def test_an_answer_comes_in_pieces(server: "FakeServer", scripts: SimpleNamespace) -> None:
     server.script(scripts.think("hm"), scripts.say("Hel", "lo"))
     assert ask(server.url) == [
+        Began("request-1"),
         *(ThinkingPiece("hm"), TextPiece("Hel"), TextPiece("lo"), Finish("stop")),
     ]
 
@@ -61,6 +63,13 @@ def test_the_request_is_the_api_s(server: "FakeServer") -> None:
 def test_usage_counts_cached_tokens(server: "FakeServer", scripts: SimpleNamespace) -> None:
     server.script(scripts.say("a"), scripts.usage(12, 2, cached=8))
     assert Usage(12, 2, 8) in ask(server.url)
+
+
+def test_usage_says_where_and_why_the_prompt_was_not_cached(
+    server: "FakeServer", scripts: SimpleNamespace
+) -> None:
+    server.script(scripts.say("a"), scripts.usage(12, 2, 8, differs_at=9, reason="new_text"))
+    assert Usage(12, 2, 8, 9, "new_text") in ask(server.url)
 
 
 def test_usage_of_another_server_may_say_less(
@@ -176,6 +185,7 @@ def test_going_away_closes_the_connection(
     async def run() -> None:
         async with ChatClient(server.url) as client:
             stream = client.stream(QUESTION, model="small")
+            assert await anext(stream) == Began("request-1")
             assert await anext(stream) == TextPiece("one")
             await stream.aclose()
 

@@ -73,6 +73,8 @@ def test_everything_about_an_answer_is_kept(store: Store) -> None:
     figures = Figures(
         prompt_tokens=9,
         cached_tokens=8,
+        differs_at=9,
+        miss="new_text",
         completion_tokens=7,
         first_token_seconds=0.5,
         decode_seconds=2.5,

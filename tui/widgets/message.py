@@ -28,6 +28,7 @@ from tui.figures import ending_line, seconds_words
 from tui.markdown import MarkdownStream
 from tui.messages import Message, Place, State
 from tui.paint import LINK, Painter
+from tui.progress import waiting_words
 from tui.theme import Palette
 from tui.widgets.strips import StripView
 
@@ -314,7 +315,7 @@ class AnswerView(MessageView):
         if answer.phase is not Phase.WAITING:
             return []
         sign = _SPINNER[self._frame // 2 % len(_SPINNER)]
-        words = f"{sign} Reading the prompt, {answer.seconds:.0f} s"
+        words = f"{sign} {waiting_words(answer.progress, answer.seconds)}"
         return _styled(self._painter.plain(words), self._palette.marker)
 
     @property

@@ -1,0 +1,80 @@
+"""What the engine is doing, as data: one request's progress, and the engine in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Stage(StrEnum):
+    """How far a request is."""
+
+    QUEUED = "queued"
+    LOADING = "loading"  # its pages are being read from disk
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Of one request. `place` counts from 1, the next; None when it is not queued."""
+
+    request_id: str
+    stage: Stage
+    place: int | None
+    num_computed: int
+    num_to_compute: int
+
+    @classmethod
+    def of(cls, card: Mapping[str, Any]) -> Progress:
+        """Raises KeyError, TypeError or ValueError for what is no such card."""
+        place = card["position"]
+        return cls(
+            str(card["id"]),
+            Stage(card["state"]),
+            None if place is None else int(place),
+            int(card["num_computed"]),
+            int(card["num_to_compute"]),
+        )
+
+    @property
+    def fraction(self) -> float | None:
+        """Of the prompt, 0 to 1, while it is being computed."""
+        if self.stage is not Stage.PREFILLING or not self.num_to_compute:
+            return None
+        return self.num_computed / self.num_to_compute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """The engine of this moment. Sizes are bytes, rates tokens per second over the last seconds."""
+
+    num_running: int
+    num_waiting: int
+    num_preemptions: int
+    prefill_rate: float
+    decode_rate: float
+    hit_rate: float  # of prompt tokens, since the server began
+    kv_cache_size: int
+    active_size: int
+    peak_size: int
+    swap_size: int
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> EngineStats:
+        """Raises KeyError, TypeError or ValueError for what are no such numbers."""
+        rates, sizes = content["tokens_per_second"], content["bytes"]
+        return cls(
+            num_running=int(content["requests"]["running"]),
+            num_waiting=int(content["requests"]["waiting"]),
+            num_preemptions=int(content["num_preemptions"]),
+            prefill_rate=float(rates["prefill"]),
+            decode_rate=float(rates["generation"]),
+            hit_rate=float(content["prefix_cache"]["hit_rate"]),
+            kv_cache_size=int(sizes["kv_cache"]),
+            active_size=int(sizes["active"]),
+            peak_size=int(sizes["peak"]),
+            swap_size=int(sizes["swap"]),
+        )
