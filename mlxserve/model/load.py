@@ -21,6 +21,7 @@ from mlxserve.cache.kv import LayerSpec
 from mlxserve.errors import OutOfMemory, UnsupportedModel
 from mlxserve.model.files import ModelFiles
 from mlxserve.model.paged import RowSelector, select_rows, use_paged_attention
+from mlxserve.model.weights import check_weights
 
 # Architectures that would pass for ordinary ones until they answer wrongly or fail.
 _KNOWN_UNSUPPORTED = {
@@ -80,6 +81,8 @@ def load(files: ModelFiles, *, is_metal: bool, memory_limit: int) -> LoadedModel
             f"{_gib(memory_limit)} of memory may be used. Choose a smaller or more strongly "
             "quantised model, or raise gpu_memory_utilization."
         )
+    for file in files.weights:
+        check_weights(file, files.name)
     try:
         model, config = load_model(files.path, lazy=True)
     except _READ_ERRORS as error:

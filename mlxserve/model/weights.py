@@ -1,0 +1,97 @@
+"""The headers of weight files, checked before mlx reads a byte behind them. Never imports mlx.
+
+A safetensors file is 8 bytes of length, a JSON header of that length, and data. mlx maps the file
+and trusts what the header says about it, so what it says is compared with the file first: tensors
+that lie one behind the other, each as long as its shape and type make it, up to the file's end.
+
+    [ length ][ {"w": {"dtype": "F16", "shape": [2, 3], "data_offsets": [0, 12]}, ...} ][ data ... ]
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from mlxserve.errors import UnsupportedModel
+
+MAX_HEADER = 100 * 2**20  # bytes; the format's own limit
+MAX_DIMENSIONS = 16
+_LENGTH = struct.Struct("<Q")
+_BYTES = {  # of an element
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    name: str
+    start: int
+    end: int
+
+
+def check_weights(file: Path, name: str) -> None:
+    """Raises UnsupportedModel for a file whose header does not describe it."""
+    try:
+        _check(file)
+    except OSError as error:
+        raise UnsupportedModel(f"{name}: {file.name} cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise UnsupportedModel(
+            f"{name} cannot be loaded: {file.name} is damaged or forged: {error}. Download it "
+            "again, from somebody you trust."
+        ) from error
+
+
+def _check(file: Path) -> None:
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        first = opened.read(_LENGTH.size)
+        if len(first) < _LENGTH.size:
+            raise ValueError("it has no header")
+        [length] = _LENGTH.unpack(first)
+        if length > min(MAX_HEADER, size - _LENGTH.size):
+            raise ValueError(f"its header says to be {length} bytes long")
+        header = json.loads(opened.read(length))
+    if not isinstance(header, dict):
+        raise ValueError("its header is no JSON object")
+    end = 0
+    for tensor in sorted(_tensors(header), key=lambda tensor: (tensor.start, tensor.end)):
+        if tensor.start != end:
+            raise ValueError(f"{tensor.name!r} does not begin where the tensor before it ends")
+        end = tensor.end
+    if end != size - _LENGTH.size - length:
+        raise ValueError(f"its tensors end at byte {end} of {size - _LENGTH.size - length}")
+
+
+def _tensors(header: dict[str, Any]) -> Iterator[_Tensor]:
+    for key, entry in header.items():
+        if key == "__metadata__":
+            continue
+        name = key[:100]
+        if not isinstance(entry, dict):
+            raise ValueError(f"{name!r} is not described")
+        shape, offsets = entry.get("shape"), entry.get("data_offsets")
+        if not _are_sizes(shape) or len(shape) > MAX_DIMENSIONS:
+            raise ValueError(f"the shape of {name!r} is no list of sizes")
+        if not _are_sizes(offsets) or len(offsets) != 2:
+            raise ValueError(f"the place of {name!r} is no pair of offsets")
+        element = _BYTES.get(str(entry.get("dtype")))
+        if element is None:
+            raise ValueError(f"the type of {name!r} is {str(entry.get('dtype'))[:40]!r}")
+        if offsets[1] - offsets[0] != prod(shape) * element:
+            raise ValueError(f"{name!r} is not as long as its shape and type say")
+        yield _Tensor(name, *offsets)
+
+
+def _are_sizes(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(
+        isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**63 for item in value
+    )
