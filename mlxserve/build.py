@@ -39,9 +39,12 @@ from mlxserve.tokenizer import Tokenizer
 log = logging.getLogger("mlxserve.build")
 
 
-def build_chat(config: EngineConfig) -> Chat:
-    """Load the model and start its engine. Raises MlxServeError with what to do about it."""
-    files = find_model(config.model, config.revision)
+def build_chat(config: EngineConfig, files: ModelFiles | None = None) -> Chat:
+    """Load the model and start its engine. Raises MlxServeError with what to do about it.
+
+    `files` are the model's, where they have been found already.
+    """
+    files = files or find_model(config.model, config.revision)
     settled: list[tuple[EngineConfig, int]] = []  # what only the engine's thread can find out
 
     def build() -> Engine:

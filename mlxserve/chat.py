@@ -40,6 +40,8 @@ from mlxserve.tokenizer import Tokenizer
 
 __all__ = ["Answer", "AnswerText", "Chat", "Delta", "NamedPrefix", "Usage"]
 
+_MARGIN = 4  # how much longer a text may look than it can be, before it is refused unread
+
 
 @dataclass(frozen=True, slots=True)
 class NamedPrefix:
@@ -126,10 +128,28 @@ class Chat:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **template_kwargs: Any,
     ) -> list[int]:
-        """A conversation as token ids, ready to be answered. Raises InvalidRequest."""
+        """A conversation as token ids, ready to be answered. Raises InvalidRequest, PromptTooLong."""
+        contents = (message.get("content") for message in messages if isinstance(message, Mapping))
+        self._refuse_huge(sum(len(content) for content in contents if isinstance(content, str)))
         return self._tokenizer.render(messages, tools=tools, **template_kwargs)
 
+    def _refuse_huge(self, num_characters: int) -> None:
+        """Before a text is tokenised, which takes seconds for one that can never fit.
+
+        The margin is for tokenizers that drop or join characters first.
+        """
+        num_tokens = num_characters // (_MARGIN * self._tokenizer.longest_token)
+        if num_tokens >= self.max_model_len:
+            raise PromptTooLong(
+                f"the prompt has {num_characters} characters, which is more than {num_tokens} "
+                f"tokens, but the context has {self.max_model_len}. Shorten the prompt.",
+                num_tokens=num_tokens,
+                max_model_len=self.max_model_len,
+            )
+
     def encode(self, text: str) -> list[int]:
+        """Raises PromptTooLong for a text that is far too long, InvalidRequest."""
+        self._refuse_huge(len(text))
         return self._tokenizer.encode(text)
 
     def decode(self, token_ids: Sequence[int]) -> str:

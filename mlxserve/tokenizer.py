@@ -18,6 +18,7 @@ from jinja2 import TemplateError
 
 from mlxserve.errors import InvalidParameter, InvalidRequest, UnsupportedModel
 from mlxserve.parsing.markup import Markup, markup_of
+from mlxserve.template_limits import bound_chat_templates
 
 # A folder with none of these would get a tokenizer without a single token.
 _TABLES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "*.tiktoken")
@@ -106,6 +107,16 @@ class Tokenizer:
         fast.no_padding()
         fast.no_truncation()
         return str(fast.to_str())
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Bytes of the longest token, or more: no text has fewer tokens than it has of these.
+
+        Tables write a byte as a character of one or two bytes, or by a name in angle brackets.
+        """
+        with self._lock:
+            tokens = self._wrapper.get_vocab().keys()
+        return max((len(token.encode("utf-8", "replace")) for token in tokens), default=1)
 
     @property
     def has_chat_template(self) -> bool:
@@ -245,6 +256,7 @@ class StreamDecoder:
 def _load(path: Path, eos_token_ids: Sequence[int]) -> Any:
     from mlx_lm.tokenizer_utils import load
 
+    bound_chat_templates()
     try:
         if not any(file for pattern in _TABLES for file in path.glob(pattern)):
             raise ValueError("it has no tokens")

@@ -304,6 +304,23 @@ def test_a_prefix_whose_caller_goes_away_is_not_kept(chat: Chat) -> None:
     assert chat.stats().pages_pinned == 0
 
 
+def test_a_text_that_can_never_fit_is_refused_unread(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> list[int]:
+        raise AssertionError("it was read")
+
+    just_right = "x" * (chat.max_model_len * 4)
+    assert len(chat.encode(just_right)) > 0
+    monkeypatch.setattr(Tokenizer, "encode", never)
+    monkeypatch.setattr(Tokenizer, "render", never)
+    huge = "x " * 1_000_000
+    with pytest.raises(PromptTooLong, match="has 2000000 characters"):
+        chat.encode(huge)
+    with pytest.raises(PromptTooLong, match="has 2000001 characters"):
+        chat.render([{"role": "system", "content": "x"}, {"role": "user", "content": huge}])
+
+
 def test_a_snapshot_names_the_requests_that_are_under_way(chat: Chat) -> None:
     async def scenario() -> None:
         params = SamplingParams(max_tokens=200, ignore_eos=True)

@@ -19,6 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "mlxserve/snapshot": {"mlxserve/cache/pages", "mlxserve/request", "mlxserve/stats"},
     "mlxserve/config": {"mlxserve/errors"},
     "mlxserve/settings": {"mlxserve/errors"},
+    "mlxserve/template_limits": set(),
     "mlxserve/allocator": set(),
     "mlxserve/platform": {"mlxserve/allocator", "mlxserve/errors"},
     "mlxserve/request": {"mlxserve/errors"},
@@ -68,7 +69,7 @@ ALLOWED: dict[str, set[str]] = {
         "mlxserve/stats",
         "mlxserve/worker",
     },
-    "mlxserve/tokenizer": {"mlxserve/errors", "mlxserve/parsing"},
+    "mlxserve/tokenizer": {"mlxserve/errors", "mlxserve/parsing", "mlxserve/template_limits"},
     "mlxserve/parsing": set(),
     "mlxserve/guidance": {
         "mlxserve/errors",

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 def build(config: EngineConfig) -> Chat:
-    """Loads mlx and the model. Raises MlxServeError."""
+    """Loads mlx and the model. Raises MlxServeError; for a model that is not there, at once."""
+    from mlxserve.model.files import find_model
+
+    files = find_model(config.model, config.revision)
     from mlxserve.build import build_chat
 
-    return build_chat(config)
+    return build_chat(config, files)

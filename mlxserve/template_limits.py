@@ -1,0 +1,250 @@
+"""Limits of chat templates: a model's template may not hang the server, nor fill its memory.
+
+Templates come from a model's folder and run in transformers' sandbox, which forbids to reach out but
+not to go on for ever. Here that sandbox gets a deadline, and a size that no text may exceed, neither
+the rendered one nor any on the way there.
+
+The deadline is an exception that another thread sets. Python delivers it between two instructions,
+so single operations that could take long are bounded by size before they are begun.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from types import BuiltinMethodType, TracebackType
+from typing import Any
+
+from jinja2 import Environment, Template, TemplateRuntimeError, pass_environment
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.filters import do_format, do_indent, make_attrgetter
+from jinja2.nodes import Concat
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MAX_SECONDS = 5.0  # ten thousand messages take a twentieth of it
+MAX_SIZE = 16_000_000  # characters of a text, or items of a list
+_MAX_NUMBER = 10**18
+# A width of six digits, or one that is an argument: "%*d", "{:{}}".
+_WIDE_FORMAT = re.compile(r"[0-9]{6}|%[^%a-zA-Z]*\*|\{[^{}]*:[^{}]*\{")
+
+
+class TemplateLimitExceeded(TemplateRuntimeError):
+    """The template took too long, or wanted to make something too large."""
+
+    def __init__(self, message: str = f"it took longer than {MAX_SECONDS:g} seconds") -> None:
+        super().__init__(message)
+
+
+class Deadline:
+    """Raises TemplateLimitExceeded in the thread that entered it, if it stays too long."""
+
+    def __init__(self, seconds: float) -> None:
+        self._timer = threading.Timer(seconds, self._fire)
+        self._timer.daemon = True
+        self._thread = threading.get_ident()
+        self._lock = threading.Lock()
+        self._is_over = self._has_fired = False
+
+    def __enter__(self) -> None:
+        self._timer.start()
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        try:
+            with self._lock:
+                self._is_over = True
+            self._timer.cancel()
+            if self._has_fired:  # perhaps not delivered yet: nobody else shall get it
+                _set_exception(self._thread, None)
+        except TemplateLimitExceeded:
+            return  # delivered just now; what was computed came in time
+
+    def _fire(self) -> None:
+        with self._lock:
+            if not self._is_over:
+                self._has_fired = True
+                _set_exception(self._thread, TemplateLimitExceeded)
+
+
+def _set_exception(thread: int, kind: type[BaseException] | None) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread), ctypes.py_object(kind) if kind is not None else None
+    )
+
+
+class BoundedTemplate(Template):
+    """Renders within the limits."""
+
+    def render(self, *args: Any, **kwargs: Any) -> str:
+        with Deadline(MAX_SECONDS):
+            text = super().render(*args, **kwargs)
+            _require(len(text))
+            return text
+
+
+class _Generator(CodeGenerator):
+    """Joins texts (`a ~ b`) through the environment, which the sandbox does not."""
+
+    def visit_Concat(self, node: Concat, frame: Frame) -> None:
+        self.write("environment.concatenated((")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """transformers' sandbox, with limits."""
+
+    template_class = BoundedTemplate
+    code_generator_class = _Generator
+    intercepted_binops = frozenset(("*", "**", "+", "%"))
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name in ("center", "wordwrap", "truncate", "batch", "slice", "round"):
+            self.filters[name] = _with_small_numbers(self.filters[name])
+        self.filters |= {
+            "replace": _replaced,
+            "join": _joined,
+            "indent": _indented,
+            "format": _formatted,
+        }
+
+    def concatenated(self, parts: Iterable[Any]) -> str:
+        texts = [str(part) for part in parts]
+        _require(sum(map(len, texts)))
+        return "".join(texts)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        match operator:
+            case "*":
+                _require(_product_size(left, right))
+            case "**":
+                _require(abs(right) * max(1, len(str(left))) if isinstance(right, int) else 0)
+            case "%" if isinstance(left, str):
+                _check_format(left)
+        return check_size(super().call_binop(context, operator, left, right))
+
+    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """A method of a text gets no number that makes it long, and replaces no more than fits."""
+        if isinstance(obj, BuiltinMethodType) and isinstance(obj.__self__, str):
+            _check_method(obj.__self__, obj.__name__, args)
+        return check_size(super().call(context, obj, *args, **kwargs))
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """`text.format`, which the sandbox replaces by its own."""
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None:
+            _check_format(value.__self__)
+        return wrapped
+
+
+def bound_chat_templates() -> None:
+    """Have transformers compile every chat template with these limits, from now on."""
+    from transformers.utils import chat_template_utils
+
+    if chat_template_utils.ImmutableSandboxedEnvironment is not BoundedEnvironment:
+        chat_template_utils.ImmutableSandboxedEnvironment = BoundedEnvironment
+        chat_template_utils._compile_jinja_template.cache_clear()
+
+
+def check_size(value: Any) -> Any:
+    """The value, if it is not too large. Raises TemplateLimitExceeded."""
+    if isinstance(value, (str, list, tuple)):
+        _require(len(value))
+    elif isinstance(value, int) and abs(value) > _MAX_NUMBER:
+        raise TemplateLimitExceeded("it computes with numbers that are too large")
+    return value
+
+
+def _require(size: int) -> None:
+    if size > MAX_SIZE:
+        raise TemplateLimitExceeded(f"it makes more than {MAX_SIZE:,} characters or items")
+
+
+def _product_size(left: Any, right: Any) -> int:
+    """Of a text or a list taken so many times; numbers are checked by their product."""
+    for sequence, count in ((left, right), (right, left)):
+        if isinstance(sequence, (str, list, tuple)) and isinstance(count, int):
+            return len(sequence) * max(0, count)
+    return 0
+
+
+def _check_method(text: str, name: str, args: Sequence[Any]) -> None:
+    _check_numbers(args)
+    match name:
+        case "replace" if len(args) > 1:
+            _require(_replaced_size(text, str(args[0]), str(args[1])))
+        case "join" if args and isinstance(args[0], (list, tuple, str, dict)):
+            _require(_joined_size(text, [str(part) for part in args[0]]))
+        case "expandtabs":
+            _require(text.count("\t") * (args[0] if args else 8))
+
+
+def _check_numbers(values: Iterable[Any]) -> None:
+    for value in values:
+        if isinstance(value, int):
+            _require(value)
+
+
+def _check_format(text: str) -> None:
+    """Widths in a format are few digits, and stand in it."""
+    if _WIDE_FORMAT.search(text):
+        raise TemplateLimitExceeded("it formats text to a width that is too large")
+
+
+def _with_small_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        _check_numbers((*args, *kwargs.values()))
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _replaced(text: Any, old: Any, new: Any, count: int | None = None) -> str:
+    """As jinja's own."""
+    _require(_replaced_size(str(text), str(old), str(new)))
+    return str(text).replace(str(old), str(new), -1 if count is None else count)
+
+
+@pass_environment
+def _joined(
+    environment: Environment, values: Any, separator: Any = "", attribute: Any = None
+) -> str:
+    """As jinja's own."""
+    if attribute is not None:
+        values = map(make_attrgetter(environment, attribute), values)
+    texts = [str(value) for value in values]
+    _require(_joined_size(str(separator), texts))
+    return str(separator).join(texts)
+
+
+def _indented(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    """As jinja's own."""
+    size = len(width) if isinstance(width, str) else width
+    _require(len(text) + size * (text.count("\n") + 1))
+    return do_indent(text, width, first, blank)
+
+
+def _formatted(text: Any, *args: Any, **kwargs: Any) -> str:
+    """As jinja's own."""
+    _check_format(str(text))
+    return do_format(text, *args, **kwargs)
+
+
+def _replaced_size(text: str, old: str, new: str) -> int:
+    return len(text) + text.count(old) * len(new)
+
+
+def _joined_size(separator: str, texts: Sequence[str]) -> int:
+    return len(separator) * len(texts) + sum(map(len, texts))
