@@ -364,3 +364,78 @@ def real_chat(write_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def serve_real(real_chat: Any) -> Callable[..., contextlib.AbstractContextManager[Running]]:
     """A function that serves it, with access and limits as given; the engine outlives the server."""
     return lambda **options: serving(real_chat, stop_engine=lambda: None, **options)
+
+
+class ScriptedEngine:
+    """In the place of an AsyncEngine: every request is answered with `says`, token by token.
+
+    What it says goes through the real decoder and parser, as a model's own words would.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.says = ""
+        self.requests: list[Any] = []
+        self.ends: list[FinishReason] = []  # of those that were ended early
+        self._tokenizer = tokenizer
+
+    async def submit(self, request: Any) -> Any:
+        from mlxserve.async_engine import OutputStream
+        from mlxserve.request import Output
+
+        self.requests.append(request)
+        stream = OutputStream(self, request)  # type: ignore[arg-type]
+        tokens = self._tokenizer.encode(self.says)
+        limit = request.params.max_tokens or len(tokens) + 1
+        for token in tokens[:limit]:
+            stream.deliver(Output(request.id, (token,), num_prompt=request.num_prompt))
+        end = ((), FinishReason.LENGTH) if limit <= len(tokens) else (self._end, FinishReason.STOP)
+        stream.deliver(Output(request.id, *end, num_prompt=request.num_prompt))
+        return stream
+
+    @property
+    def _end(self) -> tuple[int, ...]:
+        return (min(self._tokenizer.eos_token_ids),)
+
+    def abort(self, _request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
+        self.ends.append(reason)
+
+    def keep(self, _request: Any, _seconds: float) -> None:
+        pass
+
+    def stats(self) -> Stats:
+        return Stats()
+
+    def is_alive(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def scripted_chat() -> Iterator[tuple[Any, ScriptedEngine]]:
+    """(a real Chat, the engine whose words it parses)."""
+    from mlxserve.chat import Chat
+    from mlxserve.mini import model_path
+    from mlxserve.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(model_path())
+    engine = ScriptedEngine(tokenizer)
+    chat = Chat(
+        engine,  # type: ignore[arg-type]
+        tokenizer,
+        model_name="scripted",
+        max_model_len=4_096,
+        vocab_size=tokenizer.vocab_size,
+        default_params=SamplingParams(),
+    )
+    yield chat, engine
+    chat.close()
+
+
+@pytest.fixture(scope="session")
+def serve_scripted(
+    scripted_chat: tuple[Any, ScriptedEngine],
+) -> Callable[..., contextlib.AbstractContextManager[Running]]:
+    """A function that serves it; its words outlive the server."""
+    return lambda **options: serving(scripted_chat[0], stop_engine=lambda: None, **options)
