@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mlxserve.errors import InvalidParameter
 
@@ -217,6 +217,8 @@ class Request:
     num_overtaken: int = 0  # admissions of later requests while this one lacked memory
     num_lost: int = 0  # computed tokens that the last preemption gave up
     capacity: int = 0  # known tokens for which there is a place, set by the scheduler
+    full_at: int = 0  # known tokens with which it ends for want of place or of max_tokens
+    ends_on: frozenset[int] = field(init=False)  # tokens that end it
     prefill_end: int = 0  # known tokens at the last admission; from there on it decodes
     page_table: tuple[int, ...] = ()
     saved: PageRun | None = None  # pages of it that are on disk
@@ -227,6 +229,9 @@ class Request:
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.token_ids)
+        # What the caller named ends it even where the model's own end does not.
+        own = frozenset() if self.params.ignore_eos else self.stop_ids
+        self.ends_on = own | frozenset(self.params.stop_token_ids)
 
     @property
     def num_outputs(self) -> int:
@@ -248,8 +253,7 @@ class Request:
         return self.state is RequestState.FINISHED
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """One request's tokens in one step: positions start .. start + length.
 
     `page_table` is the table as it was when the step was planned (it may only grow later).
@@ -264,6 +268,13 @@ class Chunk:
     page_table: tuple[int, ...]
     samples: bool
     is_lazy: bool = False
+
+    # Its identity, as that of its table would cost time by the length of the context.
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
 
     @property
     def end(self) -> int:
@@ -287,8 +298,7 @@ class Sampled:
     logprob: TokenLogprob | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """What one request got from one step."""
 
     request_id: str

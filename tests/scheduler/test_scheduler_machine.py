@@ -230,9 +230,9 @@ BUGS: dict[str, tuple[type, str, str, str]] = {
     ),
     "decode past a certain end": (
         Scheduler,
-        "_ends_unread",
-        "len(request.token_ids) + 1)",
-        "len(request.token_ids))",
+        "_plan_decodes",
+        "if start + 1 >= request.full_at:",
+        "if start >= request.full_at:",
     ),
     "keep computed tokens over a preemption": (
         Scheduler,
@@ -243,9 +243,9 @@ BUGS: dict[str, tuple[type, str, str, str]] = {
     "never tight": (Scheduler, "is_tight", "needed > self.pool.num_free", "False"),
     "let a decode wait behind a prompt": (
         Scheduler,
-        "schedule",
-        "for request in decodes:",
-        "for request in decodes[:1]:",
+        "_plan_decodes",
+        "for request in requests:",
+        "for request in requests[:1]:",
     ),
     "hand out a page twice": (RunSet, "_cut", "if stop < behind:", "if stop <= behind:"),
     "evict what is pinned": (PagePool, "_is_free", " and page not in self._pin_counts", ""),
