@@ -33,10 +33,20 @@ from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.pace import Pace
 from mlxserve.scheduler.preemption import PreemptionMode
 from mlxserve.scheduler.scheduler import Scheduler
+from mlxserve.spans import Spans
 from mlxserve.swapper import Swapper
 from mlxserve.tokenizer import Tokenizer
 
 log = logging.getLogger("mlxserve.build")
+
+# What a trace shows, method by method. Sampling is part of the step's graph: it is built in
+# "launch" and computed with all else that "wait for the device" waits for (on a CPU, "start").
+_SCHEDULER_SPANS = {"schedule": "schedule", "update": "update"}
+_RUNNER_SPANS = {"launch": "launch", "start": "start", "collect": "wait for the device"}
+_TOKENIZER_SPANS = (
+    {"render": "render", "encode": "encode"},
+    {"stream": {"push": "detokenise"}},
+)
 
 
 def build_chat(config: EngineConfig, files: ModelFiles | None = None) -> Chat:
@@ -45,10 +55,11 @@ def build_chat(config: EngineConfig, files: ModelFiles | None = None) -> Chat:
     `files` are the model's, where they have been found already.
     """
     files = files or find_model(config.model, config.revision)
+    spans = Spans(config.trace) if config.trace else None
     settled: list[tuple[EngineConfig, int]] = []  # what only the engine's thread can find out
 
     def build() -> Engine:
-        engine, final, vocab_size = build_engine(config, files)
+        engine, final, vocab_size = build_engine(config, files, spans)
         settled.append((final, vocab_size))
         return engine
 
@@ -58,9 +69,10 @@ def build_chat(config: EngineConfig, files: ModelFiles | None = None) -> Chat:
     final, vocab_size = settled[0]
     assert final.max_model_len is not None
     generation = _generation_config(files.path)
+    tokenizer = Tokenizer(files.path, _eos_token_ids(files, generation))
     return Chat(
         engine,
-        Tokenizer(files.path, _eos_token_ids(files, generation)),
+        spans.timed(tokenizer, *_TOKENIZER_SPANS) if spans else tokenizer,
         model_name=files.name,
         max_model_len=final.max_model_len,
         vocab_size=vocab_size,
@@ -78,7 +90,9 @@ def fingerprint(files: ModelFiles) -> str:
     return digest.hexdigest()
 
 
-def build_engine(config: EngineConfig, files: ModelFiles) -> tuple[Engine, EngineConfig, int]:
+def build_engine(
+    config: EngineConfig, files: ModelFiles, spans: Spans | None = None
+) -> tuple[Engine, EngineConfig, int]:
     """(engine, config with every None settled, vocabulary size), on the thread that will run it."""
     memory_limit = int(platform.memory().working_set * config.gpu_memory_utilization)
     loaded = load(files, is_metal=platform.is_metal(), memory_limit=memory_limit)
@@ -133,7 +147,18 @@ def build_engine(config: EngineConfig, files: ModelFiles) -> tuple[Engine, Engin
     pace = Pace(config.itl_target_ms / 1e3 or None)
     store = _store(config, files)
     swapper = Swapper(scheduler, runner, store) if store else None
-    return Engine(scheduler, runner, pace, swapper=swapper), final, loaded.vocab_size
+    if spans is None:
+        engine = Engine(scheduler, runner, pace, swapper=swapper)
+    else:
+        engine = Engine(
+            spans.timed(scheduler, _SCHEDULER_SPANS),
+            spans.timed(runner, _RUNNER_SPANS),
+            pace,
+            swapper=swapper,
+            spans=spans,
+        )
+        engine = spans.timed(engine, {"step": "step"})
+    return engine, final, loaded.vocab_size
 
 
 def choose_attention(name: str, loaded: LoadedModel) -> tuple[Backend, float]:

@@ -45,6 +45,7 @@ class EngineConfig:
         emulator (Metal's kernels on a CPU, for development)
     disable_log_stats: no throughput line in the log
     log_stats_interval: seconds between such lines
+    trace: a file for what each part of every step took, to be opened in Perfetto; None is no file
     seed: of requests that name none
     """
 
@@ -69,6 +70,7 @@ class EngineConfig:
     attention_backend: str = "auto"
     disable_log_stats: bool = False
     log_stats_interval: float = 10.0
+    trace: str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -91,6 +93,7 @@ class EngineConfig:
         self._positive("log_stats_interval")
         self._positive("swap_space")
         self._name("swap_dir")
+        self._name("trace")
         if self.preemption_mode not in PREEMPTION_MODES:
             raise InvalidConfig(
                 f"preemption_mode must be one of {PREEMPTION_MODES}, got {self.preemption_mode!r}"
@@ -167,4 +170,5 @@ class EngineOptions(TypedDict, total=False):
     attention_backend: str
     disable_log_stats: bool
     log_stats_interval: float
+    trace: str | None
     seed: int

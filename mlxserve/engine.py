@@ -20,6 +20,7 @@ from mlxserve.request import Chunk, FinishReason, Output, Pooling, Request
 from mlxserve.scheduler.pace import Pace
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.snapshot import Snapshot, view
+from mlxserve.spans import Spans
 from mlxserve.stats import SECONDS, TOKENS, Histogram, Rate, Stats
 from mlxserve.swapper import Swapper
 
@@ -36,12 +37,14 @@ class Engine:
         pace: Pace,
         clock: Callable[[], float] = time.perf_counter,
         swapper: Swapper | None = None,
+        spans: Spans | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._pace = pace
         self._clock = clock
         self._swapper = swapper
+        self._spans = spans
         self._unread: Pending | None = None
         self._early: list[Output] = []  # read between two steps
         self._began = 0.0  # when the device got the unread step
@@ -59,9 +62,11 @@ class Engine:
         return self._scheduler.has_work or bool(self._early)
 
     def close(self) -> None:
-        """Remove what is on disk. Nothing may be called after it."""
+        """Remove what is on disk, end the trace. Nothing may be called after it."""
         if self._swapper is not None:
             self._swapper.close()
+        if self._spans is not None:
+            self._spans.close()
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises what `Scheduler.add` does."""

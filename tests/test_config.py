@@ -74,7 +74,7 @@ def bad_values() -> list[tuple[str, object]]:
         found += [(name, value) for value in (None, 0, 1, "yes")]
     found += [("preemption_mode", value) for value in ("SWAP", "", None, 3)]
     found += [("swap_space", value) for value in (0, -1, "4", None, True, math.nan, math.inf)]
-    found += [("swap_dir", value) for value in ("", 3)]
+    found += [(name, value) for name in ("swap_dir", "trace") for value in ("", 3)]
     found += [("attention_backend", value) for value in ("cuda", "", None, 3)]
     found += [(name, value) for name in ("model", "revision") for value in ("", 3, ["a"])]
     return found

@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "mlxserve/allocator": set(),
     "mlxserve/platform": {"mlxserve/allocator", "mlxserve/errors"},
     "mlxserve/request": {"mlxserve/errors"},
+    "mlxserve/spans": {"mlxserve/errors"},
     "mlxserve/worker": set(),
     "mlxserve/cache/__init__": set(),
     "mlxserve/cache/hashing": set(),
@@ -59,6 +60,7 @@ ALLOWED: dict[str, set[str]] = {
         "mlxserve/request",
         "mlxserve/scheduler",
         "mlxserve/snapshot",
+        "mlxserve/spans",
         "mlxserve/stats",
     },
     "mlxserve/async_engine": {

@@ -344,3 +344,21 @@ def test_a_structure_that_cannot_be_followed_is_refused(llm: LLM) -> None:
     params = SamplingParams(structure=Structure(StructureKind.REGEX, "("))
     with pytest.raises(InvalidParameter, match="structure: cannot be followed"):
         llm.generate("Hi", params, use_tqdm=False)
+
+
+def test_a_trace_shows_the_parts_of_every_step(
+    llm: LLM, model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "trace.json"
+    options: dict[str, Any] = {"num_pages": 128, "page_size": 16, "disable_log_stats": True}
+    with LLM(str(model_folder("qwen3")), trace=str(file), **options) as traced:
+        found = traced.generate("Hello", GREEDY, use_tqdm=False)
+    assert found[0].token_ids == llm.generate("Hello", GREEDY, use_tqdm=False)[0].token_ids
+    events = [json.loads(line.removesuffix(",")) for line in file.read_text().splitlines()[1:]]
+    spans = {event["name"]: event["tid"] for event in events if event["ph"] == "X"}
+    device = {"step", "schedule", "launch", "start", "wait for the device", "update"}
+    assert set(spans) == device | {"encode", "detokenise"}
+    assert len({spans[name] for name in device}) == 1
+    assert spans["detokenise"] != spans["step"]
+    threads = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert threads[spans["step"]] == "mlxserve-engine"

@@ -41,7 +41,7 @@ OPTION_PANELS = {
         "swap_space",
         "swap_dir",
     ),
-    "Log": ("log_level", "disable_log_stats", "log_stats_interval"),
+    "Log": ("log_level", "disable_log_stats", "log_stats_interval", "trace"),
 }
 
 

@@ -1,0 +1,124 @@
+"""Spans: what each part of the server did when, as a file for chrome://tracing or Perfetto.
+
+`timed` puts an object between a caller and another one that notes how long named methods took.
+Nothing of this runs, and no call is slower, unless a trace was asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from mlxserve.errors import InvalidConfig
+
+T = TypeVar("T")
+
+
+class Spans:
+    """Appends complete events of the Trace Event Format to a file. Any thread may add one.
+
+    The closing bracket is optional in that format, so that the file of a killed server is read.
+    """
+
+    def __init__(self, path: str, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        """Raises InvalidConfig if the file cannot be written."""
+        try:
+            self._file = Path(path).expanduser().open("w", encoding="utf-8", buffering=1 << 16)
+        except OSError as error:
+            raise InvalidConfig(f"trace: {path} cannot be written: {error.strerror}") from error
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._named: set[int] = set()
+        self._file.write("[\n")
+
+    def timed(
+        self, target: T, methods: Mapping[str, str], made: Mapping[str, Mapping[str, str]] = {}
+    ) -> T:
+        """The object, with a span for each call of `methods` (name -> what the span is called).
+
+        `made`: the same for the objects that a method returns.
+        """
+        return cast(T, _Timed(target, methods, made, self))
+
+    def returning(
+        self, method: Callable[..., Any], methods: Mapping[str, str]
+    ) -> Callable[..., Any]:
+        """The method, with a span for each call of the named methods of what it returns."""
+
+        @wraps(method)
+        def making(*args: Any, **options: Any) -> Any:
+            return self.timed(method(*args, **options), methods)
+
+        return making
+
+    def call(self, span: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        """The method, with a span for each call."""
+
+        @wraps(method)
+        def measured(*args: Any, **options: Any) -> Any:
+            started = self._clock()
+            try:
+                return method(*args, **options)
+            finally:
+                self._add(span, started, self._clock())
+
+        return measured
+
+    def close(self) -> None:
+        """Write what is left. Idempotent; spans added later are lost."""
+        with self._lock:
+            self._file.close()
+
+    def _add(self, span: str, started: int, ended: int) -> None:
+        thread = threading.get_native_id()
+        event = {
+            "name": span,
+            "ph": "X",
+            "ts": started / 1e3,
+            "dur": (ended - started) / 1e3,
+            "pid": 0,
+            "tid": thread,
+        }
+        with self._lock:
+            if self._file.closed:
+                return
+            if thread not in self._named:
+                self._named.add(thread)
+                self._write(
+                    {
+                        "name": "thread_name",
+                        "ph": "M",
+                        "pid": 0,
+                        "tid": thread,
+                        "args": {"name": threading.current_thread().name},
+                    }
+                )
+            self._write(event)
+
+    def _write(self, event: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(event) + ",\n")
+
+
+class _Timed:
+    """Stands for another object."""
+
+    def __init__(
+        self,
+        target: object,
+        methods: Mapping[str, str],
+        made: Mapping[str, Mapping[str, str]],
+        spans: Spans,
+    ) -> None:
+        self._target = target
+        for method, span in methods.items():
+            setattr(self, method, spans.call(span, getattr(target, method)))
+        for method, theirs in made.items():
+            setattr(self, method, spans.returning(getattr(target, method), theirs))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
