@@ -1,0 +1,184 @@
+"""Calls that a grammar allows are calls that the parser reads, with arguments by their schema."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import jsonschema
+import pytest
+from mlx_lm.tool_parsers import json_tools, kimi_k2, mistral, qwen3_coder
+
+from mlxserve.errors import InvalidParameter
+from mlxserve.guidance.calls import call_grammar
+from mlxserve.guidance.grammars import Grammars
+from mlxserve.guidance.planner import Planner
+from mlxserve.mini import model_path
+from mlxserve.parsing.markup import Markup, Part
+from mlxserve.parsing.parser import TurnParser
+from mlxserve.parsing.turn import ToolCallDelta, ToolChoice, Turn, join_calls
+from mlxserve.request import SamplingParams, Structure, StructureKind
+from mlxserve.tokenizer import Tokenizer
+
+START, END = 2040, 2  # the embedded model's <tool_call> stands for each family's marker
+LOOK = {
+    "type": "object",
+    "properties": {
+        "at": {"type": "string", "enum": ["here", "zu Haus"]},
+        "n": {"type": "integer", "minimum": 0, "maximum": 20},
+        "deep": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+    },
+    "required": ["at", "n"],
+}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "look", "parameters": LOOK}},
+    {"type": "function", "function": {"name": "rest"}},
+]
+FAMILIES = {
+    "json_tools": json_tools,
+    "mistral": mistral,
+    "kimi_k2": kimi_k2,
+    "qwen3_coder": qwen3_coder,
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(model_path())
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer: Tokenizer) -> Iterator[Grammars]:
+    found = Grammars(tokenizer, tokenizer.vocab_size)
+    yield found
+    found.close()
+
+
+def markup(name: str) -> Markup:
+    module: Any = FAMILIES[name]
+    return Markup(
+        edges={Part.TEXT: (("<tool_call>", Part.CALL),)},
+        call_format=name,
+        call_end=module.tool_call_end,
+        parse_call=module.parse_tool_call,
+        call_start=(START,),
+        token_ids={"<tool_call>": START, "</tool_call>": 2041},
+    )
+
+
+def written(tokenizer: Tokenizer, grammars: Grammars, source: str, seed: int) -> str:
+    """What somebody writes who picks any token that the grammar allows."""
+    rng = Random(seed)
+    structure = Structure(StructureKind.GRAMMAR, source, "tools")
+    matcher = asyncio.run(grammars.compile(structure))
+    token_ids: list[int] = []
+    while len(token_ids) < 2_000:
+        mask = matcher.compute_bitmask()
+        allowed = [t for t in range(len(mask) * 8) if mask[t >> 3] >> (t & 7) & 1]
+        token = END if END in allowed else rng.choice(allowed)
+        if token == END:
+            break
+        token_ids.append(token)
+        assert matcher.consume_token(token)
+    return tokenizer.decode(token_ids)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_what_a_grammar_allows_is_read_and_valid(
+    name: str, is_whole: bool, tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    family = markup(name)
+    source = call_grammar(family, TOOLS, is_whole=is_whole, repeats=True)
+    assert source is not None
+    names = set()
+    for seed in range(4):
+        text = written(tokenizer, grammars, source, seed)
+        parser = TurnParser(family, Turn(tools=TOOLS))
+        events = [*parser.push(text if is_whole else f"<tool_call>{text}"), *parser.finish()]
+        calls = join_calls([event for event in events if isinstance(event, ToolCallDelta)])
+        assert len(events) == len([e for e in events if isinstance(e, ToolCallDelta)]), text
+        assert calls, text
+        names |= {call.name for call in calls}
+        for call in calls:
+            schema = LOOK if call.name == "look" else {"const": {}}
+            jsonschema.validate(json.loads(call.arguments), schema)
+    assert names == {"look", "rest"}
+
+
+def test_a_text_of_qwen_coder_is_anything_up_to_its_end(
+    tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    parameters = {"type": "object", "properties": {"code": {"type": "string"}}}
+    tools = [{"type": "function", "function": {"name": "run", "parameters": parameters}}]
+    source = call_grammar(markup("qwen3_coder"), tools, is_whole=False, repeats=False)
+    assert source is not None
+    matcher = asyncio.run(grammars.compile(Structure(StructureKind.GRAMMAR, source, "tools")))
+    text = (
+        "\n<function=run>\n<parameter=code>\nif a < b:\n    print('</param>')\n</parameter>\n"
+        "</function>\n</tool_call>"
+    )
+    token_ids = tokenizer.encode(text)
+    assert matcher.try_consume_tokens(token_ids) == len(token_ids)
+    assert matcher.is_stopped()
+
+
+def test_formats_that_are_not_known_have_no_grammar() -> None:
+    unknown = Markup(call_format="glm47", call_start=(START,))
+    assert call_grammar(unknown, TOOLS, is_whole=True, repeats=True) is None
+    several = Markup(call_format="json_tools", call_start=(1, 2))
+    assert call_grammar(several, TOOLS, is_whole=True, repeats=True) is None
+
+
+# ---- what is planned
+
+
+@pytest.fixture(scope="module")
+def planner(tokenizer: Tokenizer) -> Iterator[Planner]:
+    found = Planner(tokenizer, tokenizer.vocab_size)
+    yield found
+    found.close()
+
+
+def plan(planner: Planner, turn: Turn | None, structure: Structure | None = None) -> Any:
+    return asyncio.run(planner.guide([5, 6], SamplingParams(structure=structure), turn))
+
+
+def test_most_answers_have_no_guide(planner: Planner) -> None:
+    assert plan(planner, None) is None
+    assert plan(planner, Turn()) is None
+    assert plan(planner, Turn(tools=TOOLS, tool_choice=ToolChoice.NONE)) is None
+
+
+def test_a_free_choice_of_tools_delays_no_token_until_a_call_begins(planner: Planner) -> None:
+    guide = plan(planner, Turn(tools=TOOLS))
+    assert guide.mask() is None
+    assert not guide.must_wait
+    guide.read([START])
+    assert guide.must_wait
+
+
+def test_a_tool_whose_schema_cannot_be_followed_is_free_unless_it_is_required(
+    planner: Planner,
+) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "no such type"}}}
+    tools = [{"type": "function", "function": {"name": "odd", "parameters": parameters}}]
+    assert plan(planner, Turn(tools=tools)) is None
+    with pytest.raises(InvalidParameter, match="tools: cannot be followed"):
+        plan(planner, Turn(tools=tools, tool_choice=ToolChoice.REQUIRED))
+
+
+def test_a_structure_beside_tools_is_one_or_the_other(planner: Planner) -> None:
+    schema = Structure(StructureKind.JSON_SCHEMA, '{"const": {"a": 1}}', "response_format")
+    guide = plan(planner, Turn(tools=TOOLS), schema)
+    mask = guide.mask()
+    allowed = {t for t in range(len(mask) * 8) if mask[t >> 3] >> (t & 7) & 1}
+    assert START in allowed
+    assert 2 <= len(allowed) < 10
+    with pytest.raises(InvalidParameter, match="cannot be combined with tools"):
+        plan(planner, Turn(tools=TOOLS), Structure(StructureKind.REGEX, "a", "structured_outputs"))
+    with pytest.raises(InvalidParameter, match="cannot be both"):
+        plan(planner, Turn(tools=TOOLS, tool_choice=ToolChoice.REQUIRED), schema)
