@@ -167,12 +167,13 @@ class Tokenizer:
                 raise InvalidRequest(f"messages: each must be an object, got {message!r:.80}")
             if isinstance(message.get("content"), str):
                 _check_text(message["content"])
+        conversation = [self._with_arguments(message) for message in messages]
         try:
-            if self._types_control_tokens(messages):
+            if self._types_control_tokens(messages, tools):
                 template_kwargs["sanitize_control_tokens"] = True
             with self._lock:
                 ids = self._wrapper.apply_chat_template(
-                    [self._with_arguments(message) for message in messages],
+                    conversation,
                     tools=list(tools) if tools else None,
                     add_generation_prompt=add_generation_prompt,
                     **template_kwargs,
@@ -205,13 +206,18 @@ class Tokenizer:
         special = frozenset(token_id for token_id, token in added if token.special)
         return (special | frozenset(self._wrapper.all_special_ids)) - self.markup.tokens
 
-    def _types_control_tokens(self, messages: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether a control token stands in what people or tools said.
+    def _types_control_tokens(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> bool:
+        """Whether a control token stands in what people or tools said, or in what tools are.
 
         Without one the plain rendering is the same, and templates that look into earlier answers
         (to drop their thinking, say) see them unmarked.
         """
         said = [str(message.get("content")) for message in messages if _is_from_outside(message)]
+        said.append(json.dumps(list(tools or ()), ensure_ascii=False))
         return any(token in text for text in said for token in self._added_tokens)
 
 
