@@ -25,6 +25,7 @@ class TurnParser:
             part: tuple((m, to) for m, to in found if to is not Part.CALL or turn.may_call)
             for part, found in markup.edges.items()
         }
+        self._markers = {part: tuple(m for m, _ in found) for part, found in self._edges.items()}
         self._part = Part.THINKING if is_thinking else markup.first
         self._numbers = CallNumbers()
         self._reader: Reader | None = None
@@ -63,7 +64,7 @@ class TurnParser:
         edges = self._edges.get(self._part, ())
         found = [(at, -len(m), m, to) for m, to in edges if (at := self._held.find(m)) >= 0]
         if not found:
-            keep = overlap(self._held, [marker for marker, _ in edges])
+            keep = overlap(self._held, self._markers.get(self._part, ()))
             cut = len(self._held) - keep
             text, self._held = self._held[:cut], self._held[cut:]
             yield from self._show(text)
