@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from mlxserve.errors import InvalidParameter
+from mlxserve.errors import EngineStopped, InvalidParameter
 from mlxserve.request import Structure, StructureKind
 
 if TYPE_CHECKING:
@@ -41,12 +41,18 @@ class Grammars:
         self._source = tokenizer
         self._tokenizer: LLTokenizer | None = None
         self._lock = threading.Lock()
+        self._is_closed = False
         self._kept: OrderedDict[tuple[StructureKind, str], LLMatcher] = OrderedDict()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="mlxserve-grammar")
 
     async def compile(self, structure: Structure) -> LLMatcher:
-        """A matcher of its own. Raises InvalidParameter, naming the structure's field."""
+        """A matcher of its own.
+
+        Raises InvalidParameter, naming the structure's field, and EngineStopped.
+        """
         _check_size(structure)
+        if self._is_closed:
+            raise EngineStopped("The engine was closed.")
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._threads, self._load_tokenizer)
         work = loop.run_in_executor(self._threads, self._compiled, structure)
@@ -59,6 +65,7 @@ class Grammars:
         return compiled.deep_copy()
 
     def close(self) -> None:
+        self._is_closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _load_tokenizer(self) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator, Sequence
 
 import pytest
 
-from mlxserve.errors import InvalidParameter
+from mlxserve.errors import EngineStopped, InvalidParameter
 from mlxserve.guidance.grammars import MAX_DEPTH, MAX_PROPERTIES, MAX_SOURCE, Grammars
 from mlxserve.guidance.guide import Guide, Plan
 from mlxserve.mini import model_path
@@ -218,6 +219,21 @@ def test_what_cannot_be_followed_is_refused_by_its_field(
 )
 def test_what_is_known_to_stop_other_servers_is_quick(source: str, grammars: Grammars) -> None:
     assert compiled(grammars, StructureKind.JSON_SCHEMA, source).compute_bitmask()
+
+
+def test_a_compiler_that_takes_too_long_is_not_waited_for(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_over = threading.Event()
+    grammars = Grammars(tokenizer, 2100)
+    monkeypatch.setattr("mlxserve.guidance.grammars.COMPILE_SECONDS", 0.01)
+    monkeypatch.setattr(grammars, "_compile", lambda structure: is_over.wait(20))
+    with pytest.raises(InvalidParameter, match="response_format: takes more than"):
+        digit(grammars)
+    is_over.set()
+    grammars.close()
+    with pytest.raises(EngineStopped):
+        digit(grammars)
 
 
 def test_a_grammar_that_is_kept_is_shared_by_nobody(
