@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
 
@@ -107,8 +108,14 @@ class ChatApp(App[None]):
         self._hint()
         if self._warning:
             await self.window.transcript.say(self._warning, is_error=True)
+        self.call_after_refresh(self._begin)
+
+    def _begin(self) -> None:
+        """What the first picture need not wait for."""
         self._link.connect()
         self.run_worker(self._load_history())
+        for module in ("markdown_it", "tui.syntax"):
+            self.run_worker(partial(import_module, module), thread=True)
 
     def on_resize(self, event: Resize) -> None:
         self._hint()

@@ -15,14 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
 from textual.strip import Strip
 
 from tui.paint import PLAIN_SIZE, Painter
 from tui.sanitise import clean
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.token import Token
 
 # Lines of an open fence or list painted again on each flush (a flush is then some 10 ms).
 MAX_OPEN_LINES = 40
@@ -108,6 +110,12 @@ class Continuation:
         return replace(block, continued=True, first_number=number)
 
 
+def _commonmark() -> MarkdownIt:
+    from markdown_it import MarkdownIt  # the first picture does not wait for it
+
+    return MarkdownIt("commonmark", {"html": False})
+
+
 @dataclass(frozen=True, slots=True)
 class Painted:
     block: Block
@@ -119,7 +127,7 @@ class Parser:
 
     def __init__(self) -> None:
         # HTML is text to us; autolinks need no extra dependency.
-        self._parser = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
+        self._parser = _commonmark().enable(["table", "strikethrough"])
         self._references: dict[str, Any] = {}
 
     @property
@@ -341,6 +349,6 @@ def _start(tokens: Sequence[Token]) -> int:
 
 def last_code(text: str) -> str | None:
     """What stands in the last block of code, as it was written."""
-    tokens = MarkdownIt("commonmark", {"html": False}).parse(text)
+    tokens = _commonmark().parse(text)
     blocks = [t.content for t in tokens if t.type in ("fence", "code_block")]
     return blocks[-1] if blocks else None

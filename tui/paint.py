@@ -10,14 +10,8 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from markdown_it.token import Token
-from pygments.lexer import Lexer
-from pygments.lexers import get_lexer_by_name
-from pygments.token import Token as Syntax
-from pygments.token import _TokenType
-from pygments.util import ClassNotFound
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
@@ -29,6 +23,9 @@ from textual.strip import Strip
 
 from tui.sanitise import clean, one_line
 from tui.theme import Palette
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
 
 # Beyond this a block that is not code is shown as plain text: inline parsing of one huge
 # paragraph is superlinear, and nobody reads its emphasis.
@@ -166,31 +163,12 @@ class Painter:
 
     def _highlight(self, code: str, language: str) -> Text:
         text = Text(code, self.palette.code)
-        lexer = _lexer(language) if len(code) <= HIGHLIGHT_SIZE else None
-        if lexer is None:
-            return text
-        for start, kind, value in lexer.get_tokens_unprocessed(code):
-            style = self._syntax_style(kind)
-            if style is not None:
-                text.stylize(style, start, start + len(value))
-        return text
+        if language and len(code) <= HIGHLIGHT_SIZE:
+            from tui.syntax import spans
 
-    def _syntax_style(self, kind: _TokenType) -> Style | None:
-        for family, style in (
-            (Syntax.Comment, self.palette.comment),
-            (Syntax.Keyword, self.palette.keyword),
-            (Syntax.Operator.Word, self.palette.keyword),
-            (Syntax.Literal.String, self.palette.string),
-            (Syntax.Literal.Number, self.palette.number),
-            (Syntax.Name.Function, self.palette.name),
-            (Syntax.Name.Class, self.palette.name),
-            (Syntax.Name.Tag, self.palette.name),
-            (Syntax.Name.Builtin, self.palette.name),
-            (Syntax.Name.Decorator, self.palette.name),
-        ):
-            if kind[: len(family)] == family:
-                return style
-        return None
+            for style, start, end in spans(code, language, self.palette):
+                text.stylize(style, start, end)
+        return text
 
     def _table(self, inner: Sequence[Token], frame: Frame) -> list[Strip]:
         rows = [
@@ -335,12 +313,3 @@ def _fold(text: Text, width: int) -> Iterator[Text]:
                 cells = 0
             cells += size
         yield from line.divide(cuts)
-
-
-def _lexer(language: str) -> Lexer | None:
-    if not language:
-        return None
-    try:
-        return get_lexer_by_name(language, stripnl=False)
-    except ClassNotFound:
-        return None

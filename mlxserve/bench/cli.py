@@ -188,6 +188,52 @@ for _workload in WORKLOADS.values():
     )(_serving(_workload))
 
 
+@app.command()
+def startup(
+    model: Model = "mlxserve-mini",
+    against: Annotated[list[str] | None, typer.Option(help="mlx-lm, for its server.")] = None,
+    pairs: Annotated[int, typer.Option(min=1, help="Interleaved pairs of starts.")] = 3,
+    json: Json = None,
+) -> None:
+    """Seconds from the start of a server's process until it is ready, and to its first token."""
+    from mlxserve.bench.startup import bench_startup
+
+    _finish(bench_startup(_resolve(model), against=against or [], pairs=pairs), json)
+
+
+@app.command()
+def overhead(
+    model: Model = "mlxserve-mini",
+    pairs: Annotated[int, typer.Option(min=1, help="Interleaved pairs of runs.")] = 5,
+    streams: Annotated[int, typer.Option(min=1, help="Answers at the same time.")] = 16,
+    tokens: Annotated[int, typer.Option(min=2, help="Of each answer, at most.")] = 64,
+    json: Json = None,
+) -> None:
+    """What the API costs beside the engine: microseconds of CPU per streamed token."""
+    from mlxserve.bench.overhead import bench_overhead
+
+    report = bench_overhead(_resolve(model), pairs=pairs, streams=streams, tokens=tokens)
+    _finish(report, json)
+
+
+@app.command()
+def screen(
+    runs: Annotated[int, typer.Option(min=1, help="Of each measurement.")] = 3,
+    seconds: Annotated[float, typer.Option(min=1, help="That each of them takes.")] = 6.0,
+    text: Annotated[
+        list[str] | None, typer.Option(help="prose, fence, list or long; may be repeated.")
+    ] = None,
+    json: Json = None,
+) -> None:
+    """The terminal: first picture, idle CPU, and stalls while answers come, beside Textual's own."""
+    from mlxserve.bench.screen import TEXTS, bench_screen
+
+    texts = text or list(TEXTS)
+    if unknown := set(texts) - set(TEXTS):
+        raise typer.BadParameter(f"{unknown.pop()!r} is not one of {', '.join(TEXTS)}.")
+    _finish(bench_screen(runs=runs, seconds=seconds, texts=texts), json)
+
+
 def _resolve(model: str) -> str:
     return str(synthetic_model(model)) if model.startswith(PREFIX) else model
 

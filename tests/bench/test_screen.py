@@ -1,0 +1,63 @@
+"""The bench of the terminal measures something; how much is not for a test to say."""
+
+import asyncio
+
+import pytest
+
+from mlxserve.bench import screen
+from mlxserve.bench.screen import TEXTS, bench_screen, percentile
+from tui import measure
+
+
+def test_every_text_of_the_table_can_be_streamed() -> None:
+    assert set(TEXTS) == set(measure.TEXTS)
+    assert measure.TEXTS["fence"].count("\n") == 601
+    assert measure.TEXTS["list"].count("\n") == 200
+    assert len(measure.TEXTS["long"]) > 190_000
+
+
+def test_a_text_comes_whole_its_end_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "PIECES_PER_SECOND", 10_000)
+
+    async def collect() -> list[str]:
+        return [piece async for piece in measure._pieces("x" * 100, 0.0005)]
+
+    pieces = asyncio.run(collect())
+    assert [len(piece) for piece in pieces] == [80, 4, 4, 4, 4, 4]
+
+
+def test_a_percentile_is_one_of_the_values() -> None:
+    values = [float(n) for n in range(100, 0, -1)]
+    assert percentile(values, 0.95) == 96.0
+    assert percentile([7.0], 0.95) == 7.0
+
+
+def test_the_report_puts_a_baseline_beside_each_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen, "_python_alone", lambda: 0.02)
+    monkeypatch.setattr(screen, "_first_paint", lambda command: 0.2)
+    results = {"idle": {"cpu_percent": [0.5]}, "stream": {"stalls": [0.001, 0.03]}}
+    monkeypatch.setattr(screen, "_result", lambda kind, *more: results[kind])
+    report = bench_screen(runs=2, seconds=1.0, texts=["fence"])
+    medians = {figure.name: figure.text() for figure in report.figures}
+    assert medians == {
+        "first paint, mlxserve chat": "200 ms",
+        "first paint, an empty Textual app": "200 ms",
+        "Python alone, start to end": "20 ms",
+        "idle, of one core": "0.5 %",
+        "a 600-line fence: stall p95": "30 ms",
+        "a 600-line fence: longest": "30 ms",
+        "  Textual's Markdown: stall p95": "30 ms",
+        "  Textual's Markdown: longest": "30 ms",
+    }
+
+
+def test_a_program_that_shows_nothing_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="showed nothing"):
+        screen._first_paint(["sh", "-c", "true"])
+
+
+@pytest.mark.slow
+def test_a_measurement_runs_in_a_terminal_of_its_own() -> None:
+    found = screen._result("stream", "fence", "ours", "1")
+    assert len(found["stalls"]) > 5
+    assert screen._first_paint(screen._EMPTY) > 0

@@ -1,0 +1,194 @@
+"""`python -m tui.measure`: one measurement of the screen, in the terminal it is started in.
+
+    idle SECONDS OUT               the share of a core that the chat takes while nothing happens
+    stream TEXT ours|textual SECONDS OUT
+                                   how long the event loop is held up while an answer comes, in
+                                   the chat or in Textual's own Markdown widget
+
+What was measured is written to OUT as JSON. `mlxserve bench screen` starts this in terminals of
+its own and makes a table of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+from textual.app import App, ComposeResult
+from textual.containers import VerticalScroll
+from textual.widgets import Markdown
+
+from tui.app import ChatApp
+from tui.client import ChatClient
+from tui.connection import Connection, Connector, Waiting, Wanted
+from tui.events import Finish, Piece, TextPiece
+from tui.home import Home
+from tui.store import Store
+
+PIECES_PER_SECOND = 100
+PIECE_SIZE = 4  # characters: a token's worth
+TEXTS: Mapping[str, str] = {
+    "prose": ("Some words of *ordinary* prose with `code`. " * 5 + "\n\n") * 60,
+    "fence": "```python\n" + "    x = foo(bar, [1, 2, 3], 'abc')  # words\n" * 600,
+    "list": "".join(f"- item **{n}** with some words and `code`\n" for n in range(200)),
+    "long": ("Some words of *ordinary* prose with `code`. " * 5 + "\n\n") * 900,
+}
+_LOOK_SECONDS = 0.01  # between two looks at how late the loop is
+_SETTLE_SECONDS = 2.0  # from the first picture to what is called idle
+
+Measurement = Mapping[str, Sequence[float]]
+
+
+async def _pieces(text: str, seconds: float) -> AsyncGenerator[str, None]:
+    """All but its end at once; the end at the speed of a fast model."""
+    rest = min(len(text), int(PIECES_PER_SECOND * seconds) * PIECE_SIZE)
+    start = len(text) - rest
+    yield text[:start]
+    for at in range(start, len(text), PIECE_SIZE):
+        yield text[at : at + PIECE_SIZE]
+        await asyncio.sleep(1 / PIECES_PER_SECOND)
+
+
+class ScriptedClient(ChatClient):
+    """A server that says one text."""
+
+    def __init__(self, text: str, seconds: float) -> None:
+        super().__init__("http://127.0.0.1:1")
+        self._text = text
+        self._seconds = seconds
+
+    async def stream(
+        self,
+        messages: Sequence[Mapping[str, str]],  # noqa: ARG002 (whatever is asked)
+        *,
+        model: str,  # noqa: ARG002
+    ) -> AsyncGenerator[Piece, None]:
+        async with aclosing(_pieces(self._text, self._seconds)) as pieces:
+            async for piece in pieces:
+                yield TextPiece(piece)
+        yield Finish("stop")
+
+
+class ScriptedConnector(Connector):
+    """Connects at once."""
+
+    def __init__(self, client: ChatClient, home: Home) -> None:
+        super().__init__(Wanted(url=client.url), home)
+        self._client = client
+
+    async def connect(self, report: Callable[[Waiting], None]) -> Connection:  # noqa: ARG002
+        return Connection(self._client, ["scripted"], "scripted")
+
+
+class TextualMarkdownApp(App[None]):
+    """An answer in the widget that Textual has for it."""
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll():
+            yield Markdown()
+
+    async def answer(self, text: str, seconds: float) -> None:
+        self.query_one(VerticalScroll).anchor()
+        stream = Markdown.get_stream(self.query_one(Markdown))
+        async with aclosing(_pieces(text, seconds)) as pieces:
+            async for piece in pieces:
+                await stream.write(piece)
+        await stream.stop()
+
+
+async def _in_chat(
+    client: ChatClient, measure: Callable[[ChatApp], Awaitable[Measurement]]
+) -> Measurement:
+    with tempfile.TemporaryDirectory() as folder:
+        home = Home(Path(folder) / "home")
+        app = ChatApp(ScriptedConnector(client, home), Store.open(home.chats), home)
+        running = asyncio.create_task(app.run_async())
+        try:
+            await _until(lambda: "Ready" in _status(app))
+            return await measure(app)
+        finally:
+            await app.action_quit()
+            await running
+
+
+def _status(app: ChatApp) -> str:
+    return app.window.status.words if app.is_running and app.window.is_mounted else ""
+
+
+async def idle(seconds: float) -> Measurement:
+    """Per cent of one core, in one value."""
+
+    async def measure(_: ChatApp) -> Measurement:
+        await asyncio.sleep(_SETTLE_SECONDS)
+        began, cpu = time.monotonic(), time.process_time()
+        await asyncio.sleep(seconds)
+        share = (time.process_time() - cpu) / (time.monotonic() - began)
+        return {"cpu_percent": [100 * share]}
+
+    return await _in_chat(ScriptedClient("", 0), measure)
+
+
+async def stream_ours(text: str, seconds: float) -> Measurement:
+    """Seconds by which each look at the clock was late while the answer came."""
+
+    async def measure(app: ChatApp) -> Measurement:
+        app.exchange.send("go")
+        await _until(lambda: app.exchange.is_answering)
+        return {"stalls": await _stalls(lambda: app.exchange.is_answering, seconds)}
+
+    return await _in_chat(ScriptedClient(text, seconds), measure)
+
+
+async def stream_textual(text: str, seconds: float) -> Measurement:
+    """The same, in Textual's own widget."""
+    app = TextualMarkdownApp()
+    running = asyncio.create_task(app.run_async())
+    await _until(lambda: app.is_running and bool(app.query(Markdown)))
+    answering = asyncio.create_task(app.answer(text, seconds))
+    stalls = await _stalls(lambda: not answering.done(), seconds)
+    answering.cancel()
+    app.exit()
+    await running
+    return {"stalls": stalls}
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    while True:
+        if is_so():
+            return
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def _stalls(is_going: Callable[[], bool], seconds: float) -> list[float]:
+    """While it goes on, at most three times as long as it should."""
+    stalls, deadline = list[float](), time.monotonic() + 3 * seconds
+    while is_going() and time.monotonic() < deadline:
+        began = time.perf_counter()
+        await asyncio.sleep(_LOOK_SECONDS)
+        stalls.append(time.perf_counter() - began - _LOOK_SECONDS)
+    return stalls
+
+
+def main(arguments: Sequence[str]) -> int:
+    match arguments:
+        case ["idle", seconds, out]:
+            found = asyncio.run(idle(float(seconds)))
+        case ["stream", text, "ours", seconds, out] if text in TEXTS:
+            found = asyncio.run(stream_ours(TEXTS[text], float(seconds)))
+        case ["stream", text, "textual", seconds, out] if text in TEXTS:
+            found = asyncio.run(stream_textual(TEXTS[text], float(seconds)))
+        case _:
+            print(__doc__, file=sys.stderr)
+            return 2
+    Path(out).write_text(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
