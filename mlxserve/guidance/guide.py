@@ -72,10 +72,6 @@ class Guide:
         if not plan.is_thinking and not (plan.think_start and plan.may_think):
             self._leave_thinking()
 
-    def fork(self) -> Guide:
-        """A guide of another answer to the same prompt."""
-        return Guide(self._plan)
-
     def read(self, token_ids: Sequence[int]) -> None:
         """Tokens that were chosen."""
         for token in token_ids:
