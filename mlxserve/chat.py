@@ -153,6 +153,9 @@ class Chat:
         return self._tokenizer.encode(text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
+        """Raises InvalidParameter for what is no token: some tokenizers fail, some say nothing."""
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._vocab_size):
+            raise InvalidParameter("tokens", f"must be from 0 to {self._vocab_size - 1}")
         return self._tokenizer.decode(token_ids)
 
     # ---- answers

@@ -28,6 +28,7 @@ from mlxserve.api.metrics import Metrics
 from mlxserve.api.naming import ModelNames
 from mlxserve.api.native import Native
 from mlxserve.api.openai import OpenAI
+from mlxserve.api.openapi import OpenAPI
 from mlxserve.api.prefixes import Prefixes
 from mlxserve.api.responses import Responses
 from mlxserve.api.security import (
@@ -62,17 +63,18 @@ def create_app(
     limits = KeyLimits(access.max_requests_per_key, access.requests_per_minute_per_key)
     metrics = Metrics(chat)
     service = Service(chat, ModelNames(chat.model_name, tuple(aliases)), metrics)
+    routes = [
+        *OpenAI(service).routes(),
+        *Responses(service).routes(),
+        *Anthropic(service).routes(),
+        *Embeddings(service).routes(),
+        *Prefixes(service).routes(),
+        *Tokenization(service).routes(),
+        *Native(chat, drain).routes(),
+        *_Watch(chat, metrics, drain).routes(),
+    ]
     app = Starlette(
-        routes=[
-            *OpenAI(service).routes(),
-            *Responses(service).routes(),
-            *Anthropic(service).routes(),
-            *Embeddings(service).routes(),
-            *Prefixes(service).routes(),
-            *Tokenization(service).routes(),
-            *Native(chat, drain).routes(),
-            *_Watch(chat, metrics, drain).routes(),
-        ],
+        routes=[*routes, *OpenAPI(routes).routes()],
         middleware=[
             Middleware(RequestId),
             Middleware(

@@ -48,7 +48,7 @@ class UnknownFields:
         self._logged: set[str] = set()
 
     def warn(self, names: Iterable[str]) -> dict[str, str]:
-        shown = [ascii(name)[1:-1][:64] for name in names][:_MAX_NAMES_SHOWN]
+        shown = [_shown(name) for name in names][:_MAX_NAMES_SHOWN]
         if not shown:
             return {}
         new = [name for name in shown if name not in self._logged]
@@ -56,3 +56,9 @@ class UnknownFields:
             self._logged.update(new)
             logger.warning("Request fields without effect: %s", ", ".join(new))
         return {WARNING_HEADER: f"ignored unknown fields: {', '.join(shown)}"}
+
+
+def _shown(name: str) -> str:
+    """As it may stand in a header, which neither begins nor ends with a space; else in quotes."""
+    text = ascii(name)[1:-1][:64]
+    return text if text and text == text.strip() else f"'{text}'"

@@ -47,7 +47,10 @@ class Tokenization:
     async def detokenize(self, request: Request) -> Response:
         asked = await read_request(DetokenizeRequest, request)
         self._names.check(asked.model)
-        text = await asyncio.to_thread(self._chat.decode, asked.tokens)
+        try:
+            text = await asyncio.to_thread(self._chat.decode, asked.tokens)
+        except MlxServeError as error:
+            raise from_engine(error) from error
         headers = self._unknown_fields.warn(asked.unknown_fields)
         return json_response({"prompt": text}, headers=headers)
 

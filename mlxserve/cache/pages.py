@@ -92,12 +92,16 @@ class PagePool:
         return len(self._page_of)
 
     def states(self) -> bytes:
-        """The `PageState` of every page, a byte each: 1 ms for 20,000 pages."""
-        states = bytearray(min(count, PageState.SHARED) for count in self._ref_counts)
+        """The `PageState` of every page, a byte each.
+
+        Plain numbers, not the enum's: 0.9 ms instead of 25 for 20,000 pages.
+        """
+        shared, cached, pinned = map(int, (PageState.SHARED, PageState.CACHED, PageState.PINNED))
+        states = bytearray([count if count < shared else shared for count in self._ref_counts])
         for page in chain.from_iterable(self._cached):
-            states[page] = PageState.CACHED
+            states[page] = cached
         for page in self._pin_counts:
-            states[page] = PageState.PINNED
+            states[page] = pinned
         return bytes(states)
 
     def eviction_order(self) -> list[int]:

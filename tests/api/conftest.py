@@ -18,7 +18,13 @@ from mlxserve.api.app import create_app
 from mlxserve.api.connection import Limits
 from mlxserve.api.drain import Drain
 from mlxserve.api.server import Server, bind, serve, url_of
-from mlxserve.errors import EngineStopped, MlxServeError, PromptTooLong, UnknownPrefix
+from mlxserve.errors import (
+    EngineStopped,
+    InvalidParameter,
+    MlxServeError,
+    PromptTooLong,
+    UnknownPrefix,
+)
 from mlxserve.parsing.turn import ToolCallDelta, Turn
 from mlxserve.request import CacheReport, FinishReason, Pooling, SamplingParams, TokenLogprob
 from mlxserve.snapshot import RequestView, Snapshot
@@ -121,6 +127,8 @@ class FakeChat:
         return list(text.encode())
 
     def decode(self, token_ids: Sequence[int]) -> str:
+        if max(token_ids, default=0) > 255:
+            raise InvalidParameter("tokens", "must be from 0 to 255")
         return bytes(token_ids).decode(errors="replace")
 
     async def submit(

@@ -35,6 +35,7 @@ def test_an_empty_text_has_no_tokens(client):
         ("/detokenize", {"tokens": [1, -1]}, "tokens[1]"),
         ("/detokenize", {"tokens": [2**31]}, "tokens[0]"),
         ("/detokenize", {"tokens": [True]}, "tokens[0]"),
+        ("/detokenize", {"tokens": [256]}, "tokens"),
     ],
 )
 def test_a_bad_value_is_refused_by_its_fields_name(client, path, body, param):

@@ -1,0 +1,150 @@
+"""`/openapi.json`: the API as a document, made of the routes and of the models that validate bodies.
+
+What is written here is only what neither of them knows: which body belongs to which route.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mlxserve import __version__
+from mlxserve.api.anthropic_schema import Conversation, MessagesRequest
+from mlxserve.api.embeddings import EmbeddingsRequest
+from mlxserve.api.errors import json_response
+from mlxserve.api.responses_schema import ResponsesRequest
+from mlxserve.api.schema import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    PrefixRequest,
+    TokenizeRequest,
+)
+
+PATH = "/openapi.json"
+BODIES: Mapping[tuple[str, str], type[BaseModel]] = {
+    ("post", "/v1/chat/completions"): ChatRequest,
+    ("post", "/v1/completions"): CompletionRequest,
+    ("post", "/v1/responses"): ResponsesRequest,
+    ("post", "/v1/messages"): MessagesRequest,
+    ("post", "/v1/messages/count_tokens"): Conversation,
+    ("post", "/v1/embeddings"): EmbeddingsRequest,
+    ("post", "/tokenize"): TokenizeRequest,
+    ("post", "/detokenize"): DetokenizeRequest,
+    ("put", "/v1/prefixes/{name}"): PrefixRequest,
+}
+# Work without a body.
+BODILESS = frozenset({("post", "/api/v1/cache/reset")})
+_ANTHROPIC = "/v1/messages"
+_PARAMETER = re.compile(r"\{([a-z_]+)(?::[a-z]+)?\}")
+_REF = "#/components/schemas/{model}"
+_TEXT = {"type": "string"}
+_OPENAI_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": _TEXT,
+                "type": _TEXT,
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": _TEXT, "message": _TEXT},
+        },
+    },
+}
+
+
+class OpenAPI:
+    """The endpoint. The document is made when it is first asked for."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._routes = [*routes, *self.routes()]
+        self._document: dict[str, Any] | None = None
+
+    def routes(self) -> list[Route]:
+        return [Route(PATH, self.get, methods=["GET"])]
+
+    async def get(self, _request: Request) -> Response:
+        """This document."""
+        if self._document is None:
+            self._document = document(self._routes)
+        return json_response(self._document)
+
+
+def document(routes: Iterable[Route]) -> dict[str, Any]:
+    """OpenAPI 3.1 of these routes."""
+    models = [(model, "validation") for model in dict.fromkeys(BODIES.values())]
+    _, schemas = models_json_schema(models, ref_template=_REF)  # type: ignore[arg-type]
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        path = _PARAMETER.sub(r"{\1}", route.path)
+        for method in sorted((route.methods or set()) - {"HEAD"}):
+            paths.setdefault(path, {})[method.lower()] = _operation(route, path, method.lower())
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "mlxserve", "version": __version__},
+        "security": [{"key": []}, {}],
+        "paths": paths,
+        "components": {
+            "schemas": {
+                **schemas["$defs"],
+                "OpenAIError": _OPENAI_ERROR,
+                "AnthropicError": _ANTHROPIC_ERROR,
+            },
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(route: Route, path: str, method: str) -> dict[str, Any]:
+    lines = inspect.cleandoc(inspect.getdoc(route.endpoint) or "").splitlines()
+    operation: dict[str, Any] = {
+        "operationId": f"{method}_{path.strip('/')}",
+        "responses": _responses(path),
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in _PARAMETER.findall(path)
+        ],
+    }
+    if lines:
+        operation["summary"] = lines[0]
+    if (body := BODIES.get((method, path))) is not None:
+        operation["requestBody"] = {"required": True, "content": _json(_ref(body.__name__))}
+    return operation
+
+
+def _responses(path: str) -> dict[str, Any]:
+    error = "AnthropicError" if path.startswith(_ANTHROPIC) else "OpenAIError"
+    refused = {"description": "Refused", "content": _json(_ref(error))}
+    return {"200": {"description": "Done"}, "4XX": refused, "5XX": refused}
+
+
+def _json(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": _REF.format(model=name)}

@@ -1,0 +1,111 @@
+"""The document describes every route; and what it allows, and what it does not, is answered in shape."""
+
+import json
+import os
+import re
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from mlxserve.api.openapi import BODIES, BODILESS
+
+NUM_EXAMPLES = int(os.environ.get("SCHEMATHESIS_EXAMPLES", "10"))  # of each route; more on demand
+MAP = "/api/v1/kv/map"  # sends events until the server ends
+
+
+@pytest.fixture
+def document(client) -> dict:
+    return client.get("/openapi.json").json()
+
+
+def test_every_route_is_described(client, document):
+    described = {
+        (method, path) for path, operations in document["paths"].items() for method in operations
+    }
+    routes = {
+        (method.lower(), re.sub(r":\w+", "", route.path))
+        for route in client.app.routes
+        for method in route.methods - {"HEAD"}
+    }
+    assert described == routes
+    assert len(routes) > 20
+
+
+def test_whatever_takes_a_body_has_its_model(document):
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            takes_body = method in ("post", "put") and (method, path) not in BODILESS
+            # Those that say what to do with something that has a name.
+            if path.endswith("/cancel"):
+                continue
+            assert ("requestBody" in operation) == takes_body, (method, path)
+    assert {
+        operation["operationId"] for ops in document["paths"].values() for operation in ops.values()
+    }
+
+
+def test_every_reference_leads_somewhere(document):
+    schemas = document["components"]["schemas"]
+    names = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)))
+    assert names <= schemas.keys()
+    assert {model.__name__ for model in BODIES.values()} <= names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["positive", "negative"])
+def test_no_request_gets_a_5xx_nor_an_error_out_of_shape(start_server, document, kind):
+    import schemathesis  # takes a second
+    url = start_server().url
+    mode = schemathesis.GenerationMode(kind)
+    schema = schemathesis.openapi.from_dict(document)
+    operations = [found.ok() for found in schema.get_all_operations()]
+    if kind == "negative":  # of what has no body there is nothing that could be wrong
+        operations = [one for one in operations if (one.method, one.path) in BODIES]
+    assert len(operations) >= len(BODIES)
+
+    def fuzz(operation) -> None:
+        is_large = operation.path.startswith("/v1/messages")  # to generate one takes 5 s
+
+        @settings(
+            max_examples=max(1, NUM_EXAMPLES // 5) if is_large else NUM_EXAMPLES,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(case=operation.as_strategy(generation_mode=mode))
+        def answers(case) -> None:
+            reply = case.call(base_url=url, timeout=30)
+            assert reply.status_code < 500, reply.content
+            if reply.status_code >= 400:
+                check_shape(operation.path, reply)
+
+        answers()
+
+    for operation in operations:
+        if operation.path != MAP:
+            fuzz(operation)
+
+
+def check_shape(path: str, reply) -> None:
+    body = json.loads(reply.content)
+    if path.startswith("/v1/messages"):
+        assert body["type"] == "error"
+        assert set(body["error"]) == {"type", "message"}
+    else:
+        assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["", " ", "x ", "\n", "\u2028", "é" * 100])
+def test_a_field_of_any_name_can_be_warned_of(start_server, name):
+    """Found by the fuzzing above: a header may not end with a space."""
+    body = json.dumps({"prompt": "x", name: 1})
+    reply = httpx.post(
+        f"{start_server().url}/v1/completions",
+        content=body,
+        headers={"content-type": "application/json"},
+    )
+    assert reply.status_code == 200
+    assert reply.headers["x-mlxserve-warning"].startswith("ignored unknown fields: ")
