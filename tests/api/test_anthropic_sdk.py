@@ -220,3 +220,26 @@ def test_a_key_is_shown_in_either_header(chat, start_server):
     ):
         client.messages.create(**HELLO)
     assert refused.value.type == "authentication_error"
+
+
+def test_a_tool_that_is_asked_for_is_called_with_what_its_schema_allows(real):
+    schema = {
+        "type": "object",
+        "properties": {"unit": {"enum": ["C", "F"]}},
+        "required": ["unit"],
+        "additionalProperties": False,
+    }
+    tool = {"name": "weather", "description": "The weather.", "input_schema": schema}
+    # The model has never been trained, and would write spaces for ever: all that may come next is
+    # made about as likely.
+    evenly = {"extra_body": {"temperature": 20, "seed": 1}}
+    asked = {**HELLO, "max_tokens": 200, "tools": [tool], **evenly}
+    choice = {"type": "tool", "name": "weather"}
+    message = real.messages.create(**asked, tool_choice=choice)
+    [call] = message.content
+    assert (call.type, call.name) == ("tool_use", "weather")
+    assert call.input["unit"] in ("C", "F")
+    assert message.stop_reason == "tool_use"
+    with real.messages.stream(**asked, tool_choice=choice) as stream:
+        [call] = stream.get_final_message().content
+    assert call.input["unit"] in ("C", "F")
