@@ -29,6 +29,7 @@ from mlxserve import (
 )
 from mlxserve.cache.store import PageStore
 
+OPTIONS: Any = {"temperature": 1.5, "max_tokens": 12, "ignore_eos": True}
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
 
 
@@ -51,6 +52,29 @@ def test_one_prompt_or_many_of_text_or_of_tokens(llm: LLM) -> None:
     assert one.finish_reason == "length"
     assert one.logprobs is None
     assert llm.generate([], GREEDY) == []
+
+
+@pytest.mark.parametrize("length", [40, 48, 49])  # a tail of half a page, of all but one, none
+def test_n_answers_are_those_of_n_requests_with_their_seeds(llm: LLM, length: int) -> None:
+    prompt = [(7 * i + length) % 90 for i in range(length)]
+    params = SamplingParams(n=4, seed=11, **OPTIONS)
+    before = llm.stats().prefill_tokens
+    (answer,) = llm.generate([prompt], params, use_tqdm=False)
+    num_prefilled = llm.stats().prefill_tokens - before
+    alone = [
+        llm.generate([prompt], SamplingParams(seed=11 + number, **OPTIONS), use_tqdm=False)[0]
+        for number in range(4)
+    ]
+    together = [answer, *answer.alternatives]
+    assert [one.token_ids for one in together] == [one.token_ids for one in alone]
+    assert len({one.token_ids for one in together}) == 4
+    assert num_prefilled == length + 3
+    llm.check()
+
+
+def test_a_stream_is_of_one_answer(llm: LLM) -> None:
+    with pytest.raises(InvalidParameter, match="n: must be 1"):
+        list(llm.stream("Hello", SamplingParams(n=2)))
 
 
 def test_chat_takes_one_conversation_or_several(llm: LLM) -> None:
@@ -201,6 +225,17 @@ def test_damaged_swap_files_change_no_answer(
         assert [output.token_ids for output in outputs] == expected
         assert tight.stats().num_preemptions > 0
         assert tight.stats().recomputed_tokens > 0
+
+
+def test_usage_says_where_a_prompt_differs_from_what_was_cached(llm: LLM) -> None:
+    prompt = [3] * 200
+    llm.generate([prompt], GREEDY, use_tqdm=False)
+    [output] = llm.generate([[*prompt[:150], *[4] * 50]], GREEDY, use_tqdm=False)
+    report = output.usage.cache
+    assert report is not None
+    assert report.num_tokens == output.usage.cached_tokens > 0
+    assert report.differs_at == 150
+    assert report.reason == "new_text"
 
 
 def test_named_prefixes_are_prepended_and_cached(llm: LLM) -> None:

@@ -17,7 +17,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from mlxserve.api.config import ServerConfig
-from mlxserve.api.errors import ApiError, encode_json
+from mlxserve.api.errors import RETRY_SOON, ApiError, encode_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,11 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self.limits.connections:
-            self._refuse(ApiError(503, "Too many connections are open.", code="overloaded"))
+            self._refuse(
+                ApiError(
+                    503, "Too many connections are open.", code="overloaded", headers=RETRY_SOON
+                )
+            )
             return
         self._wait_for(_Waiting.HEADER)
 
@@ -142,6 +146,7 @@ class Connection(H11Protocol):
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"),
+            *((name.encode(), value.encode()) for name, value in error.headers.items()),
         ]
         response = h11.Response(
             status_code=error.status, headers=headers, reason=STATUS_PHRASES[error.status]

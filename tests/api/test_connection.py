@@ -218,7 +218,9 @@ def test_connections_beyond_the_cap_are_a_503(start_server):
             peer.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             peer.read_until(b"ok")
         with Peer(port) as another:
-            assert status_and_error(another.read_to_end()) == (503, "overloaded")
+            reply = another.read_to_end()
+            assert status_and_error(reply) == (503, "overloaded")
+            assert b"\r\nretry-after: 1\r\n" in reply.lower()
     finally:
         for peer in peers:
             peer.socket.close()

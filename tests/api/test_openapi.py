@@ -56,6 +56,7 @@ def test_every_reference_leads_somewhere(document):
 @pytest.mark.parametrize("kind", ["positive", "negative"])
 def test_no_request_gets_a_5xx_nor_an_error_out_of_shape(start_server, document, kind):
     import schemathesis  # takes a second
+
     url = start_server().url
     mode = schemathesis.GenerationMode(kind)
     schema = schemathesis.openapi.from_dict(document)
@@ -98,14 +99,11 @@ def check_shape(path: str, reply) -> None:
     assert body["error"]["message"]
 
 
-@pytest.mark.parametrize("name", ["", " ", "x ", "\n", "\u2028", "é" * 100])
-def test_a_field_of_any_name_can_be_warned_of(start_server, name):
+def test_a_field_of_any_name_can_be_warned_of(start_server):
     """Found by the fuzzing above: a header may not end with a space."""
-    body = json.dumps({"prompt": "x", name: 1})
-    reply = httpx.post(
-        f"{start_server().url}/v1/completions",
-        content=body,
-        headers={"content-type": "application/json"},
-    )
-    assert reply.status_code == 200
-    assert reply.headers["x-mlxserve-warning"].startswith("ignored unknown fields: ")
+    url = f"{start_server().url}/v1/completions"
+    headers = {"content-type": "application/json"}
+    for name in ("", " ", "x ", "\n", "\u2028", "é" * 100):
+        reply = httpx.post(url, content=json.dumps({"prompt": "x", name: 1}), headers=headers)
+        assert reply.status_code == 200
+        assert reply.headers["x-mlxserve-warning"].startswith("ignored unknown fields: ")
