@@ -158,3 +158,28 @@ def build_model_fixture() -> Callable[..., tuple[Any, dict[str, Any]]]:
 def write_model_fixture() -> Callable[..., Path]:
     """A function that writes one into a folder, with changes to its config."""
     return write_model
+
+
+@pytest.fixture
+def tokenizer_with(tmp_path: Path) -> Callable[[list[str], str], Any]:
+    """The embedded model's tokenizer with more special tokens and another chat template."""
+
+    def make(tokens: list[str], template: str) -> Any:
+        from mlxserve.tokenizer import Tokenizer
+
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(model_path() / name, tmp_path / name)
+        table = json.loads((tmp_path / "tokenizer.json").read_text())
+        last = max(token["id"] for token in table["added_tokens"])
+        added = dict(table["added_tokens"][0])
+        table["added_tokens"] += [
+            {**added, "id": last + number, "content": token, "special": True}
+            for number, token in enumerate(tokens, 1)
+        ]
+        (tmp_path / "tokenizer.json").write_text(json.dumps(table))
+        config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+        config["chat_template"] = template
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        return Tokenizer(tmp_path)
+
+    return make

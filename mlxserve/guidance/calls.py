@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from mlxserve.guidance.grammars import WHITE_SPACE, check_schema
+from mlxserve.guidance.grammars import check_schema, json_text
 from mlxserve.parsing.markup import Markup
 
 _Tool: TypeAlias = Mapping[str, Any]
@@ -27,22 +27,25 @@ def call_grammar(
     otherwise: in Lark, what the whole answer may be instead
     """
     body = _BODIES.get(markup.call_format or "")
-    if body is None or len(markup.call_start) != 1:
+    is_harmony = markup.call_format == "harmony"
+    if body is None or (len(markup.call_start) != 1 and not is_harmony):
         return None
+    if is_harmony and not is_whole:
+        return None  # a call begins with the same token as a text
     calls = []
     rules = []
     for number, tool in enumerate(tools):
         function = tool["function"]
         calls.append(f"call{number}")
         rules.append(f"call{number}: {body(markup, function['name'], _schema(function))}")
-    start, end = f"<[{markup.call_start[0]}]>", _end(markup)
+    start, end = _start(markup), _end(markup)
     inner = "call"
     if markup.call_format in _SECTIONS and repeats:
         inner = "call+"  # one section holds them all
     section = f"{inner} {end}".strip()
     if not is_whole:
         top = section
-    elif repeats and inner == "call":
+    elif repeats and inner == "call" and not is_harmony:  # which has one call in a turn
         top = f'{start} {section} ("\\n"? {start} {section})*'
     else:
         top = f"{start} {section}"
@@ -65,12 +68,6 @@ def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def json_text(schema: Mapping[str, Any], *, is_lenient: bool = False) -> str:
-    """JSON that follows a schema, in Lark."""
-    guidance = {"whitespace_pattern": WHITE_SPACE, "lenient": is_lenient}
-    return f"%json {json.dumps({**schema, 'x-guidance': guidance}, ensure_ascii=False)}"
-
-
 def _json(schema: Mapping[str, Any]) -> str:
     # Formats and keywords that the compiler does not know are not followed: other servers' tools
     # are full of them, and a call is better than an error.
@@ -87,7 +84,16 @@ def _token(markup: Markup, text: str) -> str:
     return _text(text) if token is None else f"<[{token}]>"
 
 
+def _start(markup: Markup) -> str:
+    if markup.call_format != "harmony":
+        return f"<[{markup.call_start[0]}]>"
+    again = f'({_token(markup, "<|start|>")} "assistant")?'
+    return f'{again} {_token(markup, "<|channel|>")} "commentary to=functions."'
+
+
 def _end(markup: Markup) -> str:
+    if markup.call_format == "harmony":
+        return ""  # the token that ends a call ends the answer
     return _token(markup, markup.call_end) if markup.call_end else ""
 
 
@@ -129,7 +135,13 @@ def _parameter(schema: dict[str, Any]) -> str:
     return f"{_json(schema)} {_text(chr(10) + '</parameter>')}"
 
 
+def _harmony(markup: Markup, name: str, schema: dict[str, Any]) -> str:
+    constrain, message = _token(markup, "<|constrain|>"), _token(markup, "<|message|>")
+    return f'{_text(name + " ")} {constrain} "json" {message} {_json(schema)}'
+
+
 _BODIES: Mapping[str, _Body] = {
+    "harmony": _harmony,
     "json_tools": _json_tools,
     "mistral": _mistral,
     "kimi_k2": _kimi_k2,

@@ -131,6 +131,37 @@ def _grammar(structure: Structure) -> str:
             return LLMatcher.grammar_from_lark(structure.source)
 
 
+def inline(structure: Structure) -> str | None:
+    """A structure as a part of a grammar in Lark; None for one that is a whole grammar already.
+
+    Raises InvalidParameter for a schema that is none, or too large.
+    """
+    from llguidance import regex_to_lark
+
+    match structure.kind:
+        case StructureKind.GRAMMAR:
+            return None
+        case StructureKind.REGEX:
+            return f"/{regex_to_lark(structure.source)}/"
+        case StructureKind.CHOICE:
+            words = json.loads(structure.source)
+            return " | ".join(json.dumps(word, ensure_ascii=False) for word in words)
+        case StructureKind.JSON_OBJECT:
+            return json_text({"type": "object"})
+    try:
+        schema = json.loads(structure.source)
+        check_schema(schema)
+    except (ValueError, RecursionError) as error:
+        raise _refused(structure, f"cannot be read: {error}") from error
+    return json_text(schema)
+
+
+def json_text(schema: Mapping[str, Any], *, is_lenient: bool = False) -> str:
+    """JSON that follows a schema, in Lark."""
+    guidance = {"whitespace_pattern": WHITE_SPACE, "lenient": is_lenient}
+    return f"%json {json.dumps({**schema, 'x-guidance': guidance}, ensure_ascii=False)}"
+
+
 def _spaced(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE}}
 

@@ -66,11 +66,14 @@ class Guide:
         self._phase = _Phase.THINKING if plan.is_thinking else _Phase.START
         self._matcher: LLMatcher | None = None
         self._num_thought = 0
-        self._num_opened = 0  # tokens of `opening`, or of a marker at the start
+        self._num_opened = 0  # tokens of `opening`
+        self._begun: list[int] = []  # the first tokens, as long as they could open the thinking
         longest = max(len(plan.think_start), len(plan.think_end), 1)
         self._tail: deque[int] = deque(maxlen=longest)
-        if not plan.is_thinking and not (plan.think_start and plan.may_think):
-            self._leave_thinking()
+        if self._phase is _Phase.START:
+            self._matcher = plan.answer.deep_copy() if plan.answer is not None else None
+            if not (plan.think_start and plan.may_think):
+                self._leave_thinking()
 
     def read(self, token_ids: Sequence[int]) -> None:
         """Tokens that were chosen."""
@@ -122,16 +125,17 @@ class Guide:
 
     def _begin(self, token: int) -> None:
         """The first tokens open the thinking, or the answer has begun without it."""
-        marker = self._plan.think_start
-        if token == marker[self._num_opened]:
-            self._num_opened += 1
-            if self._num_opened == len(marker):
-                self._num_opened = 0
-                self._phase = _Phase.THINKING
-            return
-        self._num_opened = 0
-        self._leave_thinking()
-        self._step(token)
+        self._begun.append(token)
+        begun, marker = tuple(self._begun), self._plan.think_start
+        if begun == marker:
+            self._phase = _Phase.THINKING
+        elif begun == marker[: len(begun)]:
+            if self._matcher is not None and not self._matcher.consume_token(token):
+                self._matcher = None
+        else:
+            self._leave_thinking()
+            for one in begun:
+                self._step(one)
 
     def _leave_thinking(self) -> None:
         if self._plan.answer is None:
@@ -172,14 +176,16 @@ class Guide:
         return self._plan.answer is not None or bool(self._plan.opening)
 
     def _start_mask(self) -> bytes | None:
-        marker = self._plan.think_start
+        """What opens the thinking, or what has to follow it."""
         if not self._is_strict:
             return None
-        if self._num_opened:
-            return self._bits({marker[self._num_opened]})
-        if self._plan.answer is None:
-            return self._bits({marker[0], self._plan.opening[0]})
-        return _either(self._plan.answer.deep_copy().compute_bitmask(), self._bits({marker[0]}))
+        begun, opening = tuple(self._begun), self._plan.opening
+        at = len(begun)
+        ways = {self._plan.think_start[at]}
+        if opening[:at] == begun and at < len(opening):
+            ways.add(opening[at])
+        mask = self._bits(ways)
+        return mask if self._matcher is None else _either(self._matcher.compute_bitmask(), mask)
 
     def _thinking_mask(self) -> bytes | None:
         budget, marker = self._plan.thinking_budget, self._plan.think_end

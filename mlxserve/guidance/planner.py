@@ -6,14 +6,13 @@ tools whose calls can be followed, nothing stands between the model and its next
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
 from mlxserve.errors import InvalidParameter
-from mlxserve.guidance.calls import call_grammar, json_text
-from mlxserve.guidance.grammars import Grammars
+from mlxserve.guidance.calls import call_grammar
+from mlxserve.guidance.grammars import Grammars, inline
 from mlxserve.guidance.guide import Guide, Plan
 from mlxserve.parsing.markup import Markup, Part
 from mlxserve.parsing.turn import ToolChoice, Turn
@@ -57,7 +56,8 @@ class Planner:
         self, plan: Plan, structure: Structure | None, turn: Turn, markup: Markup
     ) -> Plan:
         is_required = turn.may_call and turn.tool_choice is ToolChoice.REQUIRED
-        if markup.first is Part.HEADER and (is_required or structure is not None):
+        is_known = markup.first is not Part.HEADER or markup.text_start
+        if not is_known and (is_required or structure is not None):
             field = structure.field if structure is not None else "tool_choice"
             raise InvalidParameter(field, "is not supported with this model's way of answering")
         if is_required:
@@ -65,6 +65,7 @@ class Planner:
         if structure is not None and turn.may_call:
             return await self._structured_or_calls(plan, structure, turn, markup)
         if structure is not None:
+            structure = self._behind(markup.text_start, structure)
             return replace(plan, answer=await self._grammars.compile(structure))
         return await self._followed(plan, turn, markup) if turn.may_call else plan
 
@@ -87,16 +88,25 @@ class Planner:
     async def _structured_or_calls(
         self, plan: Plan, structure: Structure, turn: Turn, markup: Markup
     ) -> Plan:
-        if structure.kind not in (StructureKind.JSON_OBJECT, StructureKind.JSON_SCHEMA):
-            raise InvalidParameter(structure.field, "cannot be combined with tools")
         await self._grammars.compile(structure)  # its errors are its own
-        schema = json.loads(structure.source or '{"type": "object"}')
-        grammar = _grammar(
-            markup, turn, structure.field, is_whole=True, otherwise=json_text(schema)
-        )
+        inner = inline(structure)
+        if inner is None:
+            raise InvalidParameter(structure.field, "cannot be combined with tools")
+        otherwise = f"{markup.text_start} ({inner})".strip()
+        grammar = _grammar(markup, turn, structure.field, is_whole=True, otherwise=otherwise)
         if grammar is None:
             raise InvalidParameter(structure.field, "cannot be combined with tools on this model")
         return replace(plan, answer=await self._grammars.compile(grammar))
+
+    @staticmethod
+    def _behind(start: str, structure: Structure) -> Structure:
+        """The same structure behind the markup that opens a text."""
+        if not start:
+            return structure
+        inner = inline(structure)
+        if inner is None:
+            raise InvalidParameter(structure.field, "is not supported with this model")
+        return Structure(StructureKind.GRAMMAR, f"start: {start} ({inner})", structure.field)
 
     async def _followed(self, plan: Plan, turn: Turn, markup: Markup) -> Plan:
         """Calls follow their schemas once they have begun. One that cannot be followed is free."""

@@ -40,6 +40,7 @@ class Markup:
     parse_call: mlx-lm's parser of one whole call; it may raise almost anything
     think_start, think_end: the same markers as token ids; empty where the model does not think
     is_taught: the chat template speaks of thinking; some vocabularies have the markers in vain
+    text_start: in Lark, what opens the text of an answer; empty where it begins at once
     call_start: the marker that opens a call, as token ids
     token_ids: of the markers that are one token
     tokens: special tokens that are markup, and are text to the parser
@@ -53,6 +54,7 @@ class Markup:
     think_start: tuple[int, ...] = ()
     think_end: tuple[int, ...] = ()
     is_taught: bool = False
+    text_start: str = ""
     call_start: tuple[int, ...] = ()
     token_ids: Mapping[str, int] = field(default_factory=dict)
     tokens: frozenset[int] = frozenset()
@@ -141,6 +143,7 @@ def markup_of(wrapper: Any, takes: Callable[[str], bool]) -> Markup:
 
 def _harmony(wrapper: Any) -> Markup:
     vocabulary = wrapper.get_vocab()
+    channel, message = vocabulary["<|channel|>"], vocabulary["<|message|>"]
     return Markup(
         edges=_HARMONY,
         first=Part.HEADER,
@@ -148,8 +151,16 @@ def _harmony(wrapper: Any) -> Markup:
         call_end="<|call|>",
         think_start=_ids(wrapper, "<|channel|>analysis<|message|>"),
         think_end=_ids(wrapper, "<|end|>"),
+        is_taught=True,
+        text_start=f'{_again(vocabulary)} <[{channel}]> "final" <[{message}]>',
+        token_ids={token: vocabulary[token] for token in _INNER_TOKENS["harmony"]},
         tokens=frozenset(vocabulary[token] for token in _INNER_TOKENS["harmony"]),
     )
+
+
+def _again(vocabulary: Mapping[str, int]) -> str:
+    """Behind its thinking the model says once more that it is the assistant."""
+    return f'(<[{vocabulary["<|start|>"]}]> "assistant")?'
 
 
 def _ids(wrapper: Any, marker: str) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
@@ -19,6 +19,7 @@ from mlxserve.guidance.planner import Planner
 from mlxserve.mini import model_path
 from mlxserve.parsing.markup import Markup, Part
 from mlxserve.parsing.parser import TurnParser
+from mlxserve.parsing.readers import Reasoning, Text
 from mlxserve.parsing.turn import ToolCallDelta, ToolChoice, Turn, join_calls
 from mlxserve.request import SamplingParams, Structure, StructureKind
 from mlxserve.tokenizer import Tokenizer
@@ -179,6 +180,49 @@ def test_a_structure_beside_tools_is_one_or_the_other(planner: Planner) -> None:
     assert START in allowed
     assert 2 <= len(allowed) < 10
     with pytest.raises(InvalidParameter, match="cannot be combined with tools"):
-        plan(planner, Turn(tools=TOOLS), Structure(StructureKind.REGEX, "a", "structured_outputs"))
+        plan(planner, Turn(tools=TOOLS), Structure(StructureKind.GRAMMAR, 'start: "a"'))
+    assert plan(planner, Turn(tools=TOOLS), Structure(StructureKind.REGEX, "[a-c]")).mask()
     with pytest.raises(InvalidParameter, match="cannot be both"):
         plan(planner, Turn(tools=TOOLS, tool_choice=ToolChoice.REQUIRED), schema)
+
+
+# ---- harmony, whose parts all begin with the same token
+
+HARMONY = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>"]
+
+
+@pytest.mark.parametrize("is_required", [True, False])
+def test_harmony_thinks_and_then_follows(
+    is_required: bool, tokenizer_with: Callable[[list[str], str], Tokenizer]
+) -> None:
+    tokenizer = tokenizer_with(HARMONY, "{{ tools }}")
+    planner = Planner(tokenizer, tokenizer.vocab_size)
+    choice = ToolChoice.REQUIRED if is_required else ToolChoice.AUTO
+    turn = Turn(tools=TOOLS if is_required else (), tool_choice=choice, thinking_budget=3)
+    structure = None if is_required else Structure(StructureKind.CHOICE, '["yes", "no"]')
+    for seed in range(6):
+        guide = plan(planner, turn, structure)
+        rng, parser = Random(seed), TurnParser(tokenizer.markup, turn)
+        decoder = tokenizer.stream(shows_markup=True)
+        begun = tokenizer.markup.think_start if seed % 2 else ()
+        guide.read(begun)
+        events: list[Any] = [*parser.push(decoder.push(begun))]
+        for _ in range(400):
+            mask = guide.mask()
+            allowed = [t for t in range(len(mask) * 8) if mask[t >> 3] >> (t & 7) & 1]
+            token = END if END in allowed else rng.choice(allowed)
+            if token == END:
+                break
+            guide.read([token])
+            events += parser.push(decoder.push([token]))
+        events += [*parser.push(decoder.finish()), *parser.finish()]
+        assert guide.error is None
+        assert not begun or any(isinstance(event, Reasoning) for event in events)
+        calls = join_calls([event for event in events if isinstance(event, ToolCallDelta)])
+        text = "".join(event.text for event in events if isinstance(event, Text))
+        if is_required:
+            assert [call.name for call in calls] in (["look"], ["rest"])
+            assert text == ""
+        else:
+            assert text in ("yes", "no")
+    planner.close()

@@ -89,6 +89,27 @@ def test_an_answer_may_think_first(
     assert allowed(guide) == digits
 
 
+def test_thinking_and_answer_may_begin_alike(tokenizer: Tokenizer, grammars: Grammars) -> None:
+    answer = compiled(grammars, StructureKind.GRAMMAR, "start: <[2040]> /[0-9]/")
+    plan = Plan(
+        vocab_size=2100,
+        end_ids=frozenset({END}),
+        think_start=(2040, 2046),
+        think_end=(2047,),
+        answer=answer,
+    )
+    digits = {ids(tokenizer, str(n))[0] for n in range(10)}
+    guide = Guide(plan)
+    assert allowed(guide) == {2040}
+    guide.read([2040])
+    assert allowed(guide) == digits | {2046}
+    guide.read(ids(tokenizer, "4"))
+    assert allowed(guide) == {END}
+    guide = Guide(plan)
+    guide.read([2040, 2046, 5, 2047])
+    assert allowed(guide) == {2040}
+
+
 @pytest.mark.parametrize("marker", [(2047,), (2047, 2045, 2047, 2043)])
 def test_a_budget_of_thinking_ends_it_by_its_marker(marker: tuple[int, ...]) -> None:
     plan = Plan(

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -16,25 +13,8 @@ from mlxserve.parsing.readers import Reasoning, Text
 from mlxserve.parsing.turn import ToolCallDelta, Turn, join_calls
 from mlxserve.tokenizer import Tokenizer
 
+MakeTokenizer = Callable[[list[str], str], Tokenizer]
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-
-
-def tokenizer_with(folder: Path, tokens: Sequence[str], template: str) -> Tokenizer:
-    """The embedded model's tokenizer with more special tokens and another template."""
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(model_path() / name, folder / name)
-    table = json.loads((folder / "tokenizer.json").read_text())
-    last = max(token["id"] for token in table["added_tokens"])
-    added = dict(table["added_tokens"][0])
-    table["added_tokens"] += [
-        {**added, "id": last + number, "content": token, "special": True}
-        for number, token in enumerate(tokens, 1)
-    ]
-    (folder / "tokenizer.json").write_text(json.dumps(table))
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    config["chat_template"] = template
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return Tokenizer(folder)
 
 
 def told_apart(tokenizer: Tokenizer, text: str) -> tuple[str, str, list[tuple[str, str]]]:
@@ -90,18 +70,18 @@ def test_the_embedded_model_calls_in_json_and_was_never_taught_to_think() -> Non
     ],
 )
 def test_special_tokens_of_a_familys_calls_are_read_and_never_shown(
-    tokens: list[str], template: str, text: str, call_format: str, tmp_path: Path
+    tokens: list[str], template: str, text: str, call_format: str, tokenizer_with: MakeTokenizer
 ) -> None:
-    tokenizer = tokenizer_with(tmp_path, tokens, template)
+    tokenizer = tokenizer_with(tokens, template)
     assert tokenizer.markup.call_format == call_format
     assert told_apart(tokenizer, text) == ("", "Yes.", [("look", '{"n": 1}')])
     # Special tokens that are no markup stay hidden as they were.
     assert told_apart(tokenizer, "a<|im_start|>b")[1] == "ab"
 
 
-def test_harmony_is_known_by_its_tokens(tmp_path: Path) -> None:
+def test_harmony_is_known_by_its_tokens(tokenizer_with: MakeTokenizer) -> None:
     names = ("start", "end", "message", "channel", "constrain", "return", "call")
-    tokenizer = tokenizer_with(tmp_path, [f"<|{name}|>" for name in names], "{{ tools }}")
+    tokenizer = tokenizer_with([f"<|{name}|>" for name in names], "{{ tools }}")
     assert tokenizer.markup.call_format == "harmony"
     assert tokenizer.markup.can_think
     text = (
@@ -112,9 +92,10 @@ def test_harmony_is_known_by_its_tokens(tmp_path: Path) -> None:
     assert told_apart(tokenizer, text) == ("Hm.", "Yes.", [("look", '{"n": 1}')])
 
 
-def test_a_template_that_opens_the_thinking_is_noticed_in_the_prompt(tmp_path: Path) -> None:
+def test_a_template_that_opens_the_thinking_is_noticed_in_the_prompt(
+    tokenizer_with: MakeTokenizer,
+) -> None:
     tokenizer = tokenizer_with(
-        tmp_path,
         [],
         "{{ messages[0].content }}<|im_end|>"
         "{% if enable_thinking %}<think>\n{% else %}<think>\n\n</think>\n\n{% endif %}",
@@ -140,8 +121,8 @@ def test_control_tokens_in_the_definition_of_a_tool_are_text() -> None:
         assert prompt.count(token) == plain.count(token)
 
 
-def test_a_model_without_markup_has_text_alone(tmp_path: Path) -> None:
-    tokenizer = tokenizer_with(tmp_path, [], "{{ messages[0].content }}")
+def test_a_model_without_markup_has_text_alone(tokenizer_with: MakeTokenizer) -> None:
+    tokenizer = tokenizer_with([], "{{ messages[0].content }}")
     markup = tokenizer.markup
     assert not markup.can_call
     assert Part.CALL not in {to for found in markup.edges.values() for _, to in found}
