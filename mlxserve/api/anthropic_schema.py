@@ -23,6 +23,7 @@ from pydantic import (
 
 from mlxserve.api.fields import MAX_NAME_LENGTH
 from mlxserve.api.request_model import Body, NotYet, Strict, sampling_params
+from mlxserve.api.structured import OutputFormat
 from mlxserve.api.turns import Choice, Name, thinking_budget, turn_of
 from mlxserve.parsing.turn import ToolChoice, Turn
 from mlxserve.request import SamplingParams
@@ -275,6 +276,7 @@ class Thinking(Strict):
 
 class OutputConfig(Strict):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat = None
 
 
 class Conversation(Body):
@@ -397,6 +399,7 @@ class MessagesRequest(Conversation):
         names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         given["stop"] = tuple(self.stop_sequences or ())
+        given["structure"] = self.output_config.format if self.output_config else None
         return sampling_params(defaults, given, _field_named)
 
 

@@ -32,6 +32,11 @@ def text_format(value: object) -> Structure | None:
     return _format(value, "text.format", None)
 
 
+def output_format(value: object) -> Structure | None:
+    """Of Anthropic's messages: the schema is beside the type."""
+    return _format(value, "output_config.format", None)
+
+
 def _format(value: object, field: str, inner: str | None) -> Structure | None:
     if value is None:
         return None
@@ -78,4 +83,5 @@ def _source(name: str, value: object) -> str:
 
 
 ResponseFormat: TypeAlias = Annotated[Structure | None, PlainValidator(response_format)]
+OutputFormat: TypeAlias = Annotated[Structure | None, PlainValidator(output_format)]
 StructuredOutputs: TypeAlias = Annotated[Structure | None, PlainValidator(structured_outputs)]

@@ -10,7 +10,7 @@ from mlxserve.api.body import MAX_BODY_SIZE
 from mlxserve.errors import EngineStopped, OutOfMemory, PromptTooLong, QueueFull
 from mlxserve.mini import model_path
 from mlxserve.parsing.turn import ToolCallDelta, ToolChoice
-from mlxserve.request import FinishReason
+from mlxserve.request import FinishReason, StructureKind
 from mlxserve.tokenizer import Tokenizer
 
 MESSAGES = "/v1/messages"
@@ -521,6 +521,17 @@ def test_a_thinking_budget_reaches_the_answer(client, chat):
     assert chat.submitted[-1].turn.thinking_budget == 0
 
 
+def test_a_schema_for_the_answer_reaches_the_engine(client, chat):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form = {"type": "json_schema", "schema": schema}
+    post(client, output_config={"format": form, "effort": "low"})
+    structure = chat.submitted[-1].params.structure
+    assert (structure.kind, json.loads(structure.source)) == (StructureKind.JSON_SCHEMA, schema)
+    assert chat.rendered[-1].kwargs["reasoning_effort"] == "low"
+    post(client)
+    assert chat.submitted[-1].params.structure is None
+
+
 def test_an_answer_that_was_begun_is_gone_on_with(client, chat):
     begun = {"role": "assistant", "content": "The answer is ("}
     post(client, messages=[USER, begun])
@@ -613,6 +624,8 @@ def tokenizer() -> Tokenizer:
         ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
+        ({"output_config": {"effort": "huge"}}, "output_config.effort"),
         ({"mcp_servers": [{"url": "http://x"}]}, "mcp_servers"),
         ({"container": "c"}, "container"),
     ],

@@ -5,10 +5,11 @@ The scripted chat says what no small model would; the real engine shows that the
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 import pytest
+from pydantic import BaseModel
 
 from mlxserve.api.access import Access
 from mlxserve.api.anthropic_shape import SIGNATURE
@@ -22,6 +23,9 @@ HELLO: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Hello"}],
 }
 GREEDY = {"temperature": 0}  # no field of this client's any more
+# The model has never been trained, and would write spaces for ever: all that may come next is made
+# about as likely.
+EVENLY: dict[str, Any] = {"extra_body": {"temperature": 20, "seed": 1}}
 TOOL: dict[str, Any] = {
     "name": "weather",
     "description": "The weather in a city.",
@@ -222,6 +226,16 @@ def test_a_key_is_shown_in_either_header(chat, start_server):
     assert refused.value.type == "authentication_error"
 
 
+class Weather(BaseModel):
+    unit: Literal["C", "F"]
+
+
+def test_an_answer_is_parsed_as_the_type_that_was_asked_for(real):
+    asked = {**HELLO, "max_tokens": 200, **EVENLY}
+    message = real.messages.parse(**asked, output_format=Weather)
+    assert message.parsed_output.unit in ("C", "F")
+
+
 def test_a_tool_that_is_asked_for_is_called_with_what_its_schema_allows(real):
     schema = {
         "type": "object",
@@ -230,10 +244,7 @@ def test_a_tool_that_is_asked_for_is_called_with_what_its_schema_allows(real):
         "additionalProperties": False,
     }
     tool = {"name": "weather", "description": "The weather.", "input_schema": schema}
-    # The model has never been trained, and would write spaces for ever: all that may come next is
-    # made about as likely.
-    evenly = {"extra_body": {"temperature": 20, "seed": 1}}
-    asked = {**HELLO, "max_tokens": 200, "tools": [tool], **evenly}
+    asked = {**HELLO, "max_tokens": 200, "tools": [tool], **EVENLY}
     choice = {"type": "tool", "name": "weather"}
     message = real.messages.create(**asked, tool_choice=choice)
     [call] = message.content
