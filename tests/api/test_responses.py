@@ -399,3 +399,36 @@ def test_a_format_of_text_is_a_structure_and_is_told_again(client, chat):
     reply = client.post(PATH, json={**HELLO, "text": {"format": schema}}).json()
     assert reply["text"]["format"] == schema
     assert chat.submitted[0].params.structure.field == "text.format.schema"
+
+
+def answers_of_every_kind(chat: Any) -> dict[str, list[Any]]:
+    def end(reason: FinishReason, **fields: Any) -> Any:
+        return chat.Delta(finish_reason=reason, usage=chat.Usage(3, 5, 1), **fields)
+
+    opened = ToolCallDelta(0, "call_1", "look", '{"at": "')
+    return {
+        "nothing": [end(FinishReason.STOP)],
+        "thinking alone": [chat.Delta(reasoning="Hm."), end(FinishReason.LENGTH)],
+        "all of it": [
+            chat.Delta(reasoning="Hm."),
+            chat.Delta("Well."),
+            chat.Delta(tool_calls=(opened, ToolCallDelta(0, arguments='here"}'))),
+            end(FinishReason.TOOL_CALLS),
+        ],
+        "a call that was cut": [chat.Delta(tool_calls=(opened,)), end(FinishReason.LENGTH)],
+    }
+
+
+@pytest.mark.parametrize("kind", ["nothing", "thinking alone", "all of it", "a call that was cut"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_kind_of_answer_is_kept_and_gone_on_with(client, chat, kind, stream):
+    chat.script = answers_of_every_kind(chat)[kind]
+    tool = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+    reply = client.post(PATH, json={**HELLO, "tools": [tool], "stream": stream})
+    assert reply.status_code == 200, reply.text
+    body = events(reply.text)[-1]["response"] if stream else reply.json()
+    assert client.get(f"{PATH}/{body['id']}").json() == body
+    chat.script = None
+    ask(client, input="Go on", previous_response_id=body["id"])
+    assert said(chat)[0] == ("user", "Hi")
+    assert said(chat)[-1] == ("user", "Go on")
