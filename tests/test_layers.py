@@ -112,6 +112,7 @@ ALLOWED: dict[str, set[str]] = {
         "mlxserve/snapshot",
         "mlxserve/stats",
     },
+    "mlxserve/catalog": {"mlxserve/mini"},  # where the embedded model's folder is
     "mlxserve/mini": {
         "mlxserve/__init__",
         "mlxserve/config",  # the options of the engine that it is evaluated with

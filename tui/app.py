@@ -39,13 +39,15 @@ from tui.leaving import EndingSignals
 from tui.link import Link
 from tui.markdown import last_code
 from tui.messages import Message, Role
+from tui.models import Model, Models, Source
 from tui.sanitise import one_line
 from tui.store import Store, StoreError
 from tui.theme import DARK, LIGHT
 from tui.widgets.composer import Composer
-from tui.widgets.dialogs import ChatsDialog, HelpDialog, ModelsDialog
+from tui.widgets.dialogs import ChatsDialog, HelpDialog
 from tui.widgets.engine import EnginePlace, Watched
 from tui.widgets.message import MessageView
+from tui.widgets.models import ModelsDialog
 from tui.widgets.transcript import Transcript
 from tui.widgets.window import ChatWindow
 
@@ -72,12 +74,14 @@ class ChatApp(App[None]):
         *,
         theme_name: str = DARK.name,
         warning: str = "",
+        models: Models | None = None,
     ) -> None:
         super().__init__()
         self.register_theme(DARK)
         self.register_theme(LIGHT)
         self.theme = theme_name if theme_name in (DARK.name, LIGHT.name) else DARK.name
         self._home = home
+        self._models = models or Models()
         self._warning = warning
         self._conversation = Conversation(store)
         self.window = ChatWindow()
@@ -312,21 +316,32 @@ class ChatApp(App[None]):
             self.notify(f"Exported to {to}", markup=False)
 
     def action_model(self, name: str = "") -> None:
+        """Choose a model; one that the server does not have, by starting it again."""
         connection = self._link.connection
-        if connection is None:
+        served = [] if connection is None else connection.models
+        can_change = self._link.can_change_model
+        if connection is None and not can_change:
             self.notify("Not connected yet; try again when the server is ready.", markup=False)
         elif not name:
-            self.push_screen(ModelsDialog(connection.models, connection.model), self._use_model)
-        elif name in connection.models:
-            self._use_model(name)
+            models = self._models if can_change else None
+            self.push_screen(ModelsDialog(served, self._link.model, models), self._use_model)
+        elif name in served:
+            self._use_model(Model(name, Source.SERVER))
+        elif can_change:
+            self._use_model(Model(name, Source.FOLDER))
         else:
-            known = ", ".join(one_line(model, 60) for model in connection.models[:8])
+            known = ", ".join(one_line(model, 60) for model in served[:8])
             self.notify(f"The server has no such model. It has: {known}.", markup=False)
 
-    def _use_model(self, name: str | None) -> None:
-        if name is not None and self._link.connection is not None:
-            self._link.connection.model = name
+    def _use_model(self, model: Model | None) -> None:
+        connection = self._link.connection
+        if model is None:
+            return
+        if connection is not None and model.name in connection.models:
+            connection.model = model.name
             self._show_model()
+        else:
+            self.exchange.turn(partial(self._link.restart, model.name))
 
     def action_attach(self, name: str = "") -> None:
         """Put a file into the composer, to be sent with what is written below it."""

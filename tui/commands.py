@@ -101,7 +101,7 @@ COMMANDS: tuple[Command, ...] = (
         (),
         "[json] [FILE]",
     ),
-    Command("model", "Model", "Choose another model of this server", "model", (), "[NAME]"),
+    Command("model", "Model", "Choose another model, or download one", "model", (), "[NAME]"),
     Command(
         "engine",
         "Engine",

@@ -9,7 +9,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -76,6 +76,19 @@ class Connector:
         except BaseException:
             await client.close()
             raise
+
+    @property
+    def can_change_model(self) -> bool:
+        """Whether the server is ours, to be started again with another model."""
+        return self._wanted.url is None
+
+    def use_model(self, model: str) -> None:
+        """Ask for this one from the next `connect` on; a server of ours is to be stopped first."""
+        args = list(self._wanted.server_args)
+        if "--model" in args:
+            at = args.index("--model")
+            del args[at : at + 2]
+        self._wanted = replace(self._wanted, model=model, server_args=args)
 
     def stop_server(self) -> None:
         """End the server if it is ours. Blocks until it has ended."""

@@ -5,6 +5,7 @@ Says on the screen what is being waited for. Owns the connection; knows nothing 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 
 from tui.connection import Connection, Connector, Waiting
@@ -49,6 +50,18 @@ class Link:
         if not self._is_connecting:
             self._is_connecting = True
             self._run(self._connect())
+
+    @property
+    def can_change_model(self) -> bool:
+        return self._connector.can_change_model
+
+    async def restart(self, model: str) -> None:
+        """End our own server and start it with another model."""
+        self._window.status.say("Ending the server")
+        await self.close()
+        await asyncio.to_thread(self._connector.stop_server)
+        self._connector.use_model(model)
+        self.connect()
 
     async def close(self) -> None:
         connection, self.connection = self.connection, None

@@ -13,7 +13,7 @@ import typer
 
 from mlxserve import __version__
 from mlxserve.api.config import ServerConfig
-from mlxserve.cli import bench, chat, doctor, key, launch, prefix, run, serve
+from mlxserve.cli import bench, chat, doctor, key, launch, models, prefix, run, serve
 from mlxserve.cli.options import PanelCommand, with_settings
 from mlxserve.config import EngineConfig
 from mlxserve.errors import MlxServeError
@@ -61,6 +61,8 @@ app.command(cls=PanelCommand)(with_settings(EngineConfig)(chat.chat))
 app.command()(launch.launch)
 app.add_typer(prefix.app, name="prefix")
 app.add_typer(key.app, name="key")
+app.command()(models.models)
+app.command()(models.pull)
 app.command()(doctor.doctor)
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},

@@ -26,6 +26,7 @@ from tui.app import ChatApp
 from tui.client import ChatClient
 from tui.connection import Connector, Wanted
 from tui.home import Home
+from tui.models import Models
 from tui.store import Store
 from tui.widgets.composer import Composer
 from tui.widgets.message import MessageView
@@ -360,10 +361,11 @@ def play(home: Home) -> Callable[..., None]:
         *,
         size: tuple[int, int] = (100, 30),
         theme_name: str = "mlxserve-dark",
+        models: Models | None = None,
     ) -> None:
         async def play() -> None:
             store = Store.open(home.chats)
-            app = ChatApp(connector, store, home, theme_name=theme_name)
+            app = ChatApp(connector, store, home, theme_name=theme_name, models=models)
             async with app.run_test(size=size, notifications=True) as pilot:
                 await story(Terminal(app, pilot))
                 await app.action_quit()

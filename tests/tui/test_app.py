@@ -15,8 +15,9 @@ from tui.home import Home
 from tui.messages import Role, State
 from tui.server import ServerProcess
 from tui.store import Store
-from tui.widgets.dialogs import ChatsDialog, HelpDialog, ModelsDialog
+from tui.widgets.dialogs import ChatsDialog, HelpDialog
 from tui.widgets.message import AnswerView
+from tui.widgets.models import ModelsDialog
 from tui.widgets.transcript import Transcript
 
 if TYPE_CHECKING:

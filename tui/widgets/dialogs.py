@@ -1,4 +1,4 @@
-"""What opens over the chat: the chats, the models, and the keys. Each gives one choice, or none."""
+"""What opens over the chat: the chats, and the keys. Each gives one choice, or none."""
 
 from __future__ import annotations
 
@@ -130,32 +130,6 @@ class ChatsDialog(ModalScreen[ChatChoice | None]):
     def _choose(self) -> None:
         if self._chosen is not None:
             self.dismiss(self._chosen)
-
-
-class ModelsDialog(ModalScreen[str | None]):
-    """The models that the server has."""
-
-    BINDINGS = _CLOSE
-
-    def __init__(self, models: Sequence[str], model: str) -> None:
-        super().__init__()
-        self._models = list(models)
-        self._model = model
-
-    def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog") as dialog:
-            dialog.border_title = "Models"
-            dialog.border_subtitle = "Enter chooses · Esc closes"
-            yield OptionList(*[Content(one_line(model)) for model in self._models], compact=True)
-
-    def on_mount(self) -> None:
-        options = self.query_one(OptionList)
-        options.highlighted = self._models.index(self._model) if self._model in self._models else 0
-        options.focus()
-
-    @on(OptionList.OptionSelected)
-    def _choose(self, event: OptionList.OptionSelected) -> None:
-        self.dismiss(self._models[event.option_index])
 
 
 class HelpDialog(ModalScreen[None]):

@@ -1,0 +1,135 @@
+"""`mlxserve models` and `mlxserve pull`: which models there are, and getting one."""
+
+# Annotations are read by typer at run time, so this file does not postpone them.
+
+import json as json_format
+import os
+import sys
+import threading
+from collections.abc import Iterable
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mlxserve.errors import MlxServeError
+
+_SHARE = 0.9  # of the working set, as `gpu_memory_utilization` has it
+_REPORT_SECONDS = 0.5
+
+Json = Annotated[bool, typer.Option("--json", help="For programs: JSON instead of words.")]
+
+
+def models(
+    context: Annotated[
+        int, typer.Option(min=1, help="Tokens that are to fit beside the weights.")
+    ] = 8192,
+    json: Json = False,
+) -> None:
+    """Models on this machine and well-known ones, and whether each fits into memory."""
+    from mlxserve import catalog, platform
+
+    memory = int(platform.memory().working_set * _SHARE)
+    # Without Metal everything is computed, and kept, in float32.
+    bytes_per_value = 2 if platform.is_metal() else 4
+    rows = [
+        (
+            entry,
+            catalog.judge(entry, context=context, memory=memory, bytes_per_value=bytes_per_value),
+        )
+        for entry in catalog.entries()
+    ]
+    if json:
+        cards = [_card(entry, verdict) for entry, verdict in rows]
+        print(json_format.dumps({"memory": memory, "context": context, "models": cards}))
+        return
+    for entry, verdict in rows:
+        fit = "fits" if verdict.fits else f"fits {verdict.num_tokens:,} tokens"
+        if not verdict.num_tokens:
+            fit = "too large"
+        size = f"{entry.weight_size / 1e9:.2f} GB"
+        print(f"{entry.name:46} {entry.source:10} {size:>9}  {fit}")
+
+
+def _card(entry: Any, verdict: Any) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "source": str(entry.source),
+        "weight_size": entry.weight_size,
+        "needed": verdict.needed,
+        "fits": verdict.fits,
+        "num_tokens": verdict.num_tokens,
+    }
+
+
+def pull(
+    name: Annotated[str, typer.Argument(help="A repository id: mlx-community/Qwen3-4B-4bit.")],
+    json: Json = False,
+) -> None:
+    """Download a model; one that was broken off goes on where it was."""
+    # What was half downloaded can be gone on with only over plain HTTP.
+    os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
+    if json:
+        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    from mlxserve.model.files import find_model
+
+    done = threading.Event()
+    reporting = threading.Thread(target=_report, args=(name, done), name="pull-report", daemon=True)
+    if json:
+        reporting.start()
+    try:
+        files = find_model(name)
+    except MlxServeError as error:
+        if not json:
+            raise
+        _say(error=str(error))
+        sys.exit(1)
+    finally:
+        done.set()
+        if json:
+            reporting.join()
+    if json:
+        _say(path=str(files.path))
+    else:
+        print(f"{name} is in {files.path}")
+
+
+def _report(name: str, done: threading.Event) -> None:
+    """Bytes that are there, and of how many, until it is done."""
+    total = _total_size(name)
+    while not done.wait(_REPORT_SECONDS):
+        _say(done=_present_size(name), total=total)
+
+
+def _total_size(name: str) -> int | None:
+    """None where the hub does not answer: what is wrong is said by the download itself."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
+
+    from mlxserve.model.files import DATA_FILES
+
+    try:
+        files: Iterable[Any] = HfApi().model_info(name, files_metadata=True).siblings or ()
+    except (HfHubHTTPError, HFValidationError, HTTPError, OSError):
+        return None
+    wanted = (f for f in files if any(fnmatch(f.rfilename, pattern) for pattern in DATA_FILES))
+    return sum(f.size or 0 for f in wanted)
+
+
+def _present_size(name: str) -> int:
+    from mlxserve.catalog import hub_cache
+
+    blobs = hub_cache() / f"models--{name.replace('/', '--')}" / "blobs"
+    return sum(_size(file) for file in blobs.glob("*"))
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:  # an incomplete file that has just got its name
+        return 0
+
+
+def _say(**content: object) -> None:
+    print(json_format.dumps(content), flush=True)

@@ -1,0 +1,97 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from mlxserve.catalog import Entry, Source, entries, judge
+from mlxserve.mini import MODEL_NAME
+
+CONFIG = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40_960,
+}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty machine: its download cache."""
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    monkeypatch.setenv("MLXSERVE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def put(folder: Path, config: object = CONFIG, *, size: int = 1000) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(bytes(size))
+
+
+def named(name: str) -> Entry | None:
+    return next((entry for entry in entries() if entry.name == name), None)
+
+
+def test_the_bundled_model_is_first_and_costs_what_the_engine_says(cache: Path) -> None:
+    first = entries()[0]
+    assert (first.name, first.source, first.context) == (MODEL_NAME, Source.BUNDLED, 4096)
+    assert 32 * first.kv_size(4) == 128 << 10, "the engine's pages of 32 tokens have 128 KiB"
+
+
+def test_what_is_in_the_cache_is_downloaded_and_no_longer_suggested(cache: Path) -> None:
+    name = "mlx-community/Qwen3-4B-4bit"
+    assert (entry := named(name)) is not None
+    assert entry.source is Source.SUGGESTED
+    put(cache / "models--mlx-community--Qwen3-4B-4bit" / "snapshots" / "abc")
+    assert named(name) == Entry(name, Source.DOWNLOADED, 1000, 36 * 8, 128, 40_960)
+    assert sum(entry.name == name for entry in entries()) == 1
+
+
+def test_folders_are_found_by_their_path(cache: Path, tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "home/models/mine", tmp_path / "user/.lmstudio/models/a/b"
+    put(ours)
+    put(theirs, {**CONFIG, "text_config": {"num_hidden_layers": 2}})
+    assert (entry := named(str(ours))) is not None
+    assert entry.source is Source.FOLDER
+    assert (entry := named(str(theirs))) is not None
+    assert entry.kv_heads == 2 * 8
+
+
+@pytest.mark.parametrize(
+    "config", [{}, [], {"model_type": "x"}, {**CONFIG, "num_attention_heads": "many"}]
+)
+def test_what_is_no_model_is_not_listed(cache: Path, tmp_path: Path, config: object) -> None:
+    put(tmp_path / "home/models/mine", config)
+    assert named(str(tmp_path / "home/models/mine")) is None
+
+
+def test_half_a_download_is_not_listed_as_here(cache: Path) -> None:
+    folder = cache / "models--mlx-community--Qwen3-4B-4bit" / "snapshots" / "abc"
+    put(folder)
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert (entry := named("mlx-community/Qwen3-4B-4bit")) is not None
+    assert entry.source is Source.SUGGESTED
+
+
+def test_weights_and_the_context_must_fit_together() -> None:
+    entry = Entry("m", Source.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=0)
+    assert entry.kv_size(2) == 40
+    verdict = judge(entry, context=100, memory=5000, bytes_per_value=2)
+    assert (verdict.fits, verdict.num_tokens, verdict.needed) == (True, 100, 5000)
+    assert not judge(entry, context=101, memory=5000, bytes_per_value=2).fits
+    assert judge(entry, context=1, memory=999, bytes_per_value=2).num_tokens == 0
+
+
+def test_no_more_context_is_asked_for_than_the_model_has() -> None:
+    entry = Entry("m", Source.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=50)
+    assert judge(entry, context=8192, memory=3000, bytes_per_value=2).fits
+
+
+def test_well_known_models_have_the_size_of_their_weights(cache: Path) -> None:
+    assert (entry := named("mlx-community/Qwen3-8B-4bit")) is not None
+    assert 4.5e9 < entry.weight_size < 4.7e9
+    assert entry.kv_size(2) == 144 << 10
