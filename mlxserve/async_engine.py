@@ -116,21 +116,30 @@ class AsyncEngine:
 
         Raises PromptTooLong, QueueFull, InvalidParameter, PrefixQuotaExceeded, EngineStopped.
         """
-        stream = OutputStream(self, request)
+        [stream] = await self.submit_all([request])
+        return stream
+
+    async def submit_all(self, requests: Sequence[Request]) -> list[OutputStream]:
+        """Queue requests without a step in between, as a request and its forks: all or none.
+
+        Raises what `submit` raises.
+        """
+        streams = [OutputStream(self, request) for request in requests]
 
         def add(engine: Engine) -> None:
-            engine.add(request)
-            self._streams[request.id] = stream
+            engine.add_all(requests)
+            self._streams |= {stream.request.id: stream for stream in streams}
 
         taken = asyncio.wrap_future(self._call(add))
         try:
             await asyncio.shield(taken)
         except asyncio.CancelledError:
-            stream.close()
+            for stream in streams:
+                stream.close()
             # Nobody is left to hear whether it was refused.
             taken.add_done_callback(lambda future: future.cancelled() or future.exception())
             raise
-        return stream
+        return streams
 
     async def embed(
         self, token_ids: Sequence[int], pooling: Pooling, dimensions: int | None = None

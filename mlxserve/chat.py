@@ -182,15 +182,58 @@ class Chat:
         Raises InvalidRequest, InvalidParameter, PromptTooLong, UnknownPrefix, QueueFull,
         EngineStopped.
         """
+        if params.n != 1:
+            raise InvalidParameter(
+                "n", "must be 1 where one answer is streamed; ask for all at once"
+            )
+        [answer] = await self.submit_all(
+            prompt,
+            params,
+            cache_salt=cache_salt,
+            priority=priority,
+            prefix_name=prefix_name,
+            client=client,
+            request_ids=[request_id],
+            turn=turn,
+        )
+        return answer
+
+    async def submit_all(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        cache_salt: str | None = None,
+        priority: int = 0,
+        prefix_name: str | None = None,
+        client: str = "",
+        request_ids: Sequence[str | None] = (),
+        turn: Turn | None = None,
+    ) -> list[Answer]:
+        """As `submit`, with as many answers as `params.n` says: the prompt is computed once."""
         if prefix_name is not None:
             prefix = self._named(prefix_name)
             prompt = (*prefix.token_ids, *prompt)
             cache_salt = prefix.cache_salt if cache_salt is None else cache_salt
+        names = request_ids or [None] * params.n
         return await self._submit(
-            prompt, params, cache_salt, priority, client, request_id=request_id, turn=turn
+            [
+                await self._answer_to(
+                    prompt, choice, cache_salt, priority, client, request_id=name, turn=turn
+                )
+                for choice, name in zip(params.choices(), names, strict=True)
+            ]
         )
 
-    async def _submit(
+    async def _submit(self, asked: Sequence[tuple[Request, AnswerText]]) -> list[Answer]:
+        """All but the first are forks of it."""
+        requests = [request for request, _ in asked]
+        for fork in requests[1:]:
+            fork.fork_of = requests[0]
+        streams = await self._engine.submit_all(requests)
+        return [Answer(stream, text) for stream, (_, text) in zip(streams, asked, strict=True)]
+
+    async def _answer_to(
         self,
         prompt: Sequence[int],
         params: SamplingParams,
@@ -201,7 +244,8 @@ class Chat:
         pins: bool = False,
         request_id: str | None = None,
         turn: Turn | None = None,
-    ) -> Answer:
+    ) -> tuple[Request, AnswerText]:
+        """A request that is not yet queued, and what makes text of its tokens."""
         self._check(prompt, params)
         params = self._without_calls(params, turn)
         stop_ids = self._tokenizer.eos_token_ids
@@ -218,8 +262,7 @@ class Chat:
         )
         parser = self._parser(prompt, turn) if turn is not None else None
         request.guide = await self._planner.guide(prompt, params, turn)
-        outputs = await self._engine.submit(request)
-        return Answer(outputs, AnswerText(self._tokenizer, params, stop_ids, parser))
+        return request, AnswerText(self._tokenizer, params, stop_ids, parser)
 
     def _without_calls(self, params: SamplingParams, turn: Turn | None) -> SamplingParams:
         """Where tools are shown but none may be called, the marker of a call is never chosen."""
@@ -307,7 +350,9 @@ class Chat:
         if not name:
             raise InvalidParameter("prefix_name", "must not be empty")
         params = SamplingParams(max_tokens=1, temperature=0)
-        answer = await self._submit(token_ids, params, cache_salt, pins=True)
+        [answer] = await self._submit(
+            [await self._answer_to(token_ids, params, cache_salt, pins=True)]
+        )
         try:
             reason = [delta.finish_reason async for delta in answer][-1]
             if reason is FinishReason.ABORT:

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from mlxserve.errors import MlxServeError
 from mlxserve.model.embedding import Embedding
 from mlxserve.model.runner import ModelRunner, Pending
 from mlxserve.request import Chunk, FinishReason, Output, Pooling, Request
@@ -73,6 +74,17 @@ class Engine:
         self._scheduler.add(request)
         self._timeline.arrived(request.id)
 
+    def add_all(self, requests: Sequence[Request]) -> None:
+        """Queue them all, or none. Raises what `Scheduler.add` does for one of them."""
+        for number, request in enumerate(requests):
+            try:
+                self.add(request)
+            except MlxServeError:
+                for added in requests[:number]:
+                    self._scheduler.abort(added.id)
+                    self._timeline.forget(added.id)
+                raise
+
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
         """End a request at this step boundary."""
         outputs = self._scheduler.abort(request_id, reason)
@@ -98,6 +110,8 @@ class Engine:
             outputs += self._read(None)
         if self._swapper is not None:
             self._swapper.restore()
+        if copies := self._scheduler.take_copies():
+            self._runner.copy_pages([c.source for c in copies], [c.target for c in copies])
         self._prefill_budget = self._budget()
         chunks = self._scheduler.schedule(self._prefill_budget)
         self._transfer()
@@ -263,5 +277,8 @@ class _Timeline:
         if started is not None and output.token_ids:
             self.prefill.observe(self._clock() - started)
         if output.finish_reason is not None:
-            self._arrived.pop(output.request_id, None)
-            self._queued.discard(output.request_id)
+            self.forget(output.request_id)
+
+    def forget(self, request_id: str) -> None:
+        self._arrived.pop(request_id, None)
+        self._queued.discard(request_id)

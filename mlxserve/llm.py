@@ -15,7 +15,7 @@ import asyncio
 import threading
 import weakref
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar, Unpack
 
@@ -43,6 +43,8 @@ __all__ = ["LLM", "AsyncLLM", "Delta", "RequestOutput", "Usage"]
 class RequestOutput:
     """A finished answer. `logprobs` has one entry per token if they were asked for, else None.
 
+    `alternatives`: the other answers, where `SamplingParams.n` asked for several.
+
     To a conversation, thinking is `reasoning` and calls of tools are `tool_calls`; the text of
     other prompts is all that the model said.
     """
@@ -54,6 +56,7 @@ class RequestOutput:
     logprobs: tuple[TokenLogprob, ...] | None = None
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    alternatives: tuple[RequestOutput, ...] = ()
 
 
 class AsyncLLM:
@@ -89,13 +92,18 @@ class AsyncLLM:
         `turn`: what an answer to messages may hold, such as calls of tools.
         Raises InvalidRequest and its kin, QueueFull, EngineStopped.
         """
-        answer = await self._submit(prompt, params, prefix_name, turn)
+        params = params or self._default
+        token_ids, turn = await self._asked(prompt, turn)
+        answers = await self._chat.submit_all(token_ids, params, prefix_name=prefix_name, turn=turn)
         try:
-            return await _fold(
-                answer, wants_logprobs=(params or self._default).logprobs is not None
+            folds = (
+                _fold(answer, wants_logprobs=params.logprobs is not None) for answer in answers
             )
+            first, *others = await asyncio.gather(*folds)
+            return replace(first, alternatives=tuple(others))
         finally:
-            await answer.aclose()
+            for answer in answers:
+                await answer.aclose()
 
     async def chat(
         self,
@@ -123,7 +131,9 @@ class AsyncLLM:
         turn: Turn | None = None,
     ) -> AsyncIterator[Delta]:
         """The answer's pieces as they come. Leaving the loop early aborts the request."""
-        answer = await self._submit(prompt, params, prefix_name, turn)
+        params = params or self._default
+        token_ids, turn = await self._asked(prompt, turn)
+        answer = await self._chat.submit(token_ids, params, prefix_name=prefix_name, turn=turn)
         try:
             async for delta in answer:
                 yield delta
@@ -170,21 +180,14 @@ class AsyncLLM:
     def _default(self) -> SamplingParams:
         return self._chat.default_params
 
-    async def _submit(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None,
-        prefix_name: str | None,
-        turn: Turn | None,
-    ) -> Answer:
+    async def _asked(self, prompt: Prompt, turn: Turn | None) -> tuple[list[int], Turn | None]:
+        """What `Chat` takes: token ids, and a turn where it is a conversation."""
         is_conversation = not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping)
         turn = (turn or Turn()) if is_conversation else None
         token_ids = await self._token_ids(
             prompt, add_generation_prompt=True, tools=turn.tools if turn else ()
         )
-        return await self._chat.submit(
-            token_ids, params or self._default, prefix_name=prefix_name, turn=turn
-        )
+        return token_ids, turn
 
     async def _token_ids(
         self, prompt: Prompt, *, add_generation_prompt: bool, tools: Tools = ()
@@ -344,7 +347,8 @@ class LLM:
         use_tqdm: bool,
         turn: Turn | None,
     ) -> list[RequestOutput]:
-        room = asyncio.Semaphore(self._llm.config.max_num_waiting)
+        most = max((p.n for p in params), default=1)
+        room = asyncio.Semaphore(max(1, self._llm.config.max_num_waiting // most))
         with tqdm(total=len(prompts), unit="answer", disable=not use_tqdm) as bar:
 
             async def one(prompt: Prompt, params: SamplingParams) -> RequestOutput:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum, auto
 from typing import NamedTuple, Protocol
 
@@ -99,6 +99,7 @@ class Guide(Protocol):
 class SamplingParams:
     """How the next token is chosen and when a request ends. Validated when constructed.
 
+    n: answers to one prompt, which is computed once for all of them
     max_tokens: at most this many new tokens; None: until the model stops or the context is full
     temperature: 0 is greedy
     top_p, top_k, min_p: nucleus, the k best, a floor relative to the best (1, 0 and 0 are off)
@@ -115,6 +116,7 @@ class SamplingParams:
     Raises InvalidParameter.
     """
 
+    n: int = 1
     max_tokens: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
@@ -133,10 +135,12 @@ class SamplingParams:
 
     MAX_LOGPROBS = 20
     MAX_STOP_STRINGS = 16
+    MAX_CHOICES = 128
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
+        _whole(self.n, "n", 1, self.MAX_CHOICES)
         if self.max_tokens is not None:
             _whole(self.max_tokens, "max_tokens", 1, None)
         _number(self.temperature, "temperature", 0.0, 100.0)
@@ -169,6 +173,13 @@ class SamplingParams:
             raise InvalidParameter("structure", f"must be a Structure, got {self.structure!r:.80}")
         if self.structure is not None and self.ignore_eos:
             raise InvalidParameter("ignore_eos", "goes on behind the end, which a structure has")
+
+    def choices(self) -> list[SamplingParams]:
+        """Those of each of the n answers alone; a seed gives each its own, and always the same."""
+        if self.seed is None:
+            return [replace(self, n=1)] * self.n
+        seeds = (self.seed + number for number in range(self.n))
+        return [replace(self, n=1, seed=s if s < 2**64 else s - 2**64) for s in seeds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +216,7 @@ class Request:
     client: str = ""  # whose request it is: clients share the engine fairly
     priority: int = 0  # lower goes first
     pins: bool = False  # the prompt is a prefix: its pages stay after the request's end
+    fork_of: Request | None = None  # has the same prompt, and computes it for this one too
     guide: Guide | None = None  # limits what may come next
     arrival: int = 0  # order of arrival, set by the scheduler
     queued_at: int = 0  # the number of the step before which it arrived

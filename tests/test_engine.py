@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.engine import Engine
+from mlxserve.errors import QueueFull
 from mlxserve.request import Chunk, FinishReason, Request, Sampled, SamplingParams
 from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.pace import Pace
@@ -43,6 +44,10 @@ class Recorder:
         self.steps.append(step)
         self.calls.append(f"launch {step.number}")
         return step
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        assert len(sources) == len(targets)
+        self.calls.append(f"copy {len(sources)}")
 
     def start(self, step: Step) -> None:
         self.calls.append(f"start {step.number}")
@@ -97,6 +102,28 @@ def test_a_step_is_launched_before_the_one_before_it_is_read_and_started_after()
         *("launch 2", "collect 1", "start 2"),
         "collect 2",
     ]
+
+
+def test_pages_are_copied_before_the_step_that_writes_to_the_copies() -> None:
+    engine, runner = build()
+    leader = request("a", 5, max_tokens=2)
+    forks = [replace(request("a", 5, max_tokens=2), id=name, fork_of=leader) for name in "bc"]
+    engine.add_all([leader, *forks])
+    tokens = drain(engine)
+    assert {name: len(ids) for name, ids in tokens.items()} == {"a": 2, "b": 2, "c": 2}
+    at = runner.calls.index("copy 2")
+    assert runner.calls[at - 1 : at + 2] == ["start 1", "copy 2", "launch 2"]
+    assert [chunk.request.id for chunk in runner.steps[2].chunks] == ["b", "c"]
+
+
+def test_a_request_and_its_forks_are_queued_all_or_none() -> None:
+    engine, _ = build(max_num_waiting=2)
+    leader = request("a", 5, max_tokens=2)
+    forks = [replace(request("a", 5, max_tokens=2), id=name, fork_of=leader) for name in "bc"]
+    with pytest.raises(QueueFull):
+        engine.add_all([leader, *forks])
+    assert not engine.has_work
+    assert engine.stats().request_success == {}
 
 
 def test_memory_that_could_run_out_makes_it_read_before_it_plans() -> None:

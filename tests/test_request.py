@@ -22,6 +22,7 @@ from mlxserve.request import (
 NAN, INF = math.nan, math.inf
 NO_NUMBERS = ("1", None, True, [1], NAN, INF, -INF, 1j)
 BAD: dict[str, tuple[object, ...]] = {
+    "n": (0, -1, 129, 1.0, "2", True, None),
     "max_tokens": (0, -1, 1.0, "5", True, NAN),
     "temperature": (*NO_NUMBERS, -0.1, 100.1),
     "top_p": (*NO_NUMBERS, 0, 0.0, -0.5, 1.01),
@@ -52,6 +53,7 @@ BAD: dict[str, tuple[object, ...]] = {
     "structure": ("json_object", {"type": "object"}),
 }
 GOOD: dict[str, tuple[object, ...]] = {
+    "n": (1, 128),
     "max_tokens": (None, 1, 2**40),
     "temperature": (0, 0.0, 1e-300, 2, 100),
     "top_p": (1e-9, 0.5, 1, 1.0),
@@ -72,6 +74,13 @@ GOOD: dict[str, tuple[object, ...]] = {
 
 def each(table: dict[str, tuple[object, ...]]) -> list[tuple[str, object]]:
     return [(name, value) for name, values in table.items() for value in values]
+
+
+def test_each_choice_has_its_own_seed_and_always_the_same() -> None:
+    params = SamplingParams(n=3, seed=2**64 - 2, top_k=5)
+    assert [choice.seed for choice in params.choices()] == [2**64 - 2, 2**64 - 1, 0]
+    assert {(choice.n, choice.top_k) for choice in params.choices()} == {(1, 5)}
+    assert SamplingParams(n=2).choices() == [SamplingParams()] * 2
 
 
 def test_the_tables_below_name_every_parameter() -> None:

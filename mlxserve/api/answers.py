@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.types import Receive
@@ -54,8 +55,7 @@ class Tokens:
 class Answers:
     """The answers of one request, by index. Closing them aborts what still runs.
 
-    Each prompt has `num_choices` answers in a row; the first computes the prompt, the others find
-    it in the cache.
+    Each prompt has `num_choices` answers in a row; the prompt is computed once for all of them.
     """
 
     def __init__(self, answers: Sequence[Timed], num_choices: int = 1) -> None:
@@ -84,37 +84,36 @@ class Answers:
         Without `turn` an answer is text alone.
         """
 
-        async def submit_one(
-            name: str | None, prompt: Sequence[int], params: SamplingParams
-        ) -> Timed:
-            timed = metrics.timed()
-            answer = await chat.submit(
+        async def submit_choices(names: Sequence[str | None], prompt: Sequence[int]) -> list[Timed]:
+            timed = [metrics.timed() for _ in names]
+            answers = await chat.submit_all(
                 prompt,
-                params,
+                replace(params, n=num_choices),
                 cache_salt=cache_salt,
                 priority=priority,
                 client=client,
-                request_id=name,
+                request_ids=names,
                 turn=turn,
             )
-            timed.start(answer)
+            for choice, answer in zip(timed, answers, strict=True):
+                choice.start(answer)
             return timed
 
         # Together, because the engine takes requests between two steps: one by one, a hundred
         # prompts would wait for a hundred steps.
         names = _names(request_id, len(prompts) * num_choices)
         tasks = [
-            asyncio.ensure_future(submit_one(next(names), prompt, choice))
+            asyncio.ensure_future(submit_choices(list(islice(names, num_choices)), prompt))
             for prompt in prompts
-            for choice in _choices(params, num_choices)
         ]
         try:
-            return cls(await asyncio.gather(*tasks), num_choices)
+            return cls(list(chain.from_iterable(await asyncio.gather(*tasks))), num_choices)
         except BaseException:
             for task in tasks:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
-            await cls([answer for answer in results if isinstance(answer, Timed)]).aclose()
+            admitted = [answers for answers in results if isinstance(answers, list)]
+            await cls(list(chain.from_iterable(admitted))).aclose()
             raise
 
     @property
@@ -201,15 +200,3 @@ def _names(request_id: str | None, count: int) -> Iterator[str | None]:
     if request_id is None or count == 1:
         return iter([request_id] * count)
     return (f"{request_id}-{number}" for number in range(count))
-
-
-def _choices(params: SamplingParams, num_choices: int) -> list[SamplingParams]:
-    """Parameters of each answer to one prompt; a seed gives each its own, and always the same."""
-    if params.seed is None:
-        return [params] * num_choices
-    seed = params.seed
-    return [replace(params, seed=_wrapped(seed + number)) for number in range(num_choices)]
-
-
-def _wrapped(seed: int) -> int:
-    return seed if seed < 2**64 else seed - 2**64

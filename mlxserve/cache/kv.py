@@ -67,6 +67,14 @@ class KVPool:
             keys, values, self._keys[layer], self._values[layer], step.slots
         )
 
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Make each target hold what its source holds, behind everything written so far."""
+        pages = np.array(sources, np.int32), np.array(targets, np.int32)
+        for layer, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
+            self._keys[layer], self._values[layer] = self.backend.copy_pages(
+                keys, values, *pages, self.page_size
+            )
+
     def read_pages(self, pages: Sequence[int]) -> list[bytes]:
         """Each page's keys and values of all layers. No step may be under way."""
         slots = self._slots(pages)

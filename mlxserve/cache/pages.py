@@ -160,12 +160,22 @@ class PagePool:
         return pages
 
     def retain(self, pages: Iterable[int]) -> None:
-        """One more holder of each page."""
+        """One more holder of each page, who found it by its hash."""
         for page in pages:
             if self._is_free(page):
                 self._unfile(page)
             self._ref_counts[page] += 1
             self._hits[page] += 1
+
+    def share(self, pages: Iterable[int]) -> None:
+        """One more holder of each page, who has it from another holder.
+
+        No hit: pages without a hash are shared too, and a duplicate's hits would make the tail of
+        a prefix hot, but not its beginning.
+        """
+        for page in pages:
+            assert self._ref_counts[page] > 0, f"page {page} is shared, but nobody holds it"
+            self._ref_counts[page] += 1
 
     def allocate(self, num_pages: int, after: int | None = None) -> list[int] | None:
         """Pages for one holder to write, in runs; None, and nothing happened, if too few are free.

@@ -87,6 +87,10 @@ class ModelRunner:
         """A text to be embedded, beside the steps and without the pool."""
         return Embedding(self._model, self._selector, token_ids, pooling, dimensions)
 
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """As `KVPool.copy_pages`: between the steps launched so far and the next one."""
+        self._kv.copy_pages(sources, targets)
+
     def read_pages(self, pages: Sequence[int]) -> list[bytes]:
         """As `KVPool.read_pages`: every step must have been collected."""
         return self._kv.read_pages(pages)

@@ -66,7 +66,7 @@ class Admission:
         """
         if not self._has_place(waiting, running, step):
             return
-        available = self._pool.num_free - self._num_reserved(running)
+        available = self._pool.num_free - self.num_reserved(running)
         passed: list[Request] = []
         for request in islice(waiting.in_order(now), MAX_CANDIDATES):
             if not self._has_place(waiting, running, step):
@@ -104,7 +104,7 @@ class Admission:
             self._config.long_prefill_token_threshold or self._config.max_num_batched_tokens
         )
 
-    def _num_reserved(self, running: Mapping[str, Request]) -> int:
+    def num_reserved(self, running: Mapping[str, Request]) -> int:
         """Pages that running requests will need: for their prompts, and to grow if that failed."""
         growth = GROWTH_PAGES * len(running) if self._counts.preemptions else 0
         page_size = self._pool.page_size

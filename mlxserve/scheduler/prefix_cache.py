@@ -73,6 +73,13 @@ class PrefixCache:
         tokens = request.token_ids[index * page_size : (index + 1) * page_size]
         self._pool.publish(request.page_table[index], hashes[index], parent, tokens)
 
+    def report_fork(self, num_pages: int) -> CacheReport:
+        """As `report`, of a prompt that shares all its full pages with the one it is a fork of."""
+        if not self.is_on:
+            return CacheReport(0, 0, 0, CacheMiss.OFF)
+        num_tokens = num_pages * self._pool.page_size
+        return CacheReport(num_pages, num_tokens, num_tokens, CacheMiss.BELOW_ONE_PAGE)
+
     def report(self, request: Request, num_pages: int) -> CacheReport:
         """What it did for a prompt of which it found so many pages."""
         if not self.is_on:

@@ -32,6 +32,7 @@ from mlxserve.scheduler.admission import Admission, Admitted
 from mlxserve.scheduler.audit import check_ending, check_running, check_waiting
 from mlxserve.scheduler.config import SchedulerConfig, can_align
 from mlxserve.scheduler.fairness import Service
+from mlxserve.scheduler.forks import Forks, PageCopy
 from mlxserve.scheduler.limit import LimitContext, LimitReason, limit
 from mlxserve.scheduler.pins import Pins
 from mlxserve.scheduler.preemption import PreemptionMode, choose_victim
@@ -64,6 +65,7 @@ class Scheduler:
         self._pins = Pins(pool, int(config.max_pinned_fraction * pool.num_pages))
         self._cache = PrefixCache(pool, self._siblings, is_on=config.enable_prefix_caching)
         self._swap = Swap(pool)
+        self._forks = Forks(pool)
         self._num_unread = 0
         self._num_arrivals = 0
         self._num_steps = 0  # planned, empty ones included
@@ -75,7 +77,7 @@ class Scheduler:
     # ---- requests come and go
 
     def add(self, request: Request) -> None:
-        """Queue a request.
+        """Queue a request. A fork is to follow what it is a fork of, without a step between them.
 
         Raises PromptTooLong, QueueFull, InvalidParameter, and for a prefix PrefixQuotaExceeded.
         """
@@ -85,9 +87,10 @@ class Scheduler:
             raise InvalidParameter("prompt", "must have at least one token")
         self._measure(request)
         self._refuse_too_long(request)
-        if len(self._waiting) >= self.config.max_num_waiting:
+        num_waiting = len(self._waiting) + len(self._forks)
+        if num_waiting >= self.config.max_num_waiting:
             raise QueueFull(
-                f"{len(self._waiting)} requests are waiting, and no more may "
+                f"{num_waiting} requests are waiting, and no more may "
                 f"(max_num_waiting={self.config.max_num_waiting}); try again later"
             )
         if request.pins:
@@ -98,7 +101,14 @@ class Scheduler:
         request.queued_at = self._num_steps
         self._live[request.id] = request
         self._service.arrive(request.client)
-        self._waiting.add(request)
+        leader = request.fork_of
+        if leader is not None and leader.id in self._live and not leader.num_outputs:
+            assert request.token_ids == leader.token_ids, f"{request.id} has another prompt"
+            assert request.cache_salt == leader.cache_salt, f"{request.id} has another salt"
+            self._forks.park(request)
+        else:
+            request.fork_of = None
+            self._waiting.add(request)
 
     def _refuse_too_long(self, request: Request) -> None:
         num_tokens, capacity = len(request.token_ids), request.capacity
@@ -263,7 +273,7 @@ class Scheduler:
             page_size=self.pool.page_size,
             max_model_len=self.max_model_len,
             step_budget=self.config.max_num_batched_tokens,
-            num_eligible=len(self._live),
+            num_eligible=len(self._live) - len(self._forks),
             long_prefill_token_threshold=self.config.long_prefill_token_threshold,
             is_chunked=self.config.enable_chunked_prefill,
             is_aligned=self._is_aligned,
@@ -364,11 +374,55 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         assert request.num_in_flight == 0, "an unread step uses these pages"
+        self._forks.drop_copy(request)
         self.pool.release(request.page_table)
         request.page_table = ()
 
     def _num_pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self.pool.page_size)
+
+    # ---- samples of one prompt
+
+    def take_copies(self) -> list[PageCopy]:
+        """Pages to copy before the next step is planned: it may use their sources otherwise."""
+        return self._forks.take_copies()
+
+    def _fork(self, leader: Request) -> None:
+        """Its prompt has been computed: start those that waited for it, as far as possible."""
+        for fork in self._forks.release(leader):
+            fork.fork_of = None
+            if self._can_fork(fork):
+                self._start_fork(fork, leader)
+            else:
+                self._waiting.add(fork)
+
+    def _can_fork(self, fork: Request) -> bool:
+        if len(self._running) >= self.config.max_num_seqs or fork.num_prompt == 1:
+            return False
+        return self.pool.num_free > self._admission.num_reserved(self._running)
+
+    def _start_fork(self, fork: Request, leader: Request) -> None:
+        page_size = self.pool.page_size
+        num_pages, num_in_tail = divmod(fork.num_prompt - 1, page_size)
+        shared = leader.page_table[:num_pages]
+        self.pool.share(shared)
+        fork.page_hashes = leader.page_hashes[: fork.num_prompt // page_size]
+        fork.page_table = shared
+        if num_in_tail:
+            pages = self.pool.allocate(1)
+            assert pages is not None, "there was a free page"
+            fork.page_table = (*shared, *pages)
+            self._forks.copy(fork, leader.page_table[num_pages], pages[0])
+        fork.state = RequestState.RUNNING
+        self._running[fork.id] = fork
+        self._measure(fork)
+        fork.num_computed = fork.num_prompt - 1
+        fork.prefill_end = fork.num_prompt
+        fork.cache = self._cache.report_fork(num_pages)
+        fork.num_cached = fork.cache.num_tokens
+        self._service.charge(fork.client, prefill=1)
+        self._counts.prefix_queries += fork.num_prompt
+        self._counts.prefix_hits += fork.num_cached
 
     # ---- the disk
 
@@ -474,6 +528,8 @@ class Scheduler:
 
     def _take(self, request: Request, result: Sampled, outputs: list[Output]) -> None:
         """Its newest token was read: it goes on, or ends."""
+        if len(request.token_ids) == request.num_prompt + 1:
+            self._fork(request)
         reason = None
         if result.token_id in request.ends_on:
             reason = FinishReason.STOP
@@ -488,11 +544,15 @@ class Scheduler:
     def _end(self, request: Request, reason: FinishReason) -> None:
         del self._live[request.id]
         self._service.leave(request.client)
-        if request.state is RequestState.WAITING:
+        if request in self._forks:
+            self._forks.remove(request)
+        elif request.state is RequestState.WAITING:
             self._waiting.remove(request)
             self._cache.forget(request)
         else:
             del self._running[request.id]
+        if (heir := self._forks.succeed(request)) is not None:
+            self._waiting.add(heir)
         self._siblings.leave(request)
         self._swap.drop(request)
         request.loading = None
@@ -515,13 +575,14 @@ class Scheduler:
 
     def requests(self) -> tuple[list[Request], list[Request]]:
         """(running by admission, waiting with the next to be admitted first)."""
-        return list(self._running.values()), list(self._waiting.in_order(self._num_steps))
+        waiting = [*self._waiting.in_order(self._num_steps), *self._forks]
+        return list(self._running.values()), waiting
 
     def stats(self) -> SchedulerStats:
         counts = self._counts
         return SchedulerStats(
             num_running=len(self._running),
-            num_waiting=len(self._waiting),
+            num_waiting=len(self._waiting) + len(self._forks),
             num_preemptions=counts.preemptions,
             prefix_queries=counts.prefix_queries,
             prefix_hits=counts.prefix_hits,
@@ -541,13 +602,16 @@ class Scheduler:
 
     def check(self) -> None:
         """Audit requests and pool. Raises AssertionError."""
-        self.pool.check(r.page_table for r in (*self._running.values(), *self._ending))
-        assert len(self._live) == len(self._waiting) + len(self._running), "a request is in limbo"
+        holders = (*self._running.values(), *self._ending)
+        self.pool.check([*(holder.page_table for holder in holders), *self._forks.held()])
+        num_waiting = len(self._waiting) + len(self._forks)
+        assert len(self._live) == num_waiting + len(self._running), "a request is in limbo"
         assert len(self._running) <= self.config.max_num_seqs, "too many requests are running"
         self._service.check(Counter(request.client for request in self._live.values()))
         self._pins.check(list(self._live.values()))
         self._siblings.check(list(self._running.values()), list(self._waiting))
-        check_waiting(self._waiting)
+        self._forks.check()
+        check_waiting([*self._waiting, *self._forks])
         check_running(self._running.values(), self.pool, self._num_unread)
         check_ending(self._ending, self.pool, self._num_unread)
         for request in self._live.values():

@@ -166,6 +166,20 @@ class FakeChat:
         self.answers.append(answer)
         return answer
 
+    async def submit_all(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_ids: Sequence[str | None] = (),
+        **options: Any,
+    ) -> list[FakeAnswer]:
+        names = request_ids or [None] * params.n
+        return [
+            await self.submit(prompt, choice, request_id=name, **options)
+            for choice, name in zip(params.choices(), names, strict=True)
+        ]
+
     async def embed(
         self, token_ids: Sequence[int], *, pooling: Pooling, dimensions: int | None = None
     ) -> list[float]:
@@ -385,6 +399,9 @@ class ScriptedEngine:
         self.requests: list[Any] = []
         self.ends: list[FinishReason] = []  # of those that were ended early
         self._tokenizer = tokenizer
+
+    async def submit_all(self, requests: Sequence[Any]) -> list[Any]:
+        return [await self.submit(request) for request in requests]
 
     async def submit(self, request: Any) -> Any:
         from mlxserve.async_engine import OutputStream

@@ -182,3 +182,10 @@ def test_what_a_kernel_wrote_in_place_is_read_as_written() -> None:
     read_keys, read_values = backend.read_kv(*pools, slots)
     assert mx.array_equal(read_keys, keys).item()
     assert mx.array_equal(read_values, values).item()
+
+
+def test_copied_pages_hold_what_their_sources_hold_and_others_what_they_held() -> None:
+    kv = pool_with_history()
+    before = kv.read_pages(range(4))
+    kv.copy_pages([2, 2], [1, 3])
+    assert kv.read_pages(range(4)) == [before[0], before[2], before[2], before[2]]

@@ -31,6 +31,7 @@ from mlxserve.request import (
     SamplingParams,
 )
 from mlxserve.scheduler.config import SchedulerConfig
+from mlxserve.scheduler.forks import PageCopy
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.swap import Load
 
@@ -81,6 +82,7 @@ class GhostEngine:
     loads: list[Load] = field(default_factory=list)
     pinned: list[Request] = field(default_factory=list)  # named prefixes, computed
     num_computed: int = 0
+    num_copied: int = 0  # pages
     planned: bool = True  # whether the last plan had a chunk
     trace: list[list[tuple[str, int, int]]] = field(default_factory=list)
 
@@ -97,6 +99,7 @@ class GhostEngine:
         client: str = "",
         ignore_eos: bool = True,
         pins: bool = False,
+        fork_of: Request | None = None,
     ) -> Request:
         request = Request(
             id=request_id or f"r{len(self.requests)}",
@@ -107,6 +110,7 @@ class GhostEngine:
             client=client,
             priority=priority,
             pins=pins,
+            fork_of=fork_of,
         )
         self.scheduler.add(request)
         self.requests[request.id] = request
@@ -154,6 +158,8 @@ class GhostEngine:
 
     def launch(self, prefill_budget: int | None = None) -> list[Chunk]:
         """Plan a step and execute it at once, as a stream would: before anything later."""
+        for copy in self.scheduler.take_copies():
+            self._copy(copy)
         before = self._before_plan()
         chunks = self.scheduler.schedule(prefill_budget)
         self._transfer()
@@ -197,6 +203,19 @@ class GhostEngine:
         assert self.ends.keys() == self.requests.keys(), "a request never ended"
         assert self.scheduler.pool.num_used == self.scheduler.pool.num_pinned, "pages are lost"
 
+    def fork(self, token_ids: Sequence[int], max_tokens: int | None, n: int) -> list[Request]:
+        """n samples of one prompt; greedy, and so all the same."""
+        leader = self.add(token_ids, max_tokens)
+        return [leader, *(self.add(token_ids, max_tokens, fork_of=leader) for _ in range(n - 1))]
+
+    def _copy(self, copy: PageCopy) -> None:
+        """Slots that nobody has written to stay unwritten."""
+        self.num_copied += 1
+        for source, target in zip(self._slots(copy.source), self._slots(copy.target), strict=True):
+            self.slots.pop(target, None)
+            if source in self.slots:
+                self.slots[target] = self.slots[source]
+
     # ---- the disk
 
     def _transfer(self) -> None:
@@ -239,6 +258,7 @@ class GhostEngine:
             self._judge_attention(chunk, chunk.start)  # before anything of this step is written
         written: set[int] = set()
         for chunk in chunks:
+            self._judge_written(chunk)
             for position in range(chunk.start, chunk.end):
                 slot = self._slot(chunk, position)
                 assert slot not in written, f"slot {slot} is written twice in one step"
@@ -283,6 +303,15 @@ class GhostEngine:
                     assert not mine & set(other.page_table), (
                         "a page in flight is written by another"
                     )
+
+    def _judge_written(self, chunk: Chunk) -> None:
+        """A page is written by its one holder, before anybody can find it."""
+        pool = self.scheduler.pool
+        for page in chunk.page_table[
+            chunk.start // pool.page_size : -(-chunk.end // pool.page_size)
+        ]:
+            assert pool.ref_count(page) == 1, f"page {page} is shared and written"
+            assert pool.hash_of(page) is None, f"page {page} is findable and written"
 
     def _judge_findable(self) -> None:
         pool = self.scheduler.pool

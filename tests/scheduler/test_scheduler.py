@@ -795,7 +795,7 @@ def test_a_forced_reset_takes_running_requests_pages_and_changes_no_answer(
         pytest.param(
             Admission,
             "choose",
-            "self._pool.num_free - self._num_reserved(running)",
+            "self._pool.num_free - self.num_reserved(running)",
             "self._pool.num_free",
             test_two_prompts_that_only_fit_one_after_the_other_do_not_thrash,
             id="check instead of reserve",

@@ -99,6 +99,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.engine.scheduler.stats().pages_pinned or self.engine.prefixes_under_way
         self.engine.audit()
 
+    @rule(prompt=prompts, max_tokens=st.integers(1, 20), n=st.integers(2, 4))
+    def fork(self, prompt: list, max_tokens: int, n: int) -> None:
+        with suppress(PromptTooLong):
+            self.engine.fork(prompt[: self.engine.scheduler.max_model_len - 1], max_tokens, n)
+        self.engine.audit()
+
     @rule(prompt=prompts, salt=st.sampled_from([b"", b"", b"a"]))
     def add_prefix(self, prompt: list, salt: bytes) -> None:
         with suppress(InvalidRequest, QueueFull):

@@ -1,0 +1,107 @@
+"""Forks: samples of one prompt, of which one request computes it and the others start from its pages.
+
+    parked ──┬─ its leader has computed the prompt ── running: full pages shared, the tail a copy
+             ├─ ... but there is no page or no place for it ── waiting, like any other
+             └─ its leader ended before ── the first one leads the others
+
+A fork computes the prompt's last token once more, in a page of its own: that is what its first
+sample is drawn from, and the only thing that is computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+
+from mlxserve.cache.pages import PagePool
+from mlxserve.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopy:
+    """Make page `target` hold what page `source` holds."""
+
+    source: int
+    target: int
+
+
+@dataclass(slots=True)
+class Forks:
+    """Who waits for whom, and which copies have to be made before the next step."""
+
+    pool: PagePool
+    _parked: dict[Request, list[Request]] = field(default_factory=dict)  # by their leader
+    _copies: dict[Request, PageCopy] = field(default_factory=dict)  # by the fork they are for
+
+    def __len__(self) -> int:
+        """Forks that wait for their leader."""
+        return sum(map(len, self._parked.values()))
+
+    def __iter__(self) -> Iterator[Request]:
+        return chain.from_iterable(self._parked.values())
+
+    def __contains__(self, request: Request) -> bool:
+        return request in self._parked.get(request.fork_of or request, ())
+
+    def park(self, fork: Request) -> None:
+        assert fork.fork_of is not None, f"{fork.id} is nobody's fork"
+        self._parked.setdefault(fork.fork_of, []).append(fork)
+
+    def remove(self, fork: Request) -> None:
+        """It ended while it was parked."""
+        assert fork.fork_of is not None, f"{fork.id} is nobody's fork"
+        parked = self._parked[fork.fork_of]
+        parked.remove(fork)
+        if not parked:
+            del self._parked[fork.fork_of]
+
+    def release(self, leader: Request) -> list[Request]:
+        """Those that waited for this leader; they do so no more."""
+        return self._parked.pop(leader, [])
+
+    def succeed(self, leader: Request) -> Request | None:
+        """The leader ended before its prompt was computed: the fork that leads the others now."""
+        heirs = self.release(leader)
+        if not heirs:
+            return None
+        first, *others = heirs
+        first.fork_of = None
+        for fork in others:
+            fork.fork_of = first
+            self.park(fork)
+        return first
+
+    def copy(self, fork: Request, source: int, target: int) -> None:
+        """The fork's page has to become a copy, before the next step. Until then nobody else gets
+        the source."""
+        self.pool.share([source])
+        self._copies[fork] = PageCopy(source, target)
+
+    def take_copies(self) -> list[PageCopy]:
+        """The copies to make now. A step that is planned after that may write to the sources."""
+        copies = list(self._copies.values())
+        self._copies.clear()
+        self.pool.release([copy.source for copy in copies])
+        return copies
+
+    def drop_copy(self, fork: Request) -> None:
+        """It gives its pages up; no-op if none was to become a copy."""
+        if (copy := self._copies.pop(fork, None)) is not None:
+            self.pool.release([copy.source])
+
+    def held(self) -> Iterable[list[int]]:
+        """Pages held for copies, as page tables."""
+        return ([copy.source] for copy in self._copies.values())
+
+    def check(self) -> None:
+        """Audit. Raises AssertionError."""
+        for leader, forks in self._parked.items():
+            assert forks, f"nobody waits for {leader.id}"
+            assert leader not in self, f"{leader.id} leads and follows"
+            assert not leader.is_finished, f"{leader.id} has ended, but is waited for"
+            assert leader.num_outputs == 0, f"{leader.id} has its prompt, but is waited for"
+            for fork in forks:
+                assert fork.fork_of is leader, f"{fork.id} waits for another one"
+        for fork, copy in self._copies.items():
+            assert copy.target in fork.page_table, f"{fork.id} has lost its copy"
