@@ -51,11 +51,23 @@ def call_grammar(
         top = f"{start} {section}"
     if otherwise:
         top = f"{top} | {otherwise}"
-    return "\n".join([f"start: {top}", f"call: {' | '.join(calls)}", *rules, *_SHARED])
+    return "\n".join(
+        [
+            f"start: {top}",
+            f"call: {' | '.join(calls)}",
+            *rules,
+            *(rule for _, rule in _TEXTS.values()),
+        ]
+    )
 
 
-_SHARED = ('value[suffix="\\n</parameter>"]: /(?s:.*)/',)
-_SECTIONS = frozenset({"kimi_k2"})
+_LINE = "\n"
+# Free text up to a marker that is written in letters: the name and the rule.
+_TEXTS = {
+    end: (f"text{number}", f"text{number}[suffix={json.dumps(end)}]: /(?s:.*)/")
+    for number, end in enumerate(("\n</parameter>", "</parameter>", "</arg_value>"))
+}
+_SECTIONS = frozenset({"kimi_k2", "minimax_m2"})
 
 
 def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,26 +125,56 @@ def _kimi_k2(markup: Markup, name: str, schema: dict[str, Any]) -> str:
     return f"{begin} {_text(f'functions.{name}:')} /[0-9]+/ {arguments} {_json(schema)} {end}"
 
 
-def _qwen3_coder(markup: Markup, name: str, schema: dict[str, Any]) -> str:  # noqa: ARG001
-    required = schema.get("required", [])
-    parameters = []
-    for key, value in schema["properties"].items():
-        body = _parameter(value if isinstance(value, dict) else {})
-        part = f"({_text(f'<parameter={key}>' + chr(10))} {body} {_text(chr(10))})"
-        parameters.append(part if key in required else f"{part}?")
+def _qwen3_coder(markup: Markup, name: str, schema: dict[str, Any]) -> str:
+    end = "\n</parameter>"
+
+    def parameter(key: str, value: Mapping[str, Any]) -> str:
+        return f"{_text(f'<parameter={key}>{_LINE}')} {_value(markup, value, end)} {_text(_LINE)}"
+
     head = _text(f"<function={name}>\n")
-    return f'"\\n"? {head} {" ".join(parameters)} "</function>" "\\n"?'
+    return f'"\\n"? {head} {_parameters(schema, parameter)} "</function>" "\\n"?'
 
 
-def _parameter(schema: dict[str, Any]) -> str:
-    """A text stands as it is, all else as JSON."""
-    if schema.get("type", "string") == "string":
-        choices = schema.get("enum")
-        if not isinstance(choices, list) or not choices:
-            return "value"
+def _minimax_m2(markup: Markup, name: str, schema: dict[str, Any]) -> str:
+    def parameter(key: str, value: Mapping[str, Any]) -> str:
+        head = _text(f'<parameter name="{key}">')
+        return f"{head} {_value(markup, value, '</parameter>')} {_text(_LINE)}"
+
+    head = _text(f'<invoke name="{name}">\n')
+    return f'"\\n"? {head} {_parameters(schema, parameter)} "</invoke>" "\\n"?'
+
+
+def _glm47(markup: Markup, name: str, schema: dict[str, Any]) -> str:
+    key_start, key_end = _token(markup, "<arg_key>"), _token(markup, "</arg_key>")
+    value_start = _token(markup, "<arg_value>")
+
+    def parameter(key: str, value: Mapping[str, Any]) -> str:
+        inner = _value(markup, value, "</arg_value>")
+        return f'{key_start} {_text(key)} {key_end} "\\n"? {value_start} {inner} "\\n"?'
+
+    return f'{_text(name)} "\\n"? {_parameters(schema, parameter)}'
+
+
+def _parameters(schema: Mapping[str, Any], write: Callable[[str, Mapping[str, Any]], str]) -> str:
+    """Each by its own markup, in the order of the schema."""
+    required = schema.get("required", [])
+    return " ".join(
+        f"({write(key, value if isinstance(value, dict) else {})}){'' if key in required else '?'}"
+        for key, value in schema["properties"].items()
+    )
+
+
+def _value(markup: Markup, schema: Mapping[str, Any], end: str) -> str:
+    """A text stands as it is up to the marker behind it, all else as JSON."""
+    if schema.get("type", "string") != "string":
+        return f"{_json(schema)} {_token(markup, end)}"
+    choices = schema.get("enum")
+    if isinstance(choices, list) and choices:
         words = " | ".join(_text(str(choice)) for choice in choices)
-        return f"({words}) {_text(chr(10) + '</parameter>')}"
-    return f"{_json(schema)} {_text(chr(10) + '</parameter>')}"
+        return f"({words}) {_token(markup, end)}"
+    if end in markup.token_ids:
+        return f"/(?s:.*)/ {_token(markup, end)}"
+    return _TEXTS[end][0]
 
 
 def _harmony(markup: Markup, name: str, schema: dict[str, Any]) -> str:
@@ -141,9 +183,12 @@ def _harmony(markup: Markup, name: str, schema: dict[str, Any]) -> str:
 
 
 _BODIES: Mapping[str, _Body] = {
+    "glm47": _glm47,
     "harmony": _harmony,
     "json_tools": _json_tools,
     "mistral": _mistral,
     "kimi_k2": _kimi_k2,
+    "laguna": _glm47,
+    "minimax_m2": _minimax_m2,
     "qwen3_coder": _qwen3_coder,
 }

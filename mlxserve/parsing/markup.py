@@ -84,6 +84,8 @@ _MOST_BLANKS = 4  # tokens of white space that a template writes behind the open
 _INNER_TOKENS = {
     "gemma4": ('<|"|>',),
     "function_gemma": ("<escape>",),
+    "glm47": ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    "laguna": ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     "kimi_k2": ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
     "kimi_k3": ("<|open|>", "<|close|>", "<|sep|>"),
     "mistral": ("[ARGS]", "[CALL_ID]"),

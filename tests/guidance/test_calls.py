@@ -10,7 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from mlx_lm.tool_parsers import json_tools, kimi_k2, mistral, qwen3_coder
+from mlx_lm.tool_parsers import glm47, json_tools, kimi_k2, minimax_m2, mistral, qwen3_coder
 
 from mlxserve.errors import InvalidParameter
 from mlxserve.guidance.calls import call_grammar
@@ -43,6 +43,8 @@ FAMILIES = {
     "mistral": mistral,
     "kimi_k2": kimi_k2,
     "qwen3_coder": qwen3_coder,
+    "minimax_m2": minimax_m2,
+    "glm47": glm47,
 }
 
 
@@ -128,7 +130,7 @@ def test_a_text_of_qwen_coder_is_anything_up_to_its_end(
 
 
 def test_formats_that_are_not_known_have_no_grammar() -> None:
-    unknown = Markup(call_format="glm47", call_start=(START,))
+    unknown = Markup(call_format="pythonic", call_start=(START,))
     assert call_grammar(unknown, TOOLS, is_whole=True, repeats=True) is None
     several = Markup(call_format="json_tools", call_start=(1, 2))
     assert call_grammar(several, TOOLS, is_whole=True, repeats=True) is None
