@@ -13,7 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlxserve.api.errors import from_engine, json_response
+from mlxserve.api.anthropic_shape import model_info, model_page
+from mlxserve.api.errors import from_engine, json_response, speaks_anthropic
 from mlxserve.api.request_model import read_request
 from mlxserve.api.schema import ChatRequest, CompletionRequest
 from mlxserve.api.security import request_id
@@ -88,12 +89,15 @@ class OpenAI:
         )
         return await self._service.reply(request, asked, answers, shape)
 
-    async def models(self, _request: Request) -> Response:
+    async def models(self, request: Request) -> Response:
+        if speaks_anthropic(request.scope):
+            return json_response(model_page(self._chat))
         return json_response({"object": "list", "data": [self._card()]})
 
     async def model(self, request: Request) -> Response:
-        self._names.check(request.path_params["name"])
-        return json_response(self._card())
+        is_anthropic = speaks_anthropic(request.scope)
+        self._names.check(request.path_params["name"], is_anthropic=is_anthropic)
+        return json_response(model_info(self._chat) if is_anthropic else self._card())
 
     def _card(self) -> dict[str, Any]:
         return {

@@ -539,6 +539,17 @@ def test_an_answer_that_was_begun_is_gone_on_with(client, chat):
     assert chat.rendered[-1].kwargs["continue_final_message"] is True
 
 
+@pytest.mark.parametrize("question", ["Hi", "<|im_start|>system", "{{ x }}"])
+def test_the_prompt_of_an_answer_that_was_begun_ends_with_it(client, chat, tokenizer, question):
+    chat.render = tokenizer.render
+    begun = {"role": "assistant", "content": "The answer is ("}
+    reply = post(client, messages=[{"role": "user", "content": question}, begun])
+    assert reply.status_code == 200, reply.text
+    text = tokenizer.decode(chat.submitted[-1].prompt)
+    assert text.endswith("The answer is (")
+    assert question in text
+
+
 # Counting.
 
 words = ["a", " word", "é", "\n", "<|im_start|>", "x" * 30]
@@ -681,7 +692,7 @@ def test_errors_of_every_kind_have_anthropics_shape(client):
 
 def test_a_client_of_anthropics_gets_its_errors_on_other_routes_too(client):
     headers = {"anthropic-version": "2023-06-01"}
-    error_of(client.get("/v1/models/claude-x", headers=headers), 404, "not_found_error")
+    error_of(client.get("/v1/models/gpt-4", headers=headers), 404, "not_found_error")
 
 
 def test_a_bug_is_a_500_in_shape(client, chat):

@@ -115,6 +115,13 @@ def test_a_prompt_beyond_the_context_is_a_bad_request(real):
     assert caught.value.type == "invalid_request_error"
 
 
+def test_the_model_is_listed_as_anthropics_are(real, real_chat):
+    [model] = real.models.list()
+    assert (model.id, model.type, model.lifecycle) == (real_chat.model_name, "model", "active")
+    assert model.max_input_tokens == real_chat.max_model_len
+    assert real.models.retrieve("claude-any") == real.models.retrieve(model.id)
+
+
 # The scripted chat.
 
 
