@@ -9,6 +9,7 @@ import pytest
 
 from mlxserve.api.errors import ApiError
 from mlxserve.api.schema import ChatRequest, CompletionRequest
+from mlxserve.errors import GrammarFailed
 from mlxserve.request import SamplingParams, StructureKind
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -109,3 +110,13 @@ def test_plain_completions_have_the_extension() -> None:
     found = CompletionRequest.read(body).sampling(SamplingParams()).structure
     assert found is not None
     assert found.kind is StructureKind.REGEX
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_fails_in_the_middle_is_an_error_of_the_request(client, chat, stream):
+    chat.script = [chat.Delta("He", (1,)), GrammarFailed("The grammar became too much work.")]
+    body = {"messages": HELLO, "stream": stream}
+    reply = client.post("/v1/chat/completions", json=body)
+    assert reply.status_code == (200 if stream else 400)
+    assert '"code":"grammar_failed"' in reply.text
+    assert "[DONE]" not in reply.text

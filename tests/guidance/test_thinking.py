@@ -13,6 +13,7 @@ import pytest
 from mlxserve.build import build_chat
 from mlxserve.chat import Chat, Delta
 from mlxserve.config import EngineConfig
+from mlxserve.errors import GrammarFailed
 from mlxserve.parsing.turn import ToolChoice, Turn, join_calls
 from mlxserve.request import FinishReason, SamplingParams, Structure, StructureKind
 
@@ -111,3 +112,14 @@ def test_guided_answers_do_not_change_those_beside_them(chat: Chat) -> None:
         return found[0]
 
     assert asyncio.run(together()) == asyncio.run(plain())
+
+
+def test_an_answer_that_leaves_its_grammar_fails_and_the_next_one_does_not(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("mlxserve.guidance.guide.Guide.mask", lambda self: None)
+        with pytest.raises(GrammarFailed, match="grammar became too much work"):
+            asyncio.run(ask(chat, Turn(thinking_budget=0), thinks=False, structure=NAME, seed=2))
+    deltas = asyncio.run(ask(chat, Turn(thinking_budget=0), thinks=False, structure=NAME, seed=2))
+    assert deltas[-1].finish_reason is FinishReason.STOP
