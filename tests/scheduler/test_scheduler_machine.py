@@ -24,6 +24,7 @@ from mlxserve.cache.runs import RunSet
 from mlxserve.errors import InvalidRequest, PromptTooLong, QueueFull
 from mlxserve.request import FinishReason
 from mlxserve.scheduler.admission import Admission
+from mlxserve.scheduler.forks import Forks
 from mlxserve.scheduler.preemption import PreemptionMode
 from mlxserve.scheduler.prefix_cache import PrefixCache
 from mlxserve.scheduler.scheduler import Scheduler
@@ -279,6 +280,30 @@ BUGS: dict[str, tuple[type, str, str, str]] = {
         "_capacity",
         "self._pins.num_kept_from(request)",
         "0",
+    ),
+    "forget to copy a fork's tail": (
+        Scheduler,
+        "_start_fork",
+        "self._forks.copy(fork, leader.page_table[num_pages], pages[0])",
+        "pass",
+    ),
+    "let a fork write to its leader's tail": (
+        Scheduler,
+        "_start_fork",
+        "shared = leader.page_table[:num_pages]",
+        "shared = leader.page_table[:num_pages + 1]; num_in_tail = 0",
+    ),
+    "keep what was copied": (
+        Forks,
+        "take_copies",
+        "self.pool.release([copy.source for copy in copies])",
+        "pass",
+    ),
+    "leave the forks of a leader that ended": (
+        Scheduler,
+        "_end",
+        "self._waiting.add(heir)",
+        "pass",
     ),
 }
 SLOW_BUGS: dict[str, tuple[type, str, str, str]] = {
