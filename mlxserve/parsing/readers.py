@@ -17,6 +17,7 @@ from uuid import uuid4
 
 from mlxserve.parsing.json_call import JsonCall, JsonText
 from mlxserve.parsing.markup import Markup
+from mlxserve.parsing.overlap import overlap
 from mlxserve.parsing.turn import ToolCallDelta
 
 MAX_SECTION = 1 << 20  # characters handed to mlx-lm's parsers, some of which are slower than linear
@@ -99,21 +100,28 @@ class Reader(ABC):
 class SectionReader(Reader):
     """Any format: waits for the end of the section."""
 
-    _section = ""
-    _searched = 0
+    def __init__(
+        self, markup: Markup, tools: Sequence[Mapping[str, Any]], numbers: CallNumbers
+    ) -> None:
+        super().__init__(markup, tools, numbers)
+        self._pieces: list[str] = []
+        self._tail = ""  # could be the beginning of the end
 
     def push(self, text: str) -> Iterator[Event]:
         end = self._markup.call_end
-        self._section += text
-        at = self._section.find(end, self._searched) if end else -1
+        self._pieces.append(text)
+        window = self._tail + text
+        at = window.find(end) if end else -1
         if at < 0:
-            self._searched = max(0, len(self._section) - len(end))
+            self._tail = window[len(window) - overlap(window, (end,)) :] if end else ""
             return
-        self.rest = self._section[at + len(end) :]
-        yield from self._parsed(self._section[:at])
+        section = "".join(self._pieces)
+        at += len(section) - len(window)
+        self.rest = section[at + len(end) :]
+        yield from self._parsed(section[:at])
 
     def finish(self) -> Iterator[Event]:
-        yield from self._parsed(self._section)
+        yield from self._parsed("".join(self._pieces))
 
 
 class _Skip(SectionReader):
