@@ -20,7 +20,8 @@ from typing import Any, TypeVar, get_type_hints
 from mlxserve.errors import InvalidConfig
 
 PREFIX = "MLXSERVE_"
-# Of the same prefix, but no options: secrets, folders, and what acts before options are read.
+# Of the same prefix, but no options: secrets, folders, what acts before options are read, and what
+# our tests are told.
 OTHER_NAMES = frozenset(
     {
         "MLXSERVE_API_KEY",
@@ -29,6 +30,7 @@ OTHER_NAMES = frozenset(
         "MLXSERVE_EMULATOR_CACHE",
         "MLXSERVE_EMULATOR_CLANG",
         "MLXSERVE_HOME",
+        "MLXSERVE_MACHINE_EXAMPLES",
         "MLXSERVE_URL",
     }
 )

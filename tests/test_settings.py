@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from mlxserve.api.config import ServerConfig
 from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidConfig
-from mlxserve.settings import Settings
+from mlxserve.settings import OTHER_NAMES, Settings, types_of
 
 SCHEMAS = (ServerConfig, EngineConfig)
 
@@ -124,3 +125,13 @@ def test_a_mistake_in_a_flag_is_told_as_it_is() -> None:
 def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="cannot be read"):
         read(file=tmp_path / "none.toml")
+
+
+def test_every_variable_that_the_code_reads_is_known() -> None:
+    """Or the command would refuse to start where one of them is set."""
+    root = Path(__file__).parent.parent
+    known = {f"MLXSERVE_{name.upper()}" for schema in SCHEMAS for name in types_of(schema)}
+    for folder in ("mlxserve", "metal_kernels", "tui", "tests"):
+        for file in (root / folder).rglob("*.py"):
+            found = re.findall(r"environ[^\n]*\W(MLXSERVE_[A-Z_]+)", file.read_text())
+            assert set(found) <= known | OTHER_NAMES, file
