@@ -1,4 +1,5 @@
 import json
+import socket
 from typing import Any
 
 import pytest
@@ -701,3 +702,17 @@ def test_a_bug_is_a_500_in_shape(client, chat):
 
     chat.render = fail
     assert "secret" not in error_of(post(client), 500, "api_error")["message"]
+
+
+# Leaving.
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_hangs_up_aborts_its_message(start_server, chat, stream):
+    chat.script = [chat.Delta("a"), chat.HOLD]
+    data = json.dumps({**HELLO, "stream": stream}).encode()
+    head = f"POST {MESSAGES} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", start_server().port), timeout=20) as peer:
+        peer.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(data) + data)
+        assert chat.on_hold.wait(timeout=20)
+    chat.wait_until_closed()

@@ -261,3 +261,16 @@ def test_a_tool_that_is_asked_for_is_called_with_what_its_schema_allows(real):
     with real.messages.stream(**asked, tool_choice=choice) as stream:
         [call] = stream.get_final_message().content
     assert call.input["unit"] in ("C", "F")
+
+
+def test_limits_and_refused_pages_are_the_clients_own_errors(chat, start_server):
+    access = Access(api_keys=["k" * 32], requests_per_minute_per_key=1)
+    url = start_server(access=access).url
+    with anthropic.Anthropic(base_url=url, api_key="k" * 32, max_retries=0) as client:
+        client.messages.create(**HELLO)
+        with pytest.raises(anthropic.RateLimitError) as limited:
+            client.messages.create(**HELLO)
+        assert limited.value.type == "rate_limit_error"
+        assert int(limited.value.response.headers["retry-after"]) > 0
+        with pytest.raises(anthropic.PermissionDeniedError):
+            client.messages.create(**HELLO, extra_headers={"origin": "https://evil.example"})
