@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from mlxserve.api.errors import ApiError
 from mlxserve.api.schema import ChatRequest
+from mlxserve.errors import InvalidParameter
 from mlxserve.parsing.turn import ToolChoice
+from mlxserve.request import SamplingParams
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -92,3 +95,24 @@ def test_thinking_is_the_templates_variable_and_a_budget(
     request = asked(**fields)
     assert request.template_kwargs == kwargs
     assert request.turn().thinking_budget == budget
+
+
+def test_tools_of_a_model_whose_calls_nobody_can_read_are_refused(
+    scripted_chat: Any, tokenizer_with: Any
+) -> None:
+    from mlxserve.chat import Chat
+
+    tokenizer = tokenizer_with([], "{{ messages[0].content }}{{ tools }}")
+    chat = Chat(
+        type(scripted_chat[1])(tokenizer),
+        tokenizer,
+        model_name="mute",
+        max_model_len=100,
+        vocab_size=tokenizer.vocab_size,
+        default_params=SamplingParams(),
+    )
+    turn = asked(tools=[tool("a")]).turn()
+    prompt = chat.render(HELLO, tools=turn.tools)
+    with pytest.raises(InvalidParameter, match="tools: how this model writes calls of tools"):
+        asyncio.run(chat.submit(prompt, SamplingParams(), turn=turn))
+    chat.close()
