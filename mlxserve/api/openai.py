@@ -52,6 +52,7 @@ class OpenAI:
                 asked.template_kwargs,
                 asked.prefix_name,
                 tools=asked.definitions,
+                continues=asked.continue_final_message,
             )
             answers = await self._service.submit(
                 request, asked, [prompt], params, num_choices=asked.n or 1, turn=turn

@@ -198,12 +198,22 @@ class ChatRequest(Generation):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
+    continue_final_message: bool = False  # vLLM's name: the answer goes on where the last one ends
     tools: Tools | None = None
     tool_choice: ToolChoiceField = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
     thinking_budget: Budget | None = None
     response_format: ResponseFormat = None
+
+    @model_validator(mode="after")
+    def _ends_with_what_is_continued(self) -> Self:
+        last = self.messages[-1]
+        if self.continue_final_message and not (last.role == "assistant" and last.content):
+            raise ValueError(
+                "continue_final_message: the last message must be the assistant's, with a text"
+            )
+        return self
 
     def _own_format(self) -> Structure | None:
         return self.response_format

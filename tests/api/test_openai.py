@@ -410,3 +410,15 @@ def test_a_thousand_unknown_fields_make_a_short_header(client):
 
 def test_nothing_is_warned_about_without_unknown_fields(client):
     assert "x-mlxserve-warning" not in client.post(CHAT, json=HELLO).headers
+
+
+def test_an_answer_that_was_begun_is_gone_on_with(client, chat):
+    begun = {"role": "assistant", "content": "The answer is ("}
+    messages = [{"role": "user", "content": "Hi"}, begun]
+    body = {**HELLO, "messages": messages, "continue_final_message": True}
+    assert client.post(CHAT, json=body).status_code == 200
+    assert chat.rendered[-1].kwargs["add_generation_prompt"] is False
+    assert chat.rendered[-1].kwargs["continue_final_message"] is True
+    refused = client.post(CHAT, json={**body, "messages": messages[:1]})
+    assert refused.status_code == 400
+    assert "must be the assistant's" in refused.json()["error"]["message"]
