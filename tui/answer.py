@@ -86,7 +86,8 @@ class Answer:
         self._first: float | None = None
         self._last: float | None = None
         self._num_pieces = 0
-        self._text, self._thinking = _Text(), _Text()
+        # What is there already, when an answer goes on.
+        self._text, self._thinking = _Text([message.text]), _Text([message.thinking])
         self._tools: dict[int, _Tool] = {}
         self._usage = Usage(None, None, None)
         self._state = State.WRITING
@@ -131,7 +132,7 @@ class Answer:
 
     @property
     def has_thinking(self) -> bool:
-        return bool(self._thinking.pieces)
+        return any(self._thinking.pieces)
 
     def take(self) -> News:
         """What came since the last call."""

@@ -37,8 +37,9 @@ from tui.export import export, file_name, target
 from tui.home import Home
 from tui.leaving import EndingSignals
 from tui.link import Link
-from tui.markdown import last_code
-from tui.messages import Message, Role
+from tui.markdown import code_blocks
+from tui.mentions import with_files
+from tui.messages import CAN_CONTINUE, Message, Role
 from tui.models import Model, Models, Source
 from tui.sanitise import one_line
 from tui.store import Store, StoreError
@@ -95,6 +96,7 @@ class ChatApp(App[None]):
         self._browsing = Browsing(self._conversation, self.exchange, self.window, self._opened)
         self._engine_place = EnginePlace(self, self._watched)
         self._editing: Message | None = None
+        self._code_copied = (0, 0)  # the message, and how often one of its blocks was copied
         self._is_leaving = False
         self._last_press: dict[str, float] = {}
 
@@ -166,12 +168,22 @@ class ChatApp(App[None]):
         elif looks_like_command(event.text):
             self.window.composer.write(event.text)
             self.notify("There is no such command. F1 shows them all.", markup=False)
-        elif self._editing is not None:
+        else:
+            self._send(event.text)
+
+    def _send(self, text: str) -> None:
+        try:
+            text = with_files(text, Path.cwd())
+        except AttachmentRefused as error:
+            self.window.composer.write(text)
+            self.notify(str(error), severity="error", markup=False)
+            return
+        if self._editing is not None:
             instead_of = self._editing
             self._stop_editing()
-            self.exchange.turn_when_connected(partial(self.exchange.ask, event.text, instead_of))
+            self.exchange.turn_when_connected(partial(self.exchange.ask, text, instead_of))
         else:
-            self.exchange.send(event.text)
+            self.exchange.send(text)
 
     @on(ChatWindow.Chosen)
     async def _chosen(self, event: ChatWindow.Chosen) -> None:
@@ -294,10 +306,34 @@ class ChatApp(App[None]):
         answer = self.exchange.last_answer
         put_in_clipboard(self, "" if answer is None else answer.text, "the answer")
 
-    def action_copy_code(self) -> None:
+    def action_copy_code(self, number: str = "") -> None:
+        """The last block of code of the last answer, or the one with this number."""
         answer = self.exchange.last_answer
-        code = None if answer is None else last_code(answer.text)
-        put_in_clipboard(self, code or "", "the code")
+        blocks = [] if answer is None else code_blocks(answer.text)
+        at = int(number) - 1 if number.isdecimal() else len(blocks) - 1
+        if number and not (number.isdecimal() and 0 <= at < len(blocks)):
+            self.notify(f"The answer has {len(blocks)} blocks of code; name one.", markup=False)
+        else:
+            put_in_clipboard(self, blocks[at] if blocks else "", "the code")
+
+    @on(MessageView.CopyCode)
+    def _copy_code(self, event: MessageView.CopyCode) -> None:
+        """The last of the message; each time it is asked for again, the one before."""
+        blocks = code_blocks(event.message.text)
+        times = self._code_copied[1] + 1 if self._code_copied[0] == event.message.id else 0
+        self._code_copied = event.message.id, times
+        at = len(blocks) - 1 - times % max(1, len(blocks))
+        what = f"code block {at + 1} of {len(blocks)}" if blocks else "code"
+        put_in_clipboard(self, blocks[at] if blocks else "", what)
+
+    def action_continue_answer(self) -> None:
+        path = self._conversation.path
+        if not path or path[-1].state not in CAN_CONTINUE or not path[-1].text:
+            self.notify(
+                "There is nothing to go on with: no answer was stopped or cut off.", markup=False
+            )
+        else:
+            self.exchange.turn_when_connected(partial(self.exchange.go_on, path[-1]))
 
     def action_export(self, argument: str = "") -> None:
         chat = self._conversation.chat

@@ -95,18 +95,21 @@ class ChatClient:
         return [str(entry["id"]) for entry in entries if isinstance(entry, dict) and "id" in entry]
 
     async def stream(
-        self, messages: Sequence[Mapping[str, str]], *, model: str
+        self, messages: Sequence[Mapping[str, str]], *, model: str, continues: bool = False
     ) -> AsyncGenerator[Piece, None]:
         """The answer to the conversation, as it is written. Raises ChatError.
 
+        continues: the answer goes on where the last message, the assistant's, ends
         Closing the iterator closes the connection, which is how the server learns of a stop.
         """
-        body = {
+        body: dict[str, object] = {
             "model": model,
             "messages": list(messages),
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if continues:
+            body["continue_final_message"] = True
         is_finished = False
         with explained(self.url):
             async with self._http.stream(

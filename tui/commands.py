@@ -40,6 +40,12 @@ COMMANDS: tuple[Command, ...] = (
         ("ctrl+r",),
     ),
     Command(
+        "continue",
+        "Go on",
+        "Write on where an answer was stopped or cut off",
+        "continue_answer",
+    ),
+    Command(
         "edit",
         "Edit the last question",
         "Ask it differently; the first version is kept",
@@ -92,7 +98,14 @@ COMMANDS: tuple[Command, ...] = (
         ("ctrl+t",),
     ),
     Command("copy", "Copy the answer", "Copy the last answer, as Markdown", "copy", ("f3",)),
-    Command("code", "Copy the code", "Copy the last block of code", "copy_code"),
+    Command(
+        "code",
+        "Copy the code",
+        "Copy the last block of code, or the one with this number",
+        "copy_code",
+        (),
+        "[NUMBER]",
+    ),
     Command(
         "export",
         "Export",
@@ -120,6 +133,7 @@ COMPOSER_KEYS: tuple[tuple[str, str], ...] = (
     ("Enter", "Send; while an answer is coming, send after it"),
     ("Shift+Enter, Ctrl+J", "New line"),
     ("Esc, Esc", "Edit the last question, when nothing is being written"),
+    ("@", "Files to send along, completed with Tab"),
     ("Up, Down", "Earlier questions, from the first or last line"),
     ("Tab, Shift+Tab", "To the messages and back"),
     ("PageUp, PageDown", "Scroll"),
@@ -130,6 +144,7 @@ MESSAGE_KEYS: tuple[tuple[str, str], ...] = (
     ("r", "Another answer"),
     ("Left, Right", "Versions of this message"),
     ("y", "Copy the message, as Markdown"),
+    ("c", "Copy its last block of code; again: the one before"),
     ("t", "Show or hide the thinking"),
     ("Esc", "Back to the line you write in"),
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 
 from tui.answer import Answer, Phase
@@ -140,11 +141,8 @@ class Exchange:
 
     async def reply(self, question: Message) -> None:
         connection = self.link.connection
-        if connection is None:  # it was lost while the turn waited
-            await self._window.show(self._conversation)
-            await self._window.transcript.say(
-                "Not connected. Press Ctrl+R to try again.", is_error=True
-            )
+        if connection is None:
+            await self._say_not_connected()
             return
         message = await self._conversation.begin_answer(question, connection.model)
         await self._window.show(self._conversation)
@@ -153,6 +151,28 @@ class Exchange:
             wire_messages(path, self._conversation.system), model=connection.model
         )
         await self._follow(Answer(message, pieces, self._save), connection)
+
+    async def go_on(self, answer: Message) -> None:
+        """Write on at the end of an answer that was stopped or cut off."""
+        connection = self.link.connection
+        if connection is None:
+            await self._say_not_connected()
+            return
+        begun = replace(answer, state=State.WRITING, error="")
+        await self._conversation.save(begun)
+        pieces = connection.client.stream(
+            wire_messages(self._conversation.path, self._conversation.system),
+            model=connection.model,
+            continues=True,
+        )
+        await self._follow(Answer(begun, pieces, self._save), connection)
+
+    async def _say_not_connected(self) -> None:
+        """It was lost while the turn waited."""
+        await self._window.show(self._conversation)
+        await self._window.transcript.say(
+            "Not connected. Press Ctrl+R to try again.", is_error=True
+        )
 
     async def _follow(self, answer: Answer, connection: Connection) -> None:
         window = self._window
@@ -209,7 +229,7 @@ class Exchange:
         if message.state is State.FAILED:
             status.say("Failed · Ctrl+R asks again", style="$error")
         elif message.state is State.STOPPED:
-            status.say("Stopped · Ctrl+R asks again")
+            status.say("Stopped · /continue goes on · Ctrl+R asks again")
         else:
             status.say("Ready")
             return

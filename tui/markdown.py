@@ -347,8 +347,7 @@ def _start(tokens: Sequence[Token]) -> int:
     return tokens[0].map[0]
 
 
-def last_code(text: str) -> str | None:
-    """What stands in the last block of code, as it was written."""
+def code_blocks(text: str) -> list[str]:
+    """What stands in each block of code, as it was written."""
     tokens = _commonmark().parse(text)
-    blocks = [t.content for t in tokens if t.type in ("fence", "code_block")]
-    return blocks[-1] if blocks else None
+    return [t.content for t in tokens if t.type in ("fence", "code_block")]

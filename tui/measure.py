@@ -68,6 +68,7 @@ class ScriptedClient(ChatClient):
         messages: Sequence[Mapping[str, str]],  # noqa: ARG002 (whatever is asked)
         *,
         model: str,  # noqa: ARG002
+        continues: bool = False,  # noqa: ARG002
     ) -> AsyncGenerator[Piece, None]:
         async with aclosing(_pieces(self._text, self._seconds)) as pieces:
             async for piece in pieces:

@@ -26,6 +26,7 @@ class State(StrEnum):
     FAILED = "failed"  # by the server or the connection; what had come is kept
 
 
+CAN_CONTINUE = (State.CUT, State.STOPPED, State.FAILED)
 _SHORTEST_MEASURE = 0.05  # seconds
 
 

@@ -855,3 +855,80 @@ def test_ctrl_c_twice_leaves(terminal: Run) -> None:
         assert t.app.is_running
 
     terminal(story)
+
+
+def test_an_answer_that_was_stopped_goes_on_where_it_was(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace, home: Home
+) -> None:
+    server.script(scripts.say("one, two, "), scripts.Gate())
+    server.script(scripts.say("three"))
+
+    async def story(t: "Terminal") -> None:
+        await t.ask("/continue")
+        await t.until_shown("nothing to go on with")
+        await t.ask("count")
+        await t.until_shown("one, two,")
+        await t.press("escape")
+        await t.until(lambda: "/continue goes on" in t.status)
+        await t.ask("/continue")
+        await t.until_shown("one, two, three")
+        await t.until_ready()
+        assert t.messages == ["count", "one, two, three"]
+        last = server.requests[1]
+        assert last["messages"][-1] == {"role": "assistant", "content": "one, two, "}
+        assert last["continue_final_message"] is True
+
+    terminal(story)
+    store = Store.open(home.chats)
+    last = store.path(store.chats()[0].leaf_id)[-1]
+    assert (last.text, last.state) == ("one, two, three", State.DONE)
+    store.close()
+
+
+def test_a_file_is_mentioned_completed_and_sent(
+    terminal: Run, server: "FakeServer", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "main.py").write_text("1 + 1\n")
+    (tmp_path / "bad.bin").write_bytes(b"\xff")
+    monkeypatch.chdir(tmp_path)
+
+    async def story(t: "Terminal") -> None:
+        await t.type("why @s")
+        await t.until_shown("src/")
+        await t.press("tab")
+        await t.until_shown("src/main.py")
+        await t.press("enter")
+        await t.until(lambda: t.composer.text == "why @src/main.py ")
+        await t.press("enter")
+        await t.until(lambda: len(server.requests) == 1)
+        sent = server.requests[0]["messages"][0]["content"]
+        assert sent == "why src/main.py \n\nmain.py:\n```py\n1 + 1\n```"
+        await t.ask("and @bad.bin")
+        await t.until_shown("not a text file")
+        assert t.composer.text == "and @bad.bin"
+        assert len(server.requests) == 1
+
+    terminal(story)
+
+
+def test_blocks_of_code_are_copied_one_after_the_other(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tui.clipboard.shutil.which", lambda name: None)
+    server.script(scripts.say("```\none\n```\n\nand\n\n```\ntwo\n```\n"))
+
+    async def story(t: "Terminal") -> None:
+        await t.ask("how?")
+        await t.until_shown("two")
+        await t.until_ready()
+        await t.press("shift+tab")
+        for expected in ("two\n", "one\n", "two\n"):
+            await t.press("c")
+            await t.until(lambda code=expected: t.app.clipboard == code)
+        await t.ask("/code 1")
+        await t.until(lambda: t.app.clipboard == "one\n")
+        await t.ask("/code 3")
+        await t.until_shown("has 2 blocks")
+
+    terminal(story)

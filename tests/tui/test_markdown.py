@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from textual.strip import Strip
 
-from tui.markdown import MAX_OPEN_LINES, MAX_OPEN_SIZE, MarkdownStream, last_code
+from tui.markdown import MAX_OPEN_LINES, MAX_OPEN_SIZE, MarkdownStream, code_blocks
 from tui.paint import Painter
 from tui.theme import palette
 
@@ -153,5 +153,5 @@ def test_nothing_new_is_nothing_to_paint() -> None:
 
 
 def test_the_last_code_is_found() -> None:
-    assert last_code("```\na\n```\n\n- x\n\n  ```py\n  b\n  ```\n\nend") == "b\n"
-    assert last_code("none") is None
+    assert code_blocks("```\na\n```\n\n- x\n\n  ```py\n  b\n  ```\n\nend") == ["a\n", "b\n"]
+    assert code_blocks("none") == []

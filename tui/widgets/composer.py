@@ -69,6 +69,18 @@ class Composer(TextArea):
         self.load_text(clean(text))
         self.move_cursor(self.document.end)
 
+    @property
+    def before_cursor(self) -> str:
+        """The text up to where the next character goes."""
+        return self.get_text_range((0, 0), self.cursor_location)
+
+    def complete(self, path: str) -> None:
+        """Put the path in place of what is there of it; a folder waits for more."""
+        row, column = self.cursor_location
+        start = self.before_cursor.rpartition("@")[2]
+        end = "" if path.endswith("/") else " "
+        self.replace(clean(path) + end, (row, column - len(start)), (row, column))
+
     def action_copy(self) -> None:
         """Ctrl+C copies what is selected; with nothing selected it is the app's."""
         if self.selected_text:

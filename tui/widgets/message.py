@@ -52,6 +52,7 @@ class MessageView(StripView, can_focus=True):
         Binding("left", "sibling(-1)", "Version before"),
         Binding("right", "sibling(1)", "Version after"),
         Binding("y", "copy", "Copy"),
+        Binding("c", "copy_code", "Copy code"),
         Binding("up", "app.focus_message(-1)", "Up", show=False),
         Binding("down", "app.focus_message(1)", "Down", show=False),
     ]
@@ -71,6 +72,9 @@ class MessageView(StripView, can_focus=True):
 
     class Copy(Asked):
         """It in the clipboard."""
+
+    class CopyCode(Asked):
+        """One of its blocks of code in the clipboard."""
 
     class ShowVersion(Event):
         """The reader wants to see another version of a message."""
@@ -98,6 +102,9 @@ class MessageView(StripView, can_focus=True):
 
     def action_copy(self) -> None:
         self.post_message(self.Copy(self.message))
+
+    def action_copy_code(self) -> None:
+        self.post_message(self.CopyCode(self.message))
 
     def action_sibling(self, step: int) -> None:
         message_id = self.place.neighbour(step)

@@ -21,6 +21,7 @@ from tui.models import Downloaded, Model, Models, Source
 from tui.sanitise import one_line
 
 _BAR_WIDTH = 16
+_WIDE = 100  # columns from which a name is written with its owner
 
 
 class ModelsDialog(ModalScreen[Model | None]):
@@ -81,9 +82,14 @@ class ModelsDialog(ModalScreen[Model | None]):
     def _show(self) -> None:
         options = self.query_one(OptionList)
         at = options.highlighted
-        width = max((len(one_line(row.name, 48)) for row in self._rows), default=0)
+        width = max((len(self._shown(row.name)) for row in self._rows), default=0)
         options.set_options([Option(self._line(row, width)) for row in self._rows])
         options.highlighted = at
+
+    def _shown(self, name: str) -> str:
+        """A repository's owner is left out where there is little room."""
+        is_narrow = self.app.size.width < _WIDE
+        return one_line(name.rpartition("/")[2] if is_narrow else name, 44)
 
     def _line(self, row: Model, width: int) -> Content:
         sign = "●" if row.name == self._current else " "
@@ -91,10 +97,10 @@ class ModelsDialog(ModalScreen[Model | None]):
         progress = self._progress.get(row.name)
         if progress is None:
             where = "to download" if row.source is Source.SUGGESTED else str(row.source)
-            state = Content.assemble((f"{where:12}", "$text-quiet"), row.verdict)
+            state = Content.assemble(f"{row.verdict:18}", (where, "$text-quiet"))
         else:
             state = Content(_progress_words(progress, is_paused=self._loading != row.name))
-        name = one_line(row.name, 48).ljust(width)
+        name = self._shown(row.name).ljust(width)
         return Content.assemble(f"{sign} ", (name, "bold"), f" {size:>9}  ", state)
 
     @on(OptionList.OptionSelected)

@@ -1,29 +1,43 @@
-"""The commands that match what is being typed after a slash."""
+"""What could be meant by what is being typed: commands after a slash, files after an @."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from textual.content import Content
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from tui.commands import Command, key_words, matching
+from tui.sanitise import one_line
 
 
 class Suggestions(OptionList, can_focus=False):
-    """Shown above the composer while its text is the beginning of a command."""
+    """Shown above the composer while something can be completed."""
 
     def __init__(self) -> None:
         super().__init__(id="suggestions", compact=True)
         self._commands: list[Command] = []
+        self._paths: list[str] = []
+
+    def suggest_paths(self, paths: Sequence[str]) -> bool:
+        """Show these files and folders; False if there are none."""
+        self._commands, self._paths = [], list(paths)
+        self.set_options([Option(Content(one_line(path)), id=path) for path in self._paths])
+        return self._show()
 
     def suggest(self, typed: str) -> bool:
         """Show what fits; False if nothing does, and nothing is shown."""
         is_name = typed.startswith("/") and " " not in typed and "\n" not in typed
         self._commands = matching(typed[1:]) if is_name else []
+        self._paths = []
         self.set_options([Option(_line(command), id=command.name) for command in self._commands])
-        if self._commands:
+        return self._show()
+
+    def _show(self) -> bool:
+        if self.option_count:
             self.highlighted = 0
-        self.display = bool(self._commands)
+        self.display = self.option_count > 0
         return self.display
 
     def close(self) -> None:
@@ -31,7 +45,13 @@ class Suggestions(OptionList, can_focus=False):
 
     @property
     def chosen(self) -> Command | None:
-        return None if self.highlighted is None else self._commands[self.highlighted]
+        at = self.highlighted
+        return self._commands[at] if at is not None and self._commands else None
+
+    @property
+    def chosen_path(self) -> str | None:
+        at = self.highlighted
+        return self._paths[at] if at is not None and self._paths else None
 
 
 def _line(command: Command) -> Content:

@@ -6,6 +6,7 @@ Shows what it is told to show, and completes what is being typed. Knows no serve
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from textual import on
 from textual.app import ComposeResult
@@ -16,6 +17,7 @@ from textual.widgets import Static, TextArea
 
 from tui.commands import Command
 from tui.conversation import Conversation
+from tui.mentions import completions, typed_path
 from tui.sanitise import one_line
 from tui.theme import Palette, palette
 from tui.widgets.composer import Composer
@@ -109,13 +111,17 @@ class ChatWindow(Vertical):
 
     @on(TextArea.Changed, "#composer")
     def _typed(self, event: TextArea.Changed) -> None:
-        suggestions = self.query_one(Suggestions)
-        self.composer.has_suggestions = suggestions.suggest(event.text_area.text)
+        suggestions, path = self.query_one(Suggestions), typed_path(self.composer.before_cursor)
+        self.composer.has_suggestions = (
+            suggestions.suggest(event.text_area.text)
+            if path is None
+            else suggestions.suggest_paths(completions(path, Path.cwd()))
+        )
 
     @on(Composer.Suggest)
     def _suggest(self, event: Composer.Suggest) -> None:
         suggestions = self.query_one(Suggestions)
-        command = suggestions.chosen
+        command, path = suggestions.chosen, suggestions.chosen_path
         match event.key:
             case "up":
                 suggestions.action_cursor_up()
@@ -125,6 +131,8 @@ class ChatWindow(Vertical):
                 self.composer.write(f"/{command.name} ")
             case "enter" if command is not None:
                 self._take_command(command)
+            case "tab" | "enter" if path is not None:
+                self.composer.complete(path)
             case _:
                 suggestions.close()
                 self.composer.has_suggestions = False

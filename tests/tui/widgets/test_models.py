@@ -80,7 +80,7 @@ def test_models_are_shown_with_size_and_verdict(
     async def story(t: "Terminal") -> None:
         await t.until_ready()
         await t.ask("/model")
-        for words in ("● mini", "0.01 GB", "bundled", "a/here", "2.26 GB", "fits 4,000 tokens"):
+        for words in ("● mini", "0.01 GB", "bundled", "here", "2.26 GB", "fits 4,000 tokens"):
             await t.until_shown(words)
         await t.until_shown("to download")
         await t.until_shown("too large")
@@ -96,7 +96,7 @@ def test_a_model_that_is_here_starts_the_server_again(
     async def story(t: "Terminal") -> None:
         await t.until_ready()
         await t.ask("/model")
-        await t.until_shown("a/here")
+        await t.until_shown("here  ")
         first = ours.server
         assert first is not None
         server.models = ["here"]
@@ -122,7 +122,7 @@ def test_a_download_is_paused_and_goes_on(play: Callable[..., None], ours: Ours)
     async def story(t: "Terminal") -> None:
         await t.until_ready()
         await t.ask("/model")
-        await t.until_shown("a/there")
+        await t.until_shown("there  ")
         await t.press("down", "down", "enter")
         await t.until_shown("25%")
         await t.press("p")
@@ -147,7 +147,7 @@ def test_without_a_connection_it_says_so(play: Callable[..., None], ours: Ours) 
     async def story(t: "Terminal") -> None:
         await t.until_ready()
         await t.ask("/model")
-        await t.until_shown("a/there")
+        await t.until_shown("there  ")
         await t.press("down", "down", "enter")
         await t.until_shown("Check the connection")
 
