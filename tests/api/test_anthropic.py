@@ -208,7 +208,7 @@ pieces = st.text(st.sampled_from("ab{}\n\u2028é🙂<"), max_size=5)
 
 
 @settings(
-    max_examples=60,
+    max_examples=30,
     deadline=None,
     derandomize=True,
     database=None,

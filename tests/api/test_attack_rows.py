@@ -82,7 +82,6 @@ ROWS: dict[int, tuple[str, ...]] = {
         f"{HERE}::test_markup_that_somebody_typed_is_text",
         f"{HERE}::test_a_megabyte_of_arguments_takes_linear_time",
         "parsing/test_parser.py::test_any_split_of_any_markup_gives_the_same_message",
-        "parsing/test_parser.py::test_a_long_call_takes_linear_time",
     ),
     11: ("test_tokenizer.py::test_a_control_token_that_somebody_typed_is_text",),
     12: (f"{HERE}::test_a_model_is_a_name_and_never_a_place",),

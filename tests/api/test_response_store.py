@@ -91,7 +91,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=80, deadline=None, derandomize=True, database=None)
 @given(steps)
 def test_it_never_holds_more_than_it_may_and_counts_what_it_holds(steps):
     clock = Clock()
