@@ -158,36 +158,45 @@ class GhostEngine:
 
     def launch(self, prefill_budget: int | None = None) -> list[Chunk]:
         """Plan a step and execute it at once, as a stream would: before anything later."""
+        chunks = self._launch(prefill_budget)
+        self.audit()
+        return chunks
+
+    def read(self) -> list[Output]:
+        """Read the oldest unread step."""
+        outputs = self._read()
+        self.audit()
+        return outputs
+
+    def _launch(self, prefill_budget: int | None = None) -> list[Chunk]:
         for copy in self.scheduler.take_copies():
             self._copy(copy)
         before = self._before_plan()
         chunks = self.scheduler.schedule(prefill_budget)
         self._transfer()
         self._judge_plan(chunks, before)
-        self.audit()
         self.trace.append([(chunk.request.id, chunk.start, chunk.length) for chunk in chunks])
         if chunks:
             self.unread.append((chunks, self._execute(chunks)))
         return chunks
 
-    def read(self) -> list[Output]:
-        """Read the oldest unread step."""
+    def _read(self) -> list[Output]:
         chunks, sampled = self.unread.popleft()
         outputs = self.scheduler.update(chunks, sampled)
         for output in outputs:
             self._take(output)
-        self.audit()
         return outputs
 
     def step(self) -> list[Chunk]:
         """One turn of the pipelined loop: step n+1 is launched before step n is read."""
         while len(self.unread) > 1 or (self.unread and self.scheduler.is_tight()):
-            self.read()
+            self._read()
         while self.loads:
             self.finish_load(self.loads[0])
-        chunks = self.launch()
+        chunks = self._launch()
         while len(self.unread) > bool(chunks):
-            self.read()
+            self._read()
+        self.audit()
         return chunks
 
     def drain(self) -> None:

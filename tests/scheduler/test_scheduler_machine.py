@@ -100,7 +100,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.engine.scheduler.stats().pages_pinned or self.engine.prefixes_under_way
         self.engine.audit()
 
-    @rule(prompt=prompts, max_tokens=st.integers(1, 20), n=st.integers(2, 4))
+    @rule(prompt=prompts, max_tokens=st.integers(1, 6), n=st.integers(2, 4))
     def fork(self, prompt: list, max_tokens: int, n: int) -> None:
         with suppress(PromptTooLong):
             self.engine.fork(prompt[: self.engine.scheduler.max_model_len - 1], max_tokens, n)
@@ -139,7 +139,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.engine.requests)
     @rule(data=st.data(), reason=st.sampled_from([FinishReason.ABORT, FinishReason.STOP]))
     def abort(self, data: st.DataObject, reason: FinishReason) -> None:
-        self.engine.abort(data.draw(st.sampled_from(sorted(self.engine.requests))), reason)
+        ids = sorted(self.engine.requests.keys() - self.engine.ends.keys())
+        self.engine.abort(data.draw(st.sampled_from(ids or sorted(self.engine.requests))), reason)
 
     @rule()
     def reset_prefix_cache(self) -> None:
@@ -334,7 +335,8 @@ SLOW_BUGS: dict[str, tuple[type, str, str, str]] = {
 # Where to look for those that would take long to come up everywhere.
 PLACES: dict[str, dict[str, object]] = {
     "leave pages on disk": {"num_pages": 6, "preemption_mode": PreemptionMode.SWAP},
-    "plan for a preempted request": {"num_pages": 6, "max_num_seqs": 3},
+    "plan for a preempted request": {"num_pages": 9, "max_num_seqs": 5},
+    "follow a leader that is gone": {"num_pages": 24, "enable_prefix_caching": True},
     "admit in a step that preempted": {"num_pages": 9, "max_num_seqs": 5},
     "promise the pins' pages to others": {"num_pages": 6, "max_pinned_fraction": 1.0},
 }
