@@ -63,6 +63,9 @@ class Native:
         return json_response(_kv_stats(await self._look()))
 
     async def kv_map(self, request: Request) -> Response:
+        """Ends with the server; only its headers, where only they were asked for."""
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
         if self._num_maps >= MAX_MAPS:
             raise ApiError(
                 503,

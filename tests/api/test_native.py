@@ -172,6 +172,11 @@ def test_all_who_watch_share_one_snapshot(chat):
     assert chat.num_snapshots == 2
 
 
+def test_the_headers_of_the_map_do_not_take_for_ever(client):
+    reply = client.head("/api/v1/kv/map")
+    assert reply.headers["content-type"].startswith("text/event-stream")
+
+
 def test_the_number_of_maps_is_bounded(client, chat, monkeypatch):
     monkeypatch.setattr("mlxserve.api.native.MAX_MAPS", 0)
     reply = client.get("/api/v1/kv/map")
