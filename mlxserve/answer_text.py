@@ -65,7 +65,7 @@ class AnswerText:
         stop_ids: frozenset[int],
         parser: TurnParser | None = None,
     ) -> None:
-        self._decoder = tokenizer.stream(shows_markup=parser is not None)
+        self._decoder = tokenizer.stream(None if parser is None else parser.tokens)
         self._parser = parser
         self._stops = StopStrings(params.stop)
         self._hidden = frozenset() if params.ignore_eos else stop_ids

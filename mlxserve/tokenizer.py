@@ -189,22 +189,25 @@ class Tokenizer:
         """How the model marks its thinking and its calls of tools."""
         return markup_of(self._wrapper, self._takes)
 
-    def stream(self, *, shows_markup: bool = False) -> StreamDecoder:
-        """`shows_markup`: special tokens are left out but for those that `markup` speaks of."""
-        return StreamDecoder(self._decode_with_markup if shows_markup else self.decode)
+    def stream(self, shown: frozenset[int] | None = None) -> StreamDecoder:
+        """Special tokens are left out, but for those that are to be shown."""
+        if shown is None:
+            return StreamDecoder(self.decode)
+        hidden = self._special - shown
+        return StreamDecoder(lambda token_ids: self._decode_without(hidden, token_ids))
 
-    def _decode_with_markup(self, token_ids: Sequence[int]) -> str:
-        shown = [token for token in token_ids if token not in self._hidden]
+    def _decode_without(self, hidden: frozenset[int], token_ids: Sequence[int]) -> str:
+        shown = [token for token in token_ids if token not in hidden]
         if self._fast is not None:
             return str(self._fast.decode(shown, skip_special_tokens=False))
         with self._lock:
             return str(self._wrapper.decode(shown, skip_special_tokens=False))
 
     @cached_property
-    def _hidden(self) -> frozenset[int]:
+    def _special(self) -> frozenset[int]:
         added = self._wrapper.added_tokens_decoder.items()
         special = frozenset(token_id for token_id, token in added if token.special)
-        return (special | frozenset(self._wrapper.all_special_ids)) - self.markup.tokens
+        return special | frozenset(self._wrapper.all_special_ids)
 
     def _types_control_tokens(
         self,

@@ -28,8 +28,12 @@ def call_grammar(
     """
     body = _BODIES.get(markup.call_format or "")
     is_harmony = markup.call_format == "harmony"
-    if body is None or (len(markup.call_start) != 1 and not is_harmony):
+    if body is None or (len(markup.call_start) != 1 and not is_harmony and not markup.is_bare):
         return None
+    if markup.is_bare:
+        repeats = False
+        if not is_whole:
+            return None  # nothing says that a call begins
     if is_harmony and not is_whole:
         return None  # a call begins with the same token as a text
     calls = []
@@ -48,7 +52,7 @@ def call_grammar(
     elif repeats and inner == "call" and not is_harmony:  # which has one call in a turn
         top = f'{start} {section} ("\\n"? {start} {section})*'
     else:
-        top = f"{start} {section}"
+        top = f"{start} {section}".strip()
     if otherwise:
         top = f"{top} | {otherwise}"
     return "\n".join(
@@ -97,6 +101,8 @@ def _token(markup: Markup, text: str) -> str:
 
 
 def _start(markup: Markup) -> str:
+    if markup.is_bare:
+        return ""
     if markup.call_format != "harmony":
         return f"<[{markup.call_start[0]}]>"
     again = f'({_token(markup, "<|start|>")} "assistant")?'
@@ -112,6 +118,11 @@ def _end(markup: Markup) -> str:
 def _json_tools(markup: Markup, name: str, schema: dict[str, Any]) -> str:  # noqa: ARG001
     head = f'{{"name": {json.dumps(name)}, "arguments": '
     return f'"\\n"? {_text(head)} {_json(schema)} "}}" "\\n"?'
+
+
+def _llama3(markup: Markup, name: str, schema: dict[str, Any]) -> str:  # noqa: ARG001
+    head = f'{{"name": {json.dumps(name)}, "parameters": '
+    return f'{_text(head)} {_json(schema)} "}}"'
 
 
 def _mistral(markup: Markup, name: str, schema: dict[str, Any]) -> str:
@@ -189,6 +200,7 @@ _BODIES: Mapping[str, _Body] = {
     "mistral": _mistral,
     "kimi_k2": _kimi_k2,
     "laguna": _glm47,
+    "llama3": _llama3,
     "minimax_m2": _minimax_m2,
     "qwen3_coder": _qwen3_coder,
 }

@@ -1,7 +1,8 @@
 """How a family of models marks its thinking and its calls, read off the model's tokenizer.
 
 The knowledge of families is mlx-lm's: its tokenizer wrapper says which markers a model uses and
-which of its parsers reads a whole call. OpenAI's harmony format is added here.
+which of its parsers reads a whole call. OpenAI's harmony format and Llama 3's calls, which are
+answers in JSON without a marker, are added here.
 
     part     TEXT      THINKING         CALL              HEADER
     edge       <think> ──▶ </think> ──▶ ...               between messages, shown to nobody
@@ -35,7 +36,8 @@ class Markup:
     """
     edges: in each part, the markers that end it and what follows; no marker is ever shown
     first: the part an answer begins in
-    call_format: the name of mlx-lm's parser, or "harmony"
+    call_format: the name of mlx-lm's parser, "harmony" or "llama3"
+    is_bare: an answer may be a call without a marker
     call_end: the marker that ends a call; empty where only the answer's end does
     parse_call: mlx-lm's parser of one whole call; it may raise almost anything
     think_start, think_end: the same markers as token ids; empty where the model does not think
@@ -44,11 +46,13 @@ class Markup:
     call_start: the marker that opens a call, as token ids
     token_ids: of the markers that are one token
     tokens: special tokens that are markup, and are text to the parser
+    call_tokens: those among them that only calls have
     """
 
     edges: Edges = field(default_factory=dict)
     first: Part = Part.TEXT
     call_format: str | None = None
+    is_bare: bool = False
     call_end: str = ""
     parse_call: ParseCall | None = None
     think_start: tuple[int, ...] = ()
@@ -58,6 +62,7 @@ class Markup:
     call_start: tuple[int, ...] = ()
     token_ids: Mapping[str, int] = field(default_factory=dict)
     tokens: frozenset[int] = frozenset()
+    call_tokens: frozenset[int] = frozenset()
 
     @property
     def can_call(self) -> bool:
@@ -92,6 +97,7 @@ _INNER_TOKENS = {
     "muse_spark": ("<|message|>", "<|eom|>", "<|eot|>"),
     "harmony": ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>"),
 }
+_PYTHON_TAG = "<|python_tag|>"  # stands before some calls of Llama 3
 _PARTS = {
     "normal": Part.TEXT,
     "reasoning": Part.THINKING,
@@ -118,10 +124,21 @@ def markup_of(wrapper: Any, takes: Callable[[str], bool]) -> Markup:
     vocabulary = wrapper.get_vocab()
     if wrapper.tool_parser is None and all(t in vocabulary for t in _INNER_TOKENS["harmony"]):
         return _harmony(wrapper)
+    if wrapper.tool_parser is None and takes(_PYTHON_TAG) and _PYTHON_TAG in vocabulary:
+        return Markup(
+            edges={Part.TEXT: ((_PYTHON_TAG, Part.CALL),)},
+            call_format="llama3",
+            is_bare=True,
+            tokens=frozenset({vocabulary[_PYTHON_TAG]}),
+            call_tokens=frozenset({vocabulary[_PYTHON_TAG]}),
+        )
     name = wrapper.init_kwargs.get("tool_parser_type") if wrapper.has_tool_calling else None
     edges = _edges(wrapper)
-    markers = [marker for found in edges.values() for marker, _ in found]
-    markers += [wrapper.tool_call_end or "", *_INNER_TOKENS.get(name or "", ())]
+    pairs = [pair for found in edges.values() for pair in found]
+    markers = [marker for marker, to in pairs if to is not Part.CALL]
+    call_markers = [marker for marker, to in pairs if to is Part.CALL]
+    call_markers += [wrapper.tool_call_end or "", *_INNER_TOKENS.get(name or "", ())]
+    tokens, call_tokens = _special(wrapper, markers), _special(wrapper, call_markers)
     return Markup(
         edges=edges,
         first=_PARTS.get(wrapper.response_initial_state, Part.TEXT),
@@ -133,14 +150,20 @@ def markup_of(wrapper: Any, takes: Callable[[str], bool]) -> Markup:
         is_taught=wrapper.has_thinking
         and (takes(wrapper.think_start) or takes(wrapper.think_end) or takes("enable_thinking")),
         call_start=tuple(wrapper.tool_call_start_tokens or ()),
-        token_ids={marker: vocabulary[marker] for marker in markers if marker in vocabulary},
-        tokens=frozenset(
-            token_id
-            for token_id, token in wrapper.added_tokens_decoder.items()
-            if token.special and any(token.content in marker for marker in markers)
-        )
-        - wrapper.eos_token_ids,
+        token_ids={marker: vocabulary[marker] for marker in call_markers if marker in vocabulary},
+        tokens=tokens | call_tokens,
+        call_tokens=call_tokens - tokens,
     )
+
+
+def _special(wrapper: Any, markers: Sequence[str]) -> frozenset[int]:
+    """The special tokens that these markers are made of."""
+    added = wrapper.added_tokens_decoder.items()
+    return frozenset(
+        token_id
+        for token_id, token in added
+        if token.special and any(token.content in marker for marker in markers)
+    ) - frozenset(wrapper.eos_token_ids)
 
 
 def _harmony(wrapper: Any) -> Markup:

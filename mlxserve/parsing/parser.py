@@ -33,10 +33,18 @@ class TurnParser:
         self._blanks = ""  # could be the white space before one
         self._is_fresh = self._part is Part.THINKING  # nothing of this part was given out
         self.is_over = False
+        if markup.is_bare and turn.may_call:
+            self._enter(Part.CALL)
 
     @property
     def is_thinking(self) -> bool:
         return self._part is Part.THINKING
+
+    @property
+    def tokens(self) -> frozenset[int]:
+        """Special tokens that have to be in the text; no others belong there."""
+        hidden = frozenset() if self._turn.may_call else self._markup.call_tokens
+        return self._markup.tokens - hidden
 
     @property
     def num_calls(self) -> int:
@@ -90,6 +98,9 @@ class TurnParser:
         rest, first = self._reader.rest, self._reader.first
         if rest is not None and not self.is_over:
             self._reader = None
+            if self._numbers.count == first and self._markup.is_bare:
+                self._part, self._is_fresh = Part.TEXT, False
+                return rest
             self._part = Part.TEXT if self._markup.first is Part.TEXT else Part.HEADER
             self.is_over = self._numbers.count > 0 and not self._turn.parallel_tool_calls
             self._is_fresh = self._numbers.count > first

@@ -148,6 +148,9 @@ class _Streaming(Reader):
                 break
             self._seen.append(char)
             yield from self._push(char)
+            if self.rest is not None:
+                self.rest += text[at + 1 :]
+                return
         yield from self._pending()
         if self._next is not None:
             self.rest = self._next.rest
@@ -194,6 +197,29 @@ class JsonReader(_Streaming):
     def _pending(self) -> Iterator[Event]:
         if self._is_named and (arguments := self._call.take()):
             yield self._numbers.more(arguments)
+
+
+class BareReader(JsonReader):
+    """A call of one of the tools without any marker; whatever else it is, is text."""
+
+    def _push(self, char: str) -> Iterator[Event]:
+        self._call.push(char)
+        if self._call.name and not self._is_named:
+            self._is_named = self._call.name in self._names()
+            if self._is_named:
+                yield self._numbers.open(self._call.name)
+        if self._is_named and (self._call.is_done or self._call.is_broken):
+            yield from self._pending()
+            yield from self._hand_over(_Skip, char)
+        elif self._call.is_broken or (self._call.name and not self._is_named):
+            self.rest = "".join(self._seen)
+
+    def finish(self) -> Iterator[Event]:
+        if not self._is_named and self._seen:
+            yield Text("".join(self._seen))
+
+    def _names(self) -> set[str]:
+        return {tool["function"]["name"] for tool in self._tools}
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +309,8 @@ def reader_of(markup: Markup, tools: Sequence[Mapping[str, Any]], numbers: CallN
     """A reader of the section that begins now."""
     if markup.call_format == "json_tools":
         return JsonReader(markup, tools, numbers)
+    if markup.is_bare:
+        return BareReader(markup, tools, numbers)
     if markup.call_format in HEADERS:
         return HeaderReader(markup, tools, numbers)
     return SectionReader(markup, tools, numbers)

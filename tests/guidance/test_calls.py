@@ -193,6 +193,21 @@ def test_a_structure_beside_tools_is_one_or_the_other(planner: Planner) -> None:
 HARMONY = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>"]
 
 
+def test_a_required_call_of_llama_is_the_whole_answer(
+    tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    llama = Markup(call_format="llama3", is_bare=True)
+    assert call_grammar(llama, TOOLS, is_whole=False, repeats=True) is None
+    source = call_grammar(llama, TOOLS, is_whole=True, repeats=True)
+    assert source is not None
+    text = written(tokenizer, grammars, source, 1)
+    parser = TurnParser(llama, Turn(tools=TOOLS))
+    events = [*parser.push(text), *parser.finish()]
+    [call] = join_calls([event for event in events if isinstance(event, ToolCallDelta)])
+    assert call.name in ("look", "rest")
+    assert isinstance(json.loads(call.arguments), dict)
+
+
 @pytest.mark.parametrize("is_required", [True, False])
 def test_harmony_thinks_and_then_follows(
     is_required: bool, tokenizer_with: Callable[[list[str], str], Tokenizer]
@@ -205,7 +220,7 @@ def test_harmony_thinks_and_then_follows(
     for seed in range(6):
         guide = plan(planner, turn, structure)
         rng, parser = Random(seed), TurnParser(tokenizer.markup, turn)
-        decoder = tokenizer.stream(shows_markup=True)
+        decoder = tokenizer.stream(parser.tokens)
         begun = tokenizer.markup.think_start if seed % 2 else ()
         guide.read(begun)
         events: list[Any] = [*parser.push(decoder.push(begun))]

@@ -17,10 +17,12 @@ MakeTokenizer = Callable[[list[str], str], Tokenizer]
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 
-def told_apart(tokenizer: Tokenizer, text: str) -> tuple[str, str, list[tuple[str, str]]]:
+def told_apart(
+    tokenizer: Tokenizer, text: str, turn: Turn | None = None
+) -> tuple[str, str, list[tuple[str, str]]]:
     """(reasoning, text, calls) of a text that comes as the tokens that it is."""
-    parser = TurnParser(tokenizer.markup, Turn(tools=[TOOL]))
-    decoder = tokenizer.stream(shows_markup=True)
+    parser = TurnParser(tokenizer.markup, turn or Turn(tools=[TOOL]))
+    decoder = tokenizer.stream(parser.tokens)
     events = [e for token in tokenizer.encode(text) for e in parser.push(decoder.push([token]))]
     events += [*parser.push(decoder.finish()), *parser.finish()]
     calls = join_calls([event for event in events if isinstance(event, ToolCallDelta)])
@@ -75,8 +77,17 @@ def test_special_tokens_of_a_familys_calls_are_read_and_never_shown(
     tokenizer = tokenizer_with(tokens, template)
     assert tokenizer.markup.call_format == call_format
     assert told_apart(tokenizer, text) == ("", "Yes.", [("look", '{"n": 1}')])
-    # Special tokens that are no markup stay hidden as they were.
+    # Special tokens that are no markup, or none for this turn, stay hidden as they were.
     assert told_apart(tokenizer, "a<|im_start|>b")[1] == "ab"
+    assert told_apart(tokenizer, f"a{tokens[0]}b", Turn())[1] == "ab"
+
+
+def test_llama_3_is_known_by_its_template(tokenizer_with: MakeTokenizer) -> None:
+    tokenizer = tokenizer_with(["<|python_tag|>"], "{{ tools }}<|python_tag|>")
+    call = '{"name": "look", "parameters": {"n": 1}}'
+    for text in (call, f"<|python_tag|>{call}"):
+        assert told_apart(tokenizer, text) == ("", "", [("look", '{"n": 1}')])
+    assert told_apart(tokenizer, "<|python_tag|>Hi", Turn()) == ("", "Hi", [])
 
 
 def test_harmony_is_known_by_its_tokens(tokenizer_with: MakeTokenizer) -> None:

@@ -280,6 +280,34 @@ def test_a_long_call_in_small_pieces_is_read(name: str) -> None:
     assert found.text == "."
 
 
+LLAMA = Markup(
+    edges={Part.TEXT: (("<|python_tag|>", Part.CALL),)}, call_format="llama3", is_bare=True
+)
+CALLED = [("look", {"n": 1})]
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+@pytest.mark.parametrize(
+    ("text", "said", "calls"),
+    [
+        ('{"name": "look", "parameters": {"n": 1}}', "", CALLED),
+        ('\n\n{"type": "function", "name": "look", "parameters": {"n": 1}}', "", CALLED),
+        ('<|python_tag|>{"name": "look", "parameters": {"n": 1}}', "", CALLED),
+        ('{"name": "Ann", "age": 3} is JSON', '{"name": "Ann", "age": 3} is JSON', []),
+        ("{x} and {y}", "{x} and {y}", []),
+        ('{"na', '{"na', []),
+        (" Hello {you}", " Hello {you}", []),
+        ("", "", []),
+    ],
+)
+def test_llama_calls_without_a_marker_and_only_its_tools(
+    text: str, said: str, calls: list[tuple[str, Any]], size: int
+) -> None:
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    found = parse(text, LLAMA, pieces=pieces)
+    assert (found.text, found.calls) == (said, calls)
+
+
 HARMONY = Markup(
     edges={
         Part.HEADER: (
