@@ -55,6 +55,7 @@ ALLOWED: dict[str, set[str]] = {
         "mlxserve/scheduler",
     },
     "mlxserve/engine": {
+        "mlxserve/errors",
         "mlxserve/swapper",
         "mlxserve/model",
         "mlxserve/request",
