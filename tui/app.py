@@ -89,11 +89,11 @@ class ChatApp(App[None]):
         self.exchange = Exchange(
             self._conversation, self.window, partial(self.run_worker, group="turn")
         )
-        self._link = Link(
+        self.link = Link(
             connector, self.window, partial(self.run_worker, group="connect"), self._connected
         )
-        self.exchange.link = self._link
-        self._browsing = Browsing(self._conversation, self.exchange, self.window, self._opened)
+        self.exchange.link = self.link
+        self.browsing = Browsing(self._conversation, self.exchange, self.window, self._opened)
         self._engine_place = EnginePlace(self, self._watched)
         self._editing: Message | None = None
         self._code_copied = (0, 0)  # the message, and how often one of its blocks was copied
@@ -118,7 +118,7 @@ class ChatApp(App[None]):
 
     def _begin(self) -> None:
         """What the first picture need not wait for."""
-        self._link.connect()
+        self.link.connect()
         self.run_worker(self._load_history())
         for module in ("markdown_it", "tui.syntax"):
             self.run_worker(partial(import_module, module), thread=True)
@@ -141,12 +141,12 @@ class ChatApp(App[None]):
         self.window.hint(is_editing=self._editing is not None)
 
     def _show_model(self) -> None:
-        self.window.show_model(self._link.model, has_system=bool(self._conversation.system))
+        self.window.show_model(self.link.model, has_system=bool(self._conversation.system))
 
     def _connected(self) -> None:
         """Connecting has ended, one way or the other."""
         self._show_model()
-        if self._link.connection is None:
+        if self.link.connection is None:
             self.exchange.give_queue_back()
         self.exchange.send_next()
 
@@ -214,7 +214,7 @@ class ChatApp(App[None]):
 
     @on(MessageView.ShowVersion)
     def _show_version(self, event: MessageView.ShowVersion) -> None:
-        self._browsing.show_branch(event.message_id)
+        self.browsing.show_branch(event.message_id)
 
     @on(Transcript.WantsEarlier)
     async def _show_earlier(self) -> None:
@@ -239,7 +239,7 @@ class ChatApp(App[None]):
             await result
 
     def action_new_chat(self) -> None:
-        self._browsing.new()
+        self.browsing.new()
 
     def action_stop(self) -> None:
         """Esc: leave editing, stop the answer, go back to writing; twice: edit the last."""
@@ -256,8 +256,8 @@ class ChatApp(App[None]):
 
     def action_retry(self) -> None:
         path = self._conversation.path
-        if self._link.is_lost:
-            self._link.connect()
+        if self.link.is_lost:
+            self.link.connect()
         elif path:
             self._retry(MessageView.Retry(path[-1]))
 
@@ -266,7 +266,7 @@ class ChatApp(App[None]):
             self._edit(MessageView.Edit(self._conversation.path[-1]))
 
     def action_sibling(self, step: int) -> None:
-        self._browsing.show_sibling(step)
+        self.browsing.show_sibling(step)
 
     async def action_chats(self) -> None:
         try:
@@ -274,7 +274,7 @@ class ChatApp(App[None]):
         except StoreError as error:
             self.notify(str(error), severity="error", markup=False)
             return
-        browsing = self._browsing
+        browsing = self.browsing
         dialog = ChatsDialog(chats, self._conversation.search, browsing.delete)
         self.push_screen(dialog, browsing.open)
 
@@ -284,12 +284,12 @@ class ChatApp(App[None]):
         elif not title:
             self._begin_to_type("/rename ")
         else:
-            self._browsing.rename(title)
+            self.browsing.rename(title)
 
     def action_system(self, text: str = "") -> None:
         """Set the system prompt; without a text, put it where it can be changed."""
         if text:
-            self._browsing.set_system("" if text == "off" else text)
+            self.browsing.set_system("" if text == "off" else text)
         else:
             self._begin_to_type(f"/system {self._conversation.system}")
 
@@ -353,14 +353,14 @@ class ChatApp(App[None]):
 
     def action_model(self, name: str = "") -> None:
         """Choose a model; one that the server does not have, by starting it again."""
-        connection = self._link.connection
+        connection = self.link.connection
         served = [] if connection is None else connection.models
-        can_change = self._link.can_change_model
+        can_change = self.link.can_change_model
         if connection is None and not can_change:
             self.notify("Not connected yet; try again when the server is ready.", markup=False)
         elif not name:
             models = self._models if can_change else None
-            self.push_screen(ModelsDialog(served, self._link.model, models), self._use_model)
+            self.push_screen(ModelsDialog(served, self.link.model, models), self._use_model)
         elif name in served:
             self._use_model(Model(name, Source.SERVER))
         elif can_change:
@@ -370,14 +370,14 @@ class ChatApp(App[None]):
             self.notify(f"The server has no such model. It has: {known}.", markup=False)
 
     def _use_model(self, model: Model | None) -> None:
-        connection = self._link.connection
+        connection = self.link.connection
         if model is None:
             return
         if connection is not None and model.name in connection.models:
             connection.model = model.name
             self._show_model()
         else:
-            self.exchange.turn(partial(self._link.restart, model.name))
+            self.exchange.turn(partial(self.link.restart, model.name))
 
     def action_attach(self, name: str = "") -> None:
         """Put a file into the composer, to be sent with what is written below it."""
@@ -409,7 +409,7 @@ class ChatApp(App[None]):
         await self._engine_place.toggle()
 
     def _watched(self) -> Watched:
-        connection, answer = self._link.connection, self.exchange.last_answer
+        connection, answer = self.link.connection, self.exchange.last_answer
         return Watched(
             engine=None if connection is None else connection.client.engine,
             figures=None if answer is None else answer.figures,
@@ -462,7 +462,7 @@ class ChatApp(App[None]):
             return
         self._is_leaving = True
         await self.exchange.finish()
-        await self._link.close()
+        await self.link.close()
         await self._conversation.close()
         self.exit()
 

@@ -86,7 +86,8 @@ class PageGrid(Widget):
             Segment(GLYPHS[cell], styles[cell] + own if at in folded.own else styles[cell])
             for at, cell in ((at, folded.cells[at]) for at in row)
         ]
-        return Strip(segments, len(row)).adjust_cell_length(width).apply_style(self.rich_style)
+        strip = Strip(segments, len(row)).simplify()
+        return strip.adjust_cell_length(width).apply_style(self.rich_style)
 
 
 class EnginePanel(Vertical):

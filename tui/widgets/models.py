@@ -97,7 +97,7 @@ class ModelsDialog(ModalScreen[Model | None]):
         progress = self._progress.get(row.name)
         if progress is None:
             where = "to download" if row.source is Source.SUGGESTED else str(row.source)
-            state = Content.assemble(f"{row.verdict:18}", (where, "$text-quiet"))
+            state = Content(f"{row.verdict:18}{where}")
         else:
             state = Content(_progress_words(progress, is_paused=self._loading != row.name))
         name = self._shown(row.name).ljust(width)

@@ -1,0 +1,141 @@
+"""`python -m tui.screenshots FOLDER`: the pictures of the README, taken of the real thing.
+
+Starts a server with the bundled model and a small cache, talks to it as a reader would, beside two
+other clients with the same system prompt, and writes what the screen shows as SVG.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import httpx
+from textual.pilot import Pilot
+
+from tui.app import ChatApp
+from tui.connection import Connector, Wanted
+from tui.home import Home
+from tui.store import Store
+from tui.theme import DARK, LIGHT
+
+_PATIENCE = 300.0  # seconds; loading a model on a busy machine takes some
+_NUM_PAGES = "600"
+_SYSTEM = (
+    "You are the assistant that comes with mlxserve. Answer in a few plain sentences, and say so "
+    "when you do not know. "
+) * 12
+_RULES = "A named prefix is computed once, and its pages stay. " * 24
+_QUESTIONS = ("What can you do?", "Remember the code word plum-42.", "What is the code word?")
+_OTHERS = ("What is mlxserve?", "What is a page?")
+
+
+async def take() -> dict[str, str]:
+    """The pictures, by the names of their files."""
+    with tempfile.TemporaryDirectory() as place:
+        home = Home(Path(place) / "home")
+        connector = Connector(Wanted(server_args=["--num-pages", _NUM_PAGES]), home)
+        try:
+            return {
+                "engine.svg": await _shoot(connector, home, DARK.name, _with_the_engine),
+                "models.svg": await _shoot(connector, home, LIGHT.name, _with_the_models),
+            }
+        finally:
+            connector.stop_server()
+
+
+async def _shoot(
+    connector: Connector,
+    home: Home,
+    theme: str,
+    story: Callable[[ChatApp, Pilot[object]], Awaitable[None]],
+) -> str:
+    """What the screen shows at the end of the story."""
+    app = ChatApp(connector, Store.open(home.chats), home, theme_name=theme)
+    picture: list[str] = []
+
+    async def play(pilot: Pilot[object]) -> None:
+        await _until(lambda: "Ready" in app.window.status.words)
+        await story(app, pilot)
+        picture.append(_without_fonts(app.export_screenshot(title="mlxserve chat")))
+        await app.action_quit()
+
+    await app.run_async(headless=True, size=(120, 40), auto_pilot=play)
+    return picture[0]
+
+
+async def _with_the_engine(app: ChatApp, pilot: Pilot[object]) -> None:
+    """A chat whose prefix is shared with two others that are being answered."""
+    connection = app.link.connection
+    assert connection is not None, "it is ready"
+    async with httpx.AsyncClient(base_url=connection.client.url, trust_env=False) as http:
+        await http.put("/v1/prefixes/rules", json={"prompt": _RULES}, timeout=60)
+        await pilot.press("f4")
+        app.browsing.set_system(_SYSTEM.strip())
+        for question in _QUESTIONS[:-1]:
+            await _ask(app, question)
+        others = [asyncio.create_task(_talk(http, question)) for question in _OTHERS]
+        await _until(lambda: "◆ shared 0" not in _text(app) and "running 2" in _text(app))
+        await _ask(app, _QUESTIONS[-1])
+        await pilot.pause(1.0)  # until the panel has looked again
+        for other in others:
+            other.cancel()
+
+
+async def _with_the_models(app: ChatApp, pilot: Pilot[object]) -> None:
+    await pilot.press("ctrl+o", "enter")
+    await _until(lambda: bool(app.window.transcript.views))
+    app.action_model()
+    await _until(lambda: "to download" in _text(app))
+
+
+async def _ask(app: ChatApp, question: str) -> None:
+    app.exchange.send(question)
+    await _until(lambda: not app.exchange.is_busy and "Ready" in app.window.status.words)
+
+
+async def _talk(http: httpx.AsyncClient, question: str) -> None:
+    """Another client, with a long answer."""
+    messages = [
+        {"role": "system", "content": _SYSTEM.strip()},
+        {"role": "user", "content": question},
+    ]
+    body = {"messages": messages, "max_tokens": 3000, "ignore_eos": True}
+    await http.post("/v1/chat/completions", json=body, timeout=_PATIENCE)
+
+
+def _without_fonts(svg: str) -> str:
+    """A picture that loads nothing from elsewhere; the viewer's monospaced font does."""
+    return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
+
+
+def _text(app: ChatApp) -> str:
+    """What is on the screen."""
+    strips = app.screen._compositor.render_strips(app.size)
+    return "\n".join(strip.text for strip in strips)
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(_PATIENCE):
+        while True:
+            if is_so():
+                return
+            await asyncio.sleep(0.05)
+
+
+def main(arguments: Sequence[str]) -> int:
+    if len(arguments) != 1:
+        print(__doc__, file=sys.stderr)
+        return 2
+    folder = Path(arguments[0])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, picture in asyncio.run(take()).items():
+        (folder / name).write_text(picture, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
