@@ -1,10 +1,11 @@
 """The embedded model, its attention computed by the Metal kernels on the emulator, says what it
-says with the reference: over chunked prefill, cache hits, a batch of 4 and a preemption."""
+says with the reference: over chunked prefill, cache hits, a batch of 4, forks and a preemption."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -47,6 +48,15 @@ def conversations(llm: LLM, questions: Sequence[str]) -> Iterator[tuple[int, ...
     llm.check()
 
 
+def forks(llm: LLM, questions: Sequence[str]) -> Iterator[tuple[int, ...]]:
+    """Two answers to each at once: the second starts from a copy of the first one's last page."""
+    messages = [[{"role": "user", "content": question}] for question in questions]
+    for output in llm.chat(messages, replace(GREEDY, n=2), use_tqdm=False):
+        assert [other.token_ids for other in output.alternatives] == [output.token_ids]
+        yield output.token_ids
+    llm.check()
+
+
 def answers(backend: str) -> dict[str, Tokens]:
     """By what the engine had to do for them."""
     found: dict[str, Tokens] = {}
@@ -64,6 +74,7 @@ def answers(backend: str) -> dict[str, Tokens]:
     ) as llm:
         found["in chunks beside decodes"] = list(conversations(llm, QUESTIONS))
         assert llm.stats().num_steps > len(QUESTIONS) + GREEDY.max_tokens
+        found["each twice"] = list(forks(llm, QUESTIONS))
     with LLM(num_pages=9, attention_backend=backend, max_model_len=112, **OPTIONS) as llm:
         found["with a preemption"] = list(conversations(llm, QUESTIONS))
         assert llm.stats().num_preemptions > 0
@@ -78,6 +89,7 @@ def test_the_emulated_kernels_say_what_the_reference_says(dispatched: Counter[st
         assert found[name] == tokens, name
     assert len(set(map(tuple, found.values()))) == 1, "and none of it changes a token"
     assert set(dispatched) == {
+        "copy_pages",
         "write_kv_pages",
         "write_kv_tokens",
         "paged_decode",
