@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels import SequenceTables, select_backend
+from metal_kernels import SequenceTables, reference, select_backend
 
 REFERENCE = select_backend("reference")
 SlotsOf = Callable[[mx.array], np.ndarray]
@@ -20,6 +20,23 @@ def test_attention_over_pages_is_attention_over_plain_arrays(
 ) -> None:
     found = paged(REFERENCE, case)
     assert found.error() <= found.tolerance
+
+
+def test_decodes_are_right_gathered_or_one_by_one(
+    Case: Any, paged: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few short contexts are gathered; with a limit of 0 none are."""
+    lengths = ((0, 1), (15, 1), (16, 1), (52, 1))
+    for options in ({}, {"has_sinks": True}, {"dtype": mx.float16, "is_scattered": False}):
+        found = [paged(REFERENCE, Case(lengths, 16, group=4, **options)) for _ in range(2)]
+        answers = []
+        for limit, one in zip((reference._GATHERED_ROWS, 0), found, strict=True):
+            monkeypatch.setattr(reference, "_GATHERED_ROWS", limit)
+            assert one.error() <= one.tolerance
+            answers.append(list(one.tables._plans))
+        assert answers[0] == ["gathered"]
+        assert answers[1] == [(sequence, 0) for sequence in range(4)]
+        monkeypatch.undo()
 
 
 def test_a_sequence_gets_the_same_answer_alone_and_among_others(
