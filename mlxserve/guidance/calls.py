@@ -77,7 +77,10 @@ _SECTIONS = frozenset({"kimi_k2", "minimax_m2"})
 def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
     """Of the arguments. What a tool did not declare, the model does not make up."""
     schema = dict(function.get("parameters") or {})
-    check_schema(schema)
+    try:
+        check_schema(schema)
+    except ValueError as error:
+        raise ValueError(f"the parameters of {function['name']!r}: {error}") from error
     schema.setdefault("type", "object")
     schema.setdefault("properties", {})
     schema.setdefault("additionalProperties", False)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from mlxserve.tokenizer import Tokenizer
 
-MAX_SOURCE = 64 << 10  # characters of what a client wrote; our own grammars of tools may have more
-MAX_GRAMMAR = 512 << 10
+MAX_SOURCE = 64 << 10  # characters of what a client wrote
+MAX_GRAMMAR = 512 << 10  # of a grammar for all tools of a client
 MAX_PROPERTIES = 500  # 300 compile in 25 ms, 1,000 in 0.2 s, 3,000 in 1.7 s
 MAX_DEPTH = 32
 COMPILE_SECONDS = 2.0
@@ -45,12 +45,13 @@ class Grammars:
         self._kept: OrderedDict[tuple[StructureKind, str], LLMatcher] = OrderedDict()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="mlxserve-grammar")
 
-    async def compile(self, structure: Structure) -> LLMatcher:
-        """A matcher of its own.
+    async def compile(self, structure: Structure, *, limit: int = MAX_SOURCE) -> LLMatcher:
+        """A matcher of its own. `limit`: characters of its source.
 
         Raises InvalidParameter, naming the structure's field, and EngineStopped.
         """
-        _check_size(structure)
+        if len(structure.source) > limit:
+            raise _refused(structure, f"is longer than {limit} characters")
         if self._is_closed:
             raise EngineStopped("The engine was closed.")
         loop = asyncio.get_running_loop()
@@ -190,12 +191,6 @@ def _walk(value: object) -> Iterator[tuple[dict[str, Any], int]]:
             waiting += [(inner, depth + 1) for inner in found.values()]
         elif isinstance(found, list):
             waiting += [(inner, depth) for inner in found]
-
-
-def _check_size(structure: Structure) -> None:
-    most = MAX_GRAMMAR if structure.field == "tools" else MAX_SOURCE
-    if len(structure.source) > most:
-        raise _refused(structure, f"is longer than {most} characters")
 
 
 def _refused(structure: Structure, message: str) -> InvalidParameter:

@@ -6,13 +6,14 @@ tools whose calls can be followed, nothing stands between the model and its next
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
 from mlxserve.errors import InvalidParameter
 from mlxserve.guidance.calls import call_grammar
-from mlxserve.guidance.grammars import Grammars, inline
+from mlxserve.guidance.grammars import MAX_GRAMMAR, Grammars, inline
 from mlxserve.guidance.guide import Guide, Plan
 from mlxserve.parsing.markup import Markup, Part
 from mlxserve.parsing.turn import ToolChoice, Turn
@@ -76,9 +77,9 @@ class Planner:
             raise InvalidParameter(
                 structure.field, "an answer cannot be both this and a required call of a tool"
             )
-        grammar = _grammar(markup, turn, "tools", is_whole=True)
+        grammar = await asyncio.to_thread(_grammar, markup, turn, "tools", is_whole=True)
         if grammar is not None:
-            return replace(plan, answer=await self._grammars.compile(grammar))
+            return replace(plan, answer=await self._grammars.compile(grammar, limit=MAX_GRAMMAR))
         if turn.tool_name is not None:
             raise InvalidParameter(
                 "tool_choice", "a tool cannot be named with this model; 'required' can be asked for"
@@ -93,10 +94,12 @@ class Planner:
         if inner is None:
             raise InvalidParameter(structure.field, "cannot be combined with tools")
         otherwise = f"{markup.text_start} ({inner})".strip()
-        grammar = _grammar(markup, turn, structure.field, is_whole=True, otherwise=otherwise)
+        grammar = await asyncio.to_thread(
+            _grammar, markup, turn, structure.field, is_whole=True, otherwise=otherwise
+        )
         if grammar is None:
             raise InvalidParameter(structure.field, "cannot be combined with tools on this model")
-        return replace(plan, answer=await self._grammars.compile(grammar))
+        return replace(plan, answer=await self._grammars.compile(grammar, limit=MAX_GRAMMAR))
 
     @staticmethod
     def _behind(start: str, structure: Structure) -> Structure:
@@ -111,13 +114,14 @@ class Planner:
     async def _followed(self, plan: Plan, turn: Turn, markup: Markup) -> Plan:
         """Calls follow their schemas once they have begun. One that cannot be followed is free."""
         try:
-            grammar = _grammar(markup, turn, "tools", is_whole=False)
-            call = await self._grammars.compile(grammar) if grammar is not None else None
+            grammar = await asyncio.to_thread(_grammar, markup, turn, "tools", is_whole=False)
+            if grammar is None:
+                return plan
+            call = await self._grammars.compile(grammar, limit=MAX_GRAMMAR)
         except InvalidParameter as error:
             log.info("Calls of tools are not held to their schemas: %s", error)
             return plan
-        start = markup.call_start[0] if len(markup.call_start) == 1 else None
-        return replace(plan, call=call, call_start=start)
+        return replace(plan, call=call, call_start=markup.call_start[0])
 
 
 def _grammar(
@@ -133,5 +137,5 @@ def _grammar(
             otherwise=otherwise,
         )
     except ValueError as error:
-        raise InvalidParameter("tools", f"the parameters of one: {error}") from error
+        raise InvalidParameter("tools", str(error)) from error
     return None if source is None else Structure(StructureKind.GRAMMAR, source, field)

@@ -172,6 +172,11 @@ def test_a_tool_whose_schema_cannot_be_followed_is_free_unless_it_is_required(
     assert plan(planner, Turn(tools=tools)) is None
     with pytest.raises(InvalidParameter, match="tools: cannot be followed"):
         plan(planner, Turn(tools=tools, tool_choice=ToolChoice.REQUIRED))
+    many = {"properties": {str(number): {} for number in range(501)}}
+    tools = [{"type": "function", "function": {"name": "big", "parameters": many}}]
+    assert plan(planner, Turn(tools=tools)) is None
+    with pytest.raises(InvalidParameter, match="tools: the parameters of 'big': it has more than"):
+        plan(planner, Turn(tools=tools, tool_choice=ToolChoice.REQUIRED))
 
 
 def test_a_structure_beside_tools_is_one_or_the_other(planner: Planner) -> None:
