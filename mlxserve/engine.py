@@ -18,14 +18,14 @@ from mlxserve.errors import MlxServeError
 from mlxserve.model.embedding import Embedding
 from mlxserve.model.runner import ModelRunner, Pending
 from mlxserve.request import Chunk, FinishReason, Output, Pooling, Request
-from mlxserve.scheduler.pace import Pace
+from mlxserve.scheduler.pace import Pace, PiecePace
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.snapshot import Snapshot, view
 from mlxserve.spans import Spans
 from mlxserve.stats import SECONDS, TOKENS, Histogram, Rate, Stats
 from mlxserve.swapper import Swapper
 
-_LEAST_EMBEDDED = 64  # tokens of a text's piece, however little time answers under way leave
+_MOST_EMBEDDED = 256  # tokens of a text's piece: a request that comes meanwhile waits for it
 
 
 class Engine:
@@ -43,6 +43,8 @@ class Engine:
         self._scheduler = scheduler
         self._runner = runner
         self._pace = pace
+        self._pieces = PiecePace(pace.target, _MOST_EMBEDDED)
+        self._is_disturbed = False  # a text was embedded since the last read, which took time, too
         self._clock = clock
         self._swapper = swapper
         self._spans = spans
@@ -140,7 +142,9 @@ class Engine:
         if unread is not None:
             sampled = self._runner.collect(unread)
             now = self._clock()
-            self._pace.observe(unread.chunks, now - max(self._began, self._last_read))
+            if not self._is_disturbed:
+                self._pace.observe(unread.chunks, now - max(self._began, self._last_read))
+            self._is_disturbed = False
             self._last_read = now
         if launched is not None:
             self._began = self._clock()  # before: on a CPU mlx works while it is being handed work
@@ -170,10 +174,12 @@ class Engine:
         return self._runner.embedding(token_ids, pooling, dimensions)
 
     def embed(self, embedding: Embedding) -> list[float] | None:
-        """One piece of it, as long as the prompts' share of a step; the vector at its end."""
-        budget = self._budget()
-        most = self._scheduler.config.max_num_batched_tokens
-        return embedding.advance(most if budget is None else max(budget, _LEAST_EMBEDDED))
+        """One piece of it, short while answers wait for their next token; the vector at its end."""
+        began, before = self._clock(), embedding.num_done
+        vector = embedding.advance(self._pieces.size(is_busy=self._scheduler.has_work))
+        self._pieces.observe(embedding.num_done - before, self._clock() - began)
+        self._is_disturbed = True
+        return vector
 
     def reset_prefix_cache(self, *, force: bool = False) -> bool:
         """Forget every cached page but those of named prefixes.

@@ -41,7 +41,7 @@ class Embedding:
         self._dimensions = dimensions
         self._cache: list[Any] = make_prompt_cache(model)
         self._pooled: mx.array | None = None  # (hidden,), float32
-        self._num_done = 0
+        self.num_done = 0
 
     def advance(self, num_tokens: int) -> list[float] | None:
         """Compute so many tokens more; the vector, of length one, once all are.
@@ -49,16 +49,16 @@ class Embedding:
         Raises InvalidParameter for more dimensions than there are, InvalidRequest for a model
         that does not show its hidden states.
         """
-        end = min(self._num_done + num_tokens, len(self._token_ids))
+        end = min(self.num_done + num_tokens, len(self._token_ids))
         try:
-            hidden = self._hidden(self._token_ids[self._num_done : end])
+            hidden = self._hidden(self._token_ids[self.num_done : end])
             self._pooled = self._with(hidden)
             mx.eval(self._pooled)
         except InvalidRequest:  # which is a ValueError, too
             raise
         except _MODEL_ERRORS as error:
             raise InvalidRequest(f"input: the model failed on it: {error}") from error
-        self._num_done = end
+        self.num_done = end
         return self._vector() if end == len(self._token_ids) else None
 
     def release(self) -> None:

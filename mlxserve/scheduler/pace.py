@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from mlxserve.request import Chunk
 
 _WEIGHT = 0.3  # of the newest measurement in the running average
+_LEAST_PIECE = 16  # tokens of an embedded text; fewer would take as long
 _LEAST_SHARE = 0.1  # of a mixed step's time, that its prompt tokens are taken to need
 
 
@@ -56,6 +57,32 @@ class Pace:
         if not self._decode_seconds:
             return 0.0
         return _nearest(self._decode_seconds, num_decodes.bit_length())
+
+
+class PiecePace:
+    """How much of a text to embed between two steps: what half of the target is enough for.
+
+    A piece is measured with the step that it waits for, so that pieces are rather too small.
+    """
+
+    def __init__(self, target: float | None, most: int) -> None:
+        """`target` as in `Pace`; `most` tokens at a time."""
+        self._target = target
+        self._most = most
+        self._token_seconds: float | None = None
+
+    def size(self, *, is_busy: bool) -> int:
+        """Tokens of the next piece, when answers wait for it or when none do."""
+        if self._target is None or not is_busy:
+            return self._most
+        if self._token_seconds is None:
+            return min(_LEAST_PIECE, self._most)
+        return max(_LEAST_PIECE, min(self._most, int(self._target / 2 / self._token_seconds)))
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        newest = seconds / num_tokens
+        old = newest if self._token_seconds is None else self._token_seconds
+        self._token_seconds = old + _WEIGHT * (newest - old)
 
 
 def _average(averages: dict[int, float], key: int, value: float) -> None:

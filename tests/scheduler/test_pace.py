@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlxserve.request import Chunk, Request, SamplingParams
-from mlxserve.scheduler.pace import Pace
+from mlxserve.scheduler.pace import Pace, PiecePace
 
 
 def decode(start: int = 100) -> Chunk:
@@ -95,3 +95,18 @@ def test_a_mixed_step_as_quick_as_its_decodes_does_not_make_the_rate_endless() -
     assert before is not None
     assert after is not None
     assert before < after < 2 * before
+
+
+def test_a_piece_of_a_text_takes_half_of_the_target_at_most() -> None:
+    pace = PiecePace(target=0.1, most=512)
+    assert pace.size(is_busy=True) == 16  # nothing was measured
+    pace.observe(16, 0.016)
+    assert pace.size(is_busy=True) == 50
+    for _ in range(30):
+        pace.observe(50, 0.5)
+    assert pace.size(is_busy=True) == 16  # and no fewer
+    for _ in range(60):
+        pace.observe(16, 1e-6)
+    assert pace.size(is_busy=True) == 512
+    assert pace.size(is_busy=False) == 512
+    assert PiecePace(target=None, most=512).size(is_busy=True) == 512
