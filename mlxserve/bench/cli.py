@@ -203,16 +203,16 @@ def startup(
 
 @app.command()
 def overhead(
-    model: Model = "mlxserve-mini",
-    pairs: Annotated[int, typer.Option(min=1, help="Interleaved pairs of runs.")] = 5,
+    model: Model = "synthetic:llama-100m",
+    runs: Annotated[int, typer.Option(min=1, help="Runs after the one that warms up.")] = 3,
     streams: Annotated[int, typer.Option(min=1, help="Answers at the same time.")] = 16,
-    tokens: Annotated[int, typer.Option(min=2, help="Of each answer, at most.")] = 64,
+    tokens: Annotated[int, typer.Option(min=2, help="Of each answer, at most.")] = 32,
     json: Json = None,
 ) -> None:
     """What the API costs beside the engine: microseconds of CPU per streamed token."""
     from mlxserve.bench.overhead import bench_overhead
 
-    report = bench_overhead(_resolve(model), pairs=pairs, streams=streams, tokens=tokens)
+    report = bench_overhead(_resolve(model), runs=runs, streams=streams, tokens=tokens)
     _finish(report, json)
 
 

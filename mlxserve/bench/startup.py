@@ -1,0 +1,52 @@
+"""From the start of a server's process to its first answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+from mlxserve.bench.client import LoadClient
+from mlxserve.bench.report import Figure, Report, ratios
+from mlxserve.bench.servers import Server, mlx_lm_server, our_server
+from mlxserve.bench.serving import MLX_LM
+from mlxserve.errors import InvalidConfig
+
+_NAMES = ("until it is ready, s", "first token after that, s")
+
+
+def bench_startup(model: str, *, against: Sequence[str], pairs: int) -> Report:
+    """Start servers in turns, each alone. Raises ServerFailed, InvalidConfig."""
+    if others := [address for address in against if address != MLX_LM]:
+        raise InvalidConfig(f"--against {others[0]}: a server that runs has started; use {MLX_LM}")
+    starts: dict[str, Callable[[], AbstractContextManager[Server]]] = {
+        "mlxserve": lambda: our_server("mlxserve", model)
+    }
+    if against:
+        starts[MLX_LM] = lambda: mlx_lm_server(model)
+    runs: dict[str, list[tuple[float, float]]] = {name: [] for name in starts}
+    for number in range(pairs + 1):
+        for name, start in starts.items():
+            measured = _start(start())
+            if number:  # the first round brings the files into memory
+                runs[name].append(measured)
+    figures = []
+    for at, what in enumerate(_NAMES):
+        columns = {name: tuple(run[at] for run in found) for name, found in runs.items()}
+        figures += [Figure(what, "", values, who) for who, values in columns.items()]
+        if against:
+            figures.append(
+                Figure(what, "", ratios(columns["mlxserve"], columns[MLX_LM]), f"÷ {MLX_LM}")
+            )
+    return Report("startup", {"model": model, "pairs": pairs}, tuple(figures))
+
+
+def _start(server: AbstractContextManager[Server]) -> tuple[float, float]:
+    with server as running:
+        return running.start_seconds, asyncio.run(_first_token(running))
+
+
+async def _first_token(server: Server) -> float:
+    async with LoadClient(server.url, server.model) as client:
+        exchange = await client.ask("w1 w2 w3", 1)
+    return exchange.ended - exchange.started

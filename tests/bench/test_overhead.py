@@ -1,0 +1,38 @@
+"""The API's own time is that of its event loop's thread."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from mlxserve.bench import overhead
+from mlxserve.bench.cli import app
+from mlxserve.build import build_chat
+from mlxserve.config import EngineConfig
+
+
+@pytest.mark.slow
+def test_the_loops_time_is_told_apart_from_all_other(tmp_path: Path) -> None:
+    chat = build_chat(EngineConfig(num_pages=64, disable_log_stats=True))
+    with overhead._served(chat) as (url, loop_time):
+        before = loop_time()
+        ends = time.thread_time() + 0.2
+        while time.thread_time() < ends:  # this thread works, the loop's does not
+            pass
+        assert loop_time() - before < 0.1
+        assert asyncio.run(overhead._run(url, chat.model_name, loop_time, 2, 4)) > 0
+    with pytest.raises(httpx.TransportError):
+        httpx.get(url)
+    file = tmp_path / "figures.json"
+    options = ["--model", "mlxserve-mini", "--runs", "1", "--streams", "2", "--tokens", "4"]
+    result = CliRunner().invoke(app, ["overhead", *options, "--json", str(file)])
+    assert result.exit_code == 0, result.output
+    (figure,) = json.loads(file.read_text())["figures"]
+    assert figure["unit"] == "µs"
+    assert 0 < figure["median"] < 1e6

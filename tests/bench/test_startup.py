@@ -1,0 +1,47 @@
+"""Starts are measured one at a time, in turns, after one that warms up."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from mlxserve.bench import startup
+from mlxserve.bench.servers import Server
+from mlxserve.errors import InvalidConfig
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Stands for both servers; what was started and ended, in order."""
+    log: list[str] = []
+
+    @contextlib.contextmanager
+    def start(name: str) -> Iterator[Server]:
+        log.append(f"start {name}")
+        yield Server(name, "http://127.0.0.1:9", "m", start_seconds=float(len(log)))
+        log.append(f"end {name}")
+
+    monkeypatch.setattr(startup, "our_server", lambda name, model: start(name))
+    monkeypatch.setattr(startup, "mlx_lm_server", lambda model: start("mlx-lm"))
+    return log
+
+
+def test_each_server_starts_alone_and_the_first_round_is_not_counted(starts: list[str]) -> None:
+    report = startup.bench_startup("m", against=["mlx-lm"], pairs=2)
+    names = ["mlxserve", "mlx-lm"] * 3
+    assert starts == [f"{what} {name}" for name in names for what in ("start", "end")]
+    ready = {figure.who: figure.values for figure in report.figures[:3]}
+    assert ready == {"mlxserve": (5.0, 9.0), "mlx-lm": (7.0, 11.0), "÷ mlx-lm": (5 / 7, 9 / 11)}
+    assert [len(figure.values) for figure in report.figures[3:]] == [2, 2, 2]
+
+
+def test_without_another_there_are_no_ratios(starts: list[str]) -> None:
+    report = startup.bench_startup("m", against=[], pairs=1)
+    assert {figure.who for figure in report.figures} == {"mlxserve"}
+
+
+def test_a_server_that_runs_cannot_be_started() -> None:
+    with pytest.raises(InvalidConfig, match="a server that runs has started"):
+        startup.bench_startup("m", against=["http://127.0.0.1:1"], pairs=1)
