@@ -457,3 +457,18 @@ def test_every_page_is_in_one_of_five_states() -> None:
     assert len(states) == 8
     assert {page: PageState(states[page]) for page in expected} == expected
     assert states.count(PageState.FREE) == 4
+
+
+def test_a_page_handed_on_by_its_holder_has_one_holder_more_and_no_hit() -> None:
+    pool = PagePool(4, PAGE_SIZE)
+    handed_on, other = take(pool, 2)
+    publish(pool, [handed_on], 1)
+    publish(pool, [other], 2)
+    pool.share([handed_on])
+    pool.share([handed_on])
+    pool.check([[handed_on]] * 3 + [[other]])
+    for page in (handed_on, handed_on, handed_on, other):
+        pool.release([page])
+    assert pool.eviction_order() == [handed_on, other]  # found twice it would go last
+    with pytest.raises(AssertionError, match="nobody holds it"):
+        pool.share([other])
