@@ -52,6 +52,7 @@ from tui.widgets.models import ModelsDialog
 from tui.widgets.transcript import Transcript
 from tui.widgets.window import ChatWindow
 
+_FIND = "/find "
 _SECOND_PRESS = 2.0  # Ctrl+C and Esc mean something else when pressed twice within this
 
 
@@ -251,6 +252,8 @@ class ChatApp(App[None]):
             self.exchange.stop()
         elif not composer.has_focus:
             composer.focus()
+        elif composer.text.startswith(_FIND):
+            composer.load_text("")
         elif not composer.text and self._is_second_press("escape"):
             self.action_edit_last()
 
@@ -277,6 +280,14 @@ class ChatApp(App[None]):
         browsing = self.browsing
         dialog = ChatsDialog(chats, self._conversation.search, browsing.delete)
         self.push_screen(dialog, browsing.open)
+
+    async def action_find(self, words: str = "") -> None:
+        if not words:
+            self._begin_to_type(_FIND)
+        elif await self.browsing.find(words):
+            self._begin_to_type(f"{_FIND}{words}")  # Enter goes on to the one before
+        else:
+            self.notify("No message of this chat has these words.", markup=False)
 
     def action_rename(self, title: str = "") -> None:
         if self._conversation.chat is None:

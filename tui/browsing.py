@@ -27,6 +27,7 @@ class Browsing:
         self._exchange = exchange
         self._window = window
         self._opened = opened
+        self._found = ("", 0)  # what was looked for last, and the message that has it
 
     def new(self) -> None:
         self._exchange.turn(self._new)
@@ -52,6 +53,25 @@ class Browsing:
 
     def set_system(self, text: str) -> None:
         self._exchange.turn(partial(self._set_system, text))
+
+    async def find(self, words: str) -> bool:
+        """Go to the newest message with these words; asked again, to the one before it."""
+        looked_for = words.casefold()
+        found = [m.id for m in reversed(self._conversation.path) if looked_for in m.text.casefold()]
+        if not found:
+            return False
+        is_again = self._found[0] == words and self._found[1] in found
+        at = (found.index(self._found[1]) + 1) % len(found) if is_again else 0
+        self._found = words, found[at]
+        transcript = self._window.transcript
+        if transcript.view(found[at]) is None:
+            await self._window.show(self._conversation, found[at])
+        view = transcript.view(found[at])
+        assert view is not None, "it has just been shown"
+        for other in transcript.views:
+            other.set_class(other is view, "found")
+        self._window.call_after_refresh(transcript.show_words, view, looked_for)
+        return True
 
     async def delete(self, chat_id: int) -> None:
         chat = self._conversation.chat

@@ -66,6 +66,14 @@ COMMANDS: tuple[Command, ...] = (
         ("alt+right",),
     ),
     Command("chats", "Chats", "Open an earlier chat, or search them all", "chats", ("ctrl+o",)),
+    Command(
+        "find",
+        "Find in this chat",
+        "Go to the newest message with these words; again: the one before",
+        "find",
+        ("f5",),
+        "WORDS",
+    ),
     Command("rename", "Rename", "Give this chat another title", "rename", (), "TITLE"),
     Command(
         "system",

@@ -932,3 +932,33 @@ def test_blocks_of_code_are_copied_one_after_the_other(
         await t.until_shown("has 2 blocks")
 
     terminal(story)
+
+
+def found(t: "Terminal") -> list[str]:
+    """The first lines of the messages that are marked as found."""
+    return [view.message.text.split("\n")[0] for view in t.views if view.has_class("found")]
+
+
+def test_words_are_found_in_the_open_chat_from_its_end_up(terminal: Run, home: Home) -> None:
+    store = Store.open(home.chats)
+    chat = store.create_chat("long")
+    parent = None
+    for number in range(2 * Transcript.WINDOW):
+        words = f"number {number}" + ("\n\n" * 40 + "a Lighthouse" if number in (3, 40) else "")
+        parent = store.add(chat.id, parent, Role.USER, words).id
+    store.close()
+
+    async def story(t: "Terminal") -> None:
+        await t.press("ctrl+o", "enter")
+        await t.until_shown("number 47")
+        await t.press("f5")
+        assert t.composer.text == "/find "
+        for expected in ("number 40", "number 3", "number 40"):
+            await t.ask("/find lighthouse")
+            await t.until(lambda words=expected: found(t) == [words])
+            await t.until_shown("a Lighthouse")
+            assert t.composer.text == "/find lighthouse"
+        await t.ask("/find harbour")
+        await t.until_shown("No message of this chat")
+
+    terminal(story)

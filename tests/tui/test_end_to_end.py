@@ -66,6 +66,15 @@ class Window:
             self._read()
         return self.process.returncode
 
+    def press_until_the_end(self, keys: str) -> int:
+        """Its exit code; a key that comes while a dialog closes is lost, so it is pressed again."""
+        deadline = time.monotonic() + self._patience
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, "it never ended"
+            self.press(keys)
+            self._read()
+        return self.process.returncode
+
     def hang_up(self) -> None:
         """What closing a window does: the terminal is gone, and a signal says so."""
         os.close(self._terminal)
@@ -247,3 +256,43 @@ def test_the_installed_command_starts_its_server_and_ends_it(
 
     wait_until(is_gone, 60.0)
     assert last_message(home).chat_id == 1
+
+
+@pytest.mark.slow
+def test_a_day_in_the_terminal(
+    open_window: Callable[..., Window], home: Path, tmp_path: Path
+) -> None:
+    """Ask, stop, go on, edit, branch, look at the engine, search, export, leave; nothing scripted."""
+    window = open_window("-m", "mlxserve", "chat", patience=60.0)
+    window.wait_for("Ready")
+    window.press("Remember the code word plum-42." + ENTER)
+    window.wait_for("first token")
+    window.press("/system Count." + ENTER)
+    window.wait_for("with a system prompt")
+    window.press("What can you do?" + ENTER)
+    window.wait_for("I can do")
+    window.press(ESCAPE)
+    window.wait_for("first token")
+    stopped = last_message(home)
+    if stopped.state is State.STOPPED:
+        window.press("/continue" + ENTER)
+        wait_until(lambda: last_message(home).state is State.DONE, 60)
+        assert last_message(home).text.startswith(stopped.text)
+        assert last_message(home).id == stopped.id
+    window.press("/edit" + ENTER)
+    window.wait_for("Editing")
+    window.press(" And what not?" + ENTER)
+    window.wait_for("version 2 of 2")
+    window.press("\x1bOS")  # F4: at 100 columns, a screen of its own
+    window.wait_for("pages of 32 tokens")
+    window.press(ESCAPE)
+    window.wait_for("Ask anything")
+    window.press(f"/export {tmp_path}/chat.md" + ENTER)
+    wait_until((tmp_path / "chat.md").exists, 60)
+    assert "plum-42" in (tmp_path / "chat.md").read_text()
+    window.press("\x0f")  # Ctrl+O
+    window.wait_for("Find words in all chats")
+    window.press("plum")
+    window.wait_for("plum-42")
+    window.press(ENTER)
+    assert window.press_until_the_end(CTRL_Q) == 0

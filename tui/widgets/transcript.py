@@ -152,6 +152,13 @@ class Transcript(VerticalScroll, can_focus=False):
     def view(self, message_id: int) -> MessageView | None:
         return next((view for view in self.views if view.message.id == message_id), None)
 
+    def show_words(self, view: MessageView, words: str) -> None:
+        """Scroll to the first line of a message with these words, or to its beginning."""
+        lines = (view.line(y).text.casefold() for y in range(view.num_lines))
+        at = next((y for y, line in enumerate(lines) if words in line), 0)
+        top = view.virtual_region.y + at - self.size.height // 3
+        self.scroll_to(y=max(0, top), animate=False, immediate=True)
+
     def answers(self) -> list[AnswerView]:
         return list(self.query_children(AnswerView))
 
