@@ -54,7 +54,10 @@ def in_a_crowd(student: Student, conversations: Sequence[Conversation]) -> list[
 
 
 def preempted(student: Student, conversations: Sequence[Conversation]) -> list[str]:
-    """Each answer loses its pages when its first piece has come, and has to win them back."""
+    """Each answer loses its pages when its first piece has come, and has to win them back.
+
+    By force: a pool of two prompts' size preempted none of 20, whose answers are too short.
+    """
     return [_interrupted(student, conversation) for conversation in conversations]
 
 
@@ -93,8 +96,8 @@ CONDITIONS = (
         "recall, preempted",
         {"page_size": PAGE_SIZE},
         preempted,
-        lambda stats: stats.num_preemptions,
-        "preemptions",
+        lambda stats: stats.recomputed_tokens,
+        "tokens computed again",
     ),
 )
 

@@ -106,9 +106,9 @@ SKILLS: dict[Maker, float] = {
     tools.no_call: 0.3,
 }
 WHOLE: dict[Maker, float] = {
-    arithmetic.sheet: 4,
+    arithmetic.sheet: 3,
     _SUMS: 3,
-    _LISTS: 5,
+    _LISTS: 6,
     personal.personal: 3,
     _COPY: 2,
     _NUMBERED: 0.5,
@@ -117,26 +117,47 @@ WHOLE: dict[Maker, float] = {
     recall.in_one_turn: 1.5,
     recall.over_turns: 1.5,
     recall.in_system_prompt: 0.7,
-    structured.structured: 1.5,
+    structured.structured: 2.5,
     _TALK: 3,
     persona.persona: 2,
-    tools.tool_calls: 1.5,
+    tools.tool_calls: 2,
     tools.tool_results: 0.7,
     tools.no_call: 0.5,
+}
+# Copying and recall to the letter: what suffered most while the rest was learned.
+POLISH: dict[Maker, float] = {
+    _COPY: 7,
+    recall.in_one_turn: 3.5,
+    recall.many_questions: 3,
+    recall.over_turns: 1.5,
+    recall.in_system_prompt: 1,
+    recall.table: 1.5,
+    arithmetic.sheet: 1,
+    _SUMS: 1.5,
+    _LISTS: 2.5,
+    personal.personal: 1.5,
+    structured.structured: 1,
+    _TALK: 2,
+    persona.persona: 2,
+    tools.tool_calls: 0.8,
+    tools.tool_results: 0.4,
+    tools.no_call: 0.2,
 }
 LONG: dict[Maker, float] = {**WHOLE, recall.long_questions: 2}
 
 # From nothing, and from weights that already copy and recall (`train --initial`).
 FULL_PLAN: Plan = (
     Stage("foundation", 0.20, 30, 192, FOUNDATION),
-    Stage("skills", 0.45, 30, 420, SKILLS),
-    Stage("whole", 0.20, 150, 640, WHOLE),
-    Stage("long", 0.15, 1650, 4000, LONG),
+    Stage("skills", 0.35, 30, 420, SKILLS),
+    Stage("whole", 0.18, 150, 640, WHOLE),
+    Stage("long", 0.10, 1650, 4000, LONG),
+    Stage("polish", 0.17, 110, 640, POLISH),
 )
 CONTINUED_PLAN: Plan = (
-    Stage("skills", 0.55, 30, 420, SKILLS),
-    Stage("whole", 0.25, 150, 640, WHOLE),
-    Stage("long", 0.20, 1650, 4000, LONG),
+    Stage("skills", 0.52, 30, 420, SKILLS),
+    Stage("whole", 0.24, 150, 640, WHOLE),
+    Stage("long", 0.08, 1650, 4000, LONG),
+    Stage("polish", 0.16, 110, 640, POLISH),
 )
 
 

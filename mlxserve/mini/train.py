@@ -27,13 +27,13 @@ class Recipe:
     """Everything that decides what a run learns."""
 
     seed: int = 1
-    num_steps: int = 1450
+    num_steps: int = 4000
     tokens_per_step: int = 2560
     tokens_per_batch: int = 1024  # what one forward takes; more means more padding
     matrix_lr: float = 0.012
     vector_lr: float = 0.002  # embeddings and norms
     warmup_steps: int = 50
-    decay_share: float = 0.6  # of the steps, at the end, in which the rates fall to nothing
+    decay_share: float = 0.35  # of the steps, at the end, in which the rates fall to nothing
     weight_decay: float = 0.02
     clip_norm: float = 1.0
     is_continued: bool = False  # begins with weights that copy and recall

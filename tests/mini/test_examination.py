@@ -1,0 +1,97 @@
+"""The examination in small: twenty prompts of each ability, through mlxserve's own engine.
+
+The bars are those of `python -m mlxserve.mini evaluate`, with room for the luck of few prompts.
+"""
+
+from collections.abc import Iterator
+from math import comb
+from pathlib import Path
+
+import pytest
+
+from mlxserve.mini import model_path
+from mlxserve.mini.abilities import ABILITIES, Ability
+from mlxserve.mini.conditions import BAR, CONDITIONS, Condition, examine_under
+from mlxserve.mini.evaluate import Result, Student, examine
+
+NUM_PROMPTS = 20
+# The packaged weights are older than these, or miss their bars: see their model card.
+NOT_YET = {
+    "recall, 3,000 tokens",
+    "what people say",
+    "look-up in a table",
+    "lists",
+    "addition",
+    "subtraction",
+    "mlxserve and manners",
+    "system prompt",
+    "tool calls",
+    "tool results",
+    "no tool needed",
+    "JSON",
+}
+HELD = [ability for ability in ABILITIES if ability.name not in NOT_YET]
+SHORT = [ability for ability in HELD if ability.num_words <= 40]
+MIDDLE = [ability for ability in HELD if 40 < ability.num_words < 500]
+LONG = [ability for ability in HELD if ability.num_words >= 500]
+
+
+@pytest.fixture(scope="module")
+def student() -> Iterator[Student]:
+    with Student(num_pages=600) as student:
+        yield student
+
+
+def allowed_misses(bar: float, num_prompts: int = NUM_PROMPTS) -> int:
+    """So many misses that only 1 % of models which are right `bar` of the time have more."""
+    chances = (
+        comb(num_prompts, k) * (1 - bar) ** k * bar ** (num_prompts - k)
+        for k in range(num_prompts + 1)
+    )
+    total, misses = 0.0, -1
+    for chance in chances:
+        total, misses = total + chance, misses + 1
+        if total >= 0.99:
+            break
+    return misses
+
+
+def check(result: Result, num_prompts: int = NUM_PROMPTS) -> None:
+    assert result.ability.bar is not None
+    shown = [(miss.conversation.prompt[-1]["content"], miss.given) for miss in result.misses]
+    assert len(shown) <= allowed_misses(result.ability.bar, num_prompts), shown
+
+
+def test_few_misses_are_allowed() -> None:
+    assert [allowed_misses(bar) for bar in (0.98, 0.95, 0.9)] == [2, 4, 6]
+    assert allowed_misses(0.98, 1000) == 31
+
+
+def test_what_is_left_out_has_a_name() -> None:
+    assert {ability.name for ability in ABILITIES} >= NOT_YET
+
+
+@pytest.mark.parametrize("ability", SHORT, ids=lambda ability: ability.name)
+def test_the_packaged_model_has_the_ability(ability: Ability, student: Student) -> None:
+    check(examine(ability, NUM_PROMPTS, seed=1, answer=student))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ability", MIDDLE, ids=lambda ability: ability.name)
+def test_the_packaged_model_recalls_from_afar(ability: Ability, student: Student) -> None:
+    check(examine(ability, NUM_PROMPTS, seed=1, answer=student))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ability", LONG, ids=lambda ability: ability.name)
+def test_the_packaged_model_recalls_from_long_contexts(ability: Ability, student: Student) -> None:
+    check(examine(ability, 8, seed=1, answer=student), 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
+def test_recall_survives(condition: Condition) -> None:
+    result = examine_under(condition, NUM_PROMPTS, 1, Path(model_path()))
+    assert result.ability.bar == BAR
+    assert result.remark
+    check(result)
