@@ -926,6 +926,8 @@ def test_blocks_of_code_are_copied_one_after_the_other(
         for expected in ("two\n", "one\n", "two\n"):
             await t.press("c")
             await t.until(lambda code=expected: t.app.clipboard == code)
+        await t.press("escape")
+        await t.until(lambda: t.app.focused is t.composer)
         await t.ask("/code 1")
         await t.until(lambda: t.app.clipboard == "one\n")
         await t.ask("/code 3")
