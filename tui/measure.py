@@ -151,9 +151,11 @@ async def stream_textual(text: str, seconds: float) -> Measurement:
     app = TextualMarkdownApp()
     running = asyncio.create_task(app.run_async())
     await _until(lambda: app.is_running and bool(app.query(Markdown)))
-    answering = asyncio.create_task(app.answer(text, seconds))
-    stalls = await _stalls(lambda: not answering.done(), seconds)
+    answering = app.run_worker(app.answer(text, seconds), exit_on_error=False)
+    stalls = await _stalls(lambda: not answering.is_finished, seconds)
     answering.cancel()
+    if answering.error is not None and not isinstance(answering.error, asyncio.CancelledError):
+        raise answering.error
     app.exit()
     await running
     return {"stalls": stalls}
