@@ -12,18 +12,19 @@ class AttachmentRefused(Exception):
     """The file cannot be part of a message; says why."""
 
 
-def as_markdown(path: Path) -> str:
-    """The file as a block of code under its name. Raises AttachmentRefused."""
+def as_markdown(path: Path, typed: str | None = None) -> str:
+    """The file as a block of code under its name. Raises AttachmentRefused, about what was typed."""
+    typed = typed or str(path)
     try:
         if not path.is_file():
-            raise AttachmentRefused(f"{path} is not a file.")
+            raise AttachmentRefused(f"{typed} is not a file.")
         if path.stat().st_size > MAX_SIZE:
-            raise AttachmentRefused(f"{path} is larger than {MAX_SIZE // 1024} KiB.")
+            raise AttachmentRefused(f"{typed} is larger than {MAX_SIZE // 1024} KiB.")
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise AttachmentRefused(f"{path} is not a text file in UTF-8.") from error
+        raise AttachmentRefused(f"{typed} is not a text file in UTF-8.") from error
     except OSError as error:
-        raise AttachmentRefused(f"{path} cannot be read: {error.strerror}.") from error
+        raise AttachmentRefused(f"{typed} cannot be read: {error.strerror}.") from error
     fence = _fence_around(text)
     return f"{path.name}:\n{fence}{path.suffix.removeprefix('.')}\n{text.rstrip()}\n{fence}\n"
 

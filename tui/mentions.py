@@ -49,7 +49,7 @@ def with_files(text: str, folder: Path) -> str:
         path = folder / os.path.expanduser(found[1])
         if not _is_file(path):
             return found[0]
-        blocks.setdefault(found[1], as_markdown(path))
+        blocks.setdefault(found[1], as_markdown(path, found[1]))
         return found[1]  # without its sign: edited and sent again, it is not attached twice
 
     text = _MENTION.sub(attach, text)

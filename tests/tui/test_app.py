@@ -905,7 +905,7 @@ def test_a_file_is_mentioned_completed_and_sent(
         sent = server.requests[0]["messages"][0]["content"]
         assert sent == "why src/main.py \n\nmain.py:\n```py\n1 + 1\n```"
         await t.ask("and @bad.bin")
-        await t.until_shown("not a text file")
+        await t.until_shown("bad.bin is not a text file")
         assert t.composer.text == "and @bad.bin"
         assert len(server.requests) == 1
 
