@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from mlxserve.answer_text import Delta, Usage
 from mlxserve.api.access import Access
 from mlxserve.api.app import create_app
 from mlxserve.api.connection import Limits
@@ -25,32 +26,10 @@ from mlxserve.errors import (
     PromptTooLong,
     UnknownPrefix,
 )
-from mlxserve.parsing.turn import ToolCallDelta, Turn
-from mlxserve.request import CacheReport, FinishReason, Pooling, SamplingParams, TokenLogprob
+from mlxserve.parsing.turn import Turn
+from mlxserve.request import FinishReason, Pooling, SamplingParams, TokenLogprob
 from mlxserve.snapshot import RequestView, Snapshot
 from mlxserve.stats import Distribution, Memory, Stats
-
-
-@dataclass(frozen=True)
-class Usage:
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    reasoning_tokens: int = 0
-    cache: CacheReport | None = None
-
-
-@dataclass(frozen=True)
-class Delta:
-    text: str = ""
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
-    finish_reason: FinishReason | None = None
-    usage: Usage | None = None
-    reasoning: str = ""
-    tool_calls: tuple[ToolCallDelta, ...] = ()
-    stop: str | None = None
-
 
 REAL_CONTEXT = 2_500
 HOLD = object()  # in a script: wait until `FakeChat.release` is called

@@ -276,7 +276,7 @@ def thinking_and_calling(chat) -> list[Any]:
         chat.Delta(
             tool_calls=(ToolCallDelta(1, arguments='b"}'),),
             finish_reason=FinishReason.TOOL_CALLS,
-            usage=chat.Usage(3, 9, 0, 2),
+            usage=chat.Usage(3, 9, 0, reasoning_tokens=2),
         ),
     ]
 
