@@ -2,7 +2,7 @@
 
 Written out for scores with a softcap (Gemma 2), which the fused one has no option for, and on a
 CPU for many scores, because the softmax of mlx's Linux wheel is scalar: 32 rows over 2,500
-positions in 12 heads take 20 ms with it and 9 ms without, at 2 cores of x86.
+positions in 12 heads take 28.9 ms of one x86 thread with it and 14.3 ms without.
 """
 
 from __future__ import annotations
