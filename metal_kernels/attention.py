@@ -37,10 +37,27 @@ def attend(
         and heads * rows * positions >= _MANY_SCORES
     )
     if softcap is not None or is_slow:
-        return _written_out(queries, keys, values, scale, window, softcap, sinks)
+        unseen = None
+        if rows > 1:
+            # A choice (mx.where) costs as much as an exponential here, an addition a fortieth.
+            is_seen = _is_seen(rows, positions, window)
+            unseen = mx.array(np.where(is_seen, np.float32(0), np.float32(-np.inf)))
+        return _written_out(queries, keys, values, scale, unseen, softcap, sinks)
     return mx.fast.scaled_dot_product_attention(
         queries, keys, values, scale=scale, mask=_mask(rows, positions, window), sinks=sinks
     )
+
+
+def attend_masked(
+    queries: mx.array,  # as of `attend`
+    keys: mx.array,
+    values: mx.array,
+    unseen: mx.array,  # (rows, positions): 0, or minus infinity
+    *,
+    scale: float,
+) -> mx.array:
+    """As `attend`, of rows that each see what is told."""
+    return _written_out(queries, keys, values, scale, unseen, None, None)
 
 
 def _mask(rows: int, positions: int, window: int | None) -> mx.array | str | None:
@@ -63,7 +80,7 @@ def _written_out(
     keys: mx.array,
     values: mx.array,
     scale: float,
-    window: int | None,
+    unseen: mx.array | None,
     softcap: float | None,
     sinks: mx.array | None,
 ) -> mx.array:
@@ -77,10 +94,8 @@ def _written_out(
     scores = scores.reshape(1, heads, rows, positions)
     if softcap is not None:
         scores = softcap * LOG2_E * tanh(scores)
-    if rows > 1:
-        # A choice (mx.where) costs as much as an exponential here, an addition a fortieth.
-        unseen = np.where(_is_seen(rows, positions, window), np.float32(0), np.float32(-np.inf))
-        scores = scores + mx.array(unseen)
+    if unseen is not None:
+        scores = scores + unseen
     largest = scores.max(axis=-1, keepdims=True)
     if sinks is not None:
         sinks = LOG2_E * sinks.astype(mx.float32).reshape(1, heads, 1, 1)

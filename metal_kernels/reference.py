@@ -15,9 +15,11 @@ from itertools import pairwise
 import mlx.core as mx
 import numpy as np
 
-from metal_kernels.attention import attend
+from metal_kernels import cascade
+from metal_kernels.attention import attend, attend_masked
 from metal_kernels.ops import Slots, check_attention, check_copy, check_write
 from metal_kernels.tables import IntArray, SequenceTables
+from metal_kernels.zeros import lazy_zeros
 
 # Rows of keys, of all sequences and heads, up to which decodes are gathered into one attention: a
 # dozen operations per sequence cost more than copying so little. CPU time of a step of 16 decodes,
@@ -35,7 +37,7 @@ class ReferenceBackend:
     def new_pool(
         self, num_pages: int, kv_heads: int, page_size: int, head_dim: int, dtype: mx.Dtype
     ) -> mx.array:
-        return mx.zeros((kv_heads, num_pages * page_size, head_dim), dtype)
+        return lazy_zeros((kv_heads, num_pages * page_size, head_dim), dtype)
 
     def write_kv(
         self, keys: mx.array, values: mx.array, k_pool: mx.array, v_pool: mx.array, slots: Slots
@@ -71,7 +73,19 @@ class ReferenceBackend:
             raise ValueError("paged_decode takes one row per sequence")
         longest = int(tables.context_lens.max())
         is_small = len(tables) * longest * k_pool.shape[0] <= _GATHERED_ROWS
-        if len(tables) == 1 or not is_small or window is not None or softcap is not None:
+        is_plain = window is None and softcap is None
+        if (
+            len(tables) > 1
+            and is_plain
+            and not is_small
+            and sinks is None
+            and _is_cascading(queries)
+        ):
+            parts = tables.plan("cascade", lambda: cascade.split(tables))
+            if parts.groups:
+                check_attention(queries, k_pool, v_pool, tables, window, softcap, sinks)
+                return self._in_groups(queries, k_pool, v_pool, parts, scale)
+        if len(tables) == 1 or not is_small or not is_plain:
             return self.paged_prefill(
                 queries,
                 k_pool,
@@ -92,6 +106,29 @@ class ReferenceBackend:
             mask=unseen.astype(queries.dtype),
             sinks=sinks,
         )[:, :, 0]
+
+    def _in_groups(
+        self,
+        queries: mx.array,
+        k_pool: mx.array,
+        v_pool: mx.array,
+        parts: cascade.Split,
+        scale: float,
+    ) -> mx.array:
+        outputs = [
+            attend_masked(
+                queries[None, mx.array(group.rows)].swapaxes(1, 2),
+                _read(k_pool, group.runs),
+                _read(v_pool, group.runs),
+                group.unseen,
+                scale=scale,
+            )[0].swapaxes(0, 1)
+            for group in parts.groups
+        ]
+        if parts.rest is not None:
+            rest = queries[mx.array(parts.rest_rows)]
+            outputs.append(self.paged_decode(rest, k_pool, v_pool, parts.rest, scale=scale))
+        return mx.concatenate(outputs)[mx.array(parts.order)]
 
     def paged_prefill(
         self,
@@ -140,6 +177,11 @@ class ReferenceBackend:
             k_pool[:, to] = k_pool[:, from_]
             v_pool[:, to] = v_pool[:, from_]
         return k_pool, v_pool
+
+
+def _is_cascading(queries: mx.array) -> bool:
+    """Where reading a shared beginning once was measured to pay: see `cascade.py`."""
+    return bool(mx.default_device() == mx.cpu and queries.dtype == mx.float32)
 
 
 def _gathered(tables: SequenceTables) -> tuple[mx.array, mx.array]:

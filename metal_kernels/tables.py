@@ -86,13 +86,15 @@ class SequenceTables:
         is_used = np.arange(self.page_tables.shape[1]) < counts[:, None]
         return self.page_tables[is_used]
 
-    def runs(self, sequence: int, first: int) -> list[tuple[int, int]]:
-        """Ranges of slots that hold positions first .. context_len of a sequence, in order.
+    def runs(self, sequence: int, first: int, last: int | None = None) -> list[tuple[int, int]]:
+        """Ranges of slots that hold positions first .. last of a sequence, in order.
+
+        None is all of its context.
 
         Consecutive pages make one range; a pool that hands out runs yields one range for most
         sequences, which can be read without a copy.
         """
-        last = int(self.context_lens[sequence])
+        last = int(self.context_lens[sequence]) if last is None else last
         size = self.page_size
         first_page = first // size
         pages = self.page_tables[sequence, first_page : -(-last // size)]

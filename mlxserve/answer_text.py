@@ -95,14 +95,23 @@ class AnswerText:
         reason = self._reason(output.finish_reason)
         has_usage = reason is not None or self._is_first
         self._is_first = False
+        text = reasoning = ""
+        calls: list[ToolCallDelta] = []
+        for event in events:
+            if isinstance(event, Text):
+                text += event.text
+            elif isinstance(event, Reasoning):
+                reasoning += event.text
+            else:
+                calls.append(event)
         return Delta(
-            "".join(event.text for event in events if isinstance(event, Text)),
+            text,
             output.token_ids,
             output.logprobs,
             reason,
             self._usage(output) if has_usage else None,
-            "".join(event.text for event in events if isinstance(event, Reasoning)),
-            tuple(event for event in events if isinstance(event, ToolCallDelta)),
+            reasoning,
+            tuple(calls),
             self._stops.found,
         )
 
@@ -136,6 +145,8 @@ class StopStrings:
 
     def filter(self, events: Sequence[Event], *, is_last: bool) -> list[Event]:
         """The events, up to a stop string. Other events than text end what could become one."""
+        if not self._stops:
+            return list(events)
         kept: list[Event] = []
         for event in events:
             if isinstance(event, Text):

@@ -29,7 +29,8 @@ from mlxserve.model.probe import probe
 from mlxserve.model.runner import ModelRunner
 from mlxserve.model.sizing import fit_pages
 from mlxserve.request import SamplingParams
-from mlxserve.scheduler.config import SchedulerConfig
+from mlxserve.scheduler.config import BudgetMode, SchedulerConfig
+from mlxserve.scheduler.copies import PageTail
 from mlxserve.scheduler.pace import Pace
 from mlxserve.scheduler.preemption import PreemptionMode
 from mlxserve.scheduler.scheduler import Scheduler
@@ -78,6 +79,7 @@ def build_chat(config: EngineConfig, files: ModelFiles | None = None) -> Chat:
         vocab_size=vocab_size,
         default_params=_default_params(generation),
         fingerprint=fingerprint(files),
+        tool_keep_seconds=config.tool_keep_seconds,
     )
 
 
@@ -124,9 +126,13 @@ def build_engine(
             enable_prefix_caching=config.enable_prefix_caching,
             enable_chunked_prefill=config.enable_chunked_prefill,
             page_aligned_scheduling=config.page_aligned_scheduling,
+            budget_mode=BudgetMode[config.budget_mode.upper()],
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             max_num_waiting=config.max_num_waiting,
+            max_overtakes=config.max_overtakes,
+            ageing_steps=config.ageing_steps,
             max_pinned_fraction=config.max_pinned_fraction,
+            page_tail=PageTail[config.page_tail.upper()],
             preemption_mode=PreemptionMode[config.preemption_mode.upper()],
         ),
         pool,

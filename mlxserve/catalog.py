@@ -34,43 +34,63 @@ class Entry:
     kv_heads: int  # key or value heads, over all layers
     head_dim: int
     context: int  # tokens it was made for; 0 where it does not say
+    num_heads: int = 0  # of queries, in a layer
+    width: int = 0  # hidden size
+    inner: int = 0  # intermediate size; of experts, that of all a token is sent to
 
     def kv_size(self, bytes_per_value: int) -> int:
         """Bytes of keys and values per token; an upper bound, windows are not taken off."""
         return 2 * self.kv_heads * self.head_dim * bytes_per_value
 
+    def step_size(self, bytes_per_value: int, *, has_scores: bool) -> int:
+        """Bytes that a step of 2,048 tokens takes at its peak, beside weights and cache.
+
+        has_scores: attention without Metal holds them, in float32, for 256 keys at a time
+
+        A rule of thumb after what `model.sizing` measures for geometries of Llama and Qwen3 on a
+        CPU: 7 values per hidden unit and 2 per intermediate one. For the embedded model it is
+        within a third of the measured peak; on Metal nobody has compared them.
+        """
+        values = 7 * self.width + 2 * self.inner
+        scores = 8 * 256 * 4 * self.num_heads if has_scores else 0
+        return _STEP_TOKENS * (values * bytes_per_value + scores)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`num_tokens` fit beside the weights; `fits` if these are as many as were asked for."""
+    """`num_tokens` fit beside the weights and a step; `fits` if they are as many as asked for."""
 
     fits: bool
     num_tokens: int
-    needed: int  # bytes, for weights and the context asked for
+    needed: int  # bytes, for weights, a step at its peak and the context asked for
 
 
-# Name, billions of parameters, layers, key-value heads, head size, context. Their 4-bit files hold
-# 4.5 bits per weight: each group of 64 has a scale and a bias of 16 bits.
+_STEP_TOKENS = 2048  # `max_num_batched_tokens` where nobody says otherwise
+# Name, billions of parameters, layers, key-value heads, head size, context, query heads, hidden and
+# intermediate size. Their 4-bit files hold 4.5 bits per weight: each group of 64 has a scale and a
+# bias of 16 bits.
 _KNOWN = (
-    ("mlx-community/Qwen3-0.6B-4bit", 0.6, 28, 8, 128, 40_960),
-    ("mlx-community/Llama-3.2-1B-Instruct-4bit", 1.24, 16, 8, 64, 131_072),
-    ("mlx-community/Llama-3.2-3B-Instruct-4bit", 3.21, 28, 8, 128, 131_072),
-    ("mlx-community/Qwen3-4B-4bit", 4.02, 36, 8, 128, 40_960),
-    ("mlx-community/Mistral-7B-Instruct-v0.3-4bit", 7.25, 32, 8, 128, 32_768),
-    ("mlx-community/Qwen3-8B-4bit", 8.19, 36, 8, 128, 40_960),
-    ("mlx-community/Qwen3-14B-4bit", 14.77, 40, 8, 128, 40_960),
-    ("mlx-community/Qwen3-30B-A3B-4bit", 30.53, 48, 4, 128, 40_960),
-    ("mlx-community/Qwen3-32B-4bit", 32.76, 64, 8, 128, 40_960),
+    ("mlx-community/Qwen3-0.6B-4bit", 0.6, 28, 8, 128, 40_960, 16, 1024, 3072),
+    ("mlx-community/Llama-3.2-1B-Instruct-4bit", 1.24, 16, 8, 64, 131_072, 32, 2048, 8192),
+    ("mlx-community/Llama-3.2-3B-Instruct-4bit", 3.21, 28, 8, 128, 131_072, 24, 3072, 8192),
+    ("mlx-community/Qwen3-4B-4bit", 4.02, 36, 8, 128, 40_960, 32, 2560, 9728),
+    ("mlx-community/Mistral-7B-Instruct-v0.3-4bit", 7.25, 32, 8, 128, 32_768, 32, 4096, 14_336),
+    ("mlx-community/Qwen3-8B-4bit", 8.19, 36, 8, 128, 40_960, 32, 4096, 12_288),
+    ("mlx-community/Qwen3-14B-4bit", 14.77, 40, 8, 128, 40_960, 40, 5120, 17_408),
+    ("mlx-community/Qwen3-30B-A3B-4bit", 30.53, 48, 4, 128, 40_960, 32, 2048, 8 * (768 + 2048)),
+    ("mlx-community/Qwen3-32B-4bit", 32.76, 64, 8, 128, 40_960, 64, 5120, 25_600),
 )
 _BITS_PER_WEIGHT = 4.5
 
 
-def judge(entry: Entry, *, context: int, memory: int, bytes_per_value: int) -> Verdict:
-    """Whether `context` tokens, or all the model was made for, fit beside the weights."""
+def judge(entry: Entry, *, context: int, memory: int, is_metal: bool) -> Verdict:
+    """Whether `context` tokens, or all the model was made for, fit beside weights and a step."""
+    bytes_per_value = 2 if is_metal else 4  # without Metal everything is computed in float32
     context = min(context, entry.context or context)
     per_token = max(1, entry.kv_size(bytes_per_value))
-    num_tokens = max(0, (memory - entry.weight_size) // per_token)
-    needed = entry.weight_size + context * per_token
+    taken = entry.weight_size + entry.step_size(bytes_per_value, has_scores=not is_metal)
+    num_tokens = max(0, (memory - taken) // per_token)
+    needed = taken + context * per_token
     return Verdict(needed <= memory, num_tokens, needed)
 
 
@@ -132,10 +152,20 @@ def _entry(name: str, source: Source, folder: Path) -> Entry | None:
         head_dim = int(text.get("head_dim") or int(text["hidden_size"]) // num_heads)
         num_layers = int(text["num_hidden_layers"])
         context = int(text.get("max_position_embeddings") or 0)
+        width = int(text.get("hidden_size") or num_heads * head_dim)
+        inner = _inner(text, width)
         size = sum(file.stat().st_size for file in weights)
     except (KeyError, TypeError, ValueError, ZeroDivisionError, OSError):
         return None  # a name in the list that could not be chosen would help nobody
-    return Entry(name, source, size, num_layers * kv_heads, head_dim, context)
+    kv_heads *= num_layers
+    return Entry(name, source, size, kv_heads, head_dim, context, num_heads, width, inner)
+
+
+def _inner(text: Mapping[str, Any], width: int) -> int:
+    """What a layer makes of a token: of experts, their inner values and what each gives back."""
+    num_experts = int(text.get("num_experts_per_tok") or 0)
+    inner = int(text.get("moe_intermediate_size") or text.get("intermediate_size") or 4 * width)
+    return num_experts * (inner + width) if num_experts else inner
 
 
 def _json(file: Path) -> Mapping[str, Any]:
@@ -147,6 +177,6 @@ def _json(file: Path) -> Mapping[str, Any]:
 
 
 def _suggestions() -> Iterator[Entry]:
-    for name, billions, layers, kv_heads, head_dim, context in _KNOWN:
+    for name, billions, layers, kv_heads, head_dim, *rest in _KNOWN:
         size = int(billions * 1e9 * _BITS_PER_WEIGHT / 8)
-        yield Entry(name, Source.SUGGESTED, size, layers * kv_heads, head_dim, context)
+        yield Entry(name, Source.SUGGESTED, size, layers * kv_heads, head_dim, *rest)

@@ -55,11 +55,14 @@ class NamedPrefix:
 class Answer:
     """The deltas of one request. Closing it early aborts the request."""
 
-    def __init__(self, outputs: OutputStream, text: AnswerText) -> None:
+    def __init__(self, outputs: OutputStream, text: AnswerText, tool_keep_seconds: float) -> None:
+        """An answer that ends in calls of tools is about to go on: for so long its pages are
+        evicted after those of others."""
         self.request_id = outputs.request.id
         self.num_prompt = outputs.request.num_prompt
         self._outputs = outputs
         self._text = text
+        self._tool_keep_seconds = tool_keep_seconds
         self._is_over = False
 
     def __aiter__(self) -> AsyncIterator[Delta]:
@@ -73,17 +76,12 @@ class Answer:
         if delta.finish_reason is not None:
             self._is_over = True
             self._outputs.close(delta.finish_reason)  # a stop string ends it here first
+            if delta.finish_reason is FinishReason.TOOL_CALLS and self._tool_keep_seconds:
+                self._outputs.keep(self._tool_keep_seconds)
             guide = self._outputs.request.guide
             if guide is not None and guide.error is not None:
                 raise GrammarFailed(f"The answer's grammar became too much work: {guide.error}")
         return delta
-
-    def keep(self, seconds: float) -> None:
-        """The conversation is about to go on, as after a call of a tool.
-
-        For so long its pages are evicted after those of others. To be called at the answer's end.
-        """
-        self._outputs.keep(seconds)
 
     async def aclose(self) -> None:
         """Abort the request, if it has not ended."""
@@ -104,8 +102,12 @@ class Chat:
         vocab_size: int,
         default_params: SamplingParams,
         fingerprint: str = "",
+        tool_keep_seconds: float = 60.0,
     ) -> None:
-        """`fingerprint` names the model's weights: no page is shared with another model's."""
+        """`fingerprint` names the model's weights: no page is shared with another model's.
+
+        `tool_keep_seconds` as in EngineConfig.
+        """
         self.model_name = model_name
         self.max_model_len = max_model_len
         self.default_params = default_params
@@ -114,6 +116,7 @@ class Chat:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._fingerprint = fingerprint
+        self._tool_keep_seconds = tool_keep_seconds
         self._planner = Planner(tokenizer, vocab_size)
         self._numbers = itertools.count()
         self._prefixes: dict[str, NamedPrefix] = {}
@@ -231,7 +234,10 @@ class Chat:
         for fork in requests[1:]:
             fork.fork_of = requests[0]
         streams = await self._engine.submit_all(requests)
-        return [Answer(stream, text) for stream, (_, text) in zip(streams, asked, strict=True)]
+        return [
+            Answer(stream, text, self._tool_keep_seconds)
+            for stream, (_, text) in zip(streams, asked, strict=True)
+        ]
 
     async def _answer_to(
         self,

@@ -14,6 +14,8 @@ from mlxserve.errors import InvalidConfig
 
 PAGE_SIZES = (16, 32, 64)  # those the Metal kernels are written for
 PREEMPTION_MODES = ("recompute", "swap")
+BUDGET_MODES = ("aligned", "unaligned")
+PAGE_TAILS = ("copy", "recompute")
 ATTENTION_BACKENDS = ("auto", "metal", "reference", "emulator")
 
 
@@ -32,15 +34,22 @@ class EngineConfig:
     enable_prefix_caching: pages of earlier prompts are found again by their hash
     enable_chunked_prefill: a prompt may be computed over several steps
     page_aligned_scheduling: chunks of a prompt end where a page ends
+    budget_mode: what such a chunk costs of the step: aligned, the pages it touches; unaligned, its
+        tokens
     long_prefill_token_threshold: a chunk's cap while other requests wait too; 0 is no cap
     itl_target_ms: milliseconds between two tokens of a running answer that prompts beside it may
         stretch its steps to, judged by measured steps; 0 sets no target
     max_pinned_fraction: share of the KV pool that named prefixes may keep
+    page_tail: what is done where a prompt can use the beginning of a cached page, behind a named
+        prefix or because only its last token is to be computed: copy it, or recompute
     preemption_mode: what becomes of a request that gives up its pages: recompute, or swap, which
         writes those that only it has to disk and reads them back
     swap_space: GiB of disk that swapped pages may take
     swap_dir: the folder for them; None is mlxserve/swap in the user's cache folder
     max_num_waiting: requests that may wait before a new one is refused
+    max_overtakes: how often in its life a request that lacks memory may be passed by shorter ones
+    ageing_steps: steps of waiting that lift a request by one class of priority
+    tool_keep_seconds: for which the pages of an answer that calls tools are evicted after others
     attention_backend: auto (Metal's kernels on a Mac, plain mlx elsewhere), metal, reference,
         emulator (Metal's kernels on a CPU, for development)
     disable_log_stats: no throughput line in the log
@@ -60,13 +69,18 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     page_aligned_scheduling: bool = True
+    budget_mode: str = "aligned"
     long_prefill_token_threshold: int = 512
     itl_target_ms: float = 100.0
     max_pinned_fraction: float = 0.5
+    page_tail: str = "copy"
     preemption_mode: str = "recompute"
     swap_space: float = 4.0
     swap_dir: str | None = None
     max_num_waiting: int = 1024
+    max_overtakes: int = 1
+    ageing_steps: int = 1000
+    tool_keep_seconds: float = 60.0
     attention_backend: str = "auto"
     disable_log_stats: bool = False
     log_stats_interval: float = 10.0
@@ -85,6 +99,9 @@ class EngineConfig:
         self._at_least("max_model_len", 2, or_none=True)
         self._at_least("long_prefill_token_threshold", 0)
         self._at_least("max_num_waiting", 1)
+        self._at_least("max_overtakes", 0)
+        self._at_least("ageing_steps", 1)
+        self._between("tool_keep_seconds", 0, math.inf)
         self._at_least("seed", 0)
         self._positive("gpu_memory_utilization")
         self._between("gpu_memory_utilization", 0, 1)
@@ -94,19 +111,14 @@ class EngineConfig:
         self._positive("swap_space")
         self._name("swap_dir")
         self._name("trace")
-        if self.preemption_mode not in PREEMPTION_MODES:
-            raise InvalidConfig(
-                f"preemption_mode must be one of {PREEMPTION_MODES}, got {self.preemption_mode!r}"
-            )
+        self._one_of("budget_mode", BUDGET_MODES)
+        self._one_of("page_tail", PAGE_TAILS)
+        self._one_of("preemption_mode", PREEMPTION_MODES)
+        self._one_of("attention_backend", ATTENTION_BACKENDS)
         self._flag("enable_prefix_caching")
         self._flag("enable_chunked_prefill")
         self._flag("page_aligned_scheduling")
         self._flag("disable_log_stats")
-        if self.attention_backend not in ATTENTION_BACKENDS:
-            raise InvalidConfig(
-                f"attention_backend must be one of {ATTENTION_BACKENDS}, "
-                f"got {self.attention_backend!r}"
-            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise InvalidConfig(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
@@ -136,6 +148,11 @@ class EngineConfig:
                 f"{f' to {high}' if high < math.inf else ''}, got {value!r}"
             )
 
+    def _one_of(self, name: str, known: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        if value not in known:
+            raise InvalidConfig(f"{name} must be one of {known}, got {value!r}")
+
     def _flag(self, name: str) -> None:
         value = getattr(self, name)
         if not isinstance(value, bool):
@@ -160,13 +177,18 @@ class EngineOptions(TypedDict, total=False):
     enable_prefix_caching: bool
     enable_chunked_prefill: bool
     page_aligned_scheduling: bool
+    budget_mode: str
     long_prefill_token_threshold: int
     itl_target_ms: float
     max_pinned_fraction: float
+    page_tail: str
     preemption_mode: str
     swap_space: float
     swap_dir: str | None
     max_num_waiting: int
+    max_overtakes: int
+    ageing_steps: int
+    tool_keep_seconds: float
     attention_backend: str
     disable_log_stats: bool
     log_stats_interval: float

@@ -112,10 +112,10 @@ class Engine:
             outputs += self._read(None)
         if self._swapper is not None:
             self._swapper.restore()
-        if copies := self._scheduler.take_copies():
-            self._runner.copy_pages([c.source for c in copies], [c.target for c in copies])
+        self._copy_pages()
         self._prefill_budget = self._budget()
         chunks = self._scheduler.schedule(self._prefill_budget)
+        self._copy_pages()
         self._transfer()
         launched = self._runner.launch(chunks, self._unread) if chunks else None
         outputs += self._read(launched)
@@ -124,6 +124,10 @@ class Engine:
         if not chunks and not outputs and self._swapper is not None and self._swapper.is_reading:
             self._swapper.wait()  # nothing can be computed meanwhile
         return self._counted(outputs)
+
+    def _copy_pages(self) -> None:
+        if copies := self._scheduler.take_copies():
+            self._runner.copy_pages([c.source for c in copies], [c.target for c in copies])
 
     def _transfer(self) -> None:
         if self._swapper is not None:

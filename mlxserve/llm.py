@@ -17,7 +17,7 @@ import weakref
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar, Unpack
+from typing import Any, Self, TypeAlias, TypedDict, TypeVar, Unpack
 
 from tqdm import tqdm
 
@@ -59,6 +59,21 @@ class RequestOutput:
     alternatives: tuple[RequestOutput, ...] = ()
 
 
+class Terms(TypedDict, total=False):
+    """On what terms a request runs beside others.
+
+    prefix_name: a named prefix that the prompt is put behind
+    cache_salt: what is cached is shared only by requests with the same
+    priority: lower goes first; waiting lifts a request by and by
+    client: whose it is; clients share the engine fairly
+    """
+
+    prefix_name: str | None
+    cache_salt: str | None
+    priority: int
+    client: str
+
+
 class AsyncLLM:
     """A model and its engine, for use in an event loop. Loading blocks; everything else awaits."""
 
@@ -84,8 +99,8 @@ class AsyncLLM:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        prefix_name: str | None = None,
         turn: Turn | None = None,
+        **terms: Unpack[Terms],
     ) -> RequestOutput:
         """Answer one prompt: text or token ids as they are, messages in the chat template.
 
@@ -93,8 +108,9 @@ class AsyncLLM:
         Raises InvalidRequest and its kin, QueueFull, EngineStopped.
         """
         params = params or self._default
+        _check(terms)
         token_ids, turn = await self._asked(prompt, turn)
-        answers = await self._chat.submit_all(token_ids, params, prefix_name=prefix_name, turn=turn)
+        answers = await self._chat.submit_all(token_ids, params, turn=turn, **terms)
         try:
             folds = (
                 _fold(answer, wants_logprobs=params.logprobs is not None) for answer in answers
@@ -112,7 +128,7 @@ class AsyncLLM:
         *,
         tools: Tools = (),
         turn: Turn | None = None,
-        prefix_name: str | None = None,
+        **terms: Unpack[Terms],
     ) -> RequestOutput:
         """Answer one conversation. Raises what `generate` raises.
 
@@ -120,34 +136,37 @@ class AsyncLLM:
         """
         turn = turn or Turn(tools=tools)
         messages = _conversation(messages)
-        return await self.generate(messages, params, prefix_name=prefix_name, turn=turn)
+        return await self.generate(messages, params, turn=turn, **terms)
 
     async def stream(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        prefix_name: str | None = None,
         turn: Turn | None = None,
+        **terms: Unpack[Terms],
     ) -> AsyncIterator[Delta]:
         """The answer's pieces as they come. Leaving the loop early aborts the request."""
         params = params or self._default
+        _check(terms)
         token_ids, turn = await self._asked(prompt, turn)
-        answer = await self._chat.submit(token_ids, params, prefix_name=prefix_name, turn=turn)
+        answer = await self._chat.submit(token_ids, params, turn=turn, **terms)
         try:
             async for delta in answer:
                 yield delta
         finally:
             await answer.aclose()
 
-    async def add_prefix(self, name: str, prefix: Prompt) -> None:
+    async def add_prefix(self, name: str, prefix: Prompt, *, cache_salt: str | None = None) -> None:
         """Compute a text or the beginning of a conversation once, under a name.
 
         Requests with `prefix_name` get it prepended and find it in the cache, where its pages
-        stay until the prefix is removed. Raises PrefixQuotaExceeded, and what `generate` raises.
+        stay until the prefix is removed; others do only with its `cache_salt`.
+        Raises PrefixQuotaExceeded, and what `generate` raises.
         """
+        _check({"cache_salt": cache_salt})
         token_ids = await self._token_ids(prefix, add_generation_prompt=False)
-        await self._chat.add_prefix(name, token_ids)
+        await self._chat.add_prefix(name, token_ids, cache_salt=cache_salt)
 
     def remove_prefix(self, name: str) -> None:
         """Forget a named prefix. Raises UnknownPrefix."""
@@ -236,8 +255,8 @@ class LLM:
         prompts: str | Sequence[str] | Sequence[Sequence[int]],
         params: Params = None,
         *,
-        prefix_name: str | None = None,
         use_tqdm: bool = True,
+        **terms: Unpack[Terms],
     ) -> list[RequestOutput]:
         """Continue each prompt as it is, without a chat template; all at once, in order.
 
@@ -249,7 +268,7 @@ class LLM:
         for prompt in prompts:
             if not isinstance(prompt, str) and not isinstance(prompt, Sequence):
                 raise InvalidParameter("prompts", "must be texts or lists of token ids")
-        return self._all(list(prompts), params, prefix_name, use_tqdm, None)
+        return self._all(list(prompts), params, use_tqdm, None, terms)
 
     def chat(
         self,
@@ -258,8 +277,8 @@ class LLM:
         *,
         tools: Tools = (),
         turn: Turn | None = None,
-        prefix_name: str | None = None,
         use_tqdm: bool = True,
+        **terms: Unpack[Terms],
     ) -> list[RequestOutput]:
         """Answer one conversation, or several at once, in the model's chat template.
 
@@ -269,27 +288,27 @@ class LLM:
         is_one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Any = [messages] if is_one or not messages else messages
         prompts = [_conversation(c) for c in conversations]
-        return self._all(prompts, params, prefix_name, use_tqdm, turn)
+        return self._all(prompts, params, use_tqdm, turn, terms)
 
     def stream(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        prefix_name: str | None = None,
         turn: Turn | None = None,
+        **terms: Unpack[Terms],
     ) -> Iterator[Delta]:
         """The pieces of one answer as they come. Leaving the loop early aborts the request."""
-        deltas = self._llm.stream(prompt, params, prefix_name=prefix_name, turn=turn)
+        deltas = self._llm.stream(prompt, params, turn=turn, **terms)
         try:
             while (delta := self._run(anext(deltas, None))) is not None:
                 yield delta
         finally:
             self._run(deltas.aclose())  # type: ignore[attr-defined]
 
-    def add_prefix(self, name: str, prefix: Prompt) -> None:
+    def add_prefix(self, name: str, prefix: Prompt, *, cache_salt: str | None = None) -> None:
         """Compute a text or the beginning of a conversation once, under a name."""
-        self._run(self._llm.add_prefix(name, prefix))
+        self._run(self._llm.add_prefix(name, prefix, cache_salt=cache_salt))
 
     def remove_prefix(self, name: str) -> None:
         """Forget a named prefix. Raises UnknownPrefix."""
@@ -329,23 +348,23 @@ class LLM:
         self,
         prompts: Sequence[Prompt],
         params: Params,
-        prefix_name: str | None,
         use_tqdm: bool,
         turn: Turn | None,
+        terms: Terms,
     ) -> list[RequestOutput]:
         if params is None or isinstance(params, SamplingParams):
             params = [params or self._llm._default] * len(prompts)
         if len(params) != len(prompts):
             raise InvalidParameter("params", f"{len(params)} for {len(prompts)} prompts")
-        return self._run(self._gather(prompts, params, prefix_name, use_tqdm, turn))
+        return self._run(self._gather(prompts, params, use_tqdm, turn, terms))
 
     async def _gather(
         self,
         prompts: Sequence[Prompt],
         params: Sequence[SamplingParams],
-        prefix_name: str | None,
         use_tqdm: bool,
         turn: Turn | None,
+        terms: Terms,
     ) -> list[RequestOutput]:
         most = max((p.n for p in params), default=1)
         room = asyncio.Semaphore(max(1, self._llm.config.max_num_waiting // most))
@@ -353,9 +372,7 @@ class LLM:
 
             async def one(prompt: Prompt, params: SamplingParams) -> RequestOutput:
                 async with room:
-                    output = await self._llm.generate(
-                        prompt, params, prefix_name=prefix_name, turn=turn
-                    )
+                    output = await self._llm.generate(prompt, params, turn=turn, **terms)
                 bar.update()
                 return output
 
@@ -425,3 +442,14 @@ def _conversation(messages: Any) -> Messages:
                 f"got {str(message)[:80]!r}"
             )
     return messages
+
+
+def _check(terms: Terms) -> None:
+    """Raises InvalidParameter. The engine takes what it gets."""
+    if not isinstance(terms.get("cache_salt"), str | None):
+        raise InvalidParameter("cache_salt", f"must be a text, got {terms['cache_salt']!r:.80}")
+    if not isinstance(terms.get("client", ""), str):
+        raise InvalidParameter("client", f"must be a text, got {terms['client']!r:.80}")
+    priority = terms.get("priority", 0)
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise InvalidParameter("priority", f"must be a whole number, got {priority!r:.80}")

@@ -7,10 +7,11 @@ changes a `Request`; everything else here is frozen.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum, auto
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from mlxserve.errors import InvalidParameter
 
@@ -52,7 +53,7 @@ class CacheReport:
     """What the cache did for a prompt."""
 
     num_pages: int  # reused
-    num_tokens: int  # in these pages
+    num_tokens: int  # in these pages, and in the beginning of one that was copied
     differs_at: int  # position of the first token that was not known
     reason: CacheMiss
 
@@ -182,6 +183,23 @@ class SamplingParams:
         return [replace(self, n=1, seed=s if s < 2**64 else s - 2**64) for s in seeds]
 
 
+# Ids of pages. An array and no tuple, as it is copied whenever it grows: with 100,000 tokens of
+# context a tuple's copy counts references to 3,000 numbers all over memory, and is scanned for
+# garbage, which together was half of the scheduler's time.
+PageTable: TypeAlias = "array[int]"
+# A list of 100,000 tokens takes 8 to 36 bytes for each, and the garbage collector looks at them all:
+# with 256 such contexts it stopped everything for 0.3 s.
+TokenIds: TypeAlias = "array[int]"
+
+
+def as_token_ids(token_ids: Iterable[int] = ()) -> TokenIds:
+    return array("i", token_ids)
+
+
+def as_page_table(pages: Iterable[int] = ()) -> PageTable:
+    return array("i", pages)
+
+
 @dataclass(frozen=True, slots=True)
 class PageRun:
     """Consecutive pages of one request that are kept outside of the pool."""
@@ -209,7 +227,7 @@ class Request:
     """
 
     id: str
-    token_ids: list[int]
+    token_ids: MutableSequence[int]  # whatever is given, it becomes TokenIds
     params: SamplingParams
     stop_ids: frozenset[int] = frozenset()  # end-of-sequence and stop tokens
     cache_salt: bytes = b""  # pages are shared only within one salt
@@ -222,7 +240,7 @@ class Request:
     queued_at: int = 0  # the number of the step before which it arrived
     num_prompt: int = field(init=False)
     num_computed: int = 0
-    num_cached: int = 0  # tokens of the prompt found in the cache at first admission
+    num_cached: int = 0  # tokens of the prompt found in the cache at first admission, or copied
     cache: CacheReport | None = None  # of the first admission
     num_in_flight: int = 0
     num_preemptions: int = 0
@@ -230,9 +248,10 @@ class Request:
     num_lost: int = 0  # computed tokens that the last preemption gave up
     capacity: int = 0  # known tokens for which there is a place, set by the scheduler
     full_at: int = 0  # known tokens with which it ends for want of place or of max_tokens
+    steady_until: int = 0  # decodes from before this position on need nothing but their token
     ends_on: frozenset[int] = field(init=False)  # tokens that end it
     prefill_end: int = 0  # known tokens at the last admission; from there on it decodes
-    page_table: tuple[int, ...] = ()
+    page_table: PageTable = field(default_factory=as_page_table)
     saved: PageRun | None = None  # pages of it that are on disk
     loading: PageRun | None = None  # those that are being read into its page table
     page_hashes: list[bytes] = field(default_factory=list)
@@ -240,6 +259,8 @@ class Request:
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.token_ids, array):
+            self.token_ids = as_token_ids(self.token_ids)
         self.num_prompt = len(self.token_ids)
         # What the caller named ends it even where the model's own end does not.
         own = frozenset() if self.params.ignore_eos else self.stop_ids
@@ -268,7 +289,8 @@ class Request:
 class Chunk(NamedTuple):
     """One request's tokens in one step: positions start .. start + length.
 
-    `page_table` is the table as it was when the step was planned (it may only grow later).
+    `page_table` is the table as it was when the step was planned. Later it may have grown, and
+    hold other pages with the same content.
     `samples` is true when the chunk ends at the last known token, so that the step yields a
     new one. `is_lazy`: the chunk's one token is still being sampled by the step before. A table
     that did not grow is the same object as in the step before.
@@ -277,7 +299,7 @@ class Chunk(NamedTuple):
     request: Request
     start: int
     length: int
-    page_table: tuple[int, ...]
+    page_table: PageTable
     samples: bool
     is_lazy: bool = False
 

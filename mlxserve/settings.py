@@ -94,6 +94,19 @@ class Settings:
             raise InvalidConfig(f"{error} ({sources[0]})") from error
 
 
+def flags_of(given: Mapping[str, Any]) -> list[str]:
+    """The command line that gives these values again."""
+    flags: list[str] = []
+    for name, value in given.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            values = value if isinstance(value, tuple) else (value,)
+            flags += [part for one in values for part in (f"--{flag}", str(one))]
+    return flags
+
+
 def types_of(schema: type) -> dict[str, Any]:
     """The options of a schema and their types, in order."""
     hints = get_type_hints(schema)

@@ -76,7 +76,7 @@ def view(request: Request, *, age: float, position: int | None) -> RequestView:
         num_preemptions=request.num_preemptions,
         priority=request.priority,
         age=age,
-        page_table=request.page_table,
+        page_table=tuple(request.page_table),
     )
 
 

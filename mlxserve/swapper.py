@@ -6,26 +6,40 @@ arrays, the store the files.
 
 from __future__ import annotations
 
+import logging
+import math
+import time
 from collections import deque
+from collections.abc import Callable
 
 from mlxserve.cache.store import PageStore
 from mlxserve.model.runner import ModelRunner
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.swap import LOAD_PAGES, Load, Save
 
+log = logging.getLogger("mlxserve.swap")
+
 _WAIT_SECONDS = 0.05  # for the disk when nothing can be computed; then calls are taken again
+_PATIENCE = 10.0  # seconds until pages are computed that the disk has not given back
 
 
 class Swapper:
     """Knows which pages are being read, and for whom."""
 
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner, store: PageStore) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        store: PageStore,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._store = store
-        # In the order in which the store answers. One run may be asked for twice: whoever waited
-        # for it lost its pages, and waits again.
-        self._loads: deque[Load] = deque()
+        self._clock = clock
+        # With the times of the questions, in the order in which the store answers. One run may be
+        # asked for twice: whoever waited for it lost its pages, and waits again.
+        self._loads: deque[tuple[Load, float]] = deque()
 
     @property
     def num_bytes(self) -> int:
@@ -34,12 +48,14 @@ class Swapper:
 
     @property
     def is_reading(self) -> bool:
-        return bool(self._loads)
+        """Whether somebody waits for it."""
+        return any(self._scheduler.accepts(load) for load, _ in self._loads)
 
     def restore(self) -> None:
         """Put what has been read where it is waited for. Every step must have been collected."""
+        is_alive = self._store.is_alive  # asked first: the last answers come before the end
         for loaded in self._store.poll():
-            load = self._loads.popleft()
+            load, _ = self._loads.popleft()
             assert (loaded.key, loaded.first) == (load.run.key, load.run.first), "out of order"
             if not self._scheduler.accepts(load):
                 continue
@@ -47,6 +63,16 @@ class Swapper:
             if num_pages:
                 self._runner.write_pages(load.pages[:num_pages], loaded.payloads)
             self._scheduler.finish_load(load, num_pages)
+        self._give_up(asked_before=self._clock() - _PATIENCE if is_alive else math.inf)
+        if not is_alive:
+            self._loads.clear()
+
+    def _give_up(self, *, asked_before: float) -> None:
+        """Nobody waits for a disk that stands still: what it has not given back is lost."""
+        late = [load for load, asked in self._loads if asked < asked_before]
+        for load in filter(self._scheduler.accepts, late):
+            log.warning("Swapped pages do not come back from the disk and are computed again")
+            self._scheduler.finish_load(load, 0)
 
     def transfer(self) -> None:
         """Hand over what has to leave the pool, or to come back, before the next launch."""
@@ -56,7 +82,7 @@ class Swapper:
         for save in transfers.saves:
             self._save(save)
         for load in transfers.loads:
-            self._loads.append(load)
+            self._loads.append((load, self._clock()))
             self._store.load(load.run.key, load.run.first, load.run.hashes)
 
     def _save(self, save: Save) -> None:

@@ -15,11 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from mlxserve.mini import model_path
 from mlxserve.platform import prepare
 
 prepare()
+
+# The same examples in every run, however slow the machine is.
+settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
+settings.load_profile("repeatable")
 
 _BASE = {
     "hidden_size": 64,

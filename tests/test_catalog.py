@@ -5,6 +5,7 @@ import pytest
 
 from mlxserve.catalog import Entry, Source, entries, judge
 from mlxserve.mini import MODEL_NAME
+from mlxserve.model.files import find_model
 
 CONFIG = {
     "model_type": "qwen3",
@@ -46,7 +47,9 @@ def test_what_is_in_the_cache_is_downloaded_and_no_longer_suggested(cache: Path)
     assert (entry := named(name)) is not None
     assert entry.source is Source.SUGGESTED
     put(cache / "models--mlx-community--Qwen3-4B-4bit" / "snapshots" / "abc")
-    assert named(name) == Entry(name, Source.DOWNLOADED, 1000, 36 * 8, 128, 40_960)
+    assert named(name) == Entry(
+        name, Source.DOWNLOADED, 1000, 36 * 8, 128, 40_960, 32, 32 * 128, 4 * 32 * 128
+    )
     assert sum(entry.name == name for entry in entries()) == 1
 
 
@@ -80,15 +83,41 @@ def test_half_a_download_is_not_listed_as_here(cache: Path) -> None:
 def test_weights_and_the_context_must_fit_together() -> None:
     entry = Entry("m", Source.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=0)
     assert entry.kv_size(2) == 40
-    verdict = judge(entry, context=100, memory=5000, bytes_per_value=2)
+    verdict = judge(entry, context=100, memory=5000, is_metal=True)
     assert (verdict.fits, verdict.num_tokens, verdict.needed) == (True, 100, 5000)
-    assert not judge(entry, context=101, memory=5000, bytes_per_value=2).fits
-    assert judge(entry, context=1, memory=999, bytes_per_value=2).num_tokens == 0
+    assert not judge(entry, context=101, memory=5000, is_metal=True).fits
+    assert not judge(entry, context=100, memory=5000, is_metal=False).fits, "float32"
+    assert judge(entry, context=1, memory=999, is_metal=True).num_tokens == 0
+
+
+def test_a_step_must_fit_as_well() -> None:
+    entry = Entry("m", Source.FOLDER, 1000, 2, 5, 0, num_heads=1, width=1, inner=2)
+    step = 2048 * (7 + 4) * 2
+    verdict = judge(entry, context=10, memory=1000 + step + 400, is_metal=True)
+    assert (verdict.fits, verdict.num_tokens, verdict.needed) == (True, 10, 1000 + step + 400)
+    assert not judge(entry, context=10, memory=1000 + step + 399, is_metal=True).fits
+
+
+def test_the_embedded_model_s_step_takes_what_the_engine_measures(cache: Path) -> None:
+    from mlxserve.build import choose_attention
+    from mlxserve.model.load import load
+    from mlxserve.model.sizing import _peak_of_a_step
+
+    loaded = load(find_model(None), is_metal=False, memory_limit=1 << 34)
+    measured = _peak_of_a_step(loaded, choose_attention("auto", loaded)[0], 32, 2048)
+    assert 0.75 < entries()[0].step_size(4, has_scores=True) / measured < 1.35
+
+
+def test_of_experts_those_count_that_a_token_is_sent_to(cache: Path, tmp_path: Path) -> None:
+    config = {**CONFIG, "hidden_size": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 32}
+    put(tmp_path / "home/models/mine", config)
+    assert (entry := named(str(tmp_path / "home/models/mine"))) is not None
+    assert entry.inner == 4 * (32 + 64)
 
 
 def test_no_more_context_is_asked_for_than_the_model_has() -> None:
     entry = Entry("m", Source.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=50)
-    assert judge(entry, context=8192, memory=3000, bytes_per_value=2).fits
+    assert judge(entry, context=8192, memory=3000, is_metal=True).fits
 
 
 def test_well_known_models_have_the_size_of_their_weights(cache: Path) -> None:

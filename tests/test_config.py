@@ -31,6 +31,8 @@ def test_the_defaults_are_valid_and_leave_the_models_part_open() -> None:
         {"max_pinned_fraction": 0},
         {"max_pinned_fraction": 1.0},
         {"itl_target_ms": 0},
+        {"page_tail": "recompute", "budget_mode": "unaligned"},
+        {"max_overtakes": 0, "ageing_steps": 1, "tool_keep_seconds": 0},
         {"preemption_mode": "swap", "swap_space": 0.001, "swap_dir": "~/swap"},
         {"seed": 2**64},
         {"revision": "main", "model": "some-org/some-model"},
@@ -73,6 +75,9 @@ def bad_values() -> list[tuple[str, object]]:
     ):
         found += [(name, value) for value in (None, 0, 1, "yes")]
     found += [("preemption_mode", value) for value in ("SWAP", "", None, 3)]
+    found += [("ageing_steps", 0), ("max_overtakes", -1), ("tool_keep_seconds", -1)]
+    found += [("page_tail", value) for value in ("Copy", "", None, True)]
+    found += [("budget_mode", value) for value in ("pages", "", None, False)]
     found += [("swap_space", value) for value in (0, -1, "4", None, True, math.nan, math.inf)]
     found += [(name, value) for name in ("swap_dir", "trace") for value in ("", 3)]
     found += [("attention_backend", value) for value in ("cuda", "", None, 3)]

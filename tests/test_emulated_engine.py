@@ -81,6 +81,7 @@ def answers(backend: str) -> dict[str, Tokens]:
     return found
 
 
+@pytest.mark.slow
 def test_the_emulated_kernels_say_what_the_reference_says(dispatched: Counter[str]) -> None:
     expected = answers("reference")
     assert not dispatched

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,10 @@ from mlxserve import (
     Turn,
     UnknownPrefix,
 )
+from mlxserve.api.metrics import Metrics
+from mlxserve.async_engine import OutputStream
 from mlxserve.cache.store import PageStore
+from mlxserve.request import Request
 
 OPTIONS: Any = {"temperature": 1.5, "max_tokens": 12, "ignore_eos": True}
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
@@ -150,81 +155,107 @@ def test_four_requests_with_one_long_prefix_hold_its_pages_once(
     assert sorted(output.usage.cached_tokens for output in outputs) == [0, 320, 320, 320]
 
 
-def test_a_pool_far_too_small_still_gives_every_answer(model_folder: Callable[[str], Path]) -> None:
+# ---- more than there is memory for
+
+CROWD = [[n, *range(30, 50)] for n in range(8)]
+LONG = SamplingParams(max_tokens=44, temperature=0, ignore_eos=True)
+SMALL: Any = {"num_pages": 9, "page_size": 16, "disable_log_stats": True}
+
+
+@pytest.fixture(scope="module")
+def answers(model_folder: Callable[[str], Path]) -> list[tuple[int, ...]]:
+    """What a crowd is told where there is room for all of it."""
     folder = str(model_folder("llama"))
-    prompts = [[n, *range(30, 50)] for n in range(8)]
-    params = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
     with LLM(folder, num_pages=200, page_size=16, disable_log_stats=True) as roomy:
-        expected = [out.token_ids for out in roomy.generate(prompts, params, use_tqdm=False)]
+        outputs = roomy.generate(CROWD, LONG, use_tqdm=False)
         assert roomy.stats().num_preemptions == 0
-    with LLM(folder, num_pages=9, page_size=16, disable_log_stats=True) as tight:
-        outputs = tight.generate(prompts, params, use_tqdm=False)
-        tight.check()
-        assert [output.token_ids for output in outputs] == expected
-        assert tight.stats().num_preemptions > 0
-        assert tight.stats().pages_active == 0
+    return [output.token_ids for output in outputs]
 
 
-def test_swapped_pages_change_no_answer_and_leave_no_file(
-    model_folder: Callable[[str], Path], tmp_path: Path
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_three_times_more_demand_than_pages_is_served_in_both_modes(
+    model_folder: Callable[[str], Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    answers: list[tuple[int, ...]],
+    mode: str,
 ) -> None:
-    folder = str(model_folder("llama"))
-    prompts = [[n, *range(30, 50)] for n in range(8)]
-    params = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
-    options = {"page_size": 16, "disable_log_stats": True}
-    with LLM(folder, num_pages=200, **options) as roomy:
-        expected = [out.token_ids for out in roomy.generate(prompts, params, use_tqdm=False)]
-    with LLM(
-        folder, num_pages=9, preemption_mode="swap", swap_dir=str(tmp_path / "swap"), **options
-    ) as tight:
-        outputs = tight.generate(prompts, params, use_tqdm=False)
+    demand = sum(-(-(len(prompt) + 44) // 16) for prompt in CROWD)
+    assert demand > 3 * SMALL["num_pages"]
+    folder, swap = str(model_folder("llama")), tmp_path / "swap"
+    with LLM(folder, preemption_mode=mode, swap_dir=str(swap), **SMALL) as tight:
+        outputs = tight.generate(CROWD, LONG, use_tqdm=False)
         tight.check()
-        assert [output.token_ids for output in outputs] == expected
         stats = tight.stats()
-        assert stats.num_preemptions > 0
+        page = bytes(Metrics(tight._llm._chat).response().body).decode()
+        left = list(swap.iterdir()) if mode == "swap" else []
+    assert [output.token_ids for output in outputs] == answers
+    assert stats.num_preemptions > 0
+    assert stats.pages_active == 0
+    if mode == "swap":
         assert stats.restored_tokens > 0
         assert stats.restored_tokens + stats.recomputed_tokens <= 2 * stats.swapped_tokens
-        (swap,) = (tmp_path / "swap").iterdir()
-    assert not swap.exists()
+        assert len(left) == 1
+        assert not left[0].exists()
+    for counter in ("num_preemptions", "recomputed_tokens", "swapped_tokens", "restored_tokens"):
+        value = float(getattr(stats, counter))
+        assert re.search(rf"^mlxserve:{counter}_total{{[^}}]*}} {value}$", page, re.MULTILINE)
+    said = [re.sub(r"Request \S+ is", "Request 7 is", r.message) for r in caplog.records]
+    for number in range(1, stats.num_preemptions + 1):
+        warning = (
+            f"Request 7 is preempted by PreemptionMode.{mode.upper()} mode because there is not "
+            "enough KV cache space. This can affect the end-to-end performance. Increase "
+            "gpu_memory_utilization or decrease max_num_seqs or max_num_batched_tokens. "
+            f"total_cumulative_preemption_cnt={number}"
+        )
+        # A victim without a full page of its own has nothing to swap.
+        assert warning in said or warning.replace("SWAP", "RECOMPUTE") in said
+    assert any(f"PreemptionMode.{mode.upper()}" in line for line in said)
 
 
-@pytest.mark.parametrize("damage", ["gone", "cut off", "changed"])
+@pytest.mark.parametrize("damage", ["gone", "cut off", "changed", "foreign", "never written"])
 def test_damaged_swap_files_change_no_answer(
     model_folder: Callable[[str], Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    answers: list[tuple[int, ...]],
     damage: str,
 ) -> None:
-    folder = str(model_folder("llama"))
-    prompts = [[n, *range(30, 50)] for n in range(8)]
-    params = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
-    options = {"page_size": 16, "disable_log_stats": True}
-    with LLM(folder, num_pages=200, **options) as roomy:
-        expected = [out.token_ids for out in roomy.generate(prompts, params, use_tqdm=False)]
-    read = PageStore._answer
+    read, header = PageStore._answer, PageStore._header
 
     def damaged(store: PageStore, key: str, *args: Any) -> None:
         file = store.folder / f"{key}.pages"
-        if not file.exists():  # it was lost before
-            read(store, key, *args)
-            return
-        content = file.read_bytes()
-        if damage == "gone":
-            file.unlink()
-        elif damage == "cut off":
-            file.write_bytes(content[: len(content) // 2])
-        else:
-            file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        if file.exists():  # and was not lost before
+            content = file.read_bytes()
+            if damage == "gone":
+                file.unlink()
+            elif damage == "cut off":
+                file.write_bytes(content[: len(content) // 2])
+            elif damage == "changed":
+                file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+            elif others := [other for other in store.folder.glob("*.pages") if other != file]:
+                file.write_bytes(others[0].read_bytes())
+            else:  # one page where another was
+                half = len(content) // 2
+                file.write_bytes(content[half:] + content[:half])
         read(store, key, *args)
 
+    def full(store: PageStore, index: int, hash_: bytes, payload: bytes) -> bytes:
+        if damage == "never written":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return header(store, index, hash_, payload)
+
     monkeypatch.setattr(PageStore, "_answer", damaged)
-    with LLM(
-        folder, num_pages=9, preemption_mode="swap", swap_dir=str(tmp_path / "swap"), **options
-    ) as tight:
-        outputs = tight.generate(prompts, params, use_tqdm=False)
-        assert [output.token_ids for output in outputs] == expected
+    monkeypatch.setattr(PageStore, "_header", full)
+    folder, swap = str(model_folder("llama")), str(tmp_path / "swap")
+    with LLM(folder, preemption_mode="swap", swap_dir=swap, **SMALL) as tight:
+        outputs = tight.generate(CROWD, LONG, use_tqdm=False)
+        assert [output.token_ids for output in outputs] == answers
         assert tight.stats().num_preemptions > 0
         assert tight.stats().recomputed_tokens > 0
+    full_lines = [r for r in caplog.records if "No space left on device" in r.message]
+    assert len(full_lines) == (damage == "never written")
 
 
 def test_usage_says_where_a_prompt_differs_from_what_was_cached(llm: LLM) -> None:
@@ -254,6 +285,69 @@ def test_named_prefixes_are_prepended_and_cached(llm: LLM) -> None:
     llm.remove_prefix("terms")
     llm.remove_prefix("persona")
     assert llm.list_prefixes() == {}
+
+
+def test_the_page_a_prefix_ends_in_is_copied_or_computed_again_for_the_same_answers(
+    model_folder: Callable[[str], Path],
+) -> None:
+    prefix = [20 + n * n % 300 for n in range(57)]  # 3 pages, and 9 tokens
+    questions = [[5, 6, 7], [8], [9, 10]]
+    answers, computed = {}, {}
+    for tail in ("copy", "recompute"):
+        with LLM(
+            str(model_folder("llama")),
+            num_pages=40,
+            page_size=16,
+            page_tail=tail,
+            disable_log_stats=True,
+        ) as llm:
+            cold = llm.generate([[*prefix, *q] for q in questions], GREEDY, use_tqdm=False)
+            assert llm.reset_prefix_cache()
+            llm.add_prefix("p", prefix)
+            before = llm.stats().prefill_tokens
+            named = llm.generate(questions, GREEDY, prefix_name="p", use_tqdm=False)
+            named += llm.generate([prefix[:48]], GREEDY, use_tqdm=False)
+            computed[tail] = llm.stats().prefill_tokens - before
+            llm.check()
+        answers[tail] = [output.token_ids for output in named]
+        assert answers[tail][:3] == [output.token_ids for output in cold]
+    assert answers["copy"] == answers["recompute"]
+    # What is behind the prefix, and one token of the prompt that is cached whole.
+    assert computed["copy"] == 3 + 1 + 2 + 1
+    assert computed["recompute"] == computed["copy"] + 3 * 9 + 15
+
+
+def test_a_request_runs_on_its_own_terms(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, seen = llm._llm._chat._engine, []
+    submit = engine.submit_all
+
+    async def watched(requests: Sequence[Request]) -> list[OutputStream]:
+        seen.extend((request.priority, request.client) for request in requests)
+        return await submit(requests)
+
+    monkeypatch.setattr(engine, "submit_all", watched)
+
+    def cached(**terms: Any) -> int:
+        (output,) = llm.generate([[9] * 100], GREEDY, use_tqdm=False, **terms)
+        return output.usage.cached_tokens
+
+    assert cached(cache_salt="a", client="ann") == cached(cache_salt="b", priority=2) == 0
+    assert cached(cache_salt="a", priority=-1) == 96
+    llm.add_prefix("nines", [9] * 100, cache_salt="c")
+    assert cached(cache_salt="c") == 99
+    assert cached(prefix_name="nines") == 100
+    llm.remove_prefix("nines")
+    assert seen[:3] == [(0, "ann"), (2, ""), (-1, "")]
+
+
+@pytest.mark.parametrize(
+    "terms", [{"priority": "high"}, {"priority": True}, {"client": None}, {"cache_salt": b"a"}]
+)
+def test_terms_that_nobody_can_keep_are_refused(llm: LLM, terms: Any) -> None:
+    with pytest.raises(InvalidParameter, match=next(iter(terms))):
+        llm.generate("x", GREEDY, use_tqdm=False, **terms)
+    with pytest.raises(TypeError, match="salt"):
+        llm.generate("x", GREEDY, use_tqdm=False, salt="a")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from mlxserve.request import (
     SamplingParams,
     Structure,
     StructureKind,
+    as_page_table,
 )
 
 NAN, INF = math.nan, math.inf
@@ -133,13 +134,13 @@ def test_a_request_begins_waiting_with_nothing_but_its_prompt() -> None:
     found = request()
     assert found.state is RequestState.WAITING
     assert (found.num_prompt, found.num_outputs, found.num_computed) == (3, 0, 0)
-    assert found.page_table == ()
+    assert not found.page_table
     assert not found.is_finished
 
 
 def test_tokens_after_the_prompt_are_outputs() -> None:
     found = request()
-    found.token_ids += [4, 5]
+    found.token_ids.extend([4, 5])
     assert (found.num_prompt, found.num_outputs) == (3, 2)
 
 
@@ -155,7 +156,7 @@ def test_a_request_is_itself_and_no_other() -> None:
 
 
 def test_a_chunk_ends_where_its_tokens_do() -> None:
-    chunk = Chunk(request(), 16, 5, (0, 1), samples=False)
+    chunk = Chunk(request(), 16, 5, as_page_table([0, 1]), samples=False)
     assert chunk.end == 21
     assert not chunk.is_lazy
 

@@ -23,7 +23,7 @@ def test_a_running_request_prefills_then_decodes() -> None:
     assert view(running, age=0, position=None).phase is Phase.PREFILLING
     assert view(running, age=0, position=None).num_computed == 64
     running.num_computed = 100
-    running.token_ids += [1, 2]
+    running.token_ids.extend([1, 2])
     seen = view(running, age=0, position=None)
     assert (seen.phase, seen.num_outputs) == (Phase.DECODING, 2)
     running.num_computed = 103  # a step ahead of what was read
@@ -33,7 +33,7 @@ def test_a_running_request_prefills_then_decodes() -> None:
 def test_a_preempted_request_computes_its_answer_again_too() -> None:
     waiting = request()
     waiting.prefill_end, waiting.num_preemptions = 100, 1
-    waiting.token_ids += [1] * 20
+    waiting.token_ids.extend([1] * 20)
     waiting.state, waiting.prefill_end = RequestState.RUNNING, 120
     seen = view(waiting, age=0, position=None)
     assert (seen.num_to_compute, seen.num_prompt, seen.num_preemptions) == (120, 100, 1)

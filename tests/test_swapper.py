@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from mlxserve import swapper
+from mlxserve.cache import store as store_module
 from mlxserve.cache.pages import PagePool
 from mlxserve.cache.store import PageStore
 from mlxserve.request import Chunk, Request, RequestState, Sampled, SamplingParams
@@ -128,3 +131,54 @@ def test_a_run_that_is_asked_for_twice_is_answered_twice(store: PageStore) -> No
         world.step()
     assert not world.swapper.is_reading
     assert len(victim.token_ids) == 160
+
+
+def serve(world: World) -> None:
+    """A crowd, to its end."""
+    for name in "abcdef":
+        world.add(name, 20, 100)
+    for _ in range(5000):
+        if not world.scheduler.has_work:
+            break
+        world.step()
+    assert all(len(request.token_ids) == 120 for request in world.requests)
+    assert world.scheduler.stats().num_preemptions > 3
+
+
+@pytest.mark.parametrize("job", ["_write", "_answer"])
+def test_a_disk_that_stands_still_holds_nobody_up(
+    store: PageStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, job: str
+) -> None:
+    monkeypatch.setattr(swapper, "_PATIENCE", 0.01)
+    monkeypatch.setattr(store_module, "_CLOSING_SECONDS", 0.01)
+    goes_on = threading.Event()
+    work = getattr(store, job)
+    monkeypatch.setattr(store, job, lambda *args: (goes_on.wait(), work(*args)))
+    world = World(store, num_pages=12)
+    serve(world)
+    assert world.scheduler.stats().restored_tokens == 0
+    assert not world.swapper.is_reading
+    assert "do not come back from the disk and are computed again" in caplog.text
+    store.close()  # does not wait either
+    assert "The disk does not answer" in caplog.text
+    goes_on.set()
+    store._thread.join()
+    assert not store.folder.exists()
+
+
+@pytest.mark.parametrize("job", ["_write", "_answer", "_delete"])
+def test_a_swap_thread_that_dies_takes_nobody_along(
+    store: PageStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, job: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr(store, job, fail)
+    world = World(store, num_pages=12)
+    serve(world)
+    assert not store.is_alive
+    assert not world.swapper.is_reading
+    assert not store.folder.exists()
+    assert len([r for r in caplog.records if "Swapping has ended" in r.message]) == 1
+    assert not store.save("x", 0, [b"h" * 16], [b"late"])
+    assert store.num_bytes == 0

@@ -10,9 +10,8 @@ Knows nothing of SQL, HTTP or Markdown.
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -27,28 +26,28 @@ from textual.screen import Screen
 
 from tui.attachment import AttachmentRefused, as_markdown
 from tui.browsing import Browsing
-from tui.clipboard import put_in_clipboard
+from tui.choosing import Choosing
 from tui.commands import COMMANDS, Command, looks_like_command, parse
-from tui.connection import Connector, Wanted
+from tui.connection import Connector
 from tui.conversation import Conversation
+from tui.copying import Copying
 from tui.editor import EditorFailed, edit_in_editor
 from tui.exchange import Exchange
 from tui.export import export, file_name, target
 from tui.home import Home
 from tui.leaving import EndingSignals
 from tui.link import Link
-from tui.markdown import code_blocks
 from tui.mentions import with_files
 from tui.messages import CAN_CONTINUE, Message, Role
-from tui.models import Model, Models, Source
-from tui.sanitise import one_line
+from tui.models import Models
+from tui.opening import FirstFrame
 from tui.store import Store, StoreError
+from tui.takeover import driver_after
 from tui.theme import DARK, LIGHT
 from tui.widgets.composer import Composer
 from tui.widgets.dialogs import ChatsDialog, HelpDialog
 from tui.widgets.engine import EnginePlace, Watched
 from tui.widgets.message import MessageView
-from tui.widgets.models import ModelsDialog
 from tui.widgets.transcript import Transcript
 from tui.widgets.window import ChatWindow
 
@@ -77,13 +76,13 @@ class ChatApp(App[None]):
         theme_name: str = DARK.name,
         warning: str = "",
         models: Models | None = None,
+        frame: FirstFrame | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(driver_class=None if frame is None else driver_after(frame))
         self.register_theme(DARK)
         self.register_theme(LIGHT)
         self.theme = theme_name if theme_name in (DARK.name, LIGHT.name) else DARK.name
         self._home = home
-        self._models = models or Models()
         self._warning = warning
         self._conversation = Conversation(store)
         self.window = ChatWindow()
@@ -95,9 +94,12 @@ class ChatApp(App[None]):
         )
         self.exchange.link = self.link
         self.browsing = Browsing(self._conversation, self.exchange, self.window, self._opened)
+        self._choosing = Choosing(
+            self, self.link, self.exchange, models or Models(), self._show_model
+        )
+        self._copying = Copying(self)
         self._engine_place = EnginePlace(self, self._watched)
         self._editing: Message | None = None
-        self._code_copied = (0, 0)  # the message, and how often one of its blocks was copied
         self._is_leaving = False
         self._last_press: dict[str, float] = {}
 
@@ -125,7 +127,6 @@ class ChatApp(App[None]):
             self.run_worker(partial(import_module, module), thread=True)
 
     def on_resize(self, event: Resize) -> None:
-        self._hint()
         self._engine_place.resized(event.size)
 
     def on_descendant_focus(self) -> None:
@@ -211,7 +212,11 @@ class ChatApp(App[None]):
 
     @on(MessageView.Copy)
     def _copy(self, event: MessageView.Copy) -> None:
-        put_in_clipboard(self, event.message.text, "the message")
+        self._copying.message(event.message)
+
+    @on(MessageView.CopyCode)
+    def _copy_code(self, event: MessageView.CopyCode) -> None:
+        self._copying.next_code(event.message)
 
     @on(MessageView.ShowVersion)
     def _show_version(self, event: MessageView.ShowVersion) -> None:
@@ -314,28 +319,10 @@ class ChatApp(App[None]):
             view.open_thinking(is_open=is_open)
 
     def action_copy(self) -> None:
-        answer = self.exchange.last_answer
-        put_in_clipboard(self, "" if answer is None else answer.text, "the answer")
+        self._copying.answer(self.exchange.last_answer)
 
     def action_copy_code(self, number: str = "") -> None:
-        """The last block of code of the last answer, or the one with this number."""
-        answer = self.exchange.last_answer
-        blocks = [] if answer is None else code_blocks(answer.text)
-        at = int(number) - 1 if number.isdecimal() else len(blocks) - 1
-        if number and not (number.isdecimal() and 0 <= at < len(blocks)):
-            self.notify(f"The answer has {len(blocks)} blocks of code; name one.", markup=False)
-        else:
-            put_in_clipboard(self, blocks[at] if blocks else "", "the code")
-
-    @on(MessageView.CopyCode)
-    def _copy_code(self, event: MessageView.CopyCode) -> None:
-        """The last of the message; each time it is asked for again, the one before."""
-        blocks = code_blocks(event.message.text)
-        times = self._code_copied[1] + 1 if self._code_copied[0] == event.message.id else 0
-        self._code_copied = event.message.id, times
-        at = len(blocks) - 1 - times % max(1, len(blocks))
-        what = f"code block {at + 1} of {len(blocks)}" if blocks else "code"
-        put_in_clipboard(self, blocks[at] if blocks else "", what)
+        self._copying.code(self.exchange.last_answer, number)
 
     def action_continue_answer(self) -> None:
         path = self._conversation.path
@@ -363,32 +350,7 @@ class ChatApp(App[None]):
             self.notify(f"Exported to {to}", markup=False)
 
     def action_model(self, name: str = "") -> None:
-        """Choose a model; one that the server does not have, by starting it again."""
-        connection = self.link.connection
-        served = [] if connection is None else connection.models
-        can_change = self.link.can_change_model
-        if connection is None and not can_change:
-            self.notify("Not connected yet; try again when the server is ready.", markup=False)
-        elif not name:
-            models = self._models if can_change else None
-            self.push_screen(ModelsDialog(served, self.link.model, models), self._use_model)
-        elif name in served:
-            self._use_model(Model(name, Source.SERVER))
-        elif can_change:
-            self._use_model(Model(name, Source.FOLDER))
-        else:
-            known = ", ".join(one_line(model, 60) for model in served[:8])
-            self.notify(f"The server has no such model. It has: {known}.", markup=False)
-
-    def _use_model(self, model: Model | None) -> None:
-        connection = self.link.connection
-        if model is None:
-            return
-        if connection is not None and model.name in connection.models:
-            connection.model = model.name
-            self._show_model()
-        else:
-            self.exchange.turn(partial(self.link.restart, model.name))
+        self._choosing.choose(name)
 
     def action_attach(self, name: str = "") -> None:
         """Put a file into the composer, to be sent with what is written below it."""
@@ -454,10 +416,9 @@ class ChatApp(App[None]):
 
     def action_help_quit(self) -> None:
         """Ctrl+C: copy what is selected, or stop the answer; twice: leave."""
-        if selected := self.screen.get_selected_text():
-            self.screen.clear_selection()
-            put_in_clipboard(self, selected, "the selection")
-        elif self._is_second_press("ctrl+c"):
+        if self._copying.selection():
+            return
+        if self._is_second_press("ctrl+c"):
             self._leave()
         elif self.exchange.is_answering:
             self.exchange.stop()
@@ -485,45 +446,3 @@ class ChatApp(App[None]):
         is_second = now - self._last_press.get(key, -_SECOND_PRESS) < _SECOND_PRESS
         self._last_press[key] = now
         return is_second
-
-
-def main(*, url: str | None, model: str | None, server_args: Sequence[str] = ()) -> int:
-    """Run the terminal until the reader leaves; the process's exit code.
-
-    url: an OpenAI-compatible server to attach to; None: start one, and end it at the end
-    model: the model to ask for; None: the server's first
-    server_args: passed on to `mlxserve serve` when one is started
-    """
-    streams = (sys.stdin, sys.stdout, sys.stderr)
-    if not all(stream.isatty() for stream in streams) or os.environ.get("TERM") == "dumb":
-        print(
-            "mlxserve chat needs a terminal. For scripts, use `mlxserve run`, "
-            "or `mlxserve serve` and its HTTP API.",
-            file=sys.stderr,
-        )
-        return 2
-    home = Home.from_environment()
-    store, warning = _open_store(home)
-    wanted = Wanted(
-        url=url,
-        model=model,
-        server_args=server_args,
-        api_key=os.environ.get("MLXSERVE_API_KEY"),
-    )
-    connector = Connector(wanted, home)
-    app = ChatApp(
-        connector, store, home, theme_name=store.setting("theme") or DARK.name, warning=warning
-    )
-    try:
-        app.run()
-    finally:
-        connector.stop_server()
-    return app.return_code or 0
-
-
-def _open_store(home: Home) -> tuple[Store, str]:
-    """The chats on disk; where that fails, a store that forgets and a sentence that says so."""
-    try:
-        return Store.open(home.chats), ""
-    except StoreError as error:
-        return Store.in_memory(), f"{error} Until then chats are forgotten when you leave."

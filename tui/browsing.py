@@ -70,6 +70,7 @@ class Browsing:
         assert view is not None, "it has just been shown"
         for other in transcript.views:
             other.set_class(other is view, "found")
+        await view.settled()
         self._window.call_after_refresh(transcript.show_words, view, looked_for)
         return True
 

@@ -9,6 +9,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -61,6 +62,12 @@ class Connector:
         self._home = home
         self.server: ServerProcess | None = None
 
+    def begin(self) -> None:
+        """Start a server of our own before there is a screen; `connect` says how that went."""
+        if self._wanted.url is None:
+            with suppress(ChatError):  # `connect` tries again, and tells the reader
+                self._start_server()
+
     async def connect(self, report: Callable[[Waiting], None]) -> Connection:
         """Wait until the server can answer. Raises ChatError."""
         url = self._wanted.url or await self._own_server(report)
@@ -96,22 +103,28 @@ class Connector:
             self.server.stop()
 
     async def _own_server(self, report: Callable[[Waiting], None]) -> str:
-        if self.server is None or not self.server.is_running:
-            try:
-                self.server = ServerProcess.for_model(
-                    self._wanted.model, self._wanted.server_args, self._home
-                )
-            except OSError as error:
-                raise ChatError(
-                    f"There is no place for the server's log: {error}. "
-                    "Set MLXSERVE_HOME to a folder that can be written."
-                ) from error
-            self.server.start()
-        waiting = asyncio.create_task(self._report_start(self.server, report))
+        server = self.server
+        if server is None or not server.is_running:
+            server = self._start_server()
+        waiting = asyncio.create_task(self._report_start(server, report))
         try:
-            return await self.server.address()
+            return await server.address()
         finally:
             waiting.cancel()
+
+    def _start_server(self) -> ServerProcess:
+        try:
+            server = ServerProcess.for_model(
+                self._wanted.model, self._wanted.server_args, self._home
+            )
+        except OSError as error:
+            raise ChatError(
+                f"There is no place for the server's log: {error}. "
+                "Set MLXSERVE_HOME to a folder that can be written."
+            ) from error
+        server.start()
+        self.server = server
+        return server
 
     async def _report_start(self, server: ServerProcess, report: Callable[[Waiting], None]) -> None:
         started = time.monotonic()

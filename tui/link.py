@@ -28,6 +28,7 @@ class Link:
         self._run = run  # starts a coroutine in the background
         self._after = after  # is called when connecting has ended, one way or the other
         self._is_connecting = False
+        self._has_failed = False
         self.connection: Connection | None = None
 
     @property
@@ -76,13 +77,16 @@ class Link:
     async def _connect(self) -> None:
         window = self._window
         await self.close()
+        if self._has_failed:  # what was said then is no longer so
+            await window.transcript.clear_notices()
+        self._has_failed = False
         try:
             self.connection = await self._connector.connect(self._report)
         except ChatError as error:
+            self._has_failed = True
             window.status.say("Not connected · Ctrl+R tries again", style="$error")
             await window.transcript.say(str(error), is_error=True)
         else:
-            await window.transcript.clear_notices()
             window.status.say("Ready")
         finally:
             self._is_connecting = False

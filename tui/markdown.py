@@ -215,6 +215,14 @@ class MarkdownStream:
         self._paint_open()
         return True
 
+    def glance(self) -> None:
+        """Paint the end alone, as it is written: for a long text, until `settle`."""
+        self._is_dirty = False
+        self._frozen, self._frozen_lines = [], []
+        self._open = self.text
+        self._continuation = None
+        self._paint_open()
+
     def final_picture(self, painter: Painter) -> list[Painted]:
         """The whole text parsed and painted; frozen lines are used again where they are right.
 

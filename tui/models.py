@@ -13,11 +13,13 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any
 
 from tui.events import ChatError
 from tui.sanitise import one_line
 
+CONTEXT = 8192  # tokens, where nobody says how many are wanted
 _PROGRAM = (sys.executable, "-m", "mlxserve")
 
 
@@ -36,7 +38,7 @@ class Model:
     name: str
     source: Source
     weight_size: int | None = None  # bytes
-    fits: bool | None = None  # weights and a context of 8,192 tokens, into this machine's memory
+    fits: bool | None = None  # weights, a step and the context wanted, into this machine's memory
     num_tokens: int | None = None  # of context that fit
 
     @property
@@ -66,14 +68,24 @@ class Downloaded:
 
 
 class Models:
-    """The models of this machine, asked of the command line."""
+    """The models of this machine, asked of the command line.
 
-    def __init__(self, program: Sequence[str] = _PROGRAM) -> None:
+    context: tokens that are to fit beside a model's weights
+    """
+
+    def __init__(self, program: Sequence[str] = _PROGRAM, *, context: int = CONTEXT) -> None:
         self._program = tuple(program)
+        self.context = context
+
+    @classmethod
+    def beside(cls, server_args: Sequence[str]) -> Models:
+        """For the context that the server was started with."""
+        given = dict(pairwise(server_args)).get("--max-model-len")
+        return cls(context=int(given) if given else CONTEXT)
 
     async def find(self) -> list[Model]:
         """Those on this machine first. Raises ChatError."""
-        async with self._child("models", "--json") as child:
+        async with self._child("models", "--json", "--context", str(self.context)) as child:
             written, _ = await child.communicate()
         try:
             cards = json.loads(written)["models"]

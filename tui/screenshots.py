@@ -25,12 +25,15 @@ from tui.theme import DARK, LIGHT
 _PATIENCE = 300.0  # seconds; loading a model on a busy machine takes some
 _NUM_PAGES = "600"
 _SYSTEM = (
-    "You are the assistant that comes with mlxserve. Answer in a few plain sentences, and say so "
-    "when you do not know. "
-) * 12
+    "You are a helpful assistant. "
+    + (
+        "The train to Oslo left the valley in the morning. Nobody noticed the quiet heron near the lake. "
+    )
+    * 15
+)
 _RULES = "A named prefix is computed once, and its pages stay. " * 24
-_QUESTIONS = ("What can you do?", "Remember the code word plum-42.", "What is the code word?")
-_OTHERS = ("What is mlxserve?", "What is a page?")
+_QUESTIONS = ("What is a page?", "Remember the code word plum-42.", "What is the code word?")
+_OTHERS = ("What is mlxserve?", "What can you do?")
 
 
 async def take() -> dict[str, str]:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TOOL_SECONDS = 60.0  # for which the cache keeps a conversation that waits for its tools
-
 
 @dataclass(slots=True)
 class Folded:
@@ -128,8 +126,20 @@ class Answers:
             first[0].cache if len(first) == 1 else None,
         )
 
-    async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
+    def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
         """Pieces of all answers with their index, as they come. Raises EngineStopped."""
+        return self._only() if len(self._answers) == 1 else self._merged()
+
+    async def _only(self) -> AsyncGenerator[tuple[int, Delta], None]:
+        """Of the one answer there is, without the task per piece that waiting for several needs."""
+        [answer] = self._answers
+        is_over = False
+        while not is_over:
+            delta = self._counted(0, await _next(answer))
+            is_over = delta.finish_reason is not None
+            yield 0, delta
+
+    async def _merged(self) -> AsyncGenerator[tuple[int, Delta], None]:
         waiting = {
             asyncio.ensure_future(_next(answer)): index
             for index, answer in enumerate(self._answers)
@@ -173,8 +183,6 @@ class Answers:
             raise EngineStopped("The answer was stopped before its end. Ask again.")
         if delta.usage is not None:
             self._usages[index] = delta.usage
-        if delta.finish_reason is FinishReason.TOOL_CALLS:
-            self._answers[index].keep(TOOL_SECONDS)
         return delta
 
 

@@ -20,7 +20,12 @@ from mlxserve.api.errors import ApiError
 MAX_BODY_SIZE = 32 * 2**20  # bytes
 MAX_JSON_DEPTH = 64
 MAX_MEMBERS = 4_096  # of one object
+# Of the whole body. Python's parser keeps all other threads waiting while it reads an array or an
+# object of plain values: a million members take it a second, on a busy machine three.
+MAX_VALUES = 400_000  # more than the tokens that one request may bring
+MAX_ALL_MEMBERS = 100_000  # more than 10,000 messages have
 _PARSE_INLINE = 64 * 2**10  # bytes; longer bodies are parsed in a thread, beside the event loop
+_STRING_END = re.compile(rb'(?s:[^"\\]++|\\.)*+"')  # never goes back, however long it is
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -35,6 +40,7 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 def parse_json(raw: bytes) -> dict[str, Any]:
     """Strict JSON, one object. Raises ApiError 400."""
+    _check_count(raw)
     try:
         value = json.loads(
             raw.decode("utf-8"),
@@ -79,6 +85,31 @@ async def _read(request: Request) -> bytes:
         if len(body) > MAX_BODY_SIZE:
             raise _too_large()
     return bytes(body)
+
+
+def _check_count(raw: bytes) -> None:
+    """Before anything is parsed. Most bodies need no second look: few commas, few values."""
+    if raw.count(b",") < MAX_ALL_MEMBERS:
+        return
+    commas = colons = depth = at = 0
+    text = field = b""
+    while at >= 0:
+        start = raw.find(b'"', at)  # what is in strings does not count
+        between = raw[at:start] if start >= 0 else raw[at:]
+        if depth == 1 and between.lstrip().startswith(b":"):
+            field = text if b"[" in between or b"{" in between else b""
+        commas += between.count(b",")
+        colons += between.count(b":")
+        depth += between.count(b"{") + between.count(b"[")
+        depth -= between.count(b"}") + between.count(b"]")
+        if commas >= MAX_VALUES:
+            raise _too_many(field, f"the request holds more than {MAX_VALUES:,} values")
+        if colons > MAX_ALL_MEMBERS:
+            raise _too_many(field, f"objects have more than {MAX_ALL_MEMBERS:,} members together")
+        end = _STRING_END.match(raw, start + 1) if start >= 0 else None
+        at = end.end() if end is not None else -1
+        if depth == 1:
+            text = raw[start + 1 : at - 1]
 
 
 def _refuse_constant(name: str) -> float:
@@ -126,6 +157,12 @@ def _check_surrogates(value: object) -> None:
 
 def _bad_json(reason: str) -> ApiError:
     return ApiError(400, f"The body is not valid JSON: {reason}.", code="invalid_json")
+
+
+def _too_many(field: bytes, reason: str) -> ApiError:
+    """In the field that has most of it, as far as was read."""
+    name = ascii(field.decode("utf-8", "replace"))[1:-1][:100]
+    return ApiError(400, f"{name or 'body'}: {reason}.", param=name or None, code="invalid_json")
 
 
 def _too_deep() -> ApiError:

@@ -26,7 +26,8 @@ class ServerConfig:
     allowed_origin: a web page that may call, as https://chat.example; may be repeated
     max_requests_per_key: answers of one API key that run or wait at the same time; 0 is no limit
     requests_per_minute_per_key: requests of one API key in a minute; 0 is no limit
-    max_connections: open connections
+    max_connections: open connections; beyond them the one that is idle longest makes room
+    max_connections_per_address: the same, of those from one address
     header_timeout: seconds for a request's headers to arrive
     body_timeout: seconds for its body to arrive
     write_timeout: seconds for a client that stopped reading to go on
@@ -44,6 +45,7 @@ class ServerConfig:
     max_requests_per_key: int = 0
     requests_per_minute_per_key: int = 0
     max_connections: int = 1_000
+    max_connections_per_address: int = 500
     header_timeout: float = 10.0
     body_timeout: float = 30.0
     write_timeout: float = 20.0
@@ -59,6 +61,7 @@ class ServerConfig:
             self._texts(name)
         self._whole("port", 0, 65_535)
         self._whole("max_connections", 1)
+        self._whole("max_connections_per_address", 1)
         self._whole("max_requests_per_key", 0)
         self._whole("requests_per_minute_per_key", 0)
         self._seconds("drain_seconds", or_zero=True)

@@ -17,17 +17,20 @@ import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from mlxserve.api.config import ServerConfig
+from mlxserve.api.crowd import Crowd
 from mlxserve.api.errors import RETRY_SOON, ApiError, encode_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Seconds a client may take for its headers, its body and to read; and how many may come."""
+    """Seconds a client may take for its headers, its body and to read; and how many may come,
+    in all and from one address."""
 
     header: float = 10.0
     body: float = 30.0
     write: float = 20.0
     connections: int = 1_000
+    connections_per_address: int = 500
 
     @classmethod
     def of(cls, config: ServerConfig) -> Limits:
@@ -36,6 +39,7 @@ class Limits:
             body=config.body_timeout,
             write=config.write_timeout,
             connections=config.max_connections,
+            connections_per_address=config.max_connections_per_address,
         )
 
 
@@ -47,11 +51,13 @@ class _Waiting(Enum):
 class Connection(H11Protocol):
     """Made per connection by uvicorn; `limited` makes the class it is given."""
 
-    limits = Limits()
+    limits: Limits
+    crowd: Crowd[Connection]
 
     @classmethod
     def limited(cls, limits: Limits) -> type[Connection]:
-        return type(cls.__name__, (cls,), {"limits": limits})
+        crowd: Crowd[Connection] = Crowd(limits.connections, limits.connections_per_address)
+        return type(cls.__name__, (cls,), {"limits": limits, "crowd": crowd})
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -63,23 +69,21 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.limits.connections:
-            self._refuse(
-                ApiError(
-                    503, "Too many connections are open.", code="overloaded", headers=RETRY_SOON
-                )
-            )
-            return
         self._wait_for(_Waiting.HEADER)
+        leaver = self.crowd.enter(self, self.client[0] if self.client else "")
+        if leaver is not None:
+            leaver.make_room()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._wait_for(self._what_is_missing())
+        self.crowd.set_idle(self, self._is_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.crowd.leave(self)
         self._wait_for(None)
+        super().connection_lost(exc)  # says that the client is gone, before writing goes on
         self.resume_writing()
-        super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -95,6 +99,7 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self.crowd.set_idle(self, self._is_idle)
         if not self.transport.is_closing():
             self._wait_for(self._what_is_missing())
 
@@ -102,6 +107,16 @@ class Connection(H11Protocol):
         self._refuse(ApiError(400, msg, code="invalid_http"))
 
     # Ours.
+
+    def make_room(self) -> None:
+        """Nothing is asked for here, and somebody else needs the place."""
+        self._refuse(
+            ApiError(503, "Too many connections are open.", code="overloaded", headers=RETRY_SOON)
+        )
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
 
     def _what_is_missing(self) -> _Waiting | None:
         if self.transport.is_closing():

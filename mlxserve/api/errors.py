@@ -38,6 +38,7 @@ _ANTHROPIC_TYPES = {
 }
 _OVERLOADED = 529  # Anthropic's own status for what is 503 elsewhere
 RETRY_SOON = {"retry-after": "1"}
+_encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 DO_NOT_RETRY = {"x-should-retry": "false"}  # the official clients obey it
 
 
@@ -124,7 +125,9 @@ def encode_json(value: object) -> bytes:
     U+2028, U+2029 and U+0085 are legal inside a JSON string, but several clients cut a stream of
     events with `str.splitlines`, which breaks at them too; escaped, they mean the same.
     """
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = _encoder.encode(value)
+    if text.isascii():
+        return text.encode()
     for char, escape in (("\u2028", "\\u2028"), ("\u2029", "\\u2029"), ("\x85", "\\u0085")):
         text = text.replace(char, escape)
     return text.encode()

@@ -21,6 +21,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
+from mlxserve.api.turnover import Turnover
 from mlxserve.stats import SECONDS
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Metrics:
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(_EngineStats(chat))
         self.model = chat.model_name
+        self.turnover = Turnover()
         self.time_to_first_token = self._histogram(
             "time_to_first_token_seconds", "From the request's admission to its first token."
         )
@@ -123,9 +125,6 @@ class Timed:
         self._observe(delta)
         return delta
 
-    def keep(self, seconds: float) -> None:
-        self._answer.keep(seconds)
-
     async def aclose(self) -> None:
         await self._answer.aclose()
 
@@ -134,6 +133,7 @@ class Timed:
         if delta.token_ids:
             self._observe_tokens(now, len(delta.token_ids))
         if delta.finish_reason is not None:
+            self._metrics.turnover.ended()
             self._metrics.e2e_latency.observe(now - self._submitted)
             if self._first is not None:
                 self._metrics.decode_time.observe(now - self._first)

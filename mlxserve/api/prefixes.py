@@ -53,7 +53,7 @@ class Prefixes:
         try:
             return json_response(_card(name, len(self._prompts.prefix(request, name))))
         except UnknownPrefix as error:
-            raise _not_found(name) from error
+            raise _not_found(error) from error
 
     async def put(self, request: Request) -> Response:
         """Computes the prefix now, so that the first request that names it is fast already."""
@@ -86,9 +86,10 @@ class Prefixes:
     async def delete(self, request: Request) -> Response:
         name = request.path_params["name"]
         try:
-            self._chat.remove_prefix(in_namespace(request, name))
+            self._prompts.prefix(request, name)  # whose error tells the names that there are
         except UnknownPrefix as error:
-            raise _not_found(name) from error
+            raise _not_found(error) from error
+        self._chat.remove_prefix(in_namespace(request, name))
         return json_response({"id": name, "object": "prefix", "deleted": True})
 
     async def _token_ids(self, request: Request, asked: PrefixRequest) -> list[int]:
@@ -106,7 +107,5 @@ def _card(name: str, num_tokens: int) -> dict[str, Any]:
     return {"id": name, "object": "prefix", "num_tokens": num_tokens}
 
 
-def _not_found(name: str) -> ApiError:
-    return ApiError(
-        404, f"There is no prefix named {name[:100]!r}.", param="name", code="unknown_prefix"
-    )
+def _not_found(error: UnknownPrefix) -> ApiError:
+    return ApiError(404, str(error), param="name", code="unknown_prefix")

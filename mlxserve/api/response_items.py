@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from mlxserve.parsing.turn import ToolCallDelta
 
@@ -23,6 +23,23 @@ if TYPE_CHECKING:
     from mlxserve.chat import Delta
 
 Event: TypeAlias = tuple[str, dict[str, Any]]
+
+
+class ToolAddress(NamedTuple):
+    """A tool as the client knows it. The model knows one name, which has both in it."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+    @property
+    def full_name(self) -> str:
+        return self.name if self.namespace is None else f"{self.namespace}.{self.name}"
+
+    def fields(self) -> dict[str, str]:
+        if self.namespace is None:
+            return {"name": self.name}
+        return {"name": self.name, "namespace": self.namespace}
 
 
 class OutputItem(ABC):
@@ -126,9 +143,10 @@ class ReasoningItem(OutputItem):
 class CallItem(OutputItem):
     PREFIX = "fc"
 
-    def __init__(self, response_id: str, index: int, call: ToolCallDelta) -> None:
+    def __init__(self, response_id: str, index: int, call_id: str, tool: ToolAddress) -> None:
         super().__init__(response_id, index)
-        self._call = call
+        self._call_id = call_id
+        self._tool = tool
 
     def empty(self) -> dict[str, Any]:
         return {**self.whole("in_progress"), "arguments": ""}
@@ -137,8 +155,8 @@ class CallItem(OutputItem):
         return {
             "id": self._id,
             "type": "function_call",
-            "call_id": self._call.id,
-            "name": self._call.name,
+            "call_id": self._call_id,
+            **self._tool.fields(),
             "arguments": self.text,
             "status": status,
         }
@@ -147,7 +165,7 @@ class CallItem(OutputItem):
         yield "function_call_arguments.delta", {**self._place, "delta": text}
 
     def _end(self) -> Iterator[Event]:
-        done = {"name": self._call.name, "arguments": self.text}
+        done = {"name": self._tool.name, "arguments": self.text}
         yield "function_call_arguments.done", {**self._place, **done}
 
 
@@ -156,9 +174,10 @@ class CustomCallItem(OutputItem):
 
     PREFIX = "ctc"
 
-    def __init__(self, response_id: str, index: int, call: ToolCallDelta) -> None:
+    def __init__(self, response_id: str, index: int, call_id: str, tool: ToolAddress) -> None:
         super().__init__(response_id, index)
-        self._call = call
+        self._call_id = call_id
+        self._tool = tool
 
     def empty(self) -> dict[str, Any]:
         return {**self.whole("in_progress"), "input": ""}
@@ -167,8 +186,8 @@ class CustomCallItem(OutputItem):
         return {
             "id": self._id,
             "type": "custom_tool_call",
-            "call_id": self._call.id,
-            "name": self._call.name,
+            "call_id": self._call_id,
+            **self._tool.fields(),
             "input": self._input(),
             "status": status,
         }
@@ -191,11 +210,11 @@ class CustomCallItem(OutputItem):
 
 
 class Output:
-    """All items of a response. `custom` names the tools that take text."""
+    """All items of a response. `tools` are those that have another address than their name."""
 
-    def __init__(self, response_id: str, custom: frozenset[str] = frozenset()) -> None:
+    def __init__(self, response_id: str, tools: Mapping[str, ToolAddress]) -> None:
         self._response_id = response_id
-        self._custom = custom
+        self._tools = tools
         self._items: list[OutputItem] = []
 
     def push(self, delta: Delta) -> Iterator[Event]:
@@ -223,8 +242,10 @@ class Output:
 
     def _call(self, call: ToolCallDelta) -> Iterator[Event]:
         if call.id is not None:
-            kind = CustomCallItem if call.name in self._custom else CallItem
-            yield from self._open(kind(self._response_id, len(self._items), call))
+            name = call.name or ""
+            tool = self._tools.get(name, ToolAddress(name))
+            kind = CustomCallItem if tool.is_custom else CallItem
+            yield from self._open(kind(self._response_id, len(self._items), call.id, tool))
         if call.arguments:
             yield from self._items[-1].more(call.arguments)
 

@@ -124,7 +124,7 @@ class Reply:
     _output: Output = field(init=False)
 
     def __post_init__(self) -> None:
-        self._output = Output(self.id, self.asked.custom_tools)
+        self._output = Output(self.id, self.asked.addresses)
 
     async def frames(self, answers: Answers) -> AsyncGenerator[bytes, None]:
         """The events of one stream. An engine's error ends it as `response.failed`."""

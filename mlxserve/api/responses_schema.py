@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, mod
 from mlxserve.api.errors import ApiError
 from mlxserve.api.fields import MAX_NAME_LENGTH, items, text
 from mlxserve.api.request_model import NotYet, Strict
+from mlxserve.api.response_items import ToolAddress
 from mlxserve.api.schema import MAX_MAX_TOKENS, MAX_MESSAGES, Generation, TemplateKwargs
 from mlxserve.api.structured import text_format
 from mlxserve.api.turns import (
@@ -53,6 +54,7 @@ class Item(Strict):
     content: Annotated[str | None, PlainValidator(text)] = None
     call_id: str | None = None
     name: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
+    namespace: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
     arguments: str | None = None
     input: str | None = None
     output: Annotated[str | None, PlainValidator(text)] = None
@@ -72,7 +74,8 @@ class Item(Strict):
     def call(self) -> dict[str, Any]:
         """A call as chat templates know it. Text is the one argument of a custom tool."""
         arguments = self.arguments if self.input is None else _as_input(self.input)
-        function = {"name": self.name, "arguments": arguments}
+        tool = ToolAddress(self.name or "", self.namespace)
+        function = {"name": tool.full_name, "arguments": arguments}
         return {"id": self.call_id, "type": "function", "function": function}
 
 
@@ -114,7 +117,8 @@ def _as_input(text: str) -> str:
 
 
 class ResponsesTool(Strict):
-    """A function, or a custom tool; what OpenAI's own servers would run is left out."""
+    """A function, a custom tool, or a namespace of them; what OpenAI's own servers would run is
+    left out."""
 
     type: Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
     name: Name | None = None
@@ -122,20 +126,42 @@ class ResponsesTool(Strict):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     format: dict[str, Any] | None = None
+    tools: Annotated[list[ResponsesTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
 
     @model_validator(mode="after")
-    def _has_a_name(self) -> Self:
+    def _is_whole(self) -> Self:
         if self.is_known and self.name is None:
             raise ValueError(f"a {self.type} tool needs a `name`")
+        if self.type == "namespace" and not self.tools:
+            raise ValueError("a namespace needs `tools`")
+        if self.type == "namespace" and any(not tool.is_callable for tool in self.tools or ()):
+            raise ValueError("a namespace holds tools of the types function and custom alone")
         return self
 
     @property
-    def is_known(self) -> bool:
+    def is_callable(self) -> bool:
         return self.type in ("function", "custom")
 
-    def definition(self) -> dict[str, Any]:
+    @property
+    def is_known(self) -> bool:
+        return self.is_callable or self.type == "namespace"
+
+    def addressed(self) -> Iterator[tuple[ToolAddress, ResponsesTool]]:
+        """The tools that can be called, itself or those it holds.
+
+        What a namespace says of itself, the model reads in front of its first tool.
+        """
+        if self.is_callable:
+            yield ToolAddress(self.name or "", is_custom=self.type == "custom"), self
+        for number, tool in enumerate(self.tools or () if self.type == "namespace" else ()):
+            said = [text for text in (number == 0 and self.description, tool.description) if text]
+            update = {"description": "\n".join(said) or None}
+            address = ToolAddress(tool.name or "", self.name, tool.type == "custom")
+            yield address, tool.model_copy(update=update)
+
+    def definition(self, name: str) -> dict[str, Any]:
         """As chat templates know it."""
-        function: dict[str, Any] = {"name": self.name}
+        function: dict[str, Any] = {"name": name}
         if self.description is not None:
             function["description"] = self.description
         if self.type == "custom":
@@ -212,12 +238,24 @@ class ResponsesRequest(Generation):
 
     @property
     def definitions(self) -> list[dict[str, Any]]:
-        """Of the tools, as chat templates know them."""
-        return [tool.definition() for tool in self.tools or () if tool.is_known]
+        """Of the tools, as chat templates know them. Raises ApiError 400."""
+        found = self._callable_tools()
+        if len(found) > MAX_TOOLS:
+            raise ApiError(
+                400,
+                f"tools: there are {len(found)} in all namespaces; at most {MAX_TOOLS} can be taken.",
+                param="tools",
+                code="invalid_value",
+            )
+        return [tool.definition(address.full_name) for address, tool in found]
 
     @property
-    def custom_tools(self) -> frozenset[str]:
-        return frozenset(tool.name or "" for tool in self.tools or () if tool.type == "custom")
+    def addresses(self) -> dict[str, ToolAddress]:
+        """Where the client finds what the model calls."""
+        return {address.full_name: address for address, _ in self._callable_tools()}
+
+    def _callable_tools(self) -> list[tuple[ToolAddress, ResponsesTool]]:
+        return [found for tool in self.tools or () for found in tool.addressed()]
 
     @property
     def effort(self) -> str | None:

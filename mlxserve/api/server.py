@@ -33,6 +33,7 @@ _STDIN = 0
 _LAST_RESORT_SECONDS = 5  # after the engine was stopped, before connections are cut
 _TICK = 0.1  # seconds after which a second signal is noticed
 _KEEP_ALIVE_SECONDS = 60  # longer than clients keep idle connections, so they close first
+_BACKLOG = 512  # asyncio takes so many connections at once, 10 kB each, before it looks at any
 _OPEN_FILES = 4_096  # macOS starts processes with 256, fewer than the connections we accept
 
 
@@ -86,11 +87,12 @@ class Server(uvicorn.Server):
             app,
             http=Connection.limited(limits or Limits()),
             ws="none",
-            loop="asyncio",
+            loop="asyncio",  # uvloop takes 10 % off a token (115 for 129 µs): too little to need it
             lifespan="off",
             log_config=None,
             proxy_headers=False,
             server_header=False,
+            backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_LAST_RESORT_SECONDS,
         )

@@ -20,7 +20,7 @@ from mlxserve.api.naming import ModelNames, UnknownFields
 from mlxserve.api.prompts import Prompts
 from mlxserve.api.security import cache_namespace, client_name, request_id
 from mlxserve.api.sse import EventStream
-from mlxserve.errors import MlxServeError
+from mlxserve.errors import MlxServeError, QueueFull
 from mlxserve.parsing.turn import Turn
 from mlxserve.request import SamplingParams
 
@@ -74,20 +74,24 @@ class Service:
         num_choices: int = 1,
         turn: Turn | None = None,
     ) -> Answers:
-        """Admit what was asked, in the name of its API key. Raises what `Chat.submit` raises."""
+        """Admit what was asked, in the name of its API key. Raises what `Chat.submit` raises, but
+        ApiError for a full queue."""
         claim(request, len(prompts) * num_choices)
-        return await Answers.submit(
-            self.chat,
-            prompts,
-            params,
-            self.metrics,
-            num_choices=num_choices,
-            cache_salt=cache_namespace(request, asked.cache_salt),
-            client=client_name(request),
-            priority=asked.priority,
-            request_id=request_id(request),
-            turn=turn,
-        )
+        try:
+            return await Answers.submit(
+                self.chat,
+                prompts,
+                params,
+                self.metrics,
+                num_choices=num_choices,
+                cache_salt=cache_namespace(request, asked.cache_salt),
+                client=client_name(request),
+                priority=asked.priority,
+                request_id=request_id(request),
+                turn=turn,
+            )
+        except QueueFull as error:
+            raise self.metrics.turnover.refusal(error) from error
 
     async def reply(
         self, request: Request, asked: Asked, answers: Answers, shape: Shape

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mlxserve import __version__
 from mlxserve.api.answers import Answers, Folded, Tokens
 from mlxserve.api.errors import from_engine
-from mlxserve.api.sse import DONE, KEEPALIVE, event
+from mlxserve.api.sse import DONE, KEEPALIVE, TextEvents, event
 from mlxserve.errors import MlxServeError
 from mlxserve.parsing.turn import ToolCallDelta
 from mlxserve.request import CacheReport, TokenLogprob
@@ -40,8 +40,9 @@ class _Shape:
     token_text: Callable[[int], str]
     wants_logprobs: bool
     wants_usage: bool = False
+    _texts: dict[tuple[int, str], TextEvents] = field(default_factory=dict)
 
-    def chunks(self, index: int, delta: Delta) -> Iterator[dict[str, Any]]:
+    def events(self, index: int, delta: Delta) -> Iterator[bytes]:
         raise NotImplementedError
 
     def usage_chunk(self, tokens: Tokens) -> dict[str, Any]:
@@ -61,15 +62,13 @@ class _Shape:
         try:
             async with aclosing(answers.deltas()) as deltas:
                 async for index, delta in deltas:
-                    frames = b"".join(event(chunk) for chunk in self.chunks(index, delta))
-                    if frames:
+                    if frames := b"".join(self.events(index, delta)):
                         yield frames
         except MlxServeError as error:
             yield event(from_engine(error).body())
             return
-        if self.wants_usage:
-            yield event(self.usage_chunk(answers.tokens))
-        yield DONE
+        ending = event(self.usage_chunk(answers.tokens)) if self.wants_usage else b""
+        yield ending + DONE
 
     def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -80,6 +79,15 @@ class _Shape:
             "system_fingerprint": FINGERPRINT,
             "choices": choices,
         }
+
+    def _text_event(
+        self, index: int, kind: str, text: str, chunk: Callable[[str], dict[str, Any]]
+    ) -> bytes:
+        """Of the chunk that holds nothing of its own but this text."""
+        events = self._texts.get((index, kind))
+        if events is None:
+            events = self._texts[index, kind] = TextEvents(lambda place: event(chunk(place)))
+        return events.of(text)
 
     def _chunk(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk = self._object(kind, choices)
@@ -97,19 +105,21 @@ class ChatShape(_Shape):
 
     _opened: set[int] = field(default_factory=set)  # choices whose role was sent
 
-    def chunks(self, index: int, delta: Delta) -> Iterator[dict[str, Any]]:
+    def events(self, index: int, delta: Delta) -> Iterator[bytes]:
         """The role first and once per choice, then text, then an empty delta with the reason."""
         if index not in self._opened:
             self._opened.add(index)
-            yield self._delta(index, {"role": "assistant", "content": ""})
+            yield event(self._delta(index, {"role": "assistant", "content": ""}))
         if delta.reasoning:
-            yield self._delta(index, {"reasoning_content": delta.reasoning})
-        if delta.text or (self.wants_logprobs and delta.logprobs):
-            yield self._delta(index, {"content": delta.text}, logprobs=delta.logprobs)
+            yield self._piece(index, "reasoning_content", delta.reasoning)
+        if self.wants_logprobs and delta.logprobs:
+            yield event(self._delta(index, {"content": delta.text}, logprobs=delta.logprobs))
+        elif delta.text:
+            yield self._piece(index, "content", delta.text)
         for call in delta.tool_calls:
-            yield self._delta(index, {"tool_calls": [_call_piece(call)]})
+            yield event(self._delta(index, {"tool_calls": [_call_piece(call)]}))
         if delta.finish_reason is not None:
-            yield self._delta(index, {}, finish_reason=str(delta.finish_reason))
+            yield event(self._delta(index, {}, finish_reason=str(delta.finish_reason)))
 
     def usage_chunk(self, tokens: Tokens) -> dict[str, Any]:
         return self._usage_chunk("chat.completion.chunk", tokens)
@@ -125,6 +135,9 @@ class ChatShape(_Shape):
             for index, answer in enumerate(answers)
         ]
         return {**self._object("chat.completion", choices), "usage": usage(tokens)}
+
+    def _piece(self, index: int, name: str, text: str) -> bytes:
+        return self._text_event(index, name, text, lambda place: self._delta(index, {name: place}))
 
     def _delta(
         self,
@@ -164,11 +177,15 @@ class CompletionShape(_Shape):
 
     _offsets: dict[int, int] = field(default_factory=dict)  # by index: characters so far
 
-    def chunks(self, index: int, delta: Delta) -> Iterator[dict[str, Any]]:
-        if delta.text or (self.wants_logprobs and delta.logprobs):
-            yield self._text(index, delta.text, delta.logprobs, None)
+    def events(self, index: int, delta: Delta) -> Iterator[bytes]:
+        if self.wants_logprobs and (delta.text or delta.logprobs):
+            yield event(self._text(index, delta.text, delta.logprobs, None))
+        elif delta.text:
+            yield self._text_event(
+                index, "text", delta.text, lambda place: self._text(index, place, None, None)
+            )
         if delta.finish_reason is not None:
-            yield self._text(index, "", None, str(delta.finish_reason))
+            yield event(self._text(index, "", None, str(delta.finish_reason)))
 
     def usage_chunk(self, tokens: Tokens) -> dict[str, Any]:
         return self._usage_chunk("text_completion", tokens)

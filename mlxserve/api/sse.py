@@ -8,6 +8,7 @@ the frames is closed at once.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from mlxserve.api.errors import encode_json
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keepalive\n\n"  # a comment: named events without data break the official clients
 KEEPALIVE_INTERVAL = 10.0  # seconds of silence
+_PLACE = "\0"  # in no name of ours, nor in a model's
 
 _HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -35,6 +37,17 @@ def event(data: object) -> bytes:
 def named_event(name: str, data: object) -> bytes:
     """One event with a name. Never without data, which breaks the official clients."""
     return b"event: " + name.encode() + b"\n" + event(data)
+
+
+class TextEvents:
+    """Events that differ in one string: what is around it is encoded once, not for every token."""
+
+    def __init__(self, make: Callable[[str], bytes]) -> None:
+        """`make` makes the whole event, of a text that has to be escaped."""
+        self._before, _, self._after = make(_PLACE).partition(encode_json(_PLACE))
+
+    def of(self, text: str) -> bytes:
+        return self._before + encode_json(text) + self._after
 
 
 class EventStream(Response):
@@ -59,43 +72,56 @@ class EventStream(Response):
         self._close = close
         self._keepalive = keepalive
         self._interval = interval
+        self._is_sending = False
+        self._sent_at = 0.0  # on the monotonic clock
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.ensure_future(until_disconnect(receive))
+        sending: asyncio.Future[None] | None = None
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await self._send_frames(send, gone)
+            sending = asyncio.ensure_future(self._send_frames(send, gone))
+            await self._watch(send, sending, gone)
         finally:
             await _end(gone)
+            if sending is not None:
+                await _end(sending)
             await self._frames.aclose()
             await self._close()
 
     async def _send_frames(self, send: Send, gone: asyncio.Future[None]) -> None:
-        frame = asyncio.ensure_future(self._next())
-        try:
-            while True:
-                waited: set[asyncio.Future[Any]] = {frame, gone}
-                await asyncio.wait(
-                    waited,
-                    timeout=self._interval,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                if gone.done():
-                    return
-                if not frame.done():
-                    await send(_body(self._keepalive()))
-                    continue
-                data = frame.result()
-                if data is None:
-                    await send({"type": "http.response.body", "body": b"", "more_body": False})
-                    return
-                await send(_body(data))
-                frame = asyncio.ensure_future(self._next())
-        finally:
-            await _end(frame)
+        """One task for all frames: a task and a timer for each would cost more than the frame."""
+        async for frame in self._frames:
+            await self._send(send, frame)
+            if gone.done():  # a lost connection takes what is sent, without a word
+                return
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _next(self) -> bytes | None:
-        return await anext(self._frames, None)
+    async def _send(self, send: Send, frame: bytes) -> None:
+        self._is_sending = True
+        await send({"type": "http.response.body", "body": frame, "more_body": True})
+        self._is_sending = False
+        self._sent_at = time.monotonic()
+
+    async def _watch(
+        self, send: Send, sending: asyncio.Future[None], gone: asyncio.Future[None]
+    ) -> None:
+        """Until all is sent or nobody reads it. Speaks up where the frames have been silent."""
+        self._sent_at = time.monotonic()
+        while True:
+            left = self._sent_at + self._interval - time.monotonic()
+            done, _ = await asyncio.wait(
+                {sending, gone}, timeout=max(left, 0), return_when=asyncio.FIRST_COMPLETED
+            )
+            if gone in done:
+                return
+            if sending in done:
+                sending.result()
+                return
+            if self._is_sending:
+                self._sent_at = time.monotonic()  # the silence is the reader's
+            elif time.monotonic() - self._sent_at >= self._interval:
+                await self._send(send, self._keepalive())
 
 
 async def until_disconnect(receive: Receive) -> None:
@@ -107,7 +133,3 @@ async def until_disconnect(receive: Receive) -> None:
 async def _end(task: asyncio.Future[Any]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-def _body(data: bytes) -> dict[str, object]:
-    return {"type": "http.response.body", "body": data, "more_body": True}

@@ -28,14 +28,24 @@ Plot = Annotated[Path | None, typer.Option("--plot", help="Draw the figures into
 def decode(
     model: Model = "synthetic:llama-100m",
     pairs: Annotated[int, typer.Option(min=1, help="Interleaved pairs of runs.")] = 5,
-    context: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 128,
+    context: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 128,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 64,
+    batch: Annotated[int, typer.Option(min=1, help="Answers at the same time.")] = 1,
+    shared: Annotated[
+        int, typer.Option(min=1, help="With --batch: tokens that all prompts begin with.")
+    ] = 512,
     json: Json = None,
 ) -> None:
-    """Decode speed at batch 1, beside mlx-lm's own loop on the same weights."""
-    from mlxserve.bench.decode import bench_decode
+    """Decode speed beside mlx-lm's own loops on the same weights, in one process."""
+    from mlxserve.bench.decode import bench_batch_decode, bench_decode
 
-    _finish(bench_decode(_resolve(model), pairs=pairs, context=context, tokens=tokens), json)
+    if batch == 1:
+        report = bench_decode(_resolve(model), pairs=pairs, context=context, tokens=tokens)
+    else:
+        report = bench_batch_decode(
+            _resolve(model), pairs=pairs, batch=batch, shared=shared, own=context, tokens=tokens
+        )
+    _finish(report, json)
 
 
 @app.command()
@@ -202,11 +212,39 @@ def startup(
 
 
 @app.command()
+def growth(
+    model: Model = "synthetic:llama-100m",
+    rounds: Annotated[int, typer.Option(min=1, help="After the one that warms up.")] = 5,
+    json: Json = None,
+) -> None:
+    """How steps, admissions and memory grow with requests, contexts, prompts and cached chats."""
+    from mlxserve.bench.growth import bench_growth
+
+    _finish(bench_growth(_resolve(model), rounds=rounds), json)
+
+
+@app.command()
+def soak(
+    model: Model = "mlxserve-mini",
+    minutes: Annotated[int, typer.Option(min=2, help="Of mixed load.")] = 60,
+    json: Json = None,
+) -> None:
+    """Mixed load for long: memory's slope, pages not given back, gaps minute by minute."""
+    from rich.console import Console
+
+    from mlxserve.bench.soak import bench_soak
+
+    with Console(stderr=True).status("") as status:
+        report = bench_soak(_resolve(model), minutes=minutes, progress=status.update)
+    _finish(report, json)
+
+
+@app.command()
 def overhead(
     model: Model = "synthetic:llama-100m",
     runs: Annotated[int, typer.Option(min=1, help="Runs after the one that warms up.")] = 3,
     streams: Annotated[int, typer.Option(min=1, help="Answers at the same time.")] = 16,
-    tokens: Annotated[int, typer.Option(min=2, help="Of each answer, at most.")] = 32,
+    tokens: Annotated[int, typer.Option(min=2, help="Of each answer, at most.")] = 64,
     json: Json = None,
 ) -> None:
     """What the API costs beside the engine: microseconds of CPU per streamed token."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import TracebackType
+from typing import Any
 
 import httpx
 
@@ -76,8 +77,12 @@ class LoadClient:
         *,
         label: str = "",
         on_text: Callable[[Exchange], None] = lambda _: None,
+        fields: Mapping[str, Any] = {},
     ) -> Exchange:
-        """Send a prompt, read the answer to its end, greedy. An error is kept, not raised."""
+        """Send a prompt, read the answer to its end, greedy unless `fields` of the body say more.
+
+        An error is kept, not raised. What `on_text` raises closes the connection.
+        """
         exchange = Exchange(label, time.perf_counter())
         self.exchanges.append(exchange)
         body = {
@@ -87,6 +92,7 @@ class LoadClient:
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **fields,
         }
         try:
             async with self._http.stream("POST", "/v1/completions", json=body) as response:
@@ -101,6 +107,10 @@ class LoadClient:
             exchange.error = f"{type(error).__name__}: {error}"
         exchange.ended = time.perf_counter()
         return exchange
+
+    async def look(self, path: str) -> Any:
+        """The JSON of a path. Raises httpx.HTTPError."""
+        return (await self._http.get(path)).raise_for_status().json()
 
     async def metric(self, name: str) -> float:
         """The sum of a counter or gauge over its labels; NaN where the server has none."""

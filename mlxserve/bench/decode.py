@@ -1,14 +1,24 @@
-"""Batch-1 decode in one process, beside mlx-lm's own `stream_generate` on the same weights."""
+"""Decode in one process, beside mlx-lm's own loops on the same weights: `stream_generate` for one
+answer, `BatchGenerator` for several that begin alike.
+"""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from mlxserve import LLM, SamplingParams
 from mlxserve.bench.report import Figure, Report, ratios
+from mlxserve.build import build_engine
+from mlxserve.config import EngineConfig
+from mlxserve.engine import Engine
 from mlxserve.model.files import find_model
+from mlxserve.request import Request
+
+_PAGE_SIZE = 32
+Seconds = tuple[float, float]  # on the clock, and of this process's CPUs
 
 
 def bench_decode(model: str, *, pairs: int, context: int, tokens: int) -> Report:
@@ -50,3 +60,82 @@ def bench_decode(model: str, *, pairs: int, context: int, tokens: int) -> Report
 def _rate(stream: Callable[[], Iterable[object]]) -> float:
     times = [time.perf_counter() for _ in stream()]
     return (len(times) - 1) / (times[-1] - times[0])
+
+
+def bench_batch_decode(
+    model: str, *, pairs: int, batch: int, shared: int, own: int, tokens: int
+) -> Report:
+    """Tokens per second of `batch` answers whose prompts share `shared` tokens and have `own` more,
+    from when all of them have their first. Pairs are interleaved, and the first warms up.
+    """
+    from mlx_lm.utils import load_model
+
+    files = find_model(model)
+    dense, _ = load_model(files.path)
+    pages = (shared + batch * (own + tokens + 2 * _PAGE_SIZE)) // _PAGE_SIZE
+    config = EngineConfig(
+        model=model,
+        num_pages=pages,
+        page_size=_PAGE_SIZE,
+        max_num_seqs=batch,
+        disable_log_stats=True,
+    )
+    engine, _, _ = build_engine(config, files)
+    draw = random.Random(0)
+    runs: list[tuple[Seconds, Seconds]] = []
+    for _ in range(pairs + 1):
+        beginning = [draw.randrange(1000) for _ in range(shared)]
+        prompts = [beginning + [draw.randrange(1000) for _ in range(own)] for _ in range(batch)]
+        runs.append((_ours(engine, prompts, tokens), _theirs(dense, prompts, tokens)))
+    engine.close()
+    count = batch * (tokens - 1)
+    ours, theirs = zip(*runs[1:], strict=True)
+    figures = []
+    for at, unit in enumerate(("tokens/s", "tokens/s of CPU")):
+        rates = [tuple(count / seconds[at] for seconds in side) for side in (ours, theirs)]
+        figures += [
+            Figure("mlxserve", unit, rates[0]),
+            Figure("mlx-lm's BatchGenerator", unit, rates[1]),
+            Figure("ratio", "", ratios(*rates)),
+        ]
+    settings = {"batch": batch, "shared": shared, "own": own, "tokens": tokens, "pairs": pairs}
+    return Report("decode --library", {"model": files.name, **settings}, tuple(figures))
+
+
+def _ours(engine: Engine, prompts: Sequence[list[int]], tokens: int) -> Seconds:
+    params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
+    for number, prompt in enumerate(prompts):
+        engine.add(Request(str(number), prompt, params))
+    first: set[str] = set()
+    while len(first) < len(prompts):
+        first |= {output.request_id for output in engine.step() if output.token_ids}
+    began = _now()
+    while engine.has_work:
+        engine.step()
+    return _since(began)
+
+
+def _theirs(model: Any, prompts: Sequence[list[int]], tokens: int) -> Seconds:
+    from mlx_lm.generate import BatchGenerator
+
+    generator = BatchGenerator(model, stop_tokens=[], max_tokens=tokens)
+    try:
+        generator.insert(list(prompts), [tokens] * len(prompts))
+        first: set[int] = set()
+        while len(first) < len(prompts):
+            first |= {response.uid for response in generator.next_generated()}
+        began = _now()
+        while generator.next_generated():
+            pass
+        return _since(began)
+    finally:
+        generator.close()
+
+
+def _now() -> Seconds:
+    return time.perf_counter(), time.process_time()
+
+
+def _since(began: Seconds) -> Seconds:
+    clock, cpu = _now()
+    return clock - began[0], cpu - began[1]

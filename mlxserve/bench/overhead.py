@@ -1,22 +1,26 @@
 """What the API costs beside the engine: CPU time of the event loop's thread per streamed token.
 
-The server runs in this process, its loop, the engine and the client each on a thread of their own,
-so that the loop's time is known apart from what computing takes. It holds all that happens to a
-token between the engine and the socket: detokenising, stop strings, framing, writing.
+The server runs in this process, its loop and the engine each on a thread of their own, so that the
+loop's time is known apart from what computing takes; the client has a process of its own, as
+clients do. The time holds all that happens to a token between the engine and the socket:
+detokenising, stop strings, framing, writing. What a request costs once, however long its answer is,
+is told from that by asking for one token, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 
 from mlxserve.api.app import create_app
 from mlxserve.api.drain import Drain
 from mlxserve.api.server import Server, bind, serve, url_of
-from mlxserve.bench.client import LoadClient
+from mlxserve.bench.client import Exchange, LoadClient
 from mlxserve.bench.report import Figure, Report
 from mlxserve.build import build_chat
 from mlxserve.chat import Chat
@@ -26,17 +30,32 @@ _PAGES = 512
 
 
 def bench_overhead(model: str, *, runs: int, streams: int, tokens: int) -> Report:
-    """Microseconds of CPU per token with so many answers at once; the first run warms up."""
+    """Microseconds of CPU per token and per request with so many answers at once.
+
+    The first run warms up.
+    """
     chat = build_chat(EngineConfig(model=model, num_pages=_PAGES, disable_log_stats=True))
-    with _served(chat) as (url, loop_time):
-        found = [
-            asyncio.run(_run(url, chat.model_name, loop_time, streams, tokens))
-            for _ in range(runs + 1)
-        ]
+    per_request, per_token = [], []
+    with _served(chat) as (url, loop_time), _client() as client:
+
+        def spent(num_tokens: int) -> tuple[float, int]:
+            before = loop_time()
+            count = client.submit(_ask, url, chat.model_name, streams, num_tokens).result()
+            return 1e6 * (loop_time() - before), count
+
+        spent(tokens)
+        for _ in range(runs):
+            short, num_short = spent(1)
+            long, num_long = spent(tokens)
+            per_token.append((long - short) / (num_long - num_short))
+            per_request.append(short / streams)
     return Report(
         "overhead",
         {"model": chat.model_name, "streams": streams, "tokens": tokens, "runs": runs},
-        (Figure("the event loop's CPU per streamed token", "µs", tuple(found[1:])),),
+        (
+            Figure("the event loop's CPU per streamed token", "µs", tuple(per_token)),
+            Figure("and per request, its first token included", "µs", tuple(per_request)),
+        ),
     )
 
 
@@ -76,13 +95,21 @@ def _served(chat: Chat) -> Iterator[tuple[str, Callable[[], float]]]:
             chat.close()
 
 
-async def _run(
-    url: str, model: str, loop_time: Callable[[], float], streams: int, tokens: int
-) -> float:
-    async with LoadClient(url, model) as client:
-        before = loop_time()
-        await asyncio.gather(
-            *(client.ask(f"Line {number}: w1 w2 w3", tokens) for number in range(streams))
-        )
-        seconds = loop_time() - before
-    return 1e6 * seconds / sum(exchange.num_completion for exchange in client.exchanges)
+def _client() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn"))
+
+
+def _ask(url: str, model: str, streams: int, tokens: int) -> int:
+    """In the client's process: the number of tokens that came. Raises RuntimeError."""
+
+    async def ask() -> list[Exchange]:
+        async with LoadClient(url, model) as client:
+            await asyncio.gather(
+                *(client.ask(f"Line {number}: w1 w2 w3", tokens) for number in range(streams))
+            )
+        return client.exchanges
+
+    exchanges = asyncio.run(ask())
+    if failed := next((exchange.error for exchange in exchanges if exchange.error), None):
+        raise RuntimeError(f"The server refused a request: {failed}")
+    return sum(exchange.num_completion for exchange in exchanges)

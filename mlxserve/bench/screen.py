@@ -1,5 +1,5 @@
-"""What the terminal costs: its first picture, a core's time while idle, and how long it is held up
-while an answer comes, each beside a baseline.
+"""What the terminal costs: its first picture, until what is typed is seen, a core's time while
+idle, and how long it is held up while an answer comes, each beside a baseline.
 
 Everything runs in child processes, in pseudo-terminals of their own, as it does for a reader; this
 module knows of the terminal only its command lines (`mlxserve chat`, `python -m tui.measure`).
@@ -39,39 +39,54 @@ _EMPTY = [
     "Empty().run()\n",
 ]
 _ROWS, _COLUMNS = 40, 120
-_PLACEHOLDER = b"Ask anything"  # what an empty line to write in says: the picture is there
+# What an empty line to write in says, but for the letter under the cursor: the picture is there.
+_PLACEHOLDER = "sk anything"
+_KEY = "¤"  # in no escape sequence: once it is written, what is typed is seen
 _PATIENCE = 120.0  # seconds
 
 
 def bench_screen(*, runs: int, seconds: float, texts: Sequence[str]) -> Report:
     """Interleaved runs, ours and the baseline one after the other in each round."""
-    paints: dict[str, list[float]] = {"chat": [], "empty": [], "python": []}
-    for _ in range(runs):
-        paints["python"].append(_python_alone())
-        for name, command in (("empty", _EMPTY), ("chat", _chat())):
-            paints[name].append(_first_paint(command))
-    figures = [
-        Figure("first paint, mlxserve chat", "ms", _in_milliseconds(paints["chat"])),
-        Figure("first paint, an empty Textual app", "ms", _in_milliseconds(paints["empty"])),
-        Figure("Python alone, start to end", "ms", _in_milliseconds(paints["python"])),
-        Figure("idle, of one core", "%", tuple(_idle(seconds) for _ in range(runs))),
-    ]
+    figures = _start_figures(runs)
+    figures.append(Figure("idle, of one core", "%", tuple(_idle(seconds) for _ in range(runs))))
     for text in texts:
         figures += _stall_figures(text, runs, seconds)
     settings = {"seconds a run": seconds, "window": f"{_COLUMNS}x{_ROWS}", "pieces a second": 100}
     return Report("screen", settings, tuple(figures))
 
 
-def _stall_figures(text: str, runs: int, seconds: float) -> list[Figure]:
-    found: dict[str, list[list[float]]] = {"ours": [], "textual": []}
+def _start_figures(runs: int) -> list[Figure]:
+    """The first picture stands before the app does: it is not yet ready for typing."""
+    starts = {"mlxserve chat": _chat(), "an empty Textual app": _EMPTY}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in starts}
+    alone = []
     for _ in range(runs):
-        for whose, stalls in found.items():
-            stalls.append(_result("stream", text, whose, str(seconds))["stalls"])
+        alone.append(_python_alone())
+        for name, command in starts.items():
+            found[name].append(_start(command))
+    figures = [
+        Figure(f"{what}, {name}", "ms", _in_milliseconds([times[at] for times in found[name]]))
+        for at, what in enumerate(("first frame", "typing is seen"))
+        for name in starts
+    ]
+    return [*figures, Figure("Python alone, start to end", "ms", _in_milliseconds(alone))]
+
+
+def _stall_figures(text: str, runs: int, seconds: float) -> list[Figure]:
+    """`work` is the CPU time of the process in a stall: all of it, where nothing else runs."""
+    found: dict[str, list[dict[str, list[float]]]] = {"ours": [], "textual": []}
+    for _ in range(runs):
+        for whose, results in found.items():
+            results.append(_result("stream", text, whose, str(seconds)))
     figures = []
     for whose, label in (("ours", TEXTS[text]), ("textual", "  Textual's Markdown")):
-        p95, longest = ([measure(stalls) for stalls in found[whose]] for measure in (_p95, max))
-        figures.append(Figure(f"{label}: stall p95", "ms", _in_milliseconds(p95)))
-        figures.append(Figure(f"{label}: longest", "ms", _in_milliseconds(longest)))
+        for what, key, measure in (
+            ("stall p95", "stalls", _p95),
+            ("longest", "stalls", max),
+            ("work p95", "busy", _p95),
+        ):
+            values = [measure(result[key]) for result in found[whose]]
+            figures.append(Figure(f"{label}: {what}", "ms", _in_milliseconds(values)))
     return figures
 
 
@@ -103,10 +118,12 @@ def _python_alone() -> float:
     return time.perf_counter() - began
 
 
-def _first_paint(command: Sequence[str]) -> float:
-    """Seconds from starting a program to its picture."""
+def _start(command: Sequence[str]) -> tuple[float, float]:
+    """Seconds from starting a program to its picture, and until a key typed at once is in it."""
     with tempfile.TemporaryDirectory() as home, Terminal(command, home) as terminal:
-        return terminal.seconds_until(_PLACEHOLDER)
+        picture = terminal.seconds_until(_PLACEHOLDER)
+        terminal.press(_KEY)
+        return picture, terminal.seconds_until(_KEY)
 
 
 def _idle(seconds: float) -> float:
@@ -146,13 +163,16 @@ class Terminal:
         self._process.wait()
         os.close(self._ours)
 
-    def seconds_until(self, words: bytes) -> float:
+    def press(self, key: str) -> None:
+        os.write(self._ours, key.encode())
+
+    def seconds_until(self, words: str) -> float:
         """From its start until it has written these words. Raises RuntimeError if it never does."""
-        seen = b""
-        while words not in seen:
+        looked_for, seen = words.encode(), self._tail
+        while looked_for not in seen:
             if not self._read():
                 raise RuntimeError(f"{self._command} showed nothing: {self._tail!r}")
-            seen = seen[-len(words) :] + self._tail
+            seen = seen[-len(looked_for) :] + self._tail
         return time.perf_counter() - self._began
 
     def wait(self) -> None:

@@ -43,26 +43,33 @@ class Server:
     url: str
     model: str
     start_seconds: float = 0.0  # from the start of its process to its first answer
+    process_id: int | None = None  # of one that we started
 
 
 @contextlib.contextmanager
 def our_server(name: str, model: str, options: Sequence[str] = ()) -> Iterator[Server]:
     """`mlxserve serve` with some options. Raises ServerFailed with the end of its log."""
     command = [sys.executable, "-m", "mlxserve", "serve", "--model", model, "--exit-with-parent"]
-    with _child(name, [*command, "--disable-log-stats", *options], "/ready") as (url, seconds):
-        yield Server(name, url, _first_model(url), seconds)
+    with _child(name, [*command, "--disable-log-stats", *options], "/ready") as (url, child):
+        yield Server(name, url, _first_model(url), child.seconds, child.process_id)
 
 
 @contextlib.contextmanager
 def mlx_lm_server(model: str) -> Iterator[Server]:
     """mlx-lm's own server on the same files. Raises ServerFailed with the end of its log."""
     command = [sys.executable, "-c", _MLX_LM, "--model", model]
-    with _child("mlx-lm", command, "/health") as (url, seconds):
-        yield Server("mlx-lm", url, model, seconds)
+    with _child("mlx-lm", command, "/health") as (url, child):
+        yield Server("mlx-lm", url, model, child.seconds, child.process_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    process_id: int
+    seconds: float  # until it was ready
 
 
 @contextlib.contextmanager
-def _child(name: str, command: list[str], ready: str) -> Iterator[tuple[str, float]]:
+def _child(name: str, command: list[str], ready: str) -> Iterator[tuple[str, _Child]]:
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +85,7 @@ def _child(name: str, command: list[str], ready: str) -> Iterator[tuple[str, flo
             )
         try:
             _wait(name, process, url + ready, log)
-            yield url, time.perf_counter() - started
+            yield url, _Child(process.pid, time.perf_counter() - started)
         finally:
             process.terminate()
             try:

@@ -28,7 +28,7 @@ from mlxserve.bench.workloads import Turn, Workload
 from mlxserve.cache.pages import PagePool
 from mlxserve.engine import Engine
 from mlxserve.model.runner import ModelRunner
-from mlxserve.request import Chunk, Output, Request, Sampled
+from mlxserve.request import Chunk, Output, Request, Sampled, as_page_table
 from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.pace import Pace
 from mlxserve.scheduler.scheduler import Scheduler
@@ -90,6 +90,9 @@ class SimulatedRunner:
         self.num_launched += 1
         self.num_steps += step.length
         return step
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Takes no time: a page is a thousandth of the memory that a step reads."""
 
     def start(self, step: SimulatedStep) -> None:
         step.began = self.now
@@ -175,16 +178,14 @@ def _growths(chunks: Sequence[Chunk], length: int, page_size: int) -> list[tuple
 def _allocate(
     requests: Sequence[Request], growths: Sequence[tuple[int, int]], pool: PagePool
 ) -> None:
-    tables: dict[int, list[int]] = {}
+    grown: dict[int, list[int]] = {}
     for _, index in growths:
-        table = tables.get(index)
-        if table is None:
-            table = tables[index] = list(requests[index].page_table)
-        pages = pool.allocate(1, table[-1])
+        own = grown.setdefault(index, [])
+        pages = pool.allocate(1, own[-1] if own else requests[index].page_table[-1])
         assert pages is not None, "a jump was longer than the pool has pages"
-        table += pages
-    for index, table in tables.items():
-        requests[index].page_table = tuple(table)
+        own += pages
+    for index, own in grown.items():
+        requests[index].page_table = requests[index].page_table + as_page_table(own)
 
 
 class SymbolicPool(PagePool):

@@ -21,13 +21,13 @@ from __future__ import annotations
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
 from mlxserve.bench.costs import CostModel, StepWork
 from mlxserve.errors import InvalidConfig
-from mlxserve.request import Request, SamplingParams
+from mlxserve.request import Request, SamplingParams, TokenIds, as_token_ids
 
 _TEMPLATES = 1 << 30  # token ids from here on are templates, below are a session's own
 
@@ -42,7 +42,8 @@ class Session:
     template: int = 0  # tokens of its prompts that it shares with others
     parent: Session | None = None  # the session that waits for this one
     children: int = 0  # that it waits for
-    token_ids: list[int] = field(default_factory=list)  # while no turn of its own is running
+    # Empty while a turn of its own is running.
+    token_ids: MutableSequence[int] = field(default_factory=as_token_ids)
     page_hashes: list[bytes] = field(default_factory=list)
 
 
@@ -105,13 +106,13 @@ class Workload(ABC):
             params,
             page_hashes=session.page_hashes,
         )
-        session.token_ids, session.page_hashes = [], []
+        session.token_ids, session.page_hashes = as_token_ids(), []
         self.num_turns += 1
         return Turn(time, session, request)
 
     def _write(self, session: Session, length: int) -> None:
         """Append text that nobody else has."""
-        session.token_ids.extend([next(self._symbols)] * length)
+        session.token_ids.extend(as_token_ids([next(self._symbols)]) * length)
 
     @abstractmethod
     def _start(self, slot: int, draw: random.Random, now: float) -> list[Turn]:
@@ -166,7 +167,7 @@ class FanOut(Workload):
         self._write(job, int(draw_lognormal(draw, 3000, 0.8, 200, self._max_context // 2)))
         turns = []
         for _ in range(job.children):
-            child = Session(slot, draw, 1, parent=job, token_ids=job.token_ids.copy())
+            child = Session(slot, draw, 1, parent=job, token_ids=job.token_ids[:])
             self._write(child, int(draw_lognormal(draw, 80, 0.7, 10, 400)))
             turns.append(self._turn(child, time, int(draw_lognormal(draw, 200, 0.7, 4, 1000))))
         return turns
@@ -226,7 +227,7 @@ class Agents(Workload):
                 _geometric(draw, 4),
                 session.template,
                 session,
-                token_ids=session.token_ids.copy(),
+                token_ids=session.token_ids[:],
                 page_hashes=session.page_hashes.copy(),
             )
             self._write(child, int(draw_lognormal(draw, 300, 0.5, 20, 2000)))
@@ -349,11 +350,11 @@ def _zipf(draw: random.Random, number: int) -> int:
     return draw.choices(range(number), [1 / rank for rank in range(1, number + 1)])[0]
 
 
-def _template(number: int, length: int) -> list[int]:
-    return [_TEMPLATES + number] * length
+def _template(number: int, length: int) -> TokenIds:
+    return as_token_ids([_TEMPLATES + number]) * length
 
 
-def symbols(token_ids: list[int]) -> Iterator[int]:
+def symbols(token_ids: Sequence[int]) -> Iterator[int]:
     """The stretches of a prompt, in order: what a test compares."""
     previous = None
     for token_id in token_ids:

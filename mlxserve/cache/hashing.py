@@ -8,7 +8,8 @@ so they may share its pages. Knows nothing of pages' ids or of who holds them.
 
 from __future__ import annotations
 
-import struct
+import sys
+from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
@@ -17,7 +18,11 @@ HASH_SIZE = 16  # bytes; two of 2**40 pages agree by chance about once in 10**14
 
 def token_bytes(token_ids: Sequence[int]) -> bytes:
     """The tokens as raw little-endian int32, whatever the machine's own order."""
-    return struct.pack(f"<{len(token_ids)}i", *token_ids)
+    tokens = token_ids if isinstance(token_ids, array) else array("i", token_ids)
+    if sys.byteorder == "big":
+        tokens = tokens[:]
+        tokens.byteswap()
+    return tokens.tobytes()
 
 
 def page_hash(parent: bytes, token_ids: Sequence[int], salt: bytes = b"") -> bytes:

@@ -16,6 +16,8 @@ Classes of cached pages, in the order of eviction, least recently used first wit
 
 A prefix is found and kept whenever its tail is, so it is never evicted before its tail.
 A page is written only by its one holder, before it is published; from then on it is only read.
+A tail is a page that was published before it was full. It is never matched, as whoever goes on
+behind it would write to it: it is there to be copied.
 """
 
 from __future__ import annotations
@@ -30,7 +32,6 @@ from mlxserve.cache.hashing import page_hash, token_bytes
 from mlxserve.cache.runs import RunSet
 
 HOT_AFTER = 2  # hits
-_NORMAL, _HOT, _KEPT = range(3)
 _MAX_COMPARED = 8  # pages that a new one is compared with, to say where it differs
 
 
@@ -65,6 +66,7 @@ class PagePool:
         self._tokens: list[bytes] = [b""] * num_pages  # what the page holds; of hashed pages
         self._page_of: dict[bytes, int] = {}
         self._children: dict[bytes, dict[int, None]] = {}  # hashed pages by the hash before them
+        self._tails: dict[bytes, dict[int, None]] = {}  # those of them that are not full
         self._evicted: OrderedDict[bytes, None] = OrderedDict()  # what is gone, as far as known
         self._pin_counts: dict[int, int] = {}
         self._blank = RunSet(num_pages)
@@ -140,7 +142,9 @@ class PagePool:
 
     def num_idle(self, pages: Iterable[int]) -> int:
         """How many of `pages` are free, so that retaining them takes them from `num_free`."""
-        return sum(self._is_free(page) for page in pages)
+        counts = self._ref_counts
+        unheld = [page for page in pages if not counts[page]]
+        return len(unheld) - len(self._pin_counts.keys() & unheld)
 
     def match(self, hashes: Sequence[bytes], token_ids: Sequence[int], skip: int = 0) -> list[int]:
         """The pages that hold the longest known prefix of `hashes`, from page `skip` on.
@@ -159,13 +163,27 @@ class PagePool:
             pages.append(page)
         return pages
 
+    def find_tail(self, parent: bytes, token_ids: Sequence[int]) -> tuple[int, int] | None:
+        """Behind `parent`: a tail whose tokens these ids begin with, or that begins with them, and
+        how many they have in common; of several the longest. Holds as long as a match."""
+        wanted = token_bytes(token_ids)
+        found = [
+            (min(len(held), len(wanted)) // 4, page)
+            for page in self._tails.get(parent, ())
+            if (held := self._tokens[page]).startswith(wanted) or wanted.startswith(held)
+        ]
+        num_tokens, page = max(found, default=(0, 0))
+        return (page, num_tokens) if num_tokens else None
+
     def retain(self, pages: Iterable[int]) -> None:
         """One more holder of each page, who found it by its hash."""
+        # Prefixes have thousands of pages: a call for each would double the time.
+        counts, pins, hits = self._ref_counts, self._pin_counts, self._hits
         for page in pages:
-            if self._is_free(page):
+            if not counts[page] and page not in pins:
                 self._unfile(page)
-            self._ref_counts[page] += 1
-            self._hits[page] += 1
+            counts[page] += 1
+            hits[page] += 1
 
     def share(self, pages: Iterable[int]) -> None:
         """One more holder of each page, who has it from another holder.
@@ -176,6 +194,17 @@ class PagePool:
         for page in pages:
             assert self._ref_counts[page] > 0, f"page {page} is shared, but nobody holds it"
             self._ref_counts[page] += 1
+
+    def adopt(self, hash_: bytes) -> int:
+        """The page that holds this content, with one more holder, who has computed it as well.
+
+        No hit: whoever adopts a page may have published the ones before it, without any.
+        """
+        page = self._page_of[hash_]
+        if self._is_free(page):
+            self._unfile(page)
+        self._ref_counts[page] += 1
+        return page
 
     def allocate(self, num_pages: int, after: int | None = None) -> list[int] | None:
         """Pages for one holder to write, in runs; None, and nothing happened, if too few are free.
@@ -196,11 +225,25 @@ class PagePool:
     def publish(self, page: int, hash_: bytes, parent: bytes, token_ids: Sequence[int]) -> bool:
         """Make a full page findable. Only after the step that computed it: a hit is read at once.
 
-        False when another page has this content already: this one stays unhashed.
+        False when another page has this content already: this one stays unhashed, and whoever
+        holds it may `adopt` the other.
         """
+        assert len(token_ids) == self.page_size, f"page {page} is published, but not full"
+        return self._publish(page, hash_, parent, token_ids)
+
+    def publish_tail(
+        self, page: int, hash_: bytes, parent: bytes, token_ids: Sequence[int]
+    ) -> bool:
+        """As `publish`, of a page that holds only so many tokens, and will never hold more."""
+        assert 0 < len(token_ids) < self.page_size, f"page {page} is full, or empty: no tail"
+        is_new = self._publish(page, hash_, parent, token_ids)
+        if is_new:
+            self._tails.setdefault(parent, {})[page] = None
+        return is_new
+
+    def _publish(self, page: int, hash_: bytes, parent: bytes, token_ids: Sequence[int]) -> bool:
         assert self._ref_counts[page] > 0, f"page {page} is published, but nobody holds it"
         assert self._hashes[page] is None, f"page {page} is published twice"
-        assert len(token_ids) == self.page_size, f"page {page} is published, but not full"
         if hash_ in self._page_of:
             self.num_duplicates += 1
             return False
@@ -215,10 +258,12 @@ class PagePool:
 
     def release(self, pages: Sequence[int]) -> None:
         """One holder less of each page. Last page first: a tail is of no use without its prefix."""
+        counts = self._ref_counts
         for page in reversed(pages):
-            assert self._ref_counts[page] > 0, f"page {page} is released, but nobody holds it"
-            self._ref_counts[page] -= 1
-            self._free(page)
+            assert counts[page] > 0, f"page {page} is released, but nobody holds it"
+            counts[page] -= 1
+            if not counts[page]:
+                self._free(page)
 
     def pin(self, pages: Iterable[int]) -> None:
         """Keep these pages, held or not, until they are unpinned as often."""
@@ -250,7 +295,8 @@ class PagePool:
         expired = {page for page, until in self._kept_until.items() if until <= now}
         for page in expired:
             del self._kept_until[page]
-        for page in [page for page in self._cached[_KEPT] if page in expired]:
+        _, _, kept = self._cached
+        for page in [page for page in kept if page in expired]:
             self._unfile(page)
             self._free(page)
 
@@ -306,12 +352,17 @@ class PagePool:
         hashed = {page: h for page, h in enumerate(self._hashes) if h is not None}
         assert self._page_of == {h: page for page, h in hashed.items()}, "hashes and index disagree"
         for page, h in hashed.items():
-            tokens = struct.unpack(f"<{self.page_size}i", self._tokens[page])
+            tokens = struct.unpack(f"<{len(self._tokens[page]) // 4}i", self._tokens[page])
             parent = self._parents[page]
             assert not parent or page_hash(parent, tokens) == h, f"page {page} has a wrong hash"
 
-        filed = {(p, page) for p, pages in self._children.items() for page in pages}
-        assert filed == {(self._parents[page], page) for page in hashed}, "a page is filed wrongly"
+        assert _filed(self._children) == {(self._parents[page], page) for page in hashed}, (
+            "a page is filed wrongly"
+        )
+        tails = [page for page in hashed if len(self._tokens[page]) < 4 * self.page_size]
+        assert _filed(self._tails) == {(self._parents[page], page) for page in tails}, (
+            "a tail is filed wrongly"
+        )
         assert not self._evicted.keys() & self._page_of.keys(), "a page is both known and gone"
 
     def _is_free(self, page: int) -> bool:
@@ -321,32 +372,34 @@ class PagePool:
         """File a page that nobody may need any more."""
         if not self._is_free(page):
             return
+        normal, hot, kept = self._cached
         if self._hashes[page] is None:
             self._blank.add(page)
-            return
-        class_ = _KEPT if page in self._kept_until else _HOT
-        if class_ == _HOT and self._hits[page] < HOT_AFTER:
-            class_ = _NORMAL
-        self._cached[class_][page] = None
-        if len(self._cached[_HOT]) > self._max_hot:
-            demoted, _ = self._cached[_HOT].popitem(last=False)
-            self._hits[demoted] = HOT_AFTER - 1
-            self._cached[_NORMAL][demoted] = None
+        elif page in self._kept_until:
+            kept[page] = None
+        elif self._hits[page] < HOT_AFTER:
+            normal[page] = None
+        else:
+            hot[page] = None
+            if len(hot) > self._max_hot:
+                demoted, _ = hot.popitem(last=False)
+                self._hits[demoted] = HOT_AFTER - 1
+                normal[demoted] = None
 
     def _unfile(self, page: int) -> None:
         for pages in self._cached:
             if page in pages:
                 del pages[page]
+                return
 
     def _evict(self) -> None:
         page, _ = next(pages for pages in self._cached if pages).popitem(last=False)
         hash_ = self._hashes[page]
         assert hash_ is not None
         del self._page_of[hash_]
-        siblings = self._children[self._parents[page]]
-        del siblings[page]
-        if not siblings:
-            del self._children[self._parents[page]]
+        _unfile_child(self._children, self._parents[page], page)
+        if len(self._tokens[page]) < 4 * self.page_size:
+            _unfile_child(self._tails, self._parents[page], page)
         self._evicted[hash_] = None
         if len(self._evicted) > self.num_pages:
             self._evicted.popitem(last=False)
@@ -356,6 +409,17 @@ class PagePool:
         self._parents[page] = self._tokens[page] = b""
         self._blank.add(page)
         self.num_evicted += 1
+
+
+def _unfile_child(children: dict[bytes, dict[int, None]], parent: bytes, page: int) -> None:
+    siblings = children[parent]
+    del siblings[page]
+    if not siblings:
+        del children[parent]
+
+
+def _filed(children: dict[bytes, dict[int, None]]) -> set[tuple[bytes, int]]:
+    return {(parent, page) for parent, pages in children.items() for page in pages}
 
 
 def _num_common(held: bytes, wanted: bytes) -> int:

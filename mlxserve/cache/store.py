@@ -9,8 +9,8 @@
 One named thread writes and reads, in the order of the calls; nothing waits for it but a caller that
 has handed over more than STAGED_BYTES. What is read back is what was written for this page of this
 model, or nothing: a page that is lost, cut off, damaged or foreign ends the run before it, and is
-computed again. Knows neither arrays nor requests. A folder whose process died is removed by the
-next engine that starts.
+computed again. A disk that stands still holds nobody up for longer than seconds. Knows neither
+arrays nor requests. A folder whose process died is removed by the next engine that starts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from mlxserve.errors import InvalidConfig
 log = logging.getLogger("mlxserve.swap")
 
 STAGED_BYTES = 512 << 20  # handed over and not yet written
-_STAGING_SECONDS = 30.0  # a disk that takes longer for them is not worth waiting for
+_STAGING_SECONDS = 5.0  # a disk that makes no room in them is not worth waiting for
+_CLOSING_SECONDS = 5.0  # for the thread to end; then it is left to itself
 _MAGIC = b"mlxpage1"
 _HEADER = struct.Struct("<8sQQ16s16s16s")
 _DIGEST_SIZE = 16
@@ -76,6 +77,8 @@ class PageStore:
         self._places: dict[str, tuple[int, int]] = {}  # its first page, and a record's size
         self._staged = 0
         self._is_full = False  # and that has been said
+        self._is_stalled = False  # somebody waited in vain, and nothing has been written since
+        self._is_alive = True
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="mlxserve-swap", daemon=True)
         self._thread.start()
@@ -86,16 +89,24 @@ class PageStore:
         with self._change:
             return sum(self._sizes.values())
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether its thread will answer. False after a mistake of ours, not of the disk."""
+        with self._change:
+            return self._is_alive
+
     def save(
         self, key: str, first: int, hashes: Sequence[bytes], payloads: Sequence[bytes]
     ) -> bool:
         """Write a run of pages, or continue it; `first` is the index of its first page.
 
-        Waits while too much is staged. Pages beyond the limit are left out: False then, and the
-        run cannot be continued.
+        Waits while too much is staged, but only once for a disk that does not move. Pages beyond
+        the limit are left out: False then, and the run cannot be continued.
         """
         size = sum(map(len, payloads))
         with self._change:
+            if self._is_stalled or not self._is_alive:
+                return False
             room = self._limit - sum(self._sizes.values())
             record = _HEADER.size + len(payloads[0])
             count = min(len(payloads), room // record)
@@ -103,6 +114,7 @@ class PageStore:
                 lambda: self._staged == 0 or self._staged + size <= STAGED_BYTES, _STAGING_SECONDS
             )
             if not is_ready:
+                self._is_stalled = True
                 self._say_full("the disk is too slow")
                 return False
             if count < len(payloads):
@@ -131,28 +143,46 @@ class PageStore:
     def wait(self, seconds: float) -> None:
         """Until something has been read, but no longer than this."""
         with self._change:
-            self._change.wait_for(lambda: self._loaded or self._is_closed, seconds)
+            self._change.wait_for(
+                lambda: self._loaded or self._is_closed or not self._is_alive, seconds
+            )
 
     def drop(self, key: str) -> None:
         """Forget a run of pages; no-op if there is none."""
         self._jobs.put(lambda: self._delete(key))
 
     def close(self) -> None:
-        """End the thread and remove the folder. Waits for both; idempotent."""
+        """End the thread, which removes the folder. Waits for it, for seconds; idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
         self._jobs.put(None)
-        self._thread.join()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        os.close(self._lock)
+        self._thread.join(_CLOSING_SECONDS)
+        if self._thread.is_alive():
+            log.warning(
+                "The disk does not answer. %s is removed when it does, or by the next start.",
+                self.folder,
+            )
 
     # ---- on the thread
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            if not self._is_closed:
-                job()
+        try:
+            while (job := self._jobs.get()) is not None:
+                if not self._is_closed:
+                    job()
+        except Exception:
+            log.exception(
+                "Swapping has ended. Pages of preempted requests are computed again from now on "
+                "(PreemptionMode.RECOMPUTE)"
+            )
+        finally:
+            with self._change:
+                self._is_alive = False
+                self._sizes.clear()
+                self._change.notify_all()
+            shutil.rmtree(self.folder, ignore_errors=True)
+            os.close(self._lock)
 
     def _write(
         self, key: str, first: int, hashes: Sequence[bytes], payloads: Sequence[bytes], staged: int
@@ -171,6 +201,7 @@ class PageStore:
         finally:
             with self._change:
                 self._staged -= staged
+                self._is_stalled = False
                 self._change.notify_all()
 
     def _answer(self, key: str, first: int, hashes: Sequence[bytes]) -> None:

@@ -23,7 +23,7 @@ Json = Annotated[bool, typer.Option("--json", help="For programs: JSON instead o
 
 def models(
     context: Annotated[
-        int, typer.Option(min=1, help="Tokens that are to fit beside the weights.")
+        int, typer.Option(min=1, help="Tokens that are to fit beside weights and a step.")
     ] = 8192,
     json: Json = False,
 ) -> None:
@@ -31,13 +31,9 @@ def models(
     from mlxserve import catalog, platform
 
     memory = int(platform.memory().working_set * _SHARE)
-    # Without Metal everything is computed, and kept, in float32.
-    bytes_per_value = 2 if platform.is_metal() else 4
+    is_metal = platform.is_metal()
     rows = [
-        (
-            entry,
-            catalog.judge(entry, context=context, memory=memory, bytes_per_value=bytes_per_value),
-        )
+        (entry, catalog.judge(entry, context=context, memory=memory, is_metal=is_metal))
         for entry in catalog.entries()
     ]
     if json:
@@ -72,14 +68,14 @@ def pull(
     os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
     if json:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-    from mlxserve.model.files import find_model
+    from mlxserve.model.files import pull_model
 
     done = threading.Event()
     reporting = threading.Thread(target=_report, args=(name, done), name="pull-report", daemon=True)
     if json:
         reporting.start()
     try:
-        files = find_model(name)
+        files = pull_model(name)
     except MlxServeError as error:
         if not json:
             raise

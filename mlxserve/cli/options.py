@@ -5,7 +5,7 @@
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +21,7 @@ OPTION_PANELS = {
         "max_requests_per_key",
         "requests_per_minute_per_key",
         "max_connections",
+        "max_connections_per_address",
         "header_timeout",
         "body_timeout",
         "write_timeout",
@@ -31,12 +32,17 @@ OPTION_PANELS = {
         "max_num_seqs",
         "max_num_batched_tokens",
         "max_num_waiting",
+        "max_overtakes",
+        "ageing_steps",
         "enable_prefix_caching",
         "enable_chunked_prefill",
         "page_aligned_scheduling",
+        "budget_mode",
         "long_prefill_token_threshold",
         "itl_target_ms",
         "max_pinned_fraction",
+        "page_tail",
+        "tool_keep_seconds",
         "preemption_mode",
         "swap_space",
         "swap_dir",
@@ -100,19 +106,6 @@ def with_settings(*schemas: type) -> Callable[[Callable[..., None]], Callable[..
         return with_flags
 
     return decorate
-
-
-def flags_of(given: Mapping[str, Any]) -> list[str]:
-    """The command line that gives these values again."""
-    flags: list[str] = []
-    for name, value in given.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            flags.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            values = value if isinstance(value, tuple) else (value,)
-            flags += [part for one in values for part in (f"--{flag}", str(one))]
-    return flags
 
 
 def _all_schemas(schemas: tuple[type, ...]) -> tuple[type, ...]:

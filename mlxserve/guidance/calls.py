@@ -69,7 +69,9 @@ _LINE = "\n"
 # Free text up to a marker that is written in letters: the name and the rule.
 _TEXTS = {
     end: (f"text{number}", f"text{number}[suffix={json.dumps(end)}]: /(?s:.*)/")
-    for number, end in enumerate(("\n</parameter>", "</parameter>", "</arg_value>"))
+    for number, end in enumerate(
+        ("\n</parameter>", "</parameter>", "</arg_value>", "</longcat_arg_value>", '<|"|>')
+    )
 }
 _SECTIONS = frozenset({"kimi_k2", "minimax_m2"})
 
@@ -169,6 +171,85 @@ def _glm47(markup: Markup, name: str, schema: dict[str, Any]) -> str:
     return f'{_text(name)} "\\n"? {_parameters(schema, parameter)}'
 
 
+def _longcat(markup: Markup, name: str, schema: dict[str, Any]) -> str:
+    if not schema.get("required"):  # its parser takes a name without arguments for JSON alone
+        return _json_tools(markup, name, schema)
+
+    def parameter(key: str, value: Mapping[str, Any]) -> str:
+        inner = _value(markup, value, "</longcat_arg_value>")
+        head = _text(f"<longcat_arg_key>{key}</longcat_arg_key>\n<longcat_arg_value>")
+        return f'{head} {inner} "\\n"?'
+
+    return f'{_text(name)} "\\n"? {_parameters(schema, parameter)}'
+
+
+def _pythonic(markup: Markup, name: str, schema: dict[str, Any]) -> str:  # noqa: ARG001
+    for word in (*name.split("."), *schema["properties"]):
+        if not word.isidentifier():
+            raise ValueError(f"{name!r}: {word!r} is no name in Python, as this model writes calls")
+
+    def argument(key: str, value: Mapping[str, Any]) -> str:
+        return f"{_text(f'{key}=')} {_json(value)}"
+
+    return f'{_text(f"[{name}(")} {_listed(schema, argument, ", ")} ")]"'
+
+
+_QUOTE = '<|"|>'  # Gemma 4's own, so that nothing in a text has to be escaped
+
+
+def _gemma4(markup: Markup, name: str, schema: dict[str, Any]) -> str:
+    return f"{_text(f'call:{name}')} {_gemma4_object(markup, schema)}"
+
+
+def _gemma4_object(markup: Markup, schema: Mapping[str, Any]) -> str:
+    def pair(key: str, value: Mapping[str, Any]) -> str:
+        return f"{_text(f'{key}:')} {_gemma4_value(markup, value)}"
+
+    return f'"{{" {_listed(schema, pair, ",")} "}}"'
+
+
+def _gemma4_value(markup: Markup, schema: Mapping[str, Any]) -> str:
+    """Texts in its quotes wherever they are; what holds none is JSON."""
+    kind, items = schema.get("type"), schema.get("items")
+    if kind == "string":
+        return f"{_token(markup, _QUOTE)} {_value(markup, schema, _QUOTE)}"
+    if kind == "object" and isinstance(schema.get("properties"), dict):
+        return _gemma4_object(markup, schema)
+    if kind == "array" and isinstance(items, dict):
+        item = _gemma4_value(markup, items)
+        return _array(item, schema.get("minItems", 0), schema.get("maxItems"))
+    return _json(schema)
+
+
+def _array(item: str, least: int, most: int | None) -> str:
+    if most == 0:
+        return '"[" "]"'
+    more = f'("," {item}){{{max(least - 1, 0)},{"" if most is None else most - 1}}}'
+    inner = f"{item} {more}"
+    return f'"[" {inner} "]"' if least else f'"[" ({inner})? "]"'
+
+
+def _listed(
+    schema: Mapping[str, Any], write: Callable[[str, Mapping[str, Any]], str], separator: str
+) -> str:
+    """What is required, then any of the rest in order, with a separator between two."""
+    required = schema.get("required", [])
+    pairs = {
+        key: write(key, value if isinstance(value, dict) else {})
+        for key, value in schema["properties"].items()
+    }
+    between = _text(separator)
+    first = f" {between} ".join(pair for key, pair in pairs.items() if key in required)
+    rest = [pair for key, pair in pairs.items() if key not in required]
+    if first:
+        return " ".join([first, *(f"({between} {pair})?" for pair in rest)])
+    begins = [
+        " ".join([pair, *(f"({between} {later})?" for later in rest[number + 1 :])])
+        for number, pair in enumerate(rest)
+    ]
+    return f"({' | '.join(begins)})?" if begins else ""
+
+
 def _parameters(schema: Mapping[str, Any], write: Callable[[str, Mapping[str, Any]], str]) -> str:
     """Each by its own markup, in the order of the schema."""
     required = schema.get("required", [])
@@ -197,6 +278,7 @@ def _harmony(markup: Markup, name: str, schema: dict[str, Any]) -> str:
 
 
 _BODIES: Mapping[str, _Body] = {
+    "gemma4": _gemma4,
     "glm47": _glm47,
     "harmony": _harmony,
     "json_tools": _json_tools,
@@ -204,6 +286,8 @@ _BODIES: Mapping[str, _Body] = {
     "kimi_k2": _kimi_k2,
     "laguna": _glm47,
     "llama3": _llama3,
+    "longcat": _longcat,
     "minimax_m2": _minimax_m2,
+    "pythonic": _pythonic,
     "qwen3_coder": _qwen3_coder,
 }

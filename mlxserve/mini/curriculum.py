@@ -41,6 +41,7 @@ SYSTEM_PROMPTS = (
     "You are a friendly assistant.",
 )
 SYSTEM_SHARE = 0.35
+MOST_WORDS, MOST_TOKENS = 1650, 4000  # of a context that is examined, and of its conversation
 
 
 def several(make: Callable[[Random, Split], Exchange], most: int) -> Lesson:
@@ -51,6 +52,16 @@ def several(make: Callable[[Random, Split], Exchange], most: int) -> Lesson:
         exchanges = [make(rng, split) for _ in range(rng.randint(1, most))]
         messages = tuple(message for exchange in exchanges for message in exchange.messages)
         return Conversation(messages, exchanges[-1].accepts)
+
+    return lesson
+
+
+def from_afar(make: Lesson) -> Lesson:
+    """The lesson in a context of any length that is examined, whatever the stage's."""
+
+    def lesson(rng: Random, split: Split, num_words: int) -> Conversation:
+        del num_words
+        return make(rng, split, int(MOST_WORDS * rng.random() ** 1.5))
 
     return lesson
 
@@ -76,6 +87,9 @@ _NUMBERED = several(copying.numbered_line, 3)
 _SUMS = several(arithmetic.exchange, 12)
 _LISTS = several(lists.exchange, 6)
 _TALK = several(knowledge.exchange, 3)
+_PIECES = several(copying.pieces, 4)
+_FAR = from_afar(recall.long_questions)
+_RECORDS = several(structured.exchange, 3)
 
 FOUNDATION: dict[Maker, float] = {
     _COPY: 6,
@@ -85,79 +99,58 @@ FOUNDATION: dict[Maker, float] = {
     _NUMBERED: 1,
     _TALK: 1,
 }
-# What is hard to learn and cheap to show, the rest so that it is not forgotten.
-SKILLS: dict[Maker, float] = {
-    arithmetic.sheet: 9,
-    _SUMS: 2.5,
-    _LISTS: 6,
-    personal.personal: 3,
-    _COPY: 3,
-    _NUMBERED: 0.5,
-    recall.table: 1,
-    recall.many_questions: 2,
-    recall.in_one_turn: 1,
-    recall.over_turns: 1,
-    recall.in_system_prompt: 0.5,
-    structured.structured: 1.5,
-    _TALK: 3,
-    persona.persona: 2,
-    tools.tool_calls: 1,
-    tools.tool_results: 0.5,
-    tools.no_call: 0.3,
-}
+# Every ability at once, by its share of the tokens that it takes: the drills are short, the
+# conversations with tools long.
 WHOLE: dict[Maker, float] = {
     arithmetic.sheet: 3,
-    _SUMS: 3,
-    _LISTS: 6,
-    personal.personal: 3,
-    _COPY: 2,
+    _SUMS: 2,
+    lists.sheet: 3,
+    _LISTS: 4,
+    personal.personal: 7,
+    _COPY: 5,
+    _PIECES: 3,
     _NUMBERED: 0.5,
-    recall.table: 1.5,
-    recall.many_questions: 2,
-    recall.in_one_turn: 1.5,
+    recall.table: 2,
+    recall.many_questions: 3,
+    recall.in_one_turn: 3,
     recall.over_turns: 1.5,
-    recall.in_system_prompt: 0.7,
-    structured.structured: 2.5,
-    _TALK: 3,
-    persona.persona: 2,
-    tools.tool_calls: 2,
-    tools.tool_results: 0.7,
+    recall.in_system_prompt: 1.5,
+    _FAR: 0.2,
+    _RECORDS: 3,
+    _TALK: 4,
+    persona.persona: 2.5,
+    persona.at_length: 2.5,
+    tools.session: 4,
+    tools.tool_calls: 1.5,
+    tools.tool_results: 0.5,
     tools.no_call: 0.5,
 }
 # Copying and recall to the letter: what suffered most while the rest was learned.
 POLISH: dict[Maker, float] = {
-    _COPY: 7,
-    recall.in_one_turn: 3.5,
-    recall.many_questions: 3,
-    recall.over_turns: 1.5,
-    recall.in_system_prompt: 1,
-    recall.table: 1.5,
-    arithmetic.sheet: 1,
-    _SUMS: 1.5,
-    _LISTS: 2.5,
-    personal.personal: 1.5,
-    structured.structured: 1,
-    _TALK: 2,
-    persona.persona: 2,
-    tools.tool_calls: 0.8,
-    tools.tool_results: 0.4,
-    tools.no_call: 0.2,
+    **WHOLE,
+    _COPY: 9,
+    _PIECES: 4,
+    recall.in_one_turn: 4,
+    recall.many_questions: 4,
+    recall.over_turns: 2.5,
+    recall.in_system_prompt: 2,
+    _FAR: 0.5,
 }
 LONG: dict[Maker, float] = {**WHOLE, recall.long_questions: 2}
 
 # From nothing, and from weights that already copy and recall (`train --initial`).
 FULL_PLAN: Plan = (
     Stage("foundation", 0.20, 30, 192, FOUNDATION),
-    Stage("skills", 0.35, 30, 420, SKILLS),
-    Stage("whole", 0.18, 150, 640, WHOLE),
-    Stage("long", 0.10, 1650, 4000, LONG),
-    Stage("polish", 0.17, 110, 640, POLISH),
+    Stage("skills", 0.35, 40, MOST_TOKENS, WHOLE),
+    Stage("whole", 0.18, 150, MOST_TOKENS, WHOLE),
+    Stage("long", 0.10, MOST_WORDS, MOST_TOKENS, LONG),
+    Stage("polish", 0.17, 110, MOST_TOKENS, POLISH),
 )
 CONTINUED_PLAN: Plan = (
-    Stage("skills", 0.52, 30, 420, SKILLS),
-    Stage("whole", 0.24, 150, 640, WHOLE),
-    Stage("long", 0.08, 1650, 4000, LONG),
-    Stage("polish", 0.16, 110, 640, POLISH),
+    Stage("skills", 0.58, 40, MOST_TOKENS, WHOLE),
+    Stage("whole", 0.12, 150, MOST_TOKENS, WHOLE),
+    Stage("long", 0.10, MOST_WORDS, MOST_TOKENS, LONG),
+    Stage("polish", 0.20, 110, MOST_TOKENS, POLISH),
 )
 
 

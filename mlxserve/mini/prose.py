@@ -41,14 +41,17 @@ _TEMPLATES = (
     "They have {count} {adjective} {noun}s in {town}.",
 )
 _PIECE = re.compile(r"[A-Za-z]+|[^A-Za-z]")
-_ROW_WORDS = [*words.ENGLISH, *words.JOBS, *"the a of to and in is it for on with as at by".split()]
+_ROW_WORDS = [
+    *words.trained([*words.ENGLISH, *words.JOBS]),
+    *"the a of to and in is it for on with as at by".split(),
+]
 _FIELDS = {
-    "adjective": words.ADJECTIVES,
-    "animal": words.ANIMALS,
-    "noun": words.OBJECTS,
-    "name": words.NAMES,
-    "town": words.PLACES,
-    "colour": words.COLOURS,
+    "adjective": words.trained(words.ADJECTIVES),
+    "animal": words.trained(words.ANIMALS),
+    "noun": words.trained(words.OBJECTS),
+    "name": words.trained(words.NAMES),
+    "town": words.trained(words.PLACES),
+    "colour": words.trained(words.COLOURS),
     "verb": _VERBS_PAST,
     "time": _TIMES,
     "count": "two three four five six seven eight nine ten twelve twenty".split(),
@@ -56,7 +59,7 @@ _FIELDS = {
 
 
 def sentence(rng: Random) -> str:
-    """One sentence of five to fifteen words."""
+    """One sentence of five to fifteen words, none of which is held out."""
     template = rng.choice(_TEMPLATES).replace("{place}", rng.choice(_PLACES))
     for field, choices in _FIELDS.items():
         while "{" + field + "}" in template:
@@ -68,9 +71,13 @@ def salad(rng: Random) -> str:
     """A row of words or numbers that says nothing."""
     length = rng.randint(3, 12)
     if rng.random() < 0.3:
-        return " ".join(str(rng.randrange(10 ** rng.randint(1, 4))) for _ in range(length)) + "."
+        return " ".join(words.draw(rng, Split.TRAIN, _any_number) for _ in range(length)) + "."
     row = " ".join(rng.choice(_ROW_WORDS) for _ in range(length))
     return row[0].upper() + row[1:] + rng.choice((".", ".", "!", "?", ";"))
+
+
+def _any_number(rng: Random) -> str:
+    return str(rng.randrange(10 ** rng.randint(1, 4)))
 
 
 def sentence_of(rng: Random, split: Split) -> str:

@@ -28,7 +28,7 @@ class Recipe:
 
     seed: int = 1
     num_steps: int = 4000
-    tokens_per_step: int = 2560
+    tokens_per_step: int = 4096
     tokens_per_batch: int = 1024  # what one forward takes; more means more padding
     matrix_lr: float = 0.012
     vector_lr: float = 0.002  # embeddings and norms

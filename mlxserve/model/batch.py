@@ -53,7 +53,7 @@ class Batch:
         tokens = np.zeros(num_rows, np.int32)
         positions = np.empty(num_rows, np.int32)
         slots = np.empty(num_rows, np.int32)
-        tables = [np.fromiter(chunk.page_table, np.int32) for chunk in chunks]
+        tables = [np.frombuffer(chunk.page_table, np.int32) for chunk in chunks]
         for chunk, table, start, end in zip(chunks, tables, starts, ends, strict=True):
             if not chunk.is_lazy:
                 tokens[start:end] = chunk.request.token_ids[chunk.start : chunk.end]

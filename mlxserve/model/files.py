@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mlxserve.errors import ModelNotFound, UnsupportedModel
 from mlxserve.mini import MODEL_NAME, model_path
+from mlxserve.model.fetch import fetch_weights
 
 # What is downloaded of a repository: nothing that can run.
 DATA_FILES = (
@@ -119,9 +121,27 @@ def _read_json(file: Path, name: str) -> dict[str, Any]:
     return content
 
 
+def pull_model(model: str) -> ModelFiles:
+    """As `find_model`, but what was downloaded of a file that was broken off is kept."""
+    if _existing(model) is None and _REPOSITORY.fullmatch(model):
+        with _failures_are_said(model, None):
+            fetch_weights(model)
+    return find_model(model)
+
+
 def _download(repository: str, revision: str | None) -> Path:
     """The folder of a downloaded snapshot, with a progress bar. Raises ModelNotFound."""
     from huggingface_hub import snapshot_download
+
+    with _failures_are_said(repository, revision):
+        return Path(
+            snapshot_download(repository, revision=revision, allow_patterns=list(DATA_FILES))
+        )
+
+
+@contextmanager
+def _failures_are_said(repository: str, revision: str | None) -> Iterator[None]:
+    """Raises ModelNotFound, with what to do, for what huggingface_hub raises."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HFValidationError,
@@ -132,9 +152,7 @@ def _download(repository: str, revision: str | None) -> Path:
     )
 
     try:
-        return Path(
-            snapshot_download(repository, revision=revision, allow_patterns=list(DATA_FILES))
-        )
+        yield
     except GatedRepoError as error:
         raise ModelNotFound(
             f"{repository} asks its users to accept conditions first: do that on its page, then "

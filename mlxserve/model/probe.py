@@ -20,7 +20,7 @@ from mlxserve.errors import UnsupportedModel
 from mlxserve.model.batch import Batch
 from mlxserve.model.load import LoadedModel, text_config
 from mlxserve.model.runner import ModelRunner
-from mlxserve.request import Chunk, Request, SamplingParams
+from mlxserve.request import Chunk, Request, SamplingParams, as_page_table
 
 _LENGTH = 20  # tokens of each of two sequences: two pages of 16
 # A window shows only in a context longer than itself. Up to this length it is looked at; the
@@ -98,7 +98,8 @@ def _paged(
     each = -(-length // page_size)
     kv = KVPool(loaded.layers, num_pages=2 * each, page_size=page_size, backend=backend)
     runner = ModelRunner(loaded.model, loaded.selector, kv)
-    pages = (tuple(range(2 * each - 1, 0, -2)), tuple(range(0, 2 * each, 2)))
+    orders = range(2 * each - 1, 0, -2), range(0, 2 * each, 2)
+    pages = [as_page_table(order) for order in orders]
     params = SamplingParams(temperature=0)
     requests = [Request(str(i), list(ids), params) for i, ids in enumerate(sequences)]
     for step in _steps(length):

@@ -1,8 +1,10 @@
 """Sampling on the device: logits of the rows that sample, to one token id each.
 
-Rows fall into three groups by their own parameters alone, so that what a request gets never
-depends on its neighbours: greedy rows (an argmax), plain rows (temperature only) and filtered
-rows (top-k, top-p or min-p, which need the vocabulary in order).
+Rows fall into groups by their own parameters alone, so that what a request gets never depends on
+its neighbours: greedy rows (an argmax), plain rows (temperature and min-p) and filtered rows, which
+need tokens in order: the best few for a top-k, the whole vocabulary for a top-p alone. To sort it
+is most of what sampling costs (16 rows of 26,000: 47 of 71 ms of a 2-core x86 box, the best 64 of
+them 5), and a top-p has no bound that is known before the device has read the logits.
 
 Random numbers come from a key made of the request's seed and the position of the token, so a
 seeded answer is the same alone, in a batch, and after a preemption.
@@ -10,8 +12,10 @@ seeded answer is the same alone, in a batch, and after a preemption.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -20,6 +24,7 @@ import numpy.typing as npt
 from mlxserve.request import Request, Sampled, SamplingParams, TokenLogprob
 
 _MASK64 = (1 << 64) - 1
+_BEST = (64, 1024)  # tokens that are put in order for a top-k of at most as many
 _COLDEST = 1e-6  # below it only the best token is ever drawn, and float32 ends at 1e-38
 
 
@@ -35,6 +40,9 @@ class Draw:
     seed: int
     position: int
     lazy_index: int | None = None
+
+
+_Choose: TypeAlias = Callable[[mx.array, Sequence[Draw], int], mx.array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,53 +98,65 @@ def sample(
 
 
 def _choose(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
-    groups: dict[str, list[int]] = {"greedy": [], "plain": [], "filtered": []}
+    groups: dict[tuple[_Choose, int], list[int]] = {}
     for row, draw in enumerate(draws):
-        groups[_group(draw.request.params)].append(row)
-    if len(groups["greedy"]) == len(draws):
-        return mx.argmax(logits, axis=-1).astype(mx.int32)
+        groups.setdefault(_group(draw.request.params, logits.shape[-1]), []).append(row)
+    if len(groups) == 1:
+        ((choose, size),) = groups
+        return choose(logits, draws, size).astype(mx.int32)
     ids = mx.zeros(len(draws), mx.int32)
-    for name, choose in (("greedy", _greedy), ("plain", _plain), ("filtered", _filtered)):
-        rows = groups[name]
-        if rows:
-            where = mx.array(rows)
-            ids[where] = choose(logits[where], [draws[row] for row in rows]).astype(mx.int32)
+    for (choose, size), rows in groups.items():
+        where = mx.array(rows)
+        ids[where] = choose(logits[where], [draws[row] for row in rows], size).astype(mx.int32)
     return ids
 
 
-def _group(params: SamplingParams) -> str:
+def _group(params: SamplingParams, vocabulary: int) -> tuple[_Choose, int]:
+    """(how a row is sampled, of how many of the best tokens)."""
     if params.temperature == 0:
-        return "greedy"
-    if params.top_k or params.top_p < 1 or params.min_p:
-        return "filtered"
-    return "plain"
+        return _greedy, 1
+    if params.top_k:
+        return _filtered, next((n for n in _BEST if params.top_k <= n < vocabulary), vocabulary)
+    return (_filtered if params.top_p < 1 else _plain), vocabulary
 
 
-def _greedy(logits: mx.array, draws: Sequence[Draw]) -> mx.array:  # noqa: ARG001
+def _greedy(logits: mx.array, _draws: Sequence[Draw], _size: int) -> mx.array:
     return mx.argmax(logits, axis=-1)
 
 
-def _plain(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
-    return mx.argmax(_tempered(logits, draws) + _gumbel(draws, logits.shape[-1]), axis=-1)
+def _plain(logits: mx.array, draws: Sequence[Draw], size: int) -> mx.array:
+    tempered = _tempered(logits, draws)
+    floors = [math.log(p) if (p := draw.request.params.min_p) else -math.inf for draw in draws]
+    if any(floor > -math.inf for floor in floors):
+        tempered = mx.where(tempered >= _column(floors), tempered, -mx.inf)
+    return mx.argmax(tempered + _gumbel(draws, size), axis=-1)
 
 
-def _filtered(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
-    """Top-k, then top-p and min-p over what is left, on logits in descending order."""
-    vocabulary = logits.shape[-1]
+def _filtered(logits: mx.array, draws: Sequence[Draw], size: int) -> mx.array:
+    """Top-k, then top-p and min-p over what is left, on the best `size` in descending order."""
     params = [draw.request.params for draw in draws]
-    order = mx.argsort(-logits, axis=-1)
+    order = _best(logits, size)
     ranked = mx.take_along_axis(_tempered(logits, draws), order, axis=-1)
-    top_k = _column([min(p.top_k or vocabulary, vocabulary) for p in params], mx.int32)
-    ranked = mx.where(mx.arange(vocabulary)[None] < top_k, ranked, -mx.inf)
+    top_k = _column([min(p.top_k or size, size) for p in params], mx.int32)
+    ranked = mx.where(mx.arange(size)[None] < top_k, ranked, -mx.inf)
     probabilities = mx.softmax(ranked, axis=-1, precise=True)
     before = mx.cumsum(probabilities, axis=-1) - probabilities
     kept = (before < _column([p.top_p for p in params])) & (
         probabilities >= probabilities[:, :1] * _column([p.min_p for p in params])
     )
-    kept = kept | (mx.arange(vocabulary)[None] == 0)  # rounding must not leave a row empty
+    kept = kept | (mx.arange(size)[None] == 0)  # rounding must not leave a row empty
     ranked = mx.where(kept, ranked, -mx.inf)
-    rank = mx.argmax(ranked + _gumbel(draws, vocabulary), axis=-1, keepdims=True)
+    rank = mx.argmax(ranked + _gumbel(draws, size), axis=-1, keepdims=True)
     return mx.take_along_axis(order, rank, axis=-1)[:, 0]
+
+
+def _best(logits: mx.array, size: int) -> mx.array:
+    """(rows, size): the tokens with the largest logits, best first."""
+    if size == logits.shape[-1]:
+        return mx.argsort(-logits, axis=-1)
+    best = mx.argpartition(-logits, size - 1, axis=-1)[:, :size]
+    order = mx.argsort(-mx.take_along_axis(logits, best, axis=-1), axis=-1)
+    return mx.take_along_axis(best, order, axis=-1)
 
 
 def _tempered(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
@@ -262,5 +282,5 @@ def _logprobs_of(
     logprobs = some - mx.logsumexp(some, axis=-1, keepdims=True)
     chosen = mx.take_along_axis(logprobs, ids[where][:, None], axis=-1)[:, 0]
     most = max(draws[row].request.params.logprobs or 0 for row in rows)
-    top = mx.argsort(-logprobs, axis=-1)[:, : max(most, 1)]
+    top = _best(logprobs, min(max(most, 1), logprobs.shape[-1]))
     return chosen, top, mx.take_along_axis(logprobs, top, axis=-1)

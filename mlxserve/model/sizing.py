@@ -12,7 +12,7 @@ from mlxserve.errors import OutOfMemory
 from mlxserve.model.batch import Batch
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.runner import ModelRunner
-from mlxserve.request import Chunk, Request, SamplingParams
+from mlxserve.request import Chunk, Request, SamplingParams, as_page_table
 
 log = logging.getLogger("mlxserve.sizing")
 
@@ -59,7 +59,7 @@ def _peak_of_a_step(
 ) -> int:
     """Bytes that a step of `max_num_batched_tokens` rows takes beside weights and pool."""
     rows = min(_MEASURED_ROWS, max_num_batched_tokens)
-    pages = tuple(range(-(-rows // page_size)))
+    pages = as_page_table(range(-(-rows // page_size)))
     kv = KVPool(loaded.layers, len(pages), page_size, backend)
     runner = ModelRunner(loaded.model, loaded.selector, kv)
     request = Request("sizing", [0] * rows, SamplingParams(temperature=0))

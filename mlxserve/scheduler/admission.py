@@ -13,14 +13,13 @@ from mlxserve.cache.pages import PagePool
 from mlxserve.request import Request
 from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.limit import Limit, LimitReason, limit
-from mlxserve.scheduler.prefix_cache import PrefixCache
+from mlxserve.scheduler.prefix_cache import PrefixCache, Tail
 from mlxserve.scheduler.siblings import Siblings
 from mlxserve.scheduler.stats import Counts
 from mlxserve.scheduler.step import Step
 from mlxserve.scheduler.swap import Swap
 from mlxserve.scheduler.waiting import WaitingQueue
 
-MAX_OVERTAKEN = 1  # how often in its life a request may be passed by one that needs less memory
 MAX_PASSED = 3  # requests without memory looked past in one step, as each look costs its length
 
 # Pages each running request may still grow by before a new one is let in, once memory has proved
@@ -33,6 +32,7 @@ MAX_CANDIDATES = 16  # waiting requests looked at in one step; bounds its time w
 class Admitted(NamedTuple):
     request: Request
     cached: list[int]  # pages it finds, from its first on
+    tail: Tail | None  # and what it copies of the next one
     share: Limit | None  # None where it begins with pages from the disk
 
 
@@ -71,7 +71,7 @@ class Admission:
         for request in islice(waiting.in_order(now), MAX_CANDIDATES):
             if not self._has_place(waiting, running, step):
                 return
-            if passed and not _may_overtake(request, passed):
+            if passed and not self._may_overtake(request, passed):
                 return
             cached = self._cache.match(request)
             if self._siblings.must_wait(request, self._cache.matchable(request)[len(cached) :]):
@@ -83,13 +83,16 @@ class Admission:
             if needed > available:
                 passed.append(request)
                 continue
-            share = self._first_share(request, len(cached), step)
+            tail = self._tail(request, cached, available - needed)
+            start = len(cached) * self._pool.page_size + (tail.num_tokens if tail else 0)
+            share = self._first_share(request, start, step)
             if share is not None and share.reason is LimitReason.ALIGNMENT:
                 self._counts.align_deferrals += 1
                 continue
             if share is not None and share.reason is not None:
                 return
-            yield Admitted(request, cached, share)
+            needed += self._pool.num_idle([tail.page]) if tail else 0
+            yield Admitted(request, cached, tail, share)
             available -= needed
             for other in passed:
                 other.num_overtaken += 1
@@ -97,6 +100,13 @@ class Admission:
 
     def _has_place(self, waiting: WaitingQueue, running: Mapping[str, Request], step: Step) -> bool:
         return len(waiting) > 0 and step.budget > 0 and len(running) < self._config.max_num_seqs
+
+    def _may_overtake(self, request: Request, passed: Sequence[Request]) -> bool:
+        return (
+            len(passed) <= MAX_PASSED
+            and passed[0].priority == request.priority
+            and all(other.num_overtaken < self._config.max_overtakes for other in passed)
+        )
 
     def _is_short(self, request: Request, num_cached_pages: int) -> bool:
         num_uncached = len(request.token_ids) - num_cached_pages * self._pool.page_size
@@ -113,18 +123,14 @@ class Admission:
             for request in running.values()
         )
 
-    def _first_share(self, request: Request, num_cached_pages: int, step: Step) -> Limit | None:
+    def _tail(self, request: Request, cached: Sequence[int], spare: int) -> Tail | None:
+        """What it can copy: until that is done, a source that nobody else holds is one page more."""
+        tail = self._cache.tail(request, cached)
+        return tail if tail and self._pool.num_idle([tail.page]) <= spare else None
+
+    def _first_share(self, request: Request, start: int, step: Step) -> Limit | None:
         """None where it begins with pages from the disk."""
-        start = num_cached_pages * self._pool.page_size
         if self._swap.num_tokens(request, start):
             return None
         stop = self._swap.stop(request, start)
         return limit(start, stop, len(request.token_ids), step.budget, step.ctx)
-
-
-def _may_overtake(request: Request, passed: Sequence[Request]) -> bool:
-    return (
-        len(passed) <= MAX_PASSED
-        and passed[0].priority == request.priority
-        and all(other.num_overtaken < MAX_OVERTAKEN for other in passed)
-    )

@@ -6,14 +6,13 @@ from collections.abc import Iterable
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import Request, RequestState
-from mlxserve.scheduler.admission import MAX_OVERTAKEN
 
 
-def check_waiting(requests: Iterable[Request]) -> None:
+def check_waiting(requests: Iterable[Request], max_overtakes: int) -> None:
     for request in requests:
         assert request.state is RequestState.WAITING, f"{request.id} waits as {request.state}"
         assert not request.page_table, f"{request.id} waits and holds pages"
-        assert request.num_overtaken <= MAX_OVERTAKEN, f"{request.id} is overtaken too often"
+        assert request.num_overtaken <= max_overtakes, f"{request.id} is overtaken too often"
         assert request.num_computed == request.num_in_flight == 0, f"{request.id} half runs"
 
 
@@ -38,6 +37,9 @@ def _check_holder(request: Request, pool: PagePool, num_unread: int) -> None:
     assert not (request.loading and request.num_in_flight), f"{name} is read and computed at once"
     assert not request.loading or request.saved, f"{name} is read from nowhere"
     assert len(table) * pool.page_size >= num_computed, f"{name}: table is too short"
+    assert request.steady_until <= len(table) * pool.page_size, f"{name}: no page to be steady in"
+    assert request.steady_until <= max(0, request.full_at - 1), f"{name} is steady beyond its end"
+    assert not (request.guide and request.steady_until), f"{name} is guided, and not asked"
     assert len(set(table)) == len(table), f"{name} has a page twice"
     assert request.num_cached < request.num_prompt, f"{name}: nothing was left to compute"
     for index, page in enumerate(table):

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from mlxserve.errors import InvalidConfig
+from mlxserve.scheduler.copies import PageTail
 from mlxserve.scheduler.preemption import PreemptionMode
 
 logger = logging.getLogger("mlxserve.scheduler")
+
+
+class BudgetMode(Enum):
+    """What an aligned chunk costs of a step's budget: its pages, or its tokens."""
+
+    ALIGNED = auto()
+    UNALIGNED = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +31,13 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     page_aligned_scheduling: bool = True
+    budget_mode: BudgetMode = BudgetMode.ALIGNED
     long_prefill_token_threshold: int = 512
     max_num_waiting: int = 1024
+    max_overtakes: int = 1
+    ageing_steps: int = 1000
     max_pinned_fraction: float = 0.5
+    page_tail: PageTail = PageTail.COPY
     preemption_mode: PreemptionMode = PreemptionMode.RECOMPUTE
 
     def __post_init__(self) -> None:

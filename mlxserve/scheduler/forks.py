@@ -10,29 +10,18 @@ sample is drawn from, and the only thing that is computed twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
-from mlxserve.cache.pages import PagePool
 from mlxserve.request import Request
-
-
-@dataclass(frozen=True, slots=True)
-class PageCopy:
-    """Make page `target` hold what page `source` holds."""
-
-    source: int
-    target: int
 
 
 @dataclass(slots=True)
 class Forks:
-    """Who waits for whom, and which copies have to be made before the next step."""
+    """Who waits for whom."""
 
-    pool: PagePool
     _parked: dict[Request, list[Request]] = field(default_factory=dict)  # by their leader
-    _copies: dict[Request, PageCopy] = field(default_factory=dict)  # by the fork they are for
 
     def __len__(self) -> int:
         """Forks that wait for their leader."""
@@ -72,28 +61,6 @@ class Forks:
             self.park(fork)
         return first
 
-    def copy(self, fork: Request, source: int, target: int) -> None:
-        """The fork's page has to become a copy, before the next step. Until then nobody else gets
-        the source."""
-        self.pool.share([source])
-        self._copies[fork] = PageCopy(source, target)
-
-    def take_copies(self) -> list[PageCopy]:
-        """The copies to make now. A step that is planned after that may write to the sources."""
-        copies = list(self._copies.values())
-        self._copies.clear()
-        self.pool.release([copy.source for copy in copies])
-        return copies
-
-    def drop_copy(self, fork: Request) -> None:
-        """It gives its pages up; no-op if none was to become a copy."""
-        if (copy := self._copies.pop(fork, None)) is not None:
-            self.pool.release([copy.source])
-
-    def held(self) -> Iterable[list[int]]:
-        """Pages held for copies, as page tables."""
-        return ([copy.source] for copy in self._copies.values())
-
     def check(self) -> None:
         """Audit. Raises AssertionError."""
         for leader, forks in self._parked.items():
@@ -103,5 +70,3 @@ class Forks:
             assert leader.num_outputs == 0, f"{leader.id} has its prompt, but is waited for"
             for fork in forks:
                 assert fork.fork_of is leader, f"{fork.id} waits for another one"
-        for fork, copy in self._copies.items():
-            assert copy.target in fork.page_table, f"{fork.id} has lost its copy"

@@ -30,7 +30,7 @@ class Limit(NamedTuple):
     reason: LimitReason | None = None
 
 
-_DECODE = Limit(1, 1)
+DECODE = Limit(1, 1)  # what a decode gets wherever there is budget and place for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,7 @@ class LimitContext:
     long_prefill_token_threshold: a prefill chunk's cap while others are eligible; 0 is no cap
     is_chunked: a prompt may be computed over several steps
     is_aligned: its chunks end where a page ends
+    charges_pages: an aligned chunk costs all the pages it touches, and not only its tokens
     """
 
     page_size: int
@@ -51,6 +52,7 @@ class LimitContext:
     long_prefill_token_threshold: int = 0
     is_chunked: bool = True
     is_aligned: bool = False
+    charges_pages: bool = True
 
 
 def limit(start: int, known_end: int, prefill_end: int, budget: int, ctx: LimitContext) -> Limit:
@@ -61,7 +63,7 @@ def limit(start: int, known_end: int, prefill_end: int, budget: int, ctx: LimitC
     `budget` is what is left of the step for this request, memory included.
     """
     if prefill_end <= start == known_end - 1 < ctx.max_model_len and budget > 0:
-        return _DECODE  # most calls: as below, in a fifth of the time
+        return DECODE  # most calls: as below, in a fifth of the time
     known_end = min(known_end, ctx.max_model_len)
     num_tokens = known_end - start
     if num_tokens <= 0:
@@ -93,7 +95,7 @@ def _prefill_cap(ctx: LimitContext) -> int:
 
 def _charge(start: int, num_tokens: int, budget: int, ctx: LimitContext) -> int:
     """Aligned chunks cost whole pages, but never more than is left: a short tail must not starve."""
-    if not ctx.is_aligned:
+    if not (ctx.is_aligned and ctx.charges_pages):
         return num_tokens
     first = start // ctx.page_size
     last = -(-(start + num_tokens) // ctx.page_size)

@@ -26,7 +26,7 @@ class Pins:
         self._pool = pool
         self._quota = quota
         self._claims: Counter[bytes] = Counter()  # hash of a page -> prefixes that have it
-        self._promised: dict[str, tuple[bytes, ...]] = {}  # hashes of the prefix's full pages
+        self._promised: dict[str, tuple[bytes, ...]] = {}  # hashes of the prefix's pages
         self._pinned: dict[str, tuple[bytes, ...]] = {}
 
     @property
@@ -38,8 +38,8 @@ class Pins:
         """Pages that are pinned, or will be, and are not this request's prompt's own.
 
         Judged by what was promised, and not by its page table, where duplicates of pinned pages
-        may be: setting it back is enough to get rid of these. So only a new reservation makes this
-        number grow, whatever is pinned, dropped, cancelled, admitted or preempted.
+        may be until they are published. So only a new reservation makes this number grow,
+        whatever is pinned, dropped, cancelled, admitted or preempted.
         """
         if chain := self._promised.get(request.id):
             return self.num_pages - len(chain)
@@ -47,9 +47,11 @@ class Pins:
         num_matchable = (request.num_prompt - 1) // self._pool.page_size
         return self.num_pages - self._num_claimed(request.page_hashes[:num_matchable])
 
-    def reserve(self, request: Request) -> None:
-        """Raises PrefixQuotaExceeded, and nothing happened, where the quota is too small."""
-        chain = self._chain(request)
+    def reserve(self, request: Request, chain: tuple[bytes, ...]) -> None:
+        """Raises PrefixQuotaExceeded, and nothing happened, where the quota is too small.
+
+        `chain`: hashes of the pages to be kept.
+        """
         num_new = sum(hash_ not in self._claims for hash_ in chain)
         if self.num_pages + num_new > self._quota:
             raise PrefixQuotaExceeded(
@@ -62,11 +64,10 @@ class Pins:
         self._claims.update(chain)
 
     def pin(self, request: Request) -> None:
-        """Its prompt has been computed and published: keep the pages that are full."""
+        """Its prompt has been computed and published: keep its pages."""
         chain = self._promised.pop(request.id)
-        pages = self._pool.match(chain, request.token_ids)
-        assert len(pages) == len(chain), f"{request.id}: a page of the prefix is lost"
-        self._pool.pin(pages)
+        assert all(map(self._pool.is_known, chain)), f"{request.id}: a page of the prefix is lost"
+        self._pool.pin([self._pool.page_of(hash_) for hash_ in chain])
         self._pinned[request.id] = chain
 
     def drop(self, request_id: str) -> None:
@@ -89,9 +90,6 @@ class Pins:
         assert all(map(self._pool.is_pinned, pinned)), "a page of a prefix is not pinned"
         claims = Counter(h for c in (*self._promised.values(), *self._pinned.values()) for h in c)
         assert claims == self._claims, "a claim is miscounted"
-
-    def _chain(self, request: Request) -> tuple[bytes, ...]:
-        return tuple(request.page_hashes[: request.num_prompt // self._pool.page_size])
 
     def _num_claimed(self, chain: Sequence[bytes]) -> int:
         """How many pages of it are claimed: a beginning, as every prefix claims its first."""

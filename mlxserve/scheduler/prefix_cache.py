@@ -5,18 +5,32 @@ Knows requests and hashes; the pool knows pages. Decides nothing.
 
 from __future__ import annotations
 
-from mlxserve.cache.hashing import extend_hashes, root
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from mlxserve.cache.hashing import extend_hashes, page_hash, root
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import CacheMiss, CacheReport, Chunk, Request
 from mlxserve.scheduler.explain import Explainer
 from mlxserve.scheduler.siblings import Siblings
 
 
-class PrefixCache:
-    """Finds nothing and publishes nothing where it is off."""
+class Tail(NamedTuple):
+    """A page whose first tokens are the next of a prompt, which goes on differently behind them."""
 
-    def __init__(self, pool: PagePool, siblings: Siblings, *, is_on: bool) -> None:
+    page: int
+    num_tokens: int
+
+
+class PrefixCache:
+    """Finds nothing and publishes nothing where it is off. Tails it finds only to be copied."""
+
+    def __init__(
+        self, pool: PagePool, siblings: Siblings, *, is_on: bool, copies_tails: bool
+    ) -> None:
         self.is_on = is_on
+        self._copies_tails = is_on and copies_tails
         self._pool = pool
         self._siblings = siblings
         self._explainer = Explainer(pool)
@@ -47,31 +61,81 @@ class PrefixCache:
         self._matches[request] = (self._pool.num_evicted, pages)
         return pages
 
+    def tail(self, request: Request, cached: Sequence[int]) -> Tail | None:
+        """What could be copied behind the pages that it matches. Holds as long as they do.
+
+        The last page of a prompt that is cached whole, or the end of a named prefix. Nothing where
+        pages of it are on disk: they begin where a page begins.
+        """
+        if not self._copies_tails or request.saved is not None:
+            return None
+        page_size, hashes, token_ids = self._pool.page_size, request.page_hashes, request.token_ids
+        start, last = len(cached) * page_size, len(token_ids) - 1
+        if start + page_size == len(token_ids) and (
+            whole := self._pool.match(hashes, token_ids, skip=len(cached))
+        ):
+            return Tail(whole[0], page_size - 1)
+        parent = self._parent(request, len(cached))
+        found = self._pool.find_tail(parent, token_ids[start : min(last, start + page_size)])
+        return Tail(*found) if found else None
+
     def forget(self, request: Request) -> None:
         """It waits no more: nobody asks for its match again."""
         self._matches.pop(request, None)
 
-    def publish(self, chunk: Chunk) -> None:
-        """Make the pages findable that this chunk completed, now that it has been computed."""
+    def publish(self, chunk: Chunk) -> list[int]:
+        """Make the pages findable that this chunk completed, now that it has been computed.
+
+        As `publish_pages`.
+        """
         request, page_size = chunk.request, self._pool.page_size
         # A token that was dropped with its request's end stays unknown.
         end = min(chunk.end, len(request.token_ids)) // page_size
-        self.publish_pages(request, chunk.start // page_size, end)
+        return self.publish_pages(request, chunk.start // page_size, end)
 
-    def publish_pages(self, request: Request, first: int, end: int) -> None:
-        """Make pages first .. end of its table findable: they hold what their tokens say."""
+    def publish_pages(self, request: Request, first: int, end: int) -> list[int]:
+        """Make pages first .. end of its table findable: they hold what their tokens say.
+
+        The indices of those that are found elsewhere already, and so were not published.
+        """
         if first >= end or not self.is_on:
-            return
+            return []
         self.hash(request)
-        for index in range(first, end):
-            self._publish_page(request, index)
-            self._siblings.pass_by(request.page_hashes[index])
+        duplicates = [i for i in range(first, end) if not self._publish_page(request, i)]
+        for hash_ in request.page_hashes[first:end]:
+            self._siblings.pass_by(hash_)
+        return duplicates
 
-    def _publish_page(self, request: Request, index: int) -> None:
-        page_size, hashes = self._pool.page_size, request.page_hashes
-        parent = hashes[index - 1] if index else root(request.cache_salt)
+    def _publish_page(self, request: Request, index: int) -> bool:
+        page_size, hash_ = self._pool.page_size, request.page_hashes[index]
         tokens = request.token_ids[index * page_size : (index + 1) * page_size]
-        self._pool.publish(request.page_table[index], hashes[index], parent, tokens)
+        parent = self._parent(request, index)
+        return self._pool.publish(request.page_table[index], hash_, parent, tokens)
+
+    def chain(self, request: Request) -> tuple[bytes, ...]:
+        """Hashes of the pages that a named prefix keeps: the full ones, and the tail if it will
+        be copied."""
+        self.hash(request)
+        full, tail = divmod(request.num_prompt, self._pool.page_size)
+        pages = tuple(request.page_hashes[:full])
+        return (*pages, page_hash(*self._tail(request))) if tail and self._copies_tails else pages
+
+    def publish_tail(self, request: Request) -> None:
+        """Make the page that its prompt ends in findable, if it will be copied."""
+        chain, full = self.chain(request), request.num_prompt // self._pool.page_size
+        if len(chain) > full:
+            parent, tokens = self._tail(request)
+            self._pool.publish_tail(request.page_table[full], chain[full], parent, tokens)
+
+    def _tail(self, request: Request) -> tuple[bytes, Sequence[int]]:
+        """Of the page that its prompt ends in: what stands before it, and what it holds."""
+        full = request.num_prompt // self._pool.page_size
+        tokens = request.token_ids[full * self._pool.page_size : request.num_prompt]
+        return self._parent(request, full), tokens
+
+    def _parent(self, request: Request, index: int) -> bytes:
+        """What stands before page `index` in its chain."""
+        return request.page_hashes[index - 1] if index else root(request.cache_salt)
 
     def report_fork(self, num_pages: int) -> CacheReport:
         """As `report`, of a prompt that shares all its full pages with the one it is a fork of."""
@@ -80,8 +144,11 @@ class PrefixCache:
         num_tokens = num_pages * self._pool.page_size
         return CacheReport(num_pages, num_tokens, num_tokens, CacheMiss.BELOW_ONE_PAGE)
 
-    def report(self, request: Request, num_pages: int) -> CacheReport:
-        """What it did for a prompt of which it found so many pages."""
+    def report(self, request: Request, num_pages: int, num_copied: int) -> CacheReport:
+        """What it did for a prompt of which it found so many pages, and tokens of the next one."""
         if not self.is_on:
             return CacheReport(0, 0, 0, CacheMiss.OFF)
-        return self._explainer.report(request, self.matchable(request), num_pages)
+        found = self._explainer.report(request, self.matchable(request), num_pages)
+        num_tokens = found.num_tokens + num_copied
+        differs_at = max(found.differs_at, num_tokens)
+        return replace(found, num_tokens=num_tokens, differs_at=differs_at)

@@ -36,7 +36,9 @@ class Siblings:
     def leave(self, request: Request) -> None:
         """A request computes no more, or waits no more."""
         self._followers.discard(request)
-        for hash_ in request.page_hashes:
+        # What is being computed is short beside the context of an agent.
+        hashes = min(request.page_hashes, list(self._leaders), key=len)
+        for hash_ in hashes:
             if self._leaders.get(hash_) is request:
                 del self._leaders[hash_]
 

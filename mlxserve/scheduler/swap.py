@@ -69,7 +69,7 @@ class Swap:
             return 0
         key = f"{request.arrival}.{request.num_preemptions}"
         request.saved = PageRun(key, first, tuple(request.page_hashes[first:end]))
-        self._transfers.saves.append(Save(request.saved, pages[first:]))
+        self._transfers.saves.append(Save(request.saved, tuple(pages[first:])))
         return (end - first) * self._pool.page_size
 
     def load(self, request: Request, end: int) -> None:
@@ -79,7 +79,7 @@ class Swap:
         request.loading = PageRun(
             saved.key, first, saved.hashes[first - saved.first : end - saved.first]
         )
-        pages = request.page_table[first:end]
+        pages = tuple(request.page_table[first:end])
         self._transfers.loads.append(Load(request.id, request.loading, pages))
 
     def drop(self, request: Request) -> None:

@@ -16,10 +16,6 @@ from typing import TypeAlias
 from mlxserve.request import Request
 from mlxserve.scheduler.fairness import Service
 
-# Steps in which a waiting request rises by one class: minutes on a busy machine. In steps and not
-# in seconds, because an engine that makes none passes nobody over either.
-AGEING_STEPS = 1000
-
 _Bucket: TypeAlias = list[Request]  # of one class, client and history, by arrival
 _Key: TypeAlias = tuple[int, bool, int, int]
 
@@ -27,8 +23,11 @@ _Key: TypeAlias = tuple[int, bool, int, int]
 class WaitingQueue:
     """Kept in buckets within which nothing but arrival counts; merged as far as one looks."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, ageing_steps: int) -> None:
+        """`ageing_steps`: in which a waiting request rises by one class. In steps and not in
+        seconds, because an engine that makes none passes nobody over either."""
         self._service = service
+        self._ageing_steps = ageing_steps
         self._buckets: dict[tuple[int, bool, str], _Bucket] = {}
         self._count = 0
 
@@ -73,7 +72,7 @@ class WaitingQueue:
                 heapq.heappush(heap, (self._key(bucket[index], best, now), bucket, index))
 
     def _key(self, request: Request, best: int, now: int) -> _Key:
-        risen = (now - request.queued_at) // AGEING_STEPS
+        risen = (now - request.queued_at) // self._ageing_steps
         return (
             max(best, request.priority - risen),
             not request.has_run,

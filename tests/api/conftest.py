@@ -40,7 +40,6 @@ class FakeAnswer:
         self.request_id = request_id
         self.num_prompt = num_prompt
         self.is_closed = False
-        self.kept = 0.0
         self._chat = chat
         self._script = script
 
@@ -52,9 +51,6 @@ class FakeAnswer:
                 raise step
             else:
                 yield step
-
-    def keep(self, seconds: float) -> None:
-        self.kept = seconds
 
     async def aclose(self) -> None:
         with self._chat.changed:
@@ -377,6 +373,7 @@ class ScriptedEngine:
         self.says = ""
         self.requests: list[Any] = []
         self.ends: list[FinishReason] = []  # of those that were ended early
+        self.kept: list[float] = []  # for how long, of those whose pages are kept
         self._tokenizer = tokenizer
 
     async def submit_all(self, requests: Sequence[Any]) -> list[Any]:
@@ -403,8 +400,8 @@ class ScriptedEngine:
     def abort(self, _request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
         self.ends.append(reason)
 
-    def keep(self, _request: Any, _seconds: float) -> None:
-        pass
+    def keep(self, _request: Any, seconds: float) -> None:
+        self.kept.append(seconds)
 
     def stats(self) -> Stats:
         return Stats()

@@ -57,6 +57,8 @@ ROWS: dict[int, tuple[str, ...]] = {
     ),
     6: (  # floods
         "api/test_connection.py::test_connections_beyond_the_cap_are_a_503",
+        "api/test_connection.py::test_five_thousand_sockets_cost_little_and_stop_nobody",
+        "api/test_crowd.py::test_an_address_takes_no_room_from_another",
         "api/test_connection.py::test_endless_headers_are_cut_off_long_before_their_end",
         "api/test_connection.py::test_a_declared_flood_is_refused_before_it_is_sent",
         "api/test_connection.py::test_a_body_without_end_is_refused_and_cut_off",
@@ -104,7 +106,7 @@ ROWS: dict[int, tuple[str, ...]] = {
         "api/test_security.py::test_keys_do_not_share_cached_pages",
         "api/test_security.py::test_a_salt_cannot_reach_into_another_keys_pages",
         "api/test_load.py::test_two_keys_share_no_page",
-        "scheduler/test_scheduler.py::test_pages_are_not_shared_across_salts",
+        "scheduler/test_prefix_cache.py::test_pages_are_not_shared_across_salts",
         "scheduler/test_pins.py::test_a_prefix_stays_when_everything_else_is_evicted",
     ),
     17: (  # forged hashes, damaged pages
@@ -142,6 +144,7 @@ ROWS: dict[int, tuple[str, ...]] = {
         "api/test_server.py::test_answers_under_way_at_the_end_finish_with_an_error_the_client_can_read",
         "api/test_server.py::test_a_second_signal_does_not_wait",
         "cache/test_store.py::test_what_a_killed_process_left_is_removed_at_the_next_start",
+        "api/test_killed.py::test_whoever_starts_after_a_kill_finds_sound_files",
     ),
 }
 

@@ -1,8 +1,10 @@
+import contextlib
 import json
+from collections.abc import Iterator
 
 import pytest
 
-from mlxserve.api.body import MAX_JSON_DEPTH, MAX_MEMBERS, parse_json
+from mlxserve.api.body import MAX_JSON_DEPTH, MAX_MEMBERS, MAX_VALUES, parse_json
 from mlxserve.api.errors import ApiError
 
 
@@ -12,6 +14,14 @@ def refusal(raw: bytes) -> ApiError:
     assert caught.value.status == 400
     assert caught.value.code == "invalid_json"
     return caught.value
+
+
+@contextlib.contextmanager
+def no_parser() -> Iterator[None]:
+    """It holds the interpreter's lock: what takes it long is to be refused before it begins."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json, "loads", None)
+        yield
 
 
 def nested(depth: int) -> bytes:
@@ -65,10 +75,26 @@ def test_a_name_given_twice_is_named():
 
 def test_a_million_members_are_refused():
     raw = b"{" + b",".join(b'"%d":1' % number for number in range(1_000_000)) + b"}"
-    assert "members" in refusal(raw).message
+    with no_parser():
+        assert "members together" in refusal(raw).message
     assert (
         len(parse_json(json.dumps({str(n): n for n in range(MAX_MEMBERS)}).encode())) == MAX_MEMBERS
     )
+
+
+@pytest.mark.parametrize("value", [b"1", b'"' + b"," * 9 + b'\\"\\\\"'])
+def test_a_flood_of_values_is_refused_unparsed(value: bytes):
+    with no_parser():
+        body = b'{"b":"x","c":{"d":1},"a" :[' + b",".join([value] * (MAX_VALUES + 1)) + b"]}"
+        assert refusal(body).param == "a"
+
+
+def test_what_stands_in_a_text_does_not_count():
+    value = {"text": '{"a": 1, "b": [2, 3]}\\"' * 100_000, "tokens": [7] * (MAX_VALUES - 10)}
+    assert parse_json(json.dumps(value).encode()) == value
+    refusal(
+        b'{"a":"' + b'\\",' * 1_000_000
+    )  # a text without an end: read once, not again and again
 
 
 def test_depth_is_bounded_exactly():

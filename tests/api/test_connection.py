@@ -2,7 +2,11 @@
 
 import contextlib
 import json
+import resource
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -210,20 +214,27 @@ def test_a_reader_that_stalls_is_cut_off_and_its_answer_closed(start_server, cha
     assert is_healthy(port)
 
 
-def test_connections_beyond_the_cap_are_a_503(start_server):
-    port = start_server(limits=Limits(connections=3)).port
-    peers = [Peer(port) for _ in range(3)]
-    try:
-        for peer in peers:
-            peer.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            peer.read_until(b"ok")
-        with Peer(port) as another:
-            reply = another.read_to_end()
-            assert status_and_error(reply) == (503, "overloaded")
-            assert b"\r\nretry-after: 1\r\n" in reply.lower()
-    finally:
-        for peer in peers:
-            peer.socket.close()
+def test_connections_beyond_the_cap_are_a_503(start_server, chat):
+    chat.script = [chat.Delta("one", (1,)), chat.HOLD, *chat.reply([1])]
+    body = b'{"messages": [{"role": "user", "content": "x"}], "stream": true}'
+    port = start_server(limits=Limits(connections=4, connections_per_address=3)).port
+    with contextlib.ExitStack() as sockets:
+        idle, *busy = (sockets.enter_context(Peer(port)) for _ in range(3))
+        idle.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        idle.read_until(b"ok")
+        for peer in busy:
+            peer.send(CHAT + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            peer.read_until(b"one")
+        third = sockets.enter_context(Peer(port))  # the one that asks for nothing makes room
+        reply = idle.read_to_end()
+        assert status_and_error(reply) == (503, "overloaded")
+        assert b"\r\nretry-after: 1\r\n" in reply.lower()
+        third.send(CHAT + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        third.read_until(b"one")
+        with Peer(port) as another:  # now all of them ask for something
+            assert status_and_error(another.read_to_end()) == (503, "overloaded")
+        chat.release()
+        third.read_until(b"[DONE]")
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -253,3 +264,65 @@ def test_a_storm_of_resets_leaves_nothing_running(start_server, chat):
     chat.wait_until_closed()
     assert len(chat.answers) == 50
     assert is_healthy(port)
+
+
+FLOOD = 5_000
+FLOODED = """
+import logging, sys
+from mlxserve.api.drain import Drain
+from mlxserve.api.server import Server, bind, serve
+
+async def app(scope, receive, send):
+    while (await receive()).get("more_body"):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+listener = bind("127.0.0.1", 0)
+ready = lambda: print(listener.getsockname()[1], flush=True)
+serve(Server(app, on_ready=ready, stop_engine=int, drain=Drain(), drain_seconds=0), listener)
+"""
+
+
+def megabytes_of(pid: int) -> float:
+    ps = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, check=True)
+    return int(ps.stdout) / 1024
+
+
+@pytest.fixture
+def open_files() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (FLOOD + 1_000, before[1]))
+    except (OSError, ValueError):
+        pytest.skip(f"this process may not have {FLOOD} open files")
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("open_files")
+def test_five_thousand_sockets_cost_little_and_stop_nobody():
+    server = subprocess.Popen([sys.executable, "-c", FLOODED], stdout=subprocess.PIPE)
+    try:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+        with contextlib.ExitStack() as sockets:
+            earlier = sockets.enter_context(Peer(port))
+            earlier.send(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{")
+            assert is_healthy(port)
+            before = megabytes_of(server.pid)
+            flood = [sockets.enter_context(Peer(port)) for _ in range(FLOOD)]
+            for peer in flood[-100:]:
+                peer.send(b"GET / HTTP/1.1\r\nX: and no more")
+            assert is_healthy(port)
+            earlier.send(b"}")
+            assert earlier.read_until(b"ok")
+            grown = megabytes_of(server.pid) - before
+            cut_off = [peer.read_to_end()[:12] for peer in flood[:-500]]
+        assert cut_off == [b"HTTP/1.1 503"] * (FLOOD - 500)
+        assert grown < 20  # 11 on Linux, with 500 of them still open
+    finally:
+        server.terminate()
+        assert server.wait(timeout=30) == 0
+        server.stdout.close()

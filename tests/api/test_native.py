@@ -215,11 +215,3 @@ def test_usage_says_what_the_cache_did(client, chat):
         assert client.post(path, json=body).json()["usage"]["cache"] == told
     several = client.post("/v1/completions", json={"prompt": ["x", "y"]})
     assert several.json()["usage"]["cache"] is None
-
-
-def test_a_conversation_that_waits_for_its_tools_is_kept_in_the_cache(client, chat):
-    usage = chat.Usage(1, 1, 0)
-    for reason, seconds in ((FinishReason.TOOL_CALLS, 60), (FinishReason.STOP, 0)):
-        chat.script = [chat.Delta("", (1,), (), reason, usage)]
-        client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
-        assert chat.answers[-1].kept == seconds

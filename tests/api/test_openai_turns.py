@@ -53,6 +53,7 @@ def says(scripted_chat: Any) -> Any:
     engine.says = SAYS
     engine.requests.clear()
     engine.ends.clear()
+    engine.kept.clear()
     return engine
 
 
@@ -151,6 +152,7 @@ def test_one_call_is_the_last_where_they_are_not_parallel(scripted, says):
     assert len(choice.message.tool_calls) == 1
     assert choice.finish_reason == "tool_calls"
     assert says.ends == [FinishReason.TOOL_CALLS]  # the engine does not go on
+    assert says.kept == [60.0]  # until the tool has answered
 
 
 def test_a_stop_string_is_looked_for_in_the_text_alone(scripted, says):

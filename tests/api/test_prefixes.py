@@ -25,8 +25,11 @@ def test_a_prefix_is_added_listed_used_and_removed(client, chat):
     ]
     assert client.delete("/v1/prefixes/rules").json()["deleted"] is True
     assert client.get("/v1/prefixes").json()["data"] == []
-    assert client.get("/v1/prefixes/rules").status_code == 404
-    assert client.delete("/v1/prefixes/rules").status_code == 404
+    client.put("/v1/prefixes/tone", json={"prompt": "abc"})
+    for call in (client.get, client.delete):
+        reply = call("/v1/prefixes/rules")
+        assert reply.status_code == 404
+        assert reply.json()["error"]["message"].endswith("named 'rules'; known: tone.")
 
 
 def test_a_prefix_may_be_token_ids_or_the_start_of_a_conversation(client, chat):

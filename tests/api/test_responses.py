@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from mlxserve.api.turns import MAX_TOOLS
 from mlxserve.errors import EngineStopped, QueueFull
 from mlxserve.parsing.turn import ToolCallDelta
 from mlxserve.request import FinishReason
@@ -329,6 +330,73 @@ def test_items_of_each_kind_come_one_after_the_other(client, chat):
     assert added == [0, 1, 2, 3]
     usage = found[-1]["response"]["usage"]
     assert usage["output_tokens_details"] == {"reasoning_tokens": 2}
+
+
+CRM = {
+    "type": "namespace",
+    "name": "crm",
+    "description": "Customers.",
+    "tools": [
+        {"type": "function", "name": "find", "description": "d", "parameters": {"type": "object"}},
+        {"type": "custom", "name": "note"},
+    ],
+}
+
+
+def test_tools_of_a_namespace_are_called_by_both_names_and_remembered(client, chat):
+    chat.script = [
+        chat.Delta(
+            tool_calls=(
+                ToolCallDelta(0, "call_a", "crm.find", "{}"),
+                ToolCallDelta(1, "call_b", "crm.note", '{"input": "x"}'),
+                ToolCallDelta(2, "call_c", "look", "{}"),
+            ),
+            finish_reason=FinishReason.TOOL_CALLS,
+            usage=chat.Usage(3, 9, 0),
+        )
+    ]
+    reply = client.post(PATH, json={**HELLO, "tools": [CRM, TOOLS[0]]}).json()
+    calls = [(item["type"], item["name"], item.get("namespace")) for item in reply["output"]]
+    assert calls == [
+        ("function_call", "find", "crm"),
+        ("custom_tool_call", "note", "crm"),
+        ("function_call", "look", None),
+    ]
+    shown = [tool["function"] for tool in chat.rendered[-1].tools]
+    assert [tool["name"] for tool in shown] == ["crm.find", "crm.note", "look"]
+    assert shown[0]["description"] == "Customers.\nd"
+    assert reply["tools"] == [CRM, TOOLS[0]]
+    outputs = [
+        {"type": "function_call_output", "call_id": call, "output": "ok"}
+        for call in ("call_a", "call_b", "call_c")
+    ]
+    asked = {"input": outputs, "previous_response_id": reply["id"], "tools": [CRM]}
+    assert client.post(PATH, json=asked).status_code == 200
+    said = chat.rendered[-1].messages[1]["tool_calls"]
+    assert [call["function"]["name"] for call in said] == ["crm.find", "crm.note", "look"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "word"),
+    [
+        ({"type": "namespace", "name": "crm"}, "tools"),
+        ({"type": "namespace", "tools": CRM["tools"]}, "name"),
+        ({**CRM, "tools": [CRM]}, "function and custom"),
+        ({**CRM, "tools": [{"type": "function"}]}, "name"),
+    ],
+)
+def test_a_namespace_that_cannot_be_used_is_refused(client, tool, word):
+    reply = client.post(PATH, json={**HELLO, "tools": [tool]})
+    assert reply.status_code == 400
+    assert word in reply.json()["error"]["message"]
+
+
+def test_namespaces_do_not_hide_too_many_tools(client, chat):
+    many = [{"type": "function", "name": f"t{number}"} for number in range(MAX_TOOLS)]
+    groups = [{**CRM, "name": name, "tools": many} for name in ("a", "b")]
+    reply = client.post(PATH, json={**HELLO, "tools": groups})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools")
+    assert chat.submitted == []
 
 
 def test_a_whole_reply_has_the_same_items_as_its_stream(client, chat):

@@ -11,7 +11,7 @@ import pytest
 
 from mlxserve.bench.costs import ASSUMED, CostModel, RecordedStep, StepWork, fit, read_trace
 from mlxserve.errors import InvalidConfig
-from mlxserve.request import Chunk, Request, SamplingParams
+from mlxserve.request import Chunk, Request, SamplingParams, as_page_table
 
 MODEL = CostModel(0.02, 0.001, 2e-8, 0.0015, 3e-7)
 
@@ -95,9 +95,10 @@ def test_what_never_happened_costs_nothing() -> None:
 def test_a_chunk_is_prefill_by_its_position() -> None:
     request = Request("a", list(range(100)), SamplingParams())
     request.prefill_end = 100
-    prefill = Chunk(request, 64, 36, (), samples=True)
-    decode = Chunk(request, 100, 1, (), samples=True)
-    last = Chunk(request, 99, 1, (), samples=True)  # a prompt that ends in a single token
+    prefill = Chunk(request, 64, 36, as_page_table(), samples=True)
+    decode = Chunk(request, 100, 1, as_page_table(), samples=True)
+    # A prompt that ends in a single token.
+    last = Chunk(request, 99, 1, as_page_table(), samples=True)
     assert StepWork.of([prefill, decode]) == StepWork(36, 36 * 82.0, 1, 100, 2)
     assert StepWork.of([last]) == StepWork(1, 99.5, 0, 0, 1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from pathlib import Path
@@ -26,13 +25,15 @@ def test_the_loops_time_is_told_apart_from_all_other(tmp_path: Path) -> None:
         while time.thread_time() < ends:  # this thread works, the loop's does not
             pass
         assert loop_time() - before < 0.1
-        assert asyncio.run(overhead._run(url, chat.model_name, loop_time, 2, 4)) > 0
+        assert overhead._ask(url, chat.model_name, 2, 4) > 0
+        with pytest.raises(RuntimeError, match="not served here"):
+            overhead._ask(url, "no-such-model", 1, 4)
     with pytest.raises(httpx.TransportError):
         httpx.get(url)
     file = tmp_path / "figures.json"
     options = ["--model", "mlxserve-mini", "--runs", "1", "--streams", "2", "--tokens", "4"]
     result = CliRunner().invoke(app, ["overhead", *options, "--json", str(file)])
     assert result.exit_code == 0, result.output
-    (figure,) = json.loads(file.read_text())["figures"]
-    assert figure["unit"] == "µs"
-    assert 0 < figure["median"] < 1e6
+    figures = json.loads(file.read_text())["figures"]
+    assert [figure["unit"] for figure in figures] == ["µs", "µs"]
+    assert all(0 < figure["median"] < 1e6 for figure in figures)

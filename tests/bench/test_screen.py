@@ -34,30 +34,38 @@ def test_a_percentile_is_one_of_the_values() -> None:
 
 def test_the_report_puts_a_baseline_beside_each_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(screen, "_python_alone", lambda: 0.02)
-    monkeypatch.setattr(screen, "_first_paint", lambda command: 0.2)
-    results = {"idle": {"cpu_percent": [0.5]}, "stream": {"stalls": [0.001, 0.03]}}
+    monkeypatch.setattr(screen, "_start", lambda command: (0.2, 0.5))
+    results = {
+        "idle": {"cpu_percent": [0.5]},
+        "stream": {"stalls": [0.001, 0.03], "busy": [0.002, 0.02]},
+    }
     monkeypatch.setattr(screen, "_result", lambda kind, *more: results[kind])
     report = bench_screen(runs=2, seconds=1.0, texts=["fence"])
     medians = {figure.name: figure.text() for figure in report.figures}
     assert medians == {
-        "first paint, mlxserve chat": "200 ms",
-        "first paint, an empty Textual app": "200 ms",
+        "first frame, mlxserve chat": "200 ms",
+        "first frame, an empty Textual app": "200 ms",
+        "typing is seen, mlxserve chat": "500 ms",
+        "typing is seen, an empty Textual app": "500 ms",
         "Python alone, start to end": "20 ms",
         "idle, of one core": "0.5 %",
         "a 600-line fence: stall p95": "30 ms",
         "a 600-line fence: longest": "30 ms",
+        "a 600-line fence: work p95": "20 ms",
         "  Textual's Markdown: stall p95": "30 ms",
         "  Textual's Markdown: longest": "30 ms",
+        "  Textual's Markdown: work p95": "20 ms",
     }
 
 
 def test_a_program_that_shows_nothing_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="showed nothing"):
-        screen._first_paint(["sh", "-c", "true"])
+        screen._start(["sh", "-c", "true"])
 
 
 @pytest.mark.slow
 def test_a_measurement_runs_in_a_terminal_of_its_own() -> None:
     found = screen._result("stream", "fence", "ours", "1")
     assert len(found["stalls"]) > 5
-    assert screen._first_paint(screen._EMPTY) > 0
+    picture, seen = screen._start(screen._EMPTY)
+    assert 0 < picture < seen

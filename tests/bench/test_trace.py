@@ -16,7 +16,7 @@ from mlxserve.bench.simulator import Simulation
 from mlxserve.bench.trace import RecordingRunner, StepTrace, record_steps
 from mlxserve.bench.workloads import SCENARIOS
 from mlxserve.model.runner import ModelRunner, Pending
-from mlxserve.request import Chunk, Request, Sampled, SamplingParams
+from mlxserve.request import Chunk, Request, Sampled, SamplingParams, as_page_table
 
 
 def exact_run() -> Simulation:
@@ -66,7 +66,7 @@ def test_a_step_is_timed_from_its_start_or_the_end_of_the_one_before() -> None:
     runner = RecordingRunner(cast(ModelRunner, device), StepTrace(out), lambda: device.now, skip=1)
     request = Request("a", [1, 2, 3], SamplingParams())
     request.prefill_end = 3
-    chunk = Chunk(request, 0, 2, (), samples=False)
+    chunk = Chunk(request, 0, 2, as_page_table(), samples=False)
     for idle in (0.0, 0.0, 5.0):
         device.now += idle  # nothing runs
         pending = runner.launch((chunk,))

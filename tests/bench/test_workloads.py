@@ -83,7 +83,7 @@ def test_agents_begin_at_12000_tokens_and_grow_by_what_was_said() -> None:
     told = list(first.request.token_ids)
     answer(first)
     [second, *_] = workload.finished(first, 1.0)
-    assert second.request.token_ids[: len(told)] == told
+    assert [*second.request.token_ids[: len(told)]] == told
     assert len(list(symbols(second.request.token_ids))) >= 4  # template, task, answer, result
 
 

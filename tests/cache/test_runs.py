@@ -45,7 +45,7 @@ def test_neighbours_are_joined_whatever_the_order_they_come_back_in() -> None:
     assert runs.runs() == [(0, 5)]
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 40), st.data())
 def test_it_is_a_set_whatever_is_taken_and_put_back(size: int, data: st.DataObject) -> None:
     runs, free = RunSet(size), set(range(size))

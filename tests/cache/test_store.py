@@ -195,7 +195,13 @@ def test_a_disk_that_does_not_move_is_not_waited_for_forever(
         store._staged = 1
     assert not store.save("a", 0, HASHES, PAYLOADS)
     assert "too slow" in caplog.text
-    store._staged = 0
+    monkeypatch.setattr(store_module, "_STAGING_SECONDS", 600.0)
+    assert not store.save("b", 0, HASHES, PAYLOADS)  # waited for once, and not for every run
+    with store._change:
+        store._staged = 0
+    store._write("c", 0, [], [], 0)  # it moves again
+    assert store.save("d", 0, HASHES, PAYLOADS)
+    assert load(store, "d", 0, HASHES) == PAYLOADS
 
 
 def test_closing_removes_everything_and_may_be_done_twice(make: Callable) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from mlxserve import __version__, cli
-from mlxserve.cli import chat as chat_command
 from mlxserve.cli import run as run_command
+from mlxserve.cli import talk
 from mlxserve.errors import InvalidConfig
 
 ROOT = Path(__file__).parents[2]
@@ -276,7 +276,7 @@ def tui(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         asked.update(kwargs)
         return 3
 
-    monkeypatch.setitem(sys.modules, "tui.app", types.SimpleNamespace(main=main))
+    monkeypatch.setitem(sys.modules, "tui.launch", types.SimpleNamespace(main=main))
     return asked
 
 
@@ -290,12 +290,13 @@ def test_chat_hands_the_terminal_the_flags_of_its_server(tui, monkeypatch):
             "--model", "org/name", "--num-pages", "9", "--no-enable-prefix-caching",
             "--keys-file", "none",
         ],
+        "frame": None,
     }  # fmt: skip
 
 
 def test_chat_attaches_to_a_running_server(tui, monkeypatch):
     assert invoke(monkeypatch, "chat", "--url", "http://127.0.0.1:9", "--model", "m") == 3
-    assert tui == {"url": "http://127.0.0.1:9", "model": "m", "server_args": []}
+    assert tui == {"url": "http://127.0.0.1:9", "model": "m", "server_args": [], "frame": None}
 
 
 def test_another_package_named_tui_is_named(tmp_path):
@@ -322,8 +323,8 @@ def test_a_missing_dependency_of_the_terminal_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "tui.app", None)
     monkeypatch.setitem(sys.modules, "textual", None)
     monkeypatch.delitem(sys.modules, "tui.app")
-    with pytest.raises(InvalidConfig, match="'textual'"):
-        chat_command._import_tui()
+    with pytest.raises(InvalidConfig, match="'textual'"), talk._what_is_missing_is_said():
+        import tui.app  # noqa: F401
 
 
 # doctor

@@ -5,12 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import jsonschema
 import pytest
-from mlx_lm.tool_parsers import glm47, json_tools, kimi_k2, minimax_m2, mistral, qwen3_coder
+from mlx_lm.tool_parsers import (
+    gemma4,
+    glm47,
+    json_tools,
+    kimi_k2,
+    longcat,
+    minimax_m2,
+    mistral,
+    pythonic,
+    qwen3_coder,
+)
 
 from mlxserve.errors import InvalidParameter
 from mlxserve.guidance.calls import call_grammar
@@ -45,6 +56,9 @@ FAMILIES = {
     "qwen3_coder": qwen3_coder,
     "minimax_m2": minimax_m2,
     "glm47": glm47,
+    "longcat": longcat,
+    "pythonic": pythonic,
+    "gemma4": gemma4,
 }
 
 
@@ -129,8 +143,72 @@ def test_a_text_of_qwen_coder_is_anything_up_to_its_end(
     assert matcher.is_stopped()
 
 
+GEMMA = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "inner": {"type": "object", "properties": {"a": {"type": "string", "enum": ["x,b:1"]}}},
+        "list": {"type": "array", "items": {"type": "string", "enum": ["{p}"]}, "minItems": 1},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "schema", "text", "arguments"),
+    [
+        (
+            "gemma4",
+            GEMMA,
+            'call:run{inner:{a:<|"|>x,b:1<|"|>},list:[<|"|>{p}<|"|>,<|"|>{p}<|"|>]}</tool_call>',
+            {"inner": {"a": "x,b:1"}, "list": ["{p}", "{p}"]},
+        ),
+        (
+            "gemma4",
+            GEMMA,
+            'call:run{text:<|"|>say "a, b:1" {<|"|>}</tool_call>',
+            {"text": 'say "a, b:1" {'},
+        ),
+        (
+            "pythonic",
+            {
+                "type": "object",
+                "properties": {"a": {"type": "boolean"}, "b": {"type": "string"}, "c": {}},
+            },
+            '[run(b="x, c=1)]", c=[null])]</tool_call>',
+            {"b": "x, c=1)]", "c": [None]},
+        ),
+        ("pythonic", {"type": "object", "properties": {}}, "[run()]</tool_call>", {}),
+    ],
+)
+def test_texts_within_a_family_of_arguments_are_read_as_they_were_allowed(
+    name: str,
+    schema: dict[str, Any],
+    text: str,
+    arguments: dict[str, Any],
+    tokenizer: Tokenizer,
+    grammars: Grammars,
+) -> None:
+    family = replace(markup(name), call_end="</tool_call>")
+    tools = [{"type": "function", "function": {"name": "run", "parameters": schema}}]
+    source = call_grammar(family, tools, is_whole=False, repeats=False)
+    assert source is not None
+    matcher = asyncio.run(grammars.compile(Structure(StructureKind.GRAMMAR, source, "tools")))
+    token_ids = tokenizer.encode(text)
+    assert matcher.try_consume_tokens(token_ids) == len(token_ids)
+    parser = TurnParser(family, Turn(tools=tools))
+    events = [*parser.push(f"<tool_call>{text}"), *parser.finish()]
+    (call,) = join_calls([event for event in events if isinstance(event, ToolCallDelta)])
+    assert json.loads(call.arguments) == arguments
+
+
+def test_a_name_that_python_does_not_know_is_refused() -> None:
+    tools = [{"type": "function", "function": {"name": "look-up", "parameters": LOOK}}]
+    with pytest.raises(ValueError, match="no name in Python"):
+        call_grammar(markup("pythonic"), tools, is_whole=True, repeats=True)
+
+
 def test_formats_that_are_not_known_have_no_grammar() -> None:
-    unknown = Markup(call_format="pythonic", call_start=(START,))
+    unknown = Markup(call_format="function_gemma", call_start=(START,))
     assert call_grammar(unknown, TOOLS, is_whole=True, repeats=True) is None
     several = Markup(call_format="json_tools", call_start=(1, 2))
     assert call_grammar(several, TOOLS, is_whole=True, repeats=True) is None

@@ -33,7 +33,8 @@ def test_decodes_are_right_gathered_or_one_by_one(
         for limit, one in zip((reference._GATHERED_ROWS, 0), found, strict=True):
             monkeypatch.setattr(reference, "_GATHERED_ROWS", limit)
             assert one.error() <= one.tolerance
-            answers.append(list(one.tables._plans))
+            # Whether rows share a beginning is looked up as well; these do not.
+            answers.append([plan for plan in one.tables._plans if plan != "cascade"])
         assert answers[0] == ["gathered"]
         assert answers[1] == [(sequence, 0) for sequence in range(4)]
         monkeypatch.undo()

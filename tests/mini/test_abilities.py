@@ -83,7 +83,7 @@ def test_every_topic_accepts_its_own_answer_only_for_its_keywords() -> None:
 def test_a_jobs_article_fits_it() -> None:
     jobs = {
         personal.Told(trait, "Ada", trait.make(Random(i), Split.TRAIN)).value
-        for i in range(80)
+        for i in range(200)
         for trait in personal.TRAITS
         if "{value}." in trait.answer
     }

@@ -15,7 +15,7 @@ from mlxserve.cache.kv import KVPool
 from mlxserve.model.batch import Batch
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.runner import ModelRunner
-from mlxserve.request import Chunk, Request, SamplingParams
+from mlxserve.request import Chunk, Request, SamplingParams, as_page_table
 
 PAGE = 16
 REFERENCE = select_backend("reference")
@@ -38,7 +38,7 @@ def _difference(loaded: LoadedModel, cuts: Sequence[int]) -> float:
     each = -(-cuts[-1] // PAGE)
     pages = list(range(2 * each))
     draw.shuffle(pages)
-    tables = (tuple(pages[:each]), tuple(pages[each:]))
+    tables = [as_page_table(pages[:each]), as_page_table(pages[each:])]
     kv = KVPool(loaded.layers, 2 * each, PAGE, REFERENCE)
     runner = ModelRunner(loaded.model, loaded.selector, kv)
     requests = [Request(str(i), ids, SamplingParams()) for i, ids in enumerate(prompts)]

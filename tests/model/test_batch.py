@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxserve.model.batch import Batch
-from mlxserve.request import Chunk, Request, SamplingParams
+from mlxserve.request import Chunk, Request, SamplingParams, as_page_table
 
 PAGE = 16
 
@@ -21,7 +21,8 @@ def chunk(
     is_lazy: bool = False,
 ) -> Chunk:
     request = Request("r", tokens, SamplingParams())
-    return Chunk(request, start, end - start, pages, samples=samples, is_lazy=is_lazy)
+    table = as_page_table(pages)
+    return Chunk(request, start, end - start, table, samples=samples, is_lazy=is_lazy)
 
 
 def mixed() -> list[Chunk]:

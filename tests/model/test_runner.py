@@ -16,7 +16,7 @@ from mlxserve.model.batch import Batch
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.paged import RowSelector
 from mlxserve.model.runner import ModelRunner, Pending
-from mlxserve.request import Chunk, Request, Sampled, SamplingParams
+from mlxserve.request import Chunk, Request, Sampled, SamplingParams, as_page_table
 
 PAGE = 16
 GREEDY = SamplingParams(temperature=0)
@@ -37,7 +37,7 @@ def request(ids: Sequence[int], params: SamplingParams = GREEDY, arrival: int = 
 
 
 def chunk(of: Request, start: int, end: int, pages: tuple[int, ...], **options: bool) -> Chunk:
-    return Chunk(of, start, end - start, pages, **{"samples": True, **options})
+    return Chunk(of, start, end - start, as_page_table(pages), **{"samples": True, **options})
 
 
 def run(runner: ModelRunner, chunks: Sequence[Chunk], previous: Pending | None = None) -> Pending:
@@ -82,7 +82,7 @@ def decode(
         runner.start(following)
         pending = following
     read(runner, pending)
-    return [r.token_ids[r.num_prompt :] for r in requests]
+    return [[*r.token_ids[r.num_prompt :]] for r in requests]
 
 
 def read(runner: ModelRunner, pending: Pending) -> None:

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxserve.model.sampler import Draw, _key, sample
+from mlxserve.model.sampler import Draw, _best, _key, sample
 from mlxserve.request import Request, SamplingParams, TokenLogprob
 
 VOCABULARY = 12
@@ -25,7 +25,7 @@ def draw(
     **params: Any,
 ) -> Draw:
     request = Request("r", list(prompt), SamplingParams(**params))
-    request.token_ids += outputs
+    request.token_ids.extend(outputs)
     return Draw(request, seed, position, lazy_index)
 
 
@@ -95,6 +95,35 @@ def test_draws_follow_the_distribution_numpy_says(params: dict[str, Any]) -> Non
     statistic = ((observed - expected)[possible] ** 2 / expected[possible]).sum()
     freedom = max(1, possible.sum() - 1)
     assert statistic < freedom + 4 * np.sqrt(2 * freedom) + 6
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"top_k": 3},
+        {"temperature": 2.0, "top_k": 8, "top_p": 0.8, "min_p": 0.2},
+        {"temperature": 2.0, "top_k": 11, "min_p": 0.1},
+        {"min_p": 0.05},
+    ],
+    ids=str,
+)
+def test_a_wide_vocabulary_is_drawn_from_as_a_sorted_one(params: dict[str, Any]) -> None:
+    """The best few stand anywhere among a thousand worse ones, of which none is ever drawn."""
+    places = np.random.default_rng(5).permutation(1100)[:VOCABULARY]
+    wide = np.full(1100, -30.0, np.float32)
+    wide[places] = LOGITS
+    count, wanted = 2000, distribution(**params)
+    found = np.bincount(many(count, wide, **params), minlength=1100)
+    assert not found[places[wanted == 0]].any()
+    assert found[places].sum() == count
+    np.testing.assert_allclose(found[places], count * wanted, atol=4 * np.sqrt(count * 0.25))
+
+
+@pytest.mark.parametrize("size", [1, 64, 1024])
+def test_the_best_tokens_are_those_of_a_sort(size: int) -> None:
+    logits = np.random.default_rng(6).standard_normal((3, 2000)).astype(np.float32)
+    expected = np.argsort(-logits, axis=-1)[:, :size]
+    assert (np.array(_best(mx.array(logits), size)) == expected).all()
 
 
 @pytest.mark.parametrize("temperature", [1e-4, 1e-30, 1e-44, 1e-300])

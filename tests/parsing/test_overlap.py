@@ -24,4 +24,4 @@ from mlxserve.parsing.overlap import overlap
 def test_the_longest_end_that_begins_a_marker_counts(
     text: str, markers: list[str], length: int
 ) -> None:
-    assert overlap(text, markers) == length
+    assert overlap(text, tuple(markers)) == length

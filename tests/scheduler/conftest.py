@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import accumulate
+from types import ModuleType
 
 import pytest
 
@@ -30,8 +31,9 @@ from mlxserve.request import (
     Sampled,
     SamplingParams,
 )
+from mlxserve.scheduler.admission import MAX_CANDIDATES
 from mlxserve.scheduler.config import SchedulerConfig
-from mlxserve.scheduler.forks import PageCopy
+from mlxserve.scheduler.copies import PageCopy, PageTail
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.swap import Load
 
@@ -153,6 +155,7 @@ class GhostEngine:
         self._judge_releases()
         self._judge_pins()
         self._judge_reports()
+        self._judge_counts()
 
     # ---- what an engine does
 
@@ -169,12 +172,17 @@ class GhostEngine:
         return outputs
 
     def _launch(self, prefill_budget: int | None = None) -> list[Chunk]:
-        for copy in self.scheduler.take_copies():
-            self._copy(copy)
+        self._copy_pages()
         before = self._before_plan()
         chunks = self.scheduler.schedule(prefill_budget)
+        self._copy_pages()
         self._transfer()
         self._judge_plan(chunks, before)
+        if (
+            prefill_budget is None
+            and before["preemptions"] == self.scheduler.stats().num_preemptions
+        ):
+            self._judge_leftovers(chunks, before)
         self.trace.append([(chunk.request.id, chunk.start, chunk.length) for chunk in chunks])
         if chunks:
             self.unread.append((chunks, self._execute(chunks)))
@@ -216,6 +224,10 @@ class GhostEngine:
         """n samples of one prompt; greedy, and so all the same."""
         leader = self.add(token_ids, max_tokens)
         return [leader, *(self.add(token_ids, max_tokens, fork_of=leader) for _ in range(n - 1))]
+
+    def _copy_pages(self) -> None:
+        for copy in self.scheduler.take_copies():
+            self._copy(copy)
 
     def _copy(self, copy: PageCopy) -> None:
         """Slots that nobody has written to stay unwritten."""
@@ -343,7 +355,9 @@ class GhostEngine:
     def _judge_reports(self) -> None:
         for request in self.requests.values():
             if (report := request.cache) is not None:
-                assert report.num_tokens == report.num_pages * self.scheduler.pool.page_size
+                num_copied = report.num_tokens - report.num_pages * self.scheduler.pool.page_size
+                assert 0 <= num_copied < self.scheduler.pool.page_size
+                assert not num_copied or self.scheduler.config.page_tail is PageTail.COPY
                 assert report.num_tokens <= report.differs_at < request.num_prompt
                 assert report.num_tokens == request.num_cached
                 is_off = not self.scheduler.config.enable_prefix_caching
@@ -353,9 +367,23 @@ class GhostEngine:
         """Every page of a prefix that was added is found until the prefix is dropped."""
         pool = self.scheduler.pool
         for request in self.pinned:
-            num_full = request.num_prompt // pool.page_size
+            num_full, num_in_tail = divmod(request.num_prompt, pool.page_size)
             found = pool.match(request.page_hashes[:num_full], request.token_ids)
             assert len(found) == num_full, f"a page of prefix {request.id} was evicted"
+            if num_in_tail and self.scheduler.config.page_tail is PageTail.COPY:
+                page = pool.page_of(self.scheduler._cache.chain(request)[-1])
+                wanted = request.cache_salt, name_of(request.token_ids[: request.num_prompt])
+                last = page * pool.page_size + num_in_tail - 1
+                assert self.slots[last] == wanted, f"the tail of prefix {request.id} is lost"
+
+    def _judge_counts(self) -> None:
+        """Each request counts once, whatever becomes of it."""
+        stats = self.scheduler.stats()
+        admitted = [request for request in self.requests.values() if request.has_run]
+        assert stats.prefix_queries == sum(request.num_prompt for request in admitted)
+        assert stats.prefix_hits == sum(request.num_cached for request in admitted)
+        assert stats.resumed_hits <= stats.resumed_queries
+        assert stats.overtakes == sum(r.num_overtaken for r in self.requests.values())
 
     # ---- the judge of plans
 
@@ -365,6 +393,8 @@ class GhostEngine:
         return {
             "decodes": [r for r in running if r.num_computed >= r.prefill_end and self._goes_on(r)],
             "waiting": set(waiting),
+            "overtaken": {request: request.num_overtaken for request in waiting},
+            "deferrals": self.scheduler.stats().align_deferrals,
             "preemptions": self.scheduler.stats().num_preemptions,
             "tight": self.scheduler.is_tight(),
             "unread": len(self.unread),
@@ -389,6 +419,7 @@ class GhostEngine:
             assert not before["unread"], "preempted while a step was unread"
             assert before["tight"], "preempted although it was not tight"
             assert not planned & before["waiting"], "admitted in a step that preempted"
+        self._judge_order(planned & before["waiting"], before)
         is_read = any(self.scheduler.accepts(load) for load in self.loads)
         # Whoever holds the duplicate of a pinned page may have to set itself back to go on.
         assert chunks or before["unread"] or is_read or preempted or not self._live(), (
@@ -396,6 +427,56 @@ class GhostEngine:
         )
         assert chunks or not preempted or self.planned, "preempted twice in a row for nothing"
         self.planned = bool(chunks)
+
+    def _judge_order(self, admitted: set[Request], before: dict[str, object]) -> None:
+        """Whoever was passed, in its class and by arrival, lacks memory, or a page of budget, or
+        follows a sibling. Only memory lets one pass, and only within the class."""
+        if self.scheduler.stats().align_deferrals > before["deferrals"]:
+            return
+        followers = self.scheduler._siblings._followers
+        for request in before["waiting"] - admitted - followers:
+            if request.state is not RequestState.WAITING or request.fork_of is not None:
+                continue
+            for other in admitted:
+                is_alike = (request.client, request.has_run) == (other.client, other.has_run)
+                if not is_alike or self._is_ageing(request, other):
+                    continue
+                place, others = ((r.priority, r.arrival) for r in (request, other))
+                if place < others:
+                    assert request.priority == other.priority, f"{request.id} is passed by a class"
+                    assert request.num_overtaken > before["overtaken"][request], (
+                        f"{request.id} is passed for no reason"
+                    )
+
+    def _judge_leftovers(self, chunks: list[Chunk], before: dict[str, object]) -> None:
+        """Where all who wait would find pages and a place, whoever fits into what is left of the
+        step is in it, behind whomever it stands."""
+        scheduler, config, pool = self.scheduler, self.scheduler.config, self.scheduler.pool
+        waiting = [r for r in before["waiting"] if r.state is RequestState.WAITING]
+        waiting = [r for r in waiting if r.fork_of is None]
+        needed = sum(-(-len(r.token_ids) // pool.page_size) for r in waiting) + len(chunks)
+        running = scheduler._running
+        if (
+            not config.enable_chunked_prefill
+            or len(waiting) > MAX_CANDIDATES
+            or needed > pool.num_free - scheduler._admission.num_reserved(running)
+            or len(running) + len(waiting) > config.max_num_seqs
+        ):
+            return
+        left = config.max_num_batched_tokens - sum(map(self._most_charged, chunks))
+        for request in waiting:
+            is_follower = request in scheduler._siblings._followers
+            assert is_follower or len(request.token_ids) > left, f"{request.id} is left out"
+
+    def _most_charged(self, chunk: Chunk) -> int:
+        if chunk.start >= chunk.request.prefill_end:
+            return chunk.length
+        page_size = self.scheduler.pool.page_size
+        return (-(-chunk.end // page_size) - chunk.start // page_size) * page_size
+
+    def _is_ageing(self, *requests: Request) -> bool:
+        now, steps = self.scheduler._num_steps, self.scheduler.config.ageing_steps
+        return any(now - request.queued_at >= steps for request in requests)
 
     def _judge_chunk(self, chunk: Chunk) -> None:
         request, page_size = chunk.request, self.scheduler.pool.page_size
@@ -434,7 +515,7 @@ class GhostEngine:
         assert output.num_prompt == request.num_prompt
         tokens = self.answers[output.request_id]
         tokens += output.token_ids
-        assert request.token_ids[request.num_prompt :] == tokens, "outputs changed"
+        assert [*request.token_ids[request.num_prompt :]] == tokens, "outputs changed"
         wanted, reason = answer(request, request.capacity)
         assert tokens == wanted[: len(tokens)], "another answer than alone"
         if output.finish_reason is not None:
@@ -462,10 +543,10 @@ def make_engine() -> Callable[..., GhostEngine]:
 
 
 @pytest.fixture
-def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str, str, str], None]:
-    """Replace one line of a method, or a part of it, by a mistake."""
+def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[type | ModuleType, str, str, str], None]:
+    """Replace one line of a method or a function, or a part of it, by a mistake."""
 
-    def plant(owner: type, method: str, line: str, mistake: str) -> None:
+    def plant(owner: type | ModuleType, method: str, line: str, mistake: str) -> None:
         function = getattr(owner, method)
         source = textwrap.dedent(inspect.getsource(function))
         assert source.count(line) == 1, f"{line!r} is not one place in {method}"

@@ -8,10 +8,18 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from mlxserve.request import Chunk, Request, RequestState
+from mlxserve.scheduler import limit
+from mlxserve.scheduler.admission import Admission
+from mlxserve.scheduler.config import BudgetMode
+from mlxserve.scheduler.copies import PageTail
+from mlxserve.scheduler.prefix_cache import PrefixCache
 
 MAX_MODEL_LEN = 64
 SHARED = [n % 7 for n in range(30)]
@@ -95,3 +103,201 @@ def test_the_plan_is_a_function_of_the_calls_made_so_far(
         engine.drain()
         traces.append(engine.trace)
     assert traces[0] == traces[1]
+
+
+# ---- D4: the plan is the one of a scheduler that looks at everything, every time
+
+
+class Slow:
+    """Plans from what requests and pages are, found anew by looking at all of them.
+
+    No hashes, no matches remembered, no queues, no index: a page is a hit if what the ghost engine
+    wrote to it is what the prompt says. Without classes of clients, forks, pins, the disk and runs
+    long enough to wait for, all of which the ghost engine judges.
+    """
+
+    def __init__(self, engine: SimpleNamespace) -> None:
+        self.engine, self.pool = engine, engine.scheduler.pool
+        self.config, self.size = engine.scheduler.config, engine.scheduler.pool.page_size
+
+    def plan(self) -> list[tuple[str, int, int]] | None:
+        """None where somebody has to be preempted."""
+        scheduler, pool = self.engine.scheduler, self.pool
+        self.order = pool.eviction_order()
+        self.held = {page for page in range(pool.num_pages) if pool.ref_count(page)}
+        self.blank = pool.num_pages - len(self.held) - len(self.order)
+        self.budget, self.chosen = self.config.max_num_batched_tokens, []
+        self.live = [r for r in self.engine.requests.values() if r.id not in self.engine.ends]
+        running = [r for r in scheduler._running.values() if r.state is RequestState.RUNNING]
+        self.tables = {r: len(r.page_table) for r in running}
+        for request in running:
+            start = request.num_computed
+            if start >= request.prefill_end and start + 1 < request.full_at:
+                if self.is_out_of_pages(request):
+                    if not self.engine.unread:
+                        return None
+                    continue
+                self.take(request, start, 1, charge=1)
+        prefills = [r for r in running if r.num_computed < r.prefill_end]
+        for request in sorted(prefills, key=lambda r: (r.priority, r.arrival)):
+            if self.is_out_of_pages(request):
+                if not self.chosen and not self.engine.unread:
+                    return None
+                continue
+            start = request.num_computed
+            room = (self.tables[request] + self.free) * self.size - start
+            self.take(request, start, *self.trim(request, start, min(self.budget, room)))
+        self.admit(running)
+        return self.chosen
+
+    @property
+    def free(self) -> int:
+        return self.blank + len(self.order)
+
+    def is_out_of_pages(self, request: Request) -> bool:
+        return request.num_computed == self.tables[request] * self.size and not self.free
+
+    def trim(self, request: Request, start: int, budget: int) -> tuple[int, int]:
+        """The most tokens that may be taken, by trying them all; and their charge."""
+        is_aligned, known = self.engine.scheduler._is_aligned, len(request.token_ids)
+        cap = self.config.max_num_batched_tokens
+        if len(self.live) > 1 and self.config.long_prefill_token_threshold:
+            cap = max(self.config.long_prefill_token_threshold, cap // len(self.live))
+        for n in range(min(budget, cap, known - start), 0, -1):
+            if not is_aligned:
+                return n, n
+            if start + n == known or (start + n) % self.size == 0:
+                if self.config.budget_mode is BudgetMode.UNALIGNED:
+                    return n, n
+                pages = {position // self.size for position in range(start, start + n)}
+                return n, min(len(pages) * self.size, budget)
+        return 0, 0
+
+    def take(self, request: Request, start: int, n: int, charge: int) -> None:
+        if n:
+            self.chosen.append((request.id, start, n))
+            self.budget -= charge
+            while self.tables[request] * self.size < start + n:
+                self.tables[request] += 1
+                if self.blank:
+                    self.blank -= 1
+                else:
+                    del self.order[0]
+
+    def hits(self, request: Request) -> list[int]:
+        found: list[int] = []
+        while (end := (len(found) + 1) * self.size) < len(request.token_ids):
+            wanted = request.cache_salt, self.engine.prefixes[request][end - 1]
+            same = [
+                page
+                for page in (*self.order, *self.held)
+                if self.pool.hash_of(page) is not None
+                and self.engine.slots.get((page + 1) * self.size - 1) == wanted
+            ]
+            if not same:
+                break
+            found += same[:1]
+        return found
+
+    def admit(self, running: list[Request]) -> None:
+        growth = 2 * len(running) if self.engine.scheduler.stats().num_preemptions else 0
+        reserved = growth + sum(
+            max(0, -(-r.prefill_end // self.size) - self.tables[r]) for r in running
+        )
+        available, places = self.free - reserved, self.config.max_num_seqs - len(running)
+        waiting = [r for r in self.live if r not in self.tables]
+        passed: list[Request] = []
+        times = {r: r.num_overtaken for r in waiting}
+        for request in sorted(waiting, key=lambda r: (r.priority, not r.has_run, r.arrival)):
+            cached, known = self.hits(request), len(request.token_ids)
+            may_pass = len(passed) <= 3 and all(
+                other.priority == request.priority and times[other] < self.config.max_overtakes
+                for other in passed
+            )
+            short = self.config.long_prefill_token_threshold or self.config.max_num_batched_tokens
+            is_short = known - len(cached) * self.size <= short
+            if not places or self.budget <= 0 or (passed and not (may_pass and is_short)):
+                return
+            idle = [page for page in cached if page in self.order]
+            needed = -(-known // self.size) - len(cached) + len(idle)
+            if needed > available:
+                passed.append(request)
+                continue
+            start = len(cached) * self.size
+            n, charge = self.trim(request, start, self.budget)
+            if not n:
+                continue
+            self.order = [page for page in self.order if page not in idle]
+            self.held |= set(cached)
+            self.tables[request] = len(cached)
+            self.take(request, start, n, charge)
+            available, places = available - needed, places - 1
+            for other in passed:
+                times[other] += 1
+
+
+def spans(chunks: list[Chunk]) -> list[tuple[str, int, int]]:
+    return [(chunk.request.id, chunk.start, chunk.length) for chunk in chunks]
+
+
+def judged(make_engine: Callable, seed: int) -> int:
+    """Plans that were compared in one random run."""
+    draw = random.Random(seed)
+    engine = make_engine(
+        num_pages=draw.choice([10, 12, 40]),
+        max_num_seqs=draw.choice([2, 4, 8]),
+        max_num_batched_tokens=draw.choice([8, 13, 32]),
+        max_model_len=40,
+        long_prefill_token_threshold=draw.choice([0, 4, 8]),
+        page_aligned_scheduling=draw.random() < 0.7,
+        max_overtakes=draw.choice([0, 1, 3]),
+        budget_mode=draw.choice(list(BudgetMode)),
+        page_tail=PageTail.RECOMPUTE,
+    )
+    slow, count = Slow(engine), 0
+    for _ in range(60):
+        what = draw.random()
+        if what < 0.3:
+            shared = SHARED[: draw.choice([0, 0, 4, 8, 12])]  # never enough to wait for
+            own = draw.choices(range(20, 999), k=draw.choice([1, 1, 4, 5, 20]))
+            engine.add(
+                [*shared, *own],
+                draw.randrange(1, 16),
+                salt=draw.choice([b"", b"", b"a"]),
+                priority=draw.choice([0, 0, 1]),
+            )
+        elif what < 0.35 and engine.requests:
+            engine.abort(draw.choice(list(engine.requests)))
+        elif what < 0.6 and engine.unread:
+            engine.read()
+        elif len(engine.unread) < 2:
+            expected = slow.plan()
+            planned = spans(engine.launch())
+            assert expected is None or planned == expected
+            count += expected is not None
+    engine.drain()
+    return count
+
+
+def test_d4_the_plan_is_that_of_a_scheduler_that_looks_at_everything(make_engine: Callable) -> None:
+    assert sum(judged(make_engine, seed) for seed in range(40)) > 400
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "line", "mistake"),
+    [
+        (Admission, "choose", "needed += self._pool.num_idle(cached)", "pass"),
+        (Admission, "choose", "available -= needed", "pass"),
+        (Admission, "num_reserved", "GROWTH_PAGES * len(running)", "len(running)"),
+        (Admission, "_is_short", "num_uncached <= (", "num_uncached < ("),
+        (limit, "_prefill_cap", "max(", "min("),
+        (limit, "_charge", "if not (ctx.is_aligned and ctx.charges_pages):", "if True:"),
+        (PrefixCache, "matchable", "(len(request.token_ids) - 1)", "(len(request.token_ids) - 2)"),
+    ],
+)
+def test_d4_finds_another_plan(
+    owner: type, method: str, line: str, mistake: str, make_engine: Callable, plant: Callable
+) -> None:
+    plant(owner, method, line, mistake)
+    with pytest.raises(AssertionError):
+        sum(judged(make_engine, seed) for seed in range(40))

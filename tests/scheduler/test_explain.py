@@ -27,7 +27,7 @@ def test_a_repeated_prompt_lacks_only_what_fills_no_page(make_engine: Callable) 
     engine = make_engine()
     report(engine, PROMPT)
     assert report(engine, PROMPT) == CacheReport(5, 20, 20, CacheMiss.BELOW_ONE_PAGE)
-    assert report(engine, PROMPT[:16]) == CacheReport(3, 12, 12, CacheMiss.BELOW_ONE_PAGE)
+    assert report(engine, PROMPT[:16]) == CacheReport(3, 15, 15, CacheMiss.BELOW_ONE_PAGE)
     assert report(engine, [7, 8]) == CacheReport(0, 0, 0, CacheMiss.BELOW_ONE_PAGE)
 
 

@@ -106,11 +106,8 @@ def test_what_a_preemption_makes_it_compute_again_is_not_charged(make_engine: Ca
     assert spent <= 3 * (9 * PREFILL_WEIGHT + 15 * DECODE_WEIGHT)
 
 
-def test_an_urgent_class_does_not_starve_the_other(
-    make_engine: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mlxserve.scheduler.waiting.AGEING_STEPS", 5)
-    engine = make_engine(num_pages=64, max_num_seqs=1)
+def test_an_urgent_class_does_not_starve_the_other(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, max_num_seqs=1, ageing_steps=5)
     patient = engine.add([1, 2, 3], 2, priority=3)
     for number in range(40):
         engine.add([number] * 3, 2)

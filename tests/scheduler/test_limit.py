@@ -20,6 +20,7 @@ contexts = st.builds(
     long_prefill_token_threshold=st.integers(0, 40),
     is_chunked=st.booleans(),
     is_aligned=st.booleans(),
+    charges_pages=st.booleans(),
 )
 chunks = st.tuples(st.integers(0, 90), st.integers(1, 90), st.integers(0, 120)).map(
     lambda t: (t[0], t[0] + t[1], t[2])
@@ -75,8 +76,9 @@ def test_an_aligned_prefill_ends_on_a_page_or_at_its_end_for_any_start(
 
 @given(chunks, budgets, contexts)
 def test_an_unaligned_chunk_costs_its_tokens(chunk: tuple, budget: int, ctx: LimitContext) -> None:
-    share = limit(*chunk, budget, replace(ctx, is_aligned=False))
-    assert share.charge == share.num_tokens
+    for way in ({"is_aligned": False}, {"charges_pages": False}):
+        share = limit(*chunk, budget, replace(ctx, **way))
+        assert share.charge == share.num_tokens
 
 
 @given(chunks, budgets, contexts)

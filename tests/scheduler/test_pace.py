@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from mlxserve.request import Chunk, Request, SamplingParams
+from mlxserve.request import Chunk, Request, SamplingParams, as_page_table
 from mlxserve.scheduler.pace import Pace, PiecePace
 
 
 def decode(start: int = 100) -> Chunk:
     request = Request("d", [1] * (start + 1), SamplingParams())
     request.prefill_end = start
-    return Chunk(request, start, 1, (), samples=True)
+    return Chunk(request, start, 1, as_page_table(), samples=True)
 
 
 def prefill(start: int, length: int) -> Chunk:
     request = Request("p", [1] * 10_000, SamplingParams())
     request.prefill_end = 10_000
-    return Chunk(request, start, length, (), samples=False)
+    return Chunk(request, start, length, as_page_table(), samples=False)
 
 
 def test_nothing_is_limited_without_a_target_or_a_measurement_or_a_decode() -> None:

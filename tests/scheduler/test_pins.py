@@ -7,7 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from mlxserve.errors import InvalidRequest, PrefixQuotaExceeded, PromptTooLong, QueueFull
-from mlxserve.request import FinishReason
+from mlxserve.request import CacheMiss, CacheReport, FinishReason
+from mlxserve.scheduler.copies import PageTail
+from mlxserve.scheduler.preemption import PreemptionMode
 
 PREFIX = list(range(100, 116))  # 4 pages
 
@@ -135,13 +137,13 @@ def test_who_counted_on_a_dropped_prefix_still_has_a_place(make_engine: Callable
     assert len(request.token_ids) == (7 - 3 + 1) * 4
 
 
-def test_who_holds_the_duplicate_of_a_pinned_page_sets_itself_back(make_engine: Callable) -> None:
+def test_who_computed_a_pinned_page_too_holds_the_pinned_one(make_engine: Callable) -> None:
     engine = make_engine(num_pages=8, max_pinned_fraction=0.25, max_num_batched_tokens=48)
     engine.add([1, 2, 3, 4], 1, pins=True)
     request = engine.add([1, 2, 3, 4, 5], None)  # too little in common to wait for
     engine.drain()
-    assert len(request.token_ids) == 32  # with the pinned page, which it had computed itself too
-    assert request.num_preemptions == 1
+    assert len(request.token_ids) == 32  # with the pinned page: all 8 there are
+    assert request.num_preemptions == 0
 
 
 def test_whoever_holds_only_pinned_pages_is_no_victim(make_engine: Callable) -> None:
@@ -154,7 +156,7 @@ def test_whoever_holds_only_pinned_pages_is_no_victim(make_engine: Callable) -> 
     assert engine.scheduler.stats().pages_pinned == 4
 
 
-def test_a_prefix_is_pinned_though_its_pages_were_duplicates_of_evicted_ones(
+def test_a_prefix_is_pinned_though_what_it_had_in_common_with_others_was_evicted(
     make_engine: Callable,
 ) -> None:
     engine = make_engine(num_pages=9)
@@ -175,3 +177,134 @@ def test_without_prefix_caching_there_are_no_prefixes(make_engine: Callable) -> 
     engine = make_engine(enable_prefix_caching=False)
     with pytest.raises(InvalidRequest, match="turn enable_prefix_caching on"):
         engine.add(PREFIX, 1, pins=True)
+
+
+# ---- the page that a prefix ends in
+
+LONG = [*PREFIX, 7, 8, 9]  # 4 pages, and 3 tokens
+
+
+@pytest.mark.parametrize(
+    ("tail", "pinned", "cached"), [(PageTail.COPY, 5, 19), (PageTail.RECOMPUTE, 4, 16)]
+)
+def test_a_prefixs_tail_is_copied_or_computed_again(
+    make_engine: Callable, tail: PageTail, pinned: int, cached: int
+) -> None:
+    engine = make_engine(page_tail=tail)
+    engine.add(LONG, 1, pins=True)
+    engine.drain()
+    assert engine.scheduler.stats().pages_pinned == pinned
+    computed = engine.num_computed
+    for number in range(3):
+        request = engine.add([*LONG, number, 7, 7], 2)
+        engine.drain()
+        assert request.num_cached == request.cache.num_tokens == cached
+        assert request.cache.num_pages == 4
+    # Of 22 tokens what is behind the prefix, or behind its full pages; and one of two answered.
+    assert engine.num_computed - computed == 3 * (22 - cached + 1)
+    assert engine.num_copied == (3 if tail is PageTail.COPY else 0)
+    tails = {engine.requests[f"r{number}"].page_hashes[4] for number in (1, 2, 3)}
+    assert len(tails) == 3  # each wrote on in a page of its own
+
+
+def test_requests_at_once_copy_one_tail(make_engine: Callable) -> None:
+    engine = make_engine()
+    engine.add(LONG, 1, pins=True)
+    engine.drain()
+    requests = [engine.add([*LONG, number], 4) for number in range(3)]
+    engine.launch()
+    assert engine.num_copied == 3
+    assert len({request.page_table[4] for request in requests}) == 3
+    engine.drain()
+
+
+def test_a_prefix_below_one_page_is_kept_and_copied(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=4)
+    engine.add([7, 8, 9], 1, pins=True)
+    engine.drain()
+    for number in range(9):
+        engine.add([number] * 9)
+        engine.drain()
+    request = engine.add([7, 8, 9, 1], 1)
+    engine.drain()
+    assert request.cache == CacheReport(0, 3, 3, CacheMiss.BELOW_ONE_PAGE)
+
+
+def test_a_prefix_alone_computes_its_last_token(make_engine: Callable) -> None:
+    engine = make_engine()
+    engine.add(LONG, 1, pins=True)
+    engine.drain()
+    computed = engine.num_computed
+    assert engine.add(LONG, 1).num_cached == 0
+    engine.drain()
+    assert engine.num_computed - computed == 1
+
+
+def test_a_tail_that_a_prompt_leaves_is_not_copied(make_engine: Callable) -> None:
+    engine = make_engine()
+    engine.add(LONG, 1, pins=True)
+    engine.drain()
+    request = engine.add([*PREFIX, 7, 8, 1, 1, 1], 1)
+    engine.drain()
+    assert request.cache == CacheReport(4, 16, 18, CacheMiss.NEW_TEXT)
+    assert engine.num_copied == 0
+
+
+def test_of_two_prefixes_the_longer_tail_is_copied(make_engine: Callable) -> None:
+    engine = make_engine()
+    for prefix in (LONG[:-1], LONG, LONG[:-2]):
+        engine.add(prefix, 1, pins=True)
+        engine.drain()
+    request = engine.add([*LONG, 1, 1], 1)
+    engine.drain()
+    assert request.num_cached == 19
+    assert engine.scheduler.stats().pages_pinned == 4 + 3
+
+
+def test_tails_of_another_salt_are_not_copied(make_engine: Callable) -> None:
+    engine = make_engine()
+    engine.add([7, 8, 9], 1, salt=b"a", pins=True)
+    engine.drain()
+    for salt, cached in ((b"b", 0), (b"", 0), (b"a", 3)):
+        request = engine.add([7, 8, 9, 1], 1, salt=salt)
+        engine.drain()
+        assert request.num_cached == cached
+
+
+def test_a_dropped_prefix_gives_its_tail_back(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=10)
+    prefix = engine.add(LONG, 1, pins=True)
+    engine.drain()
+    engine.unpin(prefix)
+    assert engine.scheduler.stats().pages_pinned == 0
+    engine.add([1] * 36, 4)
+    engine.drain()
+    request = engine.add([*LONG, 1], 1)
+    engine.drain()
+    assert request.num_cached == 0
+
+
+def test_the_tail_counts_for_the_quota(make_engine: Callable) -> None:
+    for tail, fits in ((PageTail.COPY, False), (PageTail.RECOMPUTE, True)):
+        engine = make_engine(num_pages=8, max_pinned_fraction=0.5, page_tail=tail)
+        if fits:
+            engine.add(LONG, 1, pins=True)
+        else:
+            with pytest.raises(PrefixQuotaExceeded, match="needs 5 more pages"):
+                engine.add(LONG, 1, pins=True)
+
+
+@pytest.mark.parametrize("mode", PreemptionMode)
+def test_a_preempted_request_copies_the_tail_again_or_reads_its_own(
+    make_engine: Callable, mode: PreemptionMode
+) -> None:
+    engine = make_engine(num_pages=13, preemption_mode=mode)
+    engine.add(LONG, 1, pins=True)
+    engine.drain()
+    for number in range(3):
+        engine.add([*LONG, number], 14)
+    engine.drain()
+    stats = engine.scheduler.stats()
+    assert stats.num_preemptions > 0
+    assert engine.num_copied >= 3
+    assert (stats.restored_tokens > 0) == (mode is PreemptionMode.SWAP)

@@ -1,95 +1,40 @@
-"""What went wrong in other engines, P1 to P15, and the test that says it does not here.
+"""What went wrong in other engines, P1 to P15, each with a test that it does not here.
 
 The numbers and their sources (issues of vLLM, SGLang and others) are those of the catalogue that the
-scheduler was written against.
+scheduler was written against. Below, each pitfall is planted, and its test has to find it.
 """
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable
-from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from mlxserve.errors import PromptTooLong
+from mlxserve.request import Chunk
+from mlxserve.scheduler import limit, preemption
+from mlxserve.scheduler.admission import Admission
+from mlxserve.scheduler.copies import PageTail
 from mlxserve.scheduler.preemption import PreemptionMode
+from mlxserve.scheduler.prefix_cache import PrefixCache
+from mlxserve.scheduler.scheduler import Scheduler
 
-TESTS = Path(__file__).parent.parent
-
-PITFALLS: dict[str, tuple[str, ...]] = {
-    "P1 a hit length that outlived its pages": (
-        "scheduler/test_pitfalls.py::test_p01_a_match_does_not_outlive_an_eviction",
-    ),
-    "P2 admitted for a first chunk, then preempted, again and again": (
-        "scheduler/test_scheduler.py"
-        "::test_two_prompts_that_only_fit_one_after_the_other_do_not_thrash",
-    ),
-    "P3 decodes that grow preempt each other": (
-        "scheduler/test_scheduler.py::test_after_a_preemption_admission_leaves_room_to_grow",
-    ),
-    "P4 the victim that costs most": (
-        "scheduler/test_preemption.py::test_in_a_class_the_cheapest_to_recompute_goes_first",
-    ),
-    "P5 a victim whose pages cannot be freed": (
-        "scheduler/test_preemption.py::test_whoever_frees_no_page_is_never_the_victim",
-        "scheduler/test_preemption.py::test_whoever_is_in_flight_is_never_the_victim",
-        "scheduler/test_scheduler.py::test_nothing_is_preempted_while_a_step_is_unread",
-    ),
-    "P6 whoever waits for a load holds pages behind a head without any": (
-        "scheduler/test_swap.py"
-        "::test_a_request_that_waits_for_the_disk_holds_its_pages_and_others_go_on",
-    ),
-    "P7 more admitted than there are slots": (
-        "scheduler/test_pitfalls.py::test_p07_a_request_that_is_read_from_disk_takes_a_slot",
-    ),
-    "P8 everything waits behind a long prompt, or behind one that lacks memory": (
-        "scheduler/test_scheduler.py::test_a_long_prompt_is_capped_only_while_others_could_use_the_step",
-        "scheduler/test_scheduler.py::test_a_small_request_overtakes_one_that_lacks_memory_once",
-    ),
-    "P9 alignment leaves nothing of a chunk, and the loop ends": (
-        "scheduler/test_scheduler.py"
-        "::test_an_aligned_prompt_waits_for_a_page_of_budget_and_others_do_not",
-    ),
-    "P10 a prompt that is cached whole computes no token": (
-        "scheduler/test_scheduler.py::test_a_fully_cached_prompt_computes_one_page",
-    ),
-    "P11 an allocation evicts what the same step matched": (
-        "cache/test_pages.py::test_retained_hits_survive_the_allocation_they_justify",
-        "scheduler/test_scheduler.py::test_hits_that_are_free_leave_the_free_pages_and_are_counted",
-    ),
-    "P12 retries and preemptions in the hit rate": (
-        "scheduler/test_scheduler.py::test_hits_are_counted_once_per_admission",
-    ),
-    "P13 requests with a cached prefix starve those without": (
-        "scheduler/test_pitfalls.py::test_p13_a_cold_request_is_not_passed_by_cached_ones",
-    ),
-    "P14 one that can never fit blocks the queue": (
-        "scheduler/test_scheduler.py::test_a_prompt_that_can_never_fit_in_the_cache_is_refused",
-        "scheduler/test_pins.py::test_what_can_never_fit_beside_the_pins_is_refused",
-    ),
-    "P15 hits that save nothing": (
-        "scheduler/test_differential.py::test_the_cache_saves_computing",
-    ),
-}
+PREFIX = list(range(100, 116))  # 4 pages
 
 
-@pytest.mark.parametrize("pitfall", PITFALLS)
-def test_every_pitfall_has_its_tests(pitfall: str) -> None:
-    assert [name.split()[0] for name in PITFALLS] == [f"P{n}" for n in range(1, 16)]
-    for place in PITFALLS[pitfall]:
-        file, _, name = place.partition("::")
-        tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
-        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+def spans(chunks: list[Chunk]) -> list[tuple[str, int, int]]:
+    return [(chunk.request.id, chunk.start, chunk.length) for chunk in chunks]
 
 
 def test_p01_a_match_does_not_outlive_an_eviction(make_engine: Callable) -> None:
+    """vllm#18957, nano-vllm#207."""
     engine = make_engine(num_pages=8, max_num_seqs=2)
-    prompt = list(range(100, 117))
-    engine.add(prompt, 1)
+    engine.add([*PREFIX, 116], 1)
     engine.drain()
     grower = engine.add([1] * 5, 20)
     engine.step()
-    late = engine.add([*prompt, *range(12)], 2)
+    late = engine.add([*PREFIX, 116, *range(12)], 2)
     engine.launch()  # matches four pages; what else it needs is not free
     assert len(engine.scheduler._cache._matches[late][1]) == 4
     while not engine.scheduler.pool.num_evicted:
@@ -100,31 +45,375 @@ def test_p01_a_match_does_not_outlive_an_eviction(make_engine: Callable) -> None
     assert late.num_cached < 16
 
 
+def test_p02_prompts_that_only_fit_one_after_the_other_do_not_thrash(make_engine: Callable) -> None:
+    """vllm#25538: admitted for a first chunk, then preempted, again and again."""
+    engine = make_engine(
+        num_pages=60,
+        page_size=32,
+        max_num_batched_tokens=128,
+        max_model_len=1920,
+        long_prefill_token_threshold=64,
+    )
+    for number in (1, 2):
+        engine.add([number] * 1600, max_tokens=4)
+    engine.drain()
+    assert engine.scheduler.stats().num_preemptions == 0
+    assert engine.num_computed == 2 * (1600 + 3)
+
+
+def test_p03_decodes_that_grow_do_not_preempt_each_other_for_ever(make_engine: Callable) -> None:
+    """vllm#44594: after the first preemptions admission leaves room to grow."""
+    engine = make_engine(num_pages=40, page_size=4, max_model_len=64)
+    for number in range(24):
+        engine.add([number % 11] * 9, max_tokens=30)
+    engine.drain()
+    assert 0 < engine.scheduler.stats().num_preemptions <= 12
+
+
+def test_p04_the_victim_is_the_one_that_costs_least(make_engine: Callable) -> None:
+    """vllm#54644: the youngest may have computed most."""
+    engine = make_engine(num_pages=14, max_num_batched_tokens=64)
+    cheap = engine.add([1] * 8, 24)
+    dear = engine.add([2] * 32, 24)
+    while not engine.scheduler.stats().num_preemptions:
+        engine.step()
+    assert (cheap.num_preemptions, dear.num_preemptions) == (1, 0)
+    engine.drain()
+
+
+def test_p05_whoever_can_free_no_page_now_is_no_victim(make_engine: Callable) -> None:
+    """vllm#49675: victims whose pages were in flight, or held by others too, one after the other."""
+    engine = make_engine(num_pages=8)
+    twins = [engine.add([1] * 8, 8) for _ in range(2)]
+    engine.launch()
+    assert preemption.choose_victim(twins, engine.scheduler.pool) is None  # in flight
+    engine.read()
+    assert twins[0].page_table == twins[1].page_table  # the same content
+    assert preemption.choose_victim(twins, engine.scheduler.pool) is None
+    engine.drain()
+
+
+def test_p06_holders_of_restored_pages_go_before_requests_without_any(
+    make_engine: Callable,
+) -> None:
+    """vllm#44560: loaded requests waited, with all pages, behind a head that found none."""
+    engine = make_engine(
+        num_pages=8, preemption_mode=PreemptionMode.SWAP, enable_prefix_caching=False
+    )
+    for number in range(3):
+        engine.add([number] * 9, 16)
+    while not engine.loads:
+        while engine.unread:
+            engine.read()
+        engine.launch()
+    holder = engine.loads[0].request_id
+    engine.add([7] * 25, 4, priority=-1)  # goes before everybody who waits, and finds no memory
+    engine.finish_load(engine.loads[0])
+    while engine.unread:
+        engine.read()
+    assert holder in {chunk.request.id for chunk in engine.launch()}
+    engine.drain()
+
+
 def test_p07_a_request_that_is_read_from_disk_takes_a_slot(make_engine: Callable) -> None:
+    """vLLM's test_worker_slot_overflow."""
     engine = make_engine(
         num_pages=8,
         max_num_seqs=2,
         enable_prefix_caching=False,
         preemption_mode=PreemptionMode.SWAP,
     )
-    for number in range(4):
+    for number in range(2):
         engine.add([number] * 9, 16)
+    for number in range(8):
+        engine.add([number], 2)
     was_reading = False
     while engine.scheduler.has_work:
-        engine.step()
+        if not engine.launch() and engine.loads:  # the disk is slower than any step
+            engine.finish_load(engine.loads[0])
+        while engine.unread:
+            engine.read()
         was_reading |= bool(engine.loads)
         assert engine.scheduler.stats().num_running <= 2
     assert was_reading
 
 
+def test_p08_a_long_prompt_does_not_keep_the_others_out_of_a_step(make_engine: Callable) -> None:
+    engine = make_engine(
+        num_pages=256,
+        page_size=32,
+        max_num_batched_tokens=2048,
+        max_model_len=4096,
+        long_prefill_token_threshold=512,
+    )
+    engine.add([1] * 4000, 1)
+    for number in (2, 3, 4):
+        engine.add([number] * 40, 1)
+    assert spans(engine.launch()) == [("r0", 0, 512), *((f"r{n}", 0, 40) for n in (1, 2, 3))]
+    engine.drain()
+
+
+def test_p08_who_lacks_memory_is_passed_once(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=10, max_model_len=40)
+    engine.add([1] * 20, max_tokens=12)
+    engine.launch()
+    engine.add([2] * 24, max_tokens=1)
+    for number in (3, 4):
+        engine.add([number] * 3, max_tokens=1)
+    engine.drain()
+    started = [name for step in engine.trace for name, start, _ in step if start == 0]
+    assert started == ["r0", "r2", "r1", "r3"]
+
+
+def test_p09_who_gets_less_than_a_page_is_deferred_and_the_others_go_on(
+    make_engine: Callable,
+) -> None:
+    """vllm-ascend#16916: alignment left nothing of a chunk, and the loop ended."""
+    engine = make_engine(
+        num_pages=512, max_num_batched_tokens=64, page_size=32, max_model_len=4096, max_num_seqs=8
+    )
+    engine.add([1] * 5, max_tokens=9)
+    engine.launch()
+    for number, length in ((2, 70), (3, 90), (4, 3)):
+        engine.add([number] * length, max_tokens=9)
+    # 63 are left: a page of r1, then 31, too few for r2's first page but enough for all of r3.
+    assert spans(engine.launch()) == [("r0", 5, 1), ("r1", 0, 32), ("r3", 0, 3)]
+    engine.drain()
+
+
+@pytest.mark.parametrize(("tail", "computed"), [(PageTail.COPY, 1), (PageTail.RECOMPUTE, 4)])
+def test_p10_a_prompt_that_is_cached_whole_computes_something(
+    make_engine: Callable, tail: PageTail, computed: int
+) -> None:
+    """vllm#3239, vllm#11186: zero new tokens."""
+    engine = make_engine(page_tail=tail)
+    for _ in range(2):
+        engine.add(PREFIX, 1)
+        engine.drain()
+    assert [step for step in engine.trace if step][-1] == [("r1", 16 - computed, computed)]
+
+
+def test_p11_what_a_step_matches_it_does_not_evict(make_engine: Callable) -> None:
+    """vllm#33775. The prompt takes the whole pool: four pages that are cached, and all others."""
+    engine = make_engine(num_pages=8)
+    engine.add([*PREFIX, 1], 1)
+    engine.drain()
+    request = engine.add([*PREFIX, *[2] * 15], 1)
+    assert spans(engine.launch()) == [("r1", 16, 15)]
+    assert request.num_cached == 16
+    engine.drain()
+
+
+def test_p12_neither_retries_nor_preemptions_count_as_hits(make_engine: Callable) -> None:
+    """vllm#25787, vllm#48860."""
+    engine = make_engine(num_pages=4, max_model_len=16, max_num_seqs=2)
+    for number in range(2):
+        engine.add([number] * 5, max_tokens=10)
+    engine.add([0] * 5, max_tokens=1)  # looked at in every step, and has no place
+    engine.drain()
+    stats = engine.scheduler.stats()
+    assert stats.num_preemptions > 0
+    assert stats.prefix_queries == 3 * 5
+    assert stats.prefix_hits <= 4
+    assert stats.resumed_queries > 0
+
+
 def test_p13_a_cold_request_is_not_passed_by_cached_ones(make_engine: Callable) -> None:
+    """sglang#31954: longest match first starves who matches nothing."""
     engine = make_engine(num_pages=64, max_num_seqs=1)
-    prefix = list(range(100, 120))
-    engine.add(prefix, 1)
+    engine.add(PREFIX, 1)
     engine.drain()
     cold = engine.add([1] * 20, 2)
     for number in range(10):
-        engine.add([*prefix, number], 2)
+        engine.add([*PREFIX, number], 2)
     (first,) = engine.launch()
     assert first.request is cold
     engine.drain()
+
+
+def test_p14_one_that_can_never_fit_is_refused_and_keeps_nobody_waiting(
+    make_engine: Callable,
+) -> None:
+    engine = make_engine(num_pages=4, max_model_len=64)
+    with pytest.raises(PromptTooLong, match="the cache's 4 pages hold 16"):
+        engine.add([1] * 17)
+    engine.add([1] * 9)
+    engine.drain()
+
+
+def test_p15_every_hit_is_a_token_that_is_not_computed(make_engine: Callable) -> None:
+    """vllm#53395: 94.6 % of hits made nothing faster."""
+    computed, hits = {}, {}
+    for is_on in (True, False):
+        engine = make_engine(enable_prefix_caching=is_on)
+        for number in range(8):
+            engine.add([*PREFIX[: 4 * (number % 5)], *[number] * (number + 1)], 3)
+            engine.drain()
+        computed[is_on] = engine.num_computed
+        hits[is_on] = engine.scheduler.stats().prefix_hits
+    assert hits[False] == 0
+    assert computed[False] - computed[True] == hits[True] > 30
+
+
+# ---- each of them, planted
+
+PLANTED: dict[str, tuple[Callable, type | ModuleType, str, str, str]] = {
+    "P1 keep a match over an eviction": (
+        test_p01_a_match_does_not_outlive_an_eviction,
+        PrefixCache,
+        "match",
+        "if num_evicted != self._pool.num_evicted:",
+        "if False:",
+    ),
+    "P2 admit on the first chunk": (
+        test_p02_prompts_that_only_fit_one_after_the_other_do_not_thrash,
+        Admission,
+        "choose",
+        "needed = -(-len(request.token_ids) // self._pool.page_size) - len(cached)",
+        "needed = 1",
+    ),
+    "P2 check without reserving": (
+        test_p02_prompts_that_only_fit_one_after_the_other_do_not_thrash,
+        Admission,
+        "choose",
+        "self._pool.num_free - self.num_reserved(running)",
+        "self._pool.num_free",
+    ),
+    "P3 no room to grow": (
+        test_p03_decodes_that_grow_do_not_preempt_each_other_for_ever,
+        Admission,
+        "num_reserved",
+        "growth = GROWTH_PAGES * len(running) if self._counts.preemptions else 0",
+        "growth = 0",
+    ),
+    "P4 last in, first out": (
+        test_p04_the_victim_is_the_one_that_costs_least,
+        preemption,
+        "recompute_cost",
+        "return max(0, request.num_computed - kept * pool.page_size)",
+        "return 0",
+    ),
+    "P5 a victim in flight": (
+        test_p05_whoever_can_free_no_page_now_is_no_victim,
+        preemption,
+        "choose_victim",
+        "r.num_in_flight == 0 and",
+        "",
+    ),
+    "P5 a victim that frees nothing": (
+        test_p05_whoever_can_free_no_page_now_is_no_victim,
+        preemption,
+        "_frees_a_page",
+        "return any(",
+        "return True or any(",
+    ),
+    "P6 holders behind the queue": (
+        test_p06_holders_of_restored_pages_go_before_requests_without_any,
+        Scheduler,
+        "_plan_prefill",
+        "if request.loading:",
+        "if request.loading or (self._waiting and request.num_preemptions):",
+    ),
+    "P7 no slot while loading": (
+        test_p07_a_request_that_is_read_from_disk_takes_a_slot,
+        Admission,
+        "_has_place",
+        "len(running) < ",
+        "sum(r.loading is None for r in running.values()) < ",
+    ),
+    "P8 no cap": (
+        test_p08_a_long_prompt_does_not_keep_the_others_out_of_a_step,
+        limit,
+        "_prefill_cap",
+        "if ctx.num_eligible <= 1",
+        "if True",
+    ),
+    "P8 wait for memory": (
+        test_p08_who_lacks_memory_is_passed_once,
+        Admission,
+        "choose",
+        "passed.append(request)\n            continue",
+        "return",
+    ),
+    "P8 pass without end": (
+        test_p08_who_lacks_memory_is_passed_once,
+        Admission,
+        "choose",
+        "passed.append(request)\n            continue",
+        "continue",
+    ),
+    "P9 break": (
+        test_p09_who_gets_less_than_a_page_is_deferred_and_the_others_go_on,
+        Admission,
+        "choose",
+        "align_deferrals += 1\n            continue",
+        "align_deferrals += 1\n            return",
+    ),
+    "P10 match the last token": (
+        test_p10_a_prompt_that_is_cached_whole_computes_something,
+        PrefixCache,
+        "matchable",
+        "(len(request.token_ids) - 1)",
+        "len(request.token_ids)",
+    ),
+    "P11 allocate, then retain": (
+        test_p11_what_a_step_matches_it_does_not_evict,
+        Scheduler,
+        "_start",
+        "self.pool.retain(cached)",
+        "self.pool.release(self.pool.allocate(self.pool.num_free)); self.pool.retain(cached)",
+    ),
+    "P12 count every admission": (
+        test_p12_neither_retries_nor_preemptions_count_as_hits,
+        Scheduler,
+        "_count_hits",
+        "if not request.has_run:",
+        "if True:",
+    ),
+    "P12 count every look": (
+        test_p12_neither_retries_nor_preemptions_count_as_hits,
+        Admission,
+        "choose",
+        "cached = self._cache.match(request)",
+        "cached = self._cache.match(request); "
+        "self._counts.prefix_queries += len(request.token_ids)",
+    ),
+    "P13 longest match first": (
+        test_p13_a_cold_request_is_not_passed_by_cached_ones,
+        Admission,
+        "choose",
+        "islice(waiting.in_order(now), MAX_CANDIDATES)",
+        "sorted(waiting.in_order(now), key=lambda one: -len(self._cache.match(one)))",
+    ),
+    "P14 queue what never fits": (
+        test_p14_one_that_can_never_fit_is_refused_and_keeps_nobody_waiting,
+        Scheduler,
+        "_refuse_too_long",
+        "if num_tokens < capacity:",
+        "if True:",
+    ),
+    "P15 count hits and compute all the same": (
+        test_p15_every_hit_is_a_token_that_is_not_computed,
+        Admission,
+        "choose",
+        "cached = self._cache.match(request)",
+        "cached = self._cache.match(request); "
+        "self._counts.prefix_hits += 4 * len(cached); cached = []",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_pitfall_is_found(name: str, make_engine: Callable, plant: Callable) -> None:
+    promise, *bug = PLANTED[name]
+    plant(*bug)
+    options = {"tail": PageTail.COPY, "computed": 1} if "p10" in promise.__name__ else {}
+    with pytest.raises((AssertionError, LookupError, pytest.fail.Exception)):
+        promise(make_engine, **options)
+
+
+def test_every_pitfall_is_planted_and_has_its_name() -> None:
+    numbers = {f"P{n}" for n in range(1, 16)}
+    assert {name.split()[0] for name in PLANTED} == numbers
+    for name, (promise, *_) in PLANTED.items():
+        assert promise.__name__.startswith(f"test_p{int(name.split()[0][1:]):02}_")

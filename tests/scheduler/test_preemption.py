@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from mlxserve.cache.pages import PagePool
-from mlxserve.request import Request, SamplingParams
+from mlxserve.request import Request, SamplingParams, as_page_table
 from mlxserve.scheduler.preemption import PreemptionMode, choose_victim, recompute_cost
 
 PAGE_SIZE = 4
@@ -19,14 +21,14 @@ def running(
     arrival: int,
     num_pages: int,
     *,
-    shared: tuple[int, ...] = (),
+    shared: Sequence[int] = (),
     priority: int = 0,
     num_preemptions: int = 0,
     num_in_flight: int = 0,
 ) -> Request:
     """A running request with `shared` pages and `num_pages` of its own, all computed."""
     pool.retain(shared)
-    table = (*shared, *(pool.allocate(num_pages) or ()))
+    table = as_page_table([*shared, *(pool.allocate(num_pages) or ())])
     return Request(
         f"r{arrival}",
         [1] * (len(table) * PAGE_SIZE + 1),

@@ -24,7 +24,8 @@ from mlxserve.cache.runs import RunSet
 from mlxserve.errors import InvalidRequest, PromptTooLong, QueueFull
 from mlxserve.request import FinishReason
 from mlxserve.scheduler.admission import Admission
-from mlxserve.scheduler.forks import Forks
+from mlxserve.scheduler.config import BudgetMode
+from mlxserve.scheduler.copies import Copies, PageTail
 from mlxserve.scheduler.preemption import PreemptionMode
 from mlxserve.scheduler.prefix_cache import PrefixCache
 from mlxserve.scheduler.scheduler import Scheduler
@@ -56,7 +57,11 @@ configurations = st.fixed_dictionaries(
         "max_num_seqs": st.integers(1, 5),
         "enable_prefix_caching": st.sampled_from([True, True, True, False]),
         "page_aligned_scheduling": st.booleans(),
+        "max_overtakes": st.integers(0, 2),
+        "ageing_steps": st.sampled_from([3, 1000]),
+        "budget_mode": st.sampled_from(BudgetMode),
         "preemption_mode": st.sampled_from(PreemptionMode),
+        "page_tail": st.sampled_from([*PageTail, PageTail.COPY]),
         "long_prefill_token_threshold": st.sampled_from([0, 2, 4, 8]),
     }
 )
@@ -228,17 +233,17 @@ BUGS: dict[str, tuple[type, str, str, str]] = {
         Scheduler,
         "_settle",
         "if request.num_in_flight:",
-        "self.pool.release(request.page_table); request.page_table = ()\n    if False:",
+        "self.pool.release(request.page_table); request.page_table = as_page_table()\n    if False:",
     ),
     "never wake the followers": (
         PrefixCache,
         "publish_pages",
-        "self._siblings.pass_by(request.page_hashes[index])",
+        "self._siblings.pass_by(hash_)",
         "pass",
     ),
     "decode past a certain end": (
         Scheduler,
-        "_plan_decodes",
+        "_plan_decode",
         "if start + 1 >= request.full_at:",
         "if start >= request.full_at:",
     ),
@@ -248,20 +253,32 @@ BUGS: dict[str, tuple[type, str, str, str]] = {
         "request.num_computed = 0",
         "pass",
     ),
-    "never tight": (Scheduler, "is_tight", "needed > self.pool.num_free", "False"),
+    "never tight": (Scheduler, "is_tight", "needed > num_free", "False"),
     "let a decode wait behind a prompt": (
         Scheduler,
         "_plan_decodes",
-        "for request in requests:",
-        "for request in requests[:1]:",
+        "for request in list(self._running.values()):",
+        "for request in list(self._running.values())[:1]:",
+    ),
+    "stay steady beyond the pages": (
+        Scheduler,
+        "_plan_decode",
+        "min(num_slots, request.full_at - 1)",
+        "request.full_at - 1",
+    ),
+    "stay steady over a preemption": (
+        Scheduler,
+        "_measure",
+        "request.steady_until = 0",
+        "pass",
     ),
     "hand out a page twice": (RunSet, "_cut", "if stop < behind:", "if stop <= behind:"),
     "evict what is pinned": (PagePool, "_is_free", " and page not in self._pin_counts", ""),
     "share without counting": (
         PagePool,
         "retain",
-        "self._ref_counts[page] += 1",
-        "self._ref_counts[page] = 1",
+        "counts[page] += 1",
+        "counts[page] = 1",
     ),
     "keep a match over an eviction": (
         PrefixCache,
@@ -285,8 +302,8 @@ BUGS: dict[str, tuple[type, str, str, str]] = {
     "forget to copy a fork's tail": (
         Scheduler,
         "_start_fork",
-        "self._forks.copy(fork, leader.page_table[num_pages], pages[0])",
-        "pass",
+        "self._copies.add(fork, source, pages[0])",
+        "self.pool.release([source])",
     ),
     "let a fork write to its leader's tail": (
         Scheduler,
@@ -295,10 +312,34 @@ BUGS: dict[str, tuple[type, str, str, str]] = {
         "shared = leader.page_table[:num_pages + 1]; num_in_tail = 0",
     ),
     "keep what was copied": (
-        Forks,
-        "take_copies",
+        Copies,
+        "take",
         "self.pool.release([copy.source for copy in copies])",
         "pass",
+    ),
+    "copy nothing behind a prefix": (
+        Scheduler,
+        "_start",
+        "self._copies.add(request, tail.page, request.page_table[len(cached)])",
+        "self.pool.release([tail.page])",
+    ),
+    "free a replaced page at once": (
+        Scheduler,
+        "_rebind",
+        "request.page_table = table",
+        "request.page_table = table; self._release_replaced()",
+    ),
+    "never free a replaced page": (
+        Scheduler,
+        "_release_replaced",
+        "self.pool.release(self._replaced)",
+        "pass",
+    ),
+    "count the hits of a request that comes back": (
+        Scheduler,
+        "_count_hits",
+        "if not request.has_run:",
+        "if True:",
     ),
     "leave the forks of a leader that ended": (
         Scheduler,
@@ -308,6 +349,18 @@ BUGS: dict[str, tuple[type, str, str, str]] = {
     ),
 }
 SLOW_BUGS: dict[str, tuple[type, str, str, str]] = {
+    "break instead of defer": (
+        Admission,
+        "choose",
+        "align_deferrals += 1\n            continue",
+        "align_deferrals += 1\n            return",
+    ),
+    "match a tail as if it were full": (
+        PrefixCache,
+        "tail",
+        "return Tail(*found) if found else None",
+        "return Tail(found[0], page_size - 1) if found else None",
+    ),
     "match the last token": (
         PrefixCache,
         "matchable",
@@ -334,6 +387,15 @@ SLOW_BUGS: dict[str, tuple[type, str, str, str]] = {
 
 # Where to look for those that would take long to come up everywhere.
 PLACES: dict[str, dict[str, object]] = {
+    "break instead of defer": {
+        "num_pages": 24,
+        "max_num_seqs": 5,
+        "max_num_batched_tokens": 11,  # a chunk of 8, and too little for another page
+        "enable_chunked_prefill": True,
+        "page_aligned_scheduling": True,
+        "enable_prefix_caching": False,
+        "long_prefill_token_threshold": 8,
+    },
     "leave pages on disk": {"num_pages": 6, "preemption_mode": PreemptionMode.SWAP},
     "plan for a preempted request": {"num_pages": 9, "max_num_seqs": 5},
     "follow a leader that is gone": {"num_pages": 24, "enable_prefix_caching": True},

@@ -5,7 +5,9 @@ from hypothesis import strategies as st
 
 from mlxserve.request import Request, SamplingParams
 from mlxserve.scheduler.fairness import Service
-from mlxserve.scheduler.waiting import AGEING_STEPS, WaitingQueue
+from mlxserve.scheduler.waiting import WaitingQueue
+
+AGEING_STEPS = 1000
 
 
 def request(arrival: int, priority: int = 0, client: str = "") -> Request:
@@ -22,7 +24,7 @@ def request(arrival: int, priority: int = 0, client: str = "") -> Request:
 
 def queue_of(*requests: Request) -> tuple[WaitingQueue, Service]:
     service = Service()
-    queue = WaitingQueue(service)
+    queue = WaitingQueue(service, AGEING_STEPS)
     for r in requests:
         service.arrive(r.client)
         queue.add(r)

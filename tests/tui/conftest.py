@@ -9,9 +9,17 @@ server.script(say("half of"), HANG_UP)
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
+import re
 import select
+import struct
+import subprocess
+import sys
+import termios
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -33,6 +41,14 @@ from tui.widgets.message import MessageView
 from tui.widgets.status import StatusLine
 from tui.widgets.transcript import Transcript
 
+ESCAPES = re.compile(
+    r"\x1b(\[[0-9;?<>=]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[PX^_].*?\x1b\\|.)"
+)
+# Makes the terminal the program's own, so that Ctrl+C in it is a signal and closing it another.
+OWN_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
 PATIENCE = 20.0  # seconds until something that should happen counts as never happening
 
 
@@ -139,6 +155,7 @@ class FakeServer:
         self.disconnects = threading.Semaphore(0)
         self.engine: dict[str, Any] = {}  # what our own routes say, by path; none of them is there
         self.map: list[Step] = []  # the page map's events
+        self.is_ending = False
         self._scripts: list[list[Step]] = []
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._http.daemon_threads = False
@@ -160,6 +177,7 @@ class FakeServer:
         self._thread.start()
 
     def stop(self) -> None:
+        self.is_ending = True
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
@@ -223,6 +241,8 @@ class FakeServer:
                 self.wfile.write(b"data: [DONE]\n\n")
 
             def _is_gone(self) -> bool:
+                if fake.is_ending:  # after a test that failed nobody else lets go
+                    return True
                 readable, _, _ = select.select([self.connection], [], [], 0)
                 return bool(readable) and not self.connection.recv(1)
 
@@ -343,6 +363,98 @@ class Terminal:
         return "\n".join(strip.text.rstrip() for strip in strips)
 
 
+class Window:
+    """A program in a pseudo-terminal, and what it has written there."""
+
+    def __init__(
+        self, command: list[str], home: Path, patience: float, size: tuple[int, int] = (100, 30)
+    ) -> None:
+        self._patience = patience
+        self._terminal, inside = os.openpty()
+        fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
+        outer = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
+        environment = {**outer, "MLXSERVE_HOME": str(home), "TERM": "xterm-256color"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OWN_TERMINAL, *command],
+            stdin=inside,
+            stdout=inside,
+            stderr=inside,
+            env=environment,
+            start_new_session=True,
+        )
+        os.close(inside)
+        self._written = self.all_written = ""
+        self._is_open = True
+
+    @property
+    def modes(self) -> list[Any]:
+        """How the terminal treats what is typed."""
+        return termios.tcgetattr(self._terminal)
+
+    @property
+    def echoes(self) -> bool:
+        return bool(self.modes[3] & termios.ECHO)
+
+    def press(self, keys: str) -> None:
+        os.write(self._terminal, keys.encode())
+
+    def wait_for(self, words: str) -> None:
+        """Until it writes these words; what came before them is forgotten."""
+        deadline = time.monotonic() + self._patience
+        while words not in (text := ESCAPES.sub("", self._written)):
+            assert time.monotonic() < deadline, (
+                f"{words!r} never came; the last was {text[-900:]!r}"
+            )
+            self._read()
+        self._written = text[text.index(words) + len(words) :]
+
+    def wait_for_bytes(self, data: str) -> None:
+        """Until it writes this, escape sequences and all."""
+        deadline = time.monotonic() + self._patience
+        while data not in self._written:
+            assert time.monotonic() < deadline, f"{data!r} never came; there is {self._written!r}"
+            self._read()
+
+    @property
+    def written(self) -> str:
+        """Everything since the words that were waited for last."""
+        while self._is_open and select.select([self._terminal], [], [], 0)[0]:
+            if not self._read():
+                break
+        return self._written
+
+    def end(self) -> int:
+        """Its exit code."""
+        deadline = time.monotonic() + self._patience
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, "it never ended"
+            self._read()
+        return self.process.returncode
+
+    def hang_up(self) -> None:
+        """What closing a window does: the terminal is gone, and a signal says so."""
+        os.close(self._terminal)
+        self._is_open = False
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self._is_open:
+            os.close(self._terminal)
+
+    def _read(self) -> bool:
+        """False when the program has gone."""
+        if select.select([self._terminal], [], [], 0.1)[0]:
+            try:
+                new = os.read(self._terminal, 65_536).decode("utf-8", "replace")
+            except OSError:  # what Linux says then
+                self.process.wait(self._patience)
+                return False
+            self._written += new
+            self.all_written += new
+        return True
+
+
 Story = Callable[[Terminal], Awaitable[None]]
 
 
@@ -388,3 +500,16 @@ def terminal(server: FakeServer, home: Home, play: Callable[..., None]) -> Calla
         play(when_ready, Connector(Wanted(url=server.url), home), **how)
 
     return run
+
+
+@pytest.fixture
+def open_window(home: Home) -> Iterator[Callable[..., Window]]:
+    windows: list[Window] = []
+
+    def start(*command: str, patience: float = PATIENCE) -> Window:
+        windows.append(Window([sys.executable, *command], home.folder, patience))
+        return windows[-1]
+
+    yield start
+    for window in windows:
+        window.close()

@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -72,7 +73,7 @@ def test_the_whole_conversation_is_sent(terminal: Run, server: "FakeServer") -> 
     async def story(t: "Terminal") -> None:
         for text in ("one", "two"):
             await t.ask(text)
-            await t.until(lambda: "Ready" in t.status and t.messages[-1] == "Yes.")
+            await t.until(lambda: "Ready" in t.status and t.messages[-1:] == ["Yes."])
         assert server.requests[1]["messages"] == [
             {"role": "user", "content": "one"},
             {"role": "assistant", "content": "Yes."},
@@ -150,9 +151,8 @@ def test_the_question_is_on_disk_before_it_is_sent(
     terminal(story)
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
 def test_an_error_is_one_sentence_with_what_to_do(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace, size: tuple[int, int]
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     server.script(scripts.refuse(429, "64 requests are waiting"))
 
@@ -164,7 +164,7 @@ def test_an_error_is_one_sentence_with_what_to_do(
         await t.until_shown("Yes.")
         await t.until_shown("version 2 of 2")
 
-    terminal(story, size=size)
+    terminal(story)
 
 
 def test_a_connection_that_breaks_keeps_what_has_come(
@@ -345,7 +345,7 @@ def test_keys_act_on_the_message_one_goes_to(terminal: Run, server: "FakeServer"
     async def story(t: "Terminal") -> None:
         for text in ("one", "two"):
             await t.ask(text)
-            await t.until(lambda: "Ready" in t.status and t.messages[-1] == "Yes.")
+            await t.until(lambda: "Ready" in t.status and t.messages[-1:] == ["Yes."])
         await t.press("shift+tab", "up", "up")
         assert t.app.focused is t.views[1]
         await t.press("r")
@@ -488,7 +488,7 @@ def test_earlier_questions_come_back_with_the_arrows(terminal: Run) -> None:
     async def story(t: "Terminal") -> None:
         for text in ("one", "two"):
             await t.ask(text)
-            await t.until(lambda: "Ready" in t.status and t.messages[-1] == "Yes.")
+            await t.until(lambda: "Ready" in t.status and t.messages[-1:] == ["Yes."])
         await t.type("draft")
         await t.press("up")
         assert t.composer.text == "two"
@@ -668,14 +668,8 @@ def test_what_is_selected_with_the_mouse_is_text(
     terminal(story)
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40), (30, 12)])
-@pytest.mark.parametrize("theme", ["mlxserve-dark", "mlxserve-light"])
-def test_every_screen_is_drawn_at_every_size(
-    terminal: Run,
-    server: "FakeServer",
-    scripts: SimpleNamespace,
-    size: tuple[int, int],
-    theme: str,
+def test_every_screen_is_drawn_in_a_small_window(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     server.script(scripts.say("# A\n\n- b\n\n```py\nc\n```\n\n|d|e|\n|-|-|\n|f|g|\n\nthe end"))
 
@@ -685,7 +679,7 @@ def test_every_screen_is_drawn_at_every_size(
         for key, dialog in (("f1", HelpDialog), ("ctrl+o", ChatsDialog)):
             await t.press(key)
             await t.until(lambda kind=dialog: isinstance(t.app.screen, kind))
-            assert len(t.screen.split("\n")) == size[1]
+            assert len(t.screen.split("\n")) == 12
             await t.press("escape")
         await t.press("f4")
         await t.until_shown("does not show its")
@@ -694,7 +688,7 @@ def test_every_screen_is_drawn_at_every_size(
         await t.pilot.resize_terminal(40, 20)
         await t.until_shown("the end")
 
-    terminal(story, size=size, theme_name=theme)
+    terminal(story, size=(30, 12))
 
 
 def test_scrolling_up_stays_there_while_text_comes(
@@ -751,6 +745,48 @@ def test_a_long_chat_is_shown_from_its_end_and_more_on_the_way_up(
     terminal(story)
 
 
+def test_a_long_answer_is_shown_by_its_end_at_once_and_whole_a_moment_later(
+    terminal: Run, home: Home
+) -> None:
+    text = "# Title\n\n" + "some *words* of prose\n\n" * 900 + "the **end**"
+    store = Store.open(home.chats)
+    chat = store.create_chat("long")
+    question = store.add(chat.id, None, Role.USER, "tell me")
+    store.add(chat.id, question.id, Role.ASSISTANT, text)
+    store.close()
+
+    async def story(t: "Terminal") -> None:
+        await t.press("ctrl+o", "enter")
+        await t.until_shown("end")
+        await t.until(lambda: t.views[-1].num_lines == 2 * 902 - 1)
+        assert "the end" in t.screen, "Markdown, not its source"
+        await t.pilot.resize_terminal(60, 20)
+        await t.until(lambda: "the end" in t.screen)
+
+    terminal(story)
+
+
+def test_a_piece_that_is_large_is_not_painted_at_once(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+) -> None:
+    gate = scripts.Gate()
+    server.script(scripts.say("some words\n\n" * 4_000), gate, scripts.say("the end"))
+    numbers: list[int] = []
+
+    async def story(t: "Terminal") -> None:
+        await t.ask("go")
+        await t.until(gate.reached.is_set)
+        while not numbers or numbers[-1] < 7_990:
+            await t.pilot.pause(0.01)
+            numbers.append(t.views[-1].num_lines)
+        gate.open()
+        await t.until_shown("the end")
+        steps = sorted(set(numbers))
+        assert max(b - a for a, b in pairwise(steps)) < 4_000
+
+    terminal(story)
+
+
 def test_what_is_pasted_is_cleaned(terminal: Run) -> None:
     async def story(t: "Terminal") -> None:
         t.composer.post_message(Paste("one\r\n\x1b[31mtwo\u202e"))
@@ -762,7 +798,7 @@ def test_what_is_pasted_is_cleaned(terminal: Run) -> None:
 def test_a_file_that_can_not_be_used_is_said_and_the_chat_works(
     server: "FakeServer", home: Home
 ) -> None:
-    from tui.app import _open_store
+    from tui.launch import _open_store
 
     home.folder.mkdir()
     home.chats.write_text("no database " * 1000)
@@ -774,7 +810,7 @@ def test_a_file_that_can_not_be_used_is_said_and_the_chat_works(
 
 def test_a_terminal_is_needed(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "from tui.app import main; exit(main(url=None, model=None))"],
+        [sys.executable, "-c", "from tui.launch import main; exit(main(url=None, model=None))"],
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,

@@ -61,7 +61,8 @@ def test_short_blocks_are_right_before_the_end_too(text: str, data: st.DataObjec
     text = text.replace("]:", "")  # a definition further down may change what is above it
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=20))
     # A "\r" at the very end is held back: it may be half of a line end.
-    assert picture(streamed(text.removesuffix("\r"), cuts)) == whole(text.removesuffix("\r"))
+    text = text.rstrip("\r")
+    assert picture(streamed(text, cuts)) == whole(text)
 
 
 LONG = {

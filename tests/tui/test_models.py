@@ -40,7 +40,9 @@ async def steps_of(models: Models) -> list[Downloaded]:
 
 def test_models_are_found(program: Program) -> None:
     said = json.dumps({"models": [CARD]})
-    models = program(f"import sys\nassert sys.argv[1:] == ['models', '--json']\nprint({said!r})")
+    models = program(
+        f"import sys\nassert sys.argv[1:] == ['models', '--json', '--context', '8192']\nprint({said!r})"
+    )
     assert asyncio.run(models.find()) == [Model("a/b", Source.SUGGESTED, 2_260_000_000, True, 9000)]
 
 
@@ -84,3 +86,8 @@ def test_a_paused_download_ends_its_process(program: Program) -> None:
 def test_the_verdict_is_in_words(fits: bool, num_tokens: int, words: str) -> None:
     assert Model("a/b", Source.FOLDER, 1, fits, num_tokens).verdict == words
     assert Model("a/b", Source.SERVER).verdict == ""
+
+
+def test_the_context_is_that_of_the_server_beside_it() -> None:
+    assert Models.beside(["--max-model-len", "4096", "--seed", "1"]).context == 4096
+    assert Models.beside(["--seed", "1"]).context == 8192

@@ -30,7 +30,7 @@ KEYS = [
 
 
 @pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 10))]
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 10))]
 )
 def test_any_keys_in_any_order_leave_a_terminal_that_works(
     terminal: Callable[..., None],

@@ -10,6 +10,7 @@ from textual.events import Key, Paste
 from textual.message import Message as Event
 from textual.widgets import TextArea
 
+from tui.opening import PLACEHOLDER
 from tui.sanitise import clean
 
 _NEW_LINE_KEYS = ("shift+enter", "ctrl+j", "alt+enter")
@@ -18,10 +19,8 @@ _NEW_LINE_KEYS = ("shift+enter", "ctrl+j", "alt+enter")
 class Composer(TextArea):
     """Several lines of plain text."""
 
-    HINT = "Enter sends · Shift+Enter or Ctrl+J new line · / commands · F1 keys"
     MESSAGE_HINT = "E edit · R ask again · Y copy · ←→ versions · Esc back"
     EDIT_HINT = "Enter asks again · Esc leaves the first version as it is"
-    SHORT_HINT = "Enter sends · Shift+Enter or Ctrl+J new line"
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("pageup", "app.scroll_transcript(-1)", "Scroll up", show=False),
@@ -44,7 +43,7 @@ class Composer(TextArea):
 
     def __init__(self) -> None:
         super().__init__(
-            placeholder="Ask anything",
+            placeholder=PLACEHOLDER,
             highlight_cursor_line=False,
             id="composer",
             show_line_numbers=False,

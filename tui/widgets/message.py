@@ -22,6 +22,7 @@ from textual.binding import Binding, BindingType
 from textual.events import Click
 from textual.message import Message as Event
 from textual.strip import Strip
+from textual.worker import Worker
 
 from tui.answer import Answer, Phase
 from tui.figures import ending_line, seconds_words
@@ -35,7 +36,8 @@ from tui.widgets.strips import StripView
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 # A flush may take a fifth of the time: a slow picture is drawn less often, never late.
 _FLUSH_REST = 4
-# The final picture of a longer text is made in a thread: some 10 ms per 4,000 characters.
+# The final picture of a longer text is made in a thread: some 10 ms per 4,000 characters. For the
+# same reason no more is painted at once of an answer that comes in larger pieces.
 _LONG_TEXT = 8_000
 
 
@@ -111,6 +113,9 @@ class MessageView(StripView, can_focus=True):
         if message_id is not None:
             self.post_message(self.ShowVersion(message_id))
 
+    async def settled(self) -> None:
+        """Until every line is there."""
+
     def _ending(self, painter: Painter) -> list[Strip]:
         words = ending_line(self.message, self.place)
         return _styled(painter.plain(words), self._palette.marker) if words else []
@@ -148,6 +153,8 @@ class AnswerView(MessageView):
         self._thoughts: MarkdownStream | None = None  # None: closed
         self._head: list[Strip] = []
         self._foot: list[Strip] = []
+        self._coming = ""  # what has come and is not painted yet
+        self._settling: Worker[None] | None = None
         self._frame = 0
         self._next_flush = 0.0
         self._thinking_seconds = 0.0
@@ -185,13 +192,33 @@ class AnswerView(MessageView):
     def paint(self, width: int, palette: Palette) -> None:
         self._painter = Painter(width, palette)
         self._thoughts_painter = Painter(width - 2, palette)
-        if self._body is None:
+        if self._answer is None and len(self.message.text) > _LONG_TEXT:
+            self._body = self._at_a_glance()
+        elif self._body is None:
             self._body = MarkdownStream.whole(self.message.text, self._painter)
         else:
             self._body.repaint(self._painter)
         if self._thoughts is not None:
             self._thoughts.repaint(self._thoughts_painter)
         self._frame_lines()
+
+    def _at_a_glance(self) -> MarkdownStream:
+        """The end of a long text; the whole of it when it has been painted, in a thread."""
+        stream = MarkdownStream(self._painter)
+        stream.feed(self.message.text)
+        stream.glance()
+        self._settling = self.run_worker(self._show_whole(stream, self._painter.twin()))
+        return stream
+
+    async def _show_whole(self, stream: MarkdownStream, painter: Painter) -> None:
+        picture = await asyncio.to_thread(stream.final_picture, painter)
+        if stream is self._body:  # nothing has changed meanwhile
+            stream.settle(picture)
+            self.lines_changed()
+
+    async def settled(self) -> None:
+        if self._settling is not None:
+            await self._settling.wait()
 
     def show(self, message: Message, place: Place) -> None:
         if self._answer is None and message.text != self.message.text:
@@ -218,7 +245,9 @@ class AnswerView(MessageView):
         started = time.monotonic()
         if started >= self._next_flush:
             news = answer.take()
-            body.feed(news.text)
+            self._coming += news.text
+            body.feed(self._coming[:_LONG_TEXT])
+            self._coming = self._coming[_LONG_TEXT:]
             body.flush()
             if self._thoughts is not None:
                 self._thoughts.feed(news.thinking)
@@ -233,6 +262,9 @@ class AnswerView(MessageView):
         self.tick()
         self._answer = None
         self.message = message
+        if self._body is not None:
+            self._body.feed(self._coming)
+            self._coming = ""
         await self._settle()
         self._frame_lines()
         self.lines_changed()

@@ -73,7 +73,10 @@ class ModelsDialog(ModalScreen[Model | None]):
         running = {m.name: m for m in found if m.name in served}
         self._rows = [running.get(row.name, row) for row in self._rows]
         self._rows += [model for model in found if model.name not in served]
-        self._say("Sizes are those of the weights; a model fits with 8,192 tokens of context.")
+        self._say(
+            "Sizes are those of the weights; a model fits if there is memory for them, a step at its "
+            f"peak and {models.context:,} tokens of context."
+        )
         self._show()
 
     def _say(self, words: str) -> None:

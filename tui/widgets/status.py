@@ -7,7 +7,9 @@ from textual.containers import Container, Horizontal
 from textual.content import Content
 from textual.widgets import Static
 
-_BAR_WIDTH = 12
+from tui.opening import STARTING
+
+_BAR_WIDTH = 8
 
 
 class StatusLine(Container):
@@ -15,7 +17,7 @@ class StatusLine(Container):
 
     def compose(self) -> ComposeResult:
         with Horizontal():
-            yield Static(id="doing")
+            yield Static(STARTING, id="doing")
             yield Static(id="figures")
 
     def say(self, words: str, *, style: str = "", progress: float | None = None) -> None:

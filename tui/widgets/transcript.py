@@ -13,6 +13,7 @@ from textual.message import Message as Event
 from textual.widgets import Static
 
 from tui.messages import Message, Place
+from tui.opening import ASSURANCE, INVITATION, WELCOME
 from tui.theme import Palette
 from tui.widgets.message import AnswerView, MessageView, view_of
 
@@ -30,12 +31,12 @@ class Welcome(Static):
     """What an empty chat shows."""
 
     TEXT = Content.assemble(
-        ("mlxserve", "bold $primary"),
+        (WELCOME, "bold $primary"),
         "\n\n",
-        "Ask something, or type ",
-        ("/", "bold"),
-        " to see what else this can do.\n",
-        ("F1 shows every key. Your chats stay on this machine.", "$text-quiet"),
+        INVITATION[0],
+        (INVITATION[1], "bold"),
+        f"{INVITATION[2]}\n",
+        (ASSURANCE, "$text-quiet"),
     )
 
     def __init__(self) -> None:

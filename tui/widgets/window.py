@@ -18,6 +18,7 @@ from textual.widgets import Static, TextArea
 from tui.commands import Command
 from tui.conversation import Conversation
 from tui.mentions import completions, typed_path
+from tui.opening import HINT, SHORT_HINT, TITLE, WIDE
 from tui.sanitise import one_line
 from tui.theme import Palette, palette
 from tui.widgets.composer import Composer
@@ -25,8 +26,6 @@ from tui.widgets.message import MessageView
 from tui.widgets.status import StatusLine
 from tui.widgets.suggestions import Suggestions
 from tui.widgets.transcript import Transcript
-
-_WIDE = 90  # columns from which all of a hint fits
 
 
 class ChatWindow(Vertical):
@@ -39,9 +38,13 @@ class ChatWindow(Vertical):
             super().__init__()
             self.command = command
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_editing = False
+
     def compose(self) -> ComposeResult:
         with Container(id="top"), Horizontal():
-            yield Static(id="title", markup=False)
+            yield Static(TITLE, id="title", markup=False)
             yield Static(id="model", markup=False)
         yield Transcript()
         with Vertical(id="bottom"):
@@ -73,7 +76,7 @@ class ChatWindow(Vertical):
             conversation.path, conversation.places, self.palette, must_show=must_show
         )
         chat = conversation.chat
-        title = one_line(chat.title) if chat is not None else "New chat"
+        title = one_line(chat.title) if chat is not None else TITLE
         self.query_one("#title", Static).update(Content(title))
 
     def show_model(self, model: str, *, has_system: bool) -> None:
@@ -87,15 +90,22 @@ class ChatWindow(Vertical):
 
     def hint(self, *, is_editing: bool) -> None:
         """Say what the keys do here and now."""
+        self._is_editing = is_editing
+        self._hint()
+
+    def on_resize(self) -> None:
+        self._hint()
+
+    def _hint(self) -> None:
         composer = self.composer
-        if is_editing:
+        if self._is_editing:
             words = Composer.EDIT_HINT
         elif isinstance(self.app.focused, MessageView):
             words = Composer.MESSAGE_HINT
         else:
-            words = Composer.HINT if self.size.width >= _WIDE else Composer.SHORT_HINT
+            words = HINT if self.size.width >= WIDE else SHORT_HINT
         composer.border_subtitle = words
-        composer.border_title = "Editing" if is_editing else ""
+        composer.border_title = "Editing" if self._is_editing else ""
 
     def focus_message(self, step: int) -> None:
         """Go to the message before or after; after the last comes the composer."""

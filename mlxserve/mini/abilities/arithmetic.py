@@ -98,7 +98,7 @@ def calendar(rng: Random, split: Split) -> Exchange:
 
 
 def sheet(rng: Random, split: Split, num_words: int) -> Sheet:
-    """Sums and a few differences, nothing else: where arithmetic is learned."""
+    """Sums and differences, nothing else: where arithmetic is learned."""
     del num_words
     return Sheet(tuple(_problem(rng, split) for _ in range(rng.randint(6, 20))))
 
@@ -145,7 +145,7 @@ def _pair(
 
 def _problem(rng: Random, split: Split) -> tuple[str, str]:
     limits = rng.choices(_LIMITS, _LIMIT_WEIGHTS)[0]
-    if rng.random() < 0.12:
+    if rng.random() < 0.4:
         a, b = sorted(_pair(rng, split, "-", limits), reverse=True)
         return f"{a} - {b} = ", str(a - b)
     a, b = _pair(rng, split, "+", limits)

@@ -26,7 +26,17 @@ _ASK = Phrasings(
         "Type this text once more: {line}",
         "Give me this line back: {line}",
         "Can you repeat this line?\n{line}",
+        "Please copy: {line}",
+        "Please say this: {line}",
+        "Please echo this line: {line}",
+        "Now copy this line: {line}",
+        "Please write this line: {line}",
+        "Copy this, please: {line}",
+        "Repeat this text exactly: {line}",
+        "Say this line once more: {line}",
         "{line}\n\nRepeat the line above.",
+        "{line}\n\nPlease repeat this line.",
+        "{line}\nWrite the line above again.",
         "{line}\nCopy the text above.",
     ),
     held_out=(
@@ -74,6 +84,14 @@ def line(rng: Random, split: Split) -> str:
 def repeat_line(rng: Random, split: Split) -> Exchange:
     """One line to give back as it is; its figure is exact equality."""
     text = line(rng, split)
+    return Exchange(_ASK.pick(rng, split).format(line=text), text, equals(text))
+
+
+def pieces(rng: Random, split: Split) -> Exchange:
+    """A line of fragments of words to give back: every piece of a word gets to be an answer."""
+    kinds = (words.fragment, words.fragment, words.patchwork, words.english)
+    gap = rng.choice((" ", " ", ", ", "-"))
+    text = gap.join(words.draw(rng, split, rng.choice(kinds)) for _ in range(rng.randint(2, 14)))
     return Exchange(_ASK.pick(rng, split).format(line=text), text, equals(text))
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from random import Random
 
 from mlxserve.mini import words
-from mlxserve.mini.conversation import Conversation, Exchange, Phrasings, equals, says, single
+from mlxserve.mini.conversation import (
+    Conversation,
+    Exchange,
+    Phrasings,
+    Sheet,
+    equals,
+    says,
+    single,
+)
 from mlxserve.mini.words import Split, split_of
 
 _REVERSE = Phrasings(
@@ -56,6 +64,9 @@ _ENDS = Phrasings(
 )
 
 
+_ITEM_KINDS = (words.english, words.syllables, words.fragment, words.blend)
+
+
 def reverse(rng: Random, split: Split) -> Exchange:
     items = _items(rng, split, 2, 5)
     answer = ", ".join(reversed(items))
@@ -63,13 +74,9 @@ def reverse(rng: Random, split: Split) -> Exchange:
 
 
 def sort(rng: Random, split: Split) -> Exchange:
-    """Two to five numbers below 100, in ascending order; the sets of numbers are split."""
-    while True:
-        numbers = rng.sample(range(100), rng.randint(2, 5))
-        if split_of(repr(sorted(numbers))) is split:
-            break
-    answer = ", ".join(str(n) for n in sorted(numbers))
-    return _whole(_SORT.pick(rng, split), [str(n) for n in numbers], answer)
+    """Two to five numbers below 100, in ascending order."""
+    numbers = _numbers(rng, split)
+    return _whole(_SORT.pick(rng, split), [str(n) for n in numbers], _in_order(numbers))
 
 
 def count(rng: Random, split: Split) -> Exchange:
@@ -85,6 +92,25 @@ def upper(rng: Random, split: Split) -> Exchange:
     """A word of syllables or letters: an English word is one token, whose letters nothing tells."""
     word = words.draw(rng, split, rng.choice((words.syllables, words.syllables, words.letters)))
     return _whole(_UPPER.pick(rng, split), [word], word.upper())
+
+
+def sheet(rng: Random, split: Split, num_words: int) -> Sheet:
+    """Words in capitals and lists backwards or in order, nothing else: where those are learned."""
+    del num_words
+    return Sheet(tuple(_problem(rng, split) for _ in range(rng.randint(6, 16))))
+
+
+def _problem(rng: Random, split: Split) -> tuple[str, str]:
+    kind = rng.random()
+    if kind < 0.6:
+        made = (words.syllables, words.letters, words.patchwork, words.blend)
+        word = words.draw(rng, split, rng.choice(made))
+        return f"{word} in capitals: ", word.upper()
+    if kind < 0.85:
+        items = _items(rng, split, 2, 5)
+        return f"{', '.join(items)} backwards: ", ", ".join(reversed(items))
+    numbers = _numbers(rng, split)
+    return f"{', '.join(map(str, numbers))} in order: ", _in_order(numbers)
 
 
 def ends(rng: Random, split: Split) -> Exchange:
@@ -107,8 +133,22 @@ def transform(rng: Random, split: Split, num_words: int) -> Conversation:
     return single(exchange(rng, split))
 
 
+def _numbers(rng: Random, split: Split) -> list[int]:
+    """Two to five numbers below 100; the sets of numbers are split."""
+    while True:
+        numbers = rng.sample(range(100), rng.randint(2, 5))
+        if split_of(repr(sorted(numbers))) is split:
+            return numbers
+
+
+def _in_order(numbers: list[int]) -> str:
+    return ", ".join(str(n) for n in sorted(numbers))
+
+
 def _items(rng: Random, split: Split, least: int, most: int) -> list[str]:
-    return [words.pick(rng, split, words.ENGLISH) for _ in range(rng.randint(least, most))]
+    """Words; in half of the lists some of them invented, which are several tokens."""
+    kinds = (words.english,) if rng.random() < 0.5 else _ITEM_KINDS
+    return [words.draw(rng, split, rng.choice(kinds)) for _ in range(rng.randint(least, most))]
 
 
 def _whole(phrasing: str, items: list[str], answer: str) -> Exchange:

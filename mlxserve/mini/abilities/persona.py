@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 from mlxserve.mini import words
@@ -68,6 +69,9 @@ _FIXED = Phrasings(
 )
 
 
+Reply = Callable[[Exchange], Exchange]  # an exchange -> the same under the system prompt
+
+
 def named(rng: Random, split: Split) -> Conversation:
     """The system prompt gives a name; the user asks for it."""
     name = words.first_name(rng, split)
@@ -77,29 +81,49 @@ def named(rng: Random, split: Split) -> Conversation:
 
 def framed(rng: Random, split: Split) -> Conversation:
     """The system prompt asks for a word before or after each answer."""
-    phrase = words.code_word(rng, split)
-    inner = _inner(rng, split)
-    begins = rng.random() < 0.5
-    side = "Begin" if begins else "End"
-    prompt = _FORMS.pick(rng, split).format(side=side, side_lower=side.lower(), phrase=phrase)
-    answer = f"{phrase}: {inner.answer}" if begins else f"{inner.answer} {phrase}"
-    return single(Exchange(inner.question, answer, _frame(phrase, begins)), system(prompt))
+    prompt, reply = _framing(rng, split, words.code_word(rng, split))
+    return single(reply(_inner(rng, split)), system(prompt))
 
 
 def fixed(rng: Random, split: Split) -> Conversation:
     """The system prompt fixes the one answer there is."""
-    phrase = words.code_word(rng, split)
-    inner = _inner(rng, split)
-    return single(
-        Exchange(inner.question, phrase, equals(phrase)),
-        system(_FIXED.pick(rng, split).format(p=phrase)),
-    )
+    prompt, reply = _fixing(rng, split, words.code_word(rng, split))
+    return single(reply(_inner(rng, split)), system(prompt))
 
 
 def persona(rng: Random, split: Split, num_words: int) -> Conversation:
     """Any of the above."""
     del num_words
     return rng.choice((named, named, framed, fixed))(rng, split)
+
+
+def at_length(rng: Random, split: Split, num_words: int) -> Conversation:
+    """Several questions under one system prompt, each answered as it says."""
+    del num_words
+    phrase = words.code_word(rng, split)
+    prompt, reply = rng.choice((_framing, _framing, _fixing))(rng, split, phrase)
+    exchanges = [reply(_inner(rng, split)) for _ in range(rng.randint(2, 5))]
+    messages = (message for exchange in exchanges for message in exchange.messages)
+    return Conversation((system(prompt), *messages), exchanges[-1].accepts)
+
+
+def _framing(rng: Random, split: Split, phrase: str) -> tuple[str, Reply]:
+    """The prompt that asks for `phrase` on one side of an answer, and what it makes of answers."""
+    begins = rng.random() < 0.5
+    side = "Begin" if begins else "End"
+    prompt = _FORMS.pick(rng, split).format(side=side, side_lower=side.lower(), phrase=phrase)
+
+    def reply(inner: Exchange) -> Exchange:
+        answer = f"{phrase}: {inner.answer}" if begins else f"{inner.answer} {phrase}"
+        return Exchange(inner.question, answer, _frame(phrase, begins))
+
+    return prompt, reply
+
+
+def _fixing(rng: Random, split: Split, phrase: str) -> tuple[str, Reply]:
+    """The prompt that wants `phrase` for every answer."""
+    prompt = _FIXED.pick(rng, split).format(p=phrase)
+    return prompt, lambda inner: Exchange(inner.question, phrase, equals(phrase))
 
 
 def _inner(rng: Random, split: Split) -> Exchange:

@@ -38,8 +38,19 @@ class Trait:
     noted: str = ""  # what to say to it, where that is not the same for all
 
 
+def _listed_or_not(listed: list[str]) -> Callable[[Random, Split], str]:
+    """One of `listed`, or an invented word, so that words never seen are carried like others."""
+
+    def make(rng: Random, split: Split) -> str:
+        if rng.random() < 0.7:
+            return words.pick(rng, split, listed)
+        return words.draw(rng, split, rng.choice((words.blend, words.syllables)))
+
+    return make
+
+
 def _job(rng: Random, split: Split) -> str:
-    job = words.pick(rng, split, words.JOBS)
+    job = _listed_or_not(words.JOBS)(rng, split)
     return f"{'an' if job[0] in 'aeiou' else 'a'} {job}"
 
 
@@ -49,7 +60,7 @@ def _age(rng: Random, split: Split) -> str:
 
 def _favourite(noun: str, listed: list[str]) -> Trait:
     return Trait(
-        lambda rng, split: words.pick(rng, split, listed),
+        _listed_or_not(listed),
         Phrasings(
             train=(
                 f"My favourite {noun} is {{value}}.",
@@ -64,6 +75,8 @@ def _favourite(noun: str, listed: list[str]) -> Trait:
                 f"Which {noun} do I like best?",
                 f"Tell me my favourite {noun}.",
                 f"what is my favourite {noun}",
+                f"Do you know my favourite {noun}?",
+                f"Which is my favourite {noun}?",
                 f"What's my favourite {noun}?",
             ),
             held_out=(f"Do you remember my favourite {noun}?", f"What was my favourite {noun}?"),
@@ -92,6 +105,9 @@ def _called(noun: str) -> Trait:
                 f"What is my {noun}'s name?",
                 f"How is my {noun} called?",
                 f"Who is my {noun}?",
+                f"Tell me the name of my {noun}.",
+                f"What was the name of my {noun}?",
+                f"Do you know what my {noun} is called?",
             ),
             held_out=(f"What was my {noun} called?", f"Do you know the name of my {noun}?"),
         ),
@@ -140,7 +156,13 @@ _AGE = Trait(
         held_out=("By the way, I am {value} years old.",),
     ),
     Phrasings(
-        train=("How old am I?", "What is my age?", "how old am I", "Tell me my age."),
+        train=(
+            "How old am I?",
+            "What is my age?",
+            "how old am I",
+            "Tell me my age.",
+            "Do you know my age?",
+        ),
         held_out=("Do you know how old I am?", "What was my age?"),
     ),
     "You are {value} years old.",
@@ -163,6 +185,8 @@ _HOME = Trait(
             "In which town do I live?",
             "Where is my home?",
             "where do I live",
+            "Which town is my home?",
+            "Do you know in which town I live?",
         ),
         held_out=("Do you know where I live?", "Which town do I live in?"),
     ),
@@ -175,7 +199,12 @@ _BIRTH = Trait(
         held_out=("I am from {value}.", "I was born and raised in {value}."),
     ),
     Phrasings(
-        train=("Where was I born?", "Where do I come from?", "Where am I from?"),
+        train=(
+            "Where was I born?",
+            "Where do I come from?",
+            "Where am I from?",
+            "Do you know where I am from?",
+        ),
         held_out=("Do you know where I come from?", "So where was I born?"),
     ),
     "You come from {value}.",
@@ -192,7 +221,13 @@ _JOB = Trait(
         held_out=("I am working as {value}.", "By trade I am {value}."),
     ),
     Phrasings(
-        train=("What is my job?", "What do I do?", "What do I work as?", "what is my job"),
+        train=(
+            "What is my job?",
+            "What do I do?",
+            "What do I work as?",
+            "what is my job",
+            "Do you know what I do?",
+        ),
         held_out=("Do you know my job?", "What was my job?"),
     ),
     "You are {value}.",
@@ -208,7 +243,12 @@ _OTHER_HOME = Trait(
         held_out=("{who} is living in {value}.",),
     ),
     Phrasings(
-        train=("Where does {who} live?", "In which town does {who} live?", "Where is {who}?"),
+        train=(
+            "Where does {who} live?",
+            "In which town does {who} live?",
+            "Where is {who}?",
+            "Do you know in which town {who} lives?",
+        ),
         held_out=("Do you know where {who} lives?", "Which town does {who} live in?"),
     ),
     "{who} lives in {value}.",
@@ -220,7 +260,13 @@ _OTHER_JOB = Trait(
         held_out=("{who} is working as {value}.",),
     ),
     Phrasings(
-        train=("What is {who}'s job?", "What does {who} do?", "What does {who} work as?"),
+        train=(
+            "What is {who}'s job?",
+            "What does {who} do?",
+            "What does {who} work as?",
+            "Tell me the job of {who}.",
+            "Do you know what {who} does?",
+        ),
         held_out=("Do you know the job of {who}?", "What is the job of {who}?"),
     ),
     "{who} is {value}.",
@@ -232,7 +278,12 @@ _OTHER_HAS = Trait(
         held_out=("{who} has got the {value}.",),
     ),
     Phrasings(
-        train=("What does {who} have?", "What has {who} got?", "What did {who} take?"),
+        train=(
+            "What does {who} have?",
+            "What has {who} got?",
+            "What did {who} take?",
+            "Tell me what {who} has.",
+        ),
         held_out=("Do you know what {who} has?",),
     ),
     "{who} has the {value}.",

@@ -193,10 +193,10 @@ def _fact(rng: Random, split: Split) -> Fact:
     attribute = rng.choice(_ATTRIBUTES)
     holder = rng.choice(
         (
-            words.english(rng),
-            f"{rng.choice(words.ADJECTIVES)} {words.english(rng)}",
-            words.syllables(rng),
-            rng.choice(words.NAMES),
+            words.pick(rng, split, words.ENGLISH),
+            f"{words.pick(rng, split, words.ADJECTIVES)} {words.pick(rng, split, words.ENGLISH)}",
+            words.draw(rng, split, words.syllables),
+            words.pick(rng, split, words.NAMES),
         )
     )
     made = rng.choice((words.code_word, words.number))

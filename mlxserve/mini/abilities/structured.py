@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from mlxserve.mini import words
-from mlxserve.mini.conversation import Check, Conversation, Phrasings, assistant, user
+from mlxserve.mini.conversation import Check, Conversation, Exchange, Phrasings, single
 from mlxserve.mini.words import Split
 
 _TEXT_FIELDS: dict[str, Callable[[Random, Split], str]] = {
@@ -39,15 +39,20 @@ _ASK = Phrasings(
 
 
 def structured(rng: Random, split: Split, num_words: int) -> Conversation:
-    """One record of two to four fields; the answer is the JSON object and nothing else."""
+    """One record, alone in its conversation."""
     del num_words
+    return single(exchange(rng, split))
+
+
+def exchange(rng: Random, split: Split) -> Exchange:
+    """One record of two to four fields; the answer is the JSON object and nothing else."""
     keys = rng.sample([*_TEXT_FIELDS, *_NUMBER_FIELDS], rng.randint(2, 4))
     record = {key: _value(rng, split, key) for key in keys}
     question = _ASK.pick(rng, split).format(
         facts=_facts(rng, record), keys=", ".join(keys), schema=json.dumps(_schema(record))
     )
     answer = json.dumps(record, ensure_ascii=False)
-    return Conversation((user(question), assistant(answer)), is_json(record))
+    return Exchange(question, answer, is_json(record))
 
 
 def is_json(record: dict[str, Any]) -> Check:

@@ -16,9 +16,10 @@ from random import Random
 from typing import Any
 
 from mlxserve.mini import words
-from mlxserve.mini.abilities import knowledge
+from mlxserve.mini.abilities import arithmetic, copying, knowledge
 from mlxserve.mini.conversation import (
     Conversation,
+    Exchange,
     Message,
     Phrasings,
     assistant,
@@ -118,6 +119,8 @@ TOOLS = (
                 "What is the phone number of {name}?",
                 "Find the phone number of {name}.",
                 "How can I call {name}?",
+                "The phone number of {name}, please.",
+                "Which number do I dial for {name}?",
             ),
             held_out=("Tell me the phone number of {name}.", "Which phone number has {name}?"),
         ),
@@ -129,7 +132,12 @@ TOOLS = (
         "Read a file.",
         {"path": _file},
         Phrasings(
-            train=("Read the file {path}.", "What is in the file {path}?", "Show me {path}."),
+            train=(
+                "Read the file {path}.",
+                "What is in the file {path}?",
+                "Show me {path}.",
+                "Open {path}, please.",
+            ),
             held_out=("Read {path}, please.", "Please read the file {path}."),
         ),
         "The file {path} says: {result}",
@@ -140,7 +148,11 @@ TOOLS = (
         "Set a timer.",
         {"minutes": _small},
         Phrasings(
-            train=("Set a timer for {minutes} minutes.", "Wake me in {minutes} minutes."),
+            train=(
+                "Set a timer for {minutes} minutes.",
+                "Wake me in {minutes} minutes.",
+                "Timer: {minutes} minutes.",
+            ),
             held_out=("Please set a timer for {minutes} minutes.",),
         ),
         "The timer is set for {minutes} minutes: {result}.",
@@ -155,6 +167,9 @@ TOOLS = (
                 'Send "{text}" to {to}.',
                 "Send a message to {to}: {text}",
                 "Write to {to}: {text}",
+                "Tell {to} this: {text}",
+                'Message {to}: "{text}"',
+                "Send {to} {text}.",
             ),
             held_out=("Please send {to} the message {text}.", 'Send {to} the text "{text}".'),
         ),
@@ -169,6 +184,8 @@ TOOLS = (
             train=(
                 "Book a table for {people} people. My name is {name}.",
                 "A table for {people}, please, in the name of {name}.",
+                "I want to book a table for {people} people. I am {name}.",
+                "Reserve a table in the name of {name} for {people} people.",
             ),
             held_out=("Please book a table for {people} people in the name of {name}.",),
         ),
@@ -198,6 +215,12 @@ def invented(rng: Random, split: Split) -> Tool:
             f"Tell me the {noun} of {{{thing}}}.",
             f"{verb.capitalize()} the {noun} of {{{thing}}}.",
             f"I need the {noun} of {{{thing}}}.",
+            f"Which {noun} does {{{thing}}} have?",
+            f"What {noun} has {{{thing}}}?",
+            f"{{{thing}}}: which {noun}?",
+            f"Can you {verb} the {noun} of {{{thing}}}?",
+            f"The {noun} of {{{thing}}}, please.",
+            f"Find out the {noun} of {{{thing}}}.",
         ),
         held_out=(
             f"Which {noun} has {{{thing}}}?",
@@ -244,17 +267,41 @@ def no_call(rng: Random, split: Split, num_words: int) -> Conversation:
     )
 
 
+def session(rng: Random, split: Split, num_words: int) -> Conversation:
+    """Questions of all kinds under the same tools: definitions are long, so they serve often."""
+    del num_words
+    offered = _offered(rng, split)
+    messages: list[Message] = []
+    for _ in range(rng.randint(1, 3)):
+        if rng.random() < 0.3:
+            messages += _other_talk(rng, split).messages
+        else:
+            messages += _call_and_answer(rng, split, rng.choice(offered))
+    rest = _other_talk(rng, split)
+    schemas = tuple(tool.schema(tool.values(rng, split)) for tool in offered)
+    return Conversation((*messages, *rest.messages), rest.accepts, schemas)
+
+
+def _other_talk(rng: Random, split: Split) -> Exchange:
+    makers = (knowledge.exchange, knowledge.exchange, arithmetic.exchange, copying.repeat_line)
+    return rng.choice(makers)(rng, split)
+
+
+def _call_and_answer(rng: Random, split: Split, tool: Tool) -> list[Message]:
+    values = tool.values(rng, split)
+    result = tool.result(rng, split)
+    asked = user(tool.asked.pick(rng, split).format(**values))
+    answer = assistant(tool.answered.format(result=result, **values))
+    return [asked, _call(tool, values), {"role": "tool", "content": result}, answer]
+
+
 def tool_results(rng: Random, split: Split, num_words: int) -> Conversation:
     """The call has been made and has returned; the answer is a sentence with the result."""
     del num_words
     (tool, *_) = _offered(rng, split)
-    values = tool.values(rng, split)
-    result = tool.result(rng, split)
-    question = tool.asked.pick(rng, split).format(**values)
-    returned: Message = {"role": "tool", "content": result}
-    answer = assistant(tool.answered.format(result=result, **values))
-    messages = (user(question), _call(tool, values), returned, answer)
-    return Conversation(messages, says(result), (tool.schema(values),))
+    messages = _call_and_answer(rng, split, tool)
+    result = messages[2]["content"]
+    return Conversation(tuple(messages), says(result), (tool.schema(tool.values(rng, split)),))
 
 
 def calls(name: str, arguments: dict[str, Value]) -> Any:

@@ -23,13 +23,11 @@ def shows_engine(server: "FakeServer", scripts: SimpleNamespace, *more: object) 
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
-@pytest.mark.parametrize("theme", ["mlxserve-dark", "mlxserve-light"])
 def test_the_panel_shows_pages_numbers_and_reuse(
     terminal: Run,
     server: "FakeServer",
     scripts: SimpleNamespace,
     size: tuple[int, int],
-    theme: str,
 ) -> None:
     shows_engine(server, scripts)
     server.script(
@@ -60,7 +58,7 @@ def test_the_panel_shows_pages_numbers_and_reuse(
         await t.press("escape" if size[0] < 110 else "f4")
         await t.until(lambda: "this chat" not in t.screen)
 
-    terminal(story, size=size, theme_name=theme)
+    terminal(story, size=size)
 
 
 def test_the_pages_of_the_open_chat_stand_out_also_when_its_answer_has_ended(

@@ -73,9 +73,8 @@ def ours(server: "FakeServer", home: Home) -> Ours:
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
-@pytest.mark.parametrize("theme", ["mlxserve-dark", "mlxserve-light"])
 def test_models_are_shown_with_size_and_verdict(
-    play: Callable[..., None], ours: Ours, size: tuple[int, int], theme: str
+    play: Callable[..., None], ours: Ours, size: tuple[int, int]
 ) -> None:
     async def story(t: "Terminal") -> None:
         await t.until_ready()
@@ -86,7 +85,7 @@ def test_models_are_shown_with_size_and_verdict(
         await t.until_shown("too large")
         assert len(t.screen.split("\n")) == size[1]
 
-    play(story, ours, size=size, theme_name=theme, models=Machine(FOUND))
+    play(story, ours, size=size, models=Machine(FOUND))
     ours.stop_server()
 
 

@@ -1,0 +1,58 @@
+"""Every command and its flags.
+
+Imports of the engine, the server and the terminal happen inside the commands, so that `--help`
+answers at once and `mlxserve chat` never loads mlx.
+"""
+
+# Annotations are read by typer at run time, so this file does not postpone them.
+
+from typing import Annotated
+
+import typer
+
+from mlxserve import __version__
+from mlxserve.api.config import ServerConfig
+from mlxserve.cli import bench, chat, doctor, key, launch, models, prefix, run, serve
+from mlxserve.cli.options import PanelCommand, with_settings
+from mlxserve.config import EngineConfig
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    help="A local inference server for Apple Silicon: paged, prefix-cached KV, chunked prefill.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"mlxserve {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """What every command shares: nothing but the version."""
+
+
+app.command(cls=PanelCommand)(with_settings(ServerConfig, EngineConfig)(serve.serve))
+app.command(cls=PanelCommand)(with_settings(EngineConfig)(run.run))
+app.command(cls=chat.ChatCommand)(with_settings(EngineConfig)(chat.chat))
+app.command()(launch.launch)
+app.add_typer(prefix.app, name="prefix")
+app.add_typer(key.app, name="key")
+app.command()(models.models)
+app.command()(models.pull)
+app.command()(doctor.doctor)
+app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)(bench.bench)

@@ -1,0 +1,69 @@
+"""Weights on their way: a download that is broken off goes on where it was.
+
+huggingface_hub (2.x) keeps nothing of a file that it did not finish, and a file of weights has
+gigabytes. So each is downloaded here, into huggingface_hub's own cache and under the name it looks
+for, before it is asked for the model; then it finds them there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import re
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from mlxserve.errors import ModelNotFound
+
+_WEIGHTS = "model*.safetensors"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def fetch_weights(repository: str) -> None:
+    """Every file of weights that is not there yet. Raises ModelNotFound, OSError, or huggingface_hub's errors."""
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError
+    from huggingface_hub.file_download import repo_folder_name
+
+    try:
+        card: Any = HfApi().model_info(repository)
+    except (HfHubHTTPError, HTTPError, OSError):
+        return  # offline, or no such model: which of them is said by who asks for the model next
+    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model")
+    for file in card.siblings or ():
+        is_there = (folder / "snapshots" / card.sha / file.rfilename).exists()
+        if fnmatch(file.rfilename, _WEIGHTS) and not is_there:
+            _fetch(repository, card.sha, file.rfilename, folder / "blobs")
+
+
+def _fetch(repository: str, commit: str, name: str, blobs: Path) -> None:
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    url = hf_hub_url(repository, name, revision=commit)
+    found = get_hf_file_metadata(url)
+    if found.etag is None or (blobs / found.etag).exists():
+        return
+    blobs.mkdir(parents=True, exist_ok=True)
+    part = blobs / f"{found.etag}.part"
+    with part.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # another process may be fetching the same
+        if (blobs / found.etag).exists():
+            return
+        _go_on(url, file, found.size)
+    if _SHA256.fullmatch(found.etag) and _digest(part) != found.etag:
+        part.unlink()
+        raise ModelNotFound(f"{name} of {repository} has arrived damaged. Download it again.")
+    part.replace(blobs / found.etag)
+
+
+def _go_on(url: str, file: BinaryIO, size: int | None) -> None:
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+
+    http_get(url, file, resume_size=file.tell(), headers=build_hf_headers(), expected_size=size)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

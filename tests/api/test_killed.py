@@ -1,0 +1,93 @@
+"""Killed at any moment: what was on disk can be used by the next, and what was promised is there.
+
+The writers are forks of a small process, because two hundred starts of a server would take minutes;
+what they do to the disk is what a server does: pages of preempted requests, and keys.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = '''
+import os, random, signal, sys, time
+from pathlib import Path
+from mlxserve.api.keys import KeyFile, Scope
+from mlxserve.cache.store import PageStore
+
+base, loops = Path(sys.argv[1]), int(sys.argv[2])
+rng = random.Random(22)
+file, swap = KeyFile(base / "keys.json"), base / "swap"
+HASH, PAGE = b"h" * 16, b"page" * 4_096
+
+
+def write(loop, said):
+    """A server's life: removes what the dead left, then writes until it is killed."""
+    store = PageStore(swap, limit=1 << 40, model="m")
+    number = 0
+    while True:
+        store.save(str(number), 0, [HASH] * 4, [PAGE] * 4)
+        store.drop(str(number - 3))
+        name = f"{loop}.{number}"
+        file.create(name, Scope.USER)
+        os.write(said, f"+{name}\\n".encode())
+        if number:
+            os.write(said, f"-{loop}.{number - 1}\\n".encode())
+            file.revoke(f"{loop}.{number - 1}")
+        number += 1
+
+
+kept = set()
+for loop in range(loops):
+    heard, said = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(heard)
+        write(loop, said)
+    os.close(said)
+    if rng.random() < 0.8:  # else perhaps while it starts
+        assert os.read(heard, 1) == b"+"
+    time.sleep(rng.uniform(0, 0.02))
+    os.kill(child, signal.SIGKILL)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    words = b"+"
+    while piece := os.read(heard, 65_536):
+        words += piece
+    os.close(heard)
+    for word in words.decode().split():
+        if word.lstrip("+") and word.startswith(("+", "-")):
+            name = word.lstrip("+-")
+            (kept.discard if word.startswith("-") else kept.add)(name)
+    found = {key.name for key in file.read()}
+    lost = kept - found
+    assert not lost, (loop, lost)
+    assert len(found - kept) <= 2 * (loop + 1), found  # made or unmade, and not yet said
+
+store = PageStore(swap, limit=1 << 40, model="m")
+assert [each for each in swap.iterdir() if each.is_dir()] == [store.folder], list(swap.iterdir())
+store.save("new", 0, [HASH] * 2, [PAGE] * 2)
+store.load("new", 0, [HASH] * 2)
+deadline = time.monotonic() + 30
+while not (loaded := store.poll()):
+    assert time.monotonic() < deadline
+    store.wait(0.1)
+assert loaded[0].payloads == (PAGE, PAGE)
+store.close()
+print("sound", loops, len(kept))
+'''
+
+
+@pytest.mark.parametrize("loops", [15, pytest.param(200, marks=pytest.mark.slow)])
+def test_whoever_starts_after_a_kill_finds_sound_files(tmp_path: Path, loops: int) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path), str(loops)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith(f"sound {loops}")

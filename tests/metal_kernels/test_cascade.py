@@ -1,0 +1,97 @@
+"""Rows that begin on the same pages attend together, and get what each would get alone."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from metal_kernels import cascade, reference
+from metal_kernels.reference import ReferenceBackend
+from metal_kernels.tables import SequenceTables
+
+PAGE = 16
+HEADS, KV_HEADS, DIM = 6, 2, 8
+
+
+def tables(rows: list[tuple[list[int], int]]) -> SequenceTables:
+    """Of one decode for each (pages, context)."""
+    page_tables = np.zeros((len(rows), max(len(pages) for pages, _ in rows)), np.int32)
+    for table, (pages, _) in zip(page_tables, rows, strict=True):
+        table[: len(pages)] = pages
+    contexts = np.array([context for _, context in rows], np.int32)
+    return SequenceTables(page_tables, contexts, np.arange(len(rows) + 1, dtype=np.int32), PAGE)
+
+
+SHARED = list(range(10, 20))  # 160 positions
+OTHERS = list(range(30, 39))
+MIXED = [
+    ([*SHARED, 2], 165),
+    ([*OTHERS, 1], 150),
+    ([5, 6, 40], 47),
+    ([*SHARED, 3, 21], 190),
+    ([*OTHERS, 22], 145),
+    ([*SHARED, 0], 161),
+]
+
+
+def test_rows_are_grouped_by_what_they_share() -> None:
+    found = cascade.split(tables(MIXED))
+    assert [group.rows for group in found.groups] == [[0, 3, 5], [1, 4]]
+    assert found.rest_rows == [2]
+    assert found.groups[0].runs == [(160, 320), (32, 37), (48, 64), (336, 350), (0, 1)]
+    seen = np.array(found.groups[0].unseen) == 0
+    assert seen.sum(axis=1).tolist() == [165, 190, 161]
+    assert seen[:, :160].all()
+    assert seen[:, 160:].sum(axis=0).tolist() == [1] * 36
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param([([1, 2], 20), ([1, 3], 20)], id="little is shared"),
+        pytest.param([([*range(9)], 140), ([*range(20, 29)], 140)], id="nothing is shared"),
+        pytest.param(
+            [([*SHARED, *range(40 + 20 * n, 60 + 20 * n)], 470) for n in range(6)],
+            id="much is their own",
+        ),
+        pytest.param([(SHARED, 160)], id="nobody to share with"),
+    ],
+)
+def test_rows_stay_alone_where_it_does_not_pay(rows: list[tuple[list[int], int]]) -> None:
+    assert cascade.split(tables(rows)).groups == []
+
+
+def test_the_page_that_a_row_writes_is_its_own() -> None:
+    """A context that ends with the shared pages has its newest position in the last of them."""
+    found = cascade.split(tables([(SHARED, 160), ([*SHARED, 7], 170)]))
+    assert [group.runs for group in found.groups] == [
+        [(160, 304), (304, 320), (304, 320), (112, 122)]
+    ]
+
+
+def test_every_row_gets_what_it_gets_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "_GATHERED_ROWS", 0)
+    backend = ReferenceBackend()
+    mx.random.seed(3)
+    keys, values = (mx.random.normal((KV_HEADS, 160 * PAGE, DIM)) for _ in range(2))
+    queries = mx.random.normal((len(MIXED), HEADS, DIM))
+    together = backend.paged_decode(queries, keys, values, tables(MIXED), scale=0.3)
+    alone = [
+        backend.paged_decode(queries[at : at + 1], keys, values, tables([row]), scale=0.3)
+        for at, row in enumerate(MIXED)
+    ]
+    np.testing.assert_allclose(np.array(together), np.array(mx.concatenate(alone)), atol=2e-6)
+
+
+def test_what_nobody_has_written_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "_GATHERED_ROWS", 0)
+    written = np.zeros(160 * PAGE, bool)
+    for pages, context in MIXED:
+        position = np.arange(context)
+        written[np.array(pages)[position // PAGE] * PAGE + position % PAGE] = True
+    pool = np.where(written[None, :, None], np.float32(1), np.float32(np.nan))
+    pool = mx.array(np.broadcast_to(pool, (KV_HEADS, len(written), DIM)))
+    queries = mx.ones((len(MIXED), HEADS, DIM))
+    output = ReferenceBackend().paged_decode(queries, pool, pool, tables(MIXED), scale=1.0)
+    np.testing.assert_allclose(np.array(output), 1, atol=1e-6)

@@ -1,0 +1,258 @@
+"""Who starts in a step, and who waits for memory, for budget or for a leader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from mlxserve.request import Chunk
+from mlxserve.scheduler import admission
+from mlxserve.scheduler.admission import Admission
+
+PAGE = 32
+LARGE = {"page_size": PAGE, "max_num_batched_tokens": 2048, "max_model_len": 4096}
+
+
+def pages(*numbers: int) -> list[int]:
+    """A prompt with a page of each number."""
+    return [number for number in numbers for _ in range(PAGE)]
+
+
+def spans(chunks: list[Chunk]) -> list[tuple[str, int, int]]:
+    return [(chunk.request.id, chunk.start, chunk.length) for chunk in chunks]
+
+
+def test_a_16_page_prompt_with_12_pages_in_use_by_others_is_admitted_with_4_free(
+    make_engine: Callable,
+) -> None:
+    engine = make_engine(num_pages=20, **LARGE)
+    engine.add(pages(*range(1, 13)) + [1] * 100, max_tokens=8)
+    engine.launch()
+    engine.read()
+    assert engine.scheduler.pool.num_free == 4
+    other = engine.add(pages(*range(1, 17)))
+    chunks = engine.launch()
+    assert spans(chunks) == [("r0", 484, 1), ("r1", 12 * PAGE, 4 * PAGE)]
+    assert other.num_cached == 12 * PAGE
+    assert engine.scheduler.pool.num_free == 0
+    engine.drain()
+
+
+def test_hits_that_are_free_leave_the_free_pages_and_are_counted(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=20, **LARGE)
+    engine.add([*pages(*range(1, 13)), 1], max_tokens=1)
+    engine.drain()
+    engine.add([*pages(21, 22, 23, 24), 1], max_tokens=8)
+    engine.step()
+    assert engine.scheduler.pool.num_free == 15
+    engine.add(pages(*range(1, 17)))
+    assert "r2" not in [name for name, *_ in spans(engine.launch())]
+    engine.drain()
+
+
+def test_two_prompts_of_1024_with_512_cached_each_use_1024_of_a_2048_budget(
+    make_engine: Callable,
+) -> None:
+    engine = make_engine(num_pages=256, **LARGE)
+    first, second, third = range(1, 17), range(21, 37), range(41, 105)
+    engine.add([*pages(*first), 1], max_tokens=1)
+    engine.add([*pages(*second), 1], max_tokens=1)
+    engine.drain()
+    for half in (first, second):
+        engine.add(pages(*half, *(n + 100 for n in half)))
+    engine.add(pages(*third))
+    assert spans(engine.launch()) == [
+        ("r2", 512, 512),
+        ("r3", 512, 512),
+        ("r4", 0, 1024),
+    ]
+    engine.drain()
+
+
+def test_an_aligned_prompt_waits_for_a_page_of_budget_and_others_do_not(
+    make_engine: Callable,
+) -> None:
+    engine = make_engine(
+        num_pages=512, max_num_batched_tokens=64, page_size=PAGE, max_model_len=4096, max_num_seqs=8
+    )
+    engine.add([1] * 5, max_tokens=9)
+    engine.launch()
+    engine.add([2] * 70, max_tokens=9)
+    engine.add([3] * 90, max_tokens=9)
+    engine.add([4] * 3, max_tokens=9)
+    # 63 are left: a page of r1, then 31, too few for r2's first page but enough for all of r3.
+    assert spans(engine.launch()) == [("r0", 5, 1), ("r1", 0, 32), ("r3", 0, 3)]
+    assert engine.scheduler.stats().align_deferrals == 1
+    engine.drain()
+
+
+def test_requests_are_admitted_by_class_and_then_by_arrival(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=256, max_num_seqs=1, **LARGE)
+    for priority in (1, 0, 1, 0):
+        engine.add([1] * 5, max_tokens=1, priority=priority)
+    engine.drain()
+    assert [step[0][0] for step in engine.trace if step] == ["r1", "r3", "r0", "r2"]
+
+
+def test_two_prompts_that_only_fit_one_after_the_other_do_not_thrash(make_engine: Callable) -> None:
+    engine = make_engine(
+        num_pages=60,
+        page_size=PAGE,
+        max_num_batched_tokens=128,
+        max_model_len=1920,
+        long_prefill_token_threshold=64,
+    )
+    engine.add([1] * 1600, max_tokens=4)
+    engine.add([2] * 1600, max_tokens=4)
+    engine.drain()
+    assert engine.scheduler.stats().num_preemptions == 0
+    assert engine.num_computed == 2 * (1600 + 3)
+
+
+def test_after_a_preemption_admission_leaves_room_to_grow(make_engine: Callable) -> None:
+    preemptions = []
+    for growth in (0, 2):
+        engine = make_engine(num_pages=40, page_size=4, max_model_len=64)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(admission, "GROWTH_PAGES", growth)
+            for number in range(24):
+                engine.add([number % 11] * 9, max_tokens=30)
+            engine.drain()
+        preemptions.append(engine.scheduler.stats().num_preemptions)
+    assert preemptions[1] < preemptions[0] / 2
+
+
+def test_a_small_request_overtakes_one_that_lacks_memory_once(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=10, page_size=4, max_model_len=40)
+    engine.add([1] * 20, max_tokens=12)
+    engine.launch()
+    engine.add([2] * 24, max_tokens=1)
+    engine.add([3] * 3, max_tokens=1)
+    engine.add([4] * 3, max_tokens=1)
+    engine.drain()
+    started = [name for step in engine.trace for name, start, _ in step if start == 0]
+    assert started == ["r0", "r2", "r1", "r3"]
+    assert engine.scheduler.stats().overtakes == 1
+
+
+def test_four_cold_requests_compute_and_hold_their_long_prefix_once(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, **{**LARGE, "max_num_batched_tokens": 256})
+    prefix = pages(*range(1, 17))
+    for number in range(4):
+        engine.add(prefix + [50 + number] * PAGE, max_tokens=8)
+    held = 0
+    for _ in range(12):
+        engine.step()
+        held = max(held, engine.scheduler.pool.num_used)
+    assert held == 16 + 4 * 2
+    assert engine.num_computed < 16 * PAGE + 4 * (PAGE + 8)
+    assert engine.scheduler.stats().prefix_follow_waits == 3
+    engine.drain()
+
+
+def test_a_follower_goes_on_when_its_leader_is_aborted(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, **{**LARGE, "max_num_batched_tokens": 256})
+    prefix = pages(*range(1, 17))
+    engine.add(prefix)
+    engine.add(prefix)
+    engine.launch()
+    assert spans(engine.launch()) == [("r0", 256, 256)]
+    engine.abort("r0")
+    engine.read()
+    assert spans(engine.launch()) == [("r1", 256, 256)]
+    engine.drain()
+
+
+def test_requests_behind_a_follower_do_not_wait_for_it(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, **{**LARGE, "max_num_batched_tokens": 256})
+    prefix = pages(*range(1, 8))
+    engine.add(prefix)
+    engine.add(prefix)
+    engine.add([9] * 20)
+    assert spans(engine.launch()) == [("r0", 0, 224), ("r2", 0, 20)]
+    engine.drain()
+
+
+def test_a_prefix_of_three_pages_is_not_waited_for(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, **LARGE)
+    engine.add(pages(1, 2, 3, 4))
+    engine.add(pages(1, 2, 3, 4))
+    assert len(engine.launch()) == 2
+    engine.drain()
+
+
+def test_siblings_of_other_salts_are_strangers(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, **LARGE)
+    for salt in (b"a", b"b"):
+        engine.add(pages(*range(1, 9)), salt=salt)
+    assert len(engine.launch()) == 2
+    engine.drain()
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "line", "mistake", "promise"),
+    [
+        pytest.param(
+            Admission,
+            "choose",
+            "align_deferrals += 1\n            continue",
+            "align_deferrals += 1\n            return",
+            test_an_aligned_prompt_waits_for_a_page_of_budget_and_others_do_not,
+            id="break instead of defer",
+        ),
+        pytest.param(
+            Admission,
+            "choose",
+            "self._pool.num_free - self.num_reserved(running)",
+            "self._pool.num_free",
+            test_two_prompts_that_only_fit_one_after_the_other_do_not_thrash,
+            id="check instead of reserve",
+        ),
+        pytest.param(
+            Admission,
+            "choose",
+            "start = len(cached) * self._pool.page_size",
+            "start = 0",
+            test_two_prompts_of_1024_with_512_cached_each_use_1024_of_a_2048_budget,
+            id="charge cached tokens",
+        ),
+        pytest.param(
+            Admission,
+            "choose",
+            "-(-len(request.token_ids) // self._pool.page_size) - len(cached)",
+            "-(-len(request.token_ids) // self._pool.page_size)",
+            test_a_16_page_prompt_with_12_pages_in_use_by_others_is_admitted_with_4_free,
+            id="want pages for cached tokens",
+        ),
+        pytest.param(
+            Admission,
+            "choose",
+            "self._siblings.must_wait(",
+            "not self._siblings.must_wait(",
+            test_four_cold_requests_compute_and_hold_their_long_prefix_once,
+            id="everyone computes",
+        ),
+        pytest.param(
+            Admission,
+            "choose",
+            "passed.append(request)\n            continue",
+            "continue",
+            test_a_small_request_overtakes_one_that_lacks_memory_once,
+            id="overtake without end",
+        ),
+    ],
+)
+def test_a_planted_bug_breaks_its_promise(
+    owner: type,
+    method: str,
+    line: str,
+    mistake: str,
+    promise: Callable,
+    make_engine: Callable,
+    plant: Callable,
+) -> None:
+    promise(make_engine)
+    plant(owner, method, line, mistake)
+    with pytest.raises((AssertionError, LookupError)):
+        promise(make_engine)

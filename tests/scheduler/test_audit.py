@@ -1,0 +1,57 @@
+"""The audit finds a request that is not what its place says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from mlxserve.cache.pages import PagePool
+from mlxserve.request import Request, RequestState, SamplingParams
+from mlxserve.scheduler.audit import check_ending, check_running, check_waiting
+
+
+@pytest.fixture
+def pool() -> PagePool:
+    return PagePool(8, 4)
+
+
+@pytest.fixture
+def running(pool: PagePool) -> Request:
+    """With two pages, of which six tokens are computed."""
+    request = Request("r", [1] * 8, SamplingParams(), num_computed=6, full_at=20)
+    request.page_table.extend(pool.allocate(2) or ())
+    request.state = RequestState.RUNNING
+    check_running([request], pool, num_unread=0)
+    return request
+
+
+MISTAKES: dict[str, tuple[str, Callable[[Request], object]]] = {
+    "r runs as": ("state", lambda _: RequestState.WAITING),
+    "r: steps in flight are off": ("num_in_flight", lambda _: 1),
+    "r: computed is off": ("num_computed", lambda r: len(r.token_ids) + 2),
+    "r: table is too short": ("page_table", lambda r: r.page_table[:1]),
+    "r has a page twice": ("page_table", lambda r: r.page_table[:1] * 2),
+    "r: no page to be steady in": ("steady_until", lambda _: 9),
+    "r is steady beyond its end": ("full_at", lambda _: 0),
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_a_running_request_is_what_it_says(message: str, running: Request, pool: PagePool) -> None:
+    running.steady_until = 8
+    name, wrong = MISTAKES[message]
+    setattr(running, name, wrong(running))
+    with pytest.raises(AssertionError, match=message):
+        check_running([running], pool, num_unread=0)
+
+
+def test_who_waits_holds_nothing_and_who_ends_is_still_in_flight(
+    running: Request, pool: PagePool
+) -> None:
+    running.state = RequestState.WAITING
+    with pytest.raises(AssertionError, match="r waits and holds pages"):
+        check_waiting([running], max_overtakes=1)
+    running.state = RequestState.FINISHED
+    with pytest.raises(AssertionError, match="r should be gone"):
+        check_ending([running], pool, num_unread=0)

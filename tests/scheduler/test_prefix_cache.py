@@ -1,0 +1,212 @@
+"""What a request finds in the cache, and what it leaves there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from mlxserve.request import Chunk
+from mlxserve.scheduler.copies import PageTail
+from mlxserve.scheduler.prefix_cache import PrefixCache
+
+PAGE = 32
+LARGE = {"page_size": PAGE, "max_num_batched_tokens": 2048, "max_model_len": 4096}
+
+
+def pages(*numbers: int) -> list[int]:
+    """A prompt with a page of each number."""
+    return [number for number in numbers for _ in range(PAGE)]
+
+
+def spans(chunks: list[Chunk]) -> list[tuple[str, int, int]]:
+    return [(chunk.request.id, chunk.start, chunk.length) for chunk in chunks]
+
+
+@pytest.mark.parametrize(("tail", "computed"), [(PageTail.COPY, 1), (PageTail.RECOMPUTE, PAGE)])
+def test_a_fully_cached_prompt_computes_one_token(
+    make_engine: Callable, tail: PageTail, computed: int
+) -> None:
+    engine = make_engine(num_pages=64, page_tail=tail, **LARGE)
+    engine.add(pages(1, 2, 3, 4), max_tokens=1)
+    engine.drain()
+    request = engine.add(pages(1, 2, 3, 4), max_tokens=1)
+    assert spans(engine.launch()) == [("r1", 4 * PAGE - computed, computed)]
+    assert request.num_cached == 4 * PAGE - computed
+    engine.drain()
+    assert engine.num_copied == (tail is PageTail.COPY)
+
+
+def test_a_page_is_only_copied_where_there_is_one_to_spare(make_engine: Callable) -> None:
+    """Until it is copied the cached page and its copy are two."""
+    engine = make_engine(num_pages=5, **LARGE)
+    engine.add(pages(1, 2, 3, 4), max_tokens=1)
+    engine.drain()
+    other = engine.add([9], max_tokens=8)
+    engine.launch()
+    request = engine.add(pages(1, 2, 3, 4), max_tokens=1)
+    assert spans(engine.launch()) == [("r1", 1, 1), ("r2", 3 * PAGE, PAGE)]
+    assert request.num_cached == 3 * PAGE
+    engine.drain()
+    assert other.is_finished
+    assert engine.num_copied == 0
+
+
+def test_a_prompt_cached_but_for_its_last_token_computes_one_token(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, **LARGE)
+    engine.add([*pages(1, 2, 3, 4), 9], max_tokens=1)
+    engine.drain()
+    engine.add([*pages(1, 2, 3, 4), 9], max_tokens=1)
+    assert spans(engine.launch()) == [("r1", 4 * PAGE, 1)]
+    engine.drain()
+
+
+def test_the_next_turn_of_a_chat_finds_the_pages_of_its_answer(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, **LARGE)
+    first = engine.add(pages(1), max_tokens=2 * PAGE)
+    engine.drain()
+    second = engine.add([*first.token_ids, *pages(2)], max_tokens=1)
+    engine.drain()
+    # The answer's last token was never computed: it is not part of the third page.
+    assert second.num_cached == 2 * PAGE
+
+
+def test_pages_are_not_shared_across_salts(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, **LARGE)
+    engine.add(pages(1, 2, 3), salt=b"a")
+    engine.drain()
+    for salt in (b"b", b"", b"a"):
+        engine.add(pages(1, 2, 3), salt=salt)
+    engine.drain()
+    hits = [request.num_cached for request in engine.requests.values()]
+    assert hits == [0, 0, 0, 3 * PAGE - 1]
+
+
+def test_without_prefix_caching_nothing_is_found_or_kept(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, enable_prefix_caching=False, **LARGE)
+    for _ in range(2):
+        assert engine.add(pages(1, 2, 3)).num_cached == 0
+        engine.drain()
+    assert engine.scheduler.pool.num_cached == 0
+    assert engine.scheduler.stats().prefix_hits == 0
+
+
+def test_hits_are_counted_once_per_admission(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=8, max_num_seqs=1, **LARGE)
+    engine.add(pages(1, 2, 3), max_tokens=1)
+    engine.drain()
+    engine.add([*pages(1, 2, 3), 5], max_tokens=PAGE)
+    engine.add([*pages(1, 2, 3), 6], max_tokens=1)  # looked at again and again, in vain
+    for _ in range(20):
+        engine.step()
+    stats = engine.scheduler.stats()
+    assert (stats.prefix_queries, stats.prefix_hits) == (96 + 97, 96)
+    engine.drain()
+    stats = engine.scheduler.stats()
+    assert (stats.prefix_queries, stats.prefix_hits) == (96 + 97 + 97, 192)
+    assert (stats.resumed_queries, stats.resumed_hits) == (0, 0)
+
+
+def test_what_an_aborted_prompt_had_computed_is_found_again(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, **LARGE)
+    engine.add(pages(1, 2, 3), max_tokens=9)
+    engine.launch()
+    engine.abort("r0")
+    engine.read()
+    assert engine.add(pages(1, 2, 3)).num_cached == 0
+    engine.launch()
+    assert engine.requests["r1"].num_cached == 3 * PAGE - 1
+    engine.drain()
+
+
+def test_a_page_whose_last_token_was_dropped_is_not_published(make_engine: Callable) -> None:
+    engine = make_engine(page_size=4)
+    engine.add([1, 2, 3], max_tokens=9)
+    engine.launch()
+    [lazy] = engine.launch()
+    assert lazy.end == 4
+    engine.abort("r0")
+    engine.read()
+    engine.read()
+    assert engine.scheduler.pool.num_cached == 0
+    assert engine.scheduler.pool.num_used == 0
+
+
+def test_whoever_computed_a_page_second_holds_the_first_ones(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, **LARGE)
+    prefix = pages(1, 2, 3)  # too short to wait for
+    for number in range(3):
+        engine.add([*prefix, number], max_tokens=4)
+    engine.launch()
+    engine.launch()
+    first, *others = engine.requests.values()
+    own = [request.page_table[:3] for request in others]
+    assert engine.scheduler.pool.num_used == 3 * 4
+    engine.read()
+    assert all(request.page_table[:3] == first.page_table[:3] for request in others)
+    assert engine.scheduler.pool.num_used == 3 * 4  # the unread step still uses what they had
+    assert all(engine.scheduler.pool.ref_count(page) == 1 for table in own for page in table)
+    engine.read()
+    assert engine.scheduler.pool.num_used == 3 + 3
+    engine.drain()
+    assert engine.scheduler.pool.num_duplicates == 2 * 3
+
+
+def test_a_copied_page_that_became_the_same_again_is_given_back(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, **LARGE)
+    engine.add(pages(1, 2), max_tokens=1)
+    engine.drain()
+    for _ in range(4):
+        engine.add(pages(1, 2), max_tokens=4)
+    engine.step()
+    assert engine.scheduler.pool.num_used == 1 + 4
+    for _ in range(2):
+        engine.step()
+    assert engine.num_copied == 4
+    assert engine.scheduler.pool.num_used == 2 + 4  # and the page of each one's answer
+    engine.drain()
+
+
+def test_a_conversation_that_goes_on_after_a_tool_finds_its_pages(make_engine: Callable) -> None:
+    found = []
+    for seconds in (0, 60):
+        engine = make_engine(num_pages=16)
+        request = engine.add(list(range(100, 120)), 5)
+        engine.drain()
+        engine.scheduler.keep(request, until=seconds)
+        engine.scheduler.expire(1)
+        for number in range(8):
+            engine.add([number] * 20, 4)
+            engine.drain()
+        following = engine.add([*request.token_ids, 1, 2], 2)
+        engine.drain()
+        found.append(following.num_cached)
+    assert found == [0, 24]
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "line", "mistake", "promise"),
+    [
+        pytest.param(
+            PrefixCache,
+            "publish",
+            "min(chunk.end, len(request.token_ids))",
+            "chunk.end",
+            test_a_page_whose_last_token_was_dropped_is_not_published,
+            id="publish a page with an unknown token",
+        ),
+    ],
+)
+def test_a_planted_bug_breaks_its_promise(
+    owner: type,
+    method: str,
+    line: str,
+    mistake: str,
+    promise: Callable,
+    make_engine: Callable,
+    plant: Callable,
+) -> None:
+    promise(make_engine)
+    plant(owner, method, line, mistake)
+    with pytest.raises((AssertionError, LookupError)):
+        promise(make_engine)

@@ -1,0 +1,121 @@
+"""D1 to D3: cache, chunks and preemptions change no greedy token, on real arrays.
+
+One pool and one runner per model; each way of scheduling is a scheduler of its own over them. The
+reference is each prompt alone, without a cache, in one chunk. (D4, the scheduler against a slow
+one, is in `scheduler/test_differential.py`; D5, the simulator's jumps, in `bench/test_simulator.py`;
+mlx-lm's dense path in `test_equality.py`.)
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from metal_kernels import select_backend
+from mlxserve.cache.kv import KVPool
+from mlxserve.cache.pages import PagePool
+from mlxserve.engine import Engine
+from mlxserve.mini import MODEL_NAME
+from mlxserve.model.files import find_model
+from mlxserve.model.load import LoadedModel, load, prepare
+from mlxserve.model.runner import ModelRunner
+from mlxserve.request import Request, SamplingParams
+from mlxserve.scheduler.config import SchedulerConfig
+from mlxserve.scheduler.copies import PageTail
+from mlxserve.scheduler.pace import Pace
+from mlxserve.scheduler.scheduler import Scheduler
+
+PAGE = 16
+NUM_PAGES = 64
+GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+_DRAW = random.Random(11)
+SHARED = [_DRAW.randrange(500) for _ in range(70)]
+# Of every length around a page; the last two are found whole once they have been computed.
+PROMPTS = [SHARED[:length] + [7] * own for length, own in ((70, 3), (70, 30), (40, 9), (0, 50))]
+PROMPTS += [SHARED[:64], SHARED[:32]]
+
+Tokens = list[list[int]]
+
+
+class Model:
+    """One pool of pages and its runner. The engines over it take turns: each finds others' tokens
+    in its pages, and none of its own."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        kv = KVPool(loaded.layers, NUM_PAGES, PAGE, select_backend("reference"))
+        self.runner = ModelRunner(loaded.model, loaded.selector, kv)
+        engine = self.engine(enable_prefix_caching=False)
+        self.alone = [serve(engine, [prompt])[0] for prompt in PROMPTS]
+
+    def engine(self, **options: Any) -> Engine:
+        config = SchedulerConfig(
+            page_size=PAGE,
+            max_model_len=512,
+            **{"max_num_batched_tokens": 2048, "max_num_seqs": 8, **options},
+        )
+        return Engine(Scheduler(config, PagePool(NUM_PAGES, PAGE)), self.runner, Pace(None))
+
+
+def serve(
+    engine: Engine, prompts: Sequence[list[int]], disturb: Callable[[], bool] = lambda: False
+) -> Tokens:
+    """The answers. Where `disturb` says so, everybody loses pages and cache before the step."""
+    requests = [Request(str(n), list(ids), GREEDY) for n, ids in enumerate(prompts)]
+    engine.add_all(requests)
+    while engine.has_work:
+        if disturb():
+            assert engine.reset_prefix_cache(force=True)
+        engine.step()
+        engine.check()
+    return [request.token_ids[request.num_prompt :] for request in requests]
+
+
+@pytest.fixture(scope="module", params=[MODEL_NAME, "llama", "gpt_oss"])
+def model(request: pytest.FixtureRequest, build_model: Callable[..., Any]) -> Model:
+    if request.param != MODEL_NAME:
+        return Model(prepare(*build_model(request.param), request.param))
+    return Model(load(find_model(None, None), is_metal=False, memory_limit=1 << 34))
+
+
+@pytest.mark.parametrize("tail", PageTail)
+def test_d1_with_and_without_the_cache(model: Model, tail: PageTail) -> None:
+    engine = model.engine(page_tail=tail)
+    assert serve(engine, PROMPTS) == model.alone  # some follow others, some share what is there
+    before = engine.stats().prefix_cache_hits
+    assert serve(engine, PROMPTS) == model.alone
+    # All but what fills no page, and each last token; and without copies that token's whole page.
+    found = sum((len(ids) - 1) // PAGE * PAGE for ids in PROMPTS)
+    found += 2 * (PAGE - 1) if tail is PageTail.COPY else 0
+    assert engine.stats().prefix_cache_hits - before == found
+
+
+@pytest.mark.parametrize(("size", "is_aligned"), [(PAGE, True), (PAGE + 8, True), (37, False)])
+def test_d2_in_chunks_of_any_size(model: Model, size: int, is_aligned: bool) -> None:
+    engine = model.engine(
+        max_num_batched_tokens=size,
+        max_num_seqs=min(size, 8),
+        page_aligned_scheduling=is_aligned,
+        long_prefill_token_threshold=0,
+    )
+    assert serve(engine, PROMPTS) == model.alone
+    assert engine.stats().num_steps > sum(map(len, PROMPTS[:4])) // size // 2
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_d3_preempted_at_random_steps(model: Model, seed: int) -> None:
+    draw = random.Random(seed)
+    # A chunk a step, so that there are enough of them to be interrupted in.
+    engine = model.engine(max_num_batched_tokens=64, long_prefill_token_threshold=32)
+    losers: list[int] = []
+
+    def disturb() -> bool:
+        running, _ = engine._scheduler.requests()
+        if is_now := len(losers) < 6 and draw.random() < 0.4:
+            losers.append(sum(request.num_computed > 0 for request in running))
+        return is_now
+
+    assert serve(engine, PROMPTS, disturb) == model.alone
+    assert sum(losers) >= 4

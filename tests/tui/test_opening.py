@@ -1,0 +1,204 @@
+"""What is on the screen before there is an app, and what becomes of the terminal meanwhile."""
+
+import asyncio
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.color import Color, ColorSystem
+from rich.style import Style
+
+from tui.connection import Connection, Connector, Waiting, Wanted
+from tui.home import Home
+from tui.opening import _LOOKS, DEFAULT_LOOK, picture, rows
+from tui.store import Store
+from tui.theme import DARK, LIGHT
+
+if TYPE_CHECKING:
+    from conftest import FakeServer, Terminal, Window
+
+SIZES = ((80, 24), (120, 40), (64, 18), (100, 30), (90, 20), (201, 53))
+LEFT = "\x1b[0m\x1b[?1049l\x1b[?25h"  # the screen of before, and the cursor
+# `mlxserve chat` whose app is never there: importing it takes for ever.
+ENDLESS = """
+import sys, threading
+class Endless:
+    def find_spec(self, name, *_):
+        if name == "textual":
+            print("importing", flush=True)
+            threading.Event().wait()
+sys.meta_path.insert(0, Endless())
+from mlxserve.cli import main
+main()
+"""
+
+Cell = tuple[str, str | None, str, bool]  # a character, its colour, what is behind it, bold
+
+
+class NeverConnects(Connector):
+    async def connect(self, report: Callable[[Waiting], None]) -> Connection:
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets it")
+
+
+def cell(character: str, style: Style | None) -> Cell:
+    assert style is not None
+    assert style.bgcolor is not None
+    front = None if character == " " or style.color is None else style.color.name
+    return character, front, style.bgcolor.name, bool(style.bold) and character != " "
+
+
+def drawn_by_the_app(t: "Terminal") -> list[list[Cell]]:
+    strips = t.app.screen._compositor.render_strips(t.app.size)
+    return [[cell(c, segment.style) for segment in strip for c in segment.text] for strip in strips]
+
+
+def drawn_by_hand(width: int, height: int, theme: str) -> list[list[Cell]]:
+    """What a terminal makes of the picture; it knows two kinds of escape sequence."""
+    screen = [[(" ", None, "", False)] * width for _ in range(height)]
+    y = x = 0
+    style = Style()
+    for place, look, character in re.findall(
+        r"\x1b\[(\d+;\d+)H|\x1b\[0;([\d;]+)m|(.)", picture(width, height, theme, True)
+    ):
+        if place:
+            y, x = (int(number) - 1 for number in place.split(";"))
+        elif look:
+            style = style_of(look)
+        else:
+            screen[y][x] = cell(character, style)
+            x += 1
+    return screen
+
+
+def style_of(look: str) -> Style:
+    found = re.fullmatch(r"(1;)?38;2;(\d+);(\d+);(\d+);48;2;(\d+);(\d+);(\d+)", look)
+    assert found is not None, look
+    front, back = found.groups()[1:4], found.groups()[4:]
+    return Style(
+        bold=found[1] is not None,
+        color=Color.parse("#" + "".join(f"{int(part):02x}" for part in front)),
+        bgcolor=Color.parse("#" + "".join(f"{int(part):02x}" for part in back)),
+    )
+
+
+def test_the_first_frame_is_the_app_s_own_first_picture(
+    home: Home, play: Callable[..., None]
+) -> None:
+    async def story(t: "Terminal") -> None:
+        t.composer.cursor_blink = False
+        for theme in (DARK.name, LIGHT.name):
+            for size in SIZES:
+                await t.pilot.resize_terminal(*size)
+                await t.until_shown("Starting")
+                await t.until(lambda size=size, theme=theme: same(t, size, theme))
+            await t.press("f2")
+
+    def same(t: "Terminal", size: tuple[int, int], theme: str) -> bool:
+        return drawn_by_the_app(t) == drawn_by_hand(*size, theme)
+
+    play(story, NeverConnects(Wanted(url="http://127.0.0.1:1"), home))
+
+
+def test_where_there_are_256_colours_they_are_those_that_rich_takes() -> None:
+    for look in _LOOKS.values():
+        for name, number in look.values():
+            assert Color.parse(name).downgrade(ColorSystem.EIGHT_BIT).number == number, name
+    assert "38;2;" not in picture(80, 24, DEFAULT_LOOK, False)
+
+
+def test_a_window_that_is_too_small_is_left_to_the_app() -> None:
+    assert rows(63, 24) == rows(80, 17) == {}
+    assert picture(20, 5, DEFAULT_LOOK, True).count(" ") == 100
+
+
+def test_the_first_frame_waits_for_no_import() -> None:
+    script = (
+        "import sys, mlxserve.cli, tui.opening\n"
+        "slow = {'typer', 'rich', 'textual', 'pydantic', 'asyncio', 'dataclasses', 'subprocess'}\n"
+        "print(sorted(slow & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_what_is_typed_before_the_app_is_there_reaches_it(
+    open_window: Callable[..., "Window"], server: "FakeServer", home: Home
+) -> None:
+    store = Store.open(home.chats)
+    store.set_setting("theme", LIGHT.name)
+    store.close()
+    window = open_window("-m", "mlxserve", "chat", "--url", server.url)
+    before = window.modes
+    window.press("typed ")
+    window.wait_for_bytes("sk anything")  # the A is under the cursor
+    assert "48;5;231m" in window.written or "48;2;250;250;247" in window.written, "the light one"
+    assert not window.echoes
+    window.press("ahead\r")
+    window.wait_for("Yes.")
+    assert server.requests[0]["messages"][0]["content"].endswith("ahead")
+    assert window.all_written.count("\x1b[?1049h") == 1, "nothing blinks"
+    window.press("\x11")
+    assert window.end() == 0
+    assert window.modes == before
+    assert LEFT[-14:] in window.written
+
+
+@pytest.mark.parametrize("end", ["ctrl+c", "SIGTERM", "SIGHUP"])
+def test_ending_it_before_the_app_is_there_gives_the_terminal_back(
+    open_window: Callable[..., "Window"], end: str
+) -> None:
+    window = open_window("-c", ENDLESS, "chat", "--url", "http://127.0.0.1:9")
+    before = window.modes
+    window.wait_for("importing")
+    assert not window.echoes
+    number = {"ctrl+c": 2, "SIGTERM": 15, "SIGHUP": 1}[end]
+    if end == "ctrl+c":
+        window.press("\x1a\x1c\x03")  # Ctrl+Z and Ctrl+\ do nothing, then Ctrl+C
+    else:
+        window.process.send_signal(number)
+    assert window.end() == 128 + number
+    assert window.written.endswith(LEFT)
+    assert window.modes == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "words", "code"),
+    [
+        (("--nonsense",), "No such option: --nonsense", 2),
+        (("--page-size", "7"), "error: page_size must be one of", 1),
+    ],
+)
+def test_a_mistake_is_said_on_the_screen_one_came_from(
+    open_window: Callable[..., "Window"], flags: tuple[str, ...], words: str, code: int
+) -> None:
+    window = open_window("-m", "mlxserve", "chat", *flags)
+    before = window.modes
+    assert window.end() == code
+    said = window.written
+    assert words in said[said.index(LEFT) :]
+    assert "\x1b[?1049h" not in said[said.index(LEFT) :]
+    assert window.modes == before
+
+
+def test_a_terminal_of_few_colours_has_its_first_picture_from_the_app(
+    monkeypatch: pytest.MonkeyPatch, scripts: SimpleNamespace
+) -> None:
+    from tui import opening
+
+    monkeypatch.setattr(opening.os, "isatty", lambda fd: True)
+    monkeypatch.setattr(opening.sys, "stderr", SimpleNamespace(encoding="utf-8"))
+    monkeypatch.delenv("COLORTERM", raising=False)
+    for name, value in (("TERM", "linux"), ("TERM", "dumb"), ("NO_COLOR", "1")):
+        monkeypatch.setenv("TERM", "xterm-256color")
+        monkeypatch.setenv(name, value)
+        assert opening.first_frame(["chat"]) is None, (name, value)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR")
+    assert opening.first_frame(["chat", "--help"]) is None

@@ -1,0 +1,343 @@
+"""Every screen and state as a picture, in both sizes and both themes, against the accepted one.
+
+The pictures are Textual's own SVG, packed, in `pictures/`. After a change that is meant:
+
+    ACCEPT_PICTURES=FOLDER python -m pytest tests/tui/test_pictures.py -n 0 -m "slow or not slow"
+
+accepts them, and writes those that have changed as plain SVG into FOLDER. Look at each of them.
+"""
+
+import difflib
+import gzip
+import os
+import re
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+from textual.command import CommandInput
+from textual.widgets import Input, OptionList
+
+from tui.answer import Answer, Phase
+from tui.connection import Connector, Waiting, Wanted
+from tui.events import ChatError
+from tui.home import Home
+from tui.messages import Figures, Role
+from tui.models import Downloaded, Model, Models, Source
+from tui.store import Store
+from tui.widgets.dialogs import HelpDialog
+
+if TYPE_CHECKING:
+    from conftest import FakeServer, Terminal
+
+PICTURES = Path(__file__).parent / "pictures"
+ACCEPTED = os.environ.get("ACCEPT_PICTURES")
+MARKDOWN = """# Paged attention
+
+A *page* holds **32 tokens**; see [the paper](https://a.example/paper) and `page_table`.
+
+1. match what is there
+2. compute the rest
+   - in chunks
+
+```python
+def pages(tokens: int) -> int:
+    return -(-tokens // 32)  # round up
+```
+
+| state | pages |
+|-------|------:|
+| free  | 1,024 |
+| ~~old~~ used | 7 |
+
+> Nothing is computed twice.
+
+---
+- [x] done
+- [ ] open"""
+HOSTILE = "\x1b]52;c;x\x07[red]x[/] \u202eabc\u202c \x9b2J done"
+FOUND = [
+    Model("mini", Source.BUNDLED, 10_000_000, True, 90_000),
+    Model("org/here-4B-4bit", Source.DOWNLOADED, 2_260_000_000, False, 4000),
+    Model("org/there-8B-4bit", Source.SUGGESTED, 4_610_000_000, True, 60_000),
+    Model("org/huge-70B-4bit", Source.SUGGESTED, 39_700_000_000, False, 0),
+]
+
+
+class Machine(Models):
+    """Four models, one of which is being downloaded for ever."""
+
+    async def find(self) -> list[Model]:
+        return FOUND
+
+    async def download(self, name: str) -> AsyncGenerator[Downloaded, None]:
+        import asyncio
+
+        yield Downloaded(2_000_000_000, 4_610_000_000)
+        await asyncio.Event().wait()
+
+
+class Album:
+    """The pictures of one window."""
+
+    def __init__(self, t: "Terminal", size: tuple[int, int], theme: str) -> None:
+        self._t = t
+        self._suffix = f"{size[0]}x{size[1]}-{theme.removeprefix('mlxserve-')}"
+
+    async def take(self, state: str, *words: str) -> None:
+        """The picture of this state, which shows these words."""
+        for text in words:
+            await self._t.until_shown(text)
+        for field in self._t.app.screen.query(Input):
+            field.cursor_blink = False
+        for field in self._t.app.screen.query(CommandInput):
+            field.cursor_blink = False
+        await self._t.pilot.pause()
+        file = PICTURES / f"{state}-{self._suffix}.svg.gz"
+        expected = gzip.decompress(file.read_bytes()).decode() if file.exists() else ""
+        if ACCEPTED:
+            self._accept(file, expected)
+            return
+        assert expected, f"{file.name} is not there yet: see the top of this file"
+        try:
+            await self._t.until(lambda: self._is(expected))
+        except TimeoutError:
+            lines = difflib.unified_diff(expected.splitlines(), self._now().splitlines(), n=0)
+            raise AssertionError(f"{file.name} differs:\n" + "\n".join(lines)[:4000]) from None
+
+    def _is(self, expected: str) -> bool:
+        if self._now() == expected:
+            return True
+        # A dialog keeps what it has drawn of the screen behind it, which may have changed since.
+        self._t.app.screen.refresh()
+        return False
+
+    def _now(self) -> str:
+        svg = self._t.app.export_screenshot(title="")
+        svg = re.sub(r"terminal-\d+-", "t-", svg)  # a new number for every process
+        svg = re.sub(r"127\.0\.0\.1:\d{5}", "127.0.0.1:12345", svg)
+        return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
+
+    def _accept(self, file: Path, expected: str) -> None:
+        now = self._now()
+        if now != expected:
+            PICTURES.mkdir(exist_ok=True)
+            file.write_bytes(gzip.compress(now.encode(), mtime=0))
+            plain = Path(str(ACCEPTED)) / file.stem
+            plain.parent.mkdir(parents=True, exist_ok=True)
+            plain.write_text(now)
+
+
+@pytest.fixture
+def standing_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing on the screen depends on how long something took, or on the day."""
+    figures = Figures(
+        prompt_tokens=19_020,
+        cached_tokens=18_432,
+        differs_at=18_440,
+        miss="new_text",
+        completion_tokens=212,
+        first_token_seconds=0.42,
+        decode_seconds=5.0,
+    )
+    until_then = Figures()
+    measured = property(lambda self: until_then if self.phase is Phase.WAITING else figures)
+    monkeypatch.setattr(Answer, "figures", measured)
+    monkeypatch.setattr(Answer, "seconds", 2.4)
+    monkeypatch.setattr("tui.store.time.time", lambda: 1_790_000_000.0)
+    monkeypatch.setattr("tui.widgets.message._SPINNER", "⠹")
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def earlier_chats(home: Home) -> None:
+    store = Store.open(home.chats)
+    for title in ("The lighthouse of Eddystone", "Why pages are 32 tokens"):
+        chat = store.create_chat(title)
+        question = store.add(chat.id, None, Role.USER, title)
+        store.add(chat.id, question.id, Role.ASSISTANT, f"{title}: stone by stone.")
+    store.close()
+
+
+class Ours(Connector):
+    """A server of our own, in name, so that models can be changed."""
+
+    def __init__(self, server: "FakeServer", home: Home) -> None:
+        super().__init__(Wanted(), home)
+        self._url = server.url
+        self.is_there = False
+
+    async def _own_server(self, report: Callable[[Waiting], None]) -> str:
+        if not self.is_there:
+            raise ChatError("The server has ended with exit code 1. Its whole log is server.log.")
+        return self._url
+
+
+async def chat_states(
+    t: "Terminal", album: Album, server: "FakeServer", s: SimpleNamespace
+) -> None:
+    """An answer on its way, from the queue to its end, and the ways it can end."""
+    asked, thought, written = s.Gate(), s.Gate(), s.Gate()
+    server.script(
+        s.say(""), asked, s.think("First the ", "*pages*."), thought, s.say(MARKDOWN), written
+    )
+    card = s.request_card("request-1", "prefilling", num_computed=12_288, num_to_compute=19_020)
+    server.engine["/api/v1/requests"] = {"data": [card]}
+    await t.ask("How does paged attention work?")
+    await album.take("prefilling", "12,288 of 19,020")
+    asked.open()
+    await album.take("thinking", "▸ Thinking")
+    thought.open()
+    await t.until_shown("open")
+    await t.ask("And what is a slot?")
+    await album.take("writing", "next: And what is a slot?", "Esc stops")
+    await t.press("escape")
+    await album.take("stopped", "stopped", "/continue goes on")
+    t.composer.load_text("")
+    await t.ask("/thinking")
+    t.app.window.transcript.scroll_home(animate=False)
+    await album.take("thinking-open", "│ First the pages")
+    await t.ask("/thinking")
+
+    server.script(
+        s.say("I look it up."),
+        s.chunk({"tool_calls": [{"index": 0, "function": {"name": "search", "arguments": "{}"}}]}),
+    )
+    await t.ask("Search for it.")
+    await t.until_ready()
+    await album.take("tool-call", "search({})")
+
+    server.script(s.say("half of"), s.hang_up, reason=None)
+    await t.ask("Will this break?")
+    await album.take("failed", "in the middle of the answer", "Failed")
+    server.script(s.say(HOSTILE))
+    await t.press("ctrl+r")
+    await t.until_ready()
+    await album.take("versions-and-hostile-text", "version 2 of 2", "␛]52;c;x␇[red]x[/]")
+
+
+async def writing_states(t: "Terminal", album: Album) -> None:
+    """The line one writes in, and what opens above it."""
+    await t.press("escape", "escape")
+    await album.take("editing", "Editing", "leaves the first version")
+    await t.press("escape")
+    await t.type("/e")
+    await album.take("commands", "/export [json] [FILE]", "/engine")
+    await t.press("escape")
+    t.composer.load_text("")
+    await t.type("why @s")
+    await album.take("files", "src/")
+    await t.press("escape")
+    t.composer.load_text("")
+    await t.press("shift+tab")
+    await album.take("message-chosen", "E edit")
+    await t.press("escape")
+    await t.ask("/find pages")
+    await album.take("found", "/find pages")
+    t.composer.load_text("")
+    await t.press("ctrl+c")
+    await album.take("notice", "Press Ctrl+C again to leave.")
+    t.app.clear_notifications()
+
+
+async def dialog_states(t: "Terminal", album: Album) -> None:
+    await t.press("f1")
+    await t.until(lambda: isinstance(t.app.screen, HelpDialog))
+    await album.take("help", "Keys and commands")
+    await t.press("escape")
+    await t.press("ctrl+o")
+    await album.take("chats", "The lighthouse of Eddystone")
+    await t.type("stone")
+    await t.until(lambda: t.app.screen.query_one(OptionList).option_count == 3)
+    await album.take("chats-searched", "stone by stone")
+    await t.press("escape")
+    await t.press("ctrl+p")
+    await album.take("palette", "Attach a file")
+    await t.press("escape")
+    await t.until_shown("Enter sends")
+
+
+async def model_states(t: "Terminal", album: Album) -> None:
+    await t.ask("/model")
+    await album.take("models", "too large", "fits 4,000 tokens")
+    await t.press("down", "down", "enter")
+    await album.take("model-downloading", "43%")
+    await t.press("p")
+    await album.take("model-paused", "43% paused")
+    await t.press("escape")
+
+
+async def engine_states(t: "Terminal", album: Album, server: "FakeServer") -> None:
+    await t.press("f4")
+    await album.take("engine", "16 pages of 32 tokens", "differs at token 18,440")
+    await t.press("escape" if t.app.size.width < 110 else "f4")
+    await t.until_shown("Ready")
+
+
+@pytest.mark.parametrize(
+    ("size", "theme"),
+    [
+        pytest.param((80, 24), "mlxserve-dark", id="80x24-dark"),
+        pytest.param((120, 40), "mlxserve-light", id="120x40-light"),
+        pytest.param((80, 24), "mlxserve-light", id="80x24-light"),
+        pytest.param((120, 40), "mlxserve-dark", id="120x40-dark"),
+    ],
+)
+@pytest.mark.slow
+@pytest.mark.usefixtures("standing_clock")
+def test_every_screen_is_as_it_was_accepted(
+    play: Callable[..., None],
+    server: "FakeServer",
+    scripts: SimpleNamespace,
+    home: Home,
+    size: tuple[int, int],
+    theme: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "setup.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    earlier_chats(home)
+    server.models = ["mini"]
+    server.health = (503, {"status": "loading", "progress": 0.6})
+    connector = Ours(server, home)
+    events = scripts.page_event("snapshot", seq=0, page_size=32, num_pages=16, pages="p2a3s1c4f6")
+
+    async def story(t: "Terminal") -> None:
+        album = Album(t, size, theme)
+        t.composer.cursor_blink = False
+        await album.take("not-connected", "Not connected", "exit code 1")
+        connector.is_there = True
+        await t.press("ctrl+r")
+        await album.take("loading", "60%")
+        server.health = (200, {"status": "ok"})
+        await t.until_ready()
+        await album.take("ready", "Ready", "Ask something")
+        await chat_states(t, album, server, scripts)
+        await writing_states(t, album)
+        await dialog_states(t, album)
+        await model_states(t, album)
+        await t.press("f4")
+        await album.take("engine-missing", "does not show its")
+        await t.press("escape" if size[0] < 110 else "f4")
+        server.engine["/api/v1/kv/stats"] = scripts.engine_stats(running=1, waiting=2)
+        server.map = [events, scripts.Gate()]
+        await t.ask("/model mini")
+        await engine_states(t, album, server)
+
+    play(story, connector, size=size, theme_name=theme, models=Machine())
+
+
+def test_every_accepted_picture_is_of_a_state_there_is() -> None:
+    names = [file.name for file in PICTURES.iterdir()]
+    states = {name.rsplit("-", 2)[0] for name in names}
+    written = Path(__file__).read_text(encoding="utf-8")
+    assert states == set(re.findall(r'album\.take\(\s*"([\w-]+)"', written))
+    assert len(names) == 4 * len(states)

@@ -1,0 +1,243 @@
+"""The first picture, before there is anything to draw it with: what the app will show first,
+written by hand while Textual is still being imported, which takes a second.
+
+    FirstFrame.open   the terminal is taken: other screen, no echo; keys wait in its buffer
+    ...               (imports; whatever ends the program meanwhile gives the terminal back)
+    hand_over         the app draws over the same screen, so that nothing blinks
+
+Imports next to nothing, on purpose: tests/tui/test_opening.py counts, and holds the picture
+against the app's own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import termios
+from types import FrameType
+
+ENTER = "\x1b[?1049h"  # the other screen, as the driver of Textual asks for it
+_HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+_LEAVE = "\x1b[0m\x1b[?1049l" + _SHOW_CURSOR
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+_WIDEST = 100  # columns of the chat in a wide window, as in app.tcss
+_SMALLEST = (64, 18)  # below it lines are wrapped or scrolled: that is left to the app
+WIDE = 90  # columns from which all of the hint fits
+TITLE = "New chat"
+PLACEHOLDER = "Ask anything"
+HINT = "Enter sends · Shift+Enter or Ctrl+J new line · / commands · F1 keys"
+SHORT_HINT = "Enter sends · Shift+Enter or Ctrl+J new line"
+STARTING = "Starting"
+WELCOME = "mlxserve"
+INVITATION = ("Ask something, or type ", "/", " to see what else this can do.")
+ASSURANCE = "F1 shows every key. Your chats stay on this machine."
+
+# Each colour as the theme has it, and the one of 256 that Rich takes where there are no more.
+_LOOKS = {
+    "mlxserve-dark": {
+        "background": ("#16181f", 16),
+        "text": ("#d5daee", 189),
+        "quiet": ("#8b92ab", 103),
+        "primary": ("#8aadf4", 111),
+        "placeholder": ("#737478", 243),
+        "cursor": ("#16181f", 16),
+        "under cursor": ("#d5daee", 189),
+    },
+    "mlxserve-light": {
+        "background": ("#fafaf7", 231),
+        "text": ("#22252e", 16),
+        "quiet": ("#646a7c", 242),
+        "primary": ("#2a5db0", 25),
+        "placeholder": ("#969694", 246),
+        "cursor": ("#efeff0", 254),
+        "under cursor": ("#62646a", 241),
+    },
+}
+DEFAULT_LOOK = "mlxserve-dark"
+
+Run = tuple[str, str, bool]  # words, the name of their colour, whether they are bold
+Rows = dict[int, tuple[int, list[Run]]]  # row -> the column where it begins, and what is there
+
+
+class FirstFrame:
+    """The terminal while it is ours and not yet the app's. `close` gives it back."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.modes = termios.tcgetattr(fd)  # as they were before
+        self._is_ours = False
+        self._old_handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+
+    @classmethod
+    def open(cls, theme: str, *, has_all_colours: bool) -> FirstFrame:
+        """Take the terminal and draw."""
+        frame = cls(sys.__stdin__.fileno() if sys.__stdin__ is not None else 0)
+        frame._take()
+        width, height = os.get_terminal_size(2)
+        looks = theme if theme in _LOOKS else DEFAULT_LOOK
+        frame._write(ENTER + _HIDE_CURSOR + picture(width, height, looks, has_all_colours))
+        return frame
+
+    def __enter__(self) -> FirstFrame:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def hand_over(self) -> None:
+        """The app has the terminal now, and will give it back itself."""
+        self._is_ours = False
+        self.restore_signals()
+
+    def restore_signals(self) -> None:
+        for number, handler in self._old_handlers.items():
+            signal.signal(number, handler)
+
+    def close(self) -> None:
+        """Give the terminal back as it was. Does nothing once it is the app's."""
+        if not self._is_ours:
+            return
+        self._is_ours = False
+        self.restore_signals()
+        try:
+            self._write(_LEAVE)
+            termios.tcsetattr(self._fd, termios.TCSANOW, self.modes)
+        except (OSError, termios.error):
+            return  # the window has been closed: there is nothing left to give back
+
+    def _take(self) -> None:
+        """The modes that Textual sets, but for Ctrl+C, which ends us as long as there is no app.
+
+        Not flushed: what was typed before is for the app as well.
+        """
+        self._is_ours = True
+        for number in _SIGNALS:
+            signal.signal(number, self._end)
+        modes = termios.tcgetattr(self._fd)
+        modes[0] &= ~(termios.IXON | termios.IXOFF | termios.ICRNL | termios.INLCR | termios.IGNCR)
+        modes[3] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN)
+        off = os.fpathconf(self._fd, "PC_VDISABLE")
+        for key in (termios.VSUSP, termios.VQUIT):  # neither may leave this screen behind
+            modes[6][key] = bytes([off])
+        modes[6][termios.VMIN], modes[6][termios.VTIME] = 1, 0
+        termios.tcsetattr(self._fd, termios.TCSANOW, modes)
+
+    def _end(self, number: int, _frame: FrameType | None) -> None:
+        """At once: an exception that a half imported module catches would be lost."""
+        self.close()
+        os._exit(128 + number)
+
+    def _write(self, text: str) -> None:
+        data = text.encode()
+        while data:
+            data = data[os.write(2, data) :]
+
+
+def picture(width: int, height: int, theme: str, has_all_colours: bool) -> str:
+    """What draws the whole window: every cell, so that no other program's colours stay."""
+    looks = _LOOKS[theme]
+
+    def style(name: str, is_bold: bool = False) -> str:
+        under = "under cursor" if name == "cursor" else "background"
+        return (
+            f"\x1b[0;{'1;' if is_bold else ''}{_colour(3, *looks[name], has_all_colours)};"
+            f"{_colour(4, *looks[under], has_all_colours)}m"
+        )
+
+    drawn = rows(width, height)
+    lines = []
+    for y in range(height):
+        column, runs = drawn.get(y, (0, []))
+        words = "".join(style(name, is_bold) + text for text, name, is_bold in runs)
+        used = column + sum(len(text) for text, _, _ in runs)
+        blank = style("text")
+        lines.append(f"\x1b[{y + 1};1H{blank}{' ' * column}{words}{blank}{' ' * (width - used)}")
+    return "".join(lines)
+
+
+def rows(width: int, height: int) -> Rows:
+    """Where everything stands; empty in a window that is too small for this."""
+    if width < _SMALLEST[0] or height < _SMALLEST[1]:
+        return {}
+    inner = min(width, _WIDEST)
+    left = (width - inner) // 2
+    hint = f" {HINT if width >= WIDE else SHORT_HINT} "
+    empty = inner - 4 - len(PLACEHOLDER)
+    return {
+        0: (left + 2, [(TITLE, "text", True)]),
+        height - 12: (left + 3, [(WELCOME, "primary", True)]),
+        height - 10: (
+            left + 3,
+            [(words, "text", words == "/") for words in INVITATION],
+        ),
+        height - 9: (left + 3, [(ASSURANCE, "quiet", False)]),
+        height - 4: (left, [("╭" + "─" * (inner - 2) + "╮", "primary", False)]),
+        height - 3: (
+            left,
+            [
+                ("│ ", "primary", False),
+                (PLACEHOLDER[0], "cursor", False),
+                (PLACEHOLDER[1:] + " " * empty, "placeholder", False),
+                (" │", "primary", False),
+            ],
+        ),
+        height - 2: (
+            left,
+            [
+                ("╰" + "─" * (inner - 3 - len(hint)), "primary", False),
+                (hint, "quiet", False),
+                ("─╯", "primary", False),
+            ],
+        ),
+        height - 1: (left + 2, [(STARTING, "quiet", False)]),
+    }
+
+
+def _colour(layer: int, full: str, number: int, has_all_colours: bool) -> str:
+    """layer: 3 for the letters, 4 for what is behind them"""
+    if not has_all_colours:
+        return f"{layer}8;5;{number}"
+    red, green, blue = (int(full[at : at + 2], 16) for at in (1, 3, 5))
+    return f"{layer}8;2;{red};{green};{blue}"
+
+
+def first_frame(arguments: list[str]) -> FirstFrame | None:
+    """For `chat` in a terminal whose colours are known; None leaves the first picture to the app."""
+    if arguments[:1] != ["chat"] or "--help" in arguments or not _is_plain_terminal():
+        return None
+    is_full = os.environ.get("COLORTERM", "").strip().lower() in ("truecolor", "24bit")
+    if not is_full and not os.environ.get("TERM", "").endswith("-256color"):
+        return None
+    return FirstFrame.open(_remembered_theme(), has_all_colours=is_full)
+
+
+def _is_plain_terminal() -> bool:
+    """Whether Textual would draw here, in colours, as it does by default."""
+    own_ways = ("NO_COLOR", "TEXTUAL_COLOR_SYSTEM", "TEXTUAL_DRIVER", "COLUMNS", "LINES")
+    return (
+        all(os.isatty(fd) for fd in (0, 1, 2))
+        and os.environ.get("TERM") != "dumb"
+        and (sys.stderr.encoding or "").lower() == "utf-8"
+        and not any(name in os.environ for name in own_ways)
+    )
+
+
+def _remembered_theme() -> str:
+    """The one chosen last, where that can be read at once; waits for nobody."""
+    import sqlite3  # 5 ms; the store itself takes 40
+
+    folder = os.environ.get("MLXSERVE_HOME") or "~/.mlxserve"
+    path = os.path.join(os.path.expanduser(folder), "chat.sqlite")
+    if not os.path.exists(path):
+        return DEFAULT_LOOK
+    try:
+        chats = sqlite3.connect(path, timeout=0)
+        try:
+            found = chats.execute("SELECT value FROM settings WHERE name = 'theme'").fetchone()
+        finally:
+            chats.close()
+    except sqlite3.Error:
+        return DEFAULT_LOOK  # the app says what is wrong with the file
+    return DEFAULT_LOOK if found is None else str(found[0])
