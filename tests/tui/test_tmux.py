@@ -27,6 +27,8 @@ PATIENCE = 120.0  # seconds; a model is loaded on a machine that does other thin
 class Pane:
     """A terminal, what is on it, and the program in it."""
 
+    _END = "#{pane_dead_status}#{pane_dead_signal}"
+
     def __init__(self, home: Home, folder: Path) -> None:
         self._tmux = ("tmux", "-S", str(folder / "tmux"), "-f", "/dev/null")
         command = f"exec {COMMAND} chat"
@@ -80,9 +82,14 @@ class Pane:
         return self.until(lambda screen: "Ready" in screen.rpartition("\n")[2])
 
     def until_ended(self) -> str:
-        """Its exit code, or the signal that ended it."""
-        self.until(lambda _: self._run("display-message", "-p", "#{pane_dead}") == "1")
-        return self._run("display-message", "-p", "#{pane_dead_status}#{pane_dead_signal}")
+        """Its exit code, or the signal that ended it.
+
+        tmux calls a pane dead when its terminal closes, which is before it has the status.
+        """
+        deadline = time.monotonic() + PATIENCE
+        while not (end := self._run("display-message", "-p", self._END)):
+            assert time.monotonic() < deadline, self.screen
+        return end
 
     def _run(self, *arguments: str) -> str:
         return subprocess.run(
