@@ -108,7 +108,7 @@ WHOLE: dict[Maker, float] = {
     _LISTS: 4,
     personal.personal: 7,
     _COPY: 5,
-    _PIECES: 3,
+    _PIECES: 7,
     _NUMBERED: 0.5,
     recall.table: 2,
     recall.many_questions: 3,
@@ -117,19 +117,19 @@ WHOLE: dict[Maker, float] = {
     recall.in_system_prompt: 1.5,
     _FAR: 0.2,
     _RECORDS: 3,
-    _TALK: 4,
-    persona.persona: 2.5,
-    persona.at_length: 2.5,
-    tools.session: 4,
-    tools.tool_calls: 1.5,
-    tools.tool_results: 0.5,
-    tools.no_call: 0.5,
+    _TALK: 5,
+    persona.persona: 4,
+    persona.at_length: 4,
+    tools.session: 4.5,
+    tools.tool_calls: 2,
+    tools.tool_results: 0.4,
+    tools.no_call: 0.6,
 }
 # Copying and recall to the letter: what suffered most while the rest was learned.
 POLISH: dict[Maker, float] = {
     **WHOLE,
     _COPY: 9,
-    _PIECES: 4,
+    _PIECES: 7,
     recall.in_one_turn: 4,
     recall.many_questions: 4,
     recall.over_turns: 2.5,
@@ -147,9 +147,9 @@ FULL_PLAN: Plan = (
     Stage("polish", 0.17, 110, MOST_TOKENS, POLISH),
 )
 CONTINUED_PLAN: Plan = (
-    Stage("skills", 0.58, 40, MOST_TOKENS, WHOLE),
-    Stage("whole", 0.12, 150, MOST_TOKENS, WHOLE),
-    Stage("long", 0.10, MOST_WORDS, MOST_TOKENS, LONG),
+    Stage("skills", 0.50, 40, MOST_TOKENS, WHOLE),
+    Stage("whole", 0.14, 150, MOST_TOKENS, WHOLE),
+    Stage("long", 0.16, MOST_WORDS, MOST_TOKENS, LONG),
     Stage("polish", 0.20, 110, MOST_TOKENS, POLISH),
 )
 

@@ -33,7 +33,7 @@ class Recipe:
     matrix_lr: float = 0.012
     vector_lr: float = 0.002  # embeddings and norms
     warmup_steps: int = 50
-    decay_share: float = 0.35  # of the steps, at the end, in which the rates fall to nothing
+    decay_share: float = 0.5  # of the steps, at the end, in which the rates fall to nothing
     weight_decay: float = 0.02
     clip_norm: float = 1.0
     is_continued: bool = False  # begins with weights that copy and recall

@@ -2,7 +2,7 @@
 
 Every word belongs to one of two splits: a listed word to that of its list, any other to one that its
 own letters decide. What tests a model can never have trained it, whatever the seeds. Nothing here
-knows of sentences, questions or tokens.
+knows of sentences or questions.
 """
 
 # ruff: noqa: SIM905  (a list of words is read as words)
@@ -10,10 +10,14 @@ knows of sentences, questions or tokens.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import cache
 from random import Random
+
+from mlxserve.mini import model_path
 
 
 class Split(Enum):
@@ -24,6 +28,7 @@ class Split(Enum):
 
 
 HELD_OUT_SHARE = 0.12
+INVENTED_SHARE = 0.4  # of the listed words in training that an invented one stands for
 # The example of the README, the tests and the brief: never trained on, whatever its hash says.
 ALWAYS_HELD_OUT = frozenset({"plum-42"})
 # Words of the phrasings that letters and syllables could spell by chance.
@@ -132,6 +137,7 @@ ENGLISH = sorted({*FRUITS, *ANIMALS, *OBJECTS, *COLOURS, *ADJECTIVES})
 LISTED = frozenset({*ENGLISH, *NAMES, *PLACES})  # every word that is ever to be copied as it is
 
 _WORD = re.compile(r"[a-z]+")
+_LETTERED = re.compile(r"[A-Za-z][a-z]+")
 
 _ONSETS = "b c d f g h j k l m n p r s t v w z br ch cl cr dr fl gr pl pr sh sl sp st th tr".split()
 _VOWELS = "a e i o u a e i o u ai ea oo ou".split()
@@ -168,7 +174,14 @@ def draw(rng: Random, split: Split, make: Callable[[Random], str]) -> str:
 
 
 def pick(rng: Random, split: Split, words: list[str]) -> str:
-    """One of `words` that belongs to `split`."""
+    """One of `words` that belongs to `split`; in training, now and then an invented word instead.
+
+    A listed word that trains is often a single token. Those held out are several, so a model has to
+    learn that any word may be.
+    """
+    if split is Split.TRAIN and rng.random() < INVENTED_SHARE:
+        word = draw(rng, split, rng.choice((patchwork, patchwork, blend, syllables)))
+        return word.capitalize() if words[0][0].isupper() else word
     return draw(rng, split, lambda r: r.choice(words))
 
 
@@ -203,7 +216,9 @@ def blend(rng: Random) -> str:
 
 
 def fragment(rng: Random) -> str:
-    """Two letters or more out of any listed word: `ridg`, `Ams`, `arpen`."""
+    """Two letters or more out of any listed word: `ridg`, `Ams`, `arpen`. Or a token as it is."""
+    if rng.random() < 0.5:
+        return rng.choice(lettered_tokens())
     word = rng.choice(_WHOLE_WORDS)
     first = rng.choice((0, 0, rng.randrange(len(word) - 1)))
     return word[first : rng.choice((len(word), rng.randint(first + 2, len(word))))]
@@ -242,6 +257,17 @@ def accented(rng: Random) -> str:
     return word.replace(plain, marked, 1) if plain in word else word + marked
 
 
+@cache
+def lettered_tokens() -> list[str]:
+    """The tokens of the packaged tokenizer that are letters, two or more.
+
+    Left to chance, a good third of the vocabulary is never an answer in a million tokens, and what
+    was never an answer is not copied: 20 % of the held-out answers have such a token.
+    """
+    vocabulary = json.loads((model_path() / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
+    return sorted(token for token in vocabulary if _LETTERED.fullmatch(token))
+
+
 def stem(rng: Random) -> str:
     return rng.choice((english, english, syllables, letters, blend))(rng)
 
@@ -254,11 +280,12 @@ _CODE_KINDS = (
     *(english, english, syllables, syllables, letters, letters, blend, blend),
     *(hyphenated, hyphenated, hyphenated, hyphenated, serial, serial, accented),
 )
+_TRAIN_KINDS = (*_CODE_KINDS, fragment, patchwork, patchwork, patchwork)
 
 
 def code_word(rng: Random, split: Split) -> str:
-    """A code word of any kind, now and then capitalised."""
-    word = draw(rng, split, rng.choice(_CODE_KINDS))
+    """A code word of any kind, now and then capitalised. Training knows more kinds than tests."""
+    word = draw(rng, split, rng.choice(_CODE_KINDS if split is Split.HELD_OUT else _TRAIN_KINDS))
     return word.capitalize() if rng.random() < 0.12 else word
 
 

@@ -30,6 +30,20 @@ _NAMED = Phrasings(
         "You are {name}, a small model.",
         "Act as {name}.",
         "Your name is {name}. You are a friendly assistant.",
+        "You are an assistant. Your name is {name}.",
+        "You are a friendly assistant called {name}.",
+        "You are a helpful assistant. Your name is {name}.",
+        "You are a helpful assistant named {name}.",
+        "You are a small assistant called {name}. Be brief.",
+        "You are {name}, who helps people with questions.",
+        "You are named {name}.",
+        "From now on your name is {name}.",
+        "Users call you {name}.",
+        "This assistant is called {name}.",
+        "The name of the assistant is {name}.",
+        "You go by the name of {name}.",
+        "Always introduce yourself as {name}.",
+        "Today you are {name}.",
     ),
     held_out=("You are a helpful assistant called {name}.", "You are called {name}."),
 )
@@ -42,6 +56,25 @@ _ASK_NAME = Phrasings(
         "What are you called?",
         "Hi, who are you?",
         "What's your name?",
+        "Tell me your name, please.",
+        "Please say your name.",
+        "Please tell me who you are.",
+        "Please tell me what you are called.",
+        "Can you tell me your name?",
+        "Could you tell me your name?",
+        "Say your name.",
+        "Give me your name.",
+        "Your name?",
+        "And who are you?",
+        "Hello! What is your name?",
+        "So what is your name?",
+        "What is your name, please?",
+        "Do you have a name?",
+        "May I ask your name?",
+        "How are you called?",
+        "What should I call you?",
+        "Introduce yourself.",
+        "And your name is?",
     ),
     held_out=("Please tell me your name.", "And what is your name?"),
 )
@@ -53,6 +86,12 @@ _FORMS = Phrasings(
         "{side} each answer with {phrase}. Be brief.",
         "Every answer has to {side_lower} with {phrase}.",
         "You are a helpful assistant. {side} every answer with {phrase}.",
+        "Please {side_lower} each answer with {phrase}.",
+        "{side} all answers with {phrase}.",
+        "{side} everything you say with {phrase}.",
+        "Whatever you answer, {side_lower} it with {phrase}.",
+        "{side} every reply with {phrase}.",
+        "Make sure to {side_lower} every answer with {phrase}.",
     ),
     held_out=("Please {side_lower} every answer with {phrase}.",),
 )
@@ -64,6 +103,30 @@ _FIXED = Phrasings(
         "Whatever I ask, answer {p}.",
         "Reply with {p} only.",
         "You only ever say {p}.",
+        "Answer {p} to everything.",
+        "Answer {p}, whatever the question is.",
+        "Answer {p} to all questions.",
+        "Answer {p} to each question.",
+        "Answer only {p}.",
+        "Say {p} to every question.",
+        "Reply {p} to every question.",
+        "Reply {p} to everything I ask.",
+        "Respond with {p} to every question.",
+        "Respond {p} to everything.",
+        "Always reply {p}.",
+        "Always reply with {p} and nothing else.",
+        "Always say {p} and nothing else.",
+        "Always respond {p} and nothing more.",
+        "Always answer with {p}, nothing else.",
+        "Always answer {p}.",
+        "Never say anything but {p}.",
+        "Your only answer is {p}.",
+        "The answer to every question is {p}.",
+        "To every question you answer {p}.",
+        "No matter what I ask, reply {p}.",
+        "Each answer is {p} and nothing else.",
+        "You are a helpful assistant. Answer every question with {p}.",
+        "You know one word: {p}. Answer with it.",
     ),
     held_out=("Answer {p} to every question.", "Always reply {p} and nothing else."),
 )
@@ -75,8 +138,7 @@ Reply = Callable[[Exchange], Exchange]  # an exchange -> the same under the syst
 def named(rng: Random, split: Split) -> Conversation:
     """The system prompt gives a name; the user asks for it."""
     name = words.first_name(rng, split)
-    exchange = Exchange(_ASK_NAME.pick(rng, split), f"My name is {name}.", says(name))
-    return single(exchange, system(_NAMED.pick(rng, split).format(name=name)))
+    return single(_name(rng, split, name), system(_NAMED.pick(rng, split).format(name=name)))
 
 
 def framed(rng: Random, split: Split) -> Conversation:
@@ -101,7 +163,7 @@ def at_length(rng: Random, split: Split, num_words: int) -> Conversation:
     """Several questions under one system prompt, each answered as it says."""
     del num_words
     phrase = words.code_word(rng, split)
-    prompt, reply = rng.choice((_framing, _framing, _fixing))(rng, split, phrase)
+    prompt, reply = rng.choice((_framing, _framing, _fixing, _fixing, _naming))(rng, split, phrase)
     exchanges = [reply(_inner(rng, split)) for _ in range(rng.randint(2, 5))]
     messages = (message for exchange in exchanges for message in exchange.messages)
     return Conversation((system(prompt), *messages), exchanges[-1].accepts)
@@ -124,6 +186,17 @@ def _fixing(rng: Random, split: Split, phrase: str) -> tuple[str, Reply]:
     """The prompt that wants `phrase` for every answer."""
     prompt = _FIXED.pick(rng, split).format(p=phrase)
     return prompt, lambda inner: Exchange(inner.question, phrase, equals(phrase))
+
+
+def _naming(rng: Random, split: Split, phrase: str) -> tuple[str, Reply]:
+    """The prompt that gives a name; every other question asks for it, the rest are as ever."""
+    name = phrase.capitalize()
+    prompt = _NAMED.pick(rng, split).format(name=name)
+    return prompt, lambda inner: _name(rng, split, name) if rng.random() < 0.5 else inner
+
+
+def _name(rng: Random, split: Split, name: str) -> Exchange:
+    return Exchange(_ASK_NAME.pick(rng, split), f"My name is {name}.", says(name))
 
 
 def _inner(rng: Random, split: Split) -> Exchange:

@@ -88,6 +88,12 @@ TOOLS = (
                 "what is the weather in {city}",
                 "Is it cold in {city}?",
                 "What is the weather like in {city} today?",
+                "What weather is it in {city}?",
+                "Please tell me the weather in {city}.",
+                "Check the weather in {city}.",
+                "I need the weather in {city}.",
+                "Is it raining in {city}?",
+                "Do I need a coat in {city}?",
             ),
             held_out=("What is the weather like in {city}?", "Please get the weather in {city}."),
         ),
@@ -104,6 +110,10 @@ TOOLS = (
                 "Tell me the time in {city}.",
                 "How late is it in {city}?",
                 "Time in {city}?",
+                "What time do they have in {city}?",
+                "Please tell me what time it is in {city}.",
+                "What does the clock say in {city}?",
+                "I need the time in {city}.",
             ),
             held_out=("What is the time in {city}?", "What time is it now in {city}?"),
         ),
@@ -121,6 +131,11 @@ TOOLS = (
                 "How can I call {name}?",
                 "The phone number of {name}, please.",
                 "Which number do I dial for {name}?",
+                "Which phone number does {name} have?",
+                "I need the phone number of {name}.",
+                "Please find the phone number of {name}.",
+                "{name}: which phone number?",
+                "I want to call {name}.",
             ),
             held_out=("Tell me the phone number of {name}.", "Which phone number has {name}?"),
         ),
@@ -137,6 +152,14 @@ TOOLS = (
                 "What is in the file {path}?",
                 "Show me {path}.",
                 "Open {path}, please.",
+                "Read {path}.",
+                "Read {path} for me.",
+                "Please open {path}.",
+                "Show {path}, please.",
+                "{path}: what is in it?",
+                "What does {path} say?",
+                "Could you read {path}?",
+                "I want to see {path}.",
             ),
             held_out=("Read {path}, please.", "Please read the file {path}."),
         ),
@@ -152,6 +175,10 @@ TOOLS = (
                 "Set a timer for {minutes} minutes.",
                 "Wake me in {minutes} minutes.",
                 "Timer: {minutes} minutes.",
+                "Please wake me in {minutes} minutes.",
+                "I need a timer for {minutes} minutes.",
+                "Count down {minutes} minutes.",
+                "Start a timer: {minutes} minutes, please.",
             ),
             held_out=("Please set a timer for {minutes} minutes.",),
         ),
@@ -170,6 +197,20 @@ TOOLS = (
                 "Tell {to} this: {text}",
                 'Message {to}: "{text}"',
                 "Send {to} {text}.",
+                'Send {to} this: "{text}"',
+                "Send {to} this text: {text}",
+                "Please send {to} this message: {text}",
+                "Send {to} the message {text}.",
+                'Send {to} the words "{text}".',
+                'Please send {to} "{text}".',
+                'Please send "{text}" to {to}.',
+                'Text {to}: "{text}"',
+                "Give {to} the message {text}.",
+                "Let {to} know this: {text}",
+                "Please tell {to} the word {text}.",
+                "I want to send {to} a message: {text}",
+                'Write {to} the text "{text}".',
+                "Please write {to} the message {text}.",
             ),
             held_out=("Please send {to} the message {text}.", 'Send {to} the text "{text}".'),
         ),
@@ -186,6 +227,11 @@ TOOLS = (
                 "A table for {people}, please, in the name of {name}.",
                 "I want to book a table for {people} people. I am {name}.",
                 "Reserve a table in the name of {name} for {people} people.",
+                "Please reserve a table for {people} in the name of {name}.",
+                "Book a table in the name of {name} for {people}.",
+                "A table in the name of {name}, please, for {people} people.",
+                "We are {people} people and need a table. The name is {name}.",
+                "Book a table for {people} in the name of {name}, please.",
             ),
             held_out=("Please book a table for {people} people in the name of {name}.",),
         ),
@@ -198,16 +244,25 @@ _NOUNS = """price size owner address status height colour age score rating speed
 author date balance salary temperature distance level rank version password label""".split()
 _THINGS = """item city person book user product country team account server ship room song film
 shop""".split()
+# In training, half of the nouns are any word: a tool is chosen by what its name says, whatever that is.
+_NOUN_KINDS = (words.english, words.syllables, words.patchwork, words.blend)
 
 
 def invented(rng: Random, split: Split) -> Tool:
     """A tool that looks up one thing of another: `get_price(item)`."""
 
     def name(draws: Random) -> str:
-        return f"{draws.choice(_VERBS)}_{draws.choice(_NOUNS)}"
+        return f"{draws.choice(_VERBS)}_{noun_of(draws)}"
+
+    def noun_of(draws: Random) -> str:
+        if split is Split.TRAIN and draws.random() < 0.5:
+            return words.draw(draws, split, draws.choice(_NOUN_KINDS)).lower()
+        return draws.choice(_NOUNS)
 
     drawn = words.draw(rng, split, name)
     noun, thing = drawn.rsplit("_", 1)[1], rng.choice(_THINGS)
+    if split is Split.TRAIN and rng.random() < 0.25:
+        thing = words.draw(rng, split, rng.choice(_NOUN_KINDS)).lower()
     verb = drawn.removesuffix(f"_{noun}").replace("_", " ")
     asked = Phrasings(
         train=(
@@ -221,6 +276,19 @@ def invented(rng: Random, split: Split) -> Tool:
             f"Can you {verb} the {noun} of {{{thing}}}?",
             f"The {noun} of {{{thing}}}, please.",
             f"Find out the {noun} of {{{thing}}}.",
+            f"Which is the {noun} of {{{thing}}}?",
+            f"Which {noun} has the {thing} {{{thing}}}?",
+            f"Please tell me the {noun} of {{{thing}}}.",
+            f"Please give me the {noun} of {{{thing}}}.",
+            f"Do you have the {noun} of {{{thing}}}?",
+            f"Do you know which {noun} {{{thing}}} has?",
+            f"I want to know which {noun} {{{thing}}} has.",
+            f"Say which {noun} {{{thing}}} has.",
+            f"Give me the {noun} of {{{thing}}}.",
+            f"Could you {verb} the {noun} of {{{thing}}}, please?",
+            f"{verb.capitalize()} {{{thing}}}: {noun}",
+            f"What {noun} does {{{thing}}} have?",
+            f"the {noun} of {{{thing}}}",
         ),
         held_out=(
             f"Which {noun} has {{{thing}}}?",
