@@ -71,6 +71,7 @@ class Tokenizer:
         # fail with "Already borrowed".
         self._lock = threading.Lock()
         self._added_tokens = frozenset(self._wrapper.get_added_vocab())
+        self._texts: dict[frozenset[int] | None, dict[int, str]] = {}  # by what is shown
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -191,10 +192,11 @@ class Tokenizer:
 
     def stream(self, shown: frozenset[int] | None = None) -> StreamDecoder:
         """Special tokens are left out, but for those that are to be shown."""
+        texts = self._texts.setdefault(shown, {})
         if shown is None:
-            return StreamDecoder(self.decode)
+            return StreamDecoder(self.decode, texts)
         hidden = self._special - shown
-        return StreamDecoder(lambda token_ids: self._decode_without(hidden, token_ids))
+        return StreamDecoder(lambda token_ids: self._decode_without(hidden, token_ids), texts)
 
     def _decode_without(self, hidden: frozenset[int], token_ids: Sequence[int]) -> str:
         shown = [token for token in token_ids if token not in hidden]
@@ -235,8 +237,12 @@ class StreamDecoder:
     text-generation-inference use; it makes the work per token constant.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], texts: dict[int, str] | None = None
+    ) -> None:
+        """`texts` of tokens alone, kept between streams: half of what is decoded."""
         self._decode = decode
+        self._texts = {} if texts is None else texts
         self._ids: list[int] = []
         self._prefix = 0
         self._read = 0
@@ -251,8 +257,17 @@ class StreamDecoder:
         piece = text[len(self._shown) :]
         self._prefix = self._read
         self._read = len(self._ids)
-        self._shown = self._decode(self._ids[self._prefix : self._read])
+        self._shown = self._text_of(self._ids[self._prefix : self._read])
         return piece
+
+    def _text_of(self, token_ids: Sequence[int]) -> str:
+        if len(token_ids) != 1:
+            return self._decode(token_ids)
+        [token] = token_ids
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = self._decode(token_ids)
+        return text
 
     def finish(self) -> str:
         """What was held back: bytes that never became a character show as U+FFFD."""

@@ -257,10 +257,13 @@ def test_a_tokenizer_that_cannot_be_read_is_refused_with_what_is_needed(
 
 
 def streamed(
-    decode: Callable[[Sequence[int]], str], ids: Sequence[int], cuts: Sequence[int]
+    decode: Callable[[Sequence[int]], str],
+    ids: Sequence[int],
+    cuts: Sequence[int],
+    texts: dict[int, str] | None = None,
 ) -> str:
     """The text of all pieces, the ids handed over in pieces that end at the cuts."""
-    decoder = StreamDecoder(decode)
+    decoder = StreamDecoder(decode, texts)
     bounds = [0, *sorted(cut % (len(ids) + 1) for cut in cuts), len(ids)]
     pieces = [decoder.push(ids[start:end]) for start, end in pairwise(bounds)]
     return "".join(pieces) + decoder.finish()
@@ -300,6 +303,16 @@ def test_the_pieces_of_any_ids_cut_anywhere_make_the_text_of_all(
 @given(any_ids())
 def test_one_id_at_a_time_makes_the_text_of_all(ids: list[int]) -> None:
     assert streamed(embedded().decode, ids, range(len(ids))) == embedded().decode(ids)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(any_ids(), min_size=2, max_size=4))
+def test_streams_that_share_what_they_learnt_do_not_disturb_each_other(
+    several: list[list[int]],
+) -> None:
+    texts: dict[int, str] = {}
+    for ids in several:
+        assert streamed(embedded().decode, ids, range(len(ids)), texts) == embedded().decode(ids)
 
 
 @settings(deadline=None, max_examples=100)

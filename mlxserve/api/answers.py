@@ -133,11 +133,11 @@ class Answers:
     async def _only(self) -> AsyncGenerator[tuple[int, Delta], None]:
         """Of the one answer there is, without the task per piece that waiting for several needs."""
         [answer] = self._answers
-        is_over = False
-        while not is_over:
-            delta = self._counted(0, await _next(answer))
-            is_over = delta.finish_reason is not None
-            yield 0, delta
+        async for delta in answer:
+            yield 0, self._counted(0, delta)
+            if delta.finish_reason is not None:
+                return
+        self._counted(0, None)
 
     async def _merged(self) -> AsyncGenerator[tuple[int, Delta], None]:
         waiting = {

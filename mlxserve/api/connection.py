@@ -14,11 +14,13 @@ from enum import Enum
 from typing import Any
 
 import h11
-from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
 from mlxserve.api.config import ServerConfig
 from mlxserve.api.crowd import Crowd
 from mlxserve.api.errors import RETRY_SOON, ApiError, encode_json
+from mlxserve.api.sse import CHUNKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,31 @@ class _Waiting(Enum):
     BODY = "body"
 
 
+class Chunks:
+    """The body of one reply, written to the socket past every layer that would look at it.
+
+    A chunk's frame has no state, so h11, which began the reply and ends it, misses nothing.
+    """
+
+    def __init__(self, connection: Connection, cycle: RequestResponseCycle) -> None:
+        self._connection = connection
+        self._cycle = cycle
+
+    @property
+    def are_expected(self) -> bool:
+        """Whether the reply that was begun is one of chunks: to HTTP/1.0 none is."""
+        conn = self._connection.conn
+        return conn.our_state is h11.SEND_BODY and (conn.their_http_version or b"") >= b"1.1"
+
+    async def write(self, piece: bytes) -> None:
+        """Waits while nobody reads; says nothing to whoever has left."""
+        flow = self._connection.flow
+        if flow.write_paused and not self._cycle.disconnected:
+            await flow.drain()
+        if piece and not self._cycle.disconnected:  # an empty chunk is the end
+            self._connection.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+
+
 class Connection(H11Protocol):
     """Made per connection by uvicorn; `limited` makes the class it is given."""
 
@@ -61,6 +88,7 @@ class Connection(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.app = self._with_chunks(self.app)
         self._waiting: _Waiting | None = None
         self._receive_deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
@@ -114,6 +142,13 @@ class Connection(H11Protocol):
             ApiError(503, "Too many connections are open.", code="overloaded", headers=RETRY_SOON)
         )
 
+    def _with_chunks(self, app: ASGIApp) -> ASGIApp:
+        async def run(scope: Scope, receive: Receive, send: Send) -> None:
+            scope["extensions"] = {CHUNKS: Chunks(self, self.cycle)}
+            await app(scope, receive, send)
+
+        return run
+
     @property
     def _is_idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
@@ -166,7 +201,5 @@ class Connection(H11Protocol):
         response = h11.Response(
             status_code=error.status, headers=headers, reason=STATUS_PHRASES[error.status]
         )
-        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
-            data = self.conn.send(event)
-            assert data is not None
-            self.transport.write(data)
+        events = (response, h11.Data(data=body), h11.EndOfMessage())
+        self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from mlxserve.api.turnover import Turnover
-from mlxserve.stats import SECONDS
+from mlxserve.stats import SECONDS, Histogram
 
 if TYPE_CHECKING:
     from mlxserve.chat import Answer, Chat, Delta
@@ -63,26 +63,38 @@ _DISTRIBUTIONS = {  # name: (field of Stats, documentation)
 }
 
 
+_LATENCIES = {  # field of Metrics: (name, documentation)
+    "time_to_first_token": (
+        "time_to_first_token_seconds",
+        "From the request's admission to its first token.",
+    ),
+    "inter_token_latency": (
+        "inter_token_latency_seconds",
+        "Between one token of an answer and the next.",
+    ),
+    "e2e_latency": (
+        "e2e_request_latency_seconds",
+        "From the request's admission to the answer's end.",
+    ),
+    "decode_time": (
+        "request_decode_time_seconds",
+        "From an answer's first token to its last.",
+    ),
+}
+
+
 class Metrics:
-    """The registry of one app."""
+    """The registry of one app. Its histograms are filled in the event loop: they have no locks."""
 
     def __init__(self, chat: Chat) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(_EngineStats(chat))
-        self.model = chat.model_name
+        self.registry.register(_Latencies(self, chat.model_name))
         self.turnover = Turnover()
-        self.time_to_first_token = self._histogram(
-            "time_to_first_token_seconds", "From the request's admission to its first token."
-        )
-        self.inter_token_latency = self._histogram(
-            "inter_token_latency_seconds", "Between one token of an answer and the next."
-        )
-        self.e2e_latency = self._histogram(
-            "e2e_request_latency_seconds", "From the request's admission to the answer's end."
-        )
-        self.decode_time = self._histogram(
-            "request_decode_time_seconds", "From an answer's first token to its last."
-        )
+        self.time_to_first_token = Histogram(SECONDS)
+        self.inter_token_latency = Histogram(SECONDS)
+        self.e2e_latency = Histogram(SECONDS)
+        self.decode_time = Histogram(SECONDS)
 
     def timed(self, clock: Callable[[], float] = time.perf_counter) -> Timed:
         return Timed(self, clock)
@@ -91,16 +103,6 @@ class Metrics:
         """The page. The engine's snapshot is taken here, so call it beside the event loop."""
         text = generate_latest(self.registry)
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
-
-    def _histogram(self, name: str, documentation: str) -> Histogram:
-        histogram = Histogram(
-            f"mlxserve:{name}",
-            documentation,
-            labelnames=["model_name"],
-            registry=self.registry,
-            buckets=SECONDS,
-        )
-        return histogram.labels(self.model)
 
 
 class Timed:
@@ -121,7 +123,7 @@ class Timed:
         return self
 
     async def __anext__(self) -> Delta:
-        delta = await anext(self._deltas)
+        delta = await self._deltas.__anext__()
         self._observe(delta)
         return delta
 
@@ -147,6 +149,19 @@ class Timed:
             for _ in range(num_tokens):
                 self._metrics.inter_token_latency.observe(gap)
         self._last = now
+
+
+class _Latencies(Collector):
+    """What was seen from here as metric families."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self._metrics = metrics
+        self._label = [model]
+
+    def collect(self) -> Iterator[Metric]:
+        for field, (name, documentation) in _LATENCIES.items():
+            seen = getattr(self._metrics, field).snapshot()
+            yield _histogram(f"mlxserve:{name}", documentation, seen, self._label)
 
 
 class _EngineStats(Collector):

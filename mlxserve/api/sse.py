@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -20,7 +20,10 @@ from mlxserve.api.errors import encode_json
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keepalive\n\n"  # a comment: named events without data break the official clients
 KEEPALIVE_INTERVAL = 10.0  # seconds of silence
+CHUNKS = "mlxserve.chunks"  # the extension of a scope whose server takes frames without ceremony
 _PLACE = "\0"  # in no name of ours, nor in a model's
+
+Write: TypeAlias = Callable[[bytes], Awaitable[None]]
 
 _HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -75,13 +78,16 @@ class EventStream(Response):
         self._is_sending = False
         self._sent_at = 0.0  # on the monotonic clock
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.ensure_future(until_disconnect(receive))
         sending: asyncio.Future[None] | None = None
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            sending = asyncio.ensure_future(self._send_frames(send, gone))
-            await self._watch(send, sending, gone)
+            write = _writer(scope, send)
+            sending = asyncio.ensure_future(self._send_frames(write, gone))
+            await self._watch(write, sending, gone)
+            if sending.done():
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await _end(gone)
             if sending is not None:
@@ -89,22 +95,21 @@ class EventStream(Response):
             await self._frames.aclose()
             await self._close()
 
-    async def _send_frames(self, send: Send, gone: asyncio.Future[None]) -> None:
+    async def _send_frames(self, write: Write, gone: asyncio.Future[None]) -> None:
         """One task for all frames: a task and a timer for each would cost more than the frame."""
         async for frame in self._frames:
-            await self._send(send, frame)
+            await self._send(write, frame)
             if gone.done():  # a lost connection takes what is sent, without a word
                 return
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send(self, send: Send, frame: bytes) -> None:
+    async def _send(self, write: Write, frame: bytes) -> None:
         self._is_sending = True
-        await send({"type": "http.response.body", "body": frame, "more_body": True})
+        await write(frame)
         self._is_sending = False
         self._sent_at = time.monotonic()
 
     async def _watch(
-        self, send: Send, sending: asyncio.Future[None], gone: asyncio.Future[None]
+        self, write: Write, sending: asyncio.Future[None], gone: asyncio.Future[None]
     ) -> None:
         """Until all is sent or nobody reads it. Speaks up where the frames have been silent."""
         self._sent_at = time.monotonic()
@@ -121,7 +126,20 @@ class EventStream(Response):
             if self._is_sending:
                 self._sent_at = time.monotonic()  # the silence is the reader's
             elif time.monotonic() - self._sent_at >= self._interval:
-                await self._send(send, self._keepalive())
+                await self._send(write, self._keepalive())
+
+
+def _writer(scope: Scope, send: Send) -> Write:
+    """What sends a frame of the reply that has begun: past the layers around us, if it can."""
+    chunks = scope.get("extensions", {}).get(CHUNKS)
+    if chunks is not None and chunks.are_expected:
+        write: Write = chunks.write
+        return write
+
+    async def send_piece(frame: bytes) -> None:
+        await send({"type": "http.response.body", "body": frame, "more_body": True})
+
+    return send_piece
 
 
 async def until_disconnect(receive: Receive) -> None:

@@ -1,6 +1,7 @@
 """Raw sockets against a real server over the scripted chat: what no HTTP client would send."""
 
 import contextlib
+import http.client
 import json
 import resource
 import socket
@@ -212,6 +213,27 @@ def test_a_reader_that_stalls_is_cut_off_and_its_answer_closed(start_server, cha
         chat.wait_until_closed()
         assert not chat.on_hold.is_set()
     assert is_healthy(port)
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_a_stream_is_framed_as_its_reader_can_read_it(start_server, version):
+    """Pieces go past h11: what arrives is what another HTTP implementation takes for a whole."""
+    body = b'{"messages": [{"role": "user", "content": "x"}], "stream": true}'
+    connection = http.client.HTTPConnection("127.0.0.1", start_server().port, timeout=20)
+    connection._http_vsn_str = f"HTTP/{version.decode()}"  # type: ignore[attr-defined]
+    with contextlib.closing(connection):
+        for _ in range(2):  # the end of the first leaves the connection ready for a second
+            connection.request(
+                "POST", "/v1/chat/completions", body, {"content-type": "application/json"}
+            )
+            with connection.getresponse() as reply:
+                assert reply.getheader("transfer-encoding") == (
+                    "chunked" if version == b"1.1" else None
+                )
+                lines = reply.read().split(b"\n\n")
+                assert all(line.startswith(b"data: ") for line in lines[:-1])
+                assert len(lines) > 3
+                assert lines[-2:] == [b"data: [DONE]", b""]
 
 
 def test_connections_beyond_the_cap_are_a_503(start_server, chat):
