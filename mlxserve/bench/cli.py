@@ -212,6 +212,37 @@ def startup(
 
 
 @app.command()
+def targets(
+    model: Model = "synthetic:llama-100m",
+    small: Annotated[
+        str, typer.Option(help="The model whose server is started.")
+    ] = "mlxserve-mini",
+    pairs: Annotated[int, typer.Option(min=1, help="Interleaved pairs of each.")] = 3,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A bench by its name in the list; may be repeated.")
+    ] = None,
+    json: Json = None,
+) -> None:
+    """Every promise beside its baseline, in one run of some minutes; 1 if one is missed."""
+    from json import dumps
+
+    from rich.console import Console
+
+    from mlxserve.bench import targets as promised
+
+    with Console(stderr=True).status("") as status:
+        benches = promised.measures(_resolve(model), small, pairs, status.update)
+        if unknown := set(only or ()) - set(benches):
+            raise typer.BadParameter(f"{unknown.pop()!r} is not one of {', '.join(benches)}.")
+        wanted = [t for t in promised.TARGETS if not only or t.bench in only]
+        rows = list(promised.bench_targets(benches, wanted, status.update))
+    promised.show(rows)
+    if json is not None:
+        json.write_text(dumps(promised.as_json(rows), indent=2) + "\n", encoding="utf-8")
+    raise typer.Exit(0 if all(row.is_kept for row in rows) else 1)
+
+
+@app.command()
 def growth(
     model: Model = "synthetic:llama-100m",
     rounds: Annotated[int, typer.Option(min=1, help="After the one that warms up.")] = 5,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import statistics
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from mlxserve.bench.client import Exchange, LoadClient
 
 Play = Callable[["Stage"], Awaitable[None]]
+Ratios = Callable[[Sequence[Exchange]], dict[str, float]]  # what a load is after, from its answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,37 @@ async def chunked(stage: Stage) -> None:
     await streams
 
 
+_IDLE = 24  # pieces of the answer that runs, before anybody else comes
+GAP, SHORT = "longest gap in idle steps", "short prompt's first token in idle steps"
+
+
+async def beside(stage: Stage) -> None:
+    """One answer runs; a short prompt comes, and when that is answered a long one."""
+    pieces: dict[int, asyncio.Event] = {_IDLE: asyncio.Event()}
+
+    def on_text(exchange: Exchange) -> None:
+        if event := pieces.get(len(exchange.times)):
+            event.set()
+
+    prompt = " ".join(stage.words(32))
+    stream = asyncio.ensure_future(stage.client.ask(prompt, 400, label="stream", on_text=on_text))
+    idle = asyncio.create_task(pieces[_IDLE].wait())
+    # A stream that ends without text has failed, which its exchange tells.
+    await asyncio.wait((stream, idle), return_when=asyncio.FIRST_COMPLETED)
+    idle.cancel()
+    await stage.ask(stage.words(8), 4, label="short prompt")
+    await stage.ask(stage.words(stage.scaled(2500)), 1, label="long prompt")
+    await stream
+
+
+def beside_ratios(exchanges: Sequence[Exchange]) -> dict[str, float]:
+    """Against the median gap of the answer while it was alone."""
+    first = {exchange.label: exchange for exchange in exchanges}
+    gaps = first["stream"].gaps
+    idle = statistics.median(gaps[4 : _IDLE - 1])
+    return {SHORT: first["short prompt"].ttft / idle, GAP: max(gaps[_IDLE - 1 :]) / idle}
+
+
 async def preempt(stage: Stage, *, count: int = 10) -> None:
     """More answers at once than there is memory for."""
     prompts = [stage.words(stage.scaled(120)) for _ in range(count)]
@@ -109,11 +142,28 @@ async def agents(stage: Stage, *, calls: int = 5, fan_out: int = 3) -> None:
     await asyncio.gather(*(work(template + stage.words(20), 2) for _ in range(fan_out)))
 
 
+TOGETHER = "all together, in times of one alone"
+
+
 async def siblings(stage: Stage, *, count: int = 4) -> None:
-    """Cold prompts with one long beginning, all at once."""
-    shared = stage.words(stage.scaled(600))
+    """A cold prompt alone, then others with one long beginning, all at once."""
+    length = stage.scaled(600)
+    await stage.ask(stage.words(length + 16), 4, label="alone")
+    shared = stage.words(length)
     prompts = [shared + stage.words(16) for _ in range(count)]
-    await asyncio.gather(*(stage.ask(prompt, 4) for prompt in prompts))
+    await asyncio.gather(*(stage.ask(prompt, 4, label="together") for prompt in prompts))
+
+
+def siblings_ratios(exchanges: Sequence[Exchange]) -> dict[str, float]:
+    """From the first request to the last answer."""
+    seconds = {}
+    for label in ("alone", "together"):
+        of_label = [exchange for exchange in exchanges if exchange.label == label]
+        seconds[label] = max(e.ended for e in of_label) - min(e.started for e in of_label)
+    return {TOGETHER: seconds["together"] / seconds["alone"]}
+
+
+COMPUTED_AGAIN = "prompt tokens computed again"
 
 
 async def again(stage: Stage) -> None:
@@ -121,6 +171,12 @@ async def again(stage: Stage) -> None:
     words = stage.words(stage.scaled(600))
     for turn in ("cold", "again", "again"):
         await stage.ask(words, 4, label=turn)
+
+
+def again_ratios(exchanges: Sequence[Exchange]) -> dict[str, float]:
+    """The most of any repetition."""
+    repeated = [exchange for exchange in exchanges if exchange.label == "again"]
+    return {COMPUTED_AGAIN: float(max(e.num_prompt - e.num_cached for e in repeated))}
 
 
 async def _at_most(limit: int, asks: Sequence[Awaitable[object]]) -> None:

@@ -42,6 +42,7 @@ class Workload:
     play: loads.Play
     variants: tuple[Variant, ...]
     about: str
+    ratios: loads.Ratios = lambda _: {}
 
 
 _ON, _OFF = Variant("mlxserve"), Variant("without cache", ("--no-enable-prefix-caching",))
@@ -97,8 +98,21 @@ WORKLOADS = {
         ),
         Workload("chat", loads.chat, (_ON, _OFF), "Conversations that grow."),
         Workload("agents", loads.agents, (_ON, _OFF), "An agent's calls, and a fan-out."),
-        Workload("siblings", loads.siblings, (_ON, _OFF), "Cold prompts with one long beginning."),
-        Workload("again", loads.again, (_ON, _OFF), "The same prompt again."),
+        Workload(
+            "siblings",
+            loads.siblings,
+            (_ON, _OFF),
+            "Cold prompts with one long beginning, beside one alone.",
+            loads.siblings_ratios,
+        ),
+        Workload("again", loads.again, (_ON, _OFF), "The same prompt again.", loads.again_ratios),
+        Workload(
+            "beside",
+            loads.beside,
+            (_ON,),
+            "An answer that runs while a short prompt comes, then a long one.",
+            loads.beside_ratios,
+        ),
     )
 }
 
@@ -159,7 +173,7 @@ async def _rounds(
             async with LoadClient(server.url, server.model) as client:
                 before = {name: await client.metric(f"mlxserve:{name}_total") for name in _COUNTERS}
                 await workload.play(loads.Stage(client, draw, size))
-                measured = _measure(client.exchanges)
+                measured = _measure(client.exchanges, workload.ratios)
                 for name, value in before.items():
                     measured[name] = await client.metric(f"mlxserve:{name}_total") - value
             if number:
@@ -167,8 +181,13 @@ async def _rounds(
     return runs
 
 
-def _measure(exchanges: Sequence[Exchange]) -> dict[str, float]:
-    """Milliseconds, and rates over the time from the first request to the last answer."""
+def _measure(
+    exchanges: Sequence[Exchange], of_load: loads.Ratios = lambda _: {}
+) -> dict[str, float]:
+    """Milliseconds, and rates over the time from the first request to the last answer.
+
+    `of_load` is what the load is after; it is left out where a request failed.
+    """
     done = [exchange for exchange in exchanges if exchange.error is None]
     seconds = max(e.ended for e in exchanges) - min(e.started for e in exchanges)
     gaps = [1e3 * gap for exchange in done for gap in exchange.gaps]
@@ -187,7 +206,7 @@ def _measure(exchanges: Sequence[Exchange]) -> dict[str, float]:
         ttfts = [1e3 * exchange.ttft for exchange in done if exchange.label == label]
         name = f"first token, {label}" if label else "first token"
         found[f"{name} p50, ms"] = quantile(ttfts, 0.5)
-    return found
+    return found | (of_load(exchanges) if len(done) == len(exchanges) else {})
 
 
 def _figures(runs: Runs) -> Iterator[Figure]:

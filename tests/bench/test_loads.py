@@ -98,8 +98,10 @@ def test_agents_fan_out_from_one_template() -> None:
 
 def test_siblings_come_at_once_and_begin_alike() -> None:
     client = played(loads.siblings)
-    assert max(client.together) == 4
-    assert common(client.prompts) == 600
+    alone, *together = client.prompts
+    assert client.together == [1, 1, 2, 3, 4]
+    assert common(together) == 600
+    assert len(alone) == len(together[0])
 
 
 def test_again_is_one_prompt_three_times() -> None:
@@ -110,3 +112,31 @@ def test_again_is_one_prompt_three_times() -> None:
 def test_preempt_asks_for_all_at_once_and_a_size_scales_it() -> None:
     assert max(played(loads.preempt).together) == 10
     assert {len(prompt) for prompt in played(loads.preempt, size=0.1).prompts} == {12}
+
+
+def test_beside_lets_an_answer_run_alone_first() -> None:
+    client = played(loads.beside, 0.01)
+    labels = [exchange.label for exchange in client.exchanges]
+    assert labels == ["stream", "short prompt", "long prompt"]
+    assert client.together == [1, 2, 2]
+    assert [len(prompt) for prompt in client.prompts] == [32, 8, 25]
+
+
+def test_beside_is_told_in_steps_of_the_answer_while_it_was_alone() -> None:
+    stream = Exchange("stream", 0.0, [float(at) for at in range(24)] + [30.0, 31.0])
+    short = Exchange("short prompt", 24.0, [26.0])
+    found = loads.beside_ratios([stream, short])
+    assert found == {loads.SHORT: 2.0, loads.GAP: 7.0}
+
+
+def test_siblings_are_told_in_times_of_one_that_is_alone() -> None:
+    alone = Exchange("alone", 0.0, ended=2.0)
+    together = [Exchange("together", 2.0, ended=4.5), Exchange("together", 2.5, ended=5.0)]
+    assert loads.siblings_ratios([alone, *together]) == {loads.TOGETHER: 1.5}
+
+
+def test_again_counts_what_a_repetition_computed() -> None:
+    made = [Exchange(label, 0.0) for label in ("cold", "again", "again")]
+    for exchange, cached in zip(made, (0, 96, 64), strict=True):
+        exchange.num_prompt, exchange.num_cached = 100, cached
+    assert loads.again_ratios(made) == {loads.COMPUTED_AGAIN: 36.0}

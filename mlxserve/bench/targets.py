@@ -1,0 +1,216 @@
+"""What mlxserve promises to be, in one table: each promise measured beside its baseline in one run.
+
+A row is a figure of one of the other benches, held against a bound. Nothing here measures.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from mlxserve.bench import loads
+from mlxserve.bench.decode import bench_batch_decode, bench_decode
+from mlxserve.bench.report import Report, machine
+from mlxserve.bench.sched import bench_sched
+from mlxserve.bench.serving import MLX_LM, WORKLOADS, bench_serving
+from mlxserve.bench.startup import bench_startup
+
+_OURS, _OFF = "mlxserve", "without cache"
+Measure = Callable[[], Report]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Where a promise begins to be kept."""
+
+    value: float
+    is_floor: bool = False  # the figure is to be at least this, else at most
+
+    def is_kept(self, value: float) -> bool:
+        return value >= self.value if self.is_floor else value <= self.value
+
+    def text(self) -> str:
+        return f"{'at least' if self.is_floor else 'at most'} {self.value:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A promise: a figure of a bench, of whom, and its bound; None only measures."""
+
+    promise: str
+    bench: str
+    figure: str
+    bound: Bound | None
+    who: str = ""
+    baseline: str = ""  # whose same figure stands beside it
+
+
+TARGETS = (
+    Target(
+        "longest gap of an answer while 2,500 tokens are computed, in idle steps",
+        *("beside", loads.GAP, Bound(2.0), _OURS, MLX_LM),
+    ),
+    Target(
+        "first token of a short prompt beside an answer, in idle steps",
+        *("beside", loads.SHORT, Bound(2.0), _OURS, MLX_LM),
+    ),
+    Target(
+        "four cold prompts with 1,500 tokens in common, in times of one",
+        *("siblings", loads.TOGETHER, Bound(1.3), _OURS, MLX_LM),
+    ),
+    Target(
+        "tokens of a prompt computed when it comes again",
+        *("again", loads.COMPUTED_AGAIN, Bound(32), _OURS, MLX_LM),
+    ),
+    Target("one answer, tokens/s over mlx-lm's", "decode", "ratio", Bound(0.97, True)),
+    Target(
+        "16 answers on one prefix, tokens/s over mlx-lm's",
+        *("batch decode", "ratio", Bound(1.5, True)),
+    ),
+    Target(
+        "prompts with a third in common, requests/s over those without a cache",
+        *("prefix", "requests/s", Bound(1.25, True), f"÷ {_OFF}"),
+    ),
+    Target(
+        "prompts of 16 pages with 12 cached, requests/s over those without a cache",
+        *("admission", "requests/s", Bound(1.25, True), f"÷ {_OFF}"),
+    ),
+    Target(
+        "the same, answer tokens/s",
+        *("admission", "answer tokens/s", Bound(1.5, True), f"÷ {_OFF}"),
+    ),
+    Target(
+        "page-aligned chunks, requests/s over unaligned ones",
+        *("aligned", "requests/s", None, "÷ unaligned"),
+    ),
+    Target(
+        "planning a step of 256 answers with 100,000 tokens each, in microseconds",
+        *("sched", "256 running, 100,000 tokens each", Bound(1000)),
+    ),
+    Target(
+        "seconds until the server is ready",
+        *("startup", "until it is ready, s", Bound(3.0), _OURS, MLX_LM),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A target as it was measured: once per run."""
+
+    target: Target
+    values: tuple[float, ...]
+    baseline: tuple[float, ...]
+
+    @property
+    def is_kept(self) -> bool:
+        bound = self.target.bound
+        return bound is None or bound.is_kept(statistics.median(self.values))
+
+
+def measures(
+    model: str, small: str, pairs: int, progress: Callable[[str], None]
+) -> dict[str, Measure]:
+    """The benches by the names that targets have for them. `small` is the model that starts."""
+
+    def served(name: str, size: float, is_beside_mlx_lm: bool = False) -> Report:
+        """Ours in its variants, or our default beside mlx-lm's server."""
+        workload = WORKLOADS[name]
+        if is_beside_mlx_lm:
+            workload = replace(workload, variants=workload.variants[:1])
+        return bench_serving(
+            workload,
+            model,
+            against=[MLX_LM] if is_beside_mlx_lm else [],
+            pairs=pairs,
+            size=size,
+            num_pages=1024,
+            progress=lambda text: progress(f"{name}: {text}"),
+        )
+
+    return {
+        "beside": partial(served, "beside", 1.0, True),
+        "siblings": partial(served, "siblings", 2.5, True),
+        "again": partial(served, "again", 2.5, True),
+        "decode": lambda: bench_decode(model, pairs=pairs, context=128, tokens=64),
+        "batch decode": lambda: bench_batch_decode(
+            model, pairs=pairs, batch=16, shared=1536, own=64, tokens=32
+        ),
+        "prefix": partial(served, "prefix", 1.0),
+        "admission": partial(served, "admission", 1.0),
+        "aligned": partial(served, "aligned", 1.0),
+        "sched": lambda: bench_sched(running=[256], contexts=[100_000], rounds=10),
+        "startup": lambda: bench_startup(small, against=[MLX_LM], pairs=pairs),
+    }
+
+
+def bench_targets(
+    benches: dict[str, Measure],
+    targets: Sequence[Target] = TARGETS,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Iterator[Row]:
+    """Each target's row, as soon as its bench is done; each bench runs once."""
+
+    @cache
+    def report(bench: str) -> Report:
+        progress(bench)
+        return benches[bench]()
+
+    for target in targets:
+        found = report(target.bench)
+        baseline = _values(found, target.figure, target.baseline) if target.baseline else ()
+        yield Row(target, _values(found, target.figure, target.who), baseline)
+
+
+def _values(report: Report, name: str, who: str) -> tuple[float, ...]:
+    """Raises LookupError where the bench has no such figure: a request of it failed."""
+    for figure in report.figures:
+        if (figure.name, figure.who) == (name, who):
+            return figure.values
+    raise LookupError(f"bench {report.workload} has no {name!r} of {who or 'the run'}")
+
+
+def show(rows: Sequence[Row], console: Console | None = None) -> None:
+    console = console or Console()
+    table = Table(title="mlxserve bench targets", title_justify="left")
+    for column in ("", "mlxserve", "baseline", "target", ""):
+        table.add_column(column, justify="right" if column in ("mlxserve", "baseline") else "left")
+    for row in rows:
+        bound = row.target.bound
+        table.add_row(
+            row.target.promise,
+            _text(row.values),
+            f"{_text(row.baseline)}\n[dim]{row.target.baseline}[/]" if row.baseline else "",
+            bound.text() if bound else "measured",
+            "" if bound is None else "kept" if row.is_kept else "[red]missed[/]",
+        )
+    console.print(table)
+    console.print(", ".join(f"{name} {value}" for name, value in machine().items()), style="dim")
+
+
+def _text(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.3g}\n[dim]{min(values):.3g}…{max(values):.3g}[/]"
+
+
+def as_json(rows: Sequence[Row]) -> dict[str, Any]:
+    return {
+        "machine": machine(),
+        "targets": [
+            {
+                "promise": row.target.promise,
+                "bench": row.target.bench,
+                "median": statistics.median(row.values),
+                "values": list(row.values),
+                "baseline": list(row.baseline),
+                "bound": row.target.bound.text() if row.target.bound else None,
+                "kept": row.is_kept,
+            }
+            for row in rows
+        ],
+    }

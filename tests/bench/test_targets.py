@@ -1,0 +1,83 @@
+"""Promises are held against figures of the benches, each of which runs once."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from mlxserve.bench import serving, targets
+from mlxserve.bench.cli import app
+from mlxserve.bench.report import Figure, Report
+from mlxserve.bench.targets import Bound, Row, Target
+
+RATE = Target("requests/s", "prefix", "requests/s", Bound(1.25, is_floor=True), "÷ off", "off")
+GAP = Target("gap", "prefix", "gap", Bound(2.0))
+
+
+def report() -> Report:
+    figures = (
+        Figure("requests/s", "", (1.2, 1.3, 1.4), "÷ off"),
+        Figure("requests/s", "", (1.0, 1.0, 1.0), "off"),
+        Figure("gap", "", (1.0, 3.0, 5.0)),
+    )
+    return Report("prefix", {}, figures, machine={})
+
+
+def test_a_bench_runs_once_and_its_median_is_held_against_the_bound() -> None:
+    ran: list[str] = []
+
+    def measure() -> Report:
+        ran.append("prefix")
+        return report()
+
+    rows = list(targets.bench_targets({"prefix": measure}, (RATE, GAP)))
+    assert ran == ["prefix"]
+    assert [(row.values, row.baseline, row.is_kept) for row in rows] == [
+        ((1.2, 1.3, 1.4), (1.0, 1.0, 1.0), True),
+        ((1.0, 3.0, 5.0), (), False),
+    ]
+
+
+def test_a_figure_that_is_missing_is_an_error_and_no_success() -> None:
+    lost = Target("lost", "prefix", "lost", None, "mlxserve")
+    with pytest.raises(LookupError, match="bench prefix has no 'lost' of mlxserve"):
+        list(targets.bench_targets({"prefix": report}, (lost,)))
+
+
+def test_the_table_says_what_is_missed() -> None:
+    console = Console(width=100, record=True, file=io.StringIO())
+    targets.show([Row(RATE, (1.3,), (1.0,)), Row(GAP, (3.0,), ())], console)
+    text = console.export_text()
+    assert "at least 1.25" in text
+    assert "kept" in text
+    assert "missed" in text
+
+
+def test_every_target_names_a_bench_that_there_is_and_a_contender_of_it() -> None:
+    benches = targets.measures("model", "small", 1, lambda _: None)
+    assert {target.bench for target in targets.TARGETS} == set(benches)
+    for target in targets.TARGETS:
+        if target.bench in serving.WORKLOADS and target.who.startswith("÷"):
+            variants = serving.WORKLOADS[target.bench].variants
+            assert target.who[2:] in [variant.name for variant in variants[1:]]
+
+
+def test_the_command_tells_a_missed_target_by_its_status(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(targets, "measures", lambda *_: {"prefix": report})
+    monkeypatch.setattr(targets, "TARGETS", (RATE,))
+    kept = CliRunner().invoke(app, ["targets", "--model", "x", "--json", str(tmp_path / "f.json")])
+    assert kept.exit_code == 0, kept.output
+    (written,) = json.loads((tmp_path / "f.json").read_text())["targets"]
+    assert (written["kept"], written["median"], written["bound"]) == (True, 1.3, "at least 1.25")
+    monkeypatch.setattr(targets, "TARGETS", (RATE, GAP))
+    assert CliRunner().invoke(app, ["targets", "--model", "x"]).exit_code == 1
+    refused = CliRunner().invoke(app, ["targets", "--model", "x", "--only", "nothing"])
+    assert refused.exit_code == 2
+    assert "is not one of prefix" in " ".join(refused.output.split())
