@@ -24,7 +24,7 @@ MAX_MEMBERS = 4_096  # of one object
 # object of plain values: a million members take it a second, on a busy machine three.
 MAX_VALUES = 400_000  # more than the tokens that one request may bring
 MAX_ALL_MEMBERS = 100_000  # more than 10,000 messages have
-_PARSE_INLINE = 64 * 2**10  # bytes; longer bodies are parsed in a thread, beside the event loop
+PARSE_INLINE = 64 * 2**10  # bytes; longer bodies are parsed in a thread, beside the event loop
 _STRING_END = re.compile(rb'(?s:[^"\\]++|\\.)*+"')  # never goes back, however long it is
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -33,7 +33,7 @@ async def read_json(request: Request) -> dict[str, Any]:
     """The body as an object. Raises ApiError: 415, 413 or 400."""
     _require_json(request)
     raw = await _read(request)
-    if len(raw) <= _PARSE_INLINE:
+    if len(raw) <= PARSE_INLINE:
         return parse_json(raw)
     return await asyncio.to_thread(parse_json, raw)
 

@@ -322,29 +322,50 @@ def open_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("open_files")
-def test_five_thousand_sockets_cost_little_and_stop_nobody():
+@contextlib.contextmanager
+def bare_server() -> Iterator[tuple[int, int]]:
+    """(port, process id) of a server in a process of its own, over an app that says ok."""
     server = subprocess.Popen([sys.executable, "-c", FLOODED], stdout=subprocess.PIPE)
     try:
         assert server.stdout is not None
-        port = int(server.stdout.readline())
-        with contextlib.ExitStack() as sockets:
-            earlier = sockets.enter_context(Peer(port))
-            earlier.send(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{")
-            assert is_healthy(port)
-            before = megabytes_of(server.pid)
-            flood = [sockets.enter_context(Peer(port)) for _ in range(FLOOD)]
-            for peer in flood[-100:]:
-                peer.send(b"GET / HTTP/1.1\r\nX: and no more")
-            assert is_healthy(port)
-            earlier.send(b"}")
-            assert earlier.read_until(b"ok")
-            grown = megabytes_of(server.pid) - before
-            cut_off = [peer.read_to_end()[:12] for peer in flood[:-500]]
-        assert cut_off == [b"HTTP/1.1 503"] * (FLOOD - 500)
-        assert grown < 20  # 11 on Linux, with 500 of them still open
+        yield int(server.stdout.readline()), server.pid
     finally:
         server.terminate()
         assert server.wait(timeout=30) == 0
         server.stdout.close()
+
+
+def test_a_header_of_a_hundred_megabytes_takes_no_memory():
+    with bare_server() as (port, pid):
+        assert is_healthy(port)
+        before = megabytes_of(pid)
+        for line in (b"x" * 2**20, b"X: y\r\n" * 200_000):
+            with Peer(port) as peer:
+                peer.send(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
+                with contextlib.suppress(ConnectionError):
+                    peer.send(b"X: ")
+                    for _ in range(100):
+                        peer.send(line)
+                    pytest.fail("a hundred megabytes were taken")
+        assert is_healthy(port)
+        assert megabytes_of(pid) - before < 20
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("open_files")
+def test_five_thousand_sockets_cost_little_and_stop_nobody():
+    with bare_server() as (port, pid), contextlib.ExitStack() as sockets:
+        earlier = sockets.enter_context(Peer(port))
+        earlier.send(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{")
+        assert is_healthy(port)
+        before = megabytes_of(pid)
+        flood = [sockets.enter_context(Peer(port)) for _ in range(FLOOD)]
+        for peer in flood[-100:]:
+            peer.send(b"GET / HTTP/1.1\r\nX: and no more")
+        assert is_healthy(port)
+        earlier.send(b"}")
+        assert earlier.read_until(b"ok")
+        grown = megabytes_of(pid) - before
+        cut_off = [peer.read_to_end()[:12] for peer in flood[:-500]]
+        assert cut_off == [b"HTTP/1.1 503"] * (FLOOD - 500)
+        assert grown < 20  # 11 on Linux, with 500 of them still open

@@ -36,6 +36,20 @@ def test_its_file_and_folder_are_its_owners_alone(file):
     assert [entry.name for entry in file.path.parent.iterdir()] == ["keys.json"]
 
 
+def test_a_planted_link_is_not_written_through(file, tmp_path):
+    """Neither where the file is to be, nor where the new one is written first."""
+    victim = tmp_path / "victim"
+    victim.write_text('{"keys": []}')
+    victim.chmod(0o600)
+    file.path.parent.mkdir(mode=0o700)
+    for place in (file.path, file.path.with_name("keys.json.new")):
+        place.symlink_to(victim)
+    file.create("laptop", Scope.USER)
+    assert victim.read_text() == '{"keys": []}'
+    assert not file.path.is_symlink()
+    assert [key.name for key in file.read()] == ["laptop"]
+
+
 def test_a_name_is_used_once(file):
     file.create("laptop", Scope.USER)
     with pytest.raises(InvalidConfig, match="There is a key named 'laptop'"):

@@ -5,6 +5,7 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -18,6 +19,9 @@ from typing import Any
 
 import openai
 import pytest
+
+from mlxserve.api.keys import KeyFile
+from mlxserve.api.keys import Scope as KeyScope
 
 ROOT = Path(__file__).parents[2]
 CONTEXT = 2_500
@@ -430,14 +434,15 @@ def test_an_answer_may_run_into_the_end_of_the_context(client):
 # Leaving.
 
 
-def ask_for_ever(server: Process, *, stream: bool) -> socket.socket:
+def ask_for_ever(server: Process, *, stream: bool, key: str = "none") -> socket.socket:
     body = json.dumps(
         {"messages": HELLO, "max_tokens": CONTEXT - 500, "ignore_eos": True, "stream": stream}
     ).encode()
     peer = socket.create_connection(("127.0.0.1", server.port), timeout=60)
     peer.sendall(
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
-        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        b"Content-Type: application/json\r\nAuthorization: Bearer %b\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (key.encode(), len(body), body)
     )
     return peer
 
@@ -528,6 +533,48 @@ def test_a_second_signal_does_not_wait(start):
         process.popen.send_signal(signal.SIGTERM)
         process.popen.communicate(timeout=60)
         assert process.popen.returncode == 0
+
+
+@pytest.mark.parametrize("loops", [1, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_server_that_was_killed_under_load_starts_again_and_serves(start, tmp_path, loops):
+    """Killed while answers stream, pages are swapped to disk and keys are made: the next one gives
+    the same answer, knows the keys, and has cleaned the swap folder of the dead."""
+    keys, swap, draw = KeyFile(tmp_path / "keys.json"), tmp_path / "swap", random.Random(22)
+    secret = keys.create("first", KeyScope.ADMIN)
+    headers = {"authorization": f"Bearer {secret}"}
+    flags = ["--keys-file", str(keys.path), "--num-pages", "200", "--max-model-len", "2400"]
+    flags += ["--preemption-mode", "swap", "--swap-dir", str(swap), "--max-num-seqs", "4"]
+    question = {"messages": HELLO, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    texts = set()
+    for loop in range(loops):
+        with start(*flags) as process, contextlib.ExitStack() as stack:
+            assert len([entry for entry in swap.iterdir() if entry.is_dir()]) == 1
+            status, text = process.request("POST", CHAT, question, headers)
+            assert status == 200, text
+            texts.add(json.loads(text)["choices"][0]["message"]["content"])
+            peers = [
+                stack.enter_context(ask_for_ever(process, stream=True, key=secret))
+                for _ in range(4)
+            ]
+            keys.create(f"of-{loop}", KeyScope.USER)
+            for peer in peers:
+                seen, enough = 0, draw.randrange(1, 20_000)
+                while seen < enough:
+                    seen += len(peer.recv(4_096))
+            process.popen.kill()
+            assert process.popen.wait(timeout=30) == -signal.SIGKILL
+            for peer in peers:
+                with contextlib.suppress(ConnectionError):
+                    while peer.recv(1_000_000):
+                        pass  # every client sees the end
+    with start(*flags) as process:
+        assert len([entry for entry in swap.iterdir() if entry.is_dir()]) == 1
+        status, text = process.request("POST", CHAT, question, headers)
+        assert status == 200
+        texts.add(json.loads(text)["choices"][0]["message"]["content"])
+        assert process.stop() == (0, "")
+    assert len(texts) == 1
+    assert {key.name for key in keys.read()} == {"first", *(f"of-{loop}" for loop in range(loops))}
 
 
 def test_the_server_ends_with_the_process_that_holds_its_stdin(start):

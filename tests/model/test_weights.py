@@ -84,6 +84,17 @@ def test_a_header_of_gigabytes_is_not_read(write, length):
         check_weights(write(GOOD, length=length), "m")
 
 
+@pytest.mark.parametrize("target", ["/etc/passwd", "/dev/null", "nothing"])
+def test_a_link_to_something_else_is_refused_as_that(tmp_path, target):
+    link = tmp_path / "model.safetensors"
+    link.symlink_to(target)
+    with pytest.raises(
+        UnsupportedModel, match=r"no header|header says to be|cannot be read"
+    ) as refused:
+        check_weights(link, "m")
+    assert "root:" not in str(refused.value)
+
+
 def test_a_file_without_a_header_is_refused(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"abc")
     with pytest.raises(UnsupportedModel, match="no header"):
