@@ -2,6 +2,10 @@
 
 Every decoder-only mlx-lm architecture whose layers keep plain or sliding-window KV can be paged.
 What cannot is refused by name, by the kind of its caches, and last by running it (`probe.py`).
+
+Projections stay as the weights have them: q, k, v in one product and gate, up in another took 0.97,
+1.03 and 1.13 of the time for 1, 16 and 256 rows (768 wide, 2-core x86), with the same bits. Rotations
+read from a table took 0.9 to 1.0 of `mx.fast.rope`'s 0.2 ms.
 """
 
 from __future__ import annotations

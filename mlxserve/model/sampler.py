@@ -4,7 +4,9 @@ Rows fall into groups by their own parameters alone, so that what a request gets
 its neighbours: greedy rows (an argmax), plain rows (temperature and min-p) and filtered rows, which
 need tokens in order: the best few for a top-k, the whole vocabulary for a top-p alone. To sort it
 is most of what sampling costs (16 rows of 26,000: 47 of 71 ms of a 2-core x86 box, the best 64 of
-them 5), and a top-p has no bound that is known before the device has read the logits.
+them 5), and a top-p has no bound that is known before the device has read the logits. To look for
+its threshold in place of sorting was no better there: 22-24 ms for 15 halvings, which is not exact,
+40-83 for the 30 that are, 37 for sorting values without their tokens.
 
 Random numbers come from a key made of the request's seed and the position of the token, so a
 seeded answer is the same alone, in a batch, and after a preemption.
