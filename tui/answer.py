@@ -214,4 +214,4 @@ class Answer:
 
 def _shown(tool: _Tool) -> str:
     """A tool call as Markdown: this terminal offers no tools, so a call is only shown."""
-    return f"\n\n```json\n{tool.name}({tool.arguments})\n```\n"
+    return f"\n\n```tool_call\n{tool.name}({tool.arguments})\n```\n"

@@ -174,6 +174,7 @@ class ChatApp(App[None]):
             self._send(event.text)
 
     def _send(self, text: str) -> None:
+        self.browsing.end_find()
         try:
             text = with_files(text, Path.cwd())
         except AttachmentRefused as error:
@@ -259,6 +260,7 @@ class ChatApp(App[None]):
             composer.focus()
         elif composer.text.startswith(_FIND):
             composer.load_text("")
+            self.browsing.end_find()
         elif not composer.text and self._is_second_press("escape"):
             self.action_edit_last()
 

@@ -68,11 +68,18 @@ class Browsing:
             await self._window.show(self._conversation, found[at])
         view = transcript.view(found[at])
         assert view is not None, "it has just been shown"
-        for other in transcript.views:
-            other.set_class(other is view, "found")
+        self.end_find()
+        view.add_class("found")
+        view.mark(looked_for)
         await view.settled()
         self._window.call_after_refresh(transcript.show_words, view, looked_for)
         return True
+
+    def end_find(self) -> None:
+        """What was found is a message like any other again."""
+        for view in self._window.transcript.views:
+            view.remove_class("found")
+            view.mark("")
 
     async def delete(self, chat_id: int) -> None:
         chat = self._conversation.chat
@@ -84,7 +91,7 @@ class Browsing:
         self._conversation.new()
         self._opened()
         await self._window.show(self._conversation)
-        self._window.status.show_figures("")
+        self._window.status.show_figures(())
         self._window.composer.focus()
 
     async def _open(self, choice: ChatChoice) -> None:

@@ -35,33 +35,33 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "retry",
         "Ask again",
-        "Another answer beside the first; connects again",
+        "Another answer, or connect again",
         "retry",
         ("ctrl+r",),
     ),
     Command(
         "continue",
         "Go on",
-        "Write on where an answer was stopped or cut off",
+        "Write on where an answer stopped",
         "continue_answer",
     ),
     Command(
         "edit",
         "Edit the last question",
-        "Ask it differently; the first version is kept",
+        "Ask it differently; the first one stays",
         "edit_last",
     ),
     Command(
         "previous",
         "Previous version",
-        "Show the version before, where there are several",
+        "Show the version before this one",
         "sibling(-1)",
         ("alt+left",),
     ),
     Command(
         "next",
         "Next version",
-        "Show the version after, where there are several",
+        "Show the version after this one",
         "sibling(1)",
         ("alt+right",),
     ),
@@ -69,7 +69,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "find",
         "Find in this chat",
-        "Go to the newest message with these words; again: the one before",
+        "Go to these words; again: further up",
         "find",
         ("f5",),
         "WORDS",
@@ -86,7 +86,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "attach",
         "Attach a file",
-        "Put a text file into the message, in sight",
+        "Put a text file in the message, in sight",
         "attach",
         (),
         "FILE",
@@ -101,7 +101,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "thinking",
         "Thinking",
-        "Show or hide how the model came to its answer",
+        "Show or hide what the model thought",
         "thinking",
         ("ctrl+t",),
     ),
@@ -109,7 +109,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "code",
         "Copy the code",
-        "Copy the last block of code, or the one with this number",
+        "Copy the last block of code, or this one",
         "copy_code",
         (),
         "[NUMBER]",
@@ -117,7 +117,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "export",
         "Export",
-        "Write this chat to a file, as Markdown or JSON",
+        "Write this chat as Markdown or JSON",
         "export",
         (),
         "[json] [FILE]",
@@ -126,13 +126,11 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "engine",
         "Engine",
-        "Show what the engine does: pages, reuse, queue, memory",
+        "Watch pages, reuse, queue and memory",
         "engine",
         ("f4",),
     ),
-    Command(
-        "theme", "Light or dark", "Change between the light and the dark theme", "theme", ("f2",)
-    ),
+    Command("theme", "Light or dark", "Change between light and dark", "theme", ("f2",)),
     Command("help", "Keys and commands", "Show every key and command", "help", ("f1",)),
     Command("quit", "Quit", "Leave; the server started here ends too", "quit", ("ctrl+q",)),
 )

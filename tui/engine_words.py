@@ -21,7 +21,7 @@ STYLES = {
 _NAMES = {"f": "free", "c": "cached", "a": "active", "s": "shared", "p": "pinned"}
 
 _MISSES = {
-    "new_text": "differs at token {at}: new text from there on",
+    "new_text": "differs at token {at}: new text",
     "evicted": "differs at token {at}: its pages were given up for others",
     "other_salt": "nothing reused: computed before under another cache salt",
     "below_one_page": "all whole pages reused; the rest is less than a page",
@@ -70,8 +70,8 @@ def _miss_words(figures: Figures) -> str:
 def now_lines(stats: EngineStats) -> Content:
     """The engine of this moment."""
     rates = f"prefill {stats.prefill_rate:,.0f} tok/s · decode {stats.decode_rate:,.1f} tok/s"
-    memory = f"memory {size_words(stats.active_size)}, at most {size_words(stats.peak_size)}"
-    cache = f"of it the cache {size_words(stats.kv_cache_size)}"
+    memory = f"memory {size_words(stats.active_size)}, peak {size_words(stats.peak_size)}"
+    cache = f"KV cache {size_words(stats.kv_cache_size)}"
     if stats.swap_size:
         cache += f" · on disk {size_words(stats.swap_size)}"
     preempted = f"preemptions {stats.num_preemptions:,} · cache hits {stats.hit_rate:.0%}"

@@ -16,10 +16,10 @@ from functools import partial
 from tui.answer import Answer, Phase
 from tui.connection import Connection
 from tui.conversation import Conversation
-from tui.figures import figures_line, seconds_words
+from tui.figures import figures_lines, seconds_words
 from tui.link import Link
 from tui.messages import Message, Role, State, wire_messages
-from tui.progress import waiting_words, watch_progress
+from tui.progress import stage_words, watch_progress
 from tui.store import StoreError
 from tui.turns import Operation, Turns
 from tui.widgets.message import AnswerView
@@ -214,18 +214,18 @@ class Exchange:
             return
         view.tick()
         words = {
-            Phase.WAITING: waiting_words(answer.progress, answer.seconds),
+            Phase.WAITING: stage_words(answer.progress),
             Phase.THINKING: f"Thinking, {seconds_words(answer.seconds)}",
             Phase.WRITING: "Writing",
         }.get(answer.phase, "Done")
         progress = answer.progress if answer.phase is Phase.WAITING else None
         fraction = None if progress is None else progress.fraction
         self._window.status.say(f"{words} · Esc stops", progress=fraction)
-        self._window.status.show_figures(figures_line(answer.figures, is_live=True))
+        self._window.status.show_figures(figures_lines(answer.figures, is_live=True))
 
     def _show_end(self, message: Message) -> None:
         status = self._window.status
-        status.show_figures(figures_line(message.figures))
+        status.show_figures(figures_lines(message.figures))
         if message.state is State.FAILED:
             status.say("Failed · Ctrl+R asks again", style="$error")
         elif message.state is State.STOPPED:

@@ -10,18 +10,28 @@ _ENDINGS = {
 }
 
 
-def figures_line(figures: Figures, *, is_live: bool = False) -> str:
-    """`42.1 tok/s · first token 0.21 s · reused 1,024 of 1,060 tokens`, as far as known."""
-    parts = []
-    if (speed := figures.tokens_per_second) is not None:
+def figures_lines(figures: Figures, *, is_live: bool = False) -> tuple[str, ...]:
+    """`42.1 tok/s · first token 0.21 s · cached 1,024 of 1,060 prompt tokens`, as far as known;
+    then the same in ever fewer words, for where there is less room.
+    """
+    speed = first = prompt = short_prompt = ""
+    if figures.tokens_per_second is not None:
         # While it is being written the tokens are only guessed from the pieces.
-        parts.append(f"{'about ' if is_live else ''}{speed:.1f} tok/s")
+        speed = f"{'about ' if is_live else ''}{figures.tokens_per_second:.1f} tok/s"
     if figures.first_token_seconds is not None:
-        parts.append(f"first token {seconds_words(figures.first_token_seconds)}")
+        first = f"first token {seconds_words(figures.first_token_seconds)}"
     if figures.prompt_tokens is not None:
-        reused = "" if figures.cached_tokens is None else f"cached {figures.cached_tokens:,} of "
-        parts.append(f"{reused}{figures.prompt_tokens:,} prompt tokens")
-    return " · ".join(parts)
+        prompt = short_prompt = f"{figures.prompt_tokens:,} prompt tokens"
+        if figures.cached_tokens is not None:
+            short_prompt = f"cached {figures.cached_tokens:,} of {figures.prompt_tokens:,}"
+            prompt = f"{short_prompt} prompt tokens"
+    choices = (
+        (speed, first, prompt),
+        (speed, first, short_prompt),
+        (speed, short_prompt),
+        (speed,),
+    )
+    return tuple(" · ".join(part for part in parts if part) for parts in choices)
 
 
 def ending_line(message: Message, place: Place) -> str:

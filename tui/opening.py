@@ -24,6 +24,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _WIDEST = 100  # columns of the chat in a wide window, as in app.tcss
 _SMALLEST = (64, 18)  # below it lines are wrapped or scrolled: that is left to the app
+_GUTTER = 1  # the column of the scrollbar
 WIDE = 90  # columns from which all of the hint fits
 TITLE = "New chat"
 PLACEHOLDER = "Ask anything"
@@ -41,7 +42,7 @@ _LOOKS = {
         "text": ("#d5daee", 189),
         "quiet": ("#8b92ab", 103),
         "primary": ("#8aadf4", 111),
-        "placeholder": ("#737478", 243),
+        "placeholder": ("#8b92ab", 103),
         "cursor": ("#16181f", 16),
         "under cursor": ("#d5daee", 189),
     },
@@ -50,7 +51,7 @@ _LOOKS = {
         "text": ("#22252e", 16),
         "quiet": ("#646a7c", 242),
         "primary": ("#2a5db0", 25),
-        "placeholder": ("#969694", 246),
+        "placeholder": ("#646a7c", 242),
         "cursor": ("#efeff0", 254),
         "under cursor": ("#62646a", 241),
     },
@@ -161,18 +162,18 @@ def rows(width: int, height: int) -> Rows:
     """Where everything stands; empty in a window that is too small for this."""
     if width < _SMALLEST[0] or height < _SMALLEST[1]:
         return {}
-    inner = min(width, _WIDEST)
-    left = (width - inner) // 2
+    inner = min(width - _GUTTER, _WIDEST)
+    left = (width - _GUTTER - inner) // 2
     hint = f" {HINT if width >= WIDE else SHORT_HINT} "
     empty = inner - 4 - len(PLACEHOLDER)
     return {
         0: (left + 2, [(TITLE, "text", True)]),
-        height - 12: (left + 3, [(WELCOME, "primary", True)]),
+        height - 12: (left + 2, [(WELCOME, "primary", True)]),
         height - 10: (
-            left + 3,
+            left + 2,
             [(words, "text", words == "/") for words in INVITATION],
         ),
-        height - 9: (left + 3, [(ASSURANCE, "quiet", False)]),
+        height - 9: (left + 2, [(ASSURANCE, "quiet", False)]),
         height - 4: (left, [("╭" + "─" * (inner - 2) + "╮", "primary", False)]),
         height - 3: (
             left,

@@ -32,19 +32,25 @@ async def watch_progress(engine: EngineClient, answer: Answer) -> None:
         answer.progress = next((p for p in live if p.request_id == answer.request_id), None)
 
 
-def waiting_words(progress: Progress | None, seconds: float) -> str:
+_STAGES = {
+    Stage.QUEUED: "Waiting in the queue",
+    Stage.LOADING: "Loading what is cached from disk",
+    Stage.PREFILLING: "Reading the prompt",
+    Stage.DECODING: "Writing the first words",
+}
+
+
+def stage_words(progress: Progress | None) -> str:
     """What an answer without a word yet is waiting for."""
-    took = seconds_words(seconds) if seconds >= 60 else f"{seconds:.0f} s"
-    if progress is None:
-        return f"Reading the prompt, {took}"
-    match progress.stage:
-        case Stage.QUEUED:
-            place = "" if progress.place is None else f", number {progress.place}"
-            return f"Waiting in the queue{place}, {took}"
-        case Stage.LOADING:
-            return f"Loading what is cached from disk, {took}"
-        case Stage.PREFILLING:
-            counts = f"{progress.num_computed:,} of {progress.num_to_compute:,} tokens"
-            return f"Reading the prompt, {counts}, {took}"
-        case Stage.DECODING:
-            return f"Writing the first words, {took}"
+    return _STAGES[Stage.PREFILLING if progress is None else progress.stage]
+
+
+def waiting_words(progress: Progress | None, seconds: float) -> str:
+    """The same with how far that is, and for how long it has been waiting."""
+    parts = [stage_words(progress)]
+    if progress is not None and progress.stage is Stage.QUEUED and progress.place is not None:
+        parts.append(f"number {progress.place}")
+    if progress is not None and progress.stage is Stage.PREFILLING:
+        parts.append(f"{progress.num_computed:,} of {progress.num_to_compute:,} tokens")
+    parts.append(seconds_words(seconds) if seconds >= 60 else f"{seconds:.0f} s")
+    return ", ".join(parts)

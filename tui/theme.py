@@ -28,6 +28,7 @@ class Palette:
     string: Style
     number: Style
     comment: Style
+    found: Style  # what was looked for
 
 
 DARK = Theme(
@@ -55,6 +56,12 @@ DARK = Theme(
         "scrollbar-background-active": "#16181F",
         "scrollbar-corner-color": "#16181F",
         "text-quiet": "#8B92AB",
+        # What is chosen in a list: quiet words stay readable on it.
+        "block-cursor-background": "#28314A",
+        "block-cursor-foreground": "#D5DAEE",
+        "block-cursor-text-style": "none",
+        "block-cursor-blurred-background": "#28314A",
+        "block-cursor-blurred-foreground": "#D5DAEE",
     },
 )
 
@@ -83,6 +90,11 @@ LIGHT = Theme(
         "scrollbar-background-active": "#FAFAF7",
         "scrollbar-corner-color": "#FAFAF7",
         "text-quiet": "#646A7C",
+        "block-cursor-background": "#DCE5F4",
+        "block-cursor-foreground": "#22252E",
+        "block-cursor-text-style": "none",
+        "block-cursor-blurred-background": "#DCE5F4",
+        "block-cursor-blurred-foreground": "#22252E",
     },
 )
 
@@ -103,6 +115,8 @@ def _palette(
     name: str,
     string: str,
     number: str,
+    found: str,
+    found_background: str,
 ) -> Palette:
     def on_code(color: str) -> Style:
         return Style(color=color, bgcolor=code_background)
@@ -124,6 +138,7 @@ def _palette(
         string=on_code(string),
         number=on_code(number),
         comment=Style(color=quiet, bgcolor=code_background, italic=True),
+        found=Style(color=found, bgcolor=found_background),
     )
 
 
@@ -137,6 +152,8 @@ _DARK_PALETTE = _palette(
     name="#8AADF4",
     string="#A6DA95",
     number="#F5A97F",
+    found="#16181F",
+    found_background="#EED49F",
 )
 _LIGHT_PALETTE = _palette(
     heading="#2A5DB0",
@@ -148,4 +165,6 @@ _LIGHT_PALETTE = _palette(
     name="#2A5DB0",
     string="#2B6E36",
     number="#9A4A00",
+    found="#22252E",
+    found_background="#FFDF8A",
 )

@@ -102,3 +102,8 @@ def test_the_readme_names_every_command() -> None:
     table = readme_table()
     assert all(f"`/{command.name}" in table for command in COMMANDS)
     assert len({line.replace("\\|", "").count("|") for line in table.splitlines()}) == 1
+
+
+def test_what_a_command_does_can_be_read_in_a_narrow_window() -> None:
+    """80 columns: in the list above the composer a scrollbar, two margins and 33 columns go off."""
+    assert {c.name: c.help for c in COMMANDS if len(c.help) > 41} == {}

@@ -20,7 +20,7 @@ def test_the_bar_says_how_much_was_reused_and_where_it_differed() -> None:
     assert lines == [
         "reused 18,432 of 19,020 tokens",
         "█" * 39 + "░",
-        "differs at token 18,440: new text from there on",
+        "differs at token 18,440: new text",
         "first token 0.49 s · prefill 1,200 tok/s",
         "decode 42.0 tok/s",
     ]

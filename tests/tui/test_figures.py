@@ -1,6 +1,6 @@
 import pytest
 
-from tui.figures import ending_line, figures_line, seconds_words
+from tui.figures import ending_line, figures_lines, seconds_words
 from tui.messages import Figures, Message, Place, Role, State
 
 
@@ -16,18 +16,20 @@ def test_figures_say_what_is_known() -> None:
         first_token_seconds=0.214,
         decode_seconds=2.5,
     )
-    assert figures_line(figures) == (
-        "40.0 tok/s · first token 0.21 s · cached 1,024 of 1,060 prompt tokens"
+    assert figures_lines(figures) == (
+        "40.0 tok/s · first token 0.21 s · cached 1,024 of 1,060 prompt tokens",
+        "40.0 tok/s · first token 0.21 s · cached 1,024 of 1,060",
+        "40.0 tok/s · cached 1,024 of 1,060",
+        "40.0 tok/s",
     )
-    assert figures_line(figures, is_live=True).startswith("about 40.0 tok/s")
+    assert figures_lines(figures, is_live=True)[-1] == "about 40.0 tok/s"
 
 
 def test_figures_leave_out_what_is_not_known() -> None:
-    assert figures_line(Figures()) == ""
-    assert figures_line(Figures(prompt_tokens=12)) == "12 prompt tokens"
-    assert (
-        figures_line(Figures(prompt_tokens=12, cached_tokens=0)) == "cached 0 of 12 prompt tokens"
-    )
+    assert set(figures_lines(Figures())) == {""}
+    assert figures_lines(Figures(prompt_tokens=12))[0] == "12 prompt tokens"
+    uncached = Figures(prompt_tokens=12, cached_tokens=0)
+    assert figures_lines(uncached)[0] == "cached 0 of 12 prompt tokens"
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar
 
-from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 from textual import on
@@ -24,6 +24,9 @@ from tui.messages import Chat
 from tui.sanitise import one_line
 from tui.store import Hit
 
+Row = tuple[str, str, str]  # what is typed or pressed, the key of a command, what it does
+_TITLE_WIDTH = 26
+_BEFORE_WORDS = 16  # characters of a message in front of what was looked for
 _CLOSE: list[BindingType] = [Binding("escape", "dismiss", "Close", show=False)]
 
 
@@ -95,7 +98,7 @@ class ChatsDialog(ModalScreen[ChatChoice | None]):
             return  # a later key has asked for something else
         self._show(
             [ChatChoice(hit.chat.id, hit.message_id) for hit in hits],
-            [_hit_line(hit) for hit in hits],
+            [_hit_line(hit, event.value.strip()) for hit in hits],
             "Nothing found.",
         )
 
@@ -144,24 +147,24 @@ class HelpDialog(ModalScreen[None]):
         with VerticalScroll(classes="dialog") as dialog:
             dialog.border_title = "Keys and commands"
             dialog.border_subtitle = "Esc closes"
-            yield Static(_help())
+            for heading, rows in _help():
+                yield Static(heading, classes="heading", markup=False)
+                yield Static(_table(rows), classes="keys")
 
 
-def _help() -> Group:
+def _help() -> Iterator[tuple[str, Sequence[Row]]]:
     commands = [
         (command.usage, " ".join(key_words(key) for key in command.keys), command.help)
         for command in COMMANDS
     ]
-    return Group(
-        *_section("Writing", [(keys, "", words) for keys, words in COMPOSER_KEYS]),
-        *_section("Commands, also in the palette (Ctrl+P)", commands),
-        *_section("On a message (Tab goes there)", [(k, "", words) for k, words in MESSAGE_KEYS]),
-    )
+    yield "Writing", [(keys, "", words) for keys, words in COMPOSER_KEYS]
+    yield "Commands, also in the palette (Ctrl+P)", commands
+    yield "On a message (Tab goes there)", [(keys, "", words) for keys, words in MESSAGE_KEYS]
 
 
-def _section(heading: str, rows: Sequence[tuple[str, str, str]]) -> list[RenderableType]:
+def _table(rows: Sequence[Row]) -> Table:
     has_keys = any(keys for _, keys, _ in rows)
-    table = Table.grid(padding=(0, 2))
+    table = Table.grid(padding=(0, 1))
     table.add_column(width=21)
     if has_keys:
         table.add_column(width=9)
@@ -169,7 +172,7 @@ def _section(heading: str, rows: Sequence[tuple[str, str, str]]) -> list[Rendera
     for what, keys, words in rows:
         cells = [Text(what, "bold"), Text(keys), Text(words, "dim")]
         table.add_row(*cells if has_keys else (cells[0], cells[2]))
-    return [Text(heading, "bold underline"), table, Text("")]
+    return table
 
 
 def _chat_line(chat: Chat) -> Content:
@@ -177,7 +180,14 @@ def _chat_line(chat: Chat) -> Content:
     return Content.assemble((f"{when:%d %b %H:%M}  ", "$text-quiet"), one_line(chat.title))
 
 
-def _hit_line(hit: Hit) -> Content:
-    return Content.assemble(
-        one_line(hit.chat.title, 28), ("  ", ""), (one_line(hit.excerpt, 120), "$text-quiet")
-    )
+def _hit_line(hit: Hit, words: str) -> Content:
+    """What was found in columns, and in it the words that were looked for."""
+    title = one_line(hit.chat.title, _TITLE_WIDTH).ljust(_TITLE_WIDTH)
+    line = one_line(hit.excerpt, 120)
+    at = line.casefold().find(words.casefold())
+    if at > _BEFORE_WORDS:
+        line = "…" + line[at - _BEFORE_WORDS :]
+    excerpt = Content.styled(line, "$text-quiet")
+    for found in re.finditer(re.escape(words), excerpt.plain, re.IGNORECASE):
+        excerpt = excerpt.stylize("bold $accent", *found.span())
+    return Content.assemble(title, "  ", excerpt)

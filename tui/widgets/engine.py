@@ -131,9 +131,9 @@ class EnginePanel(Vertical):
         self._show_pages()
 
     def _update(self, selector: str, words: Content) -> None:
-        static = self.query_one(selector, Static)
-        if static.content != words:
-            static.update(words)
+        for static in self.query(selector).results(Static):
+            if static.content != words:
+                static.update(words)
 
     async def _forever(self, follow: Callable[[EngineClient], Awaitable[None]]) -> None:
         """Follow the server that is connected; begin again with another, or when it failed."""
@@ -163,7 +163,9 @@ class EnginePanel(Vertical):
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _show_pages(self) -> None:
-        grid, has_pages = self.query_one(PageGrid), self._pages.num_pages > 0
+        if not (grids := self.query(PageGrid)):
+            return  # while the panel is closed its parts go first
+        grid, has_pages = grids.first(), self._pages.num_pages > 0
         self.query_one("#pages-heading").display = has_pages
         self.query_one("#legend").display = has_pages
         if not has_pages or not grid.num_cells:

@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from textual.app import ComposeResult
 from textual.containers import Container, Horizontal
 from textual.content import Content
+from textual.widget import Widget
 from textual.widgets import Static
 
 from tui.opening import STARTING
 
 _BAR_WIDTH = 8
+
+
+class Fitting(Widget):
+    """The longest of some lines that fits; nothing where none does."""
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002 (Textual's name for it)
+        super().__init__(id=id)
+        self._lines: Sequence[str] = ()
+
+    def show(self, lines: Sequence[str]) -> None:
+        self._lines = lines
+        self.refresh()
+
+    def on_resize(self) -> None:
+        self.refresh()
+
+    @property
+    def words(self) -> str:
+        room = self.content_size.width
+        return next((line for line in self._lines if len(line) <= room), "")
+
+    def render(self) -> Content:
+        return Content(self.words)
 
 
 class StatusLine(Container):
@@ -18,20 +44,21 @@ class StatusLine(Container):
     def compose(self) -> ComposeResult:
         with Horizontal():
             yield Static(STARTING, id="doing")
-            yield Static(id="figures")
+            yield Fitting(id="figures")
 
     def say(self, words: str, *, style: str = "", progress: float | None = None) -> None:
         """What is going on."""
         bar = "" if progress is None else f"  {_bar(progress)} {progress:.0%}"
         self.query_one("#doing", Static).update(Content.assemble((words + bar, style)))
 
-    def show_figures(self, words: str) -> None:
-        self.query_one("#figures", Static).update(Content(words))
+    def show_figures(self, lines: Sequence[str]) -> None:
+        """The same in more and in fewer words, the longest first."""
+        self.query_one(Fitting).show(lines)
 
     @property
     def words(self) -> str:
         """Both texts, as they are on the screen."""
-        return " ".join(str(part.content) for part in self.query(Static))
+        return f"{self.query_one('#doing', Static).content} {self.query_one(Fitting).words}"
 
 
 def _bar(progress: float) -> str:

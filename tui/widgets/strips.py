@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
+from rich.style import Style
 from rich.text import Text
 from textual.geometry import Size
 from textual.selection import Selection
@@ -21,6 +25,12 @@ class StripView(Widget):
         self._palette = palette
         self._painted_width: int | None = None
         self._shown_lines = 0
+        self._marked: re.Pattern[str] | None = None
+
+    def mark(self, words: str) -> None:
+        """Set off these words wherever they stand; none: no more."""
+        self._marked = re.compile(re.escape(words), re.IGNORECASE) if words else None
+        self.refresh()
 
     def paint(self, width: int, palette: Palette) -> None:
         """Make every line anew for this width and these colours."""
@@ -62,7 +72,7 @@ class StripView(Widget):
         width = self.size.width
         if y >= self.num_lines:
             return Strip.blank(width, self.rich_style)
-        strip = self._with_selection(self.line(y), y).apply_offsets(0, y)
+        strip = self._with_selection(self._with_marks(self.line(y)), y).apply_offsets(0, y)
         return strip.adjust_cell_length(width).apply_style(self.rich_style)
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
@@ -78,7 +88,17 @@ class StripView(Widget):
         if span is None:
             return strip
         start, end = span
-        text = Text.assemble(*[(s.text, s.style or "") for s in strip], end="")
         style = self.screen.get_component_rich_style("screen--selection")
-        text.stylize(style, start, len(text) if end == -1 else end)
+        return self._restyled(strip, [(start, len(strip.text) if end == -1 else end)], style)
+
+    def _with_marks(self, strip: Strip) -> Strip:
+        if self._marked is None:
+            return strip
+        spans = [found.span() for found in self._marked.finditer(strip.text)]
+        return self._restyled(strip, spans, self._palette.found) if spans else strip
+
+    def _restyled(self, strip: Strip, spans: Iterable[tuple[int, int]], style: Style) -> Strip:
+        text = Text.assemble(*[(s.text, s.style or "") for s in strip], end="")
+        for start, end in spans:
+            text.stylize(style, start, end)
         return Strip(text.render(self.app.console), strip.cell_length)
