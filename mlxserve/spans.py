@@ -22,7 +22,8 @@ T = TypeVar("T")
 class Spans:
     """Appends complete events of the Trace Event Format to a file. Any thread may add one.
 
-    The closing bracket is optional in that format, so that the file of a killed server is read.
+    A file that was closed is JSON. The closing bracket is optional in that format, so that the file
+    of a killed server is read, too.
     """
 
     def __init__(self, path: str, clock: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -72,7 +73,10 @@ class Spans:
     def close(self) -> None:
         """Write what is left. Idempotent; spans added later are lost."""
         with self._lock:
-            self._file.close()
+            if not self._file.closed:
+                name = {"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "mlxserve"}}
+                self._file.write(json.dumps(name) + "\n]\n")
+                self._file.close()
 
     def _add(self, span: str, started: int, ended: int) -> None:
         thread = threading.get_native_id()

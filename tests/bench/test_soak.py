@@ -1,4 +1,4 @@
-"""What a soak sees is told minute by minute, and two minutes of it hold."""
+"""What a soak sees is told minute by minute, and five minutes of it hold."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_no_prompt_outgrows_the_pool() -> None:
 @pytest.mark.slow
 def test_minutes_of_mixed_load_hold(tmp_path: Path) -> None:
     file = tmp_path / "soak.json"
-    result = CliRunner().invoke(app, ["soak", "--minutes", "2", "--json", str(file)])
+    result = CliRunner().invoke(app, ["soak", "--minutes", "5", "--json", str(file)])
     assert result.exit_code == 0, result.output
     found: Mapping[str, list[float]] = {
         figure["name"]: figure["values"] for figure in json.loads(file.read_text())["figures"]
