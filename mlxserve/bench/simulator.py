@@ -20,7 +20,7 @@ import heapq
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import count
 from typing import cast
 
 from mlxserve.bench.costs import CostModel, StepWork
@@ -188,19 +188,6 @@ def _allocate(
         requests[index].page_table = requests[index].page_table + as_page_table(own)
 
 
-class SymbolicPool(PagePool):
-    """The real pool, but for one safeguard: a hit's tokens are not compared, only its hash.
-
-    Comparing was three quarters of a simulation of agents (24 -> 6 ms per request); here no two
-    texts collide: they would have to in 128 bits.
-    """
-
-    def match(self, hashes: Sequence[bytes], token_ids: Sequence[int], skip: int = 0) -> list[int]:  # noqa: ARG002
-        pages = list(map(self._page_of.get, islice(hashes, skip, None)))
-        known = pages.index(None) if None in pages else len(pages)
-        return cast(list[int], pages[:known])
-
-
 class JumpingPace(Pace):
     """Learns from a jump what it would have learned from its steps."""
 
@@ -264,9 +251,8 @@ class Simulation:
         itl_target: float | None = None,
         jumps: bool = True,
     ) -> None:
-        """`jumps=False`: every step, and the pool with all its safeguards; for comparison."""
-        pool_type = SymbolicPool if jumps else PagePool
-        self.pool = pool_type(num_pages, config.page_size)
+        """`jumps=False`: every step; for comparison."""
+        self.pool = PagePool(num_pages, config.page_size)
         self.scheduler = Scheduler(config, self.pool)
         self.runner = SimulatedRunner(cost, self.scheduler, jumps=jumps)
         pace = JumpingPace(itl_target, self.runner)

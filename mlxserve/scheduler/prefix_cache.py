@@ -101,16 +101,16 @@ class PrefixCache:
         if first >= end or not self.is_on:
             return []
         self.hash(request)
-        duplicates = [i for i in range(first, end) if not self._publish_page(request, i)]
-        for hash_ in request.page_hashes[first:end]:
+        page_size, parent = self._pool.page_size, self._parent(request, first)
+        duplicates = []
+        for index in range(first, end):
+            hash_, page = request.page_hashes[index], request.page_table[index]
+            tokens = request.token_ids[index * page_size : (index + 1) * page_size]
+            if not self._pool.publish(page, hash_, parent, tokens):
+                duplicates.append(index)
             self._siblings.pass_by(hash_)
+            parent = hash_
         return duplicates
-
-    def _publish_page(self, request: Request, index: int) -> bool:
-        page_size, hash_ = self._pool.page_size, request.page_hashes[index]
-        tokens = request.token_ids[index * page_size : (index + 1) * page_size]
-        parent = self._parent(request, index)
-        return self._pool.publish(request.page_table[index], hash_, parent, tokens)
 
     def chain(self, request: Request) -> tuple[bytes, ...]:
         """Hashes of the pages that a named prefix keeps: the full ones, and the tail if it will

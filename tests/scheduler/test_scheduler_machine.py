@@ -273,7 +273,7 @@ BUGS: dict[str, tuple[type, str, str, str]] = {
         "pass",
     ),
     "hand out a page twice": (RunSet, "_cut", "if stop < behind:", "if stop <= behind:"),
-    "evict what is pinned": (PagePool, "_is_free", " and page not in self._pin_counts", ""),
+    "evict what is pinned": (PagePool, "_free", "counts[page] or page in pins", "counts[page]"),
     "share without counting": (
         PagePool,
         "retain",

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from mlxserve.cache.children import Children
+
+
+def test_children_are_found_newest_first() -> None:
+    children = Children(5)
+    for page in (2, 0, 4):
+        children.add(b"a", page)
+    children.add(b"b", 1)
+    assert list(children.of(b"a")) == [4, 0, 2]
+    assert list(children.of(b"b")) == [1]
+    assert list(children.of(b"c")) == []
+
+
+@pytest.mark.parametrize("gone", [2, 0, 4])
+def test_any_of_them_can_go(gone: int) -> None:
+    children = Children(5)
+    for page in (2, 0, 4):
+        children.add(b"a", page)
+    children.remove(b"a", gone)
+    children.check()
+    assert list(children.of(b"a")) == [page for page in (4, 0, 2) if page != gone]
+
+
+def test_a_parent_without_children_is_forgotten() -> None:
+    children = Children(1)
+    children.add(b"a", 0)
+    children.remove(b"a", 0)
+    children.check()
+    assert children.filed() == []
+    assert not children._newest
+
+
+def test_it_agrees_with_lists_whatever_comes_and_goes() -> None:
+    draw, children = random.Random(0), Children(12)
+    expected: dict[bytes, list[int]] = {b"a": [], b"b": [], b"c": []}
+    for _ in range(500):
+        parent, page = draw.choice(sorted(expected)), draw.randrange(12)
+        if page in expected[parent]:
+            expected[parent].remove(page)
+            children.remove(parent, page)
+        elif not any(page in pages for pages in expected.values()):
+            expected[parent].insert(0, page)
+            children.add(parent, page)
+        children.check()
+        assert {parent: list(children.of(parent)) for parent in expected} == expected
+
+
+def test_the_audit_finds_a_broken_link() -> None:
+    children = Children(3)
+    children.add(b"a", 0)
+    children.add(b"a", 1)
+    children._newer[0] = None
+    with pytest.raises(AssertionError, match="links disagree"):
+        children.check()
+    children._newer[0] = 1
+    children._newer[2] = 0
+    with pytest.raises(AssertionError, match="left over"):
+        children.check()
