@@ -33,6 +33,7 @@ class Plan:
     answer: what all behind the thinking follows
     opening: tokens that have to come behind the thinking, where there is no such grammar
     call_start, call: the marker of a call, and what follows it from there on
+    call_joins: the token behind the marker tells whether it is one, because it may hold its end
     """
 
     vocab_size: int
@@ -44,8 +45,9 @@ class Plan:
     thinking_budget: int | None = None
     answer: LLMatcher | None = None
     opening: tuple[int, ...] = ()
-    call_start: int | None = None
+    call_start: tuple[int, ...] = ()
     call: LLMatcher | None = None
+    call_joins: bool = False
 
 
 class _Phase(Enum):
@@ -68,8 +70,8 @@ class Guide:
         self._num_thought = 0
         self._num_opened = 0  # tokens of `opening`
         self._begun: list[int] = []  # the first tokens, as long as they could open the thinking
-        longest = max(len(plan.think_start), len(plan.think_end), 1)
-        self._tail: deque[int] = deque(maxlen=longest)
+        longest = max(len(plan.think_start), len(plan.think_end), len(plan.call_start))
+        self._tail: deque[int] = deque(maxlen=longest + 1)
         if self._phase is _Phase.START:
             self._matcher = plan.answer.deep_copy() if plan.answer is not None else None
             if not (plan.think_start and plan.may_think):
@@ -91,7 +93,8 @@ class Guide:
                 is_near = budget is not None and self._num_thought + 1 >= budget
                 return self._is_strict or is_near
             case _Phase.FREE:
-                return self._num_opened < len(self._plan.opening)
+                is_at_call = self._plan.call_joins and self._ends_with(self._plan.call_start)
+                return is_at_call or self._num_opened < len(self._plan.opening)
         return self._phase is not _Phase.START or self._is_strict
 
     def mask(self) -> bytes | None:
@@ -149,9 +152,21 @@ class Guide:
             self._num_opened += 1
         if self._plan.think_start and self._ends_with(self._plan.think_start):
             self._phase = _Phase.THINKING
-        elif token == self._plan.call_start and self._plan.call is not None:
+        elif (call := self._begun_call(token)) is not None:
             self._phase = _Phase.CALL
-            self._matcher = self._plan.call.deep_copy()
+            self._matcher = call
+
+    def _begun_call(self, token: int) -> LLMatcher | None:
+        """What a call that begins with this token, or behind it, follows."""
+        plan = self._plan
+        if plan.call is None:
+            return None
+        if not plan.call_joins:
+            return plan.call.deep_copy() if self._ends_with(plan.call_start) else None
+        if not self._ends_with(plan.call_start, before=1):
+            return None
+        call = plan.call.deep_copy()
+        return call if call.try_consume_tokens([token]) == 1 else None
 
     def _follow_call(self, token: int) -> None:
         """A token that was chosen before the marker was known may not fit: the call is free then."""
@@ -165,8 +180,10 @@ class Guide:
         if self.error is None and not self._matcher.consume_token(token):
             self.error = self._matcher.get_error()
 
-    def _ends_with(self, marker: tuple[int, ...]) -> bool:
-        return tuple(self._tail)[-len(marker) :] == marker
+    def _ends_with(self, marker: tuple[int, ...], before: int = 0) -> bool:
+        """`before`: so many tokens ago."""
+        end = len(self._tail) - before
+        return tuple(self._tail)[max(end - len(marker), 0) : end] == marker
 
     # ---- what may be chosen
 

@@ -121,7 +121,9 @@ class Planner:
         except InvalidParameter as error:
             log.info("Calls of tools are not held to their schemas: %s", error)
             return plan
-        return replace(plan, call=call, call_start=markup.call_start[0])
+        joins = bool(markup.call_tail)
+        marker = markup.call_start[:-1] if joins else markup.call_start
+        return replace(plan, call=call, call_start=marker, call_joins=joins)
 
 
 def _grammar(

@@ -44,6 +44,7 @@ class Markup:
     is_taught: the chat template speaks of thinking; some vocabularies have the markers in vain
     text_start: in Lark, what opens the text of an answer; empty where it begins at once
     call_start: the marker that opens a call, as token ids
+    call_tail: the text of its last token, where the next one may begin with that and go on
     token_ids: of the markers that are one token
     tokens: special tokens that are markup, and are text to the parser
     call_tokens: those among them that only calls have
@@ -60,6 +61,7 @@ class Markup:
     is_taught: bool = False
     text_start: str = ""
     call_start: tuple[int, ...] = ()
+    call_tail: str = ""
     token_ids: Mapping[str, int] = field(default_factory=dict)
     tokens: frozenset[int] = frozenset()
     call_tokens: frozenset[int] = frozenset()
@@ -150,10 +152,18 @@ def markup_of(wrapper: Any, takes: Callable[[str], bool]) -> Markup:
         is_taught=wrapper.has_thinking
         and (takes(wrapper.think_start) or takes(wrapper.think_end) or takes("enable_thinking")),
         call_start=tuple(wrapper.tool_call_start_tokens or ()),
+        call_tail=_tail(wrapper, wrapper.tool_call_start_tokens or ()),
         token_ids={marker: vocabulary[marker] for marker in call_markers if marker in vocabulary},
         tokens=tokens | call_tokens,
         call_tokens=call_tokens - tokens,
     )
+
+
+def _tail(wrapper: Any, marker: Sequence[int]) -> str:
+    """The text of the last of several tokens, unless it is one that is never joined to others."""
+    if len(marker) < 2 or marker[-1] in wrapper.added_tokens_decoder:
+        return ""
+    return str(wrapper.decode([marker[-1]]))
 
 
 def _special(wrapper: Any, markers: Sequence[str]) -> frozenset[int]:

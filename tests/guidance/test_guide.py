@@ -140,7 +140,7 @@ def test_a_call_follows_its_grammar_once_it_has_begun(
     tokenizer: Tokenizer, grammars: Grammars
 ) -> None:
     call = compiled(grammars, StructureKind.GRAMMAR, "start: /[0-9]/ <[2041]>")
-    plan = Plan(vocab_size=2100, end_ids=frozenset({END}), call_start=2040, call=call)
+    plan = Plan(vocab_size=2100, end_ids=frozenset({END}), call_start=(2040,), call=call)
     guide = Guide(plan)
     guide.read(ids(tokenizer, "text"))
     assert allowed(guide) is None

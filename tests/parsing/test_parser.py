@@ -12,12 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.tool_parsers import (
+    function_gemma,
     gemma4,
     glm47,
     json_tools,
     kimi_k2,
+    kimi_k3,
+    minicpm5,
     minimax_m2,
     mistral,
+    muse_spark,
     pythonic,
     qwen3_coder,
 )
@@ -138,6 +142,26 @@ CALLS = {
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0"
         '<|tool_call_argument_begin|> {"at": "ü", "n": 2}<|tool_call_end|>'
         "<|tool_calls_section_end|>",
+    ),
+    "function_gemma": (
+        function_gemma,
+        "<start_function_call>call:look{at:<escape>ü<escape>,n:2}<end_function_call>",
+    ),
+    "kimi_k3": (
+        kimi_k3,
+        '<|open|>tools<|sep|><|open|>call tool="look" index="1"<|sep|><|open|>argument key="at" '
+        'type="string"<|sep|>ü<|close|>argument<|sep|><|open|>argument key="n" type="integer"<|sep|>'
+        "2<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+    ),
+    "minicpm5": (
+        minicpm5,
+        '<function name="look"><param name="at">ü</param><param name="n">2</param></function>',
+    ),
+    "muse_spark": (
+        muse_spark,
+        '<atem:function_calls><atem:invoke name="look"><atem:parameter name="at">ü'
+        '</atem:parameter><atem:parameter name="n">2</atem:parameter></atem:invoke>'
+        "</atem:function_calls>",
     ),
     "mistral": (mistral, '[TOOL_CALLS]look[ARGS]{"at": "ü", "n": 2}'),
     "mistral list": (mistral, '[TOOL_CALLS] [{"name": "look", "arguments": {"at": "ü", "n": 2}}]'),
