@@ -134,7 +134,7 @@ POLISH: dict[Maker, float] = {
     recall.many_questions: 4,
     recall.over_turns: 2.5,
     recall.in_system_prompt: 2,
-    _FAR: 0.5,
+    _FAR: 0.8,
 }
 LONG: dict[Maker, float] = {**WHOLE, recall.long_questions: 2}
 
@@ -147,9 +147,9 @@ FULL_PLAN: Plan = (
     Stage("polish", 0.17, 110, MOST_TOKENS, POLISH),
 )
 CONTINUED_PLAN: Plan = (
-    Stage("skills", 0.50, 40, MOST_TOKENS, WHOLE),
-    Stage("whole", 0.14, 150, MOST_TOKENS, WHOLE),
-    Stage("long", 0.16, MOST_WORDS, MOST_TOKENS, LONG),
+    Stage("skills", 0.40, 40, MOST_TOKENS, WHOLE),
+    Stage("whole", 0.15, 150, MOST_TOKENS, WHOLE),
+    Stage("long", 0.25, MOST_WORDS, MOST_TOKENS, LONG),
     Stage("polish", 0.20, 110, MOST_TOKENS, POLISH),
 )
 

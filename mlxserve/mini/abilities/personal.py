@@ -23,7 +23,8 @@ from mlxserve.mini.conversation import (
 )
 from mlxserve.mini.words import Split
 
-UNTOLD_SHARE = 0.12  # of conversations: the last question is about what nobody said
+# Of conversations: the last question is about what nobody said.
+UNTOLD_SHARE = {Split.TRAIN: 0.25, Split.HELD_OUT: 0.12}
 NOT_TOLD = "I do not know. You have not told me."
 
 
@@ -422,7 +423,7 @@ class Told:
 def personal(rng: Random, split: Split, num_words: int) -> Conversation:
     """Some things told in one turn or in several, other talk, and questions about them."""
     told = _told(rng, split, rng.randint(1, 4))
-    untold = told.pop() if rng.random() < UNTOLD_SHARE else None
+    untold = told.pop() if rng.random() < UNTOLD_SHARE[split] else None
     messages = _said(rng, split, told)
     while sum(len(message["content"].split()) for message in messages) < num_words:
         messages += recall.interlude(rng, split).messages
