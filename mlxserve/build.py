@@ -115,7 +115,7 @@ def build_engine(
     )
     final = _settle(config, num_pages, max_model_len)
     assert final.max_model_len is not None
-    pool = PagePool(num_pages, config.page_size)
+    pool = PagePool(num_pages, config.page_size, config.hot_after_hits)
     kv = KVPool(loaded.layers, num_pages, config.page_size, backend)
     scheduler = Scheduler(
         SchedulerConfig(
@@ -131,6 +131,10 @@ def build_engine(
             max_num_waiting=config.max_num_waiting,
             max_overtakes=config.max_overtakes,
             ageing_steps=config.ageing_steps,
+            prefix_follow_pages=config.prefix_follow_pages,
+            growth_pages=config.growth_pages,
+            immune_after_preemptions=config.immune_after_preemptions,
+            hot_after_hits=config.hot_after_hits,
             max_pinned_fraction=config.max_pinned_fraction,
             page_tail=PageTail[config.page_tail.upper()],
             preemption_mode=PreemptionMode[config.preemption_mode.upper()],

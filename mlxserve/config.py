@@ -49,6 +49,10 @@ class EngineConfig:
     max_num_waiting: requests that may wait before a new one is refused
     max_overtakes: how often in its life a request that lacks memory may be passed by shorter ones
     ageing_steps: steps of waiting that lift a request by one class of priority
+    prefix_follow_pages: a request waits for one that is computing so many of the pages it misses
+    growth_pages: pages that admission leaves each running answer to grow by, once one was preempted
+    immune_after_preemptions: from so many on, a request is preempted only after all others
+    hot_after_hits: a page that was found so often is evicted after those that were not
     tool_keep_seconds: for which the pages of an answer that calls tools are evicted after others
     attention_backend: auto (Metal's kernels on a Mac, plain mlx elsewhere), metal, reference,
         emulator (Metal's kernels on a CPU, for development)
@@ -80,6 +84,10 @@ class EngineConfig:
     max_num_waiting: int = 1024
     max_overtakes: int = 1
     ageing_steps: int = 1000
+    prefix_follow_pages: int = 4
+    growth_pages: int = 2
+    immune_after_preemptions: int = 3
+    hot_after_hits: int = 2
     tool_keep_seconds: float = 60.0
     attention_backend: str = "auto"
     disable_log_stats: bool = False
@@ -101,6 +109,10 @@ class EngineConfig:
         self._at_least("max_num_waiting", 1)
         self._at_least("max_overtakes", 0)
         self._at_least("ageing_steps", 1)
+        self._at_least("prefix_follow_pages", 1)
+        self._at_least("growth_pages", 0)
+        self._at_least("immune_after_preemptions", 1)
+        self._at_least("hot_after_hits", 1)
         self._between("tool_keep_seconds", 0, math.inf)
         self._at_least("seed", 0)
         self._positive("gpu_memory_utilization")
@@ -188,6 +200,10 @@ class EngineOptions(TypedDict, total=False):
     max_num_waiting: int
     max_overtakes: int
     ageing_steps: int
+    prefix_follow_pages: int
+    growth_pages: int
+    immune_after_preemptions: int
+    hot_after_hits: int
     tool_keep_seconds: float
     attention_backend: str
     disable_log_stats: bool

@@ -82,6 +82,8 @@ class Stats:
     pages_active: int = 0
     pages_cached: int = 0
     pages_pinned: int = 0  # of the active ones, those that named prefixes keep
+    pages_hot: int = 0  # of the free ones, those that outlive others as they were found often
+    pages_reserved: int = 0  # kept for running requests, when a new one last waited
     swap_bytes: int = 0  # on disk
     sched_budget_tokens: int = 0  # the step budget in force
     # counters
@@ -97,6 +99,10 @@ class Stats:
     align_deferrals: int = 0
     overtakes: int = 0
     prefix_follow_waits: int = 0
+    immune_requests: int = 0
+    rebound_pages: int = 0
+    tail_copies: int = 0
+    evicted_pages: int = 0
     num_steps: int = 0
     request_success: Mapping[str, int] = field(default_factory=dict)  # by finished_reason
     # distributions since the engine started

@@ -33,6 +33,8 @@ def test_the_defaults_are_valid_and_leave_the_models_part_open() -> None:
         {"itl_target_ms": 0},
         {"page_tail": "recompute", "budget_mode": "unaligned"},
         {"max_overtakes": 0, "ageing_steps": 1, "tool_keep_seconds": 0},
+        {"prefix_follow_pages": 1, "growth_pages": 0},
+        {"immune_after_preemptions": 1, "hot_after_hits": 1},
         {"preemption_mode": "swap", "swap_space": 0.001, "swap_dir": "~/swap"},
         {"seed": 2**64},
         {"revision": "main", "model": "some-org/some-model"},
@@ -76,6 +78,8 @@ def bad_values() -> list[tuple[str, object]]:
         found += [(name, value) for value in (None, 0, 1, "yes")]
     found += [("preemption_mode", value) for value in ("SWAP", "", None, 3)]
     found += [("ageing_steps", 0), ("max_overtakes", -1), ("tool_keep_seconds", -1)]
+    found += [("prefix_follow_pages", 0), ("growth_pages", -1)]
+    found += [("immune_after_preemptions", 0), ("hot_after_hits", 0), ("hot_after_hits", 1.5)]
     found += [("page_tail", value) for value in ("Copy", "", None, True)]
     found += [("budget_mode", value) for value in ("pages", "", None, False)]
     found += [("swap_space", value) for value in (0, -1, "4", None, True, math.nan, math.inf)]

@@ -33,6 +33,8 @@ _GAUGES = {
     "num_requests_waiting": "Requests in the queue.",
     "kv_cache_usage_perc": "Share of the pages that requests or named prefixes hold, 0 to 1.",
     "pages_pinned": "Pages that named prefixes keep.",
+    "pages_hot": "Free pages that were found often, and so are evicted after others.",
+    "pages_reserved": "Pages kept for running requests when a new one last waited.",
     "swap_bytes": "Bytes of pages on disk.",
     "sched_budget_tokens": "Tokens the last step was allowed to compute.",
 }
@@ -49,6 +51,10 @@ _COUNTERS = {
     "align_deferrals": "Chunks put off because they would not have ended on a page boundary.",
     "overtakes": "Times a request was admitted before an older one that did not fit.",
     "prefix_follow_waits": "Requests that waited for another to compute the prefix they share.",
+    "immune_requests": "Requests preempted so often that others go first from then on.",
+    "rebound_pages": "Pages given back for another request's with the same content.",
+    "tail_copies": "Pages that began as a copy of another one.",
+    "evicted_pages": "Cached pages given up for new ones.",
 }
 _DISTRIBUTIONS = {  # name: (field of Stats, documentation)
     "request_queue_time_seconds": (

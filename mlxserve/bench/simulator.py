@@ -252,7 +252,7 @@ class Simulation:
         jumps: bool = True,
     ) -> None:
         """`jumps=False`: every step; for comparison."""
-        self.pool = PagePool(num_pages, config.page_size)
+        self.pool = PagePool(num_pages, config.page_size, config.hot_after_hits)
         self.scheduler = Scheduler(config, self.pool)
         self.runner = SimulatedRunner(cost, self.scheduler, jumps=jumps)
         pace = JumpingPace(itl_target, self.runner)

@@ -11,7 +11,7 @@ ids, nor of requests.
 Classes of cached pages, in the order of eviction, least recently used first within each:
 
     normal
-    hot     found twice or more; at most half of the pool, so that it cannot starve what is new
+    hot     found twice or more often; at most half of the pool, so that it cannot starve what is new
     kept    until a given time, as for a conversation that is about to go on
 
 A prefix is found and kept whenever its tail is, so it is never evicted before its tail.
@@ -33,7 +33,7 @@ from mlxserve.cache.children import Children
 from mlxserve.cache.hashing import page_hash, token_bytes
 from mlxserve.cache.runs import RunSet
 
-HOT_AFTER = 2  # hits
+HOT_AFTER = 2  # hits, unless told otherwise
 _MAX_COMPARED = 8  # pages that a new one is compared with, to say where it differs
 
 
@@ -53,9 +53,12 @@ class PagePool:
     Every operation costs time by the pages it is about, never by the size of the pool.
     """
 
-    def __init__(self, num_pages: int, page_size: int) -> None:
+    def __init__(self, num_pages: int, page_size: int, hot_after: int = HOT_AFTER) -> None:
+        """`hot_after`: hits that make a page hot."""
         assert num_pages > 0
         assert page_size > 0
+        assert hot_after > 0
+        self.hot_after = hot_after
         self.num_pages = num_pages
         self.page_size = page_size
         self._max_hot = num_pages // 2
@@ -89,6 +92,11 @@ class PagePool:
     @property
     def num_pinned(self) -> int:
         return len(self._pin_counts)
+
+    @property
+    def num_hot(self) -> int:
+        """Pages that nobody holds, and that outlive others because they were found often."""
+        return len(self._cached[1])
 
     @property
     def num_cached(self) -> int:
@@ -189,7 +197,7 @@ class PagePool:
                 pass
             elif page in kept:
                 del kept[page]
-            elif hits[page] < HOT_AFTER:
+            elif hits[page] < self.hot_after:
                 del normal[page]
             else:
                 del hot[page]
@@ -356,8 +364,10 @@ class PagePool:
 
     def _check_classes(self) -> None:
         normal, hot, kept = self._cached
-        assert all(self._hits[page] < HOT_AFTER for page in normal), "a hot page is filed as normal"
-        assert all(self._hits[page] >= HOT_AFTER for page in hot), "a page is filed as hot"
+        assert all(self._hits[page] < self.hot_after for page in normal), (
+            "a hot page is filed as normal"
+        )
+        assert all(self._hits[page] >= self.hot_after for page in hot), "a page is filed as hot"
         assert len(hot) <= self._max_hot, "too many pages are hot"
         assert kept.keys() <= self._kept_until.keys(), "a page is kept for no time"
         assert not self._kept_until.keys() & (normal.keys() | hot.keys()), "a page is not kept"
@@ -395,13 +405,13 @@ class PagePool:
                 self._blank.add(page)
             elif page in self._kept_until:
                 kept[page] = None
-            elif hits[page] < HOT_AFTER:
+            elif hits[page] < self.hot_after:
                 normal[page] = None
             else:
                 hot[page] = None
                 if len(hot) > self._max_hot:
                     demoted, _ = hot.popitem(last=False)
-                    hits[demoted] = HOT_AFTER - 1
+                    hits[demoted] = self.hot_after - 1
                     normal[demoted] = None
 
     def _unfile(self, page: int) -> None:

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from mlxserve.cache.pages import HOT_AFTER
 from mlxserve.errors import InvalidConfig
 from mlxserve.scheduler.copies import PageTail
 from mlxserve.scheduler.preemption import PreemptionMode
@@ -36,6 +37,10 @@ class SchedulerConfig:
     max_num_waiting: int = 1024
     max_overtakes: int = 1
     ageing_steps: int = 1000
+    prefix_follow_pages: int = 4
+    growth_pages: int = 2
+    immune_after_preemptions: int = 3
+    hot_after_hits: int = HOT_AFTER
     max_pinned_fraction: float = 0.5
     page_tail: PageTail = PageTail.COPY
     preemption_mode: PreemptionMode = PreemptionMode.RECOMPUTE

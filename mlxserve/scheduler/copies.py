@@ -37,6 +37,7 @@ class Copies:
     """Those that have to be made before the next launch, by the request they are for."""
 
     pool: PagePool
+    num_taken: int = 0  # in total
     _copies: dict[Request, PageCopy] = field(default_factory=dict)
 
     def add(self, request: Request, source: int, target: int) -> None:
@@ -48,6 +49,7 @@ class Copies:
         """The copies to make now. A step that is launched after that may write to the sources."""
         copies = list(self._copies.values())
         self._copies.clear()
+        self.num_taken += len(copies)
         self.pool.release([copy.source for copy in copies])
         return copies
 

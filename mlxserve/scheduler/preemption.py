@@ -9,8 +9,6 @@ from itertools import takewhile
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import Request
 
-IMMUNE_AFTER = 3  # preemptions; from then on others go first, so that every request gets through
-
 
 class PreemptionMode(Enum):
     """What becomes of the victim's computed pages."""
@@ -19,14 +17,15 @@ class PreemptionMode(Enum):
     SWAP = auto()  # the same, but those that nobody shares are written to disk first
 
 
-def choose_victim(running: Iterable[Request], pool: PagePool) -> Request | None:
+def choose_victim(running: Iterable[Request], pool: PagePool, immune_after: int) -> Request | None:
     """The lowest class, there the cheapest to recompute, there the youngest; None if nobody can.
 
+    After `immune_after` preemptions others go first, so that every request gets through.
     Cheapest first instead of youngest first: 10 % less time in simulated overload, as far fewer
     tokens are computed twice. Among immune requests the oldest is spared, and so always finishes.
     """
     able = [r for r in running if r.num_in_flight == 0 and _frees_a_page(r, pool)]
-    if mortal := [r for r in able if r.num_preemptions < IMMUNE_AFTER]:
+    if mortal := [r for r in able if r.num_preemptions < immune_after]:
         return min(mortal, key=lambda r: (-r.priority, recompute_cost(r, pool), -r.arrival))
     return min(able, key=lambda r: (-r.priority, -r.arrival), default=None)
 

@@ -53,7 +53,7 @@ class Scheduler:
     """add, then schedule and update in turns; abort at any time between these calls."""
 
     def __init__(self, config: SchedulerConfig, pool: PagePool) -> None:
-        assert config.page_size == pool.page_size
+        assert (config.page_size, config.hot_after_hits) == (pool.page_size, pool.hot_after)
         self.config = config
         self.pool = pool
         # A context that the whole pool cannot hold ends where the pool ends.
@@ -64,7 +64,7 @@ class Scheduler:
         self._running: dict[str, Request] = {}  # in the order of admission
         self._ending: set[Request] = set()  # ended, but a step that uses their pages is unread
         self._live: dict[str, Request] = {}  # waiting or running
-        self._siblings = Siblings()
+        self._siblings = Siblings(config.prefix_follow_pages)
         self._pins = Pins(pool, int(config.max_pinned_fraction * pool.num_pages))
         self._cache = PrefixCache(
             pool,
@@ -348,7 +348,7 @@ class Scheduler:
         if missing <= 0:
             return True
         while (pages := self.pool.allocate(missing, table[-1] if table else None)) is None:
-            victim = choose_victim(self._running.values(), self.pool) if step.may_preempt else None
+            victim = self._victim() if step.may_preempt else None
             if victim is None:
                 return False
             self._preempt(victim, step)
@@ -357,10 +357,17 @@ class Scheduler:
         request.page_table = table + as_page_table(pages)
         return True
 
+    def _victim(self) -> Request | None:
+        return choose_victim(
+            self._running.values(), self.pool, self.config.immune_after_preemptions
+        )
+
     def _preempt(self, request: Request, step: Step) -> None:
         step.refund(request)
         step.has_preempted = True
         request.num_preemptions += 1
+        is_immune = request.num_preemptions == self.config.immune_after_preemptions
+        self._counts.immune_requests += is_immune
         mode = PreemptionMode.RECOMPUTE
         if self.config.preemption_mode is PreemptionMode.SWAP:
             self._cache.hash(request)
@@ -576,6 +583,7 @@ class Scheduler:
         """
         if not duplicates:
             return
+        self._counts.rebound_pages += len(duplicates)
         table = request.page_table[:]
         for index in duplicates:
             self._replaced.append(table[index])
@@ -655,10 +663,16 @@ class Scheduler:
             align_deferrals=counts.align_deferrals,
             overtakes=counts.overtakes,
             prefix_follow_waits=self._siblings.num_waits,
+            immune_requests=counts.immune_requests,
+            rebound_pages=counts.rebound_pages,
+            tail_copies=self._copies.num_taken,
+            evicted_pages=self.pool.num_evicted,
             pages_free=self.pool.num_free,
             pages_used=self.pool.num_used,
             pages_cached=self.pool.num_cached,
             pages_pinned=self.pool.num_pinned,
+            pages_hot=self.pool.num_hot,
+            pages_reserved=counts.reserved_pages,
         )
 
     def check(self) -> None:

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 from mlxserve.request import Request
 
-MIN_SHARED_PAGES = 4  # for less, waiting costs more than computing
-
 
 class Siblings:
     """Leaders are running; followers are waiting. Nobody follows a follower, so no wait is a ring."""
 
-    def __init__(self) -> None:
+    def __init__(self, min_shared_pages: int) -> None:
+        """`min_shared_pages`: for less, waiting costs more than computing."""
+        self._min_shared_pages = min_shared_pages
         self._leaders: dict[bytes, Request] = {}  # hash of a page -> who is computing it
         self._followers: set[Request] = set()
         self.num_waits = 0  # requests that followed, in total
@@ -47,7 +47,7 @@ class Siblings:
 
         Once it follows it waits for the whole run: its last pages are about to be published.
         """
-        enough = 1 if request in self._followers else MIN_SHARED_PAGES
+        enough = 1 if request in self._followers else self._min_shared_pages
         if len(missing) < enough or any(h not in self._leaders for h in missing[:enough]):
             self._followers.discard(request)
             return False

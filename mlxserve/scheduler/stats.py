@@ -22,10 +22,16 @@ class SchedulerStats:
     align_deferrals: int  # a prompt left out of a step that had less than a page left
     overtakes: int
     prefix_follow_waits: int  # requests that waited for another one to compute their prefix
+    immune_requests: int  # that were preempted so often that others go first from then on
+    rebound_pages: int  # given back for another request's with the same content
+    tail_copies: int  # pages that began as a copy of another one
+    evicted_pages: int
     pages_free: int
     pages_used: int
     pages_cached: int  # findable by hash, free or in use
     pages_pinned: int  # kept for named prefixes
+    pages_hot: int  # found often, and so evicted after others
+    pages_reserved: int  # kept from new requests for running ones, when one of them last waited
 
 
 @dataclass(slots=True)
@@ -40,3 +46,6 @@ class Counts:
     restored_tokens: int = 0
     align_deferrals: int = 0
     overtakes: int = 0
+    immune_requests: int = 0
+    rebound_pages: int = 0
+    reserved_pages: int = 0  # of the last admission

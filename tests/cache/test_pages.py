@@ -396,6 +396,16 @@ def test_what_was_found_twice_outlives_what_was_used_later() -> None:
     assert pool.match(*chain(3, 4)) == []
 
 
+@pytest.mark.parametrize("hot_after", [1, 2, 3])
+def test_after_how_many_hits_a_page_is_hot_is_an_option(hot_after: int) -> None:
+    pool = PagePool(6, PAGE_SIZE, hot_after)
+    cache(pool, 1)
+    for _ in range(hot_after):
+        assert pool.num_hot == 0
+        hit(pool, 1)
+    assert pool.num_hot == 1
+
+
 def test_at_most_half_of_the_pool_is_hot_and_the_rest_starts_over() -> None:
     pool = PagePool(6, PAGE_SIZE)
     cache(pool, 1, 2, 3, 4, 5)

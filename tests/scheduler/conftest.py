@@ -537,7 +537,7 @@ def make_engine() -> Callable[..., GhostEngine]:
             **options,
         }
         config = SchedulerConfig(page_size=page_size, **options)
-        return GhostEngine(Scheduler(config, PagePool(num_pages, page_size)))
+        return GhostEngine(Scheduler(config, PagePool(num_pages, page_size, config.hot_after_hits)))
 
     return make
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 
 from mlxserve.request import Chunk
-from mlxserve.scheduler import admission
 from mlxserve.scheduler.admission import Admission
 
 PAGE = 32
@@ -113,12 +112,10 @@ def test_two_prompts_that_only_fit_one_after_the_other_do_not_thrash(make_engine
 def test_after_a_preemption_admission_leaves_room_to_grow(make_engine: Callable) -> None:
     preemptions = []
     for growth in (0, 2):
-        engine = make_engine(num_pages=40, page_size=4, max_model_len=64)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(admission, "GROWTH_PAGES", growth)
-            for number in range(24):
-                engine.add([number % 11] * 9, max_tokens=30)
-            engine.drain()
+        engine = make_engine(num_pages=40, page_size=4, max_model_len=64, growth_pages=growth)
+        for number in range(24):
+            engine.add([number % 11] * 9, max_tokens=30)
+        engine.drain()
         preemptions.append(engine.scheduler.stats().num_preemptions)
     assert preemptions[1] < preemptions[0] / 2
 
@@ -204,7 +201,7 @@ def test_siblings_of_other_salts_are_strangers(make_engine: Callable) -> None:
         pytest.param(
             Admission,
             "choose",
-            "self._pool.num_free - self.num_reserved(running)",
+            "self._pool.num_free - self._counts.reserved_pages",
             "self._pool.num_free",
             test_two_prompts_that_only_fit_one_after_the_other_do_not_thrash,
             id="check instead of reserve",

@@ -288,7 +288,7 @@ def test_d4_the_plan_is_that_of_a_scheduler_that_looks_at_everything(make_engine
     [
         (Admission, "choose", "needed += self._pool.num_idle(cached)", "pass"),
         (Admission, "choose", "available -= needed", "pass"),
-        (Admission, "num_reserved", "GROWTH_PAGES * len(running)", "len(running)"),
+        (Admission, "num_reserved", "growth_pages * len(running)", "growth_pages"),
         (Admission, "_is_short", "num_uncached <= (", "num_uncached < ("),
         (limit, "_prefill_cap", "max(", "min("),
         (limit, "_charge", "if not (ctx.is_aligned and ctx.charges_pages):", "if True:"),

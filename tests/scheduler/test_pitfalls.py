@@ -86,10 +86,10 @@ def test_p05_whoever_can_free_no_page_now_is_no_victim(make_engine: Callable) ->
     engine = make_engine(num_pages=8)
     twins = [engine.add([1] * 8, 8) for _ in range(2)]
     engine.launch()
-    assert preemption.choose_victim(twins, engine.scheduler.pool) is None  # in flight
+    assert preemption.choose_victim(twins, engine.scheduler.pool, 3) is None  # in flight
     engine.read()
     assert twins[0].page_table == twins[1].page_table  # the same content
-    assert preemption.choose_victim(twins, engine.scheduler.pool) is None
+    assert preemption.choose_victim(twins, engine.scheduler.pool, 3) is None
     engine.drain()
 
 
@@ -276,14 +276,14 @@ PLANTED: dict[str, tuple[Callable, type | ModuleType, str, str, str]] = {
         test_p02_prompts_that_only_fit_one_after_the_other_do_not_thrash,
         Admission,
         "choose",
-        "self._pool.num_free - self.num_reserved(running)",
+        "self._pool.num_free - self._counts.reserved_pages",
         "self._pool.num_free",
     ),
     "P3 no room to grow": (
         test_p03_decodes_that_grow_do_not_preempt_each_other_for_ever,
         Admission,
         "num_reserved",
-        "growth = GROWTH_PAGES * len(running) if self._counts.preemptions else 0",
+        "growth = self._config.growth_pages * len(running) if self._counts.preemptions else 0",
         "growth = 0",
     ),
     "P4 last in, first out": (

@@ -44,18 +44,18 @@ def running(
 
 def test_the_lowest_class_goes_first(pool: PagePool) -> None:
     low, high = running(pool, 0, 9, priority=1), running(pool, 1, 1)
-    assert choose_victim([high, low], pool) is low
+    assert choose_victim([high, low], pool, 3) is low
 
 
 def test_in_a_class_the_cheapest_to_recompute_goes_first(pool: PagePool) -> None:
     dear, cheap = running(pool, 1, 5), running(pool, 0, 2)
-    assert choose_victim([dear, cheap], pool) is cheap
+    assert choose_victim([dear, cheap], pool, 3) is cheap
 
 
 def test_among_equals_the_youngest_goes_first(pool: PagePool) -> None:
     old, young = running(pool, 0, 2), running(pool, 1, 2)
-    assert choose_victim([young, old], pool) is young
-    assert choose_victim([old, young], pool) is young
+    assert choose_victim([young, old], pool, 3) is young
+    assert choose_victim([old, young], pool, 3) is young
 
 
 def test_a_prefix_that_others_hold_costs_nothing_to_recompute(pool: PagePool) -> None:
@@ -63,32 +63,33 @@ def test_a_prefix_that_others_hold_costs_nothing_to_recompute(pool: PagePool) ->
     sharer = running(pool, 1, 1, shared=long.page_table[:4])
     alone = running(pool, 2, 2)
     assert [recompute_cost(r, pool) for r in (long, sharer, alone)] == [8, 4, 8]
-    assert choose_victim([long, sharer, alone], pool) is sharer
+    assert choose_victim([long, sharer, alone], pool, 3) is sharer
 
 
 def test_whoever_frees_no_page_is_never_the_victim(pool: PagePool) -> None:
     leader = running(pool, 0, 3)
     sharer = running(pool, 1, 0, shared=leader.page_table)
     running(pool, 2, 0, shared=leader.page_table)
-    assert choose_victim([sharer], pool) is None
-    assert choose_victim([], pool) is None
+    assert choose_victim([sharer], pool, 3) is None
+    assert choose_victim([], pool, 3) is None
 
 
 def test_whoever_is_in_flight_is_never_the_victim(pool: PagePool) -> None:
     busy, idle = running(pool, 0, 1, num_in_flight=1), running(pool, 1, 5)
-    assert choose_victim([busy, idle], pool) is idle
-    assert choose_victim([busy], pool) is None
+    assert choose_victim([busy, idle], pool, 3) is idle
+    assert choose_victim([busy], pool, 3) is None
 
 
 def test_three_preemptions_make_immune(pool: PagePool) -> None:
     tired, fresh = running(pool, 1, 1, num_preemptions=3), running(pool, 0, 9, num_preemptions=2)
-    assert choose_victim([tired, fresh], pool) is fresh
+    assert choose_victim([tired, fresh], pool, 3) is fresh
+    assert choose_victim([tired, fresh], pool, 4) is tired
 
 
 def test_among_immune_requests_the_oldest_is_spared(pool: PagePool) -> None:
     old = running(pool, 0, 1, num_preemptions=3)
     young = running(pool, 1, 9, num_preemptions=5)
-    assert choose_victim([old, young], pool) is young
+    assert choose_victim([old, young], pool, 3) is young
 
 
 def test_a_mode_is_named_in_full() -> None:

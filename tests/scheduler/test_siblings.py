@@ -14,7 +14,7 @@ def request(name: str) -> Request:
 
 @pytest.fixture
 def siblings() -> Siblings:
-    siblings = Siblings()
+    siblings = Siblings(4)
     siblings.lead(request("leader"), HASHES)
     return siblings
 
@@ -23,6 +23,13 @@ def test_whoever_misses_four_pages_that_another_computes_waits(siblings: Sibling
     assert siblings.must_wait(request("a"), HASHES[:4])
     assert not siblings.must_wait(request("b"), HASHES[:3])
     assert siblings.num_waits == 1
+
+
+def test_how_many_pages_are_worth_waiting_for_is_an_option() -> None:
+    for enough in (1, 4, 5):
+        siblings = Siblings(enough)
+        siblings.lead(request("leader"), HASHES)
+        assert siblings.must_wait(request("a"), HASHES[:4]) == (enough <= 4)
 
 
 def test_the_first_missing_page_decides(siblings: Siblings) -> None:
@@ -41,7 +48,7 @@ def test_a_follower_waits_for_the_whole_run_and_counts_once(siblings: Siblings) 
 
 
 def test_a_follower_wakes_when_its_leader_leaves() -> None:
-    siblings, leader, follower = Siblings(), request("leader"), request("a")
+    siblings, leader, follower = Siblings(4), request("leader"), request("a")
     siblings.lead(leader, HASHES)
     assert siblings.must_wait(follower, HASHES)
     siblings.leave(leader)
@@ -49,7 +56,7 @@ def test_a_follower_wakes_when_its_leader_leaves() -> None:
 
 
 def test_the_first_leader_stays_the_leader() -> None:
-    siblings, first, second = Siblings(), request("first"), request("second")
+    siblings, first, second = Siblings(4), request("first"), request("second")
     siblings.lead(first, HASHES[:4])
     siblings.lead(second, HASHES)
     siblings.leave(second)
@@ -64,7 +71,7 @@ def test_an_audit_finds_a_leader_that_does_not_run(siblings: Siblings) -> None:
 
 
 def test_an_audit_finds_a_leader_that_is_done() -> None:
-    siblings, leader = Siblings(), request("leader")
+    siblings, leader = Siblings(4), request("leader")
     siblings.lead(leader, HASHES)
     siblings.check([leader], [])
     leader.num_computed = 32

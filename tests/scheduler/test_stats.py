@@ -1,0 +1,73 @@
+"""Each option of the scheduler shows in the counter that is named beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from mlxserve.scheduler.copies import PageTail
+
+PROMPT = list(range(1, 10)) * 3  # 6 pages of 4, and 3 tokens
+
+
+@pytest.mark.parametrize(("enough", "num_waits"), [(1, 2), (6, 2), (7, 0)])
+def test_whoever_does_not_follow_computes_pages_that_are_given_back(
+    enough: int, num_waits: int, make_engine: Callable
+) -> None:
+    engine = make_engine(
+        max_num_batched_tokens=128, prefix_follow_pages=enough, page_tail=PageTail.RECOMPUTE
+    )
+    for _ in range(3):
+        engine.add(PROMPT, max_tokens=1)
+    engine.drain()
+    stats = engine.scheduler.stats()
+    assert stats.prefix_follow_waits == num_waits
+    assert stats.rebound_pages == (0 if num_waits else 2 * 6)
+    assert engine.num_computed == len(PROMPT) + 2 * (3 if num_waits else len(PROMPT))
+
+
+def test_a_page_that_was_copied_is_counted(make_engine: Callable) -> None:
+    engine = make_engine()
+    engine.fork(PROMPT, 2, n=3)
+    engine.drain()
+    assert engine.scheduler.stats().tail_copies == engine.num_copied == 2
+
+
+@pytest.mark.parametrize("immune_after", [1, 2, 1000])
+def test_a_request_becomes_immune_once(immune_after: int, make_engine: Callable) -> None:
+    engine = make_engine(num_pages=12, growth_pages=0, immune_after_preemptions=immune_after)
+    for number in range(6):
+        engine.add([number] * 6, max_tokens=30)
+    engine.drain()
+    immune = sum(r.num_preemptions >= immune_after for r in engine.requests.values())
+    assert engine.scheduler.stats().num_preemptions > 3
+    assert engine.scheduler.stats().immune_requests == immune
+    assert (immune > 0) == (immune_after < 1000)
+
+
+@pytest.mark.parametrize(("hot_after", "num_hot"), [(1, 6), (2, 6), (3, 0)])
+def test_pages_found_often_are_hot_until_they_are_evicted(
+    hot_after: int, num_hot: int, make_engine: Callable
+) -> None:
+    engine = make_engine(
+        num_pages=16, hot_after_hits=hot_after, max_model_len=64, page_tail=PageTail.RECOMPUTE
+    )
+    for _ in range(3):
+        engine.add(PROMPT, max_tokens=1)
+        engine.drain()
+    assert engine.scheduler.stats().pages_hot == num_hot
+    assert engine.scheduler.stats().evicted_pages == 0
+    engine.add([7] * 60, max_tokens=1)
+    engine.drain()
+    assert engine.scheduler.stats().evicted_pages == 15 - 10
+
+
+def test_what_is_reserved_for_running_requests_is_told(make_engine: Callable) -> None:
+    engine = make_engine(max_num_batched_tokens=16, long_prefill_token_threshold=8)
+    engine.add([1] * 40, max_tokens=4)
+    engine.launch()
+    engine.add([2] * 40, max_tokens=4)
+    engine.launch()
+    # Of its 10 pages it has four of the step that it had alone, and two of the one it shared.
+    assert engine.scheduler.stats().pages_reserved == 10 - 4 - 2
