@@ -19,8 +19,9 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, Request
 
 from mlxserve.api.config import ServerConfig
 from mlxserve.api.crowd import Crowd
-from mlxserve.api.errors import RETRY_SOON, ApiError, encode_json
+from mlxserve.api.errors import ApiError, encode_json
 from mlxserve.api.sse import CHUNKS
+from mlxserve.api.turnover import Turnover
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +81,13 @@ class Connection(H11Protocol):
 
     limits: Limits
     crowd: Crowd[Connection]
+    turnover: Turnover  # how fast replies end, after which a connection can make room
 
     @classmethod
     def limited(cls, limits: Limits) -> type[Connection]:
         crowd: Crowd[Connection] = Crowd(limits.connections, limits.connections_per_address)
-        return type(cls.__name__, (cls,), {"limits": limits, "crowd": crowd})
+        shared = {"limits": limits, "crowd": crowd, "turnover": Turnover()}
+        return type(cls.__name__, (cls,), shared)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -127,6 +130,7 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self.turnover.ended()
         self.crowd.set_idle(self, self._is_idle)
         if not self.transport.is_closing():
             self._wait_for(self._what_is_missing())
@@ -138,9 +142,8 @@ class Connection(H11Protocol):
 
     def make_room(self) -> None:
         """Nothing is asked for here, and somebody else needs the place."""
-        self._refuse(
-            ApiError(503, "Too many connections are open.", code="overloaded", headers=RETRY_SOON)
-        )
+        message, headers = "Too many connections are open.", self.turnover.headers()
+        self._refuse(ApiError(503, message, code="overloaded", headers=headers))
 
     def _with_chunks(self, app: ASGIApp) -> ASGIApp:
         async def run(scope: Scope, receive: Receive, send: Send) -> None:

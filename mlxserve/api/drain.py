@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mlxserve.api.errors import ApiError, error_response
 
 _WORK = ("POST", "PUT")
-_RETRY = {"retry-after": "5"}
+_RETRY = {"retry-after": "5"}  # seconds; when the next server runs is not known here
 
 
 class Drain:

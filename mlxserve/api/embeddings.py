@@ -20,11 +20,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.answers import unless_disconnected
-from mlxserve.api.errors import RETRY_SOON, ApiError, from_engine, json_response
+from mlxserve.api.errors import ApiError, from_engine, json_response
 from mlxserve.api.fields import Prompt, prompts
 from mlxserve.api.request_model import Body, NotYet, read_request
 from mlxserve.api.service import Service
-from mlxserve.errors import MlxServeError
+from mlxserve.api.turnover import Turnover
+from mlxserve.errors import MlxServeError, QueueFull
 from mlxserve.request import Pooling
 
 MAX_TOKENS = 300_000  # of all texts of one request, as with OpenAI
@@ -50,6 +51,7 @@ class Embeddings:
         self._service = service
         self._turn = asyncio.Lock()
         self._num_waiting = 0
+        self._turnover = Turnover()
 
     def routes(self) -> list[Route]:
         return [Route("/v1/embeddings", self.create, methods=["POST"])]
@@ -90,6 +92,7 @@ class Embeddings:
                 vectors.append(vector)
         finally:
             self._num_waiting -= 1
+            self._turnover.ended()
         return vectors
 
     def _encoded(self, text: Prompt) -> Sequence[int]:
@@ -116,9 +119,7 @@ class Embeddings:
                 code="invalid_value",
             )
         if self._num_waiting >= MAX_WAITING:
-            raise ApiError(
-                503, "Too many embeddings are waiting.", code="queue_full", headers=RETRY_SOON
-            )
+            raise self._turnover.refusal(QueueFull("Too many embeddings are waiting."))
 
 
 def _item(index: int, vector: Sequence[float], asked: EmbeddingsRequest) -> dict[str, Any]:

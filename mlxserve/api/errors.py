@@ -37,7 +37,7 @@ _ANTHROPIC_TYPES = {
     529: "overloaded_error",
 }
 _OVERLOADED = 529  # Anthropic's own status for what is 503 elsewhere
-RETRY_SOON = {"retry-after": "1"}
+RETRY_SOON = {"retry-after": "1"}  # where nothing is known of when it will be better
 _encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 DO_NOT_RETRY = {"x-should-retry": "false"}  # the official clients obey it
 

@@ -1,4 +1,4 @@
-"""Turnover: how fast answers end, and so when there is likely to be room in a full queue."""
+"""Turnover: how fast places become free, and so when there is likely to be one where all are taken."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _LEAST, _MOST = 1.0, 60.0  # seconds that a client is told to wait
 
 
 class Turnover:
-    """One for each app; lives in its event loop."""
+    """One for each kind of place: answers, embeddings, connections. Lives in an event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._ends: deque[float] = deque(maxlen=_LAST)
 
     def ended(self) -> None:
-        """An answer has made room."""
+        """Something has made room."""
         self._ends.append(self._clock())
 
     def seconds(self) -> float:
@@ -32,7 +32,9 @@ class Turnover:
         gap = (self._clock() - self._ends[0]) / len(self._ends)
         return min(max(gap, _LEAST), _MOST)
 
-    def refusal(self, error: QueueFull) -> ApiError:
+    def headers(self) -> dict[str, str]:
         seconds = self.seconds()
-        headers = {"retry-after": str(math.ceil(seconds)), "retry-after-ms": f"{seconds * 1e3:.0f}"}
-        return ApiError(503, str(error), code="queue_full", headers=headers)
+        return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": f"{seconds * 1e3:.0f}"}
+
+    def refusal(self, error: QueueFull) -> ApiError:
+        return ApiError(503, str(error), code="queue_full", headers=self.headers())

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from mlxserve.api import connection
 from mlxserve.api.connection import Limits
+from mlxserve.api.turnover import Turnover
 
 CHAT = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -219,14 +221,14 @@ def test_a_reader_that_stalls_is_cut_off_and_its_answer_closed(start_server, cha
 def test_a_stream_is_framed_as_its_reader_can_read_it(start_server, version):
     """Pieces go past h11: what arrives is what another HTTP implementation takes for a whole."""
     body = b'{"messages": [{"role": "user", "content": "x"}], "stream": true}'
-    connection = http.client.HTTPConnection("127.0.0.1", start_server().port, timeout=20)
-    connection._http_vsn_str = f"HTTP/{version.decode()}"  # type: ignore[attr-defined]
-    with contextlib.closing(connection):
+    asking = http.client.HTTPConnection("127.0.0.1", start_server().port, timeout=20)
+    asking._http_vsn_str = f"HTTP/{version.decode()}"  # type: ignore[attr-defined]
+    with contextlib.closing(asking):
         for _ in range(2):  # the end of the first leaves the connection ready for a second
-            connection.request(
+            asking.request(
                 "POST", "/v1/chat/completions", body, {"content-type": "application/json"}
             )
-            with connection.getresponse() as reply:
+            with asking.getresponse() as reply:
                 assert reply.getheader("transfer-encoding") == (
                     "chunked" if version == b"1.1" else None
                 )
@@ -257,6 +259,26 @@ def test_connections_beyond_the_cap_are_a_503(start_server, chat):
             assert status_and_error(another.read_to_end()) == (503, "overloaded")
         chat.release()
         third.read_until(b"[DONE]")
+
+
+def test_a_connection_too_many_is_told_when_one_may_be_free(start_server, chat, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(connection, "Turnover", lambda: Turnover(lambda: clock[0]))
+    chat.script = [chat.Delta("one", (1,)), chat.HOLD, *chat.reply([1])]
+    body = b'{"messages": [{"role": "user", "content": "x"}], "stream": true}'
+    port = start_server(limits=Limits(connections=1)).port
+    for _ in range(3):
+        assert is_healthy(port)
+    clock[0] = 24.0
+    with Peer(port) as busy:
+        busy.send(CHAT + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        busy.read_until(b"one")
+        with Peer(port) as another:
+            reply = another.read_to_end()
+        chat.release()
+        busy.read_until(b"[DONE]")
+    assert status_and_error(reply) == (503, "overloaded")
+    assert b"\r\nretry-after: 8\r\n" in reply.lower()  # three were answered in that time
 
 
 @pytest.mark.parametrize("stream", [True, False])

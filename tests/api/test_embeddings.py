@@ -1,11 +1,16 @@
 import base64
 import struct
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
+import httpx
 import pytest
 
+from mlxserve.api import embeddings
 from mlxserve.api.embeddings import MAX_TOKENS
+from mlxserve.api.turnover import Turnover
 from mlxserve.errors import EngineStopped, InvalidParameter
 from mlxserve.request import Pooling
 
@@ -115,3 +120,23 @@ def test_texts_of_several_clients_are_computed_in_turn(client, chat):
         each.join(timeout=20)
     assert [reply.status_code for reply in replies] == [200] * 3
     assert len(chat.embedded) == 6
+
+
+def test_who_finds_the_queue_full_is_told_when_there_may_be_room(start_server, chat, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(embeddings, "Turnover", lambda: Turnover(lambda: clock[0]))
+    monkeypatch.setattr(embeddings, "MAX_WAITING", 1)
+    server = start_server()
+    ask = partial(httpx.post, server.url + PATH, json={"input": "Hi"}, timeout=30)
+    for _ in range(2):
+        assert ask().status_code == 200
+    clock[0] = 14.0
+    chat.script = []  # embeddings are on hold
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ask)
+        assert chat.on_hold.wait(20)
+        refused = ask()
+        chat.release()
+        assert waiting.result().status_code == 200
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")
+    assert refused.headers["retry-after"] == "7"  # two have ended in fourteen seconds
