@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 MAX_OPEN_LINES = 40
 # An open block that can not be cut (a paragraph, a table) is shown unparsed beyond this.
 MAX_OPEN_SIZE = 4_096
+# What is nested as deeply as this the parser leaves out without a word: such a block is shown as
+# it was written.
+_MAX_NESTING = 20
 FENCE_CONTEXT = 6  # lines of a long fence that stay open: the highlighter reads them again
 
 
@@ -113,7 +116,7 @@ class Continuation:
 def _commonmark() -> MarkdownIt:
     from markdown_it import MarkdownIt  # the first picture does not wait for it
 
-    return MarkdownIt("commonmark", {"html": False})
+    return MarkdownIt("commonmark", {"html": False, "maxNesting": _MAX_NESTING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +339,8 @@ class MarkdownStream:
 
 def _block(source: str, tokens: tuple[Token, ...]) -> Block:
     is_code = tokens[0].type in ("fence", "code_block")
-    return Block(source, tokens if is_code or len(source) <= PLAIN_SIZE else None)
+    is_whole = all(token.level < _MAX_NESTING - 1 for token in tokens)
+    return Block(source, tokens if is_code or len(source) <= PLAIN_SIZE and is_whole else None)
 
 
 def _spans(tokens: Sequence[Token]) -> Iterator[tuple[Token, ...]]:

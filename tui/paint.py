@@ -33,7 +33,7 @@ PLAIN_SIZE = 32_768
 # Highlighting costs about 10 ms per 100 lines; this many characters are a file, not a snippet.
 HIGHLIGHT_SIZE = 200_000
 LINK = "link"  # in a segment's style: where a click leads
-NARROWEST = 8  # nesting never squeezes text below this; what sticks out is cropped
+NARROWEST = 8  # nesting never squeezes text below this: then it is no longer indented
 BULLETS = ("•", "◦", "▪")
 TASKS = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
 
@@ -46,7 +46,10 @@ class Frame:
     depth: int = 0  # of lists
 
     def inside(self, indent: int, *, deeper: bool = False) -> Frame:
-        return Frame(max(NARROWEST, self.width - indent), self.depth + deeper)
+        return Frame(self.width - indent, self.depth + deeper)
+
+    def has_room(self, indent: int) -> bool:
+        return self.width - indent >= NARROWEST
 
 
 class Painter:
@@ -108,6 +111,8 @@ class Painter:
             case "bullet_list_open" | "ordered_list_open":
                 return self._list(first, inner, frame, first_number)
             case "blockquote_open":
+                if not frame.has_room(2):
+                    return self._elements(inner, frame)
                 quoted = self._elements(inner, frame.inside(2))
                 bar = Segment("▌ ", self.palette.marker)
                 return [_indent(line, bar) for line in quoted]
@@ -135,13 +140,16 @@ class Painter:
         markers = _markers(first, len(items), frame.depth, first_number)
         indent = max((len(marker) for marker in markers), default=2)
         is_tight = _is_tight(inner)
+        has_room = frame.has_room(indent)
+        inside = frame.inside(indent if has_room else 0, deeper=True)
         lines: list[Strip] = []
         for marker, item in zip(markers, items, strict=True):
-            body = self._elements(
-                item[1:-1], frame.inside(indent, deeper=True), is_tight=is_tight
-            ) or [Strip.blank(0)]
+            body = self._elements(item[1:-1], inside, is_tight=is_tight) or [Strip.blank(0)]
             if lines and not is_tight:
                 lines.append(Strip.blank(0))
+            if not has_room:
+                lines.extend([*self._wrap(Text(marker, self.palette.marker), frame), *body])
+                continue
             lines.append(_indent(body[0], Segment(marker.rjust(indent), self.palette.marker)))
             lines.extend(_indent(line, Segment(" " * indent)) for line in body[1:])
         return lines

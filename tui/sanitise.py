@@ -13,9 +13,11 @@ _LINE_ENDS = re.compile("\r\n|\r|\u2028|\u2029|\x85|\v|\f")
 
 # C0 and DEL (tab and line feed stay), C1: escape sequences, OSC and CSI all begin with one.
 # Marks, embeddings, overrides and isolates reorder what follows them (CVE-2021-42574).
+# Tags spell words that nobody sees, to be copied into another model's prompt.
 # Surrogates cannot be encoded, so a lone one would break the write itself.
 _UNSAFE = re.compile(
-    "[\x00-\x08\x0e-\x1f\x7f\x80-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+    "[\x00-\x08\x0e-\x1f\x7f\x80-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff"
+    "\U000e0000-\U000e007f]"
 )
 
 

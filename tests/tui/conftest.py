@@ -455,6 +455,99 @@ class Window:
         return True
 
 
+class Pane:
+    """A terminal, what is on it, and the program in it."""
+
+    _END = "#{pane_dead_status}#{pane_dead_signal}"
+    _COMMAND = Path(sys.executable).parent / "mlxserve"
+    _PATIENCE = 120.0  # seconds; a model is loaded on a machine that does other things as well
+
+    def __init__(self, home: Home, folder: Path) -> None:
+        self._tmux = ("tmux", "-S", str(folder / "tmux"), "-f", "/dev/null")
+        self._run("new-session", "-d", "-x", "100", "-y", "30", "-e", f"MLXSERVE_HOME={home.folder}",
+                  "-e", "COLORTERM=truecolor", "sleep 1000")  # fmt: skip
+        self.set("remain-on-exit", "on")
+
+    def open(self, *arguments: str) -> None:
+        """Start `mlxserve chat`, with an empty screen."""
+        self.run(f"exec {self._COMMAND} chat {' '.join(arguments)}")
+
+    def run(self, command: str) -> None:
+        self._run("respawn-pane", "-k", command)
+
+    def set(self, option: str, value: str) -> None:
+        self._run("set-option", "-g", option, value)
+
+    def log(self, path: Path) -> None:
+        """Write every byte that the program writes from now on into this file as well."""
+        self._run("pipe-pane", f"cat > {path}")
+
+    def shown(self, variables: str) -> str:
+        """What tmux makes of a format."""
+        return self._run("display-message", "-p", variables)
+
+    @property
+    def clipboard(self) -> str:
+        return self._run("list-buffers", "-F", "#{buffer_sample}")
+
+    def close(self) -> None:
+        self._run("kill-server")
+
+    @property
+    def screen(self) -> str:
+        return self._run("capture-pane", "-p")
+
+    @property
+    def pid(self) -> int:
+        return int(self.shown("#{pane_pid}"))
+
+    @property
+    def server(self) -> int:
+        """The process that the command has started."""
+        return int(subprocess.check_output(["pgrep", "-P", str(self.pid)], text=True).split()[0])
+
+    def type(self, text: str) -> None:
+        self._run("send-keys", "-l", text)
+
+    def press(self, *keys: str) -> None:
+        """Keys as tmux names them."""
+        self._run("send-keys", *keys)
+
+    def ask(self, text: str) -> None:
+        self.type(text)
+        self.press("Enter")
+
+    def until(self, is_so: Callable[[str], bool]) -> str:
+        """The screen, once it is so."""
+        deadline = time.monotonic() + self._PATIENCE
+        while not is_so(screen := self.screen):
+            assert time.monotonic() < deadline, screen
+            time.sleep(0.03)  # between two looks: they are processes too
+        return screen
+
+    def until_shown(self, words: str) -> str:
+        return self.until(lambda screen: words in screen)
+
+    def until_ready(self) -> str:
+        return self.until(lambda screen: "Ready" in screen.rpartition("\n")[2])
+
+    def until_ended(self) -> str:
+        """Its exit code, or the signal that ended it.
+
+        tmux calls a pane dead when its terminal closes, which is before it has the status.
+        """
+        deadline = time.monotonic() + self._PATIENCE
+        while not (end := self.shown(self._END)):
+            assert time.monotonic() < deadline, self.screen
+        return end
+
+    def _run(self, *arguments: str) -> str:
+        environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
+        return subprocess.run(
+            [*self._tmux, *arguments], check=True, capture_output=True, text=True, env=environment
+        ).stdout.rstrip("\n")
+
+
 Story = Callable[[Terminal], Awaitable[None]]
 
 
@@ -513,3 +606,10 @@ def open_window(home: Home) -> Iterator[Callable[..., Window]]:
     yield start
     for window in windows:
         window.close()
+
+
+@pytest.fixture
+def pane(home: Home, tmp_path: Path) -> Iterator[Pane]:
+    pane = Pane(home, tmp_path)
+    yield pane
+    pane.close()

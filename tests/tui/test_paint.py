@@ -175,3 +175,19 @@ def test_a_text_without_content_has_no_lines(text: str) -> None:
 @pytest.mark.parametrize("text", [">" * 500 + "a", "- " * 500, "[" * 500, "*a" * 500, "`" * 999])
 def test_deep_nesting_ends(text: str) -> None:
     assert len(lines(text, 40)) < 5_000
+
+
+@pytest.mark.parametrize("width", [20, 80])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "> " * 400 + "the end",
+        "\n".join(f"{'  ' * depth}- level {depth}" for depth in range(60)) + " the end",
+        "\n".join(f"{' ' * 9 * depth}999999. level {depth}" for depth in range(9)) + " the end",
+    ],
+)
+def test_nothing_is_nested_out_of_sight(source: str, width: int) -> None:
+    picture = MarkdownStream.whole(source, Painter(width, palette(dark=True)))
+    lines = [picture.line(y) for y in range(picture.num_lines)]
+    assert "the end" in " ".join(" ".join(line.text for line in lines).split())
+    assert max(line.cell_length for line in lines) <= width

@@ -37,6 +37,7 @@ def test_cleaning_twice_changes_nothing(text: str) -> None:
         ("a\u202eb", "a⟨U+202E⟩b"),
         ("\u2067x\u2069", "⟨U+2067⟩x⟨U+2069⟩"),
         ("a\x00b\x7f", "a␀b␡"),
+        ("a\U000e0068\U000e0069", "a⟨U+E0068⟩⟨U+E0069⟩"),
     ],
 )
 def test_what_would_steer_the_terminal_is_shown_instead(hostile: str, shown: str) -> None:

@@ -3,12 +3,10 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,85 +14,13 @@ from tui.home import Home
 from tui.messages import Message, State
 from tui.store import Store
 
+if TYPE_CHECKING:
+    from conftest import Pane
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed"),
 ]
-COMMAND = Path(sys.executable).parent / "mlxserve"
-PATIENCE = 120.0  # seconds; a model is loaded on a machine that does other things as well
-
-
-class Pane:
-    """A terminal, what is on it, and the program in it."""
-
-    _END = "#{pane_dead_status}#{pane_dead_signal}"
-
-    def __init__(self, home: Home, folder: Path) -> None:
-        self._tmux = ("tmux", "-S", str(folder / "tmux"), "-f", "/dev/null")
-        command = f"exec {COMMAND} chat"
-        self._run("new-session", "-d", "-x", "100", "-y", "30", "-e", f"MLXSERVE_HOME={home.folder}",
-                  "-e", "COLORTERM=truecolor", "sleep 1000")  # fmt: skip
-        self._run("set-option", "-g", "remain-on-exit", "on")
-        self._command = command
-
-    def open(self) -> None:
-        """Start the command, with an empty screen."""
-        self._run("respawn-pane", "-k", self._command)
-
-    def close(self) -> None:
-        self._run("kill-server")
-
-    @property
-    def screen(self) -> str:
-        return self._run("capture-pane", "-p")
-
-    @property
-    def pid(self) -> int:
-        return int(self._run("display-message", "-p", "#{pane_pid}"))
-
-    @property
-    def server(self) -> int:
-        """The process that the command has started."""
-        return int(subprocess.check_output(["pgrep", "-P", str(self.pid)], text=True).split()[0])
-
-    def type(self, text: str) -> None:
-        self._run("send-keys", "-l", text)
-
-    def press(self, *keys: str) -> None:
-        """Keys as tmux names them."""
-        self._run("send-keys", *keys)
-
-    def ask(self, text: str) -> None:
-        self.type(text)
-        self.press("Enter")
-
-    def until(self, is_so: Callable[[str], bool]) -> str:
-        """The screen, once it is so."""
-        deadline = time.monotonic() + PATIENCE
-        while not is_so(screen := self.screen):
-            assert time.monotonic() < deadline, screen
-        return screen
-
-    def until_shown(self, words: str) -> str:
-        return self.until(lambda screen: words in screen)
-
-    def until_ready(self) -> str:
-        return self.until(lambda screen: "Ready" in screen.rpartition("\n")[2])
-
-    def until_ended(self) -> str:
-        """Its exit code, or the signal that ended it.
-
-        tmux calls a pane dead when its terminal closes, which is before it has the status.
-        """
-        deadline = time.monotonic() + PATIENCE
-        while not (end := self._run("display-message", "-p", self._END)):
-            assert time.monotonic() < deadline, self.screen
-        return end
-
-    def _run(self, *arguments: str) -> str:
-        return subprocess.run(
-            [*self._tmux, *arguments], check=True, capture_output=True, text=True
-        ).stdout.rstrip("\n")
 
 
 class Brake:
@@ -121,13 +47,6 @@ class Brake:
             self._is_over.wait(0.03)
 
 
-@pytest.fixture
-def pane(home: Home, tmp_path: Path) -> Iterator[Pane]:
-    pane = Pane(home, tmp_path)
-    yield pane
-    pane.close()
-
-
 def last_message(home: Home) -> Message:
     store = Store.open(home.chats)
     message = store.path(store.chats()[0].leaf_id)[-1]
@@ -139,7 +58,7 @@ def is_writing(screen: str) -> bool:
     return "Writing · Esc stops" in screen
 
 
-def test_a_day_in_the_terminal(pane: Pane, home: Home, tmp_path: Path) -> None:
+def test_a_day_in_the_terminal(pane: "Pane", home: Home, tmp_path: Path) -> None:
     pane.open()
     pane.until_ready()
     pane.ask("Remember the code word plum-42.")
@@ -199,7 +118,7 @@ def test_a_day_in_the_terminal(pane: Pane, home: Home, tmp_path: Path) -> None:
 
 
 def test_killed_in_the_middle_of_an_answer_it_has_lost_at_most_a_second(
-    pane: Pane, home: Home
+    pane: "Pane", home: Home
 ) -> None:
     pane.open()
     pane.until_ready()
