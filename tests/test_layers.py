@@ -28,7 +28,12 @@ ALLOWED: dict[str, set[str]] = {
     "mlxserve/cache/__init__": set(),
     "mlxserve/cache/hashing": set(),
     "mlxserve/cache/runs": set(),
-    "mlxserve/cache/pages": {"mlxserve/cache/hashing", "mlxserve/cache/runs"},
+    "mlxserve/cache/children": set(),
+    "mlxserve/cache/pages": {
+        "mlxserve/cache/children",
+        "mlxserve/cache/hashing",
+        "mlxserve/cache/runs",
+    },
     "mlxserve/cache/store": {"mlxserve/errors"},
     "mlxserve/cache/layout": {"metal_kernels"},
     "mlxserve/cache/kv": {"metal_kernels", "mlxserve/cache/layout"},

@@ -14,7 +14,6 @@ when no unread step of their holder is left, and only a plan made with nothing u
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Sequence
 
@@ -32,21 +31,20 @@ from mlxserve.request import (
 )
 from mlxserve.scheduler.admission import Admission, Admitted
 from mlxserve.scheduler.audit import check_ending, check_running, check_waiting
+from mlxserve.scheduler.capacity import Capacity
 from mlxserve.scheduler.config import BudgetMode, SchedulerConfig, can_align
 from mlxserve.scheduler.copies import Copies, PageCopy, PageTail
 from mlxserve.scheduler.fairness import Service
 from mlxserve.scheduler.forks import Forks
+from mlxserve.scheduler.holders import Holders
 from mlxserve.scheduler.limit import DECODE, LimitContext, LimitReason, limit
 from mlxserve.scheduler.pins import Pins
-from mlxserve.scheduler.preemption import PreemptionMode, choose_victim
 from mlxserve.scheduler.prefix_cache import PrefixCache
 from mlxserve.scheduler.siblings import Siblings
 from mlxserve.scheduler.stats import Counts, SchedulerStats
 from mlxserve.scheduler.step import Step
 from mlxserve.scheduler.swap import LOAD_PAGES, Load, Swap, Transfers
 from mlxserve.scheduler.waiting import WaitingQueue, order
-
-logger = logging.getLogger("mlxserve.scheduler")
 
 
 class Scheduler:
@@ -56,12 +54,9 @@ class Scheduler:
         assert (config.page_size, config.hot_after_hits) == (pool.page_size, pool.hot_after)
         self.config = config
         self.pool = pool
-        # A context that the whole pool cannot hold ends where the pool ends.
-        self.max_model_len = min(config.max_model_len, pool.num_pages * pool.page_size)
         self._is_aligned = config.page_aligned_scheduling and can_align(config)
         self._service = Service()
         self._waiting = WaitingQueue(self._service, config.ageing_steps)
-        self._running: dict[str, Request] = {}  # in the order of admission
         self._ending: set[Request] = set()  # ended, but a step that uses their pages is unread
         self._live: dict[str, Request] = {}  # waiting or running
         self._siblings = Siblings(config.prefix_follow_pages)
@@ -75,11 +70,25 @@ class Scheduler:
         self._swap = Swap(pool)
         self._forks = Forks()
         self._copies = Copies(pool)
+        self._capacity = Capacity(config.max_model_len, pool, self._cache, self._pins)
+        self.max_model_len = self._capacity.most
+        self._counts = Counts()
+        self._holders = Holders(
+            config,
+            pool,
+            self._cache,
+            self._capacity,
+            self._siblings,
+            self._copies,
+            self._swap,
+            self._waiting,
+            self._counts,
+        )
+        self._running = self._holders.running
         self._replaced: list[int] = []  # pages in nobody's table, but an unread step uses them
         self._num_unread = 0
         self._num_arrivals = 0
         self._num_steps = 0  # planned, empty ones included
-        self._counts = Counts()
         self._admission = Admission(
             config, pool, self._cache, self._siblings, self._swap, self._counts
         )
@@ -95,7 +104,7 @@ class Scheduler:
             raise InvalidParameter("request_id", f"{request.id!r} is in use; choose another")
         if not request.token_ids:
             raise InvalidParameter("prompt", "must have at least one token")
-        self._measure(request)
+        self._capacity.measure(request)
         self._refuse_too_long(request)
         num_waiting = len(self._waiting) + len(self._forks)
         if num_waiting >= self.config.max_num_waiting:
@@ -105,7 +114,7 @@ class Scheduler:
             )
         if request.pins:
             self._promise_pins(request)
-        self._measure(request)
+        self._capacity.measure(request)
         request.arrival = self._num_arrivals
         self._num_arrivals += 1
         request.queued_at = self._num_steps
@@ -144,7 +153,7 @@ class Scheduler:
     def unpin(self, request_id: str) -> None:
         """The pages of a prefix may be evicted again; no-op if there are none."""
         self._pins.drop(request_id)
-        self._measure_all()
+        self._capacity.measure_all(self._live.values())
 
     def _promise_pins(self, request: Request) -> None:
         if not self.config.enable_prefix_caching:
@@ -152,11 +161,11 @@ class Scheduler:
                 "named prefixes are kept in the prefix cache: turn enable_prefix_caching on"
             )
         self._pins.reserve(request, self._cache.chain(request))
-        self._measure_all()
+        self._capacity.measure_all(self._live.values())
         # One more for the token that a step may be computing, and one for the answer.
         if any(len(other.token_ids) + 2 > other.capacity for other in self._live.values()):
             self._pins.cancel(request)
-            self._measure_all()
+            self._capacity.measure_all(self._live.values())
             raise QueueFull(
                 "the pages for this prefix are needed by a request that is running or waiting; "
                 "try again when it has ended"
@@ -165,30 +174,7 @@ class Scheduler:
     def _pin(self, request: Request) -> None:
         self._cache.publish_tail(request)
         self._pins.pin(request)
-        self._measure_all()
-
-    def _measure_all(self) -> None:
-        for request in self._live.values():
-            self._measure(request)
-
-    def _measure(self, request: Request) -> None:
-        if self._pins.num_pages:
-            self._cache.hash(request)
-        request.steady_until = 0
-        request.capacity = request.full_at = self._capacity(request)
-        if request.params.max_tokens is not None:
-            request.full_at = min(request.capacity, request.num_prompt + request.params.max_tokens)
-
-    def _capacity(self, request: Request) -> int:
-        """Tokens it could have if it were alone with what is pinned, or will be.
-
-        For a live request this never shrinks, but by a new promise of pins, and that is refused
-        where it would take what the request has and its next two tokens (`_promise_pins`).
-        """
-        if not self._pins.num_pages:
-            return self.max_model_len
-        num_pages = self.pool.num_pages - self._pins.num_kept_from(request)
-        return min(self.config.max_model_len, num_pages * self.pool.page_size)
+        self._capacity.measure_all(self._live.values())
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
         """End a request now. Its pages are free once no unread step uses them.
@@ -213,7 +199,7 @@ class Scheduler:
         if force:
             assert not self._num_unread, "an unread step uses pages"
             for request in reversed(list(self._running.values())):
-                self._set_back(request)
+                self._holders.set_back(request)
         return self.pool.reset()
 
     def keep(self, request: Request, until: float) -> None:
@@ -233,18 +219,8 @@ class Scheduler:
     # ---- decide
 
     def is_tight(self) -> bool:
-        """Whether a plan made now might have to preempt: read the unread step first, then plan.
-
-        Errs on the side of yes: counts one page for each running request that has no slot left.
-        """
-        page_size, num_free = self.pool.page_size, self.pool.num_free
-        if len(self._running) <= num_free:
-            return False
-        needed = sum(
-            request.num_computed >= len(request.page_table) * page_size
-            for request in self._running.values()
-        )
-        return needed > num_free
+        """Whether a plan made now might have to preempt: read the unread step first, then plan."""
+        return self._holders.is_tight()
 
     def schedule(self, prefill_budget: int | None = None) -> list[Chunk]:
         """Plan a step: decodes, then prompts under way, then new ones as far as budget and pages go.
@@ -308,7 +284,7 @@ class Scheduler:
         if request.guide is not None and _must_wait(request):
             return
         share = limit(start, start + 1, request.prefill_end, step.budget, step.ctx)
-        if share.num_tokens and self._grow(request, start + 1, step):
+        if share.num_tokens and self._holders.grow(request, start + 1, step):
             step.take(request, share)
             if request.guide is None:
                 num_slots = len(request.page_table) * self.pool.page_size
@@ -321,89 +297,20 @@ class Scheduler:
         if request.loading:
             return
         # Without a free page it waits for the others; only if there are none does it preempt.
-        if self._room(request) == 0 and (step.plan or not self._grow(request, start + 1, step)):
+        if self._holders.room(request) == 0 and (
+            step.plan or not self._holders.grow(request, start + 1, step)
+        ):
             return
         if self._swap.num_tokens(request, start):
             if not request.num_in_flight:
                 self._load(request, step)
             return
-        budget = min(step.budget, self._room(request))
+        budget = min(step.budget, self._holders.room(request))
         stop = self._swap.stop(request, start)
         share = limit(start, stop, request.prefill_end, budget, step.ctx)
         self._counts.align_deferrals += share.reason is LimitReason.ALIGNMENT
-        if share.num_tokens and self._grow(request, start + share.num_tokens, step):
+        if share.num_tokens and self._holders.grow(request, start + share.num_tokens, step):
             step.take(request, share)
-
-    # ---- memory
-
-    def _room(self, request: Request) -> int:
-        """Tokens that the request's pages and all free ones could still take."""
-        pages = len(request.page_table) + self.pool.num_free
-        return pages * self.pool.page_size - request.num_computed
-
-    def _grow(self, request: Request, end: int, step: Step) -> bool:
-        """Make the page table cover `end` tokens, by preempting if the step may."""
-        table = request.page_table
-        missing = self._num_pages(end) - len(table)
-        if missing <= 0:
-            return True
-        while (pages := self.pool.allocate(missing, table[-1] if table else None)) is None:
-            victim = self._victim() if step.may_preempt else None
-            if victim is None:
-                return False
-            self._preempt(victim, step)
-            if victim is request:
-                return False
-        request.page_table = table + as_page_table(pages)
-        return True
-
-    def _victim(self) -> Request | None:
-        return choose_victim(
-            self._running.values(), self.pool, self.config.immune_after_preemptions
-        )
-
-    def _preempt(self, request: Request, step: Step) -> None:
-        step.refund(request)
-        step.has_preempted = True
-        request.num_preemptions += 1
-        is_immune = request.num_preemptions == self.config.immune_after_preemptions
-        self._counts.immune_requests += is_immune
-        mode = PreemptionMode.RECOMPUTE
-        if self.config.preemption_mode is PreemptionMode.SWAP:
-            self._cache.hash(request)
-            self._counts.swapped_tokens += self._swap.save(request)
-            mode = PreemptionMode.SWAP if request.saved else mode
-        self._set_back(request)
-        self._counts.preemptions += 1
-        logger.warning(
-            "Request %s is preempted by %s mode because there is not enough KV cache space. "
-            "This can affect the end-to-end performance. Increase gpu_memory_utilization or "
-            "decrease max_num_seqs or max_num_batched_tokens. total_cumulative_preemption_cnt=%d",
-            request.id,
-            mode,
-            self._counts.preemptions,
-        )
-
-    def _set_back(self, request: Request) -> None:
-        """From running to waiting, without its pages."""
-        request.num_lost = request.num_computed
-        self._release(request)
-        request.loading = None
-        request.num_computed = 0
-        request.state = RequestState.WAITING
-        self._siblings.leave(request)
-        del self._running[request.id]
-        self._waiting.add(request)
-        self._measure(request)
-
-    def _release(self, request: Request) -> None:
-        assert request.num_in_flight == 0, "an unread step uses these pages"
-        self._copies.drop(request)
-        self.pool.release(request.page_table)
-        request.page_table = as_page_table()
-
-    def _num_pages(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.pool.page_size)
 
     def take_copies(self) -> list[PageCopy]:
         """Pages to copy before the next step is planned, and before the planned one is launched:
@@ -442,7 +349,7 @@ class Scheduler:
             self._copies.add(fork, source, pages[0])
         fork.state = RequestState.RUNNING
         self._running[fork.id] = fork
-        self._measure(fork)
+        self._capacity.measure(fork)
         fork.num_computed = fork.num_prompt - 1
         fork.prefill_end = fork.num_prompt
         fork.cache = self._cache.report_fork(num_pages)
@@ -487,7 +394,7 @@ class Scheduler:
         first = request.num_computed // self.pool.page_size
         room = len(request.page_table) - first + self.pool.num_free
         end = min(request.saved.end, first + min(LOAD_PAGES, room))
-        grown = self._grow(request, end * self.pool.page_size, step)
+        grown = self._holders.grow(request, end * self.pool.page_size, step)
         assert grown, "there was room for them"
         self._swap.load(request, end)
 
@@ -505,7 +412,7 @@ class Scheduler:
         self._running[request.id] = request
         request.state = RequestState.RUNNING
         request.page_table = as_page_table(cached)
-        self._measure(request)
+        self._capacity.measure(request)
         num_copied = tail.num_tokens if tail else 0
         request.num_computed = len(cached) * self.pool.page_size + num_copied
         self._count_hits(request)
@@ -515,7 +422,7 @@ class Scheduler:
         if share is None:
             self._load(request, step)
             return
-        grown = self._grow(request, request.num_computed + share.num_tokens, step)
+        grown = self._holders.grow(request, request.num_computed + share.num_tokens, step)
         assert grown, "admitted without the pages it needs"
         if tail:
             self._copies.add(request, tail.page, request.page_table[len(cached)])
@@ -629,7 +536,7 @@ class Scheduler:
         request.steady_until = 0
         if request.pins:
             self._pins.cancel(request)
-            self._measure_all()
+            self._capacity.measure_all(self._live.values())
         self._settle(request)
 
     def _settle(self, request: Request) -> None:
@@ -638,7 +545,7 @@ class Scheduler:
             self._ending.add(request)
         else:
             self._ending.discard(request)
-            self._release(request)
+            self._holders.release(request)
 
     # ---- look inside
 
@@ -693,7 +600,7 @@ class Scheduler:
         check_ending(self._ending, self.pool, self._num_unread)
         for request in self._live.values():
             assert len(request.token_ids) < request.capacity, f"{request.id} has no place to grow"
-            assert request.capacity == self._capacity(request), f"{request.id}: capacity is off"
+            assert request.capacity == self._capacity.of(request), f"{request.id}: capacity is off"
 
 
 def _must_wait(request: Request) -> bool:

@@ -24,8 +24,10 @@ from mlxserve.cache.runs import RunSet
 from mlxserve.errors import InvalidRequest, PromptTooLong, QueueFull
 from mlxserve.request import FinishReason
 from mlxserve.scheduler.admission import Admission
+from mlxserve.scheduler.capacity import Capacity
 from mlxserve.scheduler.config import BudgetMode
 from mlxserve.scheduler.copies import Copies, PageTail
+from mlxserve.scheduler.holders import Holders
 from mlxserve.scheduler.preemption import PreemptionMode
 from mlxserve.scheduler.prefix_cache import PrefixCache
 from mlxserve.scheduler.scheduler import Scheduler
@@ -252,12 +254,12 @@ BUGS: dict[str, tuple[type, str, str, str]] = {
         "if start >= request.full_at:",
     ),
     "keep computed tokens over a preemption": (
-        Scheduler,
-        "_set_back",
+        Holders,
+        "set_back",
         "request.num_computed = 0",
         "pass",
     ),
-    "never tight": (Scheduler, "is_tight", "needed > num_free", "False"),
+    "never tight": (Holders, "is_tight", "needed > num_free", "False"),
     "let a decode wait behind a prompt": (
         Scheduler,
         "_plan_decodes",
@@ -271,8 +273,8 @@ BUGS: dict[str, tuple[type, str, str, str]] = {
         "request.full_at - 1",
     ),
     "stay steady over a preemption": (
-        Scheduler,
-        "_measure",
+        Capacity,
+        "measure",
         "request.steady_until = 0",
         "pass",
     ),
@@ -298,8 +300,8 @@ BUGS: dict[str, tuple[type, str, str, str]] = {
         "self.pool.retain(cached)",
     ),
     "promise the pins' pages to others": (
-        Scheduler,
-        "_capacity",
+        Capacity,
+        "of",
         "self._pins.num_kept_from(request)",
         "0",
     ),
@@ -377,7 +379,7 @@ SLOW_BUGS: dict[str, tuple[type, str, str, str]] = {
         "needed += self._pool.num_idle(cached)",
         "pass",
     ),
-    "plan for a preempted request": (Scheduler, "_preempt", "step.refund(request)", "pass"),
+    "plan for a preempted request": (Holders, "_preempt", "step.refund(request)", "pass"),
     "admit in a step that preempted": (
         Scheduler,
         "schedule",
