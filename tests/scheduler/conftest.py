@@ -157,6 +157,16 @@ class GhostEngine:
         self._judge_reports()
         self._judge_counts()
 
+    # ---- what a test says
+
+    def pages(self, *numbers: int) -> list[int]:
+        """A prompt with a page of each number."""
+        return [number for number in numbers for _ in range(self.scheduler.pool.page_size)]
+
+    def spans(self, chunks: Sequence[Chunk]) -> list[tuple[str, int, int]]:
+        """(request, first position, tokens) of each chunk, in order."""
+        return [(chunk.request.id, chunk.start, chunk.length) for chunk in chunks]
+
     # ---- what an engine does
 
     def launch(self, prefill_budget: int | None = None) -> list[Chunk]:
@@ -183,7 +193,7 @@ class GhostEngine:
             and before["preemptions"] == self.scheduler.stats().num_preemptions
         ):
             self._judge_leftovers(chunks, before)
-        self.trace.append([(chunk.request.id, chunk.start, chunk.length) for chunk in chunks])
+        self.trace.append(self.spans(chunks))
         if chunks:
             self.unread.append((chunks, self._execute(chunks)))
         return chunks

@@ -6,33 +6,23 @@ from collections.abc import Callable
 
 import pytest
 
-from mlxserve.request import Chunk
 from mlxserve.scheduler.admission import Admission
 
 PAGE = 32
 LARGE = {"page_size": PAGE, "max_num_batched_tokens": 2048, "max_model_len": 4096}
 
 
-def pages(*numbers: int) -> list[int]:
-    """A prompt with a page of each number."""
-    return [number for number in numbers for _ in range(PAGE)]
-
-
-def spans(chunks: list[Chunk]) -> list[tuple[str, int, int]]:
-    return [(chunk.request.id, chunk.start, chunk.length) for chunk in chunks]
-
-
 def test_a_16_page_prompt_with_12_pages_in_use_by_others_is_admitted_with_4_free(
     make_engine: Callable,
 ) -> None:
     engine = make_engine(num_pages=20, **LARGE)
-    engine.add(pages(*range(1, 13)) + [1] * 100, max_tokens=8)
+    engine.add(engine.pages(*range(1, 13)) + [1] * 100, max_tokens=8)
     engine.launch()
     engine.read()
     assert engine.scheduler.pool.num_free == 4
-    other = engine.add(pages(*range(1, 17)))
+    other = engine.add(engine.pages(*range(1, 17)))
     chunks = engine.launch()
-    assert spans(chunks) == [("r0", 484, 1), ("r1", 12 * PAGE, 4 * PAGE)]
+    assert engine.spans(chunks) == [("r0", 484, 1), ("r1", 12 * PAGE, 4 * PAGE)]
     assert other.num_cached == 12 * PAGE
     assert engine.scheduler.pool.num_free == 0
     engine.drain()
@@ -40,13 +30,13 @@ def test_a_16_page_prompt_with_12_pages_in_use_by_others_is_admitted_with_4_free
 
 def test_hits_that_are_free_leave_the_free_pages_and_are_counted(make_engine: Callable) -> None:
     engine = make_engine(num_pages=20, **LARGE)
-    engine.add([*pages(*range(1, 13)), 1], max_tokens=1)
+    engine.add([*engine.pages(*range(1, 13)), 1], max_tokens=1)
     engine.drain()
-    engine.add([*pages(21, 22, 23, 24), 1], max_tokens=8)
+    engine.add([*engine.pages(21, 22, 23, 24), 1], max_tokens=8)
     engine.step()
     assert engine.scheduler.pool.num_free == 15
-    engine.add(pages(*range(1, 17)))
-    assert "r2" not in [name for name, *_ in spans(engine.launch())]
+    engine.add(engine.pages(*range(1, 17)))
+    assert "r2" not in [name for name, *_ in engine.spans(engine.launch())]
     engine.drain()
 
 
@@ -55,13 +45,13 @@ def test_two_prompts_of_1024_with_512_cached_each_use_1024_of_a_2048_budget(
 ) -> None:
     engine = make_engine(num_pages=256, **LARGE)
     first, second, third = range(1, 17), range(21, 37), range(41, 105)
-    engine.add([*pages(*first), 1], max_tokens=1)
-    engine.add([*pages(*second), 1], max_tokens=1)
+    engine.add([*engine.pages(*first), 1], max_tokens=1)
+    engine.add([*engine.pages(*second), 1], max_tokens=1)
     engine.drain()
     for half in (first, second):
-        engine.add(pages(*half, *(n + 100 for n in half)))
-    engine.add(pages(*third))
-    assert spans(engine.launch()) == [
+        engine.add(engine.pages(*half, *(n + 100 for n in half)))
+    engine.add(engine.pages(*third))
+    assert engine.spans(engine.launch()) == [
         ("r2", 512, 512),
         ("r3", 512, 512),
         ("r4", 0, 1024),
@@ -81,7 +71,7 @@ def test_an_aligned_prompt_waits_for_a_page_of_budget_and_others_do_not(
     engine.add([3] * 90, max_tokens=9)
     engine.add([4] * 3, max_tokens=9)
     # 63 are left: a page of r1, then 31, too few for r2's first page but enough for all of r3.
-    assert spans(engine.launch()) == [("r0", 5, 1), ("r1", 0, 32), ("r3", 0, 3)]
+    assert engine.spans(engine.launch()) == [("r0", 5, 1), ("r1", 0, 32), ("r3", 0, 3)]
     assert engine.scheduler.stats().align_deferrals == 1
     engine.drain()
 
@@ -135,7 +125,7 @@ def test_a_small_request_overtakes_one_that_lacks_memory_once(make_engine: Calla
 
 def test_four_cold_requests_compute_and_hold_their_long_prefix_once(make_engine: Callable) -> None:
     engine = make_engine(num_pages=64, **{**LARGE, "max_num_batched_tokens": 256})
-    prefix = pages(*range(1, 17))
+    prefix = engine.pages(*range(1, 17))
     for number in range(4):
         engine.add(prefix + [50 + number] * PAGE, max_tokens=8)
     held = 0
@@ -150,31 +140,31 @@ def test_four_cold_requests_compute_and_hold_their_long_prefix_once(make_engine:
 
 def test_a_follower_goes_on_when_its_leader_is_aborted(make_engine: Callable) -> None:
     engine = make_engine(num_pages=64, **{**LARGE, "max_num_batched_tokens": 256})
-    prefix = pages(*range(1, 17))
+    prefix = engine.pages(*range(1, 17))
     engine.add(prefix)
     engine.add(prefix)
     engine.launch()
-    assert spans(engine.launch()) == [("r0", 256, 256)]
+    assert engine.spans(engine.launch()) == [("r0", 256, 256)]
     engine.abort("r0")
     engine.read()
-    assert spans(engine.launch()) == [("r1", 256, 256)]
+    assert engine.spans(engine.launch()) == [("r1", 256, 256)]
     engine.drain()
 
 
 def test_requests_behind_a_follower_do_not_wait_for_it(make_engine: Callable) -> None:
     engine = make_engine(num_pages=64, **{**LARGE, "max_num_batched_tokens": 256})
-    prefix = pages(*range(1, 8))
+    prefix = engine.pages(*range(1, 8))
     engine.add(prefix)
     engine.add(prefix)
     engine.add([9] * 20)
-    assert spans(engine.launch()) == [("r0", 0, 224), ("r2", 0, 20)]
+    assert engine.spans(engine.launch()) == [("r0", 0, 224), ("r2", 0, 20)]
     engine.drain()
 
 
 def test_a_prefix_of_three_pages_is_not_waited_for(make_engine: Callable) -> None:
     engine = make_engine(num_pages=64, **LARGE)
-    engine.add(pages(1, 2, 3, 4))
-    engine.add(pages(1, 2, 3, 4))
+    engine.add(engine.pages(1, 2, 3, 4))
+    engine.add(engine.pages(1, 2, 3, 4))
     assert len(engine.launch()) == 2
     engine.drain()
 
@@ -182,7 +172,7 @@ def test_a_prefix_of_three_pages_is_not_waited_for(make_engine: Callable) -> Non
 def test_siblings_of_other_salts_are_strangers(make_engine: Callable) -> None:
     engine = make_engine(num_pages=64, **LARGE)
     for salt in (b"a", b"b"):
-        engine.add(pages(*range(1, 9)), salt=salt)
+        engine.add(engine.pages(*range(1, 9)), salt=salt)
     assert len(engine.launch()) == 2
     engine.drain()
 

@@ -7,15 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from mlxserve.errors import InvalidConfig
-from mlxserve.request import Chunk
 from mlxserve.scheduler.config import SchedulerConfig
 
 PAGE = 32
 LARGE = {"page_size": PAGE, "max_num_batched_tokens": 2048, "max_model_len": 4096}
-
-
-def spans(chunks: list[Chunk]) -> list[tuple[str, int, int]]:
-    return [(chunk.request.id, chunk.start, chunk.length) for chunk in chunks]
 
 
 def test_without_chunking_a_budget_below_the_context_is_refused_at_the_start() -> None:
@@ -36,5 +31,5 @@ def test_alignment_that_could_starve_a_prompt_is_turned_off_with_a_warning(
     engine = make_engine(page_size=16, max_num_batched_tokens=20, max_num_seqs=8)
     assert "page_aligned_scheduling is off" in caplog.text
     engine.add([1] * 40, max_tokens=1)
-    assert spans(engine.launch()) == [("r0", 0, 20)]
+    assert engine.spans(engine.launch()) == [("r0", 0, 20)]
     engine.drain()

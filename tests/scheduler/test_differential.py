@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxserve.request import Chunk, Request, RequestState
+from mlxserve.request import Request, RequestState
 from mlxserve.scheduler import limit
 from mlxserve.scheduler.admission import Admission
 from mlxserve.scheduler.config import BudgetMode
@@ -236,10 +236,6 @@ class Slow:
                 times[other] += 1
 
 
-def spans(chunks: list[Chunk]) -> list[tuple[str, int, int]]:
-    return [(chunk.request.id, chunk.start, chunk.length) for chunk in chunks]
-
-
 def judged(make_engine: Callable, seed: int) -> int:
     """Plans that were compared in one random run."""
     draw = random.Random(seed)
@@ -272,7 +268,7 @@ def judged(make_engine: Callable, seed: int) -> int:
             engine.read()
         elif len(engine.unread) < 2:
             expected = slow.plan()
-            planned = spans(engine.launch())
+            planned = engine.spans(engine.launch())
             assert expected is None or planned == expected
             count += expected is not None
     engine.drain()

@@ -12,7 +12,6 @@ from types import ModuleType
 import pytest
 
 from mlxserve.errors import PromptTooLong
-from mlxserve.request import Chunk
 from mlxserve.scheduler import limit, preemption
 from mlxserve.scheduler.admission import Admission
 from mlxserve.scheduler.copies import PageTail
@@ -21,10 +20,6 @@ from mlxserve.scheduler.prefix_cache import PrefixCache
 from mlxserve.scheduler.scheduler import Scheduler
 
 PREFIX = list(range(100, 116))  # 4 pages
-
-
-def spans(chunks: list[Chunk]) -> list[tuple[str, int, int]]:
-    return [(chunk.request.id, chunk.start, chunk.length) for chunk in chunks]
 
 
 def test_p01_a_match_does_not_outlive_an_eviction(make_engine: Callable) -> None:
@@ -149,7 +144,7 @@ def test_p08_a_long_prompt_does_not_keep_the_others_out_of_a_step(make_engine: C
     engine.add([1] * 4000, 1)
     for number in (2, 3, 4):
         engine.add([number] * 40, 1)
-    assert spans(engine.launch()) == [("r0", 0, 512), *((f"r{n}", 0, 40) for n in (1, 2, 3))]
+    assert engine.spans(engine.launch()) == [("r0", 0, 512), *((f"r{n}", 0, 40) for n in (1, 2, 3))]
     engine.drain()
 
 
@@ -177,7 +172,7 @@ def test_p09_who_gets_less_than_a_page_is_deferred_and_the_others_go_on(
     for number, length in ((2, 70), (3, 90), (4, 3)):
         engine.add([number] * length, max_tokens=9)
     # 63 are left: a page of r1, then 31, too few for r2's first page but enough for all of r3.
-    assert spans(engine.launch()) == [("r0", 5, 1), ("r1", 0, 32), ("r3", 0, 3)]
+    assert engine.spans(engine.launch()) == [("r0", 5, 1), ("r1", 0, 32), ("r3", 0, 3)]
     engine.drain()
 
 
@@ -199,7 +194,7 @@ def test_p11_what_a_step_matches_it_does_not_evict(make_engine: Callable) -> Non
     engine.add([*PREFIX, 1], 1)
     engine.drain()
     request = engine.add([*PREFIX, *[2] * 15], 1)
-    assert spans(engine.launch()) == [("r1", 16, 15)]
+    assert engine.spans(engine.launch()) == [("r1", 16, 15)]
     assert request.num_cached == 16
     engine.drain()
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from mlxserve.request import Chunk
 from mlxserve.scheduler.copies import PageTail
 from mlxserve.scheduler.prefix_cache import PrefixCache
 
@@ -14,24 +13,15 @@ PAGE = 32
 LARGE = {"page_size": PAGE, "max_num_batched_tokens": 2048, "max_model_len": 4096}
 
 
-def pages(*numbers: int) -> list[int]:
-    """A prompt with a page of each number."""
-    return [number for number in numbers for _ in range(PAGE)]
-
-
-def spans(chunks: list[Chunk]) -> list[tuple[str, int, int]]:
-    return [(chunk.request.id, chunk.start, chunk.length) for chunk in chunks]
-
-
 @pytest.mark.parametrize(("tail", "computed"), [(PageTail.COPY, 1), (PageTail.RECOMPUTE, PAGE)])
 def test_a_fully_cached_prompt_computes_one_token(
     make_engine: Callable, tail: PageTail, computed: int
 ) -> None:
     engine = make_engine(num_pages=64, page_tail=tail, **LARGE)
-    engine.add(pages(1, 2, 3, 4), max_tokens=1)
+    engine.add(engine.pages(1, 2, 3, 4), max_tokens=1)
     engine.drain()
-    request = engine.add(pages(1, 2, 3, 4), max_tokens=1)
-    assert spans(engine.launch()) == [("r1", 4 * PAGE - computed, computed)]
+    request = engine.add(engine.pages(1, 2, 3, 4), max_tokens=1)
+    assert engine.spans(engine.launch()) == [("r1", 4 * PAGE - computed, computed)]
     assert request.num_cached == 4 * PAGE - computed
     engine.drain()
     assert engine.num_copied == (tail is PageTail.COPY)
@@ -40,12 +30,12 @@ def test_a_fully_cached_prompt_computes_one_token(
 def test_a_page_is_only_copied_where_there_is_one_to_spare(make_engine: Callable) -> None:
     """Until it is copied the cached page and its copy are two."""
     engine = make_engine(num_pages=5, **LARGE)
-    engine.add(pages(1, 2, 3, 4), max_tokens=1)
+    engine.add(engine.pages(1, 2, 3, 4), max_tokens=1)
     engine.drain()
     other = engine.add([9], max_tokens=8)
     engine.launch()
-    request = engine.add(pages(1, 2, 3, 4), max_tokens=1)
-    assert spans(engine.launch()) == [("r1", 1, 1), ("r2", 3 * PAGE, PAGE)]
+    request = engine.add(engine.pages(1, 2, 3, 4), max_tokens=1)
+    assert engine.spans(engine.launch()) == [("r1", 1, 1), ("r2", 3 * PAGE, PAGE)]
     assert request.num_cached == 3 * PAGE
     engine.drain()
     assert other.is_finished
@@ -54,18 +44,18 @@ def test_a_page_is_only_copied_where_there_is_one_to_spare(make_engine: Callable
 
 def test_a_prompt_cached_but_for_its_last_token_computes_one_token(make_engine: Callable) -> None:
     engine = make_engine(num_pages=64, **LARGE)
-    engine.add([*pages(1, 2, 3, 4), 9], max_tokens=1)
+    engine.add([*engine.pages(1, 2, 3, 4), 9], max_tokens=1)
     engine.drain()
-    engine.add([*pages(1, 2, 3, 4), 9], max_tokens=1)
-    assert spans(engine.launch()) == [("r1", 4 * PAGE, 1)]
+    engine.add([*engine.pages(1, 2, 3, 4), 9], max_tokens=1)
+    assert engine.spans(engine.launch()) == [("r1", 4 * PAGE, 1)]
     engine.drain()
 
 
 def test_the_next_turn_of_a_chat_finds_the_pages_of_its_answer(make_engine: Callable) -> None:
     engine = make_engine(num_pages=64, **LARGE)
-    first = engine.add(pages(1), max_tokens=2 * PAGE)
+    first = engine.add(engine.pages(1), max_tokens=2 * PAGE)
     engine.drain()
-    second = engine.add([*first.token_ids, *pages(2)], max_tokens=1)
+    second = engine.add([*first.token_ids, *engine.pages(2)], max_tokens=1)
     engine.drain()
     # The answer's last token was never computed: it is not part of the third page.
     assert second.num_cached == 2 * PAGE
@@ -73,10 +63,10 @@ def test_the_next_turn_of_a_chat_finds_the_pages_of_its_answer(make_engine: Call
 
 def test_pages_are_not_shared_across_salts(make_engine: Callable) -> None:
     engine = make_engine(num_pages=64, **LARGE)
-    engine.add(pages(1, 2, 3), salt=b"a")
+    engine.add(engine.pages(1, 2, 3), salt=b"a")
     engine.drain()
     for salt in (b"b", b"", b"a"):
-        engine.add(pages(1, 2, 3), salt=salt)
+        engine.add(engine.pages(1, 2, 3), salt=salt)
     engine.drain()
     hits = [request.num_cached for request in engine.requests.values()]
     assert hits == [0, 0, 0, 3 * PAGE - 1]
@@ -85,7 +75,7 @@ def test_pages_are_not_shared_across_salts(make_engine: Callable) -> None:
 def test_without_prefix_caching_nothing_is_found_or_kept(make_engine: Callable) -> None:
     engine = make_engine(num_pages=64, enable_prefix_caching=False, **LARGE)
     for _ in range(2):
-        assert engine.add(pages(1, 2, 3)).num_cached == 0
+        assert engine.add(engine.pages(1, 2, 3)).num_cached == 0
         engine.drain()
     assert engine.scheduler.pool.num_cached == 0
     assert engine.scheduler.stats().prefix_hits == 0
@@ -93,10 +83,10 @@ def test_without_prefix_caching_nothing_is_found_or_kept(make_engine: Callable) 
 
 def test_hits_are_counted_once_per_admission(make_engine: Callable) -> None:
     engine = make_engine(num_pages=8, max_num_seqs=1, **LARGE)
-    engine.add(pages(1, 2, 3), max_tokens=1)
+    engine.add(engine.pages(1, 2, 3), max_tokens=1)
     engine.drain()
-    engine.add([*pages(1, 2, 3), 5], max_tokens=PAGE)
-    engine.add([*pages(1, 2, 3), 6], max_tokens=1)  # looked at again and again, in vain
+    engine.add([*engine.pages(1, 2, 3), 5], max_tokens=PAGE)
+    engine.add([*engine.pages(1, 2, 3), 6], max_tokens=1)  # looked at again and again, in vain
     for _ in range(20):
         engine.step()
     stats = engine.scheduler.stats()
@@ -109,11 +99,11 @@ def test_hits_are_counted_once_per_admission(make_engine: Callable) -> None:
 
 def test_what_an_aborted_prompt_had_computed_is_found_again(make_engine: Callable) -> None:
     engine = make_engine(num_pages=64, **LARGE)
-    engine.add(pages(1, 2, 3), max_tokens=9)
+    engine.add(engine.pages(1, 2, 3), max_tokens=9)
     engine.launch()
     engine.abort("r0")
     engine.read()
-    assert engine.add(pages(1, 2, 3)).num_cached == 0
+    assert engine.add(engine.pages(1, 2, 3)).num_cached == 0
     engine.launch()
     assert engine.requests["r1"].num_cached == 3 * PAGE - 1
     engine.drain()
@@ -134,7 +124,7 @@ def test_a_page_whose_last_token_was_dropped_is_not_published(make_engine: Calla
 
 def test_whoever_computed_a_page_second_holds_the_first_ones(make_engine: Callable) -> None:
     engine = make_engine(num_pages=64, **LARGE)
-    prefix = pages(1, 2, 3)  # too short to wait for
+    prefix = engine.pages(1, 2, 3)  # too short to wait for
     for number in range(3):
         engine.add([*prefix, number], max_tokens=4)
     engine.launch()
@@ -154,10 +144,10 @@ def test_whoever_computed_a_page_second_holds_the_first_ones(make_engine: Callab
 
 def test_a_copied_page_that_became_the_same_again_is_given_back(make_engine: Callable) -> None:
     engine = make_engine(num_pages=64, **LARGE)
-    engine.add(pages(1, 2), max_tokens=1)
+    engine.add(engine.pages(1, 2), max_tokens=1)
     engine.drain()
     for _ in range(4):
-        engine.add(pages(1, 2), max_tokens=4)
+        engine.add(engine.pages(1, 2), max_tokens=4)
     engine.step()
     assert engine.scheduler.pool.num_used == 1 + 4
     for _ in range(2):

@@ -7,7 +7,6 @@ import pytest
 
 from mlxserve.errors import InvalidParameter, PromptTooLong, QueueFull
 from mlxserve.request import (
-    Chunk,
     FinishReason,
     Request,
     RequestState,
@@ -19,15 +18,6 @@ from mlxserve.scheduler.config import BudgetMode
 
 PAGE = 32
 LARGE = {"page_size": PAGE, "max_num_batched_tokens": 2048, "max_model_len": 4096}
-
-
-def pages(*numbers: int) -> list[int]:
-    """A prompt with a page of each number."""
-    return [number for number in numbers for _ in range(PAGE)]
-
-
-def spans(chunks: list[Chunk]) -> list[tuple[str, int, int]]:
-    return [(chunk.request.id, chunk.start, chunk.length) for chunk in chunks]
 
 
 # ---- the order of a step
@@ -42,7 +32,7 @@ def test_decodes_are_never_delayed_by_a_waiting_prefill(make_engine: Callable) -
     engine.add([2] * 1000, max_tokens=1)
     for turn in range(15):
         chunks = engine.step()
-        assert spans(chunks)[0] == ("r0", 5 + turn, 1)
+        assert engine.spans(chunks)[0] == ("r0", 5 + turn, 1)
         assert len(chunks) == 2
     engine.drain()
 
@@ -54,13 +44,13 @@ def test_decodes_come_first_then_prompts_under_way_then_new_ones(make_engine: Ca
     engine.add([1] * 200, max_tokens=4)
     engine.launch()
     engine.add([2] * 20, max_tokens=4)
-    assert spans(engine.launch()) == [("r0", 128, 72), ("r1", 0, 20)]
+    assert engine.spans(engine.launch()) == [("r0", 128, 72), ("r1", 0, 20)]
     engine.read()
     engine.add([3] * 150, max_tokens=4)
     engine.add([4] * 100, max_tokens=4)
-    assert spans(engine.launch()) == [("r0", 200, 1), ("r1", 20, 1), ("r2", 0, 96)]
+    assert engine.spans(engine.launch()) == [("r0", 200, 1), ("r1", 20, 1), ("r2", 0, 96)]
     engine.read()
-    assert spans(engine.launch())[2:] == [("r2", 96, 54), ("r3", 0, 32)]
+    assert engine.spans(engine.launch())[2:] == [("r2", 96, 54), ("r3", 0, 32)]
     engine.drain()
 
 
@@ -73,15 +63,15 @@ def test_a_prefill_budget_holds_only_beside_decodes_and_never_below_a_page(
     scheduler = engine.scheduler
     engine.add([1] * 300, max_tokens=9)
     first = scheduler.schedule(prefill_budget=64)
-    assert spans(first) == [("r0", 0, 256)]
+    assert engine.spans(first) == [("r0", 0, 256)]
     second = scheduler.schedule(prefill_budget=64)
-    assert spans(second) == [("r0", 256, 44)]
+    assert engine.spans(second) == [("r0", 256, 44)]
     scheduler.update(first, [None])
     engine.add([2] * 1000, max_tokens=1)
     third = scheduler.schedule(prefill_budget=70)
-    assert spans(third) == [("r0", 300, 1), ("r1", 0, 64)]
+    assert engine.spans(third) == [("r0", 300, 1), ("r1", 0, 64)]
     scheduler.update(second, [Sampled(1)])
-    assert spans(scheduler.schedule(prefill_budget=0)) == [("r0", 301, 1), ("r1", 64, 32)]
+    assert engine.spans(scheduler.schedule(prefill_budget=0)) == [("r0", 301, 1), ("r1", 64, 32)]
 
 
 def test_every_chunk_but_the_last_ends_on_a_page(make_engine: Callable) -> None:
@@ -103,8 +93,8 @@ def test_an_aligned_chunk_is_charged_whole_pages(make_engine: Callable) -> None:
     )
     engine.add([1] * 80, max_tokens=1)
     engine.add([2] * 10, max_tokens=1)
-    assert spans(engine.launch()) == [("r0", 0, 80)]
-    assert spans(engine.launch()) == [("r1", 0, 10)]
+    assert engine.spans(engine.launch()) == [("r0", 0, 80)]
+    assert engine.spans(engine.launch()) == [("r1", 0, 10)]
     engine.drain()
 
 
@@ -124,7 +114,7 @@ def test_the_budget_counts_pages_or_tokens(
     for number in range(3):
         engine.add([number] * 33, max_tokens=1)
     engine.add([4] * 29, max_tokens=1)
-    assert [length for _, _, length in spans(engine.launch())] == lengths
+    assert [length for _, _, length in engine.spans(engine.launch())] == lengths
     engine.drain()
 
 
@@ -133,10 +123,10 @@ def test_a_long_prompt_is_capped_only_while_others_could_use_the_step(
 ) -> None:
     engine = make_engine(num_pages=256, **{**LARGE, "long_prefill_token_threshold": 512})
     engine.add([1] * 4000, max_tokens=1)
-    assert spans(engine.launch()) == [("r0", 0, 2048)]
+    assert engine.spans(engine.launch()) == [("r0", 0, 2048)]
     for number in (2, 3, 4):
         engine.add([number] * 40, max_tokens=1)
-    assert spans(engine.launch())[0] == ("r0", 2048, 512)
+    assert engine.spans(engine.launch())[0] == ("r0", 2048, 512)
     engine.drain()
 
 
@@ -150,8 +140,8 @@ def test_without_chunking_a_prompt_waits_until_it_fits_whole(make_engine: Callab
     )
     engine.add([1] * 300, max_tokens=3)
     engine.add([2] * 300, max_tokens=3)
-    assert spans(engine.launch()) == [("r0", 0, 300)]
-    assert spans(engine.launch()) == [("r0", 300, 1), ("r1", 0, 300)]
+    assert engine.spans(engine.launch()) == [("r0", 0, 300)]
+    assert engine.spans(engine.launch()) == [("r0", 300, 1), ("r1", 0, 300)]
     engine.drain()
 
 
@@ -383,13 +373,13 @@ def test_aborting_all_ends_everyone(make_engine: Callable) -> None:
 
 def test_the_cache_is_reset_only_between_requests(make_engine: Callable) -> None:
     engine = make_engine(num_pages=64, **LARGE)
-    engine.add(pages(1, 2, 3), max_tokens=2)
+    engine.add(engine.pages(1, 2, 3), max_tokens=2)
     engine.launch()
     assert not engine.scheduler.reset_prefix_cache()
     engine.drain()
     assert engine.scheduler.stats().pages_cached == 3
     assert engine.scheduler.reset_prefix_cache()
-    engine.add(pages(1, 2, 3))
+    engine.add(engine.pages(1, 2, 3))
     engine.drain()
     assert engine.requests["r1"].num_cached == 0
 
