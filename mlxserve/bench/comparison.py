@@ -89,7 +89,11 @@ DEFAULTS = Settings(
         "page_aligned_scheduling": True,
         "enable_chunked_prefill": True,
         "enable_prefix_caching": True,
-    }
+        "prefix_follow_pages": 4,
+        "growth_pages": 2,
+        "hot_after_hits": 2,
+    },
+    itl_target_ms=100.0,
 )
 VARIANTS = (
     Variant("page_aligned_scheduling", False),
@@ -102,13 +106,17 @@ VARIANTS = (
     Variant("max_num_seqs", 4),
     Variant("max_num_seqs", 16),
     Variant("max_num_seqs", 256),
-    Variant("itl_target_ms", 100.0),
+    Variant("itl_target_ms", 0.0),
     Variant("itl_target_ms", 250.0),
     Variant("itl_target_ms", 1000.0),
     Variant("page_size", 16),
     Variant("page_size", 64),
     Variant("enable_chunked_prefill", False),
     Variant("enable_prefix_caching", False),
+    Variant("prefix_follow_pages", 10_000),  # nobody waits for anybody
+    Variant("growth_pages", 0),
+    Variant("growth_pages", 8),
+    Variant("hot_after_hits", 10_000),  # least recently used, and nothing else
 )
 
 

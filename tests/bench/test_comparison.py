@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from mlxserve.bench.cli import app
 from mlxserve.bench.comparison import DEFAULTS, METRICS, Difference, Metric, Variant
 from mlxserve.bench.costs import ASSUMED
 from mlxserve.bench.workloads import SCENARIOS
+from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidConfig
 from mlxserve.scheduler.config import SchedulerConfig
 
@@ -71,6 +72,12 @@ def test_the_defaults_are_those_of_the_scheduler() -> None:
         page_size=32, max_num_batched_tokens=2048, max_num_seqs=64, max_model_len=4096
     )
     assert ours == theirs
+
+
+def test_the_defaults_are_those_of_the_engine() -> None:
+    engine = asdict(EngineConfig())
+    assert {name: engine[name] for name in DEFAULTS.options} == DEFAULTS.options
+    assert engine["itl_target_ms"] == DEFAULTS.itl_target_ms
 
 
 def test_a_variant_that_changes_nothing_differs_by_nothing() -> None:
