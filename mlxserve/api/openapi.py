@@ -42,7 +42,7 @@ BODIES: Mapping[tuple[str, str], type[BaseModel]] = {
     ("put", "/v1/prefixes/{name}"): PrefixRequest,
 }
 # Work without a body.
-BODILESS = frozenset({("post", "/api/v1/cache/reset")})
+BODILESS = frozenset({("post", "/api/v1/cache/reset"), ("post", "/v1/responses/{id}/cancel")})
 _ANTHROPIC = "/v1/messages"
 _PARAMETER = re.compile(r"\{([a-z_]+)(?::[a-z]+)?\}")
 _REF = "#/components/schemas/{model}"

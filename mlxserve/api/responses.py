@@ -12,7 +12,7 @@ A reply is kept for a while (`response_store.py`) unless `store` is false: it ca
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,13 +51,44 @@ class Responses:
             Route("/v1/responses", self.create, methods=["POST"]),
             Route("/v1/responses/{id}", self.get, methods=["GET"]),
             Route("/v1/responses/{id}", self.delete, methods=["DELETE"]),
+            Route("/v1/responses/{id}/input_items", self.input_items, methods=["GET"]),
+            Route("/v1/responses/{id}/cancel", self.cancel, methods=["POST"]),
         ]
 
     async def get(self, request: Request) -> Response:
+        if request.query_params.get("stream", "false") != "false":
+            raise ApiError(
+                400,
+                "stream: a stored response is read as a whole.",
+                param="stream",
+                code="unsupported_parameter",
+            )
+        return json_response(self._stored(request).response)
+
+    async def input_items(self, request: Request) -> Response:
+        """What a response was made of, what came before it included as far as it is still stored."""
+        stored = self._stored(request)
+        earlier = stored.previous and self._store.conversation(stored.previous, stored.owner)
+        own = stored.items[: len(stored.items) - len(stored.response["output"])]
+        items = [item.listed(number) for number, item in enumerate([*(earlier or ()), *own])]
+        return json_response(page_of(items, request.query_params))
+
+    async def cancel(self, request: Request) -> Response:
+        """Only what runs in the background could be; here a client cancels by hanging up."""
+        self._stored(request)
+        raise ApiError(
+            400,
+            "Only a response in the background can be cancelled, and none is made there.",
+            param="id",
+            code="invalid_value",
+        )
+
+    def _stored(self, request: Request) -> StoredResponse:
+        """Raises ApiError 404."""
         stored = self._store.get(request.path_params["id"], client_name(request))
         if stored is None:
             raise _not_found(request.path_params["id"], "id")
-        return json_response(stored.response)
+        return stored
 
     async def delete(self, request: Request) -> Response:
         response_id = request.path_params["id"]
@@ -226,6 +257,32 @@ class Reply:
 
 def _status(reason: FinishReason | None) -> str:
     return "incomplete" if reason is FinishReason.LENGTH else "completed"
+
+
+def page_of(items: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
+    """A list as OpenAI cuts it: `limit`, `order` and `after`. Raises ApiError 400."""
+    limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after")
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= 100):
+        raise _bad_query("limit", "must be a whole number from 1 to 100")
+    if order not in ("asc", "desc"):
+        raise _bad_query("order", "must be asc or desc")
+    ordered = list(items) if order == "asc" else list(reversed(items))
+    ids = [item["id"] for item in ordered]
+    if after is not None and after not in ids:
+        raise _bad_query("after", "is no item of this response")
+    begin = 0 if after is None else ids.index(after) + 1
+    page = ordered[begin : begin + int(limit)]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": begin + len(page) < len(ordered),
+    }
+
+
+def _bad_query(name: str, reason: str) -> ApiError:
+    return ApiError(400, f"{name}: {reason}.", param=name, code="invalid_value")
 
 
 def _not_found(response_id: str, param: str) -> ApiError:

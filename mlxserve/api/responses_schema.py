@@ -78,6 +78,34 @@ class Item(Strict):
         function = {"name": tool.full_name, "arguments": arguments}
         return {"id": self.call_id, "type": "function", "function": function}
 
+    def listed(self, number: int) -> dict[str, Any]:
+        """As a client reads it among a response's inputs; one without an id is named by its place."""
+        item = self.model_dump(exclude_none=True, exclude=set(self.model_extra or ()))
+        item.setdefault("id", f"{_ID_PREFIXES.get(self.type, self.type)}_{number}")
+        if self.type == "reasoning":
+            item.setdefault("summary", [])
+        if self.content is not None:
+            kind = "reasoning_text" if self.type == "reasoning" else f"{self._direction}_text"
+            item["content"] = [{"type": kind, "text": self.content}]
+            if kind == "output_text":
+                item["content"][0]["annotations"] = []
+        item.setdefault("status", "completed")
+        return item
+
+    @property
+    def _direction(self) -> str:
+        return "output" if self.role == "assistant" else "input"
+
+
+_ID_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
+
 
 def messages_of(items: Sequence[Item]) -> list[dict[str, Any]]:
     """Messages for a template: an answer's reasoning, text and calls become one."""

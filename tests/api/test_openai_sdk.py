@@ -98,6 +98,10 @@ def test_a_stored_response_is_read_and_deleted(alice, model):
     made = list(events)[-1].response
     again = alice.responses.retrieve(made.id)
     assert (again.id, again.output_text, again.usage) == (made.id, made.output_text, made.usage)
+    [item] = alice.responses.input_items.list(made.id)
+    assert (item.type, item.role, item.content[0].text) == ("message", "user", "Hi")
+    with pytest.raises(openai.BadRequestError, match="in the background"):
+        alice.responses.cancel(made.id)
     alice.responses.delete(made.id)
     with pytest.raises(openai.NotFoundError):
         alice.responses.retrieve(made.id)
@@ -108,6 +112,8 @@ def test_what_one_key_stored_does_not_exist_for_another(alice, bob, model):
     for attempt in (
         lambda: bob.responses.retrieve(made.id),
         lambda: bob.responses.delete(made.id),
+        lambda: list(bob.responses.input_items.list(made.id)),
+        lambda: bob.responses.cancel(made.id),
         lambda: bob.responses.create(model=model, input="Go on", previous_response_id=made.id),
     ):
         with pytest.raises(openai.NotFoundError):

@@ -215,6 +215,50 @@ def test_a_response_can_be_read_again_and_deleted(client, stream):
     assert not_found(client.delete(url), "id")
 
 
+def test_the_items_a_response_was_made_of_are_listed(client):
+    call = {"type": "function_call", "id": "fc_x", "call_id": "c", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "5"}
+    first = ask(client, input="One")
+    second = ask(client, input=[call, output], previous_response_id=first["id"])
+    url = f"{PATH}/{second['id']}/input_items"
+    listed = client.get(url, params={"order": "asc"}).json()
+    assert [(item["type"], item["id"]) for item in listed["data"]] == [
+        ("message", "msg_0"),
+        ("message", first["output"][0]["id"]),
+        ("function_call", "fc_x"),
+        ("function_call_output", "fco_3"),
+    ]
+    asked, answered, *_, result = listed["data"]
+    assert asked["content"] == [{"type": "input_text", "text": "One"}]
+    assert answered["content"] == [{"type": "output_text", "text": "Hello", "annotations": []}]
+    assert (result["output"], result["status"]) == ("5", "completed")
+    assert (listed["first_id"], listed["last_id"], listed["has_more"]) == ("msg_0", "fco_3", False)
+    page = client.get(url, params={"limit": 2, "after": "fco_3"}).json()
+    assert [item["id"] for item in page["data"]] == ["fc_x", first["output"][0]["id"]]
+    assert page["has_more"]
+    client.delete(f"{PATH}/{first['id']}")
+    assert len(client.get(url).json()["data"]) == 2
+    assert not_found(client.get(f"{PATH}/resp_0/input_items"), "id")
+
+
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [("limit=0", "limit"), ("limit=101", "limit"), ("limit=x", "limit"), ("limit=٣", "limit"),
+     ("order=up", "order"), ("after=msg_9", "after")],
+)  # fmt: skip
+def test_a_page_that_is_none_is_refused(client, query, name):
+    reply = client.get(f"{PATH}/{ask(client, input='One')['id']}/input_items?{query}")
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
+
+
+def test_what_is_never_in_the_background_is_never_cancelled_nor_streamed_again(client):
+    url = f"{PATH}/{ask(client, input='One')['id']}"
+    assert client.post(f"{url}/cancel").status_code == 400
+    assert not_found(client.post(f"{PATH}/resp_0/cancel"), "id")
+    reply = client.get(url, params={"stream": "true"})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "stream")
+
+
 def test_a_conversation_goes_on_with_all_that_was_said_but_the_instructions(client, chat):
     first = ask(client, input="One", instructions="Count.")
     second = ask(client, input="Two", previous_response_id=first["id"], instructions="Sum.")
