@@ -54,3 +54,25 @@ def test_code_words_come_in_many_kinds() -> None:
     assert any("-" in word and word[-1].isdigit() for word in made)
     assert any(word.isalpha() and word not in words.ENGLISH for word in made)
     assert any(word[:1].isupper() for word in made)
+
+
+def test_training_puts_invented_words_in_the_place_of_listed_ones_and_tests_never_do() -> None:
+    def picked(split: Split, listed: list[str]) -> list[str]:
+        return drawn(lambda rng, split: words.pick(rng, split, listed), split)
+
+    assert set(picked(Split.HELD_OUT, words.PLACES)) <= set(words.PLACES)
+    invented = [place for place in picked(Split.TRAIN, words.PLACES) if place not in words.PLACES]
+    assert len(invented) / 400 == pytest.approx(words.INVENTED_SHARE, abs=0.1)
+    assert all(place[0].isupper() for place in invented if place[0].isascii())
+    assert all(split is Split.TRAIN for split in map(words.split_of, invented))
+    animals = [a for a in picked(Split.TRAIN, words.ANIMALS) if a not in words.ANIMALS]
+    assert any(animal[0].islower() for animal in animals)
+
+
+def test_every_token_of_letters_is_a_word_some_time() -> None:
+    tokens = words.lettered_tokens()
+    assert len(tokens) > 1000
+    assert {"ward", "ney"} <= set(tokens), "of held-out words, and rare in those that train"
+    rng = Random(0)
+    made = {words.fragment(rng) for _ in range(20 * len(tokens))}
+    assert len(made.intersection(tokens)) > 0.99 * len(tokens)
