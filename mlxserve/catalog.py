@@ -63,12 +63,16 @@ class Verdict:
     fits: bool
     num_tokens: int
     needed: int  # bytes, for weights, a step at its peak and the context asked for
+    context: int  # tokens, which that is
 
 
 _STEP_TOKENS = 2048  # `max_num_batched_tokens` where nobody says otherwise
+_USUAL_CONTEXT = 8192  # tokens, of a model that does not say what it was made for
 # Name, billions of parameters, layers, key-value heads, head size, context, query heads, hidden and
-# intermediate size. Their 4-bit files hold 4.5 bits per weight: each group of 64 has a scale and a
-# bias of 16 bits.
+# intermediate size: as their config.json has them; the parameters follow from those and the size of
+# the vocabulary (tests/test_catalog.py does that sum). Their 4-bit files hold 4.5 bits per weight,
+# embeddings too: each group of 64 has a scale and a bias of 16 bits, and norms are too small to
+# count.
 _KNOWN = (
     ("mlx-community/Qwen3-0.6B-4bit", 0.6, 28, 8, 128, 40_960, 16, 1024, 3072),
     ("mlx-community/Llama-3.2-1B-Instruct-4bit", 1.24, 16, 8, 64, 131_072, 32, 2048, 8192),
@@ -83,15 +87,19 @@ _KNOWN = (
 _BITS_PER_WEIGHT = 4.5
 
 
-def judge(entry: Entry, *, context: int, memory: int, is_metal: bool) -> Verdict:
-    """Whether `context` tokens, or all the model was made for, fit beside weights and a step."""
+def judge(entry: Entry, *, context: int | None, memory: int, is_metal: bool) -> Verdict:
+    """Whether `context` tokens fit beside weights and a step.
+
+    context: None for all that the model was made for; never more than that
+    """
     bytes_per_value = 2 if is_metal else 4  # without Metal everything is computed in float32
-    context = min(context, entry.context or context)
+    made_for = entry.context or context or _USUAL_CONTEXT
+    context = min(context or made_for, made_for)
     per_token = max(1, entry.kv_size(bytes_per_value))
     taken = entry.weight_size + entry.step_size(bytes_per_value, has_scores=not is_metal)
     num_tokens = max(0, (memory - taken) // per_token)
     needed = taken + context * per_token
-    return Verdict(needed <= memory, num_tokens, needed)
+    return Verdict(needed <= memory, num_tokens, needed, context)
 
 
 def entries() -> list[Entry]:

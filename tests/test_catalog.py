@@ -124,3 +124,43 @@ def test_well_known_models_have_the_size_of_their_weights(cache: Path) -> None:
     assert (entry := named("mlx-community/Qwen3-8B-4bit")) is not None
     assert 4.5e9 < entry.weight_size < 4.7e9
     assert entry.kv_size(2) == 144 << 10
+
+
+# Layers, vocabulary, whether its matrix is used twice, experts and their size.
+SHAPES = {
+    "mlx-community/Qwen3-0.6B-4bit": (28, 151_936, True, 1, 3072),
+    "mlx-community/Llama-3.2-1B-Instruct-4bit": (16, 128_256, True, 1, 8192),
+    "mlx-community/Llama-3.2-3B-Instruct-4bit": (28, 128_256, True, 1, 8192),
+    "mlx-community/Qwen3-4B-4bit": (36, 151_936, True, 1, 9728),
+    "mlx-community/Mistral-7B-Instruct-v0.3-4bit": (32, 32_768, False, 1, 14_336),
+    "mlx-community/Qwen3-8B-4bit": (36, 151_936, False, 1, 12_288),
+    "mlx-community/Qwen3-14B-4bit": (40, 151_936, False, 1, 17_408),
+    "mlx-community/Qwen3-30B-A3B-4bit": (48, 151_936, False, 128, 768),
+    "mlx-community/Qwen3-32B-4bit": (64, 151_936, False, 1, 25_600),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_suggested_model_weighs_what_its_shape_says(cache: Path, name: str) -> None:
+    layers, vocabulary, is_tied, experts, inner = SHAPES[name]
+    entry = named(name)
+    assert entry is not None
+    attention = 2 * entry.width * entry.head_dim * (entry.num_heads + entry.kv_heads // layers)
+    parameters = layers * (attention + experts * 3 * entry.width * inner)
+    parameters += vocabulary * entry.width * (1 if is_tied else 2)
+    assert entry.weight_size == pytest.approx(parameters * 4.5 / 8, rel=0.01)
+
+
+def test_every_suggested_model_is_weighed(cache: Path) -> None:
+    assert {e.name for e in entries() if e.source is Source.SUGGESTED} == SHAPES.keys()
+
+
+def test_a_model_is_judged_with_all_of_its_context_unless_less_is_asked_for() -> None:
+    entry = Entry("m", Source.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=100)
+    assert judge(entry, context=None, memory=5000, is_metal=True).context == 100
+    assert judge(entry, context=None, memory=5000, is_metal=True).fits
+    assert not judge(entry, context=None, memory=4999, is_metal=True).fits
+    assert judge(entry, context=50, memory=3000, is_metal=True).fits
+    assert judge(entry, context=200, memory=9000, is_metal=True).context == 100
+    silent = Entry("m", Source.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=0)
+    assert judge(silent, context=None, memory=5000, is_metal=True).context == 8192

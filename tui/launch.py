@@ -20,6 +20,7 @@ def main(
     *,
     url: str | None,
     model: str | None,
+    engine_args: Sequence[str] = (),
     server_args: Sequence[str] = (),
     frame: FirstFrame | None = None,
 ) -> int:
@@ -27,7 +28,8 @@ def main(
 
     url: an OpenAI-compatible server to attach to; None: start one, and end it at the end
     model: the model to ask for; None: the server's first
-    server_args: passed on to `mlxserve serve` when one is started
+    engine_args: options of the engine, for a server that is started and for what fits beside it
+    server_args: more for `mlxserve serve` when one is started
     frame: what the terminal shows already
     """
     streams = (sys.stdin, sys.stdout, sys.stderr)
@@ -41,20 +43,20 @@ def main(
     wanted = Wanted(
         url=url,
         model=model,
-        server_args=server_args,
+        server_args=[*engine_args, *server_args],
         api_key=os.environ.get("MLXSERVE_API_KEY"),
     )
     home = Home.from_environment()
     connector = Connector(wanted, home)
     try:
         connector.begin()
-        return _show(connector, home, server_args, frame)
+        return _show(connector, home, engine_args, frame)
     finally:
         connector.stop_server()
 
 
 def _show(
-    connector: Connector, home: Home, server_args: Sequence[str], frame: FirstFrame | None
+    connector: Connector, home: Home, engine_args: Sequence[str], frame: FirstFrame | None
 ) -> int:
     from tui.app import ChatApp  # a second, while the server loads
     from tui.models import Models
@@ -67,7 +69,7 @@ def _show(
         home,
         theme_name=theme_name,
         warning=warning,
-        models=Models.beside(server_args),
+        models=Models(options=engine_args),
         frame=frame,
     )
     if frame is not None:

@@ -340,7 +340,7 @@ class MarkdownStream:
 def _block(source: str, tokens: tuple[Token, ...]) -> Block:
     is_code = tokens[0].type in ("fence", "code_block")
     is_whole = all(token.level < _MAX_NESTING - 1 for token in tokens)
-    return Block(source, tokens if is_code or len(source) <= PLAIN_SIZE and is_whole else None)
+    return Block(source, tokens if is_code or (len(source) <= PLAIN_SIZE and is_whole) else None)
 
 
 def _spans(tokens: Sequence[Token]) -> Iterator[tuple[Token, ...]]:

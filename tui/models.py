@@ -13,13 +13,11 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
 from typing import Any
 
 from tui.events import ChatError
 from tui.sanitise import one_line
 
-CONTEXT = 8192  # tokens, where nobody says how many are wanted
 _PROGRAM = (sys.executable, "-m", "mlxserve")
 
 
@@ -40,6 +38,7 @@ class Model:
     weight_size: int | None = None  # bytes
     fits: bool | None = None  # weights, a step and the context wanted, into this machine's memory
     num_tokens: int | None = None  # of context that fit
+    context: int | None = None  # tokens that are wanted
 
     @property
     def is_here(self) -> bool:
@@ -52,7 +51,8 @@ class Model:
             return ""
         if self.fits:
             return "fits"
-        return f"fits {self.num_tokens:,} tokens" if self.num_tokens else "too large"
+        wanted = "" if self.context is None else f" of {self.context:,}"
+        return f"{self.num_tokens:,}{wanted}" if self.num_tokens else "too large"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +70,17 @@ class Downloaded:
 class Models:
     """The models of this machine, asked of the command line.
 
-    context: tokens that are to fit beside a model's weights
+    options: of the server that is to run them, as flags: they decide how much memory there is, and
+    for how many tokens; what the environment and the file say, the command line reads itself
     """
 
-    def __init__(self, program: Sequence[str] = _PROGRAM, *, context: int = CONTEXT) -> None:
+    def __init__(self, program: Sequence[str] = _PROGRAM, *, options: Sequence[str] = ()) -> None:
         self._program = tuple(program)
-        self.context = context
-
-    @classmethod
-    def beside(cls, server_args: Sequence[str]) -> Models:
-        """For the context that the server was started with."""
-        given = dict(pairwise(server_args)).get("--max-model-len")
-        return cls(context=int(given) if given else CONTEXT)
+        self._options = tuple(options)
 
     async def find(self) -> list[Model]:
         """Those on this machine first. Raises ChatError."""
-        async with self._child("models", "--json", "--context", str(self.context)) as child:
+        async with self._child("models", "--json", *self._options) as child:
             written, _ = await child.communicate()
         try:
             cards = json.loads(written)["models"]
@@ -136,6 +131,7 @@ def _model(card: Mapping[str, Any]) -> Model:
         int(card["weight_size"]),
         bool(card["fits"]),
         int(card["num_tokens"]),
+        int(card["context"]),
     )
 
 

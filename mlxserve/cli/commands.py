@@ -49,7 +49,7 @@ app.command(cls=chat.ChatCommand)(with_settings(EngineConfig)(chat.chat))
 app.command()(launch.launch)
 app.add_typer(prefix.app, name="prefix")
 app.add_typer(key.app, name="key")
-app.command()(models.models)
+app.command(cls=PanelCommand)(with_settings(EngineConfig)(models.models))
 app.command()(models.pull)
 app.command()(doctor.doctor)
 app.command(

@@ -13,25 +13,26 @@ from typing import Annotated, Any
 
 import typer
 
+from mlxserve.config import EngineConfig
 from mlxserve.errors import MlxServeError
+from mlxserve.settings import Settings
 
-_SHARE = 0.9  # of the working set, as `gpu_memory_utilization` has it
 _REPORT_SECONDS = 0.5
 
 Json = Annotated[bool, typer.Option("--json", help="For programs: JSON instead of words.")]
 
 
-def models(
-    context: Annotated[
-        int, typer.Option(min=1, help="Tokens that are to fit beside weights and a step.")
-    ] = 8192,
-    json: Json = False,
-) -> None:
-    """Models on this machine and well-known ones, and whether each fits into memory."""
+def models(settings: Settings, json: Json = False) -> None:
+    """Models on this machine and well-known ones, and whether each fits into memory.
+
+    With all of the context that it was made for, or with --max-model-len, in the share of memory
+    that a server with these options would take.
+    """
     from mlxserve import catalog, platform
 
-    memory = int(platform.memory().working_set * _SHARE)
-    is_metal = platform.is_metal()
+    engine = settings.build(EngineConfig)
+    memory = int(platform.memory().working_set * engine.gpu_memory_utilization)
+    context, is_metal = engine.max_model_len, platform.is_metal()
     rows = [
         (entry, catalog.judge(entry, context=context, memory=memory, is_metal=is_metal))
         for entry in catalog.entries()
@@ -41,7 +42,7 @@ def models(
         print(json_format.dumps({"memory": memory, "context": context, "models": cards}))
         return
     for entry, verdict in rows:
-        fit = "fits" if verdict.fits else f"fits {verdict.num_tokens:,} tokens"
+        fit = "fits" if verdict.fits else f"{verdict.num_tokens:,} of {verdict.context:,} tokens"
         if not verdict.num_tokens:
             fit = "too large"
         size = f"{entry.weight_size / 1e9:.2f} GB"
@@ -54,6 +55,7 @@ def _card(entry: Any, verdict: Any) -> dict[str, Any]:
         "source": str(entry.source),
         "weight_size": entry.weight_size,
         "needed": verdict.needed,
+        "context": verdict.context,
         "fits": verdict.fits,
         "num_tokens": verdict.num_tokens,
     }

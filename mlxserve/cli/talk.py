@@ -19,6 +19,8 @@ from mlxserve.settings import Settings, flags_of
 if TYPE_CHECKING:
     from tui.opening import FirstFrame
 
+# The server is for this terminal alone, so the keys that were made for others do not lock it.
+_SERVER_ARGS = ("--keys-file", NO_FILE)
 _PLAIN = {"--url": "url", "--model": "model", "-m": "model"}
 
 
@@ -53,23 +55,24 @@ def run_terminal(settings: Settings, url: str | None, frame: FirstFrame | None) 
     config = settings.build(EngineConfig)
     settings.build(ServerConfig)
     model = settings.flags.get("model") if url is not None else None
-    server_args = [] if url is not None else _server_flags(settings, config)
+    engine_args = [] if url is not None else _engine_flags(settings, config)
     with _what_is_missing_is_said():
         from tui.launch import main
 
-        sys.exit(main(url=url, model=model, server_args=server_args, frame=frame))
+        sys.exit(
+            main(
+                url=url, model=model, engine_args=engine_args, server_args=_SERVER_ARGS, frame=frame
+            )
+        )
 
 
-def _server_flags(settings: Settings, config: EngineConfig) -> list[str]:
-    """What was given here, for the server; the rest it reads where this process did.
-
-    It is for this terminal alone, so the keys that were made for others do not lock it.
-    """
+def _engine_flags(settings: Settings, config: EngineConfig) -> list[str]:
+    """What was given here, for the server; the rest it reads where this process did."""
     flags = ["--model", config.model] if "model" in settings.flags and config.model else []
     given = {name: value for name, value in settings.flags.items() if name != "model"}
     if settings.file is not None:
         flags += ["--config", str(settings.file)]
-    return [*flags, *flags_of(given), "--keys-file", NO_FILE]
+    return [*flags, *flags_of(given)]
 
 
 @contextmanager

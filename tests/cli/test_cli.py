@@ -286,17 +286,17 @@ def test_chat_hands_the_terminal_the_flags_of_its_server(tui, monkeypatch):
     assert tui == {
         "url": None,
         "model": None,
-        "server_args": [
+        "engine_args": [
             "--model", "org/name", "--num-pages", "9", "--no-enable-prefix-caching",
-            "--keys-file", "none",
         ],
+        "server_args": ("--keys-file", "none"),
         "frame": None,
     }  # fmt: skip
 
 
 def test_chat_attaches_to_a_running_server(tui, monkeypatch):
     assert invoke(monkeypatch, "chat", "--url", "http://127.0.0.1:9", "--model", "m") == 3
-    assert tui == {"url": "http://127.0.0.1:9", "model": "m", "server_args": [], "frame": None}
+    assert (tui["url"], tui["model"], tui["engine_args"]) == ("http://127.0.0.1:9", "m", [])
 
 
 def test_another_package_named_tui_is_named(tmp_path):

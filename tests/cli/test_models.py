@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 
 def mlxserve(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {
@@ -17,12 +19,29 @@ def mlxserve(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_models_are_listed_with_whether_they_fit(tmp_path: Path) -> None:
-    done = mlxserve(tmp_path, "models", "--json", "--context", "1024")
+    done = mlxserve(tmp_path, "models", "--json")
     said = json.loads(done.stdout)
-    assert said["context"] == 1024
+    assert said["context"] is None
+    assert said["models"][0]["context"] == 4096, "its own"
     assert said["models"][0]["name"] == "mlxserve-mini"
     assert said["models"][0]["fits"] is True
     assert {model["source"] for model in said["models"]} >= {"bundled", "suggested"}
+
+
+def test_the_context_and_the_memory_are_those_that_a_server_would_be_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("max_model_len = 3000\nport = 9000\n")
+    said = json.loads(mlxserve(tmp_path, "models", "--json", "--config", str(file)).stdout)
+    assert {model["context"] for model in said["models"]} == {3000}
+    monkeypatch.setenv("MLXSERVE_MAX_MODEL_LEN", "2000")
+    monkeypatch.setenv("MLXSERVE_CONFIG", str(file))
+    half = json.loads(
+        mlxserve(tmp_path, "models", "--json", "--gpu-memory-utilization", "0.45").stdout
+    )
+    assert half["context"] == 2000
+    assert half["memory"] == pytest.approx(said["memory"] / 2, rel=0.01)
 
 
 def test_what_can_not_be_downloaded_is_said_to_programs_too(tmp_path: Path) -> None:

@@ -13,12 +13,13 @@ import pytest
 from tui.events import ChatError
 from tui.models import Downloaded, Model, Models, Source
 
-Program = Callable[[str], Models]
+Program = Callable[..., Models]
 CARD = {
     "name": "a/b",
     "source": "suggested",
     "weight_size": 2_260_000_000,
     "needed": 3,
+    "context": 8192,
     "fits": True,
     "num_tokens": 9000,
 }
@@ -26,10 +27,10 @@ CARD = {
 
 @pytest.fixture
 def program(tmp_path: Path) -> Program:
-    def write(source: str) -> Models:
+    def write(source: str, *options: str) -> Models:
         script = tmp_path / "program.py"
         script.write_text(source)
-        return Models((sys.executable, str(script)))
+        return Models((sys.executable, str(script)), options=options)
 
     return write
 
@@ -41,9 +42,12 @@ async def steps_of(models: Models) -> list[Downloaded]:
 def test_models_are_found(program: Program) -> None:
     said = json.dumps({"models": [CARD]})
     models = program(
-        f"import sys\nassert sys.argv[1:] == ['models', '--json', '--context', '8192']\nprint({said!r})"
+        f"import sys\nassert sys.argv[1:] == ['models', '--json', '--seed', '1']\nprint({said!r})",
+        "--seed",
+        "1",
     )
-    assert asyncio.run(models.find()) == [Model("a/b", Source.SUGGESTED, 2_260_000_000, True, 9000)]
+    found = Model("a/b", Source.SUGGESTED, 2_260_000_000, True, 9000, 8192)
+    assert asyncio.run(models.find()) == [found]
 
 
 @pytest.mark.parametrize("said", ["", "nonsense", "[]", '{"models": [{}]}'])
@@ -81,13 +85,12 @@ def test_a_paused_download_ends_its_process(program: Program) -> None:
 
 @pytest.mark.parametrize(
     ("fits", "num_tokens", "words"),
-    [(True, 9000, "fits"), (False, 4000, "fits 4,000 tokens"), (False, 0, "too large")],
+    [
+        (True, 9000, "fits"),
+        (False, 4000, "4,000 of 8,192"),
+        (False, 0, "too large"),
+    ],
 )
 def test_the_verdict_is_in_words(fits: bool, num_tokens: int, words: str) -> None:
-    assert Model("a/b", Source.FOLDER, 1, fits, num_tokens).verdict == words
+    assert Model("a/b", Source.FOLDER, 1, fits, num_tokens, 8192).verdict == words
     assert Model("a/b", Source.SERVER).verdict == ""
-
-
-def test_the_context_is_that_of_the_server_beside_it() -> None:
-    assert Models.beside(["--max-model-len", "4096", "--seed", "1"]).context == 4096
-    assert Models.beside(["--seed", "1"]).context == 8192

@@ -61,10 +61,10 @@ def pages(tokens: int) -> int:
 - [ ] open"""
 HOSTILE = "\x1b]52;c;x\x07[red]x[/] \u202eabc\u202c \x9b2J done"
 FOUND = [
-    Model("mini", Source.BUNDLED, 10_000_000, True, 90_000),
-    Model("org/here-4B-4bit", Source.DOWNLOADED, 2_260_000_000, False, 4000),
-    Model("org/there-8B-4bit", Source.SUGGESTED, 4_610_000_000, True, 60_000),
-    Model("org/huge-70B-4bit", Source.SUGGESTED, 39_700_000_000, False, 0),
+    Model("mini", Source.BUNDLED, 10_000_000, True, 90_000, 4096),
+    Model("org/here-4B-4bit", Source.DOWNLOADED, 2_260_000_000, False, 4000, 40_960),
+    Model("org/there-8B-4bit", Source.SUGGESTED, 4_610_000_000, True, 60_000, 40_960),
+    Model("org/huge-70B-4bit", Source.SUGGESTED, 39_700_000_000, False, 0, 131_072),
 ]
 
 
@@ -164,6 +164,9 @@ def standing_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("tui.store.time.time", lambda: 1_790_000_000.0)
     monkeypatch.setattr("tui.connection.time", SimpleNamespace(monotonic=lambda: 0.0))
     monkeypatch.setattr("tui.widgets.message._SPINNER", "⠹")
+    # A notice goes when the test says so: one that went by itself was missing in its picture.
+    monkeypatch.setattr("textual.notifications.Notification.has_expired", False)
+    monkeypatch.setattr("textual.widgets._toast.Toast._expire", lambda _: None)
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     yield
@@ -280,7 +283,7 @@ async def dialog_states(t: "Terminal", album: Album) -> None:
 
 async def model_states(t: "Terminal", album: Album) -> None:
     await t.ask("/model")
-    await album.take("models", "too large", "fits 4,000 tokens")
+    await album.take("models", "too large", "4,000 of 40,960")
     await t.press("down", "down", "enter")
     await album.take("model-downloading", "43%")
     await t.press("p")

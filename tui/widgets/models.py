@@ -74,8 +74,8 @@ class ModelsDialog(ModalScreen[Model | None]):
         self._rows = [running.get(row.name, row) for row in self._rows]
         self._rows += [model for model in found if model.name not in served]
         self._say(
-            "Sizes are those of the weights; a model fits if there is memory for them, a step at its "
-            f"peak and {models.context:,} tokens of context."
+            "Sizes are those of the weights. A model fits if there is memory for them, a step at its "
+            "peak and all of its context; else you see how many tokens of that do."
         )
         self._show()
 
@@ -104,7 +104,7 @@ class ModelsDialog(ModalScreen[Model | None]):
         else:
             state = Content(_progress_words(progress, is_paused=self._loading != row.name))
         name = self._shown(row.name).ljust(width)
-        return Content.assemble(f"{sign} ", (name, "bold"), f" {size:>9}  ", state)
+        return Content.assemble(f"{sign} ", (name, "bold"), f" {size:>8}  ", state)
 
     @on(OptionList.OptionSelected)
     def _choose(self, event: OptionList.OptionSelected) -> None:
@@ -143,7 +143,7 @@ class ModelsDialog(ModalScreen[Model | None]):
         else:
             del self._progress[row.name]
             self._rows = [
-                Model(m.name, Source.DOWNLOADED, m.weight_size, m.fits, m.num_tokens)
+                Model(m.name, Source.DOWNLOADED, m.weight_size, m.fits, m.num_tokens, m.context)
                 if m.name == row.name
                 else m
                 for m in self._rows

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FOUND = [
     Model("mini", Source.BUNDLED, 10_000_000, True, 90_000),
-    Model("a/here", Source.DOWNLOADED, 2_260_000_000, False, 4000),
+    Model("a/here", Source.DOWNLOADED, 2_260_000_000, False, 4000, 40_960),
     Model("a/there", Source.SUGGESTED, 4_610_000_000, False, 0),
 ]
 
@@ -79,7 +79,7 @@ def test_models_are_shown_with_size_and_verdict(
     async def story(t: "Terminal") -> None:
         await t.until_ready()
         await t.ask("/model")
-        for words in ("● mini", "0.01 GB", "bundled", "here", "2.26 GB", "fits 4,000 tokens"):
+        for words in ("● mini", "0.01 GB", "bundled", "here", "2.26 GB", "4,000 of 40,960"):
             await t.until_shown(words)
         await t.until_shown("to download")
         await t.until_shown("too large")
