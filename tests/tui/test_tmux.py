@@ -1,10 +1,12 @@
 """The installed command in tmux, with the real server and the model that comes along."""
 
 import os
+import re
 import shutil
 import signal
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -155,3 +157,65 @@ def test_killed_in_the_middle_of_an_answer_it_has_lost_at_most_a_second(
     pane.until(lambda screen: kept.text.split()[0] in screen and "Find words" not in screen)
     pane.press("C-q")
     assert pane.until_ended() == "0"
+
+
+def number_in(pattern: str, screen: str) -> int:
+    found = re.search(pattern, screen)
+    return 0 if found is None else int(found[1].replace(",", ""))
+
+
+def test_what_two_chats_share_and_what_a_branch_reuses_is_seen(
+    pane: "Pane", home: Home, tmp_path: Path
+) -> None:
+    rules = "The train to Oslo left the valley in the morning. " * 12
+    (tmp_path / "other").mkdir()
+    with closing(type(pane)(home, tmp_path / "other")) as other:
+        pane.open()
+        pane.until_ready()
+        (log,) = home.logs.iterdir()
+        (url,) = re.findall(r"mlxserve is ready at (\S+)", log.read_text(encoding="utf-8"))
+        other.open("--url", url)
+        other.until_ready()
+        for each in (pane, other):
+            each.ask(f"/system {rules}")
+            each.until_shown("with a system prom")
+        pane.ask("What is a page?")
+        pane.until_shown("first token")
+        pane.until_ready()
+        pane.press("F4")
+        pane.until_shown("pages of 32 tokens")
+        assert number_in(r"shared ([\d,]+)", pane.screen) == 0
+        pane.press("Escape")
+        pane.until_shown("Ask anything")
+
+        with Brake(pane.server):  # two answers at once, and time to look
+            for each in (other, pane):
+                each.ask("What can you do?")
+                each.until(is_writing)
+            pane.press("F4")
+            pane.until(lambda screen: number_in(r"shared ([\d,]+)", screen) > 0)
+            assert number_in(r"this chat ([\d,]+)", pane.screen) > 0
+        pane.press("Escape")
+        pane.until_ready()
+
+        pane.ask("/edit")
+        pane.until_shown("Editing")
+        pane.ask(" " + "And what can you not do at all? " * 12)  # more than a page
+        pane.until_shown("version 2 of 2")
+        pane.until_ready()
+        pane.press("F4")
+        screen = pane.until_shown("differs at token")
+        reused, prompt, differs = (
+            number_in(pattern, screen)
+            for pattern in (
+                r"reused ([\d,]+) of",
+                r"of ([\d,]+) tokens",
+                r"differs at token ([\d,]+): new text",
+            )
+        )
+        assert 0 < reused <= differs < prompt
+        assert differs - reused < 32, "all whole pages up to there"
+        other.press("C-q")
+        assert other.until_ended() == "0"
+        pane.press("C-q")
+        assert pane.until_ended() == "0"
