@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mlxserve.answer_terms import AnswerTerms
 from mlxserve.answer_text import AnswerText, Delta, Usage
 from mlxserve.async_engine import AsyncEngine, OutputStream
 from mlxserve.errors import (
@@ -38,8 +39,9 @@ from mlxserve.snapshot import Snapshot
 from mlxserve.stats import Stats
 from mlxserve.tokenizer import Tokenizer
 
-__all__ = ["Answer", "AnswerText", "Chat", "Delta", "NamedPrefix", "Usage"]
+__all__ = ["Answer", "AnswerTerms", "AnswerText", "Chat", "Delta", "NamedPrefix", "Usage"]
 
+_NO_TERMS = AnswerTerms()
 _MARGIN = 4  # how much longer a text may look than it can be, before it is refused unread
 
 
@@ -164,24 +166,10 @@ class Chat:
     # ---- answers
 
     async def submit(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        *,
-        cache_salt: str | None = None,
-        priority: int = 0,
-        prefix_name: str | None = None,
-        client: str = "",
-        request_id: str | None = None,
-        turn: Turn | None = None,
+        self, prompt: Sequence[int], params: SamplingParams, terms: AnswerTerms = _NO_TERMS
     ) -> Answer:
         """Queue a prompt. Whatever is wrong with it is raised here, before anything is computed.
 
-        `client` says whose request it is: a key, a user, an agent with its helpers. Clients share
-        the engine fairly. `request_id` names it in snapshots and logs; no two live ones have the
-        same. With `prefix_name` the prompt is put behind that prefix, and computed
-        under its salt unless another one is given. With `turn` the answer's thinking and calls of
-        tools are told apart from its text; without it all is text.
         Raises InvalidRequest, InvalidParameter, PromptTooLong, UnknownPrefix, QueueFull,
         EngineStopped.
         """
@@ -189,41 +177,22 @@ class Chat:
             raise InvalidParameter(
                 "n", "must be 1 where one answer is streamed; ask for all at once"
             )
-        [answer] = await self.submit_all(
-            prompt,
-            params,
-            cache_salt=cache_salt,
-            priority=priority,
-            prefix_name=prefix_name,
-            client=client,
-            request_ids=[request_id],
-            turn=turn,
-        )
+        [answer] = await self.submit_all(prompt, params, terms)
         return answer
 
     async def submit_all(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        *,
-        cache_salt: str | None = None,
-        priority: int = 0,
-        prefix_name: str | None = None,
-        client: str = "",
-        request_ids: Sequence[str | None] = (),
-        turn: Turn | None = None,
+        self, prompt: Sequence[int], params: SamplingParams, terms: AnswerTerms = _NO_TERMS
     ) -> list[Answer]:
         """As `submit`, with as many answers as `params.n` says: the prompt is computed once."""
-        if prefix_name is not None:
-            prefix = self._named(prefix_name)
+        if terms.prefix_name is not None:
+            prefix = self._named(terms.prefix_name)
             prompt = (*prefix.token_ids, *prompt)
-            cache_salt = prefix.cache_salt if cache_salt is None else cache_salt
-        names = request_ids or [None] * params.n
+            salt = prefix.cache_salt if terms.cache_salt is None else terms.cache_salt
+            terms = replace(terms, cache_salt=salt)
+        names = terms.request_ids or [None] * params.n
         return await self._submit(
             [
-                await self._answer_to(
-                    prompt, choice, cache_salt, priority, client, request_id=name, turn=turn
-                )
+                await self._answer_to(prompt, choice, terms, request_id=name)
                 for choice, name in zip(params.choices(), names, strict=True)
             ]
         )
@@ -243,15 +212,13 @@ class Chat:
         self,
         prompt: Sequence[int],
         params: SamplingParams,
-        cache_salt: str | None,
-        priority: int = 0,
-        client: str = "",
+        terms: AnswerTerms,
         *,
         pins: bool = False,
         request_id: str | None = None,
-        turn: Turn | None = None,
     ) -> tuple[Request, AnswerText]:
         """A request that is not yet queued, and what makes text of its tokens."""
+        turn = terms.turn
         self._check(prompt, params)
         params = self._without_calls(params, turn)
         stop_ids = self._tokenizer.eos_token_ids
@@ -261,9 +228,9 @@ class Chat:
             params=params,
             stop_ids=stop_ids,
             # The fingerprint has no zero byte: no salt can pass for another model's.
-            cache_salt=f"{self._fingerprint}\0{cache_salt or ''}".encode(),
-            client=client,
-            priority=priority,
+            cache_salt=f"{self._fingerprint}\0{terms.cache_salt or ''}".encode(),
+            client=terms.client,
+            priority=terms.priority,
             pins=pins,
         )
         parser = self._parser(prompt, turn) if turn is not None else None
@@ -356,9 +323,8 @@ class Chat:
         if not name:
             raise InvalidParameter("prefix_name", "must not be empty")
         params = SamplingParams(max_tokens=1, temperature=0)
-        [answer] = await self._submit(
-            [await self._answer_to(token_ids, params, cache_salt, pins=True)]
-        )
+        terms = AnswerTerms(cache_salt=cache_salt)
+        [answer] = await self._submit([await self._answer_to(token_ids, params, terms, pins=True)])
         try:
             reason = [delta.finish_reason async for delta in answer][-1]
             if reason is FinishReason.ABORT:

@@ -22,7 +22,7 @@ from typing import Any, Self, TypeAlias, TypedDict, TypeVar, Unpack
 from tqdm import tqdm
 
 from mlxserve.build import build_chat
-from mlxserve.chat import Answer, Delta, Usage
+from mlxserve.chat import Answer, AnswerTerms, Delta, Usage
 from mlxserve.config import EngineConfig, EngineOptions
 from mlxserve.errors import EngineStopped, InvalidParameter, InvalidRequest
 from mlxserve.parsing.turn import ToolCall, ToolCallDelta, Turn, join_calls
@@ -110,7 +110,7 @@ class AsyncLLM:
         params = params or self._default
         _check(terms)
         token_ids, turn = await self._asked(prompt, turn)
-        answers = await self._chat.submit_all(token_ids, params, turn=turn, **terms)
+        answers = await self._chat.submit_all(token_ids, params, AnswerTerms(turn=turn, **terms))
         try:
             folds = (
                 _fold(answer, wants_logprobs=params.logprobs is not None) for answer in answers
@@ -150,7 +150,7 @@ class AsyncLLM:
         params = params or self._default
         _check(terms)
         token_ids, turn = await self._asked(prompt, turn)
-        answer = await self._chat.submit(token_ids, params, turn=turn, **terms)
+        answer = await self._chat.submit(token_ids, params, AnswerTerms(turn=turn, **terms))
         try:
             async for delta in answer:
                 yield delta

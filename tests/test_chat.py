@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxserve.build import build_chat
-from mlxserve.chat import AnswerText, Chat, Delta
+from mlxserve.chat import AnswerTerms, AnswerText, Chat, Delta
 from mlxserve.config import EngineConfig
 from mlxserve.errors import (
     EngineStopped,
@@ -202,7 +202,7 @@ def test_a_salt_shares_no_page(chat: Chat) -> None:
     prompt = list(range(200, 280))
 
     async def cached(salt: str | None) -> int:
-        answer = await chat.submit(prompt, GREEDY, cache_salt=salt)
+        answer = await chat.submit(prompt, GREEDY, AnswerTerms(cache_salt=salt))
         usage = [delta async for delta in answer][-1].usage
         assert usage is not None
         return usage.cached_tokens
@@ -260,7 +260,7 @@ def test_an_answer_ends_with_what_the_cache_did_for_it(chat: Chat) -> None:
 
 
 async def submit_named(chat: Chat, name: str, prompt: Sequence[int]) -> Delta:
-    answer = await chat.submit(prompt, GREEDY, prefix_name=name)
+    answer = await chat.submit(prompt, GREEDY, AnswerTerms(prefix_name=name))
     return [delta async for delta in answer][-1]
 
 
@@ -324,7 +324,8 @@ def test_a_text_that_can_never_fit_is_refused_unread(
 def test_a_snapshot_names_the_requests_that_are_under_way(chat: Chat) -> None:
     async def scenario() -> None:
         params = SamplingParams(max_tokens=200, ignore_eos=True)
-        answer = await chat.submit(list(range(40)), params, client="me", request_id="mine")
+        terms = AnswerTerms(client="me", request_ids=["mine"])
+        answer = await chat.submit(list(range(40)), params, terms)
         await anext(answer)
         snapshot = await chat.snapshot()
         [seen] = [one for one in snapshot.requests if one.id == "mine"]

@@ -85,8 +85,10 @@ ALLOWED: dict[str, set[str]] = {
         "mlxserve/request",
         "mlxserve/tokenizer",
     },
+    "mlxserve/answer_terms": {"mlxserve/parsing"},
     "mlxserve/answer_text": {"mlxserve/parsing", "mlxserve/request", "mlxserve/tokenizer"},
     "mlxserve/chat": {
+        "mlxserve/answer_terms",
         "mlxserve/answer_text",
         "mlxserve/async_engine",
         "mlxserve/errors",
@@ -108,6 +110,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "mlxserve/api": {
         "mlxserve/__init__",
+        "mlxserve/answer_terms",
         "mlxserve/build",
         "mlxserve/chat",
         "mlxserve/config",

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.types import Receive
 
+from mlxserve.answer_terms import AnswerTerms
 from mlxserve.api.metrics import Metrics, Timed
 from mlxserve.api.sse import until_disconnect
 from mlxserve.errors import EngineStopped
-from mlxserve.parsing.turn import ToolCall, ToolCallDelta, Turn, join_calls
+from mlxserve.parsing.turn import ToolCall, ToolCallDelta, join_calls
 from mlxserve.request import CacheReport, FinishReason, SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
@@ -67,19 +68,15 @@ class Answers:
         chat: Chat,
         prompts: Sequence[Sequence[int]],
         params: SamplingParams,
+        terms: AnswerTerms,
         metrics: Metrics,
         *,
         num_choices: int = 1,
-        cache_salt: str | None = None,
-        priority: int = 0,
-        client: str = "",
         request_id: str | None = None,
-        turn: Turn | None = None,
     ) -> Answers:
         """All are admitted, or none is. Raises what `Chat.submit` raises.
 
         `request_id` names them in snapshots: with `-N` for the N-th, where there are several.
-        Without `turn` an answer is text alone.
         """
 
         async def submit_choices(names: Sequence[str | None], prompt: Sequence[int]) -> list[Timed]:
@@ -87,11 +84,7 @@ class Answers:
             answers = await chat.submit_all(
                 prompt,
                 replace(params, n=num_choices),
-                cache_salt=cache_salt,
-                priority=priority,
-                client=client,
-                request_ids=names,
-                turn=turn,
+                replace(terms, request_ids=names),
             )
             for choice, answer in zip(timed, answers, strict=True):
                 choice.start(answer)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mlxserve.answer_terms import AnswerTerms
 from mlxserve.api.answers import Answers, unless_disconnected
 from mlxserve.api.errors import from_engine, json_response
 from mlxserve.api.limits import claim
@@ -77,18 +78,21 @@ class Service:
         """Admit what was asked, in the name of its API key. Raises what `Chat.submit` raises, but
         ApiError for a full queue."""
         claim(request, len(prompts) * num_choices)
+        terms = AnswerTerms(
+            cache_salt=cache_namespace(request, asked.cache_salt),
+            client=client_name(request),
+            priority=asked.priority,
+            turn=turn,
+        )
         try:
             return await Answers.submit(
                 self.chat,
                 prompts,
                 params,
+                terms,
                 self.metrics,
                 num_choices=num_choices,
-                cache_salt=cache_namespace(request, asked.cache_salt),
-                client=client_name(request),
-                priority=asked.priority,
                 request_id=request_id(request),
-                turn=turn,
             )
         except QueueFull as error:
             raise self.metrics.turnover.refusal(error) from error

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from mlxserve.answer_terms import AnswerTerms
 from mlxserve.answer_text import Delta, Usage
 from mlxserve.api.access import Access
 from mlxserve.api.app import create_app
@@ -26,7 +27,6 @@ from mlxserve.errors import (
     PromptTooLong,
     UnknownPrefix,
 )
-from mlxserve.parsing.turn import Turn
 from mlxserve.request import FinishReason, Pooling, SamplingParams, TokenLogprob
 from mlxserve.snapshot import RequestView, Snapshot
 from mlxserve.stats import Distribution, Memory, Stats
@@ -110,13 +110,11 @@ class FakeChat:
         self,
         prompt: Sequence[int],
         params: SamplingParams,
+        terms: AnswerTerms | None = None,
         *,
-        cache_salt: str | None = None,
-        priority: int = 0,
-        client: str = "",
         request_id: str | None = None,
-        turn: Turn | None = None,
     ) -> FakeAnswer:
+        terms = terms or AnswerTerms()
         if self.submit_error is not None:
             raise self.submit_error
         if len(prompt) >= self.max_model_len:
@@ -129,11 +127,11 @@ class FakeChat:
             SimpleNamespace(
                 prompt=list(prompt),
                 params=params,
-                cache_salt=cache_salt,
-                priority=priority,
-                client=client,
+                cache_salt=terms.cache_salt,
+                priority=terms.priority,
+                client=terms.client,
                 request_id=request_id,
-                turn=turn,
+                turn=terms.turn,
             )
         )
         script = self.script if self.script is not None else self.reply(prompt)
@@ -145,13 +143,11 @@ class FakeChat:
         self,
         prompt: Sequence[int],
         params: SamplingParams,
-        *,
-        request_ids: Sequence[str | None] = (),
-        **options: Any,
+        terms: AnswerTerms,
     ) -> list[FakeAnswer]:
-        names = request_ids or [None] * params.n
+        names = terms.request_ids or [None] * params.n
         return [
-            await self.submit(prompt, choice, request_id=name, **options)
+            await self.submit(prompt, choice, terms, request_id=name)
             for choice, name in zip(params.choices(), names, strict=True)
         ]
 
@@ -177,7 +173,8 @@ class FakeChat:
     async def add_prefix(
         self, name: str, token_ids: Sequence[int], *, cache_salt: str | None = None
     ) -> None:
-        await self.submit(token_ids, SamplingParams(max_tokens=1), cache_salt=cache_salt)
+        terms = AnswerTerms(cache_salt=cache_salt)
+        await self.submit(token_ids, SamplingParams(max_tokens=1), terms)
         self.answers.pop()
         self.named[name] = tuple(token_ids)
 

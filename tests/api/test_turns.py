@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mlxserve.answer_terms import AnswerTerms
 from mlxserve.api.errors import ApiError
 from mlxserve.api.schema import ChatRequest
 from mlxserve.errors import InvalidParameter
@@ -114,5 +115,5 @@ def test_tools_of_a_model_whose_calls_nobody_can_read_are_refused(
     turn = asked(tools=[tool("a")]).turn()
     prompt = chat.render(HELLO, tools=turn.tools)
     with pytest.raises(InvalidParameter, match="tools: how this model writes calls of tools"):
-        asyncio.run(chat.submit(prompt, SamplingParams(), turn=turn))
+        asyncio.run(chat.submit(prompt, SamplingParams(), AnswerTerms(turn=turn)))
     chat.close()

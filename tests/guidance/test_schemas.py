@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from mlxserve.build import build_chat
-from mlxserve.chat import Chat, Delta
+from mlxserve.chat import AnswerTerms, Chat, Delta
 from mlxserve.config import EngineConfig
 from mlxserve.parsing.turn import Turn
 from mlxserve.request import FinishReason, SamplingParams, Structure, StructureKind
@@ -87,7 +87,7 @@ async def answer(chat: Chat, number: int) -> tuple[dict[str, Any], list[Delta]]:
         structure=structure,
     )
     prompt = chat.render([{"role": "user", "content": rng.choice(ASKED)}])
-    submitted = await chat.submit(prompt, params, turn=Turn())
+    submitted = await chat.submit(prompt, params, AnswerTerms(turn=Turn()))
     return schema, [delta async for delta in submitted]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mlxserve.build import build_chat
-from mlxserve.chat import Chat, Delta
+from mlxserve.chat import AnswerTerms, Chat, Delta
 from mlxserve.config import EngineConfig
 from mlxserve.errors import GrammarFailed
 from mlxserve.parsing.turn import ToolChoice, Turn, join_calls
@@ -48,7 +48,8 @@ def chat(write_model: Callable[..., Path], tmp_path_factory: Any) -> Iterator[Ch
 
 async def ask(chat: Chat, turn: Turn, *, thinks: bool = True, **params: Any) -> list[Delta]:
     prompt = chat.render(HELLO, enable_thinking=thinks, tools=turn.tools)
-    answer = await chat.submit(prompt, SamplingParams(**{"max_tokens": 90, **params}), turn=turn)
+    sampling = SamplingParams(**{"max_tokens": 90, **params})
+    answer = await chat.submit(prompt, sampling, AnswerTerms(turn=turn))
     return [delta async for delta in answer]
 
 
