@@ -123,6 +123,7 @@ class ChatApp(App[None]):
         """What the first picture need not wait for."""
         self.link.connect()
         self.run_worker(self._load_history())
+        self.run_worker(self._engine_place.watch_pages(), group="pages")
         for module in ("markdown_it", "tui.syntax"):
             self.run_worker(partial(import_module, module), thread=True)
 

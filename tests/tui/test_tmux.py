@@ -215,6 +215,7 @@ def test_what_two_chats_share_and_what_a_branch_reuses_is_seen(
         )
         assert 0 < reused <= differs < prompt
         assert differs - reused < 32, "all whole pages up to there"
+        assert number_in(r"this chat ([\d,]+)", screen) > 0
         other.press("C-q")
         assert other.until_ended() == "0"
         pane.press("C-q")

@@ -1,13 +1,12 @@
 """The engine panel: the last answer, the engine in numbers, and the cache page by page.
 
-It listens to the server for as long as it is on the screen, and no longer.
+It asks for the numbers for as long as it is on the screen, and no longer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -27,7 +26,8 @@ from textual.widgets import Static
 from tui.engine_words import GLYPHS, answer_lines, legend, now_lines
 from tui.events import ChatError, NoEngine
 from tui.messages import Figures
-from tui.page_map import Folded, PageMap
+from tui.page_map import Folded
+from tui.page_watch import PageWatch, nobody_looks
 
 if TYPE_CHECKING:
     from tui.engine_client import (
@@ -93,10 +93,10 @@ class PageGrid(Widget):
 class EnginePanel(Vertical):
     """Looks at what `watched` names; follows when that changes."""
 
-    def __init__(self, watched: Callable[[], Watched]) -> None:
+    def __init__(self, watched: Callable[[], Watched], watch: PageWatch) -> None:
         super().__init__()
         self._watched = watched
-        self._pages = PageMap()
+        self._watch = watch
 
     def compose(self) -> ComposeResult:
         self.border_title = "Engine"
@@ -111,8 +111,13 @@ class EnginePanel(Vertical):
     def on_mount(self) -> None:
         self.show_missing("Not connected yet.")
         self.set_interval(_LOOK_SECONDS, self.show_answer)
-        self.run_worker(self._forever(self._follow_pages), group="pages")
-        self.run_worker(self._forever(self._follow_numbers), group="numbers")
+        self._watch.changed = self._show_pages
+        self._watch.ask_again()
+        self.run_worker(self._follow(), group="numbers")
+
+    def on_unmount(self) -> None:
+        if self._watch.changed == self._show_pages:
+            self._watch.changed = nobody_looks
 
     def on_resize(self) -> None:
         self.show_answer()
@@ -127,16 +132,14 @@ class EnginePanel(Vertical):
     def show_missing(self, words: str) -> None:
         """Say why there is nothing to see."""
         self._update("#now", Content.styled(words, "$text-quiet"))
-        self._pages = PageMap()
-        self._show_pages()
 
     def _update(self, selector: str, words: Content) -> None:
         for static in self.query(selector).results(Static):
             if static.content != words:
                 static.update(words)
 
-    async def _forever(self, follow: Callable[[EngineClient], Awaitable[None]]) -> None:
-        """Follow the server that is connected; begin again with another, or when it failed."""
+    async def _follow(self) -> None:
+        """The server that is connected; begin again with another, or when it failed."""
         without: EngineClient | None = None  # a server that shows nothing is asked once
         while True:
             engine = self._watched().engine
@@ -144,18 +147,12 @@ class EnginePanel(Vertical):
                 await asyncio.sleep(_LOOK_SECONDS)
                 continue
             try:
-                await follow(engine)
+                await self._follow_numbers(engine)
             except ChatError as error:
                 if self._watched().engine is engine:
                     self.show_missing(str(error))
                 without = engine if isinstance(error, NoEngine) else None
             await asyncio.sleep(_AGAIN_SECONDS)
-
-    async def _follow_pages(self, engine: EngineClient) -> None:
-        async with aclosing(engine.page_events()) as events:
-            async for kind, data in events:
-                self._pages.apply(kind, data)
-                self._show_pages()
 
     async def _follow_numbers(self, engine: EngineClient) -> None:
         while self._watched().engine is engine:
@@ -165,16 +162,17 @@ class EnginePanel(Vertical):
     def _show_pages(self) -> None:
         if not (grids := self.query(PageGrid)):
             return  # while the panel is closed its parts go first
-        grid, has_pages = grids.first(), self._pages.num_pages > 0
+        pages = self._watch.pages
+        grid, has_pages = grids.first(), pages.num_pages > 0
         self.query_one("#pages-heading").display = has_pages
         self.query_one("#legend").display = has_pages
         if not has_pages or not grid.num_cells:
             grid.show(None)
             return
-        own = self._pages.pages_of(self._watched().request_id)
-        folded = self._pages.fold(grid.num_cells, own)
+        own = pages.pages_of(self._watched().request_id)
+        folded = pages.fold(grid.num_cells, own)
         grid.show(folded)
-        self._update("#legend", legend(self._pages, len(own), folded))
+        self._update("#legend", legend(pages, len(own), folded))
 
 
 class EngineScreen(Screen[None]):
@@ -184,12 +182,12 @@ class EngineScreen(Screen[None]):
         Binding("escape", "app.engine", "Back to the chat", show=False)
     ]
 
-    def __init__(self, watched: Callable[[], Watched]) -> None:
+    def __init__(self, panel: EnginePanel) -> None:
         super().__init__()
-        self._watched = watched
+        self._panel = panel
 
     def compose(self) -> ComposeResult:
-        panel = EnginePanel(self._watched)
+        panel = self._panel
         panel.border_subtitle = "Esc back to the chat"
         yield panel
 
@@ -200,6 +198,11 @@ class EnginePlace:
     def __init__(self, app: App[None], watched: Callable[[], Watched]) -> None:
         self._app = app
         self._watched = watched
+        self._watch = PageWatch(lambda: watched().engine)
+
+    async def watch_pages(self) -> None:
+        """For as long as the app runs."""
+        await self._watch.run()
 
     async def toggle(self) -> None:
         app = self._app
@@ -223,9 +226,9 @@ class EnginePlace:
     async def _show(self, size: Size) -> None:
         if _has_room_beside(size):
             main = self._app.screen_stack[0].query_one("#main")
-            await main.mount(EnginePanel(self._watched))
+            await main.mount(EnginePanel(self._watched, self._watch))
         else:
-            await self._app.push_screen(EngineScreen(self._watched))
+            await self._app.push_screen(EngineScreen(EnginePanel(self._watched, self._watch)))
 
     @property
     def _beside(self) -> DOMQuery[EnginePanel]:

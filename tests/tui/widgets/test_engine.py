@@ -94,19 +94,32 @@ def test_the_pages_of_the_open_chat_stand_out_also_when_its_answer_has_ended(
     terminal(story, size=(120, 40))
 
 
-def test_a_hidden_panel_does_not_listen(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace, patience: float
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+def test_a_panel_that_is_opened_after_an_answer_knows_its_pages(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace, size: tuple[int, int]
 ) -> None:
-    shows_engine(server, scripts)
+    asked = scripts.Gate()
+    own = {"id": "request-1", "from": 0, "pages": [[2, 3]]}
+    shows_engine(
+        server,
+        scripts,
+        asked,
+        scripts.page_event("delta", seq=1, pages=[], requests=[own]),
+        scripts.page_event("delta", seq=2, pages=[[2, "c3"]], gone=["request-1"]),
+    )
 
     async def story(t: "Terminal") -> None:
-        await t.ask("/engine")
-        await t.until_shown("▲▲■■■◆")
-        await t.press("f4")
-        await t.until(lambda: not t.app.screen.query(EnginePanel))
-        await t.until(lambda: server.disconnects.acquire(blocking=False))
+        await t.ask("why?")
+        await t.until_shown("Yes.")
+        await t.until_ready()
+        asked.open()
+        for _ in range(2):
+            await t.press("f4")
+            await t.until_shown("this chat 3")
+            await t.press("escape" if size[0] < 110 else "f4")
+            await t.until(lambda: not t.app.screen.query(EnginePanel))
 
-    terminal(story, size=(120, 40))
+    terminal(story, size=size)
 
 
 def test_the_panel_moves_to_where_there_is_room(
