@@ -483,11 +483,11 @@ def test_a_trace_shows_the_parts_of_every_step(
     with LLM(str(model_folder("qwen3")), trace=str(file), **options) as traced:
         found = traced.generate("Hello", GREEDY, use_tqdm=False)
     assert found[0].token_ids == llm.generate("Hello", GREEDY, use_tqdm=False)[0].token_ids
-    events = [json.loads(line.removesuffix(",")) for line in file.read_text().splitlines()[1:]]
+    events = json.loads(file.read_text())
     spans = {event["name"]: event["tid"] for event in events if event["ph"] == "X"}
     device = {"step", "schedule", "launch", "start", "wait for the device", "update"}
     assert set(spans) == device | {"encode", "detokenise"}
     assert len({spans[name] for name in device}) == 1
     assert spans["detokenise"] != spans["step"]
-    threads = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    threads = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert threads[spans["step"]] == "mlxserve-engine"
