@@ -125,7 +125,7 @@ WHOLE: dict[Maker, float] = {
     tools.tool_results: 0.4,
     tools.no_call: 0.6,
 }
-# Copying and recall to the letter: what suffered most while the rest was learned.
+# Copying and recall to the letter, lists and tools: what takes longest to be exact.
 POLISH: dict[Maker, float] = {
     **WHOLE,
     _COPY: 9,
@@ -135,6 +135,10 @@ POLISH: dict[Maker, float] = {
     recall.over_turns: 2.5,
     recall.in_system_prompt: 2,
     _FAR: 0.8,
+    lists.sheet: 6,
+    _LISTS: 9,
+    tools.session: 8,
+    tools.tool_calls: 5,
 }
 LONG: dict[Maker, float] = {**WHOLE, recall.long_questions: 2}
 
@@ -149,8 +153,8 @@ FULL_PLAN: Plan = (
 CONTINUED_PLAN: Plan = (
     Stage("skills", 0.40, 40, MOST_TOKENS, WHOLE),
     Stage("whole", 0.15, 150, MOST_TOKENS, WHOLE),
-    Stage("long", 0.25, MOST_WORDS, MOST_TOKENS, LONG),
-    Stage("polish", 0.20, 110, MOST_TOKENS, POLISH),
+    Stage("long", 0.15, MOST_WORDS, MOST_TOKENS, LONG),
+    Stage("polish", 0.30, 110, MOST_TOKENS, POLISH),
 )
 
 
