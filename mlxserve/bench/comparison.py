@@ -198,12 +198,15 @@ class Comparison:
         )
         # Two lines a cell, so that eight metrics fit into 80 columns.
         table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0, 0, 1))
-        table.add_column("")
+        # Folded where a terminal is narrow: an ellipsis would hide digits.
+        table.add_column("", overflow="fold", min_width=9)
         for metric in METRICS:
-            table.add_column(f"{metric.name}\n{metric.unit}".rstrip(), justify="right")
+            heading = f"{metric.name}\n{metric.unit}".rstrip()
+            table.add_column(heading, justify="right", overflow="fold", min_width=6)
         table.add_row("defaults", *map(_short, self.defaults), end_section=True)
         for outcome in self.outcomes:
-            name = f"{outcome.variant.option}\n{outcome.variant.value}"
+            # Spaces, as a line is broken at them.
+            name = f"{outcome.variant.option.replace('_', ' ')}\n{outcome.variant.value}"
             table.add_row(name, *(d.text() for d in outcome.differences))
         console.print(table)
 
@@ -366,4 +369,6 @@ def _short(value: float, *, sign: bool = False) -> str:
         return f"{value / 1e6:{plus}.1f}M"
     if abs(value) >= 1e4:
         return f"{value / 1e3:{plus}.0f}k"
+    if abs(value) < 1:
+        return f"{round(value, 3):{plus}g}"  # finer than any metric's floor
     return f"{value:{plus}.3g}" if abs(value) < 1000 else f"{value:{plus}.0f}"

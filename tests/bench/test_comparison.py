@@ -141,6 +141,10 @@ def test_the_tables_name_metrics_and_verdicts() -> None:
     assert all(metric.name in shown for metric in METRICS)
     assert "max_num_seqs 1" in shown
     assert "±" in shown
+    narrow = io.StringIO()
+    compared.show(Console(file=narrow, width=80))
+    assert "…" not in narrow.getvalue()
+    assert max(map(len, narrow.getvalue().splitlines())) <= 80
 
 
 def test_the_command_writes_what_it_shows(tmp_path: Path) -> None:
