@@ -111,7 +111,13 @@ class Admission:
         )
 
     def num_reserved(self, running: Mapping[str, Request]) -> int:
-        """Pages that running requests will need: for their prompts, and to grow if that failed."""
+        """Pages that running requests will need: for their prompts, and to grow if that failed.
+
+        To grow by the 75th percentile of past answers gained nothing over `growth_pages` = 2. Five
+        paired seeds, 48 chats in 1,024 pages: makespan +16 ± 11 s of 1,252, TTFT p95 +1.5 ± 2.1 s
+        of 93, preemptions 12 instead of 8; no reserve at all: 36 preemptions, five times the
+        tokens computed again.
+        """
         growth = self._config.growth_pages * len(running) if self._counts.preemptions else 0
         page_size = self._pool.page_size
         return growth + sum(

@@ -74,7 +74,10 @@ configurations = st.fixed_dictionaries(
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Every rule ends with an audit, most of them within the engine."""
+    """Every rule ends with an audit, most of them within the engine.
+
+    A pool's size is no rule: its arrays are allocated once, and nothing changes it while it runs.
+    """
 
     def __init__(self, make_engine: Callable) -> None:
         super().__init__()
