@@ -79,32 +79,20 @@ class Answers:
         `request_id` names them in snapshots: with `-N` for the N-th, where there are several.
         """
 
-        async def submit_choices(names: Sequence[str | None], prompt: Sequence[int]) -> list[Timed]:
-            timed = [metrics.timed() for _ in names]
-            answers = await chat.submit_all(
-                prompt,
-                replace(params, n=num_choices),
-                replace(terms, request_ids=names),
-            )
-            for choice, answer in zip(timed, answers, strict=True):
-                choice.start(answer)
-            return timed
-
         # Together, because the engine takes requests between two steps: one by one, a hundred
         # prompts would wait for a hundred steps.
         names = _names(request_id, len(prompts) * num_choices)
+        params = replace(params, n=num_choices)
         tasks = [
-            asyncio.ensure_future(submit_choices(list(islice(names, num_choices)), prompt))
+            asyncio.ensure_future(
+                _submit(chat, prompt, params, _called(terms, names, num_choices), metrics)
+            )
             for prompt in prompts
         ]
         try:
             return cls(list(chain.from_iterable(await asyncio.gather(*tasks))), num_choices)
         except BaseException:
-            for task in tasks:
-                task.cancel()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-            admitted = [answers for answers in results if isinstance(answers, list)]
-            await cls(list(chain.from_iterable(admitted))).aclose()
+            await _withdraw(tasks)
             raise
 
     @property
@@ -192,8 +180,37 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
+async def _submit(
+    chat: Chat,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    terms: AnswerTerms,
+    metrics: Metrics,
+) -> list[Timed]:
+    """The choices of one prompt."""
+    timed = [metrics.timed() for _ in range(params.n)]
+    answers = await chat.submit_all(prompt, params, terms)
+    for choice, answer in zip(timed, answers, strict=True):
+        choice.start(answer)
+    return timed
+
+
+async def _withdraw(tasks: Sequence[asyncio.Future[list[Timed]]]) -> None:
+    """One of these prompts was not admitted, so none shall be."""
+    for task in tasks:
+        task.cancel()
+    for admitted in await asyncio.gather(*tasks, return_exceptions=True):
+        for answer in admitted if isinstance(admitted, list) else ():
+            await answer.aclose()
+
+
 async def _next(answer: Timed) -> Delta | None:
     return await anext(answer, None)
+
+
+def _called(terms: AnswerTerms, names: Iterator[str | None], count: int) -> AnswerTerms:
+    """The same terms under the next names."""
+    return replace(terms, request_ids=list(islice(names, count)))
 
 
 def _names(request_id: str | None, count: int) -> Iterator[str | None]:

@@ -22,7 +22,7 @@ T = TypeVar("T", bound="Body")
 NotYet: TypeAlias = Mapping[str, tuple[object, ...]]  # and the values that ask for nothing
 
 # Fields whose values, whatever they are, change nothing here: they identify or route.
-_INERT = frozenset(
+INERT = frozenset(
     {
         "metadata",
         "prompt_cache_key",
@@ -56,7 +56,7 @@ class Body(Strict):
 
     @property
     def unknown_fields(self) -> list[str]:
-        return [path for path in _extras(self, "") if path not in _INERT]
+        return [path for path in _extras(self, "") if path not in INERT]
 
 
 def sampling_params(
