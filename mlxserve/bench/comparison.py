@@ -199,10 +199,11 @@ class Comparison:
         # Two lines a cell, so that eight metrics fit into 80 columns.
         table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0, 0, 1))
         # Folded where a terminal is narrow: an ellipsis would hide digits.
-        table.add_column("", overflow="fold", min_width=9)
+        first, others = (9, 7) if console.width < 100 else (None, None)
+        table.add_column("", overflow="fold", width=first)
         for metric in METRICS:
             heading = f"{metric.name}\n{metric.unit}".rstrip()
-            table.add_column(heading, justify="right", overflow="fold", min_width=6)
+            table.add_column(heading, justify="right", overflow="fold", width=others)
         table.add_row("defaults", *map(_short, self.defaults), end_section=True)
         for outcome in self.outcomes:
             # Spaces, as a line is broken at them.

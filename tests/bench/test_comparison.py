@@ -145,6 +145,7 @@ def test_the_tables_name_metrics_and_verdicts() -> None:
     compared.show(Console(file=narrow, width=80))
     assert "…" not in narrow.getvalue()
     assert max(map(len, narrow.getvalue().splitlines())) <= 80
+    assert "rate" in narrow.getvalue()
 
 
 def test_the_command_writes_what_it_shows(tmp_path: Path) -> None:
