@@ -124,6 +124,16 @@ class Chat:
         self._prefixes: dict[str, NamedPrefix] = {}
         self._prefix_lock = threading.Lock()
 
+    @property
+    def can_call(self) -> bool:
+        """Whether the model can be shown tools, and its calls of them be read."""
+        return self._tokenizer.markup.can_call and self._tokenizer.knows_tools
+
+    @property
+    def can_think(self) -> bool:
+        """Whether the model was taught to think before it answers."""
+        return self._tokenizer.markup.is_taught
+
     # ---- text and tokens
 
     def render(

@@ -123,6 +123,11 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self._wrapper.has_chat_template)
 
+    @property
+    def knows_tools(self) -> bool:
+        """Whether the chat template shows tools to the model."""
+        return self.has_chat_template and self._takes("tools")
+
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text, with the model's own beginning token where it has one."""
         _check_text(text)
@@ -159,7 +164,7 @@ class Tokenizer:
                 f"chat_template_kwargs: {', '.join(reserved)} cannot be set; give variables of the "
                 "model's template only."
             )
-        if tools and not self._takes("tools"):
+        if tools and not self.knows_tools:
             raise InvalidParameter(
                 "tools", "the chat template of this model knows no tools; leave them out"
             )

@@ -253,6 +253,13 @@ def test_a_tokenizer_that_cannot_be_read_is_refused_with_what_is_needed(
     assert "\n" not in str(caught.value)
 
 
+def test_a_tokenizer_says_whether_its_template_shows_tools(
+    tokenizer_with: Callable[[list[str], str], Tokenizer],
+) -> None:
+    assert embedded().knows_tools
+    assert not tokenizer_with([], "{{ messages }}").knows_tools
+
+
 # ---- streaming
 
 

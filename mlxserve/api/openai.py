@@ -7,6 +7,7 @@ errors have real statuses; after that its answers are either framed as they come
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from starlette.requests import Request
@@ -109,7 +110,18 @@ class OpenAI:
             "aliases": list(self._names.aliases),
             "context_length": self._chat.max_model_len,
             "max_model_len": self._chat.max_model_len,
+            "capabilities": list(self._capabilities()),
+            "loaded": True,
         }
+
+    def _capabilities(self) -> Iterator[str]:
+        """In Ollama's words, by which agents and editors choose what to send."""
+        yield "completion"
+        yield "embedding"
+        if self._chat.can_call:
+            yield "tools"
+        if self._chat.can_think:
+            yield "thinking"
 
     def _token_text(self, token_id: int) -> str:
         return self._chat.decode([token_id])

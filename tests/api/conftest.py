@@ -69,6 +69,8 @@ class FakeChat:
     model_name: str = "fake"
     max_model_len: int = 1_000
     created: int = 1_700_000_000
+    can_call: bool = True
+    can_think: bool = False
     script: list[Any] | None = None
     submit_error: MlxServeError | None = None
     default_params: SamplingParams = field(default_factory=SamplingParams)

@@ -328,10 +328,18 @@ def test_models_are_listed_with_their_context(client):
         "aliases": ["default"],
         "context_length": 1_000,
         "max_model_len": 1_000,
+        "capabilities": ["completion", "embedding", "tools"],
+        "loaded": True,
     }
     assert client.get("/v1/models").json() == {"object": "list", "data": [card]}
     assert client.get("/v1/models/fake").json() == card
     assert client.get("/v1/models/org/other").json()["error"]["code"] == "model_not_found"
+
+
+def test_a_model_says_what_it_can_do(client, chat):
+    chat.can_call, chat.can_think = False, True
+    card = client.get("/v1/models/fake").json()
+    assert card["capabilities"] == ["completion", "embedding", "thinking"]
 
 
 # Errors.

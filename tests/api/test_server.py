@@ -341,6 +341,12 @@ def test_errors_are_the_clients_own_types(client):
     assert too_long.value.code == "context_length_exceeded"
 
 
+def test_a_model_is_shown_with_what_it_can_do(server):
+    card = json.loads(server.request("GET", "/v1/models/tiny")[1])
+    assert (card["context_length"], card["loaded"]) == (CONTEXT, True)
+    assert "completion" in card["capabilities"]
+
+
 def test_models_are_listed(client):
     [model] = client.models.list().data
     assert client.models.retrieve("tiny") == model
