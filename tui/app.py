@@ -9,35 +9,30 @@ Knows nothing of SQL, HTTP or Markdown.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import ClassVar
 
 from textual import on
-from textual.app import App, ComposeResult, SuspendNotSupported, SystemCommand
+from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.events import Resize
 from textual.screen import Screen
 
-from tui.attachment import AttachmentRefused, as_markdown
 from tui.browsing import Browsing
 from tui.choosing import Choosing
 from tui.commands import COMMANDS, Command, looks_like_command, parse
 from tui.connection import Connector
 from tui.conversation import Conversation
 from tui.copying import Copying
-from tui.editor import EditorFailed, edit_in_editor
 from tui.exchange import Exchange
 from tui.export import export, file_name, target
 from tui.home import Home
 from tui.leaving import EndingSignals
 from tui.link import Link
-from tui.mentions import with_files
 from tui.messages import CAN_CONTINUE, Message, Role
 from tui.models import Models
 from tui.opening import FirstFrame
@@ -50,6 +45,7 @@ from tui.widgets.engine import EnginePlace, Watched
 from tui.widgets.message import MessageView
 from tui.widgets.transcript import Transcript
 from tui.widgets.window import ChatWindow
+from tui.writing import Writing
 
 _FIND = "/find "
 _SECOND_PRESS = 2.0  # Ctrl+C and Esc mean something else when pressed twice within this
@@ -98,6 +94,7 @@ class ChatApp(App[None]):
             self, self.link, self.exchange, models or Models(), self._show_model
         )
         self._copying = Copying(self)
+        self._writing = Writing(self, self.window)
         self._engine_place = EnginePlace(self, self._watched)
         self._editing: Message | None = None
         self._is_leaving = False
@@ -176,18 +173,15 @@ class ChatApp(App[None]):
 
     def _send(self, text: str) -> None:
         self.browsing.end_find()
-        try:
-            text = with_files(text, Path.cwd())
-        except AttachmentRefused as error:
-            self.window.composer.write(text)
-            self.notify(str(error), severity="error", markup=False)
+        whole = self._writing.with_files(text)
+        if whole is None:
             return
         if self._editing is not None:
             instead_of = self._editing
             self._stop_editing()
-            self.exchange.turn_when_connected(partial(self.exchange.ask, text, instead_of))
+            self.exchange.turn_when_connected(partial(self.exchange.ask, whole, instead_of))
         else:
-            self.exchange.send(text)
+            self.exchange.send(whole)
 
     @on(ChatWindow.Chosen)
     async def _chosen(self, event: ChatWindow.Chosen) -> None:
@@ -291,9 +285,9 @@ class ChatApp(App[None]):
 
     async def action_find(self, words: str = "") -> None:
         if not words:
-            self._begin_to_type(_FIND)
+            self._writing.begin(_FIND)
         elif await self.browsing.find(words):
-            self._begin_to_type(f"{_FIND}{words}")  # Enter goes on to the one before
+            self._writing.begin(f"{_FIND}{words}")  # Enter goes on to the one before
         else:
             self.notify("No message of this chat has these words.", markup=False)
 
@@ -301,7 +295,7 @@ class ChatApp(App[None]):
         if self._conversation.chat is None:
             self.notify("This chat is still empty: ask something first.", markup=False)
         elif not title:
-            self._begin_to_type("/rename ")
+            self._writing.begin("/rename ")
         else:
             self.browsing.rename(title)
 
@@ -310,11 +304,7 @@ class ChatApp(App[None]):
         if text:
             self.browsing.set_system("" if text == "off" else text)
         else:
-            self._begin_to_type(f"/system {self._conversation.system}")
-
-    def _begin_to_type(self, text: str) -> None:
-        self.window.composer.write(text)
-        self.window.composer.focus()
+            self._writing.begin(f"/system {self._conversation.system}")
 
     def action_thinking(self) -> None:
         is_open = self.exchange.is_thinking_open = not self.exchange.is_thinking_open
@@ -356,29 +346,10 @@ class ChatApp(App[None]):
         self._choosing.choose(name)
 
     def action_attach(self, name: str = "") -> None:
-        """Put a file into the composer, to be sent with what is written below it."""
-        if not name:
-            self._begin_to_type("/attach ")
-            return
-        try:
-            block = as_markdown(Path(os.path.expanduser(name)))
-        except AttachmentRefused as error:
-            self.window.composer.write(f"/attach {name}")
-            self.notify(str(error), severity="error", markup=False)
-        else:
-            self.window.composer.write(f"{block}\n")
+        self._writing.attach(name)
 
     def action_editor(self) -> None:
-        """Write in the editor that $VISUAL or $EDITOR names."""
-        try:
-            with self.suspend():
-                text = edit_in_editor(self.window.composer.text)
-        except EditorFailed as error:
-            self.notify(str(error), severity="error", markup=False)
-        except SuspendNotSupported:
-            self.notify("An editor cannot be opened from this kind of terminal.", markup=False)
-        else:
-            self.window.composer.write(text)
+        self._writing.in_editor()
 
     async def action_engine(self) -> None:
         """Show the engine beside the chat, or instead of it; or hide it again."""
