@@ -534,11 +534,14 @@ class Pane:
     def until_ended(self) -> str:
         """Its exit code, or the signal that ended it.
 
-        tmux calls a pane dead when its terminal closes, which is before it has the status.
+        tmux calls a pane dead when its terminal closes, and has the status when it has heard of the
+        child's end. It misses that of the first one now and then (3.3a, a `respawn-pane`), but asks
+        for all that have ended when another child does.
         """
         deadline = time.monotonic() + self._PATIENCE
         while not (end := self.shown(self._END)):
             assert time.monotonic() < deadline, self.screen
+            self._run("run-shell", "true")
         return end
 
     def _run(self, *arguments: str) -> str:
