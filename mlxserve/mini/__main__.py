@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from mlxserve.mini import MODEL_NAME, model_path
 from mlxserve.mini.abilities import ABILITIES
+from mlxserve.mini.curriculum import CONTINUED_PLAN
 from mlxserve.mini.words import Split
 
 if TYPE_CHECKING:
@@ -62,6 +63,12 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--initial", type=Path, help="model folder to continue from (less the foundation stage)"
     )
+    command.add_argument(
+        "--stage",
+        choices=[stage.name for stage in CONTINUED_PLAN],
+        help="with --initial: only this",
+    )
+    command.add_argument("--rate", type=float, default=1.0, help="of the learning rates (1.0)")
     command.add_argument("--threads", type=int, default=0, help="of PyTorch (0: its own choice)")
     command.add_argument("--smoke", action="store_true", help="a tiny run of everything")
     command.add_argument("--plot", type=Path, help="write the losses to this PNG at the end")
@@ -136,6 +143,10 @@ def _train(options: argparse.Namespace) -> int:
 
     if options.threads:
         torch.set_num_threads(options.threads)
+    if options.stage and not options.initial:
+        raise SystemExit(
+            "--stage is a part of what follows --initial; name the model to begin with"
+        )
     recipe, shape = _recipe(options)
     training = Training(recipe, shape, options.model, options.run_folder)
     if options.initial:
@@ -171,7 +182,13 @@ def _recipe(options: argparse.Namespace) -> tuple[Recipe, Shape]:
 
     vocab_size = load_tokenizer(options.model).get_vocab_size()
     recipe = replace(SMOKE if options.smoke else Recipe(), seed=options.seed)
-    recipe = replace(recipe, is_continued=options.initial is not None)
+    recipe = replace(
+        recipe,
+        is_continued=options.initial is not None,
+        only_stage=options.stage,
+        matrix_lr=recipe.matrix_lr * options.rate,
+        vector_lr=recipe.vector_lr * options.rate,
+    )
     if options.steps:
         recipe = replace(recipe, num_steps=options.steps)
     if options.smoke:

@@ -124,6 +124,7 @@ WHOLE: dict[Maker, float] = {
     tools.tool_calls: 2,
     tools.tool_results: 0.4,
     tools.no_call: 0.6,
+    tools.drill: 2,
 }
 # Copying and recall to the letter, lists and tools: what takes longest to be exact.
 POLISH: dict[Maker, float] = {
@@ -139,6 +140,8 @@ POLISH: dict[Maker, float] = {
     _LISTS: 9,
     tools.session: 8,
     tools.tool_calls: 5,
+    tools.drill: 9,
+    personal.personal: 10,
 }
 LONG: dict[Maker, float] = {**WHOLE, recall.long_questions: 2}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -37,10 +37,14 @@ class Recipe:
     weight_decay: float = 0.02
     clip_norm: float = 1.0
     is_continued: bool = False  # begins with weights that copy and recall
+    only_stage: str | None = None  # instead of all of them
 
     @property
     def plan(self) -> Plan:
-        return CONTINUED_PLAN if self.is_continued else FULL_PLAN
+        plan = CONTINUED_PLAN if self.is_continued else FULL_PLAN
+        if self.only_stage is None:
+            return plan
+        return tuple(replace(stage, share=1.0) for stage in plan if stage.name == self.only_stage)
 
     def rate(self, step: int) -> float:
         """The share of the learning rates at `step`: warm-up, plateau, linear decay."""

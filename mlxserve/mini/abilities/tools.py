@@ -350,6 +350,17 @@ def session(rng: Random, split: Split, num_words: int) -> Conversation:
     return Conversation((*messages, *rest.messages), rest.accepts, schemas)
 
 
+def drill(rng: Random, split: Split, num_words: int) -> Conversation:
+    """One question after another to the same tools: the densest lesson in choosing between them."""
+    del num_words
+    offered = _offered(rng, split, at_least=2)
+    messages: list[Message] = []
+    for _ in range(rng.randint(4, 8)):
+        messages += _call_and_answer(rng, split, rng.choice(offered))
+    schemas = tuple(tool.schema(tool.values(rng, split)) for tool in offered)
+    return Conversation(tuple(messages), says(messages[-2]["content"]), schemas)
+
+
 def _other_talk(rng: Random, split: Split) -> Exchange:
     makers = (knowledge.exchange, knowledge.exchange, arithmetic.exchange, copying.repeat_line)
     return rng.choice(makers)(rng, split)
@@ -388,10 +399,10 @@ def calls(name: str, arguments: dict[str, Value]) -> Any:
     return accepts
 
 
-def _offered(rng: Random, split: Split) -> list[Tool]:
+def _offered(rng: Random, split: Split, at_least: int = 1) -> list[Tool]:
     """One to three tools with names of their own, in any order."""
     found: dict[str, Tool] = {}
-    for _ in range(rng.choice((1, 1, 2, 2, 3))):
+    for _ in range(max(at_least, rng.choice((1, 1, 2, 2, 3)))):
         tool = rng.choice(TOOLS) if rng.random() < 0.45 else invented(rng, split)
         if not any(_noun(tool) == _noun(other) for other in found.values()):
             found[tool.name] = tool
