@@ -103,6 +103,21 @@ def test_tools_offered_together_have_names_of_their_own() -> None:
         assert len({tool["function"]["name"] for tool in offered}) == len(offered)
 
 
+def test_a_drill_asks_several_tools_one_question_after_another() -> None:
+    called = []
+    for seed in range(30):
+        made = tools.drill(Random(seed), Split.TRAIN, 0)
+        names = [tool["function"]["name"] for tool in made.tools]
+        chosen = [
+            call["function"]["name"] for m in made.messages for call in m.get("tool_calls", [])
+        ]
+        assert len(chosen) >= 4
+        assert set(chosen) <= set(names)
+        assert made.accepts(made.answer)
+        called.append(len(set(chosen)))
+    assert sum(count > 1 for count in called) > 20
+
+
 def test_json_is_compared_as_json() -> None:
     check = structured.is_json({"name": "Ada", "age": 31})
     assert check('{"age":31, "name": "Ada"}')

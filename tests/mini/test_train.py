@@ -54,6 +54,21 @@ def test_the_shares_of_the_stages_make_a_whole(plan: curriculum.Plan) -> None:
 
 
 @needs_torch
+def test_one_stage_may_be_all_there_is() -> None:
+    from mlxserve.mini.train import Recipe
+
+    [only] = Recipe(is_continued=True, only_stage="polish").plan
+    assert (only.name, only.share) == ("polish", 1.0)
+    assert only.lessons == curriculum.CONTINUED_PLAN[-1].lessons
+
+
+@needs_torch
+def test_a_stage_without_weights_to_begin_with_is_refused() -> None:
+    with pytest.raises(SystemExit, match="--stage is a part of what follows --initial"):
+        main(["train", "--stage", "polish", "--steps", "1"])
+
+
+@needs_torch
 def test_only_the_results_on_a_sheet_are_taught() -> None:
     from mlxserve.mini.batches import encoded
 
