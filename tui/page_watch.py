@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING
 from tui.events import ChatError, NoEngine
 from tui.page_map import PageMap
 
-if TYPE_CHECKING:
-    from tui.engine_client import (
-        EngineClient,
-    )  # with httpx, which the first picture has no time for
+if TYPE_CHECKING:  # httpx comes with it, which the first picture has no time for
+    from tui.engine_client import EngineClient
 
 _LOOK_SECONDS = 0.5  # until there may be a server
 _AGAIN_SECONDS = 2.0  # until one that did not answer is asked again
