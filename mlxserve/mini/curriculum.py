@@ -107,6 +107,7 @@ WHOLE: dict[Maker, float] = {
     lists.sheet: 3,
     _LISTS: 4,
     personal.personal: 7,
+    personal.drill: 2,
     _COPY: 5,
     _PIECES: 7,
     _NUMBERED: 0.5,
@@ -129,19 +130,17 @@ WHOLE: dict[Maker, float] = {
 # Copying and recall to the letter, lists and tools: what takes longest to be exact.
 POLISH: dict[Maker, float] = {
     **WHOLE,
-    _COPY: 9,
-    _PIECES: 7,
+    _COPY: 6,
     recall.in_one_turn: 4,
-    recall.many_questions: 4,
-    recall.over_turns: 2.5,
-    recall.in_system_prompt: 2,
-    _FAR: 0.8,
+    recall.over_turns: 2,
+    _FAR: 0.6,
     lists.sheet: 6,
     _LISTS: 9,
-    tools.session: 8,
+    tools.session: 6,
     tools.tool_calls: 5,
-    tools.drill: 9,
-    personal.personal: 10,
+    tools.drill: 20,
+    personal.personal: 9,
+    personal.drill: 12,
 }
 LONG: dict[Maker, float] = {**WHOLE, recall.long_questions: 2}
 

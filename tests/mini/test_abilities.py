@@ -97,6 +97,14 @@ def test_what_nobody_said_is_not_known() -> None:
     assert not any(one.accepts("Your name is Ada.") for one in untold)
 
 
+def test_a_drill_asks_for_all_that_was_told_and_once_for_what_was_not() -> None:
+    for seed in range(30):
+        made = personal.drill(Random(seed), Split.TRAIN, 0)
+        answers = [m["content"] for m in made.messages if m["role"] == "assistant"]
+        assert answers.count(personal.NOT_TOLD) == 1
+        assert made.accepts(reference(made))
+
+
 def test_tools_offered_together_have_names_of_their_own() -> None:
     for seed in range(100):
         offered = tools.tool_calls(Random(seed), Split.TRAIN, 0).tools
@@ -113,7 +121,7 @@ def test_a_drill_asks_several_tools_one_question_after_another() -> None:
         ]
         assert len(chosen) >= 4
         assert set(chosen) <= set(names)
-        assert made.accepts(made.answer)
+        assert made.accepts(reference(made))
         called.append(len(set(chosen)))
     assert sum(count > 1 for count in called) > 20
 

@@ -439,6 +439,18 @@ def personal(rng: Random, split: Split, num_words: int) -> Conversation:
     return Conversation(tuple(messages), (others or [first])[-1].accepts)
 
 
+def drill(rng: Random, split: Split, num_words: int) -> Conversation:
+    """Much told, and a question about each of it: the densest lesson in telling them apart."""
+    del num_words
+    told = _told(rng, split, rng.randint(3, 6))
+    *told, untold = told
+    exchanges = [one.asked(rng, split, [o for o in told if o is not one]) for one in told]
+    exchanges.append(untold.asked_untold(rng, split))
+    rng.shuffle(exchanges)
+    messages = [*_said(rng, split, told), *(m for e in exchanges for m in e.messages)]
+    return Conversation(tuple(messages), exchanges[-1].accepts)
+
+
 def _questions(rng: Random, split: Split, told: list[Told]) -> list[Exchange]:
     """Questions about one of the traits told, or about several."""
     asked = rng.sample(told, rng.randint(1, len(told))) if told else []

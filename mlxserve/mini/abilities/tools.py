@@ -351,14 +351,16 @@ def session(rng: Random, split: Split, num_words: int) -> Conversation:
 
 
 def drill(rng: Random, split: Split, num_words: int) -> Conversation:
-    """One question after another to the same tools: the densest lesson in choosing between them."""
+    """Call after call of the same tools: the densest lesson in choosing between them."""
     del num_words
-    offered = _offered(rng, split, at_least=2)
+    offered = _offered(rng, split, at_least=rng.randint(2, 4))
     messages: list[Message] = []
-    for _ in range(rng.randint(4, 8)):
-        messages += _call_and_answer(rng, split, rng.choice(offered))
-    schemas = tuple(tool.schema(tool.values(rng, split)) for tool in offered)
-    return Conversation(tuple(messages), says(messages[-2]["content"]), schemas)
+    for _ in range(rng.randint(5, 9)):
+        tool = rng.choice(offered)
+        values = tool.values(rng, split)
+        messages += [user(tool.asked.pick(rng, split).format(**values)), _call(tool, values)]
+    schemas = tuple(t.schema(t.values(rng, split)) for t in offered)
+    return Conversation(tuple(messages), calls(tool.name, values), schemas)
 
 
 def _other_talk(rng: Random, split: Split) -> Exchange:
