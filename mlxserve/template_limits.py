@@ -25,8 +25,8 @@ from jinja2.nodes import Concat
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MAX_SECONDS = 5.0  # ten thousand messages take a twentieth of it
-MAX_SIZE = 16_000_000  # characters of a text, or items of a list
+MAX_SECONDS = 1.0  # ten thousand messages take a quarter of it
+MAX_SIZE = 8_000_000  # characters of a text, or items of a list
 _MAX_NUMBER = 10**18
 # A width of six digits, or one that is an argument: "%*d", "{:{}}".
 _WIDE_FORMAT = re.compile(r"[0-9]{6}|%[^%a-zA-Z]*\*|\{[^{}]*:[^{}]*\{")
@@ -85,13 +85,15 @@ class BoundedTemplate(Template):
 
     def render(self, *args: Any, **kwargs: Any) -> str:
         with Deadline(MAX_SECONDS):
-            text = super().render(*args, **kwargs)
-            _require(len(text))
-            return text
+            return super().render(*args, **kwargs)
 
 
 class _Generator(CodeGenerator):
-    """Joins texts (`a ~ b`) through the environment, which the sandbox does not."""
+    """Joins texts (`a ~ b`) and keeps the output of macros and blocks through the environment."""
+
+    def buffer(self, frame: Frame) -> None:
+        frame.buffer = self.temporary_identifier()
+        self.writeline(f"{frame.buffer} = environment.output()")
 
     def visit_Concat(self, node: Concat, frame: Frame) -> None:
         self.write("environment.concatenated((")
@@ -101,12 +103,39 @@ class _Generator(CodeGenerator):
         self.write("))")
 
 
+class _Output(list[str]):
+    """What a macro or a block has put out so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._size = 0
+
+    def append(self, text: str) -> None:
+        self._size += len(text)
+        _require(self._size)
+        super().append(text)
+
+    def extend(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            self.append(text)
+
+
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """transformers' sandbox, with limits."""
 
     template_class = BoundedTemplate
     code_generator_class = _Generator
     intercepted_binops = frozenset(("*", "**", "+", "%"))
+
+    output = _Output
+
+    @staticmethod
+    def concat(parts: Iterable[str]) -> str:
+        if isinstance(parts, _Output):
+            return "".join(parts)
+        whole = _Output()
+        whole.extend(parts)
+        return "".join(whole)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
