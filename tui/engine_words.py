@@ -63,6 +63,8 @@ def _reuse_lines(figures: Figures, width: int) -> list[Content]:
 def _miss_words(figures: Figures) -> str:
     if figures.miss == "new_text" and not figures.differs_at:
         return "new text from its first token on"
+    if figures.miss == "below_one_page" and not figures.cached_tokens:
+        return "too short: only whole pages are found again"
     at = "?" if figures.differs_at is None else f"{figures.differs_at:,}"
     return _MISSES.get(figures.miss, "no more: {miss}").format(at=at, miss=figures.miss)
 

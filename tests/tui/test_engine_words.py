@@ -32,7 +32,7 @@ def test_the_bar_says_how_much_was_reused_and_where_it_differed() -> None:
         ("new_text", "new text from its first token on"),
         ("evicted", "given up for others"),
         ("other_salt", "another cache salt"),
-        ("below_one_page", "less than a page"),
+        ("below_one_page", "too short"),
         ("off", "the prefix cache is off"),
         ("something_new", "no more: something_new"),
     ],
@@ -40,6 +40,11 @@ def test_the_bar_says_how_much_was_reused_and_where_it_differed() -> None:
 def test_every_reason_has_its_words(miss: str, words: str) -> None:
     figures = Figures(prompt_tokens=90, cached_tokens=0, differs_at=0, miss=miss)
     assert words in answer_lines(figures, 40).plain
+
+
+def test_a_last_page_that_is_not_full_is_said_to_be_one() -> None:
+    figures = Figures(prompt_tokens=90, cached_tokens=64, differs_at=64, miss="below_one_page")
+    assert "the rest is less than a page" in answer_lines(figures, 60).plain
 
 
 def test_a_server_that_does_not_say_is_not_guessed_at() -> None:
