@@ -33,6 +33,8 @@ _PAUSE_SECONDS = 3.0  # between two requests of a person, on average: other thin
 _WARM_UP_SECONDS = 15.0
 _MINUTE = 60.0
 _LONGEST = 200  # words of a conversation, before a new one begins
+_PASTED = 60  # words of a long text in it
+_MOST_WORDS = _LONGEST + _PASTED
 _SAMPLE_SECONDS = 2.0  # between two looks at the memory
 _WORK = bytes(8 << 20)  # to be hashed: some 10 ms
 _WORK_SECONDS = 0.25  # between two such
@@ -81,6 +83,7 @@ async def _soak(server: Server, minutes: int, progress: Callable[[str], None]) -
     assert server.process_id is not None, "a server of ours"
     observed = Observed()
     async with LoadClient(server.url, server.model) as client:
+        await _stretch(client)
         people = [asyncio.create_task(_person(client, n)) for n in range(_NUM_PEOPLE)]
         await asyncio.sleep(_WARM_UP_SECONDS)
         observed.began = time.perf_counter()
@@ -102,6 +105,15 @@ async def _soak(server: Server, minutes: int, progress: Callable[[str], None]) -
     return observed
 
 
+async def _stretch(client: LoadClient) -> None:
+    """The longest prompts, all at once: what the largest steps take is no growth afterwards."""
+    draw = random.Random("stretch")
+    longest = [_words(draw, _MOST_WORDS) for _ in KINDS]
+    await asyncio.gather(
+        *(_ask(client, words, 16, kind, None) for words, kind in zip(longest, KINDS, strict=True))
+    )
+
+
 async def _person(client: LoadClient, number: int) -> None:
     """Talks on and on."""
     draw = random.Random(number)
@@ -110,7 +122,7 @@ async def _person(client: LoadClient, number: int) -> None:
     while True:
         if not words or len(words) > _LONGEST:
             words = [*template, *_words(draw, 8)]
-        words = [*words, *_words(draw, 60 if draw.random() < 0.1 else 8)]
+        words = [*words, *_words(draw, _PASTED if draw.random() < 0.1 else 8)]
         kind = draw.choice(list(KINDS))
         leaves_after = draw.randint(1, 12) if draw.random() < 0.15 else None
         answer = await _ask(client, words, draw.randint(16, 64), kind, leaves_after)

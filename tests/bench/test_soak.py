@@ -80,8 +80,7 @@ def test_who_leaves_has_no_answer_to_go_on_with() -> None:
 
 def test_no_prompt_outgrows_the_pool() -> None:
     """A word is at most six tokens of the embedded model."""
-    longest = soak._LONGEST + 60
-    assert 6 * (longest + 64) < soak._NUM_PAGES * 32
+    assert 6 * (soak._MOST_WORDS + 64) < soak._NUM_PAGES * 32
 
 
 @pytest.mark.slow
@@ -96,7 +95,7 @@ def test_minutes_of_mixed_load_hold(tmp_path: Path) -> None:
     assert found["errors"] == [0]
     assert min(found["answers"]) > 0
     memory = found["memory"]
-    assert memory[-1] < 1.5 * memory[0], memory  # pages are taken when first used
+    assert memory[-1] < 1.2 * memory[0], memory  # its largest steps come before the first
 
 
 def test_people_are_different_and_repeatable() -> None:

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -535,13 +536,13 @@ class Pane:
         """Its exit code, or the signal that ended it.
 
         tmux calls a pane dead when its terminal closes, and has the status when it has heard of the
-        child's end. It misses that of the first one now and then (3.3a, a `respawn-pane`), but asks
-        for all that have ended when another child does.
+        child's end. Now and then it hears of none (3.3a, Linux 6.18: the child is a zombie, no
+        SIGCHLD is pending), so it is told again, and then asks for all that have ended.
         """
         deadline = time.monotonic() + self._PATIENCE
         while not (end := self.shown(self._END)):
             assert time.monotonic() < deadline, self.screen
-            self._run("run-shell", "true")
+            os.kill(int(self.shown("#{pid}")), signal.SIGCHLD)
         return end
 
     def _run(self, *arguments: str) -> str:

@@ -26,7 +26,10 @@ pytestmark = [
 
 
 class Brake:
-    """Lets a process run a small part of the time, so that an answer takes seconds."""
+    """Lets a process run a small part of the time, so that an answer takes seconds.
+
+    On a busy machine a moment may last: it rests the longer for that.
+    """
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -42,11 +45,14 @@ class Brake:
         self._thread.join()
 
     def _run(self) -> None:
+        ran = 0.0
         while not self._is_over.is_set():
             os.kill(self._pid, signal.SIGSTOP)
-            self._is_over.wait(0.35)
+            self._is_over.wait(max(0.35, 12 * ran))
+            began = time.monotonic()
             os.kill(self._pid, signal.SIGCONT)
             self._is_over.wait(0.03)
+            ran = time.monotonic() - began
 
 
 def last_message(home: Home) -> Message:
@@ -132,11 +138,14 @@ def test_killed_in_the_middle_of_an_answer_it_has_lost_at_most_a_second(
     def answer(screen: str) -> list[str]:
         return screen.partition("What can you do?\n")[2].partition("╭")[0].split()[1:]
 
+    def shown_before(moment: float) -> int:
+        return max((count for at, count in seen if at < moment), default=0)
+
     with Brake(pane.server):
         pane.ask("What can you do?")
         began = time.monotonic()
         pane.until(is_writing)
-        while time.monotonic() < began + 60 and (len(seen) < 2 or seen[-1][0] < seen[0][0] + 3):
+        while time.monotonic() < began + 60 and not shown_before(time.monotonic() - 2):
             screen = pane.screen
             assert is_writing(screen), "the answer was to take longer than this"
             seen.append((time.monotonic(), words(screen)))
@@ -145,9 +154,8 @@ def test_killed_in_the_middle_of_an_answer_it_has_lost_at_most_a_second(
     assert pane.until_ended() == "9"
     kept = last_message(home)
     assert kept.state is State.WRITING
-    shown_a_second_before = max((n for at, n in seen if at < killed - 1.3), default=0)
-    assert shown_a_second_before > 0
-    assert len(kept.text.split()) >= shown_a_second_before
+    assert shown_before(killed - 1.3) > 0
+    assert len(kept.text.split()) >= shown_before(killed - 1.3)
 
     pane.open()
     pane.until_ready()
