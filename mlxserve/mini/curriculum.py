@@ -134,12 +134,12 @@ POLISH: dict[Maker, float] = {
     recall.in_one_turn: 4,
     recall.over_turns: 2,
     _FAR: 0.6,
-    lists.sheet: 6,
-    _LISTS: 9,
+    lists.sheet: 9,
+    _LISTS: 14,
     tools.session: 6,
     tools.tool_calls: 5,
-    tools.drill: 20,
-    personal.personal: 9,
+    tools.drill: 12,
+    personal.personal: 14,
     personal.drill: 12,
 }
 LONG: dict[Maker, float] = {**WHOLE, recall.long_questions: 2}

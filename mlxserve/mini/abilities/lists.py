@@ -121,20 +121,23 @@ def upper(rng: Random, split: Split) -> Exchange:
 
 
 def sheet(rng: Random, split: Split, num_words: int) -> Sheet:
-    """Words in capitals and lists backwards or in order, nothing else: where those are learned."""
+    """Words in capitals and lists backwards, in order or counted: where those are learned."""
     del num_words
     return Sheet(tuple(_problem(rng, split) for _ in range(rng.randint(6, 16))))
 
 
 def _problem(rng: Random, split: Split) -> tuple[str, str]:
     kind = rng.random()
-    if kind < 0.6:
+    if kind < 0.45:
         made = (words.syllables, words.letters, words.patchwork, words.blend)
         word = words.draw(rng, split, rng.choice(made))
         return f"{word} in capitals: ", word.upper()
-    if kind < 0.85:
+    if kind < 0.65:
         items = _items(rng, split, 2, 5)
         return f"{', '.join(items)} backwards: ", ", ".join(reversed(items))
+    if kind < 0.8:
+        items = _items(rng, split, 1, 7)
+        return f"{', '.join(items)} counted: ", str(len(items))
     numbers = _numbers(rng, split)
     return f"{', '.join(map(str, numbers))} in order: ", _in_order(numbers)
 
@@ -174,6 +177,8 @@ def _in_order(numbers: list[int]) -> str:
 def _items(rng: Random, split: Split, least: int, most: int) -> list[str]:
     """Words; in half of the lists some of them invented, which are several tokens."""
     kinds = (words.english,) if rng.random() < 0.5 else _ITEM_KINDS
+    if split is Split.TRAIN and rng.random() < 0.4:
+        kinds = (words.english, words.patchwork, words.syllables)
     return [words.draw(rng, split, rng.choice(kinds)) for _ in range(rng.randint(least, most))]
 
 
