@@ -139,8 +139,8 @@ POLISH: dict[Maker, float] = {
     tools.session: 6,
     tools.tool_calls: 5,
     tools.drill: 12,
-    personal.personal: 14,
-    personal.drill: 12,
+    personal.personal: 18,
+    personal.drill: 18,
 }
 LONG: dict[Maker, float] = {**WHOLE, recall.long_questions: 2}
 
