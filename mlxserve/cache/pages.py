@@ -23,7 +23,7 @@ behind it would write to it: it is there to be copied.
 from __future__ import annotations
 
 import struct
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from itertools import chain, islice
@@ -34,6 +34,7 @@ from mlxserve.cache.hashing import page_hash, token_bytes
 from mlxserve.cache.runs import RunSet
 
 HOT_AFTER = 2  # hits, unless told otherwise
+_MAX_REMEMBERED = 256  # evicted pages, for those who look at what they have found in every step
 _MAX_COMPARED = 8  # pages that a new one is compared with, to say where it differs
 
 
@@ -72,6 +73,7 @@ class PagePool:
         self._page_of: dict[bytes, int] = {}
         self._children = Children(num_pages)  # hashed pages by the hash before them
         self._tails = Children(num_pages)  # those of them that are not full
+        self._last_evicted: deque[int] = deque(maxlen=_MAX_REMEMBERED)
         self._evicted: OrderedDict[bytes, None] = OrderedDict()  # what is gone, as far as known
         self._pin_counts: dict[int, int] = {}
         self._blank = RunSet(num_pages)
@@ -141,6 +143,13 @@ class PagePool:
         """Whether this was among the last pages that were given up, one pool's worth of them."""
         return hash_ in self._evicted
 
+    def evicted_since(self, num_evicted: int) -> list[int] | None:
+        """The pages evicted since `num_evicted` were; None where nobody remembers them all."""
+        count = self.num_evicted - num_evicted
+        if count > len(self._last_evicted):
+            return None
+        return list(islice(reversed(self._last_evicted), count))
+
     def num_common(self, parent: bytes, token_ids: Sequence[int]) -> int:
         """How far a page's tokens agree with the nearest of the last known pages at its place."""
         wanted = token_bytes(token_ids)
@@ -162,6 +171,8 @@ class PagePool:
         Holds until the next `allocate` or `reset`: retain the pages before that. The token ids are
         compared as well, so not even a collision of hashes gives one prompt another one's cache.
         """
+        if skip >= len(hashes) or hashes[skip] not in self._page_of:
+            return []  # nothing new, most of the times that a request which waits is looked at
         found = list(map(self._page_of.get, islice(hashes, skip, None)))
         num_found = found.index(None) if None in found else len(found)
         pages = cast(list[int], found[:num_found])
@@ -436,6 +447,7 @@ class PagePool:
         self._hashes[page] = None
         self._parents[page] = self._tokens[page] = b""
         self._blank.add(page)
+        self._last_evicted.append(page)
         self.num_evicted += 1
 
 

@@ -23,6 +23,24 @@ class Tail(NamedTuple):
     num_tokens: int
 
 
+class _Match:
+    """What was found for a request that waits, as long as none of it is evicted."""
+
+    __slots__ = ("_known", "num_evicted", "pages")
+
+    def __init__(self, num_evicted: int) -> None:
+        self.num_evicted = num_evicted  # of the pool, when these pages were all there
+        self.pages: list[int] = []
+        self._known: set[int] = set()
+
+    def add(self, pages: Sequence[int]) -> None:
+        self.pages += pages
+        self._known.update(pages)
+
+    def has_lost(self, evicted: Sequence[int]) -> bool:
+        return not self._known.isdisjoint(evicted)
+
+
 class PrefixCache:
     """Finds nothing and publishes nothing where it is off. Tails it finds only to be copied."""
 
@@ -34,7 +52,7 @@ class PrefixCache:
         self._pool = pool
         self._siblings = siblings
         self._explainer = Explainer(pool)
-        self._matches: dict[Request, tuple[int, list[int]]] = {}
+        self._matches: dict[Request, _Match] = {}
 
     def hash(self, request: Request) -> None:
         """Make the request know the hashes of its full pages."""
@@ -49,17 +67,21 @@ class PrefixCache:
     def match(self, request: Request) -> list[int]:
         """Cached pages of its known tokens.
 
-        Remembered: without an eviction in between a match can only have grown.
+        Remembered: as long as none of them is evicted, a match can only grow.
         """
         if not self.is_on:
             return []
         self.hash(request)
-        num_evicted, pages = self._matches.get(request, (self._pool.num_evicted, []))
-        if num_evicted != self._pool.num_evicted:
-            pages = []
-        pages += self._pool.match(self.matchable(request), request.token_ids, skip=len(pages))
-        self._matches[request] = (self._pool.num_evicted, pages)
-        return pages
+        num_evicted, found = self._pool.num_evicted, self._matches.get(request)
+        if found is not None and found.num_evicted != num_evicted:
+            evicted = self._pool.evicted_since(found.num_evicted)
+            found = None if evicted is None or found.has_lost(evicted) else found
+        if found is None:
+            found = self._matches[request] = _Match(num_evicted)
+        found.num_evicted = num_evicted
+        hashes, skip = self.matchable(request), len(found.pages)
+        found.add(self._pool.match(hashes, request.token_ids, skip=skip))
+        return found.pages
 
     def tail(self, request: Request, cached: Sequence[int]) -> Tail | None:
         """What could be copied behind the pages that it matches. Holds as long as they do.

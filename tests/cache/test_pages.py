@@ -173,6 +173,20 @@ def test_pages_follow_the_last_one_held() -> None:
     assert pool.allocate(2, after=other[-1]) == [other[-1] + 1, other[-1] + 2]
 
 
+def test_the_last_evicted_pages_are_remembered() -> None:
+    pool = PagePool(num_pages=300, page_size=PAGE_SIZE)
+    assert pool.evicted_since(0) == []
+    cached = cache(pool, *range(300))
+    first = take(pool, 1)
+    assert pool.evicted_since(0) == first == cached[-1:]
+    second = take(pool, 2)
+    assert set(pool.evicted_since(1) or []) == set(second)
+    assert pool.evicted_since(pool.num_evicted) == []
+    take(pool, 297)
+    assert pool.evicted_since(0) is None, "more than anybody remembers"
+    assert len(pool.evicted_since(300 - 256) or []) == 256
+
+
 def test_pages_evicted_together_come_in_a_row() -> None:
     pool = PagePool(8, PAGE_SIZE)
     cache(pool, *range(1, 9))

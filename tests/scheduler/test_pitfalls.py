@@ -31,7 +31,7 @@ def test_p01_a_match_does_not_outlive_an_eviction(make_engine: Callable) -> None
     engine.step()
     late = engine.add([*PREFIX, 116, *range(12)], 2)
     engine.launch()  # matches four pages; what else it needs is not free
-    assert len(engine.scheduler._cache._matches[late][1]) == 4
+    assert len(engine.scheduler._cache._matches[late].pages) == 4
     while not engine.scheduler.pool.num_evicted:
         assert not late.page_table
         engine.step()
@@ -257,8 +257,8 @@ PLANTED: dict[str, tuple[Callable, type | ModuleType, str, str, str]] = {
         test_p01_a_match_does_not_outlive_an_eviction,
         PrefixCache,
         "match",
-        "if num_evicted != self._pool.num_evicted:",
-        "if False:",
+        "None if evicted is None or found.has_lost(evicted) else found",
+        "found",
     ),
     "P2 admit on the first chunk": (
         test_p02_prompts_that_only_fit_one_after_the_other_do_not_thrash,

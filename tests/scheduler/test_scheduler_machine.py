@@ -292,8 +292,14 @@ BUGS: dict[str, tuple[type, str, str, str]] = {
     "keep a match over an eviction": (
         PrefixCache,
         "match",
-        "if num_evicted != self._pool.num_evicted:",
-        "if False:",
+        "None if evicted is None or found.has_lost(evicted) else found",
+        "found",
+    ),
+    "overlook the newest eviction": (
+        PagePool,
+        "evicted_since",
+        "reversed(self._last_evicted), count",
+        "reversed(self._last_evicted), 1, count",
     ),
     "allocate before hits are retained": (
         Scheduler,
