@@ -84,7 +84,8 @@ class PagePool:
     @property
     def num_free(self) -> int:
         """Pages that `allocate` can hand out: blank ones and cached ones."""
-        return len(self._blank) + sum(map(len, self._cached))
+        normal, hot, kept = self._cached
+        return len(self._blank) + len(normal) + len(hot) + len(kept)
 
     @property
     def num_used(self) -> int:

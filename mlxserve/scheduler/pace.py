@@ -92,4 +92,6 @@ def _average(averages: dict[int, float], key: int, value: float) -> None:
 
 def _nearest(averages: dict[int, float], key: int) -> float:
     """The value of the key nearest to this one; of two, the larger key's."""
+    if key in averages:
+        return averages[key]
     return averages[min(averages, key=lambda known: (abs(known - key), -known))]
