@@ -151,6 +151,15 @@ class PagePool:
             return None
         return list(islice(reversed(self._last_evicted), count))
 
+    def num_unchanged(self, pages: Sequence[int], hashes: Sequence[bytes]) -> int:
+        """How many of these pages, from the first on, are still findable by these hashes."""
+        now = list(map(self._hashes.__getitem__, pages))
+        if now == hashes[: len(now)]:
+            return len(now)
+        return next(
+            i for i, (one, other) in enumerate(zip(now, hashes, strict=False)) if one != other
+        )
+
     def num_common(self, parent: bytes, token_ids: Sequence[int]) -> int:
         """How far a page's tokens agree with the nearest of the last known pages at its place."""
         wanted = token_bytes(token_ids)
@@ -163,6 +172,8 @@ class PagePool:
     def num_idle(self, pages: Iterable[int]) -> int:
         """How many of `pages` are free, so that retaining them takes them from `num_free`."""
         counts = self._ref_counts
+        if not self._pin_counts:
+            return list(map(counts.__getitem__, pages)).count(0)
         unheld = [page for page in pages if not counts[page]]
         return len(unheld) - len(self._pin_counts.keys() & unheld)
 

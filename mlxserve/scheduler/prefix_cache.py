@@ -40,6 +40,12 @@ class _Match:
     def has_lost(self, evicted: Sequence[int]) -> bool:
         return not self._known.isdisjoint(evicted)
 
+    def keep(self, count: int) -> None:
+        """Only the first pages are still what they were."""
+        if count < len(self.pages):
+            self.pages = self.pages[:count]
+            self._known = set(self.pages)
+
 
 class PrefixCache:
     """Finds nothing and publishes nothing where it is off. Tails it finds only to be copied."""
@@ -72,13 +78,13 @@ class PrefixCache:
         if not self.is_on:
             return []
         self.hash(request)
-        num_evicted, found = self._pool.num_evicted, self._matches.get(request)
-        if found is not None and found.num_evicted != num_evicted:
-            evicted = self._pool.evicted_since(found.num_evicted)
-            found = None if evicted is None or found.has_lost(evicted) else found
+        found = self._matches.get(request)
         if found is None:
-            found = self._matches[request] = _Match(num_evicted)
-        found.num_evicted = num_evicted
+            found = self._matches[request] = _Match(self._pool.num_evicted)
+        evicted = self._pool.evicted_since(found.num_evicted)
+        if evicted is None or found.has_lost(evicted):
+            found.keep(self._pool.num_unchanged(found.pages, request.page_hashes))
+        found.num_evicted = self._pool.num_evicted
         hashes, skip = self.matchable(request), len(found.pages)
         found.add(self._pool.match(hashes, request.token_ids, skip=skip))
         return found.pages

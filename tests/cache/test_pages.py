@@ -187,6 +187,17 @@ def test_the_last_evicted_pages_are_remembered() -> None:
     assert len(pool.evicted_since(300 - 256) or []) == 256
 
 
+def test_pages_are_unchanged_until_the_first_that_was_evicted() -> None:
+    pool = PagePool(num_pages=4, page_size=PAGE_SIZE)
+    hashes, _ = chain(1, 2, 3, 4)
+    pages = cache(pool, 1, 2, 3, 4)
+    assert pool.num_unchanged(pages, hashes) == 4
+    assert pool.num_unchanged(pages[:2], hashes) == 2
+    assert pool.num_unchanged([], hashes) == 0
+    take(pool, 2)
+    assert pool.num_unchanged(pages, hashes) == 2
+
+
 def test_pages_evicted_together_come_in_a_row() -> None:
     pool = PagePool(8, PAGE_SIZE)
     cache(pool, *range(1, 9))

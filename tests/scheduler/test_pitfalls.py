@@ -257,8 +257,8 @@ PLANTED: dict[str, tuple[Callable, type | ModuleType, str, str, str]] = {
         test_p01_a_match_does_not_outlive_an_eviction,
         PrefixCache,
         "match",
-        "None if evicted is None or found.has_lost(evicted) else found",
-        "found",
+        "if evicted is None or found.has_lost(evicted):",
+        "if False:",
     ),
     "P2 admit on the first chunk": (
         test_p02_prompts_that_only_fit_one_after_the_other_do_not_thrash,

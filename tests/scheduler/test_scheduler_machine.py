@@ -292,8 +292,8 @@ BUGS: dict[str, tuple[type, str, str, str]] = {
     "keep a match over an eviction": (
         PrefixCache,
         "match",
-        "None if evicted is None or found.has_lost(evicted) else found",
-        "found",
+        "if evicted is None or found.has_lost(evicted):",
+        "if False:",
     ),
     "overlook the newest eviction": (
         PagePool,
