@@ -134,13 +134,13 @@ POLISH: dict[Maker, float] = {
     recall.in_one_turn: 4,
     recall.over_turns: 2,
     _FAR: 0.6,
-    lists.sheet: 9,
-    _LISTS: 14,
+    lists.sheet: 15,
+    _LISTS: 18,
     tools.session: 6,
     tools.tool_calls: 5,
-    tools.drill: 12,
-    personal.personal: 18,
-    personal.drill: 18,
+    tools.drill: 10,
+    personal.personal: 12,
+    personal.drill: 10,
 }
 LONG: dict[Maker, float] = {**WHOLE, recall.long_questions: 2}
 

@@ -129,14 +129,14 @@ def sheet(rng: Random, split: Split, num_words: int) -> Sheet:
 
 def _problem(rng: Random, split: Split) -> tuple[str, str]:
     kind = rng.random()
-    if kind < 0.45:
+    if kind < 0.4:
         made = (words.syllables, words.letters, words.patchwork, words.blend)
         word = words.draw(rng, split, rng.choice(made))
         return f"{word} in capitals: ", word.upper()
-    if kind < 0.65:
+    if kind < 0.55:
         items = _items(rng, split, 2, 5)
         return f"{', '.join(items)} backwards: ", ", ".join(reversed(items))
-    if kind < 0.8:
+    if kind < 0.65:
         items = _items(rng, split, 1, 7)
         return f"{', '.join(items)} counted: ", str(len(items))
     numbers = _numbers(rng, split)
