@@ -31,6 +31,7 @@ from mlx_lm.tool_parsers import (
 from mlxserve.errors import InvalidParameter
 from mlxserve.guidance.calls import call_grammar
 from mlxserve.guidance.grammars import Grammars
+from mlxserve.guidance.guide import Guide
 from mlxserve.guidance.planner import Planner
 from mlxserve.mini import model_path
 from mlxserve.parsing.markup import Markup, Part
@@ -81,6 +82,21 @@ def grammars(tokenizer: Tokenizer) -> Iterator[Grammars]:
     found = Grammars(tokenizer, tokenizer.vocab_size)
     yield found
     found.close()
+
+
+def drawn(guide: Guide, rng: Random, most: int, *, may_be_free: bool = False) -> Iterator[int]:
+    """Allowed tokens at random, as if a model had chosen them, up to where the answer may end."""
+    for _ in range(most):
+        mask = guide.mask()
+        if mask is None:
+            assert may_be_free, "nothing holds it any more"
+            return
+        allowed = [t for t in range(len(mask) * 8) if mask[t >> 3] >> (t & 7) & 1]
+        token = END if END in allowed else rng.choice(allowed)
+        if token == END:
+            return
+        guide.read([token])
+        yield token
 
 
 def markup(name: str) -> Markup:
@@ -467,15 +483,7 @@ def test_a_familys_own_markers_begin_what_follows_its_schemas(
             guide.read(begun)
         assert guide.mask() is not None
         events: list[Any] = [*parser.push(decoder.push(begun))]
-        for _ in range(2_000):
-            mask = guide.mask()
-            if mask is None:
-                break
-            allowed = [t for t in range(len(mask) * 8) if mask[t >> 3] >> (t & 7) & 1]
-            token = END if END in allowed else rng.choice(allowed)
-            if token == END:
-                break
-            guide.read([token])
+        for token in drawn(guide, rng, 2_000, may_be_free=True):
             events += parser.push(decoder.push([token]))
         events += [*parser.push(decoder.finish()), *parser.finish()]
         assert guide.error is None
@@ -538,13 +546,7 @@ def test_harmony_thinks_and_then_follows(
         begun = tokenizer.markup.think_start if seed % 2 else ()
         guide.read(begun)
         events: list[Any] = [*parser.push(decoder.push(begun))]
-        for _ in range(400):
-            mask = guide.mask()
-            allowed = [t for t in range(len(mask) * 8) if mask[t >> 3] >> (t & 7) & 1]
-            token = END if END in allowed else rng.choice(allowed)
-            if token == END:
-                break
-            guide.read([token])
+        for token in drawn(guide, rng, 400):
             events += parser.push(decoder.push([token]))
         events += [*parser.push(decoder.finish()), *parser.finish()]
         assert guide.error is None
