@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from mlxserve.bench.client import LoadClient
@@ -19,17 +20,20 @@ def bench_startup(model: str, *, against: Sequence[str], pairs: int) -> Report:
     """Start servers in turns, each alone. Raises ServerFailed, InvalidConfig."""
     if others := [address for address in against if address != MLX_LM]:
         raise InvalidConfig(f"--against {others[0]}: a server that runs has started; use {MLX_LM}")
-    starts: dict[str, Callable[[], AbstractContextManager[Server]]] = {
-        "mlxserve": lambda: our_server("mlxserve", model)
+    starts: dict[str, Callable[[Mapping[str, str]], AbstractContextManager[Server]]] = {
+        "mlxserve": lambda environment: our_server("mlxserve", model, environment=environment)
     }
     if against:
-        starts[MLX_LM] = lambda: mlx_lm_server(model)
+        starts[MLX_LM] = lambda environment: mlx_lm_server(model, environment)
     runs: dict[str, list[tuple[float, float]]] = {name: [] for name in starts}
-    for number in range(pairs + 1):
-        for name, start in starts.items():
-            measured = _start(start())
-            if number:  # the first round brings the files into memory
-                runs[name].append(measured)
+    with tempfile.TemporaryDirectory() as folder:
+        # What is installed has been compiled; an empty value means that bytecode is written.
+        environment = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": folder}
+        for number in range(pairs + 1):
+            for name, start in starts.items():
+                measured = _start(start(environment))
+                if number:  # the first round compiles, and brings the files into memory
+                    runs[name].append(measured)
     figures = []
     for at, what in enumerate(_NAMES):
         columns = {name: tuple(run[at] for run in found) for name, found in runs.items()}

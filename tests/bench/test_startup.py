@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -18,13 +21,20 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     log: list[str] = []
 
     @contextlib.contextmanager
-    def start(name: str) -> Iterator[Server]:
+    def start(name: str, environment: Mapping[str, str]) -> Iterator[Server]:
+        assert environment["PYTHONDONTWRITEBYTECODE"] == "", "nothing is compiled"
+        assert Path(environment["PYTHONPYCACHEPREFIX"]).is_dir()
         log.append(f"start {name}")
         yield Server(name, "http://127.0.0.1:9", "m", start_seconds=float(len(log)))
         log.append(f"end {name}")
 
-    monkeypatch.setattr(startup, "our_server", lambda name, model: start(name))
-    monkeypatch.setattr(startup, "mlx_lm_server", lambda model: start("mlx-lm"))
+    def ours(
+        name: str, model: str, environment: Mapping[str, str]
+    ) -> AbstractContextManager[Server]:
+        return start(name, environment)
+
+    monkeypatch.setattr(startup, "our_server", ours)
+    monkeypatch.setattr(startup, "mlx_lm_server", partial(ours, "mlx-lm"))
     return log
 
 

@@ -1,0 +1,30 @@
+"""mlx-lm's server is given files that it can read, and told nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from mlxserve.bench import servers
+from mlxserve.mini import model_path
+
+
+def test_mlx_lm_gets_the_folder_of_a_model_that_only_we_know_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commands: list[list[str]] = []
+
+    @contextlib.contextmanager
+    def child(
+        _name: str, command: list[str], _ready: str, environment: Mapping[str, str]
+    ) -> Iterator[tuple[str, servers._Child]]:
+        assert environment == {"A": "b"}
+        commands.append(command)
+        yield "http://127.0.0.1:9", servers._Child(1, 2.0)
+
+    monkeypatch.setattr(servers, "_child", child)
+    with servers.mlx_lm_server("mlxserve-mini", {"A": "b"}) as server:
+        assert server.model == str(model_path())
+    assert commands[0][-2:] == ["--model", str(model_path())]
