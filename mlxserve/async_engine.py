@@ -245,6 +245,7 @@ class AsyncEngine:
         while self._take_calls(engine):
             if engine.has_work:
                 self._deliver(engine.step())
+                engine.start()
             self._beat = time.monotonic()
             self._stats = engine.stats()
             reporter.report(self._stats, self._beat)

@@ -1,11 +1,13 @@
 """Engine: decide, compute, commit. One step of everything that runs, on one thread.
 
-    ── schedule n+1 ── launch n+1 ── collect n ── start n+1 ── update n ──▶ outputs of n
-                       (graph only)  (waits)      (device)     (while n+1 is computed)
+    ── schedule n+1 ── launch n+1 ── collect n ── update n ──▶ outputs of n ── start n+1 ──
+                       (graph only)  (waits)                                   (device)
 
 Step n+1 is planned and built before step n is read; the token that a decode of n+1 starts from is
-taken from n's pending array. Where the pool's writes are in place, n+1 starts before n is read.
-Python's time hides behind the device's either way.
+taken from n's pending array. Where the pool's writes are in place, n+1 starts when it is launched,
+before n is read, so that Python's time hides behind the device's. Elsewhere whoever waits for the
+outputs of n gets them first: on a CPU mlx works while it is being handed work, and `start` takes
+most of a step.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ class Engine:
         self._spans = spans
         self._unread: Pending | None = None
         self._early: list[Output] = []  # read between two steps
-        self._began = 0.0  # when the device got the unread step
+        self._is_started = True  # the unread step, by the device
+        self._began = 0.0  # when the device could begin with the unread step
         self._last_read = 0.0
         self._last_plan: Sequence[Chunk] = ()
         self._prefill_budget: int | None = None
@@ -106,6 +109,7 @@ class Engine:
     def step(self) -> list[Output]:
         """Launch the next step and read the one before it: outputs of the latter."""
         outputs, self._early = self._early, []
+        self.start()
         self._scheduler.expire(self._clock())
         is_reading = self._swapper is not None and self._swapper.is_reading
         if self._unread is not None and (is_reading or self._scheduler.is_tight()):
@@ -140,7 +144,7 @@ class Engine:
         return self._pace.budget(num_decodes, context)
 
     def _read(self, launched: Pending | None) -> list[Output]:
-        """Read the unread step, let the launched one start, commit what was read."""
+        """Read the unread step, commit what was read; the launched one is unread from now on."""
         unread, self._unread = self._unread, launched
         sampled = []
         if unread is not None:
@@ -151,11 +155,20 @@ class Engine:
             self._is_disturbed = False
             self._last_read = now
         if launched is not None:
-            self._began = self._clock()  # before: on a CPU mlx works while it is being handed work
-            self._runner.start(launched)
+            self._began = self._clock()
+            self._is_started = False
             self._last_plan = launched.chunks
             self._timeline.launched(launched.chunks)
         return self._scheduler.update(unread.chunks, sampled) if unread is not None else []
+
+    def start(self) -> None:
+        """Let the device begin with what the last step launched, unless it has.
+
+        `step` does so itself, too late for the outputs it returned before: deliver those first.
+        """
+        if self._unread is not None and not self._is_started:
+            self._is_started = True
+            self._runner.start(self._unread)
 
     def _counted(self, outputs: list[Output]) -> list[Output]:
         num_tokens = sum(len(output.token_ids) for output in outputs)

@@ -104,6 +104,20 @@ def test_a_step_is_launched_before_the_one_before_it_is_read_and_started_after()
     ]
 
 
+def test_what_was_read_is_returned_before_the_next_step_starts() -> None:
+    engine, runner = build()
+    engine.add(request("a", 5, max_tokens=3))
+    assert engine.step() == []
+    assert runner.calls == ["launch 0"]
+    engine.start()
+    [output] = engine.step()
+    assert output.token_ids == (7,)
+    assert runner.calls[1:] == ["start 0", "launch 1", "collect 0"]
+    engine.start()
+    engine.start()
+    assert runner.calls[4:] == ["start 1"], "a step starts once"
+
+
 def test_pages_are_copied_before_the_step_that_writes_to_the_copies() -> None:
     engine, runner = build()
     leader = request("a", 5, max_tokens=2)
