@@ -8,7 +8,7 @@ always has one child: those took 230 bytes for each page, and half of a page's p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 
 class Children:
@@ -39,6 +39,13 @@ class Children:
         if older is not None:
             self._newer[older] = newer
         self._older[page] = self._newer[page] = None
+
+    def renumbered(self, num_ids: int, moves: Mapping[int, int]) -> Children:
+        """The same of ids 0 .. `num_ids`-1, where `moves` has the new ids of some pages."""
+        other = Children(num_ids)
+        for parent, page in reversed(self.filed()):
+            other.add(parent, moves.get(page, page))
+        return other
 
     def of(self, parent: bytes) -> Iterator[int]:
         """The newest first."""

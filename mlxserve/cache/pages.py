@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from itertools import chain, islice
 from typing import cast
@@ -51,7 +51,7 @@ class PageState(IntEnum):
 class PagePool:
     """`num_pages` pages of `page_size` token slots each.
 
-    Every operation costs time by the pages it is about, never by the size of the pool.
+    Every operation but `resize` costs time by the pages it is about, never by the size of the pool.
     """
 
     def __init__(self, num_pages: int, page_size: int, hot_after: int = HOT_AFTER) -> None:
@@ -356,6 +356,80 @@ class PagePool:
             self._evict()
         return True
 
+    def resize(self, num_pages: int) -> dict[int, int]:
+        """Have so many pages from now on, and at least those that are held or pinned.
+
+        The ids that end are given up: as many cached pages as have no place any more are evicted,
+        and what the others hold has moved (id -> new id) once this returns. Whoever holds a page,
+        or remembers one, has to follow. Costs time by the size of the pool.
+        """
+        assert self.num_used <= num_pages, "more pages are held or pinned than there will be"
+        if num_pages >= self.num_pages:
+            self._grow(num_pages)
+            return {}
+        while self.num_pages - len(self._blank) > num_pages:
+            self._evict()
+        self._blank.cut(num_pages)
+        ending = range(num_pages, self.num_pages)
+        sources = [page for page in ending if self._ref_counts[page] or self._hashes[page]]
+        moves = dict(zip(sources, self._blank.take(len(sources)), strict=True))
+        self._move(moves)
+        self._end_ids(num_pages, moves)
+        return moves
+
+    def _grow(self, num_pages: int) -> None:
+        num_new = num_pages - self.num_pages
+        if not num_new:
+            return
+        self._blank.extend(self.num_pages, num_new)
+        for counts in (self._ref_counts, self._hits):
+            counts += [0] * num_new
+        self._hashes += [None] * num_new
+        for contents in (self._parents, self._tokens):
+            contents += [b""] * num_new
+        self._set_size(num_pages, {})
+
+    def _move(self, moves: Mapping[int, int]) -> None:
+        """All that is known of a page goes to its new id."""
+        for source, target in moves.items():
+            for known in (self._ref_counts, self._hits):
+                known[target] = known[source]
+            self._hashes[target] = hash_ = self._hashes[source]
+            self._parents[target] = self._parents[source]
+            self._tokens[target] = self._tokens[source]
+            if hash_ is not None:
+                self._page_of[hash_] = target
+            if source in self._pin_counts:
+                self._pin_counts[target] = self._pin_counts.pop(source)
+            if source in self._kept_until:
+                self._kept_until[target] = self._kept_until.pop(source)
+        for pages in self._cached:
+            in_order = [moves.get(page, page) for page in pages]
+            pages.clear()
+            pages.update(dict.fromkeys(in_order))
+
+    def _end_ids(self, num_pages: int, moves: Mapping[int, int]) -> None:
+        for known in (
+            self._ref_counts,
+            self._hits,
+            self._hashes,
+            self._parents,
+            self._tokens,
+        ):
+            del known[num_pages:]
+        self._set_size(num_pages, moves)
+        while len(self._evicted) > num_pages:
+            self._evicted.popitem(last=False)
+        self._last_evicted.clear()
+        while len(self._cached[1]) > self._max_hot:
+            self._demote()
+
+    def _set_size(self, num_pages: int, moves: Mapping[int, int]) -> None:
+        self.num_pages = num_pages
+        self._max_hot = num_pages // 2
+        self._children = self._children.renumbered(num_pages, moves)
+        self._tails = self._tails.renumbered(num_pages, moves)
+
     def check(self, tables: Iterable[Sequence[int]] | None = None) -> None:
         """Audit every invariant; `tables` are all live page tables. Raises AssertionError."""
         self._blank.check()
@@ -433,9 +507,14 @@ class PagePool:
             else:
                 hot[page] = None
                 if len(hot) > self._max_hot:
-                    demoted, _ = hot.popitem(last=False)
-                    hits[demoted] = self.hot_after - 1
-                    normal[demoted] = None
+                    self._demote()
+
+    def _demote(self) -> None:
+        """The hot page that was released first is one of the others."""
+        normal, hot, _ = self._cached
+        page, _ = hot.popitem(last=False)
+        self._hits[page] = self.hot_after - 1
+        normal[page] = None
 
     def _unfile(self, page: int) -> None:
         for pages in self._cached:

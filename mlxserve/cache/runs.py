@@ -45,6 +45,23 @@ class RunSet:
             taken += self._start_run(count - len(taken))
         return taken
 
+    def extend(self, first: int, length: int) -> None:
+        """Put ids in that are above all there were."""
+        size = (first + length).bit_length() + 1
+        self._by_size += [{} for _ in range(size - len(self._by_size))]
+        if first in self._firsts:
+            first = self._firsts[first]
+            length += self._remove(first)
+        self._insert(first, length)
+
+    def cut(self, num_ids: int) -> None:
+        """Remove the ids from `num_ids` on."""
+        for first, length in self.runs():
+            if first + length > num_ids:
+                self._remove(first)
+                if first < num_ids:
+                    self._insert(first, num_ids - first)
+
     def runs(self) -> list[tuple[int, int]]:
         """(first id, length) of every run, in order."""
         return sorted(self._lengths.items())

@@ -51,6 +51,17 @@ def test_it_agrees_with_lists_whatever_comes_and_goes() -> None:
         assert {parent: list(children.of(parent)) for parent in expected} == expected
 
 
+def test_other_numbers_keep_the_order() -> None:
+    children = Children(9)
+    for page in (2, 8, 4):
+        children.add(b"a", page)
+    children.add(b"b", 6)
+    renumbered = children.renumbered(5, {8: 0, 6: 1})
+    renumbered.check()
+    assert list(renumbered.of(b"a")) == [4, 0, 2]
+    assert list(renumbered.of(b"b")) == [1]
+
+
 def test_the_audit_finds_a_broken_link() -> None:
     children = Children(3)
     children.add(b"a", 0)

@@ -45,6 +45,21 @@ def test_neighbours_are_joined_whatever_the_order_they_come_back_in() -> None:
     assert runs.runs() == [(0, 5)]
 
 
+def test_ids_above_join_the_run_below_them_and_can_be_cut_again() -> None:
+    runs = RunSet(3)
+    runs.take(1)
+    runs.extend(3, 40)
+    assert runs.runs() == [(1, 42)]
+    runs.check()
+    runs.cut(5)
+    assert runs.runs() == [(1, 4)]
+    runs.cut(1)
+    assert (runs.runs(), len(runs)) == ([], 0)
+    runs.extend(1, 2)
+    assert runs.take(2) == [1, 2]
+    runs.check()
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 40), st.data())
 def test_it_is_a_set_whatever_is_taken_and_put_back(size: int, data: st.DataObject) -> None:
