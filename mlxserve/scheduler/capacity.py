@@ -15,7 +15,7 @@ from mlxserve.scheduler.prefix_cache import PrefixCache
 
 
 class Capacity:
-    """Measured when a request arrives or starts, and again whenever pins change."""
+    """Measured when a request arrives or starts, and again whenever pins or the pool change."""
 
     def __init__(self, max_model_len: int, pool: PagePool, cache: PrefixCache, pins: Pins) -> None:
         self._max_model_len = max_model_len
@@ -28,15 +28,16 @@ class Capacity:
         """Without pins. A context that the whole pool cannot hold ends where the pool ends."""
         return min(self._max_model_len, self._pool.num_pages * self._pool.page_size)
 
-    def of(self, request: Request) -> int:
+    def of(self, request: Request, num_pages: int | None = None) -> int:
         """Tokens it could have if it were alone with what is pinned, or will be.
 
-        For a live request this never shrinks, but by a new promise of pins, and that is refused
-        where it would take what the request has and its next two tokens.
+        For a live request this never shrinks, but by a new promise of pins or a smaller pool, and
+        those are refused where they would take what the request has and its next two tokens.
+        `num_pages`: as if the pool had so many.
         """
-        if not self._pins.num_pages:
-            return self.most
-        num_pages = self._pool.num_pages - self._pins.num_kept_from(request)
+        num_pages = num_pages or self._pool.num_pages
+        if self._pins.num_pages:
+            num_pages -= self._pins.num_kept_from(request)
         return min(self._max_model_len, num_pages * self._pool.page_size)
 
     def measure(self, request: Request) -> None:

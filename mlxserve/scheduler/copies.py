@@ -9,7 +9,7 @@ The source has one holder more until its copy is made, so that nobody else gets 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -57,6 +57,12 @@ class Copies:
         """It gives its pages up; no-op if none was to become a copy."""
         if (copy := self._copies.pop(request, None)) is not None:
             self.pool.release([copy.source])
+
+    def renumber(self, moves: Mapping[int, int]) -> None:
+        """Pages have moved, to those that `moves` names."""
+        for request, copy in self._copies.items():
+            source, target = (moves.get(page, page) for page in (copy.source, copy.target))
+            self._copies[request] = PageCopy(source, target)
 
     def held(self) -> Iterable[list[int]]:
         """Pages held for copies, as page tables."""

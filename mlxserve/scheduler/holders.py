@@ -8,6 +8,7 @@ waiting ── started ──▶ running ─┬─ grow: free pages, or those of
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import Request, RequestState, as_page_table
@@ -77,10 +78,12 @@ class Holders:
         if missing <= 0:
             return True
         while (pages := self._pool.allocate(missing, table[-1] if table else None)) is None:
-            victim = self._victim() if step.may_preempt else None
+            victim = self.victim() if step.may_preempt else None
             if victim is None:
                 return False
-            self._preempt(victim, step)
+            step.refund(victim)
+            step.has_preempted = True
+            self.preempt(victim)
             if victim is request:
                 return False
         request.page_table = table + as_page_table(pages)
@@ -105,14 +108,19 @@ class Holders:
         self._pool.release(request.page_table)
         request.page_table = as_page_table()
 
-    def _victim(self) -> Request | None:
+    def renumber(self, request: Request, moves: Mapping[int, int]) -> None:
+        """Its pages have moved, to those that `moves` names."""
+        if not moves.keys().isdisjoint(request.page_table):
+            request.page_table = as_page_table(moves.get(p, p) for p in request.page_table)
+
+    def victim(self) -> Request | None:
+        """Who gives its pages up next; None if nobody would free one."""
         return choose_victim(
             self.running.values(), self._pool, self._config.immune_after_preemptions
         )
 
-    def _preempt(self, request: Request, step: Step) -> None:
-        step.refund(request)
-        step.has_preempted = True
+    def preempt(self, request: Request) -> None:
+        """Set it back for want of pages, its own saved first where that is the mode."""
         request.num_preemptions += 1
         is_immune = request.num_preemptions == self._config.immune_after_preemptions
         self._counts.immune_requests += is_immune

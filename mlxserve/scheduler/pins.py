@@ -20,11 +20,11 @@ from mlxserve.request import Request
 
 
 class Pins:
-    """At most `quota` pages of the pool, by the id of the request that computes or computed them."""
+    """At most a part of the pool, by the id of the request that computes or computed its pages."""
 
-    def __init__(self, pool: PagePool, quota: int) -> None:
+    def __init__(self, pool: PagePool, max_fraction: float) -> None:
         self._pool = pool
-        self._quota = quota
+        self._max_fraction = max_fraction
         self._claims: Counter[bytes] = Counter()  # hash of a page -> prefixes that have it
         self._promised: dict[str, tuple[bytes, ...]] = {}  # hashes of the prefix's pages
         self._pinned: dict[str, tuple[bytes, ...]] = {}
@@ -33,6 +33,10 @@ class Pins:
     def num_pages(self) -> int:
         """Pages that are pinned, or will be."""
         return len(self._claims)
+
+    def quota_of(self, num_pages: int) -> int:
+        """How many pages of a pool of so many may be pinned."""
+        return int(self._max_fraction * num_pages)
 
     def num_kept_from(self, request: Request) -> int:
         """Pages that are pinned, or will be, and are not this request's prompt's own.
@@ -53,10 +57,11 @@ class Pins:
         `chain`: hashes of the pages to be kept.
         """
         num_new = sum(hash_ not in self._claims for hash_ in chain)
-        if self.num_pages + num_new > self._quota:
+        quota = self.quota_of(self._pool.num_pages)
+        if self.num_pages + num_new > quota:
             raise PrefixQuotaExceeded(
                 f"the prefix needs {num_new} more pages of {self._pool.page_size} tokens, but "
-                f"{self.num_pages} of the {self._quota} that named prefixes may have are taken. "
+                f"{self.num_pages} of the {quota} that named prefixes may have are taken. "
                 "Remove a prefix, shorten this one, or raise max_pinned_fraction, "
                 "gpu_memory_utilization or num_pages."
             )
@@ -82,7 +87,8 @@ class Pins:
 
     def check(self, live: Sequence[Request]) -> None:
         """Audit. Raises AssertionError."""
-        assert self.num_pages <= self._quota, "more is pinned than may be"
+        quota = self.quota_of(self._pool.num_pages)
+        assert self.num_pages <= quota, "more is pinned than may be"
         computing = {request.id for request in live if request.pins}
         assert self._promised.keys() == computing, "a prefix is promised, but not computed"
         pinned = {hash_ for chain in self._pinned.values() for hash_ in chain}

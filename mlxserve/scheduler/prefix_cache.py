@@ -111,6 +111,10 @@ class PrefixCache:
         """It waits no more: nobody asks for its match again."""
         self._matches.pop(request, None)
 
+    def forget_all(self) -> None:
+        """Pages have moved: what was found is to be looked for again."""
+        self._matches.clear()
+
     def publish(self, chunk: Chunk) -> list[int]:
         """Make the pages findable that this chunk completed, now that it has been computed.
 

@@ -40,6 +40,7 @@ from mlxserve.scheduler.holders import Holders
 from mlxserve.scheduler.limit import DECODE, LimitContext, LimitReason, limit
 from mlxserve.scheduler.pins import Pins
 from mlxserve.scheduler.prefix_cache import PrefixCache
+from mlxserve.scheduler.resize import Resize, Resized
 from mlxserve.scheduler.siblings import Siblings
 from mlxserve.scheduler.stats import Counts, SchedulerStats
 from mlxserve.scheduler.step import Step
@@ -60,7 +61,7 @@ class Scheduler:
         self._ending: set[Request] = set()  # ended, but a step that uses their pages is unread
         self._live: dict[str, Request] = {}  # waiting or running
         self._siblings = Siblings(config.prefix_follow_pages)
-        self._pins = Pins(pool, int(config.max_pinned_fraction * pool.num_pages))
+        self._pins = Pins(pool, config.max_pinned_fraction)
         self._cache = PrefixCache(
             pool,
             self._siblings,
@@ -71,7 +72,6 @@ class Scheduler:
         self._forks = Forks()
         self._copies = Copies(pool)
         self._capacity = Capacity(config.max_model_len, pool, self._cache, self._pins)
-        self.max_model_len = self._capacity.most
         self._counts = Counts()
         self._holders = Holders(
             config,
@@ -85,6 +85,15 @@ class Scheduler:
             self._counts,
         )
         self._running = self._holders.running
+        self._resize = Resize(
+            pool,
+            self._cache,
+            self._capacity,
+            self._pins,
+            self._copies,
+            self._holders,
+            self._counts,
+        )
         self._replaced: list[int] = []  # pages in nobody's table, but an unread step uses them
         self._num_unread = 0
         self._num_arrivals = 0
@@ -92,6 +101,11 @@ class Scheduler:
         self._admission = Admission(
             config, pool, self._cache, self._siblings, self._swap, self._counts
         )
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus answer, as far as the pool goes; pins aside."""
+        return self._capacity.most
 
     # ---- requests come and go
 
@@ -201,6 +215,17 @@ class Scheduler:
             for request in reversed(list(self._running.values())):
                 self._holders.set_back(request)
         return self.pool.reset()
+
+    def resize(self, num_pages: int) -> Resized:
+        """Have so many pages, by preempting if it must. No step may be unread.
+
+        Whoever has the arrays takes what is to be saved first, and then moves the pages. Raises
+        InvalidParameter, PrefixQuotaExceeded where the named prefixes would be too many, QueueFull
+        where a request would have no place to go on; nothing happened then.
+        """
+        assert not self._num_unread, "an unread step uses pages"
+        assert not self._replaced, "a page is in nobody's table"
+        return self._resize.resize(num_pages, self._live.values())
 
     def keep(self, request: Request, until: float) -> None:
         """Evict its pages after those of others: its conversation is about to go on."""

@@ -19,7 +19,9 @@ from types import ModuleType
 
 import pytest
 
+from mlxserve.cache.hashing import extend_hashes
 from mlxserve.cache.pages import PagePool
+from mlxserve.errors import MlxServeError
 from mlxserve.request import (
     CacheMiss,
     CacheReport,
@@ -34,6 +36,7 @@ from mlxserve.request import (
 from mlxserve.scheduler.admission import MAX_CANDIDATES
 from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.copies import PageCopy, PageTail
+from mlxserve.scheduler.resize import Resized
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.swap import Load
 
@@ -142,6 +145,80 @@ class GhostEngine:
         self.tables.clear()  # they were all given back at once
         self.audit()
         return done
+
+    def resize(self, num_pages: int) -> Resized:
+        """Refused if, and only if, it should be; and then nothing has happened."""
+        while self.unread:
+            self.read()
+        is_refused, pool = self._is_refused(num_pages), self.scheduler.pool
+        before = self.scheduler.stats()
+        tables = {request: request.page_table for request in self._live()}
+        are_loading = any(request.loading for request in tables)
+        try:
+            resized = self.scheduler.resize(num_pages)
+        except MlxServeError:
+            assert is_refused, "refused for no reason"
+            assert self.scheduler.stats() == before
+            assert all(request.page_table is table for request, table in tables.items())
+            self.audit()
+            raise
+        assert not is_refused, "not refused"
+        self._transfer()  # what is saved is read before anything moves
+        self._move(resized)
+        self.tables.clear()  # of those that were preempted in between, some pages are others' now
+        assert pool.num_pages == num_pages
+        num_known = before.pages_used + len(pool.eviction_order()) + resized.num_forgotten
+        assert bool(resized.num_preempted) <= (before.pages_used > num_pages)
+        if not resized.num_preempted and not are_loading:
+            num_known -= before.pages_used - self.scheduler.stats().pages_used
+            assert resized.num_forgotten == max(0, num_known - num_pages)
+        self._judge_ids()
+        self.audit()
+        return resized
+
+    def _is_refused(self, num_pages: int) -> bool:
+        """By counting, of each request and prefix anew, what has to have a place."""
+        scheduler = self.scheduler
+        prefixes = [*self.pinned, *(request for request in self._live() if request.pins)]
+        claims = {hash_ for prefix in prefixes for hash_ in scheduler._cache.chain(prefix)}
+        if len(claims) > int(scheduler.config.max_pinned_fraction * num_pages):
+            return True
+
+        def capacity(request: Request, num_pages: int) -> int:
+            page_size = scheduler.pool.page_size
+            own = page_hashes(request)[: (request.num_prompt - 1) // page_size]
+            own = scheduler._cache.chain(request) if request.pins else own
+            num_left = num_pages - len(claims - set(own))
+            return min(scheduler.config.max_model_len, num_left * page_size)
+
+        def page_hashes(request: Request) -> list[bytes]:
+            hashes: list[bytes] = []
+            page_size = scheduler.pool.page_size
+            extend_hashes(hashes, request.token_ids, page_size, request.cache_salt)
+            return hashes
+
+        return any(
+            capacity(request, num_pages) < len(request.token_ids) + 2
+            and capacity(request, num_pages) < capacity(request, scheduler.pool.num_pages)
+            for request in self._live()
+        )
+
+    def _move(self, resized: Resized) -> None:
+        assert not resized.moves.keys() & set(resized.moves.values())
+        for source, target in resized.moves.items():
+            self._copy(PageCopy(source, target))
+        end = resized.num_pages * self.scheduler.pool.page_size
+        self.slots = {slot: held for slot, held in self.slots.items() if slot < end}
+
+    def _judge_ids(self) -> None:
+        """Nothing names a page that is not there."""
+        scheduler = self.scheduler
+        tables = [request.page_table for request in self.requests.values()]
+        copies = [(copy.source, copy.target) for copy in scheduler._copies._copies.values()]
+        matches = [match.pages for match in scheduler._cache._matches.values()]
+        loads = [load.pages for load in self.loads if scheduler.accepts(load)]
+        named = {p for pages in (*tables, *copies, *matches, *loads) for p in pages}
+        assert named <= set(range(scheduler.pool.num_pages)), "a page that is gone is named"
 
     def unpin(self, request: Request) -> None:
         self.pinned.remove(request)

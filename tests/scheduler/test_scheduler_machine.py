@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.cache.runs import RunSet
-from mlxserve.errors import InvalidRequest, PromptTooLong, QueueFull
+from mlxserve.errors import InvalidRequest, PrefixQuotaExceeded, PromptTooLong, QueueFull
 from mlxserve.request import FinishReason
 from mlxserve.scheduler.admission import Admission
 from mlxserve.scheduler.capacity import Capacity
@@ -30,6 +30,7 @@ from mlxserve.scheduler.copies import Copies, PageTail
 from mlxserve.scheduler.holders import Holders
 from mlxserve.scheduler.preemption import PreemptionMode
 from mlxserve.scheduler.prefix_cache import PrefixCache
+from mlxserve.scheduler.resize import Resize
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.siblings import Siblings
 
@@ -74,10 +75,7 @@ configurations = st.fixed_dictionaries(
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Every rule ends with an audit, most of them within the engine.
-
-    A pool's size is no rule: its arrays are allocated once, and nothing changes it while it runs.
-    """
+    """Every rule ends with an audit, most of them within the engine."""
 
     def __init__(self, make_engine: Callable) -> None:
         super().__init__()
@@ -168,6 +166,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.engine.reset(force=True)
         pool = self.engine.scheduler.pool
         assert pool.num_cached == pool.num_used == pool.num_pinned
+
+    @rule(num_pages=st.integers(2, 30), is_tight=st.booleans())
+    def resize(self, num_pages: int, is_tight: bool) -> None:
+        """To any size, or while requests share the pool to one that is too small for them."""
+        stats = self.engine.scheduler.stats()
+        if is_tight and stats.num_running > 1:
+            num_pages = max(2, stats.pages_used - num_pages % 5)
+        with suppress(QueueFull, PrefixQuotaExceeded):
+            self.engine.resize(num_pages)
 
     @precondition(lambda self: self.engine.requests)
     @rule(data=st.data(), seconds=st.integers(1, 3))
@@ -356,6 +363,13 @@ BUGS: dict[str, tuple[type, str, str, str]] = {
         "if not request.has_run:",
         "if True:",
     ),
+    "forget to move a hash": (
+        PagePool,
+        "_move",
+        "self._hashes[target] = hash_ = self._hashes[source]",
+        "hash_ = None",
+    ),
+    "leave a copy over a resize": (Resize, "_follow", "self._copies.renumber(moves)", "pass"),
     "leave the forks of a leader that ended": (
         Scheduler,
         "_end",
@@ -364,6 +378,12 @@ BUGS: dict[str, tuple[type, str, str, str]] = {
     ),
 }
 SLOW_BUGS: dict[str, tuple[type, str, str, str]] = {
+    "leave a remembered match over a resize": (
+        Resize,
+        "_follow",
+        "self._cache.forget_all()",
+        "pass",
+    ),
     "break instead of defer": (
         Admission,
         "choose",
@@ -388,7 +408,7 @@ SLOW_BUGS: dict[str, tuple[type, str, str, str]] = {
         "needed += self._pool.num_idle(cached)",
         "pass",
     ),
-    "plan for a preempted request": (Holders, "_preempt", "step.refund(request)", "pass"),
+    "plan for a preempted request": (Holders, "grow", "step.refund(victim)", "pass"),
     "admit in a step that preempted": (
         Scheduler,
         "schedule",
@@ -415,6 +435,11 @@ PLACES: dict[str, dict[str, object]] = {
     "plan for a preempted request": {"num_pages": 9, "max_num_seqs": 5},
     "follow a leader that is gone": {"num_pages": 24, "enable_prefix_caching": True},
     "admit in a step that preempted": {"num_pages": 9, "max_num_seqs": 5},
+    "leave a remembered match over a resize": {
+        "num_pages": 9,
+        "max_num_seqs": 5,
+        "growth_pages": 0,
+    },
     "promise the pins' pages to others": {"num_pages": 6, "max_pinned_fraction": 1.0},
 }
 

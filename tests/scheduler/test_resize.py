@@ -1,0 +1,310 @@
+"""Another number of pages under way: what is held moves, what would not fit is refused or set back.
+
+`GhostEngine.resize` moves what the slots hold, counts on its own whether a resize is to be refused,
+and every step after it attends over the slots that have moved.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from mlxserve.errors import InvalidParameter, PrefixQuotaExceeded, QueueFull
+from mlxserve.request import Request, RequestState
+from mlxserve.scheduler.preemption import PreemptionMode
+from mlxserve.scheduler.resize import Resize
+
+PREFIX = list(range(100, 118))  # 4 full pages, and 2 tokens
+
+
+def run_until(engine: object, is_there: Callable[[], bool]) -> None:
+    for _ in range(100):
+        if is_there():
+            return
+        engine.step()
+    raise AssertionError("it never came to that")
+
+
+def occupy(engine: object, num_pages: int) -> Request:
+    """Have a request take the first pages, so that those of others lie above them."""
+    length = num_pages * engine.scheduler.pool.page_size - 1
+    request = engine.add([9] * length, 1000)
+    run_until(engine, lambda: request.num_computed >= length)
+    return request
+
+
+# ---- refused
+
+
+def test_less_than_two_pages_are_refused(make_engine: Callable) -> None:
+    with pytest.raises(InvalidParameter, match="num_pages: must be at least 2, got 1"):
+        make_engine().scheduler.resize(1)
+
+
+def test_a_pool_too_small_for_its_pins_is_refused(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=16, max_pinned_fraction=0.5)
+    engine.add(PREFIX, 1, pins=True)
+    engine.drain()
+    with pytest.raises(PrefixQuotaExceeded, match=r"have 5 pages, but of 9 they may have only 4"):
+        engine.resize(9)
+    engine.resize(10)
+
+
+def test_a_pool_too_small_for_what_will_be_pinned_is_refused(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=16, max_pinned_fraction=0.5)
+    engine.add(PREFIX, 1, pins=True)
+    with pytest.raises(PrefixQuotaExceeded):
+        engine.resize(8)
+    engine.drain()
+
+
+@pytest.mark.parametrize("has_started", [True, False])
+def test_a_pool_too_small_for_one_request_alone_is_refused(
+    has_started: bool, make_engine: Callable
+) -> None:
+    engine = make_engine(num_pages=16)
+    request = engine.add(list(range(29)), 8)
+    if has_started:
+        engine.step()
+    with pytest.raises(
+        QueueFull, match=r"7 pages would leave 28 tokens for .* has (29|30) and goes on"
+    ):
+        engine.resize(7)
+    engine.resize(8)
+    engine.drain()
+    assert len(engine.answers[request.id]) == 3, "it ends where the pool ends"
+
+
+def test_one_that_ends_with_its_context_holds_up_no_pool_that_stays_large_enough(
+    make_engine: Callable,
+) -> None:
+    engine = make_engine(num_pages=16, max_model_len=32)
+    engine.add(list(range(31)), 8)
+    engine.resize(10)
+    engine.drain()
+
+
+# ---- larger
+
+
+def test_a_larger_pool_takes_longer_requests_and_more_of_them(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=4, max_model_len=64, max_pinned_fraction=0.5)
+    request = engine.add(list(range(10)), None)
+    engine.step()
+    assert (engine.scheduler.max_model_len, request.capacity) == (16, 16)
+    resized = engine.resize(20)
+    assert (resized.moves, resized.num_preempted, resized.num_forgotten) == ({}, 0, 0)
+    assert (resized.max_model_len, request.capacity) == (64, 64)
+    assert engine.scheduler.max_model_len == 64
+    engine.add(PREFIX, 1, pins=True)
+    engine.drain()
+    assert len(request.token_ids) > 16
+    assert engine.scheduler.stats().pages_free == 15
+
+
+# ---- smaller
+
+
+def test_answers_under_way_are_the_same_in_other_pages(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=32)
+    first = occupy(engine, 10)
+    others = [engine.add([number] * 9, 12) for number in (1, 2)]
+    run_until(engine, lambda: all(r.num_outputs > 2 for r in others))
+    tables = [tuple(request.page_table) for request in others]
+    engine.abort(first.id)
+    resized = engine.resize(8)
+    assert resized.moves.keys() == {page for table in tables for page in table if page >= 8}
+    assert resized.num_preempted == 0
+    for request, table in zip(others, tables, strict=True):
+        assert list(request.page_table) == [resized.moves.get(page, page) for page in table]
+    engine.drain()  # judged by the slots attended, and by the answers
+
+
+def test_pages_that_two_share_move_once(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=32)
+    first = occupy(engine, 10)
+    engine.add(PREFIX[:16], 20)
+    run_until(engine, lambda: engine.scheduler.stats().pages_cached > 4)
+    engine.add([*PREFIX[:16], 1, 2], 8)
+    run_until(engine, lambda: engine.scheduler.stats().num_running == 3)
+    engine.abort(first.id)
+    engine.resize(9)
+    one, other = engine.scheduler.requests()[0]
+    assert one.page_table[:4] == other.page_table[:4]
+    engine.drain()
+
+
+def test_a_named_prefix_is_found_where_it_has_moved(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=32)
+    first = occupy(engine, 12)
+    prefix = engine.add(PREFIX, 1, pins=True)
+    run_until(engine, lambda: engine.pinned)
+    engine.abort(first.id)
+    assert len(engine.resize(10).moves) == 5, "its tail as well"
+    request = engine.add([*PREFIX, 1, 2, 3])
+    engine.drain()
+    assert request.num_cached == 18
+    engine.unpin(prefix)
+    assert engine.scheduler.pool.num_used == 0
+
+
+def test_what_is_kept_for_a_conversation_outlives_a_smaller_pool(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=32)
+    turn = engine.add(list(range(16)), 1)
+    engine.drain()
+    engine.scheduler.keep(turn, 100.0)
+    for number in (1, 2, 3):
+        engine.add([number] * 16, 1)
+        engine.drain()
+    resized = engine.resize(6)
+    assert resized.num_forgotten == engine.scheduler.stats().evicted_pages == 10
+    again = engine.add([*range(16), 5], 1)
+    engine.drain()
+    assert again.num_cached == 16
+
+
+def test_what_waits_is_matched_anew(make_engine: Callable) -> None:
+    """Its match names pages; the request that it waits for keeps it from being looked at again."""
+    engine = make_engine(num_pages=24, max_model_len=96, growth_pages=0)
+    first = occupy(engine, 10)
+    large = engine.add(PREFIX[:16] + [5] * 16, 1000)
+    run_until(engine, lambda: large.num_computed >= 32)
+    second = occupy(engine, 3)
+    waiting = engine.add(PREFIX[:16] + [6] * 40, 4)
+    engine.step()
+    assert waiting.state is RequestState.WAITING
+    assert engine.scheduler._cache._matches[waiting].pages == list(large.page_table[:4])
+    engine.abort(first.id)
+    engine.resize(15)
+    assert not engine.scheduler._cache._matches
+    engine.abort(second.id)
+    engine.drain()
+    assert waiting.num_cached == 16
+
+
+def test_a_follower_goes_on_waiting_for_its_leader(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=40, max_num_batched_tokens=8, prefix_follow_pages=2)
+    first = occupy(engine, 12)
+    leader = engine.add([*range(32)], 4)
+    engine.step()
+    follower = engine.add([*range(32), 1, 2], 4)
+    engine.step()
+    assert follower.state is RequestState.WAITING
+    engine.abort(first.id)
+    assert engine.resize(12).moves
+    engine.drain()
+    assert follower.num_cached == 32
+    assert len(leader.token_ids) == 36
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_a_copy_that_was_not_made_yet_is_made_in_the_new_pages(
+    is_planted: bool, make_engine: Callable, plant: Callable
+) -> None:
+    engine = make_engine(num_pages=32)
+    first = occupy(engine, 12)
+    leader = engine.add(PREFIX, 8)
+    forks = [engine.add(PREFIX, 8, fork_of=leader) for _ in range(2)]
+    run_until(engine, lambda: leader.num_computed >= 18)
+    engine.abort(first.id)
+    while engine.unread:
+        engine.read()
+    assert len(list(engine.scheduler._copies.held())) == 2
+    if is_planted:
+        plant(Resize, "_follow", "self._copies.renumber(moves)", "pass")
+        with pytest.raises(AssertionError):
+            engine.resize(12)
+        return
+    assert engine.resize(12).moves
+    engine.drain()
+    assert len({tuple(engine.answers[r.id]) for r in (leader, *forks)}) == 1
+
+
+def test_a_smaller_pool_has_fewer_hot_pages_and_a_smaller_quota(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=32, max_pinned_fraction=0.5, hot_after_hits=1)
+    for _ in range(3):
+        engine.add(list(range(40)), 1)
+        engine.drain()
+    assert engine.scheduler.stats().pages_hot > 5
+    engine.resize(10)
+    assert engine.scheduler.stats().pages_hot == 5
+    with pytest.raises(PrefixQuotaExceeded, match="of the 5"):
+        engine.add([1] * 24, 1, pins=True)
+
+
+# ---- too many for fewer pages
+
+
+@pytest.mark.parametrize("mode", PreemptionMode)
+def test_who_has_no_room_any_more_starts_again_later(
+    mode: PreemptionMode, make_engine: Callable, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    engine = make_engine(num_pages=32, preemption_mode=mode)
+    requests = [engine.add([number] * 14, 16) for number in range(4)]
+    run_until(engine, lambda: all(r.num_outputs > 1 for r in requests))
+    resized = engine.resize(10)
+    assert resized.num_preempted == engine.scheduler.stats().num_preemptions == 2
+    assert [r.state for r in requests].count(RequestState.WAITING) == 2
+    assert "preempted by PreemptionMode." in caplog.text
+    assert mode.name in caplog.text
+    assert bool(engine.disk) == (mode is PreemptionMode.SWAP)
+    engine.drain()
+    assert all(len(answer) == 16 for answer in engine.answers.values())
+
+
+def test_forks_that_have_no_page_of_their_own_give_way_as_well(make_engine: Callable) -> None:
+    """Each shares all its pages, so that none of them alone would free one."""
+    engine = make_engine(num_pages=32, max_num_batched_tokens=128)
+    groups = [engine.fork([*range(first, first + 33)], 8, 3) for first in (0, 100)]
+    engine.launch()
+    engine.read()
+    for leader, *_ in groups:  # the last token began a page, which only the leader has
+        engine.abort(leader.id)
+    forks = [fork for _, *forks in groups for fork in forks]
+    assert [len(fork.page_table) for fork in forks] == [8] * 4
+    assert engine.resize(11).num_preempted == 2
+    engine.drain()
+    assert all(len(engine.answers[fork.id]) == 8 for fork in forks)
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_pages_that_are_being_read_from_disk_are_asked_for_again(
+    is_planted: bool, make_engine: Callable, plant: Callable
+) -> None:
+    engine = make_engine(
+        num_pages=14, preemption_mode=PreemptionMode.SWAP, enable_prefix_caching=False
+    )
+    requests = [engine.add([number] * 9, 24) for number in range(3)]
+    run_until(engine, lambda: any(r.num_preemptions for r in requests))
+    victim = next(r for r in requests if r.num_preemptions)
+    engine.resize(40)
+    engine.launch()
+    assert victim.loading
+    assert max(victim.page_table) >= 20
+    if is_planted:
+        plant(Resize, "_make_room", "if request.loading:", "if False:")
+        with pytest.raises(AssertionError, match="a page that is gone is named"):
+            engine.resize(20)
+        return
+    engine.resize(20)
+    assert victim.loading is None
+    engine.drain()
+    assert [len(answer) for answer in engine.answers.values()] == [24] * 3
+
+
+def test_up_and_down_again_leaves_everything_as_it_was(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=16)
+    for number in range(3):
+        engine.add([number] * 12, 1)
+        engine.drain()
+    known = engine.scheduler.stats().pages_cached
+    for num_pages in (40, 9, 30, 16):
+        engine.resize(num_pages)
+    assert engine.scheduler.stats().pages_cached == known
+    for number in range(3):
+        assert engine.add([number] * 13, 1) is not None
+        engine.drain()
+    assert engine.scheduler.stats().prefix_hits == 3 * 12
