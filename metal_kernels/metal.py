@@ -58,12 +58,27 @@ class MetalBackend:
             raise ValueError(reason)
         if page_size not in PAGE_SIZES:
             raise ValueError(f"pages have {PAGE_SIZES} slots, got {page_size}")
-        pool = mx.zeros((num_pages, kv_heads, page_size, head_dim), dtype)
+        return self._added(mx.zeros((num_pages, kv_heads, page_size, head_dim), dtype))
+
+    def _added(self, pool: mx.array) -> mx.array:
         mx.eval(pool)
         # mlx hands a kernel a copy of any other array, and writes to it would be lost.
         assert memoryview(pool).c_contiguous  # type: ignore[arg-type]  # mlx does not say so
         self._fences.add(pool)
         return pool
+
+    def resize_pool(
+        self, pool: mx.array, num_pages: int, page_size: int, sources: Slots, targets: Slots
+    ) -> mx.array:
+        check_copy(pool, pool, sources, targets, page_size)
+        self.settle()
+        # Not a slice of the pool: that would keep all of its memory.
+        resized = mx.zeros((num_pages, *pool.shape[1:]), pool.dtype)
+        kept = min(num_pages, pool.shape[0])
+        resized[:kept] = pool[:kept]
+        if len(sources):
+            resized[mx.array(targets)] = pool[mx.array(sources)]
+        return self._added(resized)
 
     def settle(self) -> None:
         """Wait until every pool holds all that was written to it."""

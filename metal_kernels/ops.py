@@ -15,6 +15,10 @@ Rows are tokens. For T rows, H query heads, K kv heads, head dimension D and S s
         No step may be under way
     copy_pages(k_pool, v_pool, sources, targets) -> (k_pool, v_pool)
         sources, targets  (N,) int32 page numbers; targets all different, and none a source
+    resize_pool(pool, num_pages, page_size, sources, targets) -> pool
+        a pool of so many pages that holds, bit-exact, what the one before held: page targets[i]
+        what sources[i] did, as in copy_pages, every other page what it did, and new ones zeros;
+        computed. The argument must not be used again. No step may be under way
 
         scale           multiplies the scores
         window          None, or how many positions a row sees, its own included
@@ -99,6 +103,10 @@ class Backend(Protocol):
         targets: Slots,
         page_size: int,
     ) -> tuple[mx.array, mx.array]: ...
+
+    def resize_pool(
+        self, pool: mx.array, num_pages: int, page_size: int, sources: Slots, targets: Slots
+    ) -> mx.array: ...
 
 
 def select_backend(name: str, layers: Sequence[LayerShape] = ()) -> Backend:

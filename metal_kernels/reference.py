@@ -178,6 +178,32 @@ class ReferenceBackend:
             v_pool[:, to] = v_pool[:, from_]
         return k_pool, v_pool
 
+    def resize_pool(
+        self, pool: mx.array, num_pages: int, page_size: int, sources: Slots, targets: Slots
+    ) -> mx.array:
+        check_copy(pool, pool, sources, targets, page_size)
+        kv_heads, num_slots, head_dim = pool.shape
+        resized = self.new_pool(num_pages, kv_heads, page_size, head_dim, pool.dtype)
+        kept = min(num_slots, num_pages * page_size)
+        resized[:, :kept] = pool[:, :kept]
+        for source, target, count in _runs_of_moves(sources, targets):
+            from_ = slice(source * page_size, (source + count) * page_size)
+            to = slice(target * page_size, (target + count) * page_size)
+            resized[:, to] = pool[:, from_]
+        mx.eval(resized)
+        return resized
+
+
+def _runs_of_moves(sources: Slots, targets: Slots) -> list[tuple[int, int, int]]:
+    """(first source, first target, pages) of what moves side by side."""
+    breaks = (np.flatnonzero((np.diff(sources) != 1) | (np.diff(targets) != 1)) + 1).tolist()
+    bounds = [0, *breaks, len(sources)]
+    return [
+        (int(sources[begin]), int(targets[begin]), end - begin)
+        for begin, end in pairwise(bounds)
+        if end > begin
+    ]
+
 
 def _is_cascading(queries: mx.array) -> bool:
     """Where reading a shared beginning once was measured to pay: see `cascade.py`."""

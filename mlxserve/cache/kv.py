@@ -6,7 +6,7 @@ attends over the pages it names. All arrays belong to the engine's thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -53,6 +53,10 @@ class KVPool:
     def nbytes(self) -> int:
         return sum(array.nbytes for array in (*self._keys, *self._values))
 
+    def nbytes_of(self, num_pages: int) -> int:
+        """What so many pages take."""
+        return self.nbytes // self.num_pages * num_pages
+
     def layers(self, step: StepLayout) -> list[LayerKV]:
         """The caches to call the model with in this step, one per layer."""
         return [LayerKV(self, index, spec, step) for index, spec in enumerate(self.specs)]
@@ -74,6 +78,25 @@ class KVPool:
             self._keys[layer], self._values[layer] = self.backend.copy_pages(
                 keys, values, *pages, self.page_size
             )
+
+    def resize(self, num_pages: int, moves: Mapping[int, int]) -> None:
+        """Have so many pages, once each page of `moves` holds what is to move there (source ->
+        target). No step may be under way.
+
+        One array after the other, so that at most one of them is there twice, and what is given up
+        goes back to the machine at once.
+        """
+        if num_pages == self.num_pages and not moves:
+            return
+        sources = np.fromiter(moves.keys(), np.int32, len(moves))
+        targets = np.fromiter(moves.values(), np.int32, len(moves))
+        for layer in range(len(self.specs)):
+            for arrays in (self._keys, self._values):
+                arrays[layer] = self.backend.resize_pool(
+                    arrays[layer], num_pages, self.page_size, sources, targets
+                )
+                mx.clear_cache()
+        self.num_pages = num_pages
 
     def read_pages(self, pages: Sequence[int]) -> list[bytes]:
         """Each page's keys and values of all layers. No step may be under way."""

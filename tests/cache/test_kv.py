@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels import SequenceTables, select_backend
+from metal_kernels import Backend, SequenceTables, select_backend
 from mlxserve.cache.kv import KVPool, LayerKV, LayerSpec, PagedWindow
 from mlxserve.cache.layout import StepLayout
 
@@ -189,3 +189,81 @@ def test_copied_pages_hold_what_their_sources_hold_and_others_what_they_held() -
     before = kv.read_pages(range(4))
     kv.copy_pages([2, 2], [1, 3])
     assert kv.read_pages(range(4)) == [before[0], before[2], before[2], before[2]]
+
+
+# ---- another size
+
+
+def filled(backend: Backend, num_pages: int, dtype: mx.Dtype = mx.float32) -> KVPool:
+    """Of two layers, with a number of its own in every slot."""
+    dims = (64, 64) if backend.writes_in_place else (8, 4)
+    specs = [LayerSpec(heads, *dims, dtype) for heads in (2, 1)]
+    kv = KVPool(specs, num_pages, 16, backend)
+    num_slots = num_pages * 16
+    step = StepLayout(mx.arange(num_slots), np.arange(num_slots, dtype=np.int32), 0, None, None)
+    for index, spec in enumerate(specs):
+        keys, values = rows(num_slots, spec, seed=index)
+        kv.write(index, keys.astype(dtype), values.astype(dtype), step)
+    return kv
+
+
+@pytest.mark.parametrize("backend", ["reference", "emulator"])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
+def test_pages_move_and_stay_bit_by_bit_when_the_pool_gets_another_size(
+    backend: str, dtype: mx.Dtype
+) -> None:
+    kv = filled(select_backend(backend), 7, dtype)
+    before = kv.read_pages(range(7))
+    kv.resize(4, {5: 1, 6: 2, 4: 3})
+    assert kv.read_pages(range(4)) == [before[0], before[5], before[6], before[4]]
+    kv.resize(9, {})
+    blank = bytes(len(before[0]))
+    assert kv.read_pages(range(9)) == [before[0], before[5], before[6], before[4], *[blank] * 5]
+    assert kv.nbytes == kv.nbytes_of(9) == 9 * 16 * sum(s.bytes_per_token() for s in kv.specs)
+    kv.write_pages([8, 0], [before[1], before[2]])
+    kv.copy_pages([8], [4])
+    assert kv.read_pages([0, 4]) == [before[2], before[1]]
+
+
+@pytest.mark.parametrize("backend", ["reference", "emulator"])
+def test_a_layer_attends_over_pages_that_have_moved(backend: str) -> None:
+    """The kernels' order of reads and writes goes on in the new arrays."""
+    kv = filled(select_backend(backend), 6)
+    spec = kv.specs[0]
+    queries = mx.random.normal((1, 2, 1, spec.key_dim), key=mx.random.key(9))
+    new = [side[:, :, None] for side in rows(1, spec, seed=8)]
+
+    def answer(page_table: list[int]) -> np.ndarray:
+        decode = tables(page_table, 18, 1)
+        slot = np.array([page_table[1] * 16 + 1], np.int32)
+        layer = kv.layers(StepLayout(mx.array([17]), slot, 1, decode, None))[0]
+        layer.update_and_fetch(*new)
+        return np.array(layer.attend(queries, scale=0.5))
+
+    wanted = answer([5, 1])
+    kv.resize(3, {5: 0})
+    assert np.allclose(answer([0, 1]), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["reference", "emulator"])
+def test_what_a_smaller_pool_gives_up_goes_back_to_the_machine(backend: str) -> None:
+    kv = filled(select_backend(backend), 512)
+    whole, array = kv.nbytes, max(a.nbytes for a in kv.arrays())
+    mx.eval(kv.arrays())
+    mx.clear_cache()
+    active = mx.get_active_memory()
+    mx.reset_peak_memory()
+    kv.resize(128, {500: 3})
+    assert mx.get_active_memory() + mx.get_cache_memory() <= active - 0.75 * whole + 4096
+    assert mx.get_peak_memory() <= active + array + (64 << 10), "an array was there twice at most"
+    mx.reset_peak_memory()
+    kv.resize(512, {})
+    assert mx.get_active_memory() == pytest.approx(active, abs=4096)
+    assert mx.get_peak_memory() <= active + array + (64 << 10)
+
+
+def test_another_size_that_is_the_same_touches_nothing() -> None:
+    kv = pool_with_history()
+    arrays = kv.arrays()
+    kv.resize(4, {})
+    assert all(one is other for one, other in zip(kv.arrays(), arrays, strict=True))
