@@ -21,6 +21,7 @@ from mlxserve.model.embedding import Embedding
 from mlxserve.model.runner import ModelRunner, Pending
 from mlxserve.request import Chunk, FinishReason, Output, Pooling, Request
 from mlxserve.scheduler.pace import Pace, PiecePace
+from mlxserve.scheduler.resize import Resized
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.snapshot import Snapshot, view
 from mlxserve.spans import Spans
@@ -207,6 +208,23 @@ class Engine:
         if force and self._unread is not None:
             self._early += self._read(None)
         return self._scheduler.reset_prefix_cache(force=force)
+
+    def resize_cache(self, num_pages: int) -> Resized:
+        """Give the cache so many pages, and memory back to the machine or take it from there.
+
+        Answers go on: what they hold moves, and where there is no room for all of them some start
+        again later, as in any shortage. Raises InvalidParameter, OutOfMemory, PrefixQuotaExceeded
+        where named prefixes would be too many, and QueueFull where a request has grown too long
+        for so few pages; nothing happened then.
+        """
+        if self._unread is not None:
+            self._early += self._read(None)
+        if num_pages > self._scheduler.pool.num_pages:
+            self._runner.resize(num_pages, {})  # first: it may be refused
+        resized = self._scheduler.resize(num_pages)
+        self._transfer()  # what is saved is read before anything moves
+        self._runner.resize(num_pages, resized.moves)
+        return resized
 
     def check(self) -> None:
         """Audit requests and pages. Raises AssertionError."""

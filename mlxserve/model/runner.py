@@ -7,7 +7,7 @@ collect(pending) -> [Sampled | None]    waits for the device
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -15,6 +15,7 @@ import mlx.nn as nn
 
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.layout import StepLayout
+from mlxserve.errors import OutOfMemory
 from mlxserve.model.batch import Batch
 from mlxserve.model.embedding import Embedding
 from mlxserve.model.paged import RowSelector
@@ -46,7 +47,16 @@ class Pending:
 class ModelRunner:
     """Runs the model's forward over the pool. Lives on the engine's thread."""
 
-    def __init__(self, model: nn.Module, selector: RowSelector, kv: KVPool, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        selector: RowSelector,
+        kv: KVPool,
+        seed: int = 0,
+        memory_limit: int | None = None,
+    ) -> None:
+        """`memory_limit`: bytes of the device beyond which the pool does not grow."""
+        self._memory_limit = memory_limit
         self._model = model
         self._selector = selector
         self._kv = kv
@@ -90,6 +100,29 @@ class ModelRunner:
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """As `KVPool.copy_pages`: between the steps launched so far and the next one."""
         self._kv.copy_pages(sources, targets)
+
+    def resize(self, num_pages: int, moves: Mapping[int, int]) -> None:
+        """As `KVPool.resize`: every step must have been collected.
+
+        Raises OutOfMemory, and nothing happened, for more than the device can hold.
+        """
+        if num_pages > self._kv.num_pages:
+            self._refuse_too_many(num_pages)
+        self._kv.resize(num_pages, moves)
+
+    def _refuse_too_many(self, num_pages: int) -> None:
+        """While an array grows it is there twice."""
+        if self._memory_limit is None:
+            return
+        twice = max(array.nbytes for array in self._kv.arrays())
+        left = self._memory_limit - mx.get_active_memory() - twice + self._kv.nbytes
+        if self._kv.nbytes_of(num_pages) > left:
+            most = max(self._kv.num_pages, left // self._kv.nbytes_of(1))
+            raise OutOfMemory(
+                f"{num_pages} pages take {self._kv.nbytes_of(num_pages) / (1 << 30):.2f} GiB, and "
+                f"beside the model the device has {max(0, left) / (1 << 30):.2f} GiB for them. Ask "
+                f"for at most {most} pages."
+            )
 
     def read_pages(self, pages: Sequence[int]) -> list[bytes]:
         """As `KVPool.read_pages`: every step must have been collected."""
