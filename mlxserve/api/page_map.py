@@ -19,8 +19,8 @@ on, the request holds these runs of [first page, length], and what was known beh
 void. `gone` ended or lost their pages. `id` is the `x-request-id` of the reply that belongs to it
 (with `-N` for the N-th of several answers).
 
-`seq` rises by one. A later `snapshot` starts over; an `error` ends the stream. Nothing is sent while
-nothing changes but a comment every ten seconds. An event holds at most `MAX_RUNS` runs of requests:
+`seq` rises by one. A later `snapshot` starts over, as it does when the number of pages has changed;
+an `error` ends the stream. Nothing is sent while nothing changes but a comment every ten seconds. An event holds at most `MAX_RUNS` runs of requests:
 what is left comes with the next one.
 """
 
@@ -54,6 +54,9 @@ class PageMap:
         """The event that brings the listener here; None where nothing changed for it."""
         states = np.frombuffer(snapshot.pages, dtype=np.uint8)
         old, self._states = self._states, states
+        if old is not None and len(old) != len(states):
+            old = None  # pages have moved as well: it starts over
+            self._tables.clear()
         told = self._requests(snapshot)
         if old is None:
             return self._event(

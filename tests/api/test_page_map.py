@@ -147,3 +147,18 @@ def test_what_does_not_fit_into_one_event_comes_with_the_next():
     assert len(sizes) == 4
     assert max(sizes) < 20 * MAX_RUNS
     assert reader.tables == {"a": [*scattered], "b": [*scattered[::-1]]}
+
+
+def test_another_number_of_pages_starts_over() -> None:
+    page_map, reader = PageMap(lambda _: True), Reader()
+    for pages, tables in (
+        (bytes([1, 1, 1, 0, 0, 0]), {"a": (0, 1), "b": (2,)}),
+        (bytes([1, 1, 0]), {"a": (0, 1)}),
+        (bytes([0, 1, 1]), {"a": (2, 1)}),
+        (bytes([0, 1, 1, 0, 0]), {"a": (2, 1)}),
+    ):
+        event = page_map.next_event(snapshot(pages, *(holder(n, t) for n, t in tables.items())))
+        assert event is not None
+        reader.read(event)
+        assert reader.pages == "".join(LETTERS[state] for state in pages)
+        assert reader.tables == {name: list(table) for name, table in tables.items()}

@@ -43,6 +43,16 @@ def test_a_snapshot_says_everything_and_a_delta_what_changed() -> None:
     assert [page_map.count(state) for state in "fcasp"] == [2, 1, 1, 2, 2]
 
 
+def test_a_pool_of_another_size_starts_over() -> None:
+    page_map = begun("a4f4", 8, requests=[{"id": "x", "from": 0, "pages": [[2, 2]]}])
+    own = [{"id": "x", "from": 0, "pages": [[0, 2]]}]
+    page_map.apply("snapshot", snapshot("a2f1", 3, requests=own))
+    assert (page_map.num_pages, cells(page_map)) == (3, "aaf")
+    assert list(page_map.pages_of("x")) == [0, 1]
+    page_map.apply("snapshot", snapshot("a2f8", 10, requests=own))
+    assert page_map.fold(5, page_map.pages_of("x")).cells == "affff"
+
+
 def test_a_table_grows_and_is_replaced_from_a_place_on() -> None:
     page_map = begun("a4f4", 8, requests=[{"id": "x", "from": 0, "pages": [[2, 2], [0, 1]]}])
     assert list(page_map.pages_of("x")) == [2, 3, 0]
