@@ -22,7 +22,7 @@ from typing import Any
 
 from mlxserve.engine import Engine
 from mlxserve.errors import EngineStopped, MlxServeError
-from mlxserve.request import FinishReason, Output, Pooling, Request
+from mlxserve.request import FinishReason, Output, Pooling, Request, Resized
 from mlxserve.snapshot import Snapshot
 from mlxserve.stats import Stats
 from mlxserve.worker import hire
@@ -113,6 +113,7 @@ class AsyncEngine:
         self._stopped: EngineStopped | None = None
         self._beat = time.monotonic()
         self._stats = Stats()
+        self.max_model_len = 0  # longest prompt plus answer, as of the last change
         ready: Future[None] = Future()
         self._worker = hire()
         self._ended = self._worker.start(lambda: self._run(build, ready))
@@ -185,6 +186,17 @@ class AsyncEngine:
         done: bool = await asyncio.wrap_future(call)
         return done
 
+    async def resize_cache(self, num_pages: int) -> Resized:
+        """As `Engine.resize_cache`, at the next step boundary."""
+
+        def resize(engine: Engine) -> Resized:
+            resized = engine.resize_cache(num_pages)
+            self.max_model_len = engine.max_model_len  # whoever asked may be gone by now
+            return resized
+
+        resized: Resized = await asyncio.wrap_future(self._call(resize))
+        return resized
+
     async def check(self) -> None:
         """Audit requests and pages between two steps. Raises AssertionError."""
         await asyncio.wrap_future(self._call(Engine.check))
@@ -228,6 +240,7 @@ class AsyncEngine:
             self._stopped = EngineStopped("The engine could not be built.")
             ready.set_exception(error)
             return
+        self.max_model_len = engine.max_model_len
         ready.set_result(None)
         reason = EngineStopped("The engine was closed.")
         try:

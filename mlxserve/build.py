@@ -57,25 +57,23 @@ def build_chat(config: EngineConfig, files: ModelFiles | None = None) -> Chat:
     """
     files = files or find_model(config.model, config.revision)
     spans = Spans(config.trace) if config.trace else None
-    settled: list[tuple[EngineConfig, int]] = []  # what only the engine's thread can find out
+    settled: list[int] = []  # what only the engine's thread can find out
 
     def build() -> Engine:
-        engine, final, vocab_size = build_engine(config, files, spans)
-        settled.append((final, vocab_size))
+        engine, _, vocab_size = build_engine(config, files, spans)
+        settled.append(vocab_size)
         return engine
 
     engine = AsyncEngine(
         build, log_interval=None if config.disable_log_stats else config.log_stats_interval
     )
-    final, vocab_size = settled[0]
-    assert final.max_model_len is not None
+    [vocab_size] = settled
     generation = _generation_config(files.path)
     tokenizer = Tokenizer(files.path, _eos_token_ids(files, generation))
     return Chat(
         engine,
         spans.timed(tokenizer, *_TOKENIZER_SPANS) if spans else tokenizer,
         model_name=files.name,
-        max_model_len=final.max_model_len,
         vocab_size=vocab_size,
         default_params=_default_params(generation),
         fingerprint=fingerprint(files),
@@ -96,7 +94,8 @@ def build_engine(
     config: EngineConfig, files: ModelFiles, spans: Spans | None = None
 ) -> tuple[Engine, EngineConfig, int]:
     """(engine, config with every None settled, vocabulary size), on the thread that will run it."""
-    memory_limit = int(platform.memory().working_set * config.gpu_memory_utilization)
+    memory = platform.memory()
+    memory_limit = int(memory.working_set * config.gpu_memory_utilization)
     loaded = load(files, is_metal=platform.is_metal(), memory_limit=memory_limit)
     backend, difference = choose_attention(config.attention_backend, loaded)
     max_model_len = config.max_model_len or loaded.max_length
@@ -122,7 +121,8 @@ def build_engine(
             page_size=config.page_size,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
-            max_model_len=final.max_model_len,
+            # The pool may grow later; but a prompt that is not split must fit into a step.
+            max_model_len=max_model_len if config.enable_chunked_prefill else final.max_model_len,
             enable_prefix_caching=config.enable_prefix_caching,
             enable_chunked_prefill=config.enable_chunked_prefill,
             page_aligned_scheduling=config.page_aligned_scheduling,
@@ -153,7 +153,10 @@ def build_engine(
         backend.name,
         difference,
     )
-    runner = ModelRunner(loaded.model, loaded.selector, kv, config.seed)
+    # As at the start, whoever names a number of pages may have more than that, but not more than
+    # there is.
+    most = memory.working_set if platform.is_metal() else memory.total
+    runner = ModelRunner(loaded.model, loaded.selector, kv, config.seed, memory_limit=most)
     pace = Pace(config.itl_target_ms / 1e3 or None)
     store = _store(config, files)
     swapper = Swapper(scheduler, runner, store) if store else None

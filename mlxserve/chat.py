@@ -30,9 +30,11 @@ from mlxserve.guidance.planner import Planner
 from mlxserve.parsing.parser import TurnParser
 from mlxserve.parsing.turn import Turn
 from mlxserve.request import (
+    MAX_PAGES,
     FinishReason,
     Pooling,
     Request,
+    Resized,
     SamplingParams,
 )
 from mlxserve.snapshot import Snapshot
@@ -100,7 +102,6 @@ class Chat:
         tokenizer: Tokenizer,
         *,
         model_name: str,
-        max_model_len: int,
         vocab_size: int,
         default_params: SamplingParams,
         fingerprint: str = "",
@@ -111,7 +112,6 @@ class Chat:
         `tool_keep_seconds` as in EngineConfig.
         """
         self.model_name = model_name
-        self.max_model_len = max_model_len
         self.default_params = default_params
         self.created = int(time.time())
         self._engine = engine
@@ -123,6 +123,11 @@ class Chat:
         self._numbers = itertools.count()
         self._prefixes: dict[str, NamedPrefix] = {}
         self._prefix_lock = threading.Lock()
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus answer."""
+        return self._engine.max_model_len
 
     @property
     def can_call(self) -> bool:
@@ -396,6 +401,20 @@ class Chat:
         they compute them again, and their answers stay the same.
         """
         return await self._engine.reset_prefix_cache(force=force)
+
+    async def resize_cache(self, num_pages: int) -> Resized:
+        """Give the cache so many pages: memory back to the machine, or more of it.
+
+        Answers under way stay the same; where pages are too few for all of them some are computed
+        again later. Raises InvalidParameter, OutOfMemory, PrefixQuotaExceeded where named prefixes
+        have too many pages for so few, QueueFull where a request has grown too long for them, and
+        EngineStopped; nothing happened then.
+        """
+        if not isinstance(num_pages, int) or not 2 <= num_pages <= MAX_PAGES:
+            raise InvalidParameter(
+                "num_pages", f"must be a whole number from 2 to {MAX_PAGES}, got {num_pages!r}"
+            )
+        return await self._engine.resize_cache(num_pages)
 
     async def check(self) -> None:
         """Audit requests and pages. Raises AssertionError."""

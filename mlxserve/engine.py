@@ -19,9 +19,8 @@ from collections.abc import Callable, Sequence
 from mlxserve.errors import MlxServeError
 from mlxserve.model.embedding import Embedding
 from mlxserve.model.runner import ModelRunner, Pending
-from mlxserve.request import Chunk, FinishReason, Output, Pooling, Request
+from mlxserve.request import Chunk, FinishReason, Output, Pooling, Request, Resized
 from mlxserve.scheduler.pace import Pace, PiecePace
-from mlxserve.scheduler.resize import Resized
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.snapshot import Snapshot, view
 from mlxserve.spans import Spans
@@ -67,6 +66,11 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return self._scheduler.has_work or bool(self._early)
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus answer; `resize_cache` changes it."""
+        return self._scheduler.max_model_len
 
     def close(self) -> None:
         """Remove what is on disk, end the trace. Nothing may be called after it."""

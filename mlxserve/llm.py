@@ -26,7 +26,7 @@ from mlxserve.chat import Answer, AnswerTerms, Delta, Usage
 from mlxserve.config import EngineConfig, EngineOptions
 from mlxserve.errors import EngineStopped, InvalidParameter, InvalidRequest
 from mlxserve.parsing.turn import ToolCall, ToolCallDelta, Turn, join_calls
-from mlxserve.request import FinishReason, SamplingParams, TokenLogprob
+from mlxserve.request import FinishReason, Resized, SamplingParams, TokenLogprob
 from mlxserve.stats import Stats
 
 Message: TypeAlias = Mapping[str, Any]  # {"role": ..., "content": ...}
@@ -187,6 +187,16 @@ class AsyncLLM:
         """
         return await self._chat.reset_prefix_cache(force=force)
 
+    async def resize_cache(self, num_pages: int) -> Resized:
+        """Give the cache so many pages, and memory back to the machine or take it from there.
+
+        Answers under way stay the same; where pages are too few for all of them some are computed
+        again later. Raises InvalidParameter, OutOfMemory, PrefixQuotaExceeded where named prefixes
+        have too many pages for so few, QueueFull where a request has grown too long for them, and
+        EngineStopped; nothing happened then.
+        """
+        return await self._chat.resize_cache(num_pages)
+
     async def check(self) -> None:
         """Audit requests and pages between two steps. Raises AssertionError."""
         await self._chat.check()
@@ -324,6 +334,10 @@ class LLM:
     def reset_prefix_cache(self, *, force: bool = False) -> bool:
         """As AsyncLLM's."""
         return self._run(self._llm.reset_prefix_cache(force=force))
+
+    def resize_cache(self, num_pages: int) -> Resized:
+        """As AsyncLLM's."""
+        return self._run(self._llm.resize_cache(num_pages))
 
     def check(self) -> None:
         """Audit requests and pages. Raises AssertionError."""

@@ -15,6 +15,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from mlxserve.errors import InvalidParameter
 
+MAX_PAGES = 1 << 24  # of the cache, whatever the memory
+
 
 class FinishReason(StrEnum):
     """Why a request ended. The values are the OpenAI API's words where it has one."""
@@ -198,6 +200,17 @@ def as_token_ids(token_ids: Iterable[int] = ()) -> TokenIds:
 
 def as_page_table(pages: Iterable[int] = ()) -> PageTable:
     return array("i", pages)
+
+
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """What has become of the cache when it got another number of pages."""
+
+    num_pages: int
+    max_model_len: int  # longest prompt plus answer from now on, where no prefix is pinned
+    num_preempted: int  # requests that gave their pages back, and start again later
+    num_forgotten: int  # cached pages
+    moves: Mapping[int, int]  # page -> where to it has moved
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from starlette.routing import Route
 from mlxserve import __version__
 from mlxserve.api.access import Access
 from mlxserve.api.anthropic import Anthropic
+from mlxserve.api.cache import Cache
 from mlxserve.api.drain import Drain, DrainCheck
 from mlxserve.api.embeddings import Embeddings
 from mlxserve.api.errors import RETRY_SOON, ApiError, error_response, json_response
@@ -71,6 +72,7 @@ def create_app(
         *Prefixes(service).routes(),
         *Tokenization(service).routes(),
         *Native(chat, drain).routes(),
+        *Cache(service).routes(),
         *_Watch(chat, metrics, drain).routes(),
     ]
     app = Starlette(

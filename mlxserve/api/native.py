@@ -1,9 +1,8 @@
-"""Our own routes, for those who want to see or change what the engine does: `/api/v1/...`.
+"""Our own routes, for those who want to see what the engine does: `/api/v1/...`.
 
     GET  /api/v1/requests      live requests: how far each is, what it holds
     GET  /api/v1/kv/stats      the cache in numbers
     GET  /api/v1/kv/map        the cache page by page, as events (page_map.py has the format)
-    POST /api/v1/cache/reset   forget what is cached; ?force=true even while requests hold pages
 
 An API key sees its own requests, an admin's all of them. Watching costs the engine one snapshot
 between two steps, however many watch, and nothing while nobody does.
@@ -23,7 +22,7 @@ from starlette.routing import Route
 from mlxserve.api.drain import Drain
 from mlxserve.api.errors import RETRY_SOON, ApiError, from_engine, json_response
 from mlxserve.api.page_map import PageMap
-from mlxserve.api.security import client_name, is_admin, require_admin
+from mlxserve.api.security import client_name, is_admin
 from mlxserve.api.sse import EventStream, named_event
 from mlxserve.errors import MlxServeError
 from mlxserve.snapshot import PageState, Phase, RequestView, Snapshot
@@ -50,7 +49,6 @@ class Native:
             Route("/api/v1/requests", self.requests, methods=["GET"]),
             Route("/api/v1/kv/stats", self.kv_stats, methods=["GET"]),
             Route("/api/v1/kv/map", self.kv_map, methods=["GET"]),
-            Route("/api/v1/cache/reset", self.reset_cache, methods=["POST"]),
         ]
 
     async def requests(self, request: Request) -> Response:
@@ -79,27 +77,6 @@ class Native:
             self._num_maps -= 1
 
         return EventStream(self._frames(PageMap(_sight(request))), close=close)
-
-    async def reset_cache(self, request: Request) -> Response:
-        """Forgets every cached page; while requests hold pages only by force."""
-        require_admin(request)
-        force = request.query_params.get("force", "false")
-        if force not in ("true", "false"):
-            raise ApiError(
-                400, "force: must be true or false.", param="force", code="invalid_value"
-            )
-        try:
-            is_done = await self._chat.reset_prefix_cache(force=force == "true")
-        except MlxServeError as error:
-            raise from_engine(error) from error
-        if not is_done:
-            raise ApiError(
-                409,
-                "Requests hold pages of the cache. Try again when none runs, or with ?force=true, "
-                "which makes them compute theirs again.",
-                code="busy",
-            )
-        return json_response({"status": "ok"})
 
     async def _look(self) -> Snapshot:
         try:

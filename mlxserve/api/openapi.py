@@ -22,6 +22,7 @@ from mlxserve.api.embeddings import EmbeddingsRequest
 from mlxserve.api.errors import json_response
 from mlxserve.api.responses_schema import ResponsesRequest
 from mlxserve.api.schema import (
+    CacheResizeRequest,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -40,6 +41,7 @@ BODIES: Mapping[tuple[str, str], type[BaseModel]] = {
     ("post", "/tokenize"): TokenizeRequest,
     ("post", "/detokenize"): DetokenizeRequest,
     ("put", "/v1/prefixes/{name}"): PrefixRequest,
+    ("post", "/api/v1/cache/resize"): CacheResizeRequest,
 }
 # Work without a body.
 BODILESS = frozenset({("post", "/api/v1/cache/reset"), ("post", "/v1/responses/{id}/cancel")})

@@ -38,7 +38,7 @@ from mlxserve.api.turns import (
     turn_of,
 )
 from mlxserve.parsing.turn import Turn
-from mlxserve.request import SamplingParams, Structure
+from mlxserve.request import MAX_PAGES, SamplingParams, Structure
 
 MAX_MESSAGES = 10_000
 MAX_CHOICES = 8
@@ -290,6 +290,12 @@ class PrefixRequest(Body):
     @property
     def text_field(self) -> str:
         return "messages" if self.prompt is None else "prompt"
+
+
+class CacheResizeRequest(Body):
+    """The body of `POST /api/v1/cache/resize`."""
+
+    num_pages: Annotated[int, Field(ge=2, le=MAX_PAGES)]
 
 
 class DetokenizeRequest(Body):

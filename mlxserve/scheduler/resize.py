@@ -11,11 +11,10 @@ Decides and says which pages move; whoever has the arrays moves what they hold.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.errors import InvalidParameter, PrefixQuotaExceeded, QueueFull
-from mlxserve.request import Request
+from mlxserve.request import Request, Resized
 from mlxserve.scheduler.capacity import Capacity
 from mlxserve.scheduler.copies import Copies
 from mlxserve.scheduler.holders import Holders
@@ -24,17 +23,6 @@ from mlxserve.scheduler.prefix_cache import PrefixCache
 from mlxserve.scheduler.stats import Counts
 
 MIN_PAGES = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Resized:
-    """What has become of the pool."""
-
-    num_pages: int
-    max_model_len: int  # longest prompt plus answer, without pins
-    num_preempted: int  # requests that gave their pages back, and compute or read them again
-    num_forgotten: int  # cached pages
-    moves: Mapping[int, int]  # what a page held is to be in another one
 
 
 class Resize:

@@ -25,6 +25,7 @@ from mlxserve.request import (
     Output,
     Request,
     RequestState,
+    Resized,
     Sampled,
     TokenLogprob,
     as_page_table,
@@ -40,7 +41,7 @@ from mlxserve.scheduler.holders import Holders
 from mlxserve.scheduler.limit import DECODE, LimitContext, LimitReason, limit
 from mlxserve.scheduler.pins import Pins
 from mlxserve.scheduler.prefix_cache import PrefixCache
-from mlxserve.scheduler.resize import Resize, Resized
+from mlxserve.scheduler.resize import Resize
 from mlxserve.scheduler.siblings import Siblings
 from mlxserve.scheduler.stats import Counts, SchedulerStats
 from mlxserve.scheduler.step import Step

@@ -27,7 +27,7 @@ from mlxserve.errors import (
     PromptTooLong,
     UnknownPrefix,
 )
-from mlxserve.request import FinishReason, Pooling, SamplingParams, TokenLogprob
+from mlxserve.request import FinishReason, Pooling, Resized, SamplingParams, TokenLogprob
 from mlxserve.snapshot import RequestView, Snapshot
 from mlxserve.stats import Distribution, Memory, Stats
 
@@ -194,6 +194,11 @@ class FakeChat:
 
     async def reset_prefix_cache(self, *, force: bool = False) -> bool:
         return force or self.stats().num_requests_running == 0
+
+    async def resize_cache(self, num_pages: int) -> Resized:
+        if self.submit_error is not None:
+            raise self.submit_error
+        return Resized(num_pages, 16 * num_pages, 1, 2, {9: 3, 8: 4})
 
     async def snapshot(self) -> Snapshot:
         if self.is_closed:
@@ -374,6 +379,8 @@ class ScriptedEngine:
     What it says goes through the real decoder and parser, as a model's own words would.
     """
 
+    max_model_len = 4_096
+
     def __init__(self, tokenizer: Any) -> None:
         self.says = ""
         self.requests: list[Any] = []
@@ -431,7 +438,6 @@ def scripted_chat() -> Iterator[tuple[Any, ScriptedEngine]]:
         engine,  # type: ignore[arg-type]
         tokenizer,
         model_name="scripted",
-        max_model_len=4_096,
         vocab_size=tokenizer.vocab_size,
         default_params=SamplingParams(),
     )

@@ -184,21 +184,6 @@ def test_the_number_of_maps_is_bounded(client, chat, monkeypatch):
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
 
 
-def test_the_cache_is_reset_unless_requests_run(client, chat):
-    assert client.post("/api/v1/cache/reset").json() == {"status": "ok"}
-    chat.answers.append(type("Open", (), {"is_closed": False}))
-    reply = client.post("/api/v1/cache/reset")
-    assert (reply.status_code, reply.json()["error"]["code"]) == (409, "busy")
-    assert client.post("/api/v1/cache/reset?force=true").json() == {"status": "ok"}
-    refused = client.post("/api/v1/cache/reset?force=1")
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "force")
-
-
-def test_only_an_admin_may_reset_the_cache(keyed):
-    reply = keyed.post("/api/v1/cache/reset", headers=bearer(KEYS[0]))
-    assert (reply.status_code, reply.json()["error"]["code"]) == (403, "admin_required")
-
-
 def test_usage_says_what_the_cache_did(client, chat):
     report = CacheReport(3, 48, 50, CacheMiss.NEW_TEXT)
     usage = chat.Usage(100, 1, 48, cache=report)

@@ -108,7 +108,6 @@ def test_tools_of_a_model_whose_calls_nobody_can_read_are_refused(
         type(scripted_chat[1])(tokenizer),
         tokenizer,
         model_name="mute",
-        max_model_len=100,
         vocab_size=tokenizer.vocab_size,
         default_params=SamplingParams(),
     )

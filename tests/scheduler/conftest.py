@@ -30,13 +30,13 @@ from mlxserve.request import (
     Output,
     Request,
     RequestState,
+    Resized,
     Sampled,
     SamplingParams,
 )
 from mlxserve.scheduler.admission import MAX_CANDIDATES
 from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.copies import PageCopy, PageTail
-from mlxserve.scheduler.resize import Resized
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.swap import Load
 
