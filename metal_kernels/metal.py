@@ -72,10 +72,11 @@ class MetalBackend:
     ) -> mx.array:
         check_copy(pool, pool, sources, targets, page_size)
         self.settle()
-        # Not a slice of the pool: that would keep all of its memory.
         resized = mx.zeros((num_pages, *pool.shape[1:]), pool.dtype)
         kept = min(num_pages, pool.shape[0])
-        resized[:kept] = pool[:kept]
+        # An update of all of it would not be written, but be a view that keeps the old memory.
+        for part in (slice(0, kept // 2), slice(kept // 2, kept)):
+            resized[part] = pool[part]
         if len(sources):
             resized[mx.array(targets)] = pool[mx.array(sources)]
         return self._added(resized)

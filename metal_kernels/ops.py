@@ -16,7 +16,7 @@ Rows are tokens. For T rows, H query heads, K kv heads, head dimension D and S s
     copy_pages(k_pool, v_pool, sources, targets) -> (k_pool, v_pool)
         sources, targets  (N,) int32 page numbers; targets all different, and none a source
     resize_pool(pool, num_pages, page_size, sources, targets) -> pool
-        a pool of so many pages that holds, bit-exact, what the one before held: page targets[i]
+        a pool of so many pages (at least 2) that holds, bit-exact, what the one before held: page targets[i]
         what sources[i] did, as in copy_pages, every other page what it did, and new ones zeros;
         computed. The argument must not be used again. No step may be under way
 

@@ -191,7 +191,17 @@ class AsyncEngine:
 
         def resize(engine: Engine) -> Resized:
             resized = engine.resize_cache(num_pages)
-            self.max_model_len = engine.max_model_len  # whoever asked may be gone by now
+            # Here, as whoever asked may be gone by the time of the answer.
+            self.max_model_len, self._stats = engine.max_model_len, engine.stats()
+            log.info(
+                "The KV cache has %d pages now, and the context %d tokens: %d pages moved, "
+                "%d forgotten, %d requests preempted",
+                resized.num_pages,
+                resized.max_model_len,
+                len(resized.moves),
+                resized.num_forgotten,
+                resized.num_preempted,
+            )
             return resized
 
         resized: Resized = await asyncio.wrap_future(self._call(resize))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.engine import Engine
-from mlxserve.errors import QueueFull
+from mlxserve.errors import OutOfMemory, QueueFull
 from mlxserve.request import Chunk, FinishReason, Request, Sampled, SamplingParams
 from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.pace import Pace
@@ -56,6 +56,12 @@ class Recorder:
         self.calls.append(f"collect {step.number}")
         self.now += 0.01 + 0.001 * sum(chunk.length for chunk in step.chunks)
         return [Sampled(7) if chunk.samples else None for chunk in step.chunks]
+
+    def resize(self, num_pages: int, moves: Mapping[int, int]) -> None:
+        if num_pages > 99:
+            raise OutOfMemory("so much there is not")
+        assert all(source >= num_pages > target for source, target in moves.items())
+        self.calls.append(f"resize {num_pages}, {len(moves)} moves")
 
     def memory(self) -> Memory:
         return Memory(kv_cache=1, active=2, reserved=3, peak=4)
@@ -237,6 +243,38 @@ def test_a_forced_reset_loses_no_token_of_the_step_that_was_unread() -> None:
             assert engine.stats().pages_cached == 0
         engine.check()
     assert tokens == wanted
+
+
+def test_a_resize_reads_the_unread_step_and_loses_none_of_its_tokens() -> None:
+    expected, _ = build()
+    engine, runner = build()
+    for e in (expected, engine):
+        e.add(request("a", 40, 20))
+        e.add(request("b", 90, 12))
+    wanted = drain(expected)
+    tokens: dict[str, list[int]] = {}
+    sizes = iter((20, 40, 9, 8, 50, 64))
+    for number in range(500):
+        if not engine.has_work:
+            break
+        for output in engine.step():
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        if number % 3 == 2 and (size := next(sizes, None)):
+            runner.calls.clear()
+            engine.resize_cache(size)
+            assert [call.split()[0] for call in runner.calls[:2]] == ["collect", "resize"]
+            assert engine.stats().num_pages == size
+        engine.check()
+    assert next(sizes, None) is None
+    assert tokens == wanted
+
+
+def test_memory_that_is_not_there_leaves_the_cache_as_it_is() -> None:
+    engine, _ = build(num_pages=8)
+    with pytest.raises(OutOfMemory):
+        engine.resize_cache(100)
+    assert engine.stats().num_pages == 8
+    assert engine.max_model_len == 8 * PAGE
 
 
 def test_what_is_to_be_kept_for_a_while_is_let_go_by_the_clock() -> None:

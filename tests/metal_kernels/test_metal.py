@@ -345,6 +345,17 @@ def test_keys_and_values_of_different_dimensions_are_refused(backend: MetalBacke
         backend.paged_prefill(rows[0], *pools, tables([1], [1]), scale=1.0)
 
 
+def test_a_pool_of_another_size_takes_the_place_of_the_one_before(backend: MetalBackend) -> None:
+    none = np.array([], np.int32)
+    old = backend.new_pool(4, 1, 16, 64, mx.float16)
+    new = backend.resize_pool(old, 6, 16, none, none)
+    rows = mx.zeros((1, 1, 64), mx.float16)
+    backend.write_kv(rows, rows, new, new, np.array([95], np.int32))
+    del old
+    gc.collect()
+    assert [history.pool() is new for history in backend._fences._histories.values()] == [True]
+
+
 def test_a_copy_with_another_page_size_is_refused(backend: MetalBackend) -> None:
     pools = [backend.new_pool(4, 1, 16, 64, mx.float16) for _ in range(2)]
     with pytest.raises(ValueError, match="have 16 slots, not 32"):

@@ -1,0 +1,146 @@
+"""The embedded model says the same while its cache gets other sizes, and memory follows them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlxserve import (
+    LLM,
+    AsyncLLM,
+    InvalidParameter,
+    OutOfMemory,
+    PrefixQuotaExceeded,
+    PromptTooLong,
+    QueueFull,
+    SamplingParams,
+)
+
+GREEDY = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+QUESTIONS = [
+    "What is 17 + 25?",
+    "Tell me a short story about a small boat and a lighthouse.",
+    "Count from one to ten, please.",
+]
+OPTIONS: Any = {"num_pages": 64, "page_size": 16, "disable_log_stats": True}
+
+
+async def answers(llm: AsyncLLM, sizes: Sequence[int] = ()) -> list[tuple[int, ...]]:
+    """Of three conversations at once, while the cache takes one size after the other."""
+    streams = [
+        llm.stream([{"role": "user", "content": question}], GREEDY) for question in QUESTIONS
+    ]
+    tokens: list[list[int]] = [[] for _ in streams]
+    changes = iter(sizes)
+
+    async def collect(number: int) -> None:
+        async for delta in streams[number]:
+            tokens[number].extend(delta.token_ids)
+            if number == 0 and (size := next(changes, None)) is not None:
+                resized = await llm.resize_cache(size)
+                assert (resized.num_pages, llm.stats().num_pages) == (size, size)
+                await llm.check()
+
+    await asyncio.gather(*(collect(number) for number in range(len(streams))))
+    assert next(changes, None) is None
+    return [tuple(one) for one in tokens]
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_answers_are_the_same_while_the_cache_grows_and_shrinks(mode: str, tmp_path: Any) -> None:
+    swap = {"preemption_mode": mode, "swap_dir": str(tmp_path / "swap")}
+
+    async def scenario() -> None:
+        llm = AsyncLLM(**OPTIONS, **swap)
+        wanted = await answers(llm)
+        await llm.add_prefix("rules", "You answer in one word. " * 12)
+        num_pinned = (await llm._chat.snapshot()).stats.pages_pinned
+        assert num_pinned > 2
+        few = 2 * num_pinned
+        assert await answers(llm, [30, 100, few, 64, few + 1, 24, few, 22, 40] * 2) == wanted
+        assert llm.stats().num_preemptions > 0, "there was too little room for all of them"
+        assert (llm.stats().swapped_tokens > 0) == (mode == "swap")
+        await llm.resize_cache(few)
+        assert llm.stats().pages_pinned == num_pinned
+        one = await llm.generate("Yes or no?", GREEDY, prefix_name="rules")
+        assert one.usage.cached_tokens >= 16 * (num_pinned - 1)
+        await llm.check()
+        llm.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_the_emulated_kernels_go_on_in_pools_of_other_sizes() -> None:
+    async def scenario(backend: str, sizes: Sequence[int]) -> list[tuple[int, ...]]:
+        llm = AsyncLLM(**OPTIONS, attention_backend=backend)
+        try:
+            return await answers(llm, sizes)
+        finally:
+            llm.close()
+
+    wanted = asyncio.run(scenario("reference", ()))
+    assert asyncio.run(scenario("emulator", (20, 100, 9, 64, 10, 30, 9, 22))) == wanted
+
+
+def test_the_context_follows_the_cache_and_what_cannot_be_changes_nothing() -> None:
+    with LLM(**{**OPTIONS, "num_pages": 8}) as llm:
+        assert llm.max_model_len == 128
+        with pytest.raises(PromptTooLong):
+            llm.generate([list(range(5, 150))], GREEDY, use_tqdm=False)
+        assert llm.resize_cache(32).max_model_len == llm.max_model_len == 512
+        (long,) = llm.generate([list(range(5, 150))], GREEDY, use_tqdm=False)
+        assert len(long.token_ids) == 40
+        llm.add_prefix("p", [5] * 64)
+        for num_pages, error in (
+            (1, InvalidParameter),
+            (True, InvalidParameter),
+            ("64", InvalidParameter),
+            (10**400, InvalidParameter),
+            (4, PrefixQuotaExceeded),
+        ):
+            with pytest.raises(error):
+                llm.resize_cache(num_pages)  # type: ignore[arg-type]
+        with pytest.raises(OutOfMemory, match=r"16777216 pages take 1024.00 GiB.*Ask for at most "):
+            llm.resize_cache(1 << 24)
+        assert (llm.max_model_len, llm.stats().num_pages) == (512, 32)
+        llm.check()
+        (again,) = llm.generate([list(range(5, 150))], GREEDY, use_tqdm=False)
+        assert again.token_ids == long.token_ids
+
+
+def test_an_answer_that_has_grown_too_long_for_fewer_pages_refuses_them() -> None:
+    async def scenario() -> None:
+        llm = AsyncLLM(**OPTIONS)
+        stream = llm.stream("x" * 40, SamplingParams(max_tokens=200, ignore_eos=True))
+        await anext(stream)
+        with pytest.raises(QueueFull, match=r"2 pages would leave 32 tokens for a request"):
+            await llm.resize_cache(2)
+        await stream.aclose()
+        llm.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("num_pages", [256, 4096])
+def test_a_smaller_cache_gives_its_memory_back(num_pages: int) -> None:
+    def active() -> int:
+        return mx.get_active_memory() + mx.get_cache_memory()
+
+    with LLM(**{**OPTIONS, "num_pages": num_pages}) as llm:
+        whole = llm._run(llm._llm._chat.snapshot()).memory.kv_cache
+        llm.generate("Hello", GREEDY, use_tqdm=False)
+        before = active()
+        llm.resize_cache(num_pages // 4)
+        smaller = active()
+        print(f"{whole=} {before=} {smaller=}")
+        assert smaller <= before - 0.74 * whole
+        llm.resize_cache(num_pages)
+        llm.resize_cache(num_pages // 4)
+        assert active() == pytest.approx(smaller, abs=1 << 16)
+        memory = llm._run(llm._llm._chat.snapshot()).memory
+        assert memory.kv_cache == whole // 4
