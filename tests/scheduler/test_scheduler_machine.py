@@ -369,6 +369,12 @@ BUGS: dict[str, tuple[type, str, str, str]] = {
         "self._hashes[target] = hash_ = self._hashes[source]",
         "hash_ = None",
     ),
+    "leave a remembered match over a resize": (
+        Resize,
+        "_follow",
+        "self._cache.forget_all()",
+        "pass",
+    ),
     "leave a copy over a resize": (Resize, "_follow", "self._copies.renumber(moves)", "pass"),
     "leave the forks of a leader that ended": (
         Scheduler,
@@ -378,12 +384,6 @@ BUGS: dict[str, tuple[type, str, str, str]] = {
     ),
 }
 SLOW_BUGS: dict[str, tuple[type, str, str, str]] = {
-    "leave a remembered match over a resize": (
-        Resize,
-        "_follow",
-        "self._cache.forget_all()",
-        "pass",
-    ),
     "break instead of defer": (
         Admission,
         "choose",
