@@ -254,6 +254,26 @@ def test_the_cache_can_be_forgotten_when_nothing_runs(server, client):
     assert again.usage.prompt_tokens_details.cached_tokens == 0
 
 
+def test_the_cache_gets_another_size_and_the_context_follows(server, client):
+    def context() -> int:
+        return json.loads(server.request("GET", "/v1/models")[1])["data"][0]["max_model_len"]
+
+    def num_pages() -> int:
+        return json.loads(server.request("GET", "/api/v1/kv/stats")[1])["pages"]["total"]
+
+    asked = {"model": "tiny", "prompt": [8] * 70, "max_tokens": 5, "temperature": 0}
+    before, total, wanted = context(), num_pages(), client.completions.create(**asked)
+    status, body = server.request("POST", "/api/v1/cache/resize", {"num_pages": 6})
+    assert (status, json.loads(body)["num_pages"]) == (200, 6)
+    assert context() == json.loads(body)["max_model_len"] < before
+    assert num_pages() == 6
+    assert client.completions.create(**asked).choices[0].text == wanted.choices[0].text
+    status, body = server.request("POST", "/api/v1/cache/resize", {"num_pages": 1 << 24})
+    assert (status, json.loads(body)["error"]["code"]) == (503, "out_of_memory")
+    assert server.request("POST", "/api/v1/cache/resize", {"num_pages": total})[0] == 200
+    assert context() == before
+
+
 def test_the_map_shows_the_pages_of_a_request_while_it_runs(server, client):
     server.wait_for_metric("num_requests_running", 0)
     with contextlib.ExitStack() as stack:
