@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mlxserve.parsing.overlap import overlap
 from mlxserve.parsing.parser import TurnParser
@@ -34,8 +35,7 @@ class Usage:
     reasoning_tokens: int = 0  # of the completion's
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """One piece of an answer. The last one has `finish_reason` and `usage`, the first one `usage`.
 
     An answer comes as reasoning, then text, then calls of tools, each possibly empty; some models
@@ -69,13 +69,19 @@ class AnswerText:
         self._parser = parser
         self._stops = StopStrings(params.stop)
         self._hidden = frozenset() if params.ignore_eos else stop_ids
+        self._is_plain = parser is None and not params.stop
         self._num_outputs = 0
         self._num_reasoning = 0
         self._is_first = True
 
     def push(self, output: Output) -> Delta:
+        token_ids = output.token_ids
+        if self._is_plain and not self._is_first and output.finish_reason is None:
+            # Most of them, and as below, in half of the time: a token that ends would say so.
+            self._num_outputs += len(token_ids)
+            return Delta(self._decoder.push(token_ids), token_ids, output.logprobs)
         events: list[Event] = []
-        for token in output.token_ids:
+        for token in token_ids:
             self._num_outputs += 1
             if token not in self._hidden:
                 self._num_reasoning += self._parser is not None and self._parser.is_thinking
