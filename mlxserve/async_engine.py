@@ -246,11 +246,11 @@ class AsyncEngine:
     def _run(self, build: Callable[[], Engine], ready: Future[None]) -> None:
         try:
             engine = build()
+            self.max_model_len = engine.max_model_len
         except BaseException as error:  # noqa: BLE001  (handed to the thread that waits for us)
             self._stopped = EngineStopped("The engine could not be built.")
             ready.set_exception(error)
             return
-        self.max_model_len = engine.max_model_len
         ready.set_result(None)
         reason = EngineStopped("The engine was closed.")
         try:

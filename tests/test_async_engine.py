@@ -15,6 +15,8 @@ from mlxserve.stats import Stats
 class Waiting:
     """An engine of one request, whose every step is only begun when its reader has an output."""
 
+    max_model_len = 4
+
     def __init__(self) -> None:
         self.tokens_left = 3
         self.live: list[Request] = []
