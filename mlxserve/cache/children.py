@@ -47,6 +47,10 @@ class Children:
             other.add(parent, moves.get(page, page))
         return other
 
+    def has(self, parent: bytes) -> bool:
+        """Whether any page is filed under it."""
+        return parent in self._newest
+
     def of(self, parent: bytes) -> Iterator[int]:
         """The newest first."""
         page = self._newest.get(parent)

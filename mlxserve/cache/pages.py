@@ -201,6 +201,8 @@ class PagePool:
     def find_tail(self, parent: bytes, token_ids: Sequence[int]) -> tuple[int, int] | None:
         """Behind `parent`: a tail whose tokens these ids begin with, or that begins with them, and
         how many they have in common; of several the longest. Holds as long as a match."""
+        if not self._tails.has(parent):
+            return None
         wanted = token_bytes(token_ids)
         found = [
             (min(len(held), len(wanted)) // 4, page)

@@ -70,16 +70,15 @@ class Admission:
             if passed and not self._may_overtake(request, passed):
                 return
             cached = self._cache.match(request)
-            if self._siblings.must_wait(request, self._cache.matchable(request)[len(cached) :]):
+            if self._siblings.must_wait(request, self._cache.matchable(request, len(cached))):
                 continue
             if passed and not self._is_short(request, len(cached)):
                 return
-            needed = -(-len(request.token_ids) // self._pool.page_size) - len(cached)
-            needed += self._pool.num_idle(cached)
-            if needed > available:
+            # Most would fit even with nothing cached, and most are deferred: counting comes last.
+            if self._num_pages(request) > available < self._num_needed(request, cached):
                 passed.append(request)
                 continue
-            tail = self._tail(request, cached, available - needed)
+            tail = self._tail(request, cached, available)
             start = len(cached) * self._pool.page_size + (tail.num_tokens if tail else 0)
             share = self._first_share(request, start, step)
             if share is not None and share.reason is LimitReason.ALIGNMENT:
@@ -87,9 +86,9 @@ class Admission:
                 continue
             if share is not None and share.reason is not None:
                 return
-            needed += self._pool.num_idle([tail.page]) if tail else 0
+            available -= self._num_needed(request, cached)
+            available -= self._pool.num_idle([tail.page]) if tail else 0
             yield Admitted(request, cached, tail, share)
-            available -= needed
             for other in passed:
                 other.num_overtaken += 1
                 self._counts.overtakes += 1
@@ -125,10 +124,22 @@ class Admission:
             for request in running.values()
         )
 
-    def _tail(self, request: Request, cached: Sequence[int], spare: int) -> Tail | None:
+    def _num_pages(self, request: Request) -> int:
+        return -(-len(request.token_ids) // self._pool.page_size)
+
+    def _num_needed(self, request: Request, cached: Sequence[int]) -> int:
+        """Free pages that it takes, those among them that it finds included."""
+        needed = self._num_pages(request) - len(cached)
+        needed += self._pool.num_idle(cached)
+        return needed
+
+    def _tail(self, request: Request, cached: Sequence[int], available: int) -> Tail | None:
         """What it can copy: until that is done, a source that nobody else holds is one page more."""
         tail = self._cache.tail(request, cached)
-        return tail if tail and self._pool.num_idle([tail.page]) <= spare else None
+        if tail is None:
+            return None
+        spare = available - self._num_needed(request, cached)
+        return tail if self._pool.num_idle([tail.page]) <= spare else None
 
     def _first_share(self, request: Request, start: int, step: Step) -> Limit | None:
         """None where it begins with pages from the disk."""

@@ -66,9 +66,10 @@ class PrefixCache:
             request.page_hashes, request.token_ids, self._pool.page_size, request.cache_salt
         )
 
-    def matchable(self, request: Request) -> list[bytes]:
-        """Hashes of its pages, but never of the last token: that one must be computed."""
-        return request.page_hashes[: (len(request.token_ids) - 1) // self._pool.page_size]
+    def matchable(self, request: Request, first: int = 0) -> list[bytes]:
+        """Hashes of its pages from `first` on, but never of the last token: that one must be
+        computed."""
+        return request.page_hashes[first : (len(request.token_ids) - 1) // self._pool.page_size]
 
     def match(self, request: Request) -> list[int]:
         """Cached pages of its known tokens.
@@ -85,8 +86,9 @@ class PrefixCache:
         if evicted is None or found.has_lost(evicted):
             found.keep(self._pool.num_unchanged(found.pages, request.page_hashes))
         found.num_evicted = self._pool.num_evicted
-        hashes, skip = self.matchable(request), len(found.pages)
-        found.add(self._pool.match(hashes, request.token_ids, skip=skip))
+        skip = len(found.pages)
+        if skip < len(request.page_hashes) and self._pool.is_known(request.page_hashes[skip]):
+            found.add(self._pool.match(self.matchable(request), request.token_ids, skip=skip))
         return found.pages
 
     def tail(self, request: Request, cached: Sequence[int]) -> Tail | None:

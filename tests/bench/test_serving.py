@@ -127,7 +127,7 @@ def test_without_matplotlib_a_picture_says_what_to_install(
 
 def test_a_server_that_does_not_start_shows_why() -> None:
     script = "import sys; sys.exit('no such model')"
-    failing = servers._child("ours", [sys.executable, "-c", script], "/ready")
+    failing = servers._child("ours", [sys.executable, "-c", script], "/ready", {})
     with pytest.raises(ServerFailed, match=r"ours did not start(?s:.*)no such model"):
         failing.__enter__()
 

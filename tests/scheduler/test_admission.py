@@ -206,9 +206,9 @@ def test_siblings_of_other_salts_are_strangers(make_engine: Callable) -> None:
         ),
         pytest.param(
             Admission,
-            "choose",
-            "-(-len(request.token_ids) // self._pool.page_size) - len(cached)",
-            "-(-len(request.token_ids) // self._pool.page_size)",
+            "_num_needed",
+            "self._num_pages(request) - len(cached)",
+            "self._num_pages(request)",
             test_a_16_page_prompt_with_12_pages_in_use_by_others_is_admitted_with_4_free,
             id="want pages for cached tokens",
         ),

@@ -282,8 +282,8 @@ def test_d4_the_plan_is_that_of_a_scheduler_that_looks_at_everything(make_engine
 @pytest.mark.parametrize(
     ("owner", "method", "line", "mistake"),
     [
-        (Admission, "choose", "needed += self._pool.num_idle(cached)", "pass"),
-        (Admission, "choose", "available -= needed", "pass"),
+        (Admission, "_num_needed", "needed += self._pool.num_idle(cached)", "pass"),
+        (Admission, "choose", "available -= self._num_needed(request, cached)", "pass"),
         (Admission, "num_reserved", "growth_pages * len(running)", "growth_pages"),
         (Admission, "_is_short", "num_uncached <= (", "num_uncached < ("),
         (limit, "_prefill_cap", "max(", "min("),

@@ -263,9 +263,9 @@ PLANTED: dict[str, tuple[Callable, type | ModuleType, str, str, str]] = {
     "P2 admit on the first chunk": (
         test_p02_prompts_that_only_fit_one_after_the_other_do_not_thrash,
         Admission,
-        "choose",
-        "needed = -(-len(request.token_ids) // self._pool.page_size) - len(cached)",
-        "needed = 1",
+        "_num_pages",
+        "-(-len(request.token_ids) // self._pool.page_size)",
+        "1",
     ),
     "P2 check without reserving": (
         test_p02_prompts_that_only_fit_one_after_the_other_do_not_thrash,

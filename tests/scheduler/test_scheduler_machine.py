@@ -404,7 +404,7 @@ SLOW_BUGS: dict[str, tuple[type, str, str, str]] = {
     ),
     "count free hits as free": (
         Admission,
-        "choose",
+        "_num_needed",
         "needed += self._pool.num_idle(cached)",
         "pass",
     ),
