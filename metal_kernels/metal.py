@@ -26,6 +26,7 @@ from metal_kernels.ops import (
     check_attention,
     check_copy,
     check_write,
+    halves,
 )
 from metal_kernels.plans import DecodePlan, HeadSplit, PrefillPlan, WritePlan, tile_side, upload
 from metal_kernels.tables import SequenceTables
@@ -73,9 +74,7 @@ class MetalBackend:
         check_copy(pool, pool, sources, targets, page_size)
         self.settle()
         resized = mx.zeros((num_pages, *pool.shape[1:]), pool.dtype)
-        kept = min(num_pages, pool.shape[0])
-        # An update of all of it would not be written, but be a view that keeps the old memory.
-        for part in (slice(0, kept // 2), slice(kept // 2, kept)):
+        for part in halves(min(num_pages, pool.shape[0])):
             resized[part] = pool[part]
         if len(sources):
             resized[mx.array(targets)] = pool[mx.array(sources)]

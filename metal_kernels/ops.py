@@ -16,9 +16,9 @@ Rows are tokens. For T rows, H query heads, K kv heads, head dimension D and S s
     copy_pages(k_pool, v_pool, sources, targets) -> (k_pool, v_pool)
         sources, targets  (N,) int32 page numbers; targets all different, and none a source
     resize_pool(pool, num_pages, page_size, sources, targets) -> pool
-        a pool of so many pages (at least 2) that holds, bit-exact, what the one before held: page targets[i]
-        what sources[i] did, as in copy_pages, every other page what it did, and new ones zeros;
-        computed. The argument must not be used again. No step may be under way
+        a pool of so many pages (at least 2) that holds, bit-exact, what the one before held: page
+        targets[i] what sources[i] did, as in copy_pages, every other page what it did, and new
+        ones zeros; computed. The argument must not be used again. No step may be under way
 
         scale           multiplies the scores
         window          None, or how many positions a row sees, its own included
@@ -199,6 +199,12 @@ def check_copy(
         raise ValueError(f"pages must be in 0..{num_pages - 1}")
     if len(np.unique(targets)) < len(targets) or np.intersect1d(sources, targets).size:
         raise ValueError("targets must be all different, and none of them a source")
+
+
+def halves(count: int) -> tuple[slice, slice]:
+    """0 .. count-1, to be copied in two updates: one of a whole array would not be written, but be
+    a view that keeps the old memory."""
+    return slice(0, count // 2), slice(count // 2, count)
 
 
 def _pool_shape(pool: mx.array) -> tuple[int, int, int]:

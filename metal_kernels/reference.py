@@ -17,7 +17,7 @@ import numpy as np
 
 from metal_kernels import cascade
 from metal_kernels.attention import attend, attend_masked
-from metal_kernels.ops import Slots, check_attention, check_copy, check_write
+from metal_kernels.ops import Slots, check_attention, check_copy, check_write, halves
 from metal_kernels.tables import IntArray, SequenceTables
 from metal_kernels.zeros import lazy_zeros
 
@@ -184,9 +184,7 @@ class ReferenceBackend:
         check_copy(pool, pool, sources, targets, page_size)
         kv_heads, num_slots, head_dim = pool.shape
         resized = self.new_pool(num_pages, kv_heads, page_size, head_dim, pool.dtype)
-        kept = min(num_slots, num_pages * page_size)
-        # An update of all of it would not be written, but be a view that keeps the old memory.
-        for part in (slice(0, kept // 2), slice(kept // 2, kept)):
+        for part in halves(min(num_slots, num_pages * page_size)):
             resized[:, part] = pool[:, part]
         for source, target, count in _runs_of_moves(sources, targets):
             from_ = slice(source * page_size, (source + count) * page_size)

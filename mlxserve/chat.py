@@ -31,6 +31,7 @@ from mlxserve.parsing.parser import TurnParser
 from mlxserve.parsing.turn import Turn
 from mlxserve.request import (
     MAX_PAGES,
+    MIN_PAGES,
     FinishReason,
     Pooling,
     Request,
@@ -410,9 +411,10 @@ class Chat:
         have too many pages for so few, QueueFull where a request has grown too long for them, and
         EngineStopped; nothing happened then.
         """
-        if not isinstance(num_pages, int) or not 2 <= num_pages <= MAX_PAGES:
+        if not isinstance(num_pages, int) or not MIN_PAGES <= num_pages <= MAX_PAGES:
             raise InvalidParameter(
-                "num_pages", f"must be a whole number from 2 to {MAX_PAGES}, got {num_pages!r}"
+                "num_pages",
+                f"must be a whole number from {MIN_PAGES} to {MAX_PAGES}, got {num_pages!r}",
             )
         return await self._engine.resize_cache(num_pages)
 

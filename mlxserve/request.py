@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from mlxserve.errors import InvalidParameter
 
-MAX_PAGES = 1 << 24  # of the cache, whatever the memory
+MIN_PAGES, MAX_PAGES = 2, 1 << 24  # of the cache, whatever the memory
 
 
 class FinishReason(StrEnum):

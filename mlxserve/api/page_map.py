@@ -20,8 +20,8 @@ void. `gone` ended or lost their pages. `id` is the `x-request-id` of the reply 
 (with `-N` for the N-th of several answers).
 
 `seq` rises by one. A later `snapshot` starts over, as it does when the number of pages has changed;
-an `error` ends the stream. Nothing is sent while nothing changes but a comment every ten seconds. An event holds at most `MAX_RUNS` runs of requests:
-what is left comes with the next one.
+an `error` ends the stream. Nothing is sent while nothing changes but a comment every ten seconds.
+An event holds at most `MAX_RUNS` runs of requests: what is left comes with the next one.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from mlxserve.api.turns import (
     turn_of,
 )
 from mlxserve.parsing.turn import Turn
-from mlxserve.request import MAX_PAGES, SamplingParams, Structure
+from mlxserve.request import MAX_PAGES, MIN_PAGES, SamplingParams, Structure
 
 MAX_MESSAGES = 10_000
 MAX_CHOICES = 8
@@ -295,7 +295,7 @@ class PrefixRequest(Body):
 class CacheResizeRequest(Body):
     """The body of `POST /api/v1/cache/resize`."""
 
-    num_pages: Annotated[int, Field(ge=2, le=MAX_PAGES)]
+    num_pages: Annotated[int, Field(ge=MIN_PAGES, le=MAX_PAGES)]
 
 
 class DetokenizeRequest(Body):

@@ -14,15 +14,13 @@ from collections.abc import Collection, Mapping
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.errors import InvalidParameter, PrefixQuotaExceeded, QueueFull
-from mlxserve.request import Request, Resized
+from mlxserve.request import MIN_PAGES, Request, Resized
 from mlxserve.scheduler.capacity import Capacity
 from mlxserve.scheduler.copies import Copies
 from mlxserve.scheduler.holders import Holders
 from mlxserve.scheduler.pins import Pins
 from mlxserve.scheduler.prefix_cache import PrefixCache
 from mlxserve.scheduler.stats import Counts
-
-MIN_PAGES = 2
 
 
 class Resize:
