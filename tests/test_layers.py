@@ -122,10 +122,11 @@ ALLOWED: dict[str, set[str]] = {
         "mlxserve/stats",
     },
     "mlxserve/catalog": {"mlxserve/mini"},  # where the embedded model's folder is
-    "mlxserve/mini": {
+    "mlxserve/mini": set(),
+    "mlxserve/mini/training": {
         "mlxserve/__init__",
         "mlxserve/config",  # the options of the engine that it is evaluated with
-        "mlxserve/errors",
+        "mlxserve/mini",
         "mlxserve/platform",
         "mlxserve/stats",  # of that engine
     },

@@ -1,8 +1,7 @@
-"""The model that comes with the package: a few million weights, and what made them.
+"""The model that comes with the package: a few million weights in `model/`.
 
-`model_path()` is all that the server needs. Everything else here (the generator of conversations,
-the tokenizer's and the network's training, the evaluation) runs under `python -m mlxserve.mini`
-and is imported only there. Importing this module needs the standard library alone.
+`model_path()` is all that the server needs; `training/` is how the model was made. Importing this
+module needs the standard library alone.
 """
 
 from __future__ import annotations

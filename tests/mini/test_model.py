@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from mlxserve.mini import MODEL_NAME, model_path
-from mlxserve.mini.conversation import user
-from mlxserve.mini.tokenizer import END, load_tokenizer
 
 FILES = (
     "config.json",
@@ -19,7 +19,16 @@ FILES = (
     "tokenizer_config.json",
     "MODEL_CARD.md",
 )
+END = "<|im_end|>"
 METAL_HEAD_DIMS = {64, 80, 96, 112, 128, 192, 256}
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(model_path() / "tokenizer.json"))
 
 
 def read(name: str) -> dict[str, Any]:
@@ -61,12 +70,12 @@ def test_the_config_is_what_mlx_lm_and_the_metal_kernels_need() -> None:
     assert config["model_type"] == "qwen3"
     assert config["head_dim"] in METAL_HEAD_DIMS
     assert config["max_position_embeddings"] >= 4096
-    assert config["vocab_size"] == load_tokenizer(model_path()).get_vocab_size()
+    assert config["vocab_size"] == tokenizer().get_vocab_size()
     assert config["num_attention_heads"] % config["num_key_value_heads"] == 0
 
 
 def test_generation_stops_at_the_end_of_a_turn() -> None:
-    end = load_tokenizer(model_path()).token_to_id(END)
+    end = tokenizer().token_to_id(END)
     assert read("generation_config.json")["eos_token_id"] == end
     assert read("config.json")["eos_token_id"] == end
 

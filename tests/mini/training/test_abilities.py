@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from mlxserve.mini.abilities import (
+from mlxserve.mini.training.abilities import (
     ABILITIES,
     Ability,
     arithmetic,
@@ -17,8 +17,8 @@ from mlxserve.mini.abilities import (
     structured,
     tools,
 )
-from mlxserve.mini.conversation import Conversation, mentions, says
-from mlxserve.mini.words import Split, split_of
+from mlxserve.mini.training.conversation import Conversation, mentions, says
+from mlxserve.mini.training.words import Split, split_of
 
 BY_NAME = pytest.mark.parametrize("ability", ABILITIES, ids=lambda ability: ability.name)
 

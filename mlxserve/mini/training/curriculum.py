@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 
-from mlxserve.mini import prose
-from mlxserve.mini.abilities import (
+from mlxserve.mini.training import prose
+from mlxserve.mini.training.abilities import (
     Lesson,
     arithmetic,
     copying,
@@ -22,7 +22,7 @@ from mlxserve.mini.abilities import (
     structured,
     tools,
 )
-from mlxserve.mini.conversation import (
+from mlxserve.mini.training.conversation import (
     Conversation,
     Example,
     Exchange,
@@ -30,7 +30,7 @@ from mlxserve.mini.conversation import (
     Sheet,
     system,
 )
-from mlxserve.mini.words import Split
+from mlxserve.mini.training.words import Split
 
 SYSTEM_PROMPTS = (
     "You are a helpful assistant.",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
-from mlxserve.mini import words
-from mlxserve.mini.conversation import (
+from mlxserve.mini.training import words
+from mlxserve.mini.training.conversation import (
     Conversation,
     Exchange,
     Phrasings,
@@ -15,7 +15,7 @@ from mlxserve.mini.conversation import (
     says,
     single,
 )
-from mlxserve.mini.words import Split, split_of
+from mlxserve.mini.training.words import Split, split_of
 
 _REVERSE = Phrasings(
     train=(

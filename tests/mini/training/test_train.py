@@ -1,6 +1,6 @@
 """Training is deterministic and resumable, and mlx-lm computes what PyTorch does.
 
-These need PyTorch (the `train` extra): `pytest -m train tests/mini`.
+These need PyTorch (the `train` extra): `pytest -m train tests/mini/training`.
 """
 
 import csv
@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from mlxserve.mini import curriculum, model_path
-from mlxserve.mini.__main__ import main
-from mlxserve.mini.abilities import ABILITIES
-from mlxserve.mini.conversation import Conversation, Example, Sheet
-from mlxserve.mini.evaluate import Student, examine
-from mlxserve.mini.tokenizer import ChatEncoder, load_tokenizer
+from mlxserve.mini import model_path
+from mlxserve.mini.training import curriculum
+from mlxserve.mini.training.__main__ import main
+from mlxserve.mini.training.abilities import ABILITIES
+from mlxserve.mini.training.conversation import Conversation, Example, Sheet
+from mlxserve.mini.training.evaluate import Student, examine
+from mlxserve.mini.training.tokenizer import ChatEncoder, load_tokenizer
 
 needs_torch = pytest.mark.train
 WHOLE = curriculum.FULL_PLAN[2]
@@ -55,7 +56,7 @@ def test_the_shares_of_the_stages_make_a_whole(plan: curriculum.Plan) -> None:
 
 @needs_torch
 def test_one_stage_may_be_all_there_is() -> None:
-    from mlxserve.mini.train import Recipe
+    from mlxserve.mini.training.train import Recipe
 
     [only] = Recipe(is_continued=True, only_stage="polish").plan
     assert (only.name, only.share) == ("polish", 1.0)
@@ -70,7 +71,7 @@ def test_a_stage_without_weights_to_begin_with_is_refused() -> None:
 
 @needs_torch
 def test_only_the_results_on_a_sheet_are_taught() -> None:
-    from mlxserve.mini.batches import encoded
+    from mlxserve.mini.training.batches import encoded
 
     encoder = ChatEncoder(load_tokenizer(model_path()))
     sheet = Sheet((("1 + 2 = ", "3"), ("47 + 38 = ", "85")))
@@ -86,8 +87,8 @@ def test_only_the_results_on_a_sheet_are_taught() -> None:
 def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(tmp_path: Path) -> None:
     import torch
 
-    from mlxserve.mini.network import Shape
-    from mlxserve.mini.train import SMOKE, Training, train
+    from mlxserve.mini.training.network import Shape
+    from mlxserve.mini.training.train import SMOKE, Training, train
 
     def training(name: str) -> Training:
         shape = Shape(2048, hidden_size=64, num_layers=2, num_heads=2, mlp_size=64)
@@ -143,8 +144,8 @@ def test_a_resumed_log_has_every_step_once(tmp_path: Path) -> None:
 def test_mlx_lm_computes_the_same_logits_as_pytorch(tmp_path: Path) -> None:
     import torch
 
-    from mlxserve.mini.export import PARITY_TOLERANCE, export, parity
-    from mlxserve.mini.network import Network, Shape
+    from mlxserve.mini.training.export import PARITY_TOLERANCE, export, parity
+    from mlxserve.mini.training.network import Network, Shape
 
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(model_path() / name, tmp_path)
@@ -160,7 +161,7 @@ def test_mlx_lm_computes_the_same_logits_as_pytorch(tmp_path: Path) -> None:
 def test_the_taught_tokens_alone_make_the_loss() -> None:
     import torch
 
-    from mlxserve.mini.network import Network, Shape
+    from mlxserve.mini.training.network import Network, Shape
 
     torch.manual_seed(0)
     network = Network(Shape(50, hidden_size=64, num_layers=1, num_heads=1, num_kv_heads=1))
@@ -176,7 +177,7 @@ def test_the_taught_tokens_alone_make_the_loss() -> None:
 def test_orthogonal_makes_singular_values_near_one() -> None:
     import torch
 
-    from mlxserve.mini.muon import orthogonal
+    from mlxserve.mini.training.muon import orthogonal
 
     torch.manual_seed(0)
     for shape in ((2, 8, 24), (2, 24, 8)):

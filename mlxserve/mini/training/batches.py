@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mlxserve.mini.conversation import Example, Sheet
-from mlxserve.mini.tokenizer import END, START, ChatEncoder
+from mlxserve.mini.training.conversation import Example, Sheet
+from mlxserve.mini.training.tokenizer import END, START, ChatEncoder
 
 
 @dataclass(frozen=True, slots=True)

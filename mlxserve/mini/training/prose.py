@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable
 from random import Random
 
-from mlxserve.mini import words
-from mlxserve.mini.words import Split
+from mlxserve.mini.training import words
+from mlxserve.mini.training.words import Split
 
 _VERBS_PAST = """watched followed found carried passed painted repaired crossed noticed liked left
 reached guarded cleaned moved sold bought described missed opened""".split()

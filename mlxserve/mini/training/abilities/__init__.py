@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from mlxserve.mini.abilities import (
+from mlxserve.mini.training.abilities import (
     arithmetic,
     copying,
     knowledge,
@@ -21,8 +21,8 @@ from mlxserve.mini.abilities import (
     structured,
     tools,
 )
-from mlxserve.mini.conversation import Conversation
-from mlxserve.mini.words import Split
+from mlxserve.mini.training.conversation import Conversation
+from mlxserve.mini.training.words import Split
 
 Lesson = Callable[[Random, Split, int], Conversation]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from mlxserve.mini import words
-from mlxserve.mini.conversation import Check, Conversation, Exchange, Phrasings, single
-from mlxserve.mini.words import Split
+from mlxserve.mini.training import words
+from mlxserve.mini.training.conversation import Check, Conversation, Exchange, Phrasings, single
+from mlxserve.mini.training.words import Split
 
 _TEXT_FIELDS: dict[str, Callable[[Random, Split], str]] = {
     "name": words.first_name,

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from mlxserve.mini.conversation import Conversation, Exchange, mentions, single
-from mlxserve.mini.words import Split
+from mlxserve.mini.training.conversation import Conversation, Exchange, mentions, single
+from mlxserve.mini.training.words import Split
 
 
 @dataclass(frozen=True, slots=True)

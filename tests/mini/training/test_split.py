@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 
-from mlxserve.mini import curriculum, prose, words
-from mlxserve.mini.abilities import ABILITIES, Ability, arithmetic, knowledge, lists
-from mlxserve.mini.conversation import Conversation, Phrasings, Sheet
-from mlxserve.mini.words import Split, split_of
+from mlxserve.mini.training import curriculum, prose, words
+from mlxserve.mini.training.abilities import ABILITIES, Ability, arithmetic, knowledge, lists
+from mlxserve.mini.training.conversation import Conversation, Phrasings, Sheet
+from mlxserve.mini.training.words import Split, split_of
 
 FIRST_STAGE = curriculum.CONTINUED_PLAN[0]
 TOO_FEW = "days and months"  # 19 words and two directions: only the phrasings are held out

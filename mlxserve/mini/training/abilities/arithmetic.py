@@ -6,8 +6,15 @@ from __future__ import annotations
 
 from random import Random
 
-from mlxserve.mini.conversation import Conversation, Exchange, Phrasings, Sheet, says, single
-from mlxserve.mini.words import Split, split_of
+from mlxserve.mini.training.conversation import (
+    Conversation,
+    Exchange,
+    Phrasings,
+    Sheet,
+    says,
+    single,
+)
+from mlxserve.mini.training.words import Split, split_of
 
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 MONTHS = """January February March April May June July August September October November

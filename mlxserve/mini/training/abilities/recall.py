@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from mlxserve.mini import prose, words
-from mlxserve.mini.abilities import arithmetic, copying, knowledge, lists
-from mlxserve.mini.conversation import (
+from mlxserve.mini.training import prose, words
+from mlxserve.mini.training.abilities import arithmetic, copying, knowledge, lists
+from mlxserve.mini.training.conversation import (
     Conversation,
     Exchange,
     Message,
@@ -24,7 +24,7 @@ from mlxserve.mini.conversation import (
     system,
     user,
 )
-from mlxserve.mini.words import Split
+from mlxserve.mini.training.words import Split
 
 _CODE_KEYS = """code word|code word|code word|code word|secret word|password|pass phrase|magic word|
 access code|security code|project name|safe word|code name|key word|user name|ship name|

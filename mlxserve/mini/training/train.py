@@ -15,11 +15,18 @@ import torch
 from safetensors.torch import load_file
 from tqdm import tqdm
 
-from mlxserve.mini.batches import batched, encoded
-from mlxserve.mini.curriculum import CONTINUED_PLAN, FULL_PLAN, Plan, Stage, examples, stage_at
-from mlxserve.mini.muon import Muon
-from mlxserve.mini.network import Network, Shape
-from mlxserve.mini.tokenizer import ChatEncoder, load_tokenizer
+from mlxserve.mini.training.batches import batched, encoded
+from mlxserve.mini.training.curriculum import (
+    CONTINUED_PLAN,
+    FULL_PLAN,
+    Plan,
+    Stage,
+    examples,
+    stage_at,
+)
+from mlxserve.mini.training.muon import Muon
+from mlxserve.mini.training.network import Network, Shape
+from mlxserve.mini.training.tokenizer import ChatEncoder, load_tokenizer
 
 
 @dataclass(frozen=True, slots=True)

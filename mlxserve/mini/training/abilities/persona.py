@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from mlxserve.mini import words
-from mlxserve.mini.abilities import arithmetic, copying, knowledge
-from mlxserve.mini.conversation import (
+from mlxserve.mini.training import words
+from mlxserve.mini.training.abilities import arithmetic, copying, knowledge
+from mlxserve.mini.training.conversation import (
     Check,
     Conversation,
     Exchange,
@@ -17,7 +17,7 @@ from mlxserve.mini.conversation import (
     single,
     system,
 )
-from mlxserve.mini.words import Split
+from mlxserve.mini.training.words import Split
 
 _NAMED = Phrasings(
     train=(

@@ -12,9 +12,9 @@ from itertools import chain, cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlxserve.mini.abilities import ABILITIES, Ability, recall
-from mlxserve.mini.conversation import Conversation
-from mlxserve.mini.evaluate import Result, Student, examine
+from mlxserve.mini.training.abilities import ABILITIES, Ability, recall
+from mlxserve.mini.training.conversation import Conversation
+from mlxserve.mini.training.evaluate import Result, Student, examine
 
 if TYPE_CHECKING:
     from mlxserve.config import EngineOptions

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from mlxserve.mini import words
-from mlxserve.mini.abilities import recall
-from mlxserve.mini.conversation import (
+from mlxserve.mini.training import words
+from mlxserve.mini.training.abilities import recall
+from mlxserve.mini.training.conversation import (
     Conversation,
     Exchange,
     Message,
@@ -21,7 +21,7 @@ from mlxserve.mini.conversation import (
     says,
     user,
 )
-from mlxserve.mini.words import Split
+from mlxserve.mini.training.words import Split
 
 # Of conversations: the last question is about what nobody said.
 UNTOLD_SHARE = {Split.TRAIN: 0.25, Split.HELD_OUT: 0.12}

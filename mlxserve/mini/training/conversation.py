@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, NotRequired, TypedDict
 
-from mlxserve.mini.words import Split
+from mlxserve.mini.training.words import Split
 
 
 class Message(TypedDict):

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from mlxserve.mini import model_path
-from mlxserve.mini.abilities import ABILITIES, Ability
-from mlxserve.mini.conversation import Conversation
-from mlxserve.mini.tokenizer import ChatEncoder, load_tokenizer
+from mlxserve.mini.training.abilities import ABILITIES, Ability
+from mlxserve.mini.training.conversation import Conversation
+from mlxserve.mini.training.tokenizer import ChatEncoder, load_tokenizer
 
 if TYPE_CHECKING:
     from typing import Unpack

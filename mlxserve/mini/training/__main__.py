@@ -1,4 +1,4 @@
-"""`python -m mlxserve.mini`: see what the generator makes, train the model, examine it."""
+"""`python -m mlxserve.mini.training`: see what the generator makes, train the model, examine it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from mlxserve.mini import MODEL_NAME, model_path
-from mlxserve.mini.abilities import ABILITIES
-from mlxserve.mini.curriculum import CONTINUED_PLAN
-from mlxserve.mini.words import Split
+from mlxserve.mini.training.abilities import ABILITIES
+from mlxserve.mini.training.curriculum import CONTINUED_PLAN
+from mlxserve.mini.training.words import Split
 
 if TYPE_CHECKING:
-    from mlxserve.mini.evaluate import Result
-    from mlxserve.mini.network import Shape
-    from mlxserve.mini.train import Recipe
+    from mlxserve.mini.training.evaluate import Result
+    from mlxserve.mini.training.network import Shape
+    from mlxserve.mini.training.train import Recipe
 
 VOCAB_SIZE = 2048
 MAX_POSITIONS = 4096
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
-        prog="python -m mlxserve.mini",
+        prog="python -m mlxserve.mini.training",
         description=f"The embedded model {MODEL_NAME}: its data, its training, its examination.",
     )
     commands = top.add_subparsers(required=True, metavar="COMMAND")
@@ -114,10 +114,10 @@ def _generate(options: argparse.Namespace) -> int:
 def _tokenizer(options: argparse.Namespace) -> int:
     import json
 
-    from mlxserve.mini import words
-    from mlxserve.mini.conversation import Conversation
-    from mlxserve.mini.curriculum import FULL_PLAN, example
-    from mlxserve.mini.tokenizer import save_tokenizer, train_tokenizer
+    from mlxserve.mini.training import words
+    from mlxserve.mini.training.conversation import Conversation
+    from mlxserve.mini.training.curriculum import FULL_PLAN, example
+    from mlxserve.mini.training.tokenizer import save_tokenizer, train_tokenizer
 
     rng, texts = Random(options.seed), list[str]()
     for _ in range(options.num):
@@ -138,8 +138,8 @@ def _train(options: argparse.Namespace) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch
 
-    from mlxserve.mini.export import PARITY_TOLERANCE, export, parity
-    from mlxserve.mini.train import Training, plot, train
+    from mlxserve.mini.training.export import PARITY_TOLERANCE, export, parity
+    from mlxserve.mini.training.train import Training, plot, train
 
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -176,9 +176,9 @@ def _beside_the_run(options: argparse.Namespace) -> Path:
 def _recipe(options: argparse.Namespace) -> tuple[Recipe, Shape]:
     from dataclasses import replace
 
-    from mlxserve.mini.network import Shape
-    from mlxserve.mini.tokenizer import load_tokenizer
-    from mlxserve.mini.train import SMOKE, Recipe
+    from mlxserve.mini.training.network import Shape
+    from mlxserve.mini.training.tokenizer import load_tokenizer
+    from mlxserve.mini.training.train import SMOKE, Recipe
 
     vocab_size = load_tokenizer(options.model).get_vocab_size()
     recipe = replace(SMOKE if options.smoke else Recipe(), seed=options.seed)
@@ -197,7 +197,7 @@ def _recipe(options: argparse.Namespace) -> tuple[Recipe, Shape]:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    from mlxserve.mini.evaluate import HEADER, line
+    from mlxserve.mini.training.evaluate import HEADER, line
 
     results = []
     print(HEADER)
@@ -213,8 +213,8 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 def _results(options: argparse.Namespace) -> Iterator[Result]:
     """Every ability and then every condition of recall, or the one ability asked for."""
-    from mlxserve.mini.conditions import CONDITIONS, examine_under
-    from mlxserve.mini.evaluate import Student, evaluate
+    from mlxserve.mini.training.conditions import CONDITIONS, examine_under
+    from mlxserve.mini.training.evaluate import Student, evaluate
 
     chosen = [a for a in ABILITIES if options.ability in (None, a.name)]
     with Student(options.model) as student:

@@ -1,6 +1,6 @@
 """The examination in small: twenty prompts of each ability, through mlxserve's own engine.
 
-The bars are those of `python -m mlxserve.mini evaluate`, with room for the luck of few prompts.
+The bars are those of `python -m mlxserve.mini.training evaluate`, with room for the luck of few prompts.
 """
 
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from mlxserve.mini import model_path
-from mlxserve.mini.abilities import ABILITIES, Ability
-from mlxserve.mini.conditions import BAR, CONDITIONS, Condition, examine_under
-from mlxserve.mini.evaluate import Result, Student, examine
+from mlxserve.mini.training.abilities import ABILITIES, Ability
+from mlxserve.mini.training.conditions import BAR, CONDITIONS, Condition, examine_under
+from mlxserve.mini.training.evaluate import Result, Student, examine
 
 NUM_PROMPTS = 20
 QUICK = ("recall, short", "copy a line", "addition", "tool results")  # half a minute are the rest

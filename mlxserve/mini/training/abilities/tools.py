@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from mlxserve.mini import words
-from mlxserve.mini.abilities import arithmetic, copying, knowledge
-from mlxserve.mini.conversation import (
+from mlxserve.mini.training import words
+from mlxserve.mini.training.abilities import arithmetic, copying, knowledge
+from mlxserve.mini.training.conversation import (
     Conversation,
     Exchange,
     Message,
@@ -26,7 +26,7 @@ from mlxserve.mini.conversation import (
     says,
     user,
 )
-from mlxserve.mini.words import Split
+from mlxserve.mini.training.words import Split
 
 Value = str | int
 Maker = Callable[[Random, Split], Value]

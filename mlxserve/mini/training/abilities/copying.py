@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from random import Random
 
-from mlxserve.mini import prose, words
-from mlxserve.mini.conversation import Conversation, Exchange, Phrasings, equals, says, single
-from mlxserve.mini.words import Split
+from mlxserve.mini.training import prose, words
+from mlxserve.mini.training.conversation import (
+    Conversation,
+    Exchange,
+    Phrasings,
+    equals,
+    says,
+    single,
+)
+from mlxserve.mini.training.words import Split
 
 _ASK = Phrasings(
     train=(

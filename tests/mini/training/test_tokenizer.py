@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from mlxserve.mini import model_path, words
-from mlxserve.mini.conversation import assistant, system, user
-from mlxserve.mini.tokenizer import (
+from mlxserve.mini import model_path
+from mlxserve.mini.training import words
+from mlxserve.mini.training.conversation import assistant, system, user
+from mlxserve.mini.training.tokenizer import (
     END,
     END_OF_TEXT,
     MARKERS,

@@ -5,11 +5,11 @@ from contextlib import nullcontext
 
 import pytest
 
-from mlxserve.mini import evaluate as examination
-from mlxserve.mini.__main__ import main
-from mlxserve.mini.abilities import ABILITIES, Ability, copying
-from mlxserve.mini.conversation import Conversation
-from mlxserve.mini.evaluate import HEADER, Result, evaluate, line
+from mlxserve.mini.training import evaluate as examination
+from mlxserve.mini.training.__main__ import main
+from mlxserve.mini.training.abilities import ABILITIES, Ability, copying
+from mlxserve.mini.training.conversation import Conversation
+from mlxserve.mini.training.evaluate import HEADER, Result, evaluate, line
 
 COPY = Ability("copy", copying.copy, bar=0.9)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from mlxserve.mini.network import Network, Shape
-from mlxserve.mini.tokenizer import END, END_OF_TEXT, load_tokenizer
+from mlxserve.mini.training.network import Network, Shape
+from mlxserve.mini.training.tokenizer import END, END_OF_TEXT, load_tokenizer
 
 PARITY_TOLERANCE = 1e-3  # largest difference of any logit, both in float32
 

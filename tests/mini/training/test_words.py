@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from mlxserve.mini import words
-from mlxserve.mini.words import Split
+from mlxserve.mini.training import words
+from mlxserve.mini.training.words import Split
 
 MAKERS = [words.code_word, words.number, words.first_name, words.full_name, words.place]
 
