@@ -10,6 +10,8 @@ name is first used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from mlxserve.version import __version__
+
 if TYPE_CHECKING:
     from mlxserve.config import EngineConfig
     from mlxserve.errors import (
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
         UnsupportedModel,
     )
     from mlxserve.llm import LLM, AsyncLLM, RequestOutput, Usage
-    from mlxserve.parsing.turn import ToolCall, ToolChoice, Turn
     from mlxserve.request import (
         FinishReason,
         SamplingParams,
@@ -36,8 +37,7 @@ if TYPE_CHECKING:
         StructureKind,
         TokenLogprob,
     )
-
-__version__ = "0.1.0"
+    from mlxserve.text.parsing.turn import ToolCall, ToolChoice, Turn
 
 __all__ = [
     "LLM",
@@ -88,9 +88,9 @@ _MODULE_OF = {
     "AsyncLLM": "mlxserve.llm",
     "RequestOutput": "mlxserve.llm",
     "Usage": "mlxserve.llm",
-    "ToolCall": "mlxserve.parsing.turn",
-    "ToolChoice": "mlxserve.parsing.turn",
-    "Turn": "mlxserve.parsing.turn",
+    "ToolCall": "mlxserve.text.parsing.turn",
+    "ToolChoice": "mlxserve.text.parsing.turn",
+    "Turn": "mlxserve.text.parsing.turn",
     "FinishReason": "mlxserve.request",
     "SamplingParams": "mlxserve.request",
     "Structure": "mlxserve.request",

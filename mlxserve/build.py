@@ -14,16 +14,19 @@ import mlxserve.model  # noqa: F401  (makes the machine ready: before anything i
 
 # isort: split
 from metal_kernels import Backend, select_backend
-from mlxserve import platform
-from mlxserve.async_engine import AsyncEngine
+from mlxserve import machine
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
 from mlxserve.cache.store import PageStore
 from mlxserve.chat import Chat
 from mlxserve.config import EngineConfig
-from mlxserve.engine import Engine
+from mlxserve.engine.async_engine import AsyncEngine
+from mlxserve.engine.engine import Engine
+from mlxserve.engine.pace import Pace
+from mlxserve.engine.trace import Spans
+from mlxserve.engine.transfers import Swapper
 from mlxserve.errors import InvalidConfig, InvalidParameter, UnsupportedModel
-from mlxserve.model.files import ModelFiles, find_model
+from mlxserve.hub.files import ModelFiles, find_model
 from mlxserve.model.load import LoadedModel, load
 from mlxserve.model.probe import probe
 from mlxserve.model.runner import ModelRunner
@@ -31,12 +34,9 @@ from mlxserve.model.sizing import fit_pages
 from mlxserve.request import SamplingParams
 from mlxserve.scheduler.config import BudgetMode, SchedulerConfig
 from mlxserve.scheduler.copies import PageTail
-from mlxserve.scheduler.pace import Pace
 from mlxserve.scheduler.preemption import PreemptionMode
 from mlxserve.scheduler.scheduler import Scheduler
-from mlxserve.spans import Spans
-from mlxserve.swapper import Swapper
-from mlxserve.tokenizer import Tokenizer
+from mlxserve.text.tokenizer import Tokenizer
 
 log = logging.getLogger("mlxserve.build")
 
@@ -94,9 +94,9 @@ def build_engine(
     config: EngineConfig, files: ModelFiles, spans: Spans | None = None
 ) -> tuple[Engine, EngineConfig, int]:
     """(engine, config with every None settled, vocabulary size), on the thread that will run it."""
-    memory = platform.memory()
+    memory = machine.memory()
     memory_limit = int(memory.working_set * config.gpu_memory_utilization)
-    loaded = load(files, is_metal=platform.is_metal(), memory_limit=memory_limit)
+    loaded = load(files, is_metal=machine.is_metal(), memory_limit=memory_limit)
     backend, difference = choose_attention(config.attention_backend, loaded)
     max_model_len = config.max_model_len or loaded.max_length
     if max_model_len > loaded.max_length:
@@ -155,7 +155,7 @@ def build_engine(
     )
     # As at the start, whoever names a number of pages may have more than that, but not more than
     # there is.
-    most = memory.working_set if platform.is_metal() else memory.total
+    most = memory.working_set if machine.is_metal() else memory.total
     runner = ModelRunner(loaded.model, loaded.selector, kv, config.seed, memory_limit=most)
     pace = Pace(config.itl_target_ms / 1e3 or None)
     store = _store(config, files)

@@ -15,9 +15,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlxserve.answer_terms import AnswerTerms
-from mlxserve.answer_text import AnswerText, Delta, Usage
-from mlxserve.async_engine import AsyncEngine, OutputStream
+from mlxserve.engine.async_engine import AsyncEngine, OutputStream
+from mlxserve.engine.snapshot import Snapshot
 from mlxserve.errors import (
     EngineStopped,
     GrammarFailed,
@@ -26,9 +25,6 @@ from mlxserve.errors import (
     PromptTooLong,
     UnknownPrefix,
 )
-from mlxserve.guidance.planner import Planner
-from mlxserve.parsing.parser import TurnParser
-from mlxserve.parsing.turn import Turn
 from mlxserve.request import (
     MAX_PAGES,
     MIN_PAGES,
@@ -38,9 +34,13 @@ from mlxserve.request import (
     Resized,
     SamplingParams,
 )
-from mlxserve.snapshot import Snapshot
+from mlxserve.request_options import AnswerTerms
 from mlxserve.stats import Stats
-from mlxserve.tokenizer import Tokenizer
+from mlxserve.text.deltas import AnswerText, Delta, Usage
+from mlxserve.text.guidance.planner import Planner
+from mlxserve.text.parsing.parser import TurnParser
+from mlxserve.text.parsing.turn import Turn
+from mlxserve.text.tokenizer import Tokenizer
 
 __all__ = ["Answer", "AnswerTerms", "AnswerText", "Chat", "Delta", "NamedPrefix", "Usage"]
 

@@ -7,7 +7,9 @@ Stdlib only, and frozen: what depends on the model or on the machine (`num_pages
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypedDict
 
 from mlxserve.errors import InvalidConfig
@@ -17,6 +19,12 @@ PREEMPTION_MODES = ("recompute", "swap")
 BUDGET_MODES = ("aligned", "unaligned")
 PAGE_TAILS = ("copy", "recompute")
 ATTENTION_BACKENDS = ("auto", "metal", "reference", "emulator")
+
+
+def config_home() -> Path:
+    """The folder of the user's configuration."""
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return Path(base) / "mlxserve" if base else Path.home() / ".config" / "mlxserve"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,9 +25,9 @@ from mlxserve.build import build_chat
 from mlxserve.chat import Answer, AnswerTerms, Delta, Usage
 from mlxserve.config import EngineConfig, EngineOptions
 from mlxserve.errors import EngineStopped, InvalidParameter, InvalidRequest
-from mlxserve.parsing.turn import ToolCall, ToolCallDelta, Turn, join_calls
 from mlxserve.request import FinishReason, Resized, SamplingParams, TokenLogprob
 from mlxserve.stats import Stats
+from mlxserve.text.parsing.turn import ToolCall, ToolCallDelta, Turn, join_calls
 
 Message: TypeAlias = Mapping[str, Any]  # {"role": ..., "content": ...}
 Messages: TypeAlias = Sequence[Message]

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from mlxserve.mini import model_path
-from mlxserve.platform import prepare
+from mlxserve.hub.embedded import model_path
+from mlxserve.machine import prepare
 
 prepare()
 
@@ -170,7 +170,7 @@ def tokenizer_with(tmp_path: Path) -> Callable[[list[str], str], Any]:
     """The embedded model's tokenizer with more special tokens and another chat template."""
 
     def make(tokens: list[str], template: str) -> Any:
-        from mlxserve.tokenizer import Tokenizer
+        from mlxserve.text.tokenizer import Tokenizer
 
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(model_path() / name, tmp_path / name)

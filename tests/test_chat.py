@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from mlxserve.build import build_chat
 from mlxserve.chat import AnswerTerms, AnswerText, Chat, Delta
 from mlxserve.config import EngineConfig
+from mlxserve.engine.snapshot import Phase
 from mlxserve.errors import (
     EngineStopped,
     InvalidParameter,
@@ -23,7 +24,7 @@ from mlxserve.errors import (
     PromptTooLong,
     UnknownPrefix,
 )
-from mlxserve.mini import model_path
+from mlxserve.hub.embedded import model_path
 from mlxserve.request import (
     CacheMiss,
     CacheReport,
@@ -32,8 +33,7 @@ from mlxserve.request import (
     Pooling,
     SamplingParams,
 )
-from mlxserve.snapshot import Phase
-from mlxserve.tokenizer import Tokenizer
+from mlxserve.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)

@@ -17,15 +17,15 @@ import pytest
 from metal_kernels import select_backend
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
-from mlxserve.engine import Engine
-from mlxserve.mini import MODEL_NAME
-from mlxserve.model.files import find_model
+from mlxserve.engine.engine import Engine
+from mlxserve.engine.pace import Pace
+from mlxserve.hub.embedded import MODEL_NAME
+from mlxserve.hub.files import find_model
 from mlxserve.model.load import LoadedModel, load, prepare
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Request, SamplingParams
 from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.copies import PageTail
-from mlxserve.scheduler.pace import Pace
 from mlxserve.scheduler.scheduler import Scheduler
 
 PAGE = 16

@@ -13,7 +13,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from mlxserve import LLM, SamplingParams
-from mlxserve.mini import MODEL_NAME, model_path
+from mlxserve.hub.embedded import MODEL_NAME, model_path
 
 KINDS = ("llama", "qwen3", "qwen3_moe", "gemma3_text", "gpt_oss", "gemma2", MODEL_NAME)
 MORE_KINDS = ("qwen2", "phi3", "glm4", "olmo2", "granite")  # whose attention is one of those above

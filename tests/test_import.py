@@ -25,10 +25,10 @@ def test_every_public_name_can_be_imported() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="Accelerate is linked there")
-@pytest.mark.parametrize("module", ["build", "llm", "chat", "engine", "model.load"])
+@pytest.mark.parametrize("module", ["build", "llm", "chat", "engine.engine", "model.load"])
 def test_whatever_is_imported_first_mlx_gets_a_fast_blas(module: str) -> None:
     code = (
-        f"import mlxserve.{module}, sys; from mlxserve.platform import prepare; "
+        f"import mlxserve.{module}, sys; from mlxserve.machine import prepare; "
         "print('mlx.core' in sys.modules, prepare().is_fast)"
     )
     assert run(code) == "True True"

@@ -30,8 +30,8 @@ from mlxserve import (
     UnknownPrefix,
 )
 from mlxserve.api.metrics import Metrics
-from mlxserve.async_engine import OutputStream
 from mlxserve.cache.store import PageStore
+from mlxserve.engine.async_engine import OutputStream
 from mlxserve.request import Request
 
 OPTIONS: Any = {"temperature": 1.5, "max_tokens": 12, "ignore_eos": True}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tui.client import ChatClient
 
 _POLL_SECONDS = 0.2
-# "2026-01-02 03:04:05,678 INFO mlxserve.engine: " says nothing to who waits.
+# "2026-01-02 03:04:05,678 INFO mlxserve.engine.engine: " says nothing to who waits.
 _LOG_PREFIX = re.compile(r"^[\d-]+ [\d:,.]+ [A-Z]+ \S+: ")
 
 

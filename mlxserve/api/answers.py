@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.types import Receive
 
-from mlxserve.answer_terms import AnswerTerms
 from mlxserve.api.metrics import Metrics, Timed
 from mlxserve.api.sse import until_disconnect
 from mlxserve.errors import EngineStopped
-from mlxserve.parsing.turn import ToolCall, ToolCallDelta, join_calls
 from mlxserve.request import CacheReport, FinishReason, SamplingParams, TokenLogprob
+from mlxserve.request_options import AnswerTerms
+from mlxserve.text.parsing.turn import ToolCall, ToolCallDelta, join_calls
 
 if TYPE_CHECKING:
     from mlxserve.chat import Chat, Delta, Usage

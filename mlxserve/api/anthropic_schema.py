@@ -25,8 +25,8 @@ from mlxserve.api.fields import MAX_NAME_LENGTH
 from mlxserve.api.request_model import Body, NotYet, Strict, sampling_params
 from mlxserve.api.structured import OutputFormat
 from mlxserve.api.turns import Choice, Name, thinking_budget, turn_of
-from mlxserve.parsing.turn import ToolChoice, Turn
 from mlxserve.request import SamplingParams
+from mlxserve.text.parsing.turn import ToolChoice, Turn
 
 MAX_MESSAGES = 10_000
 MAX_BLOCKS = 1_000

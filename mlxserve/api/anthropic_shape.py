@@ -26,8 +26,8 @@ from mlxserve.api.errors import from_engine
 from mlxserve.api.shapes import cache_report
 from mlxserve.api.sse import named_event
 from mlxserve.errors import MlxServeError
-from mlxserve.parsing.turn import ToolCallDelta
 from mlxserve.request import FinishReason
+from mlxserve.text.parsing.turn import ToolCallDelta
 
 if TYPE_CHECKING:
     from mlxserve.chat import Chat, Delta

@@ -17,7 +17,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlxserve import __version__
 from mlxserve.api.access import Access
 from mlxserve.api.anthropic import Anthropic
 from mlxserve.api.cache import Cache
@@ -42,6 +41,7 @@ from mlxserve.api.security import (
 )
 from mlxserve.api.service import Service
 from mlxserve.api.tokenization import Tokenization
+from mlxserve.version import __version__
 
 if TYPE_CHECKING:
     from mlxserve.chat import Chat

@@ -29,8 +29,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from mlxserve.config import config_home
 from mlxserve.errors import InvalidConfig
-from mlxserve.settings import config_home
 
 logger = logging.getLogger(__name__)
 

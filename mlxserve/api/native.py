@@ -24,8 +24,8 @@ from mlxserve.api.errors import RETRY_SOON, ApiError, from_engine, json_response
 from mlxserve.api.page_map import PageMap
 from mlxserve.api.security import client_name, is_admin
 from mlxserve.api.sse import EventStream, named_event
+from mlxserve.engine.snapshot import PageState, Phase, RequestView, Snapshot
 from mlxserve.errors import MlxServeError
-from mlxserve.snapshot import PageState, Phase, RequestView, Snapshot
 
 if TYPE_CHECKING:
     from mlxserve.chat import Chat

@@ -16,7 +16,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlxserve import __version__
 from mlxserve.api.anthropic_schema import Conversation, MessagesRequest
 from mlxserve.api.embeddings import EmbeddingsRequest
 from mlxserve.api.errors import json_response
@@ -29,6 +28,7 @@ from mlxserve.api.schema import (
     PrefixRequest,
     TokenizeRequest,
 )
+from mlxserve.version import __version__
 
 PATH = "/openapi.json"
 BODIES: Mapping[tuple[str, str], type[BaseModel]] = {

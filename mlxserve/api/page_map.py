@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxserve.api.sse import named_event
-from mlxserve.snapshot import RequestView, Snapshot
+from mlxserve.engine.snapshot import RequestView, Snapshot
 
 LETTERS = "fascp"  # by PageState
 MAX_RUNS = 10_000

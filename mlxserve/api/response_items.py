@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
-from mlxserve.parsing.turn import ToolCallDelta
+from mlxserve.text.parsing.turn import ToolCallDelta
 
 if TYPE_CHECKING:
     from mlxserve.chat import Delta

@@ -24,8 +24,8 @@ from mlxserve.api.turns import (
     thinking_kwargs,
     turn_of,
 )
-from mlxserve.parsing.turn import Turn
 from mlxserve.request import Structure
+from mlxserve.text.parsing.turn import Turn
 
 _NEEDS: Mapping[str, tuple[str, ...]] = {
     "message": ("role",),

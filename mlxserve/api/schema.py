@@ -37,8 +37,8 @@ from mlxserve.api.turns import (
     thinking_kwargs,
     turn_of,
 )
-from mlxserve.parsing.turn import Turn
 from mlxserve.request import MAX_PAGES, MIN_PAGES, SamplingParams, Structure
+from mlxserve.text.parsing.turn import Turn
 
 MAX_MESSAGES = 10_000
 MAX_CHOICES = 8

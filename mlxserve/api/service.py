@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlxserve.answer_terms import AnswerTerms
 from mlxserve.api.answers import Answers, unless_disconnected
 from mlxserve.api.errors import from_engine, json_response
 from mlxserve.api.limits import claim
@@ -22,8 +21,9 @@ from mlxserve.api.prompts import Prompts
 from mlxserve.api.security import cache_namespace, client_name, request_id
 from mlxserve.api.sse import EventStream
 from mlxserve.errors import MlxServeError, QueueFull
-from mlxserve.parsing.turn import Turn
 from mlxserve.request import SamplingParams
+from mlxserve.request_options import AnswerTerms
+from mlxserve.text.parsing.turn import Turn
 
 if TYPE_CHECKING:
     from mlxserve.chat import Chat

@@ -11,13 +11,13 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mlxserve import __version__
 from mlxserve.api.answers import Answers, Folded, Tokens
 from mlxserve.api.errors import from_engine
 from mlxserve.api.sse import DONE, KEEPALIVE, TextEvents, event
 from mlxserve.errors import MlxServeError
-from mlxserve.parsing.turn import ToolCallDelta
 from mlxserve.request import CacheReport, TokenLogprob
+from mlxserve.text.parsing.turn import ToolCallDelta
+from mlxserve.version import __version__
 
 if TYPE_CHECKING:
     from mlxserve.chat import Delta

@@ -13,7 +13,7 @@ from pydantic import Field, PlainValidator
 
 from mlxserve.api.errors import ApiError
 from mlxserve.api.request_model import Strict
-from mlxserve.parsing.turn import ToolChoice, Turn
+from mlxserve.text.parsing.turn import ToolChoice, Turn
 
 MAX_TOOLS = 512
 MAX_BUDGET = 2**31 - 1

@@ -13,8 +13,8 @@ from mlxserve import LLM, SamplingParams
 from mlxserve.bench.report import Figure, Report, ratios
 from mlxserve.build import build_engine
 from mlxserve.config import EngineConfig
-from mlxserve.engine import Engine
-from mlxserve.model.files import find_model
+from mlxserve.engine.engine import Engine
+from mlxserve.hub.files import find_model
 from mlxserve.request import Request
 
 _PAGE_SIZE = 32

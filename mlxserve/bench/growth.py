@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxserve import platform
+from mlxserve import machine
 from mlxserve.bench.report import Figure, Report
 from mlxserve.build import choose_attention
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
-from mlxserve.model.files import find_model
+from mlxserve.hub.files import find_model
 from mlxserve.model.load import load
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Chunk, Request, Sampled, SamplingParams, as_page_table
@@ -82,9 +82,9 @@ def bench_growth(model: str, *, rounds: int) -> Report:
 
 def step_curves(model: str, rounds: int) -> list[Curve]:
     """A step of decodes on the real model, whose contexts are zeros: what is read costs the same."""
-    is_metal = platform.is_metal()
+    is_metal = machine.is_metal()
     files = find_model(model)
-    loaded = load(files, is_metal=is_metal, memory_limit=platform.memory().working_set)
+    loaded = load(files, is_metal=is_metal, memory_limit=machine.memory().working_set)
     backend, _ = choose_attention("auto", loaded)
     contexts = tuple(context for context in CONTEXTS if context <= loaded.max_length)
     num_pages = max(RUNNING[-1] * SHORT, contexts[-1]) // PAGE_SIZE

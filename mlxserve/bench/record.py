@@ -9,8 +9,8 @@ from mlxserve.bench.costs import Fit, fit, read_trace
 from mlxserve.bench.trace import StepTrace, record_steps
 from mlxserve.build import build_engine
 from mlxserve.config import EngineConfig
-from mlxserve.engine import Engine
-from mlxserve.model.files import find_model
+from mlxserve.engine.engine import Engine
+from mlxserve.hub.files import find_model
 from mlxserve.request import Request, SamplingParams
 
 PAGE_SIZE = 32

@@ -20,7 +20,7 @@ from types import MappingProxyType
 import httpx
 
 from mlxserve.errors import MlxServeError
-from mlxserve.model.files import find_model
+from mlxserve.hub.files import find_model
 
 _START_SECONDS = 300.0
 _STOP_SECONDS = 15.0
@@ -28,7 +28,7 @@ _POLL_SECONDS = 0.02
 
 # mlx-lm's server with the BLAS that ours loads: the ratio is to be about the engines.
 _MLX_LM = (
-    "import sys; from mlxserve.platform import prepare; prepare(); "
+    "import sys; from mlxserve.machine import prepare; prepare(); "
     "from mlx_lm.server import main; sys.argv[0] = 'mlx_lm.server'; main()"
 )
 

@@ -26,11 +26,11 @@ from typing import cast
 from mlxserve.bench.costs import CostModel, StepWork
 from mlxserve.bench.workloads import Turn, Workload
 from mlxserve.cache.pages import PagePool
-from mlxserve.engine import Engine
+from mlxserve.engine.engine import Engine
+from mlxserve.engine.pace import Pace
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Chunk, Output, Request, Sampled, as_page_table
 from mlxserve.scheduler.config import SchedulerConfig
-from mlxserve.scheduler.pace import Pace
 from mlxserve.scheduler.scheduler import Scheduler
 
 _SAMPLED = Sampled(0)

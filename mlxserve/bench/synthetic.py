@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxserve.errors import ModelNotFound
-from mlxserve.platform import prepare
+from mlxserve.machine import prepare
 
 PREFIX = "synthetic:"
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # the last ids

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import TextIO, cast
 
 from mlxserve.bench.costs import StepWork
-from mlxserve.engine import Engine
+from mlxserve.engine.engine import Engine
 from mlxserve.model.runner import ModelRunner, Pending
 from mlxserve.request import Chunk, Sampled
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def build(config: EngineConfig) -> Chat:
     """Loads mlx and the model. Raises MlxServeError; for a model that is not there, at once."""
-    from mlxserve.model.files import find_model
+    from mlxserve.hub.files import find_model
 
     files = find_model(config.model, config.revision)
     from mlxserve.build import build_chat

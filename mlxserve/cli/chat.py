@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from mlxserve.cli.options import PanelCommand
+from mlxserve.cli.settings import Settings
 from mlxserve.cli.talk import run_terminal
-from mlxserve.settings import Settings
 
 
 class ChatCommand(PanelCommand):

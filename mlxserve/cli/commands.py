@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from mlxserve import __version__
 from mlxserve.api.config import ServerConfig
 from mlxserve.cli import bench, chat, doctor, key, launch, models, prefix, run, serve
 from mlxserve.cli.options import PanelCommand, with_settings
 from mlxserve.config import EngineConfig
+from mlxserve.version import __version__
 
 app = typer.Typer(
     rich_markup_mode=None,

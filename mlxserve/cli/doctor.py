@@ -30,7 +30,7 @@ def doctor(
 
 
 def _diagnose() -> bool:
-    from mlxserve.doctor import diagnose
+    from mlxserve.doctor.report import diagnose
 
     is_well = True
     for finding in diagnose():
@@ -40,7 +40,7 @@ def _diagnose() -> bool:
 
 
 def _examine(url: str | None) -> bool:
-    from mlxserve.api.attacks import HEADING, Verdict, examine
+    from mlxserve.doctor.attacks import HEADING, Verdict, examine
 
     print(HEADING)
     counts = dict.fromkeys(Verdict, 0)

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
+from mlxserve.cli.settings import Settings
 from mlxserve.config import EngineConfig
 from mlxserve.errors import MlxServeError
-from mlxserve.settings import Settings
 
 _REPORT_SECONDS = 0.5
 
@@ -28,11 +28,12 @@ def models(settings: Settings, json: Json = False) -> None:
     With all of the context that it was made for, or with --max-model-len, in the share of memory
     that a server with these options would take.
     """
-    from mlxserve import catalog, platform
+    from mlxserve import machine
+    from mlxserve.hub import catalog
 
     engine = settings.build(EngineConfig)
-    memory = int(platform.memory().working_set * engine.gpu_memory_utilization)
-    context, is_metal = engine.max_model_len, platform.is_metal()
+    memory = int(machine.memory().working_set * engine.gpu_memory_utilization)
+    context, is_metal = engine.max_model_len, machine.is_metal()
     rows = [
         (entry, catalog.judge(entry, context=context, memory=memory, is_metal=is_metal))
         for entry in catalog.entries()
@@ -70,7 +71,7 @@ def pull(
     os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
     if json:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-    from mlxserve.model.files import pull_model
+    from mlxserve.hub.files import pull_model
 
     done = threading.Event()
     reporting = threading.Thread(target=_report, args=(name, done), name="pull-report", daemon=True)
@@ -105,7 +106,7 @@ def _total_size(name: str) -> int | None:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 
-    from mlxserve.model.files import DATA_FILES
+    from mlxserve.hub.files import DATA_FILES
 
     try:
         files: Iterable[Any] = HfApi().model_info(name, files_metadata=True).siblings or ()
@@ -116,7 +117,7 @@ def _total_size(name: str) -> int | None:
 
 
 def _present_size(name: str) -> int:
-    from mlxserve.catalog import hub_cache
+    from mlxserve.hub.catalog import hub_cache
 
     blobs = hub_cache() / f"models--{name.replace('/', '--')}" / "blobs"
     return sum(_size(file) for file in blobs.glob("*"))

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from mlxserve.settings import Settings, defaults_of, types_of
+from mlxserve.cli.settings import Settings, defaults_of, types_of
 
 OPTION_PANELS = {
     "Server": ("host", "port", "alias", "drain_seconds"),

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlxserve.cli.building import build
+from mlxserve.cli.settings import Settings
 from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidRequest
-from mlxserve.settings import Settings
 
 if TYPE_CHECKING:
     from mlxserve.chat import Chat, Usage

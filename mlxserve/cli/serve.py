@@ -12,8 +12,8 @@ import typer
 
 from mlxserve.api.config import ServerConfig
 from mlxserve.cli.building import build
+from mlxserve.cli.settings import Settings
 from mlxserve.config import EngineConfig
-from mlxserve.settings import Settings
 
 
 def serve(

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from mlxserve.api.config import NO_FILE, ServerConfig
+from mlxserve.cli.settings import Settings, flags_of
 from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidConfig
-from mlxserve.settings import Settings, flags_of
 
 if TYPE_CHECKING:
     from tui.opening import FirstFrame

@@ -4,6 +4,6 @@ Everything that computes comes through this package, so here is where the machin
 before the first import of mlx.
 """
 
-from mlxserve.platform import prepare
+from mlxserve.machine import prepare
 
 prepare()

@@ -23,9 +23,9 @@ from mlx_lm.utils import dequantize_model, load_model
 
 from mlxserve.cache.kv import LayerSpec
 from mlxserve.errors import OutOfMemory, UnsupportedModel
-from mlxserve.model.files import ModelFiles
+from mlxserve.hub.files import ModelFiles
+from mlxserve.hub.headers import check_weights
 from mlxserve.model.paged import RowSelector, select_rows, use_paged_attention
-from mlxserve.model.weights import check_weights
 
 # Architectures that would pass for ordinary ones until they answer wrongly or fail.
 _KNOWN_UNSUPPORTED = {

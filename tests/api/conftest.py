@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from mlxserve.answer_terms import AnswerTerms
-from mlxserve.answer_text import Delta, Usage
 from mlxserve.api.access import Access
 from mlxserve.api.app import create_app
 from mlxserve.api.connection import Limits
 from mlxserve.api.drain import Drain
 from mlxserve.api.server import Server, bind, serve, url_of
+from mlxserve.engine.snapshot import RequestView, Snapshot
 from mlxserve.errors import (
     EngineStopped,
     InvalidParameter,
@@ -28,8 +27,9 @@ from mlxserve.errors import (
     UnknownPrefix,
 )
 from mlxserve.request import FinishReason, Pooling, Resized, SamplingParams, TokenLogprob
-from mlxserve.snapshot import RequestView, Snapshot
+from mlxserve.request_options import AnswerTerms
 from mlxserve.stats import Distribution, Memory, Stats
+from mlxserve.text.deltas import Delta, Usage
 
 REAL_CONTEXT = 2_500
 HOLD = object()  # in a script: wait until `FakeChat.release` is called
@@ -392,7 +392,7 @@ class ScriptedEngine:
         return [await self.submit(request) for request in requests]
 
     async def submit(self, request: Any) -> Any:
-        from mlxserve.async_engine import OutputStream
+        from mlxserve.engine.async_engine import OutputStream
         from mlxserve.request import Output
 
         self.requests.append(request)
@@ -429,8 +429,8 @@ class ScriptedEngine:
 def scripted_chat() -> Iterator[tuple[Any, ScriptedEngine]]:
     """(a real Chat, the engine whose words it parses)."""
     from mlxserve.chat import Chat
-    from mlxserve.mini import model_path
-    from mlxserve.tokenizer import Tokenizer
+    from mlxserve.hub.embedded import model_path
+    from mlxserve.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(model_path())
     engine = ScriptedEngine(tokenizer)

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from mlxserve.api.anthropic_shape import SIGNATURE, MessageShape
 from mlxserve.api.body import MAX_BODY_SIZE
 from mlxserve.errors import EngineStopped, OutOfMemory, PromptTooLong, QueueFull
-from mlxserve.mini import model_path
-from mlxserve.parsing.turn import ToolCallDelta, ToolChoice
+from mlxserve.hub.embedded import model_path
 from mlxserve.request import FinishReason, StructureKind
-from mlxserve.tokenizer import Tokenizer
+from mlxserve.text.parsing.turn import ToolCallDelta, ToolChoice
+from mlxserve.text.tokenizer import Tokenizer
 
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"

@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from mlxserve.api.access import Access
 from mlxserve.api.anthropic_shape import SIGNATURE
 from mlxserve.errors import EngineStopped, PromptTooLong, QueueFull
-from mlxserve.parsing.turn import ToolCallDelta
 from mlxserve.request import FinishReason
+from mlxserve.text.parsing.turn import ToolCallDelta
 
 HELLO: dict[str, Any] = {
     "model": "claude-local",

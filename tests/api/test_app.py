@@ -5,7 +5,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlxserve import __version__
 from mlxserve.api.body import MAX_BODY_SIZE
 from mlxserve.api.responses_schema import ResponsesRequest
 from mlxserve.api.schema import (
@@ -14,6 +13,7 @@ from mlxserve.api.schema import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from mlxserve.version import __version__
 
 CHAT = "/v1/chat/completions"
 JSON = {"content-type": "application/json"}

@@ -31,10 +31,10 @@ from mlxserve.api.config import ServerConfig
 from mlxserve.api.connection import Limits
 from mlxserve.api.errors import ApiError
 from mlxserve.errors import InvalidRequest
-from mlxserve.guidance.grammars import MAX_KEPT, Grammars
-from mlxserve.mini import model_path
+from mlxserve.hub.embedded import model_path
 from mlxserve.request import Structure, StructureKind
-from mlxserve.tokenizer import Tokenizer
+from mlxserve.text.guidance.grammars import MAX_KEPT, Grammars
+from mlxserve.text.tokenizer import Tokenizer
 
 TESTS = Path(__file__).parents[1]
 HERE = "api/test_attack_rows.py"
@@ -98,38 +98,38 @@ ROWS: dict[int, tuple[str, ...]] = {
     ),
     9: (  # schemas
         f"{HERE}::test_a_schema_that_is_too_large_is_refused_in_a_moment",
-        "guidance/test_guide.py::test_what_cannot_be_followed_is_refused_by_its_field",
-        "guidance/test_guide.py::test_what_is_known_to_stop_other_servers_is_quick",
-        "guidance/test_guide.py::test_a_compiler_that_takes_too_long_is_not_waited_for",
+        "text/guidance/test_guide.py::test_what_cannot_be_followed_is_refused_by_its_field",
+        "text/guidance/test_guide.py::test_what_is_known_to_stop_other_servers_is_quick",
+        "text/guidance/test_guide.py::test_a_compiler_that_takes_too_long_is_not_waited_for",
         f"{HERE}::test_a_flood_of_schemas_is_not_kept",
-        "guidance/test_thinking.py::test_an_answer_that_leaves_its_grammar_fails_and_the_next_one_does_not",
+        "text/guidance/test_thinking.py::test_an_answer_that_leaves_its_grammar_fails_and_the_next_one_does_not",
     ),
     10: (  # markup of tools
         f"{HERE}::test_a_tools_name_is_no_place_for_markup",
         f"{HERE}::test_markup_that_somebody_typed_is_text",
         f"{HERE}::test_a_megabyte_of_arguments_takes_linear_time",
-        "parsing/test_parser.py::test_any_split_of_any_markup_gives_the_same_message",
+        "text/parsing/test_parser.py::test_any_split_of_any_markup_gives_the_same_message",
     ),
-    11: ("test_tokenizer.py::test_a_control_token_that_somebody_typed_is_text",),
+    11: ("text/test_tokenizer.py::test_a_control_token_that_somebody_typed_is_text",),
     12: (
         f"{HERE}::test_a_model_is_a_name_and_never_a_place",
         f"{HERE}::test_no_field_loads_adapters",
     ),
     13: (  # a model's folder
-        "model/test_files.py::test_a_config_that_names_code_is_refused",
-        "model/test_files.py::test_a_python_file_anywhere_in_the_folder_is_refused",
-        "model/test_files.py::test_a_folder_without_safetensors_is_refused_with_the_way_out",
+        "hub/test_files.py::test_a_config_that_names_code_is_refused",
+        "hub/test_files.py::test_a_python_file_anywhere_in_the_folder_is_refused",
+        "hub/test_files.py::test_a_folder_without_safetensors_is_refused_with_the_way_out",
         "model/test_load.py::test_a_truncated_file_of_weights_is_refused",
-        "model/test_weights.py::test_a_header_that_lies_is_refused_before_anything_is_loaded",
-        "model/test_weights.py::test_a_header_of_gigabytes_is_not_read",
+        "hub/test_headers.py::test_a_header_that_lies_is_refused_before_anything_is_loaded",
+        "hub/test_headers.py::test_a_header_of_gigabytes_is_not_read",
         # The hub's own folders are links, so a link is followed; what it leads to is checked.
-        "model/test_weights.py::test_a_link_to_something_else_is_refused_as_that",
+        "hub/test_headers.py::test_a_link_to_something_else_is_refused_as_that",
     ),
     14: (  # a model's template
-        "test_tokenizer.py::test_a_template_that_fails_is_a_bad_request_in_one_line",
-        "test_template_limits.py::test_what_would_fill_the_memory_is_refused_before_it_does",
-        "test_template_limits.py::test_what_goes_on_for_ever_is_ended",
-        "test_template_limits.py::test_the_sandbox_is_still_one",
+        "text/test_tokenizer.py::test_a_template_that_fails_is_a_bad_request_in_one_line",
+        "text/test_template_limits.py::test_what_would_fill_the_memory_is_refused_before_it_does",
+        "text/test_template_limits.py::test_what_goes_on_for_ever_is_ended",
+        "text/test_template_limits.py::test_the_sandbox_is_still_one",
         f"{HERE}::test_a_template_without_end_is_a_400_and_keeps_nobody_waiting",
     ),
     15: (f"{HERE}::test_images_are_refused_and_nothing_is_fetched",),

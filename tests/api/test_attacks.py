@@ -9,7 +9,7 @@ import pytest
 
 from mlxserve import cli
 from mlxserve.api.access import Access
-from mlxserve.api.attacks import TRIES, Peer, Row, Verdict, examine
+from mlxserve.doctor.attacks import TRIES, Peer, Row, Verdict, examine
 from mlxserve.errors import InvalidConfig, MlxServeError
 
 KEY = "0123456789abcdef"
@@ -45,7 +45,7 @@ def by_verdict(rows: list[Row], verdict: Verdict) -> list[str]:
 def test_the_command_prints_the_table_and_its_exit_code_is_the_verdict(
     start_server, yes_man, monkeypatch, capsys
 ):
-    monkeypatch.setattr("mlxserve.api.attacks.TRIES", TRIES[:3])
+    monkeypatch.setattr("mlxserve.doctor.attacks.TRIES", TRIES[:3])
 
     def run(url: str) -> tuple[int, list[str]]:
         monkeypatch.setattr(sys, "argv", ["mlxserve", "doctor", "--security", "--url", url])
@@ -71,7 +71,7 @@ def test_our_server_refuses_everything(start_server):
 
 
 def test_a_server_of_this_machine_alone_needs_no_key(start_server, monkeypatch):
-    monkeypatch.setattr("mlxserve.api.attacks.TRIES", SMALL)
+    monkeypatch.setattr("mlxserve.doctor.attacks.TRIES", SMALL)
     rows = list(examine(start_server().url, None))
     assert by_verdict(rows, Verdict.BAD) == []
     assert all("key" in row for row in by_verdict(rows, Verdict.SKIPPED))
@@ -79,7 +79,7 @@ def test_a_server_of_this_machine_alone_needs_no_key(start_server, monkeypatch):
 
 
 def test_a_server_that_says_yes_is_found_out(yes_man, monkeypatch):
-    monkeypatch.setattr("mlxserve.api.attacks.TRIES", SMALL)
+    monkeypatch.setattr("mlxserve.doctor.attacks.TRIES", SMALL)
     rows = list(examine(yes_man, None))
     assert len(by_verdict(rows, Verdict.BAD)) > 25
     assert rows[-1].verdict is Verdict.OK

@@ -9,8 +9,8 @@ from mlxserve.api.app import create_app
 from mlxserve.api.drain import Drain
 from mlxserve.api.native import MAX_MAPS, Looks, Native
 from mlxserve.api.page_map import PageMap
+from mlxserve.engine.snapshot import Phase, RequestView
 from mlxserve.request import CacheMiss, CacheReport, FinishReason
-from mlxserve.snapshot import Phase, RequestView
 
 KEYS = ["first-key", "second-key"]
 STATS = "/api/v1/kv/stats"

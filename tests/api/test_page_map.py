@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxserve.api.page_map import LETTERS, MAX_RUNS, PageMap
-from mlxserve.snapshot import Phase, RequestView, Snapshot
+from mlxserve.engine.snapshot import Phase, RequestView, Snapshot
 from mlxserve.stats import Memory, Stats
 
 NUM_PAGES = 12

@@ -5,8 +5,8 @@ import pytest
 
 from mlxserve.api.turns import MAX_TOOLS
 from mlxserve.errors import EngineStopped, QueueFull
-from mlxserve.parsing.turn import ToolCallDelta
 from mlxserve.request import FinishReason
+from mlxserve.text.parsing.turn import ToolCallDelta
 
 PATH = "/v1/responses"
 HELLO = {"input": "Hi"}

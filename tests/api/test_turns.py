@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from mlxserve.answer_terms import AnswerTerms
 from mlxserve.api.errors import ApiError
 from mlxserve.api.schema import ChatRequest
 from mlxserve.errors import InvalidParameter
-from mlxserve.parsing.turn import ToolChoice
 from mlxserve.request import SamplingParams
+from mlxserve.request_options import AnswerTerms
+from mlxserve.text.parsing.turn import ToolChoice
 
 HELLO = [{"role": "user", "content": "Hello"}]
 

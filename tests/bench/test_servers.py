@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from mlxserve.bench import servers
-from mlxserve.mini import model_path
+from mlxserve.hub.embedded import model_path
 
 
 def test_mlx_lm_gets_the_folder_of_a_model_that_only_we_know_by_name(

@@ -9,7 +9,7 @@ import pytest
 
 from mlxserve.bench import synthetic
 from mlxserve.errors import ModelNotFound
-from mlxserve.tokenizer import Tokenizer
+from mlxserve.text.tokenizer import Tokenizer
 
 
 @pytest.fixture

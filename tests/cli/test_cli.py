@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from mlxserve import __version__, cli
+from mlxserve import cli
 from mlxserve.cli import run as run_command
 from mlxserve.cli import talk
 from mlxserve.errors import InvalidConfig
+from mlxserve.version import __version__
 
 ROOT = Path(__file__).parents[2]
 
@@ -331,16 +332,16 @@ def test_a_missing_dependency_of_the_terminal_is_named(monkeypatch):
 
 
 def test_doctors_exit_code_is_its_verdict(monkeypatch, capsys):
-    from mlxserve import doctor
+    from mlxserve.doctor import report
 
     findings = [
-        doctor.Finding("python", "3.11"),
-        doctor.Finding("matmul", "1", doctor.Verdict.SLOW),
+        report.Finding("python", "3.11"),
+        report.Finding("matmul", "1", report.Verdict.SLOW),
     ]
-    monkeypatch.setattr(doctor, "diagnose", lambda: iter(findings))
+    monkeypatch.setattr(report, "diagnose", lambda: iter(findings))
     assert invoke(monkeypatch, "doctor") == 0
-    broken = doctor.Finding("self-test", "no", doctor.Verdict.BROKEN)
-    monkeypatch.setattr(doctor, "diagnose", lambda: iter([broken, *findings]))
+    broken = report.Finding("self-test", "no", report.Verdict.BROKEN)
+    monkeypatch.setattr(report, "diagnose", lambda: iter([broken, *findings]))
     assert invoke(monkeypatch, "doctor") == 1
     out = capsys.readouterr().out
     assert out.splitlines()[-3:] == [str(finding) for finding in (broken, *findings)]

@@ -10,8 +10,8 @@ import typer
 from mlxserve import cli
 from mlxserve.api.config import ServerConfig
 from mlxserve.cli.options import OPTION_PANELS, documented_options, with_settings
+from mlxserve.cli.settings import defaults_of, flags_of, types_of
 from mlxserve.config import EngineConfig
-from mlxserve.settings import defaults_of, flags_of, types_of
 
 SCHEMAS = (ServerConfig, EngineConfig)
 

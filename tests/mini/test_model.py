@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from mlxserve.mini import MODEL_NAME, model_path
+from mlxserve.hub.embedded import MODEL_NAME, model_path
 
 FILES = (
     "config.json",
@@ -82,7 +82,7 @@ def test_generation_stops_at_the_end_of_a_turn() -> None:
 
 def test_importing_the_package_imports_neither_mlx_nor_torch() -> None:
     code = (
-        "import sys, mlxserve.mini as mini; assert mini.model_path().is_dir();"
+        "import sys, mlxserve.hub.embedded as mini; assert mini.model_path().is_dir();"
         "assert not {'mlx', 'torch', 'tokenizers', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,7 +17,7 @@ from mlx_lm.utils import load_model
 
 from mlxserve.cache.kv import LayerSpec
 from mlxserve.errors import MlxServeError, OutOfMemory, UnsupportedModel
-from mlxserve.model.files import find_model
+from mlxserve.hub.files import find_model
 from mlxserve.model.load import LoadedModel, load, prepare, text_config
 
 GIB = 1 << 30

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
-from mlxserve.mini import MODEL_NAME, model_path
+from mlxserve.hub.embedded import MODEL_NAME, model_path
 from mlxserve.mini.training.abilities import ABILITIES
 from mlxserve.mini.training.curriculum import CONTINUED_PLAN
 from mlxserve.mini.training.words import Split

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from mlxserve.mini import model_path
+from mlxserve.hub.embedded import model_path
 from mlxserve.mini.training.abilities import ABILITIES, Ability
 from mlxserve.mini.training.conversation import Conversation
 from mlxserve.mini.training.tokenizer import ChatEncoder, load_tokenizer

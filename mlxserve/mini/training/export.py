@@ -43,7 +43,7 @@ def parity(network: Network, folder: Path, num_tokens: int = 128, seed: int = 0)
 
     Both hold the exported weights in float32, and read `num_tokens` random tokens.
     """
-    from mlxserve.platform import prepare
+    from mlxserve.machine import prepare
 
     prepare()
     import mlx.core as mx

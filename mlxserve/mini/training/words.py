@@ -17,7 +17,7 @@ from enum import Enum
 from functools import cache
 from random import Random
 
-from mlxserve.mini import model_path
+from mlxserve.hub.embedded import model_path
 
 
 class Split(Enum):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxserve.mini import model_path
+from mlxserve.hub.embedded import model_path
 from mlxserve.mini.training.abilities import ABILITIES, Ability
 from mlxserve.mini.training.conditions import BAR, CONDITIONS, Condition, examine_under
 from mlxserve.mini.training.evaluate import Result, Student, examine

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from mlxserve.mini import model_path
+from mlxserve.hub.embedded import model_path
 from mlxserve.mini.training import words
 from mlxserve.mini.training.conversation import assistant, system, user
 from mlxserve.mini.training.tokenizer import (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxserve.mini import model_path
+from mlxserve.hub.embedded import model_path
 from mlxserve.mini.training import curriculum
 from mlxserve.mini.training.__main__ import main
 from mlxserve.mini.training.abilities import ABILITIES

@@ -1,0 +1,373 @@
+"""AsyncEngine: the engine on a thread of its own, and how the rest of the world talks to it.
+
+Two queues meet here and nowhere else: calls go to the engine's thread through its inbox and are
+taken at step boundaries; outputs go back to each caller's event loop, once per step. The thread
+builds the engine itself, because every mlx array belongs to the thread that made it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import gc
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from mlxserve.engine.engine import Engine
+from mlxserve.engine.snapshot import Snapshot
+from mlxserve.engine.worker import hire
+from mlxserve.errors import EngineStopped, MlxServeError
+from mlxserve.request import FinishReason, Output, Pooling, Request, Resized
+from mlxserve.stats import Stats
+
+log = logging.getLogger("mlxserve.engine")
+
+_HEARTBEAT = 1.0  # seconds an idle engine waits for work before it shows that it is alive
+
+
+class OutputStream:
+    """The outputs of one request, in its caller's event loop. Ends after the one that finishes."""
+
+    def __init__(self, engine: AsyncEngine, request: Request) -> None:
+        self.request = request
+        self._engine = engine
+        self.loop = asyncio.get_running_loop()
+        # Not an asyncio.Queue: with one reader a deque and a future do, at half its time.
+        self._items: deque[Output | EngineStopped] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_over = False
+
+    def __aiter__(self) -> AsyncIterator[Output]:
+        return self
+
+    async def __anext__(self) -> Output:
+        """Raises EngineStopped when the engine ends before the request does."""
+        if self._is_over:
+            raise StopAsyncIteration
+        while not self._items:
+            self._waiter = self.loop.create_future()
+            await self._waiter
+        item = self._items.popleft()
+        if isinstance(item, EngineStopped):
+            self._is_over = True
+            raise item
+        self._is_over = item.finish_reason is not None
+        return item
+
+    def close(self, reason: FinishReason = FinishReason.ABORT) -> None:
+        """Nobody reads on: the request is aborted at the next step boundary."""
+        if not self._is_over:
+            self._is_over = True
+            self._engine.abort(self.request.id, reason)
+
+    def keep(self, seconds: float) -> None:
+        """Evict this request's pages after those of others, for so long."""
+        self._engine.keep(self.request, seconds)
+
+    def deliver(self, item: Output | EngineStopped) -> None:
+        """Called in the caller's event loop."""
+        self._items.append(item)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Something to do on the engine's thread, and where its result goes."""
+
+    work: Callable[[Engine], Any]
+    result: Future[Any]
+
+    def run(self, engine: Engine) -> None:
+        if not self.result.set_running_or_notify_cancel():
+            return
+        try:
+            self.result.set_result(self.work(engine))
+        except (MlxServeError, AssertionError) as error:
+            self.result.set_exception(error)
+
+    def refuse(self, reason: EngineStopped) -> None:
+        if self.result.set_running_or_notify_cancel():
+            self.result.set_exception(reason)
+
+
+class AsyncEngine:
+    """One named thread owns an Engine and all arrays. Its methods may be called from any thread."""
+
+    def __init__(self, build: Callable[[], Engine], *, log_interval: float | None = None) -> None:
+        """Build the engine on its thread and wait until it is ready.
+
+        `log_interval`: seconds between lines about throughput, None for none.
+        Raises whatever `build` raises.
+        """
+        self._inbox: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._streams: dict[str, OutputStream] = {}  # only the engine's thread touches it
+        self._log_interval = log_interval
+        self._stopped: EngineStopped | None = None
+        self._beat = time.monotonic()
+        self._stats = Stats()
+        self.max_model_len = 0  # longest prompt plus answer, as of the last change
+        ready: Future[None] = Future()
+        self._worker = hire()
+        self._ended = self._worker.start(lambda: self._run(build, ready))
+        ready.result()
+        atexit.register(self.close)
+
+    async def submit(self, request: Request) -> OutputStream:
+        """Queue a request; returns once the engine has taken it.
+
+        Raises PromptTooLong, QueueFull, InvalidParameter, PrefixQuotaExceeded, EngineStopped.
+        """
+        [stream] = await self.submit_all([request])
+        return stream
+
+    async def submit_all(self, requests: Sequence[Request]) -> list[OutputStream]:
+        """Queue requests without a step in between, as a request and its forks: all or none.
+
+        Raises what `submit` raises.
+        """
+        streams = [OutputStream(self, request) for request in requests]
+
+        def add(engine: Engine) -> None:
+            engine.add_all(requests)
+            self._streams |= {stream.request.id: stream for stream in streams}
+
+        taken = asyncio.wrap_future(self._call(add))
+        try:
+            await asyncio.shield(taken)
+        except asyncio.CancelledError:
+            for stream in streams:
+                stream.close()
+            # Nobody is left to hear whether it was refused.
+            taken.add_done_callback(lambda future: future.cancelled() or future.exception())
+            raise
+        return streams
+
+    async def embed(
+        self, token_ids: Sequence[int], pooling: Pooling, dimensions: int | None = None
+    ) -> list[float]:
+        """A text's vector. Between two of its pieces the engine takes its steps.
+
+        Raises InvalidRequest, InvalidParameter, EngineStopped.
+        """
+        make = self._call(lambda engine: engine.embedding(token_ids, pooling, dimensions))
+        embedding = await asyncio.wrap_future(make)
+        try:
+            while True:
+                piece = self._call(lambda engine: engine.embed(embedding))
+                vector: list[float] | None = await asyncio.wrap_future(piece)
+                if vector is not None:
+                    return vector
+        finally:
+            self._call(lambda _: embedding.release())  # its arrays belong to the engine's thread
+
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
+        """End a request at the next step boundary; no-op if it has ended."""
+        self._call(lambda engine: self._deliver(engine.abort(request_id, reason)))
+
+    def unpin(self, request_id: str) -> None:
+        """The pages of a prefix may be evicted again, from the next step boundary on."""
+        self._call(lambda engine: engine.unpin(request_id))
+
+    def keep(self, request: Request, seconds: float) -> None:
+        """As `Engine.keep`, at the next step boundary."""
+        self._call(lambda engine: engine.keep(request, seconds))
+
+    async def reset_prefix_cache(self, *, force: bool = False) -> bool:
+        """As `Engine.reset_prefix_cache`."""
+        call = self._call(lambda engine: engine.reset_prefix_cache(force=force))
+        done: bool = await asyncio.wrap_future(call)
+        return done
+
+    async def resize_cache(self, num_pages: int) -> Resized:
+        """As `Engine.resize_cache`, at the next step boundary."""
+
+        def resize(engine: Engine) -> Resized:
+            resized = engine.resize_cache(num_pages)
+            # Here, as whoever asked may be gone by the time of the answer.
+            self.max_model_len, self._stats = engine.max_model_len, engine.stats()
+            log.info(
+                "The KV cache has %d pages now, and the context %d tokens: %d pages moved, "
+                "%d forgotten, %d requests preempted",
+                resized.num_pages,
+                resized.max_model_len,
+                len(resized.moves),
+                resized.num_forgotten,
+                resized.num_preempted,
+            )
+            return resized
+
+        resized: Resized = await asyncio.wrap_future(self._call(resize))
+        return resized
+
+    async def check(self) -> None:
+        """Audit requests and pages between two steps. Raises AssertionError."""
+        await asyncio.wrap_future(self._call(Engine.check))
+
+    async def snapshot(self) -> Snapshot:
+        """As `Engine.snapshot`, at the next step boundary. Raises EngineStopped."""
+        taken: Snapshot = await asyncio.wrap_future(self._call(Engine.snapshot))
+        return taken
+
+    def stats(self) -> Stats:
+        """As of the last step."""
+        return self._stats
+
+    def is_alive(self) -> bool:
+        """Whether the engine's thread runs, whatever it is doing."""
+        return self._stopped is None
+
+    def seconds_since_beat(self) -> float:
+        """Since the thread last ended a step, or showed in idleness that it is there."""
+        return time.monotonic() - self._beat
+
+    def close(self) -> None:
+        """End every request and the thread. Idempotent."""
+        atexit.unregister(self.close)
+        self._inbox.put(None)
+        if threading.current_thread() is not self._worker.thread:
+            self._ended.wait()
+
+    def _call(self, work: Callable[[Engine], Any]) -> Future[Any]:
+        """Run `work` on the engine's thread at the next step boundary."""
+        call = _Call(work, Future())
+        self._inbox.put(call)
+        if self._stopped is not None:  # the thread may never look into its inbox again
+            self._refuse_calls(self._stopped)
+        return call.result
+
+    def _run(self, build: Callable[[], Engine], ready: Future[None]) -> None:
+        try:
+            engine = build()
+            self.max_model_len = engine.max_model_len
+        except BaseException as error:  # noqa: BLE001  (handed to the thread that waits for us)
+            self._stopped = EngineStopped("The engine could not be built.")
+            ready.set_exception(error)
+            return
+        ready.set_result(None)
+        reason = EngineStopped("The engine was closed.")
+        try:
+            self._loop(engine)
+        except BaseException as error:
+            log.exception("The engine failed in a step")
+            reason = EngineStopped(f"The engine failed: {type(error).__name__}: {error}")
+        self._end(reason)
+        engine.close()
+        del engine
+        _free_arrays()
+
+    def _loop(self, engine: Engine) -> None:
+        reporter = _Reporter(self._log_interval)
+        while self._take_calls(engine):
+            if engine.has_work:
+                self._deliver(engine.step())
+                engine.start()
+            self._beat = time.monotonic()
+            self._stats = engine.stats()
+            reporter.report(self._stats, self._beat)
+        self._deliver(engine.abort_all())
+
+    def _take_calls(self, engine: Engine) -> bool:
+        """Do what is in the inbox, waiting for something when there is nothing else to do.
+
+        False when the engine is to end.
+        """
+        try:
+            call = (
+                self._inbox.get_nowait() if engine.has_work else self._inbox.get(timeout=_HEARTBEAT)
+            )
+            while call is not None:
+                call.run(engine)
+                call = self._inbox.get_nowait()
+        except queue.Empty:
+            return True
+        return False
+
+    def _deliver(self, outputs: list[Output]) -> None:
+        """Hand outputs to their callers' loops: one call per loop and step."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[OutputStream, Output]]] = {}
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is None:
+                continue
+            if output.finish_reason is not None:
+                del self._streams[output.request_id]
+            by_loop.setdefault(stream.loop, []).append((stream, output))
+        for loop, items in by_loop.items():
+            _hand_over(loop, items)
+
+    def _end(self, reason: EngineStopped) -> None:
+        self._stopped = reason
+        for stream in self._streams.values():
+            _hand_over(stream.loop, [(stream, reason)])
+        self._streams.clear()
+        self._refuse_calls(reason)
+
+    def _refuse_calls(self, reason: EngineStopped) -> None:
+        """Answer calls that came too late."""
+        while True:
+            try:
+                call = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if call is not None:
+                call.refuse(reason)
+
+
+def _hand_over(
+    loop: asyncio.AbstractEventLoop,
+    items: Sequence[tuple[OutputStream, Output | EngineStopped]],
+) -> None:
+    def deliver() -> None:
+        for stream, item in items:
+            stream.deliver(item)
+
+    try:
+        loop.call_soon_threadsafe(deliver)
+    except RuntimeError:  # the loop is closed, and with it everybody who would read
+        log.debug("outputs for a closed event loop are dropped")
+
+
+def _free_arrays() -> None:
+    """Give the arrays of an ended engine back, on the thread that made them."""
+    import mlx.core as mx
+
+    gc.collect()
+    mx.synchronize()
+    mx.clear_cache()
+
+
+class _Reporter:
+    """A log line about throughput, every so many seconds while something happens."""
+
+    def __init__(self, interval: float | None) -> None:
+        self._interval = interval
+        self._last = Stats()
+        self._time = time.monotonic()
+
+    def report(self, stats: Stats, now: float) -> None:
+        if self._interval is None or now - self._time < self._interval:
+            return
+        last, seconds = self._last, now - self._time
+        self._last, self._time = stats, now
+        if stats.num_steps == last.num_steps:
+            return
+        queries = stats.prefix_cache_queries - last.prefix_cache_queries
+        hits = stats.prefix_cache_hits - last.prefix_cache_hits
+        log.info(
+            "Prompt throughput: %.1f tokens/s, generation throughput: %.1f tokens/s, "
+            "running: %d, waiting: %d, KV cache usage: %.1f%%, prefix cache hit rate: %.1f%%",
+            (stats.prompt_tokens - last.prompt_tokens) / seconds,
+            (stats.generation_tokens - last.generation_tokens) / seconds,
+            stats.num_requests_running,
+            stats.num_requests_waiting,
+            100 * stats.kv_cache_usage_perc,
+            100 * hits / queries if queries else 0.0,
+        )

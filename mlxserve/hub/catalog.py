@@ -1,0 +1,190 @@
+"""Which models there are: the one that comes along, those on this machine, and well-known ones; and
+whether each fits into memory with a context of a given length.
+
+Reads configurations and file sizes only. Never imports mlx, and never asks the network.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from mlxserve.hub.embedded import MODEL_NAME, model_path
+
+
+class Source(StrEnum):
+    BUNDLED = "bundled"
+    DOWNLOADED = "downloaded"  # in the cache of huggingface_hub
+    FOLDER = "folder"
+    SUGGESTED = "suggested"  # not on this machine
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A model that can be named after --model."""
+
+    name: str
+    source: Source
+    weight_size: int  # bytes
+    kv_heads: int  # key or value heads, over all layers
+    head_dim: int
+    context: int  # tokens it was made for; 0 where it does not say
+    num_heads: int = 0  # of queries, in a layer
+    width: int = 0  # hidden size
+    inner: int = 0  # intermediate size; of experts, that of all a token is sent to
+
+    def kv_size(self, bytes_per_value: int) -> int:
+        """Bytes of keys and values per token; an upper bound, windows are not taken off."""
+        return 2 * self.kv_heads * self.head_dim * bytes_per_value
+
+    def step_size(self, bytes_per_value: int, *, has_scores: bool) -> int:
+        """Bytes that a step of 2,048 tokens takes at its peak, beside weights and cache.
+
+        has_scores: attention without Metal holds them, in float32, for 256 keys at a time
+
+        A rule of thumb after what `model.sizing` measures for geometries of Llama and Qwen3 on a
+        CPU: 7 values per hidden unit and 2 per intermediate one. For the embedded model it is
+        within a third of the measured peak; on Metal nobody has compared them.
+        """
+        values = 7 * self.width + 2 * self.inner
+        scores = 8 * 256 * 4 * self.num_heads if has_scores else 0
+        return _STEP_TOKENS * (values * bytes_per_value + scores)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`num_tokens` fit beside the weights and a step; `fits` if they are as many as asked for."""
+
+    fits: bool
+    num_tokens: int
+    needed: int  # bytes, for weights, a step at its peak and the context asked for
+    context: int  # tokens, which that is
+
+
+_STEP_TOKENS = 2048  # `max_num_batched_tokens` where nobody says otherwise
+_USUAL_CONTEXT = 8192  # tokens, of a model that does not say what it was made for
+# Name, billions of parameters, layers, key-value heads, head size, context, query heads, hidden and
+# intermediate size: as their config.json has them; the parameters follow from those and the size of
+# the vocabulary (tests/test_catalog.py does that sum). Their 4-bit files hold 4.5 bits per weight,
+# embeddings too: each group of 64 has a scale and a bias of 16 bits, and norms are too small to
+# count.
+_KNOWN = (
+    ("mlx-community/Qwen3-0.6B-4bit", 0.6, 28, 8, 128, 40_960, 16, 1024, 3072),
+    ("mlx-community/Llama-3.2-1B-Instruct-4bit", 1.24, 16, 8, 64, 131_072, 32, 2048, 8192),
+    ("mlx-community/Llama-3.2-3B-Instruct-4bit", 3.21, 28, 8, 128, 131_072, 24, 3072, 8192),
+    ("mlx-community/Qwen3-4B-4bit", 4.02, 36, 8, 128, 40_960, 32, 2560, 9728),
+    ("mlx-community/Mistral-7B-Instruct-v0.3-4bit", 7.25, 32, 8, 128, 32_768, 32, 4096, 14_336),
+    ("mlx-community/Qwen3-8B-4bit", 8.19, 36, 8, 128, 40_960, 32, 4096, 12_288),
+    ("mlx-community/Qwen3-14B-4bit", 14.77, 40, 8, 128, 40_960, 40, 5120, 17_408),
+    ("mlx-community/Qwen3-30B-A3B-4bit", 30.53, 48, 4, 128, 40_960, 32, 2048, 8 * (768 + 2048)),
+    ("mlx-community/Qwen3-32B-4bit", 32.76, 64, 8, 128, 40_960, 64, 5120, 25_600),
+)
+_BITS_PER_WEIGHT = 4.5
+
+
+def judge(entry: Entry, *, context: int | None, memory: int, is_metal: bool) -> Verdict:
+    """Whether `context` tokens fit beside weights and a step.
+
+    context: None for all that the model was made for; never more than that
+    """
+    bytes_per_value = 2 if is_metal else 4  # without Metal everything is computed in float32
+    made_for = entry.context or context or _USUAL_CONTEXT
+    context = min(context or made_for, made_for)
+    per_token = max(1, entry.kv_size(bytes_per_value))
+    taken = entry.weight_size + entry.step_size(bytes_per_value, has_scores=not is_metal)
+    num_tokens = max(0, (memory - taken) // per_token)
+    needed = taken + context * per_token
+    return Verdict(needed <= memory, num_tokens, needed, context)
+
+
+def entries() -> list[Entry]:
+    """Every model once: bundled, downloaded, in folders, and the well-known that are missing."""
+    found: dict[str, Entry] = {}
+    for name, source, folder in _places():
+        entry = _entry(name, source, folder)
+        if entry is not None:
+            found.setdefault(name, entry)
+    for suggestion in _suggestions():
+        found.setdefault(suggestion.name, suggestion)
+    return list(found.values())
+
+
+def hub_cache() -> Path:
+    """Where huggingface_hub keeps what it downloads, by the same variables."""
+    if cache := os.environ.get("HF_HUB_CACHE"):
+        return Path(cache).expanduser()
+    home = os.environ.get("HF_HOME") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface"
+    )
+    return Path(home).expanduser() / "hub"
+
+
+def _places() -> Iterator[tuple[str, Source, Path]]:
+    """(name, source, folder) of what may be a model."""
+    yield MODEL_NAME, Source.BUNDLED, model_path()
+    for repository in sorted(hub_cache().glob("models--*--*")):
+        name = repository.name.removeprefix("models--").replace("--", "/", 1)
+        for snapshot in _newest_first(repository / "snapshots"):
+            yield name, Source.DOWNLOADED, snapshot
+    home = Path(os.environ.get("MLXSERVE_HOME", "~/.mlxserve")).expanduser()
+    for pattern, root in (
+        ("*", home / "models"),
+        ("*/*", Path("~/.lmstudio/models").expanduser()),
+    ):
+        for folder in sorted(root.glob(pattern)):
+            yield str(folder), Source.FOLDER, folder
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*"), key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def _entry(name: str, source: Source, folder: Path) -> Entry | None:
+    """The model in a folder; None where it is incomplete or none that we read."""
+    config = _json(folder / "config.json")
+    weights = sorted(folder.glob("model*.safetensors"))
+    index = _json(folder / "model.safetensors.index.json").get("weight_map")
+    shards = set(index.values()) if isinstance(index, dict) else set()
+    if not config.get("model_type") or not weights or shards - {file.name for file in weights}:
+        return None
+    inner = config.get("text_config")
+    text = {**config, **inner} if isinstance(inner, dict) else config
+    try:
+        num_heads = int(text["num_attention_heads"])
+        kv_heads = int(text.get("num_key_value_heads") or num_heads)
+        head_dim = int(text.get("head_dim") or int(text["hidden_size"]) // num_heads)
+        num_layers = int(text["num_hidden_layers"])
+        context = int(text.get("max_position_embeddings") or 0)
+        width = int(text.get("hidden_size") or num_heads * head_dim)
+        inner = _inner(text, width)
+        size = sum(file.stat().st_size for file in weights)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, OSError):
+        return None  # a name in the list that could not be chosen would help nobody
+    kv_heads *= num_layers
+    return Entry(name, source, size, kv_heads, head_dim, context, num_heads, width, inner)
+
+
+def _inner(text: Mapping[str, Any], width: int) -> int:
+    """What a layer makes of a token: of experts, their inner values and what each gives back."""
+    num_experts = int(text.get("num_experts_per_tok") or 0)
+    inner = int(text.get("moe_intermediate_size") or text.get("intermediate_size") or 4 * width)
+    return num_experts * (inner + width) if num_experts else inner
+
+
+def _json(file: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _suggestions() -> Iterator[Entry]:
+    for name, billions, layers, kv_heads, head_dim, *rest in _KNOWN:
+        size = int(billions * 1e9 * _BITS_PER_WEIGHT / 8)
+        yield Entry(name, Source.SUGGESTED, size, layers * kv_heads, head_dim, *rest)

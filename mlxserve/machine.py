@@ -1,0 +1,182 @@
+"""What must be right before mlx is imported: a fast BLAS on Linux, and MLX's environment.
+
+The Linux wheel of mlx links a reference BLAS (1.5-2.4 GFLOP/s in float32 on a 2-core x86 box).
+A shared library loaded globally first takes its symbols' place: MKL reaches 145 GFLOP/s there,
+OpenBLAS 140. On macOS nothing of this is needed: Metal computes, and Accelerate is linked.
+
+Imports nothing but the standard library. `prepare()` is called by every module that is about to import mlx for the first
+time (`build.py`, `mini`, the benchmarks, the tests' conftest); it does its work once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.metadata
+import logging
+import os
+import platform
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlxserve.allocator import keep_freed_memory
+from mlxserve.errors import InvalidConfig
+
+log = logging.getLogger("mlxserve.platform")
+
+# More work per Metal command buffer than MLX's default: another project measured 58 -> 91 tokens/s
+# when decode steps were no longer cut into many small buffers. Unmeasured by us; a user's own
+# setting wins.
+_MLX_ENVIRONMENT = {"MLX_MAX_OPS_PER_BUFFER": "200", "MLX_MAX_MB_PER_BUFFER": "400"}
+
+# MKL's threads spin for 200 ms after each product by default, and on a machine that does anything
+# else they take the time of those they wait for: 1,000 prompt tokens of a 100M model took 9.7-11.3 s
+# at a load of 4 on 2 cores, and 4.7-8.2 s without spinning. Not to spin at all is dear on a quiet
+# machine (small products six times slower); one millisecond bridges the gap to the next product.
+_OPENMP_ENVIRONMENT = {"KMP_BLOCKTIME": "1"}
+
+# Symbols of the C BLAS interface, to see that a library is one.
+_BLAS_PROBE = "cblas_sgemm"
+
+
+class SlowBlasWarning(UserWarning):
+    """mlx will compute on this machine with its reference BLAS, about 70 times slower."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blas:
+    """The BLAS that mlx will use. `path` is None where none had to be loaded."""
+
+    name: str
+    path: str | None
+    is_fast: bool
+
+
+@functools.cache
+def prepare() -> Blas:
+    """Load a BLAS and set MLX's defaults, once per process; before mlx is imported.
+
+    Raises InvalidConfig if MLXSERVE_BLAS names a library that cannot be used. Warns
+    SlowBlasWarning where no fast BLAS is found.
+    """
+    for name, value in _MLX_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if sys.platform == "darwin":
+        return Blas("Accelerate", None, is_fast=True)
+    for name, value in _OPENMP_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    keep_freed_memory()
+    if "mlx.core" in sys.modules:
+        # Too late to replace its BLAS; somebody else's import decides.
+        log.debug("mlx was imported before mlxserve.machine.prepare()")
+        return Blas("whatever was loaded when mlx was imported", None, is_fast=False)
+    return _load_fast_blas()
+
+
+def _load_fast_blas() -> Blas:
+    chosen = os.environ.get("MLXSERVE_BLAS")
+    if chosen:
+        try:
+            return _load("MLXSERVE_BLAS", Path(chosen))
+        except OSError as error:
+            raise InvalidConfig(
+                f"MLXSERVE_BLAS={chosen} cannot be loaded ({error}). Point it at a shared library "
+                f"that exports {_BLAS_PROBE}, or unset it."
+            ) from error
+    for name, path in _candidates():
+        try:
+            return _load(name, path)
+        except OSError as error:
+            log.debug("%s at %s cannot be loaded: %s", name, path, error)
+    warnings.warn(
+        "No fast BLAS found: mlx will use its reference BLAS and be about 70 times slower. "
+        "Install one (`pip install mkl` on x86-64, or `apt-get install libopenblas0-pthread`), "
+        "or name one in MLXSERVE_BLAS.",
+        SlowBlasWarning,
+        stacklevel=2,
+    )
+    return Blas("mlx's reference BLAS", None, is_fast=False)
+
+
+def _load(name: str, path: Path) -> Blas:
+    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    if not hasattr(library, _BLAS_PROBE):
+        raise OSError(f"{path} does not export {_BLAS_PROBE}")
+    return Blas(name, str(path), is_fast=True)
+
+
+def _candidates() -> Iterator[tuple[str, Path]]:
+    """(name, path) of what to try, best first."""
+    try:
+        files = importlib.metadata.files("mkl") or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.name.startswith("libmkl_rt.so"):
+            yield "MKL", Path(str(file.locate()))
+    for folder in ("/usr/lib", "/usr/lib64", "/usr/local/lib"):
+        for pattern in ("*-linux-gnu/openblas-pthread/libopenblas.so.0", "libopenblas*.so*"):
+            for path in sorted(Path(folder).glob(pattern)):
+                yield "OpenBLAS", path
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes. `working_set` is what the engine may plan with: weights, a step's peak, the pool."""
+
+    total: int
+    working_set: int
+
+
+def memory() -> Memory:
+    """This machine's memory, as the device sees it. Imports mlx."""
+    prepare()
+    import mlx.core as mx
+
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if is_metal():
+        return Memory(total, int(mx.device_info()["max_recommended_working_set_size"]))
+    # A CPU has no such recommendation, and shares its memory with everything else: a quarter.
+    return Memory(total, total // 4)
+
+
+def is_metal() -> bool:
+    """Whether mlx computes on Metal. Imports mlx."""
+    prepare()
+    import mlx.core as mx
+
+    return bool(mx.metal.is_available()) and mx.default_device() == mx.gpu
+
+
+def facts() -> dict[str, str]:
+    """What a report about this machine should say, in reading order. Imports mlx."""
+    blas = prepare()
+    import mlx.core as mx
+
+    gib = 1 << 30
+    sizes = memory()
+    found = {
+        "mlxserve": _version("mlxserve"),
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cores": str(os.cpu_count()),
+        "memory": f"{sizes.total / gib:.1f} GiB, of which {sizes.working_set / gib:.1f} GiB to plan with",
+        "mlx": _version("mlx"),
+        "mlx-lm": _version("mlx-lm"),
+        "device": "Metal" if is_metal() else "CPU",
+        "blas": blas.name if blas.path is None else f"{blas.name} ({blas.path})",
+    }
+    if is_metal():
+        info = mx.device_info()
+        found["gpu"] = str(info.get("device_name", "unknown"))
+    return found
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed as a package"

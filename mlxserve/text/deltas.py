@@ -1,0 +1,175 @@
+"""Between the engine's tokens and an answer's deltas: text, without halves of anything.
+
+    tokens ─ decoder ─ parser ─ stop strings ─ Delta
+             half a     half a   what could
+             character  marker   become one
+
+Each stage holds back what is not certain yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mlxserve.request import CacheReport, FinishReason, Output, SamplingParams, TokenLogprob
+from mlxserve.text.parsing.overlap import overlap
+from mlxserve.text.parsing.parser import TurnParser
+from mlxserve.text.parsing.readers import Event, Reasoning, Text
+from mlxserve.text.parsing.turn import ToolCallDelta
+from mlxserve.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a request. `cached_tokens` of the prompt's were found in the cache.
+
+    `cache` says why no more of them were; None if the request ended before it was started.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    cache: CacheReport | None = None
+    reasoning_tokens: int = 0  # of the completion's
+
+
+class Delta(NamedTuple):
+    """One piece of an answer. The last one has `finish_reason` and `usage`, the first one `usage`.
+
+    An answer comes as reasoning, then text, then calls of tools, each possibly empty; some models
+    mix them. Within a delta that order holds. `stop` is the stop string that ended the answer.
+    """
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    stop: str | None = None
+
+
+class AnswerText:
+    """Outputs to deltas: decodes, tells thinking and calls from text, stops at stop strings.
+
+    Only the text is searched for stop strings. Without a parser all is text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        stop_ids: frozenset[int],
+        parser: TurnParser | None = None,
+    ) -> None:
+        self._decoder = tokenizer.stream(None if parser is None else parser.tokens)
+        self._parser = parser
+        self._stops = StopStrings(params.stop)
+        self._hidden = frozenset() if params.ignore_eos else stop_ids
+        self._is_plain = parser is None and not params.stop
+        self._num_outputs = 0
+        self._num_reasoning = 0
+        self._is_first = True
+
+    def push(self, output: Output) -> Delta:
+        token_ids = output.token_ids
+        if self._is_plain and not self._is_first and output.finish_reason is None:
+            # Most of them, and as below, in half of the time: a token that ends would say so.
+            self._num_outputs += len(token_ids)
+            return Delta(self._decoder.push(token_ids), token_ids, output.logprobs)
+        events: list[Event] = []
+        for token in token_ids:
+            self._num_outputs += 1
+            if token not in self._hidden:
+                self._num_reasoning += self._parser is not None and self._parser.is_thinking
+                events += self._events(self._decoder.push([token]))
+        is_last = output.finish_reason is not None
+        if is_last:
+            events += self._events(self._decoder.finish())
+            events += self._parser.finish() if self._parser is not None else ()
+        return self._delta(output, self._stops.filter(events, is_last=is_last))
+
+    def _events(self, text: str) -> Iterable[Event]:
+        if self._parser is not None:
+            return self._parser.push(text)
+        return (Text(text),) if text else ()
+
+    def _delta(self, output: Output, events: Sequence[Event]) -> Delta:
+        reason = self._reason(output.finish_reason)
+        has_usage = reason is not None or self._is_first
+        self._is_first = False
+        text = reasoning = ""
+        calls: list[ToolCallDelta] = []
+        for event in events:
+            if isinstance(event, Text):
+                text += event.text
+            elif isinstance(event, Reasoning):
+                reasoning += event.text
+            else:
+                calls.append(event)
+        return Delta(
+            text,
+            output.token_ids,
+            output.logprobs,
+            reason,
+            self._usage(output) if has_usage else None,
+            reasoning,
+            tuple(calls),
+            self._stops.found,
+        )
+
+    def _reason(self, reason: FinishReason | None) -> FinishReason | None:
+        """The engine's, unless the text says that it is over or why it is."""
+        if self._stops.found is not None:
+            return FinishReason.STOP
+        if self._parser is None:
+            return reason
+        if self._parser.is_over or (reason is FinishReason.STOP and self._parser.num_calls):
+            return FinishReason.TOOL_CALLS
+        return reason
+
+    def _usage(self, output: Output) -> Usage:
+        return Usage(
+            output.num_prompt,
+            self._num_outputs,
+            output.num_cached,
+            output.cache,
+            self._num_reasoning,
+        )
+
+
+class StopStrings:
+    """Ends the text of an answer before the first of some strings. `found` is that string."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.found: str | None = None
+        self._stops = tuple(stops)
+        self._held = ""  # could be the beginning of one
+
+    def filter(self, events: Sequence[Event], *, is_last: bool) -> list[Event]:
+        """The events, up to a stop string. Other events than text end what could become one."""
+        if not self._stops:
+            return list(events)
+        kept: list[Event] = []
+        for event in events:
+            if isinstance(event, Text):
+                self._held += event.text
+                kept += self._release(is_certain=False)
+            else:
+                kept += self._release(is_certain=True)
+                kept += () if self.found is not None else (event,)
+            if self.found is not None:
+                return kept
+        return kept + self._release(is_certain=True) if is_last else kept
+
+    def _release(self, *, is_certain: bool) -> list[Event]:
+        found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            cut, self.found = min(found)
+        else:
+            cut = len(self._held) - (0 if is_certain else overlap(self._held, self._stops))
+        text, self._held = self._held[:cut], self._held[cut:]
+        return [Text(text)] if text else []

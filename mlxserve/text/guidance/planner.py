@@ -1,0 +1,143 @@
+"""Planner: from what was asked of an answer to the guide that sees to it.
+
+Most answers need none: without a structure, required calls or a budget of thinking, and without
+tools whose calls can be followed, nothing stands between the model and its next token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mlxserve.errors import InvalidParameter
+from mlxserve.request import SamplingParams, Structure, StructureKind
+from mlxserve.text.guidance.calls import call_grammar
+from mlxserve.text.guidance.grammars import MAX_GRAMMAR, Grammars, inline
+from mlxserve.text.guidance.guide import Guide, Plan
+from mlxserve.text.parsing.markup import Markup, Part
+from mlxserve.text.parsing.turn import ToolChoice, Turn
+from mlxserve.text.tokenizer import Tokenizer
+
+log = logging.getLogger("mlxserve.guidance")
+
+
+class Planner:
+    """Makes guides for one model. Its methods may be called from any event loop."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._grammars = Grammars(tokenizer, vocab_size)
+
+    def close(self) -> None:
+        self._grammars.close()
+
+    async def guide(
+        self, prompt: Sequence[int], params: SamplingParams, turn: Turn | None
+    ) -> Guide | None:
+        """Raises InvalidParameter for what cannot be followed."""
+        if turn is None and params.structure is None:
+            return None
+        turn, markup = (Turn(), Markup()) if turn is None else (turn, self._tokenizer.markup)
+        plan = Plan(
+            vocab_size=self._grammars.vocab_size,
+            end_ids=self._tokenizer.eos_token_ids,
+            think_start=markup.think_start,
+            think_end=markup.think_end,
+            may_think=markup.is_taught and turn.thinking_budget != 0,
+            is_thinking=markup.opens_thinking(prompt, self._tokenizer.decode),
+            thinking_budget=turn.thinking_budget if markup.can_think else None,
+        )
+        plan = await self._with_grammars(plan, params.structure, turn, markup)
+        is_idle = plan.answer is None and not plan.opening and plan.call is None
+        return None if is_idle and plan.thinking_budget is None else Guide(plan)
+
+    async def _with_grammars(
+        self, plan: Plan, structure: Structure | None, turn: Turn, markup: Markup
+    ) -> Plan:
+        is_required = turn.may_call and turn.tool_choice is ToolChoice.REQUIRED
+        is_known = markup.first is not Part.HEADER or markup.text_start
+        if not is_known and (is_required or structure is not None):
+            field = structure.field if structure is not None else "tool_choice"
+            raise InvalidParameter(field, "is not supported with this model's way of answering")
+        if is_required:
+            return await self._required(plan, structure, turn, markup)
+        if structure is not None and turn.may_call:
+            return await self._structured_or_calls(plan, structure, turn, markup)
+        if structure is not None:
+            structure = self._behind(markup.text_start, structure)
+            return replace(plan, answer=await self._grammars.compile(structure))
+        return await self._followed(plan, turn, markup) if turn.may_call else plan
+
+    async def _required(
+        self, plan: Plan, structure: Structure | None, turn: Turn, markup: Markup
+    ) -> Plan:
+        if structure is not None:
+            raise InvalidParameter(
+                structure.field, "an answer cannot be both this and a required call of a tool"
+            )
+        grammar = await asyncio.to_thread(_grammar, markup, turn, "tools", is_whole=True)
+        if grammar is not None:
+            return replace(plan, answer=await self._grammars.compile(grammar, limit=MAX_GRAMMAR))
+        if turn.tool_name is not None:
+            raise InvalidParameter(
+                "tool_choice", "a tool cannot be named with this model; 'required' can be asked for"
+            )
+        return replace(plan, opening=markup.call_start)
+
+    async def _structured_or_calls(
+        self, plan: Plan, structure: Structure, turn: Turn, markup: Markup
+    ) -> Plan:
+        await self._grammars.compile(structure)  # its errors are its own
+        inner = inline(structure)
+        if inner is None:
+            raise InvalidParameter(structure.field, "cannot be combined with tools")
+        otherwise = f"{markup.text_start} ({inner})".strip()
+        grammar = await asyncio.to_thread(
+            _grammar, markup, turn, structure.field, is_whole=True, otherwise=otherwise
+        )
+        if grammar is None:
+            raise InvalidParameter(structure.field, "cannot be combined with tools on this model")
+        return replace(plan, answer=await self._grammars.compile(grammar, limit=MAX_GRAMMAR))
+
+    @staticmethod
+    def _behind(start: str, structure: Structure) -> Structure:
+        """The same structure behind the markup that opens a text."""
+        if not start:
+            return structure
+        inner = inline(structure)
+        if inner is None:
+            raise InvalidParameter(structure.field, "is not supported with this model")
+        return Structure(StructureKind.GRAMMAR, f"start: {start} ({inner})", structure.field)
+
+    async def _followed(self, plan: Plan, turn: Turn, markup: Markup) -> Plan:
+        """Calls follow their schemas once they have begun. One that cannot be followed is free."""
+        try:
+            grammar = await asyncio.to_thread(_grammar, markup, turn, "tools", is_whole=False)
+            if grammar is None:
+                return plan
+            call = await self._grammars.compile(grammar, limit=MAX_GRAMMAR)
+        except InvalidParameter as error:
+            log.info("Calls of tools are not held to their schemas: %s", error)
+            return plan
+        joins = bool(markup.call_tail)
+        marker = markup.call_start[:-1] if joins else markup.call_start
+        return replace(plan, call=call, call_start=marker, call_joins=joins)
+
+
+def _grammar(
+    markup: Markup, turn: Turn, field: str, *, is_whole: bool, otherwise: str = ""
+) -> Structure | None:
+    """The grammar of a turn's calls. Raises InvalidParameter for a tool's schema."""
+    try:
+        source = call_grammar(
+            markup,
+            turn.tools,
+            is_whole=is_whole,
+            repeats=turn.parallel_tool_calls,
+            otherwise=otherwise,
+        )
+    except ValueError as error:
+        raise InvalidParameter("tools", str(error)) from error
+    return None if source is None else Structure(StructureKind.GRAMMAR, source, field)

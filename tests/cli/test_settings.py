@@ -1,0 +1,137 @@
+"""One option, four places it can come from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxserve.api.config import ServerConfig
+from mlxserve.cli.settings import OTHER_NAMES, Settings, types_of
+from mlxserve.config import EngineConfig
+from mlxserve.errors import InvalidConfig
+
+SCHEMAS = (ServerConfig, EngineConfig)
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "mlxserve").mkdir()
+    return tmp_path / "mlxserve"
+
+
+def read(
+    flags: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> Settings:
+    return Settings.read(SCHEMAS, flags or {}, environment or {}, file)
+
+
+def build_all() -> None:
+    settings = read()
+    settings.build(EngineConfig)
+    settings.build(ServerConfig)
+
+
+def test_a_flag_goes_before_the_environment_and_that_before_the_file(home: Path) -> None:
+    (home / "config.toml").write_text("page_size = 16\nseed = 1\nport = 1\nnum_pages = 9\n")
+    settings = read(
+        {"page_size": 64, "num_pages": None},
+        {"MLXSERVE_PAGE_SIZE": "32", "MLXSERVE_SEED": "2", "MLXSERVE_HOME": "/x", "PATH": "/y"},
+    )
+    engine, server = settings.build(EngineConfig), settings.build(ServerConfig)
+    assert (engine.page_size, engine.seed, server.port, engine.num_pages) == (64, 2, 1, 9)
+    assert engine.max_num_seqs == EngineConfig().max_num_seqs
+    assert settings.flags == {"page_size": 64}
+
+
+def test_a_file_may_be_named_by_a_flag_or_a_variable(home: Path, tmp_path: Path) -> None:
+    (home / "config.toml").write_text("seed = 1\n")
+    other = tmp_path / "other.toml"
+    other.write_text('alias = ["a", "b"]\nenable_prefix_caching = false\nitl_target_ms = 50\n')
+    for settings in (read(file=other), read(environment={"MLXSERVE_CONFIG": str(other)})):
+        assert settings.build(ServerConfig).alias == ("a", "b")
+        engine = settings.build(EngineConfig)
+        assert (engine.seed, engine.enable_prefix_caching, engine.itl_target_ms) == (0, False, 50)
+
+
+def test_a_variable_is_read_as_its_options_type() -> None:
+    environment = {
+        "MLXSERVE_ENABLE_PREFIX_CACHING": "False",
+        "MLXSERVE_DISABLE_LOG_STATS": "1",
+        "MLXSERVE_GPU_MEMORY_UTILIZATION": "0.5",
+        "MLXSERVE_NUM_PAGES": "7",
+        "MLXSERVE_ALIAS": "a, b,",
+        "MLXSERVE_MODEL": "org/name",
+        "MLXSERVE_SEED": "",
+    }
+    settings = read(environment=environment)
+    engine = settings.build(EngineConfig)
+    assert (engine.enable_prefix_caching, engine.disable_log_stats) == (False, True)
+    assert (engine.gpu_memory_utilization, engine.num_pages) == (0.5, 7)
+    assert (engine.model, engine.seed) == ("org/name", 0)
+    assert settings.build(ServerConfig).alias == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("max_num_seq = 3\n", "Did you mean max_num_seqs"),
+        ("zzz = 3\n", "See `mlxserve serve --help`"),
+        ("[engine]\nseed = 1\n", "no option 'engine'"),
+        ("seed = \n", "cannot be read"),
+        ("seed = 'x'\n", r"seed must be a whole number.*set in .*config.toml"),
+        ("port = 70000\n", r"port must be a whole number from 0 to 65535.*config.toml"),
+        ("alias = 'x'\n", "alias must be a list"),
+        ("host = 3\n", "host must be text"),
+    ],
+)
+def test_a_mistake_in_the_file_names_the_file_and_the_option(
+    home: Path, text: str, words: str
+) -> None:
+    (home / "config.toml").write_text(text)
+    with pytest.raises(InvalidConfig, match=words):
+        build_all()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("MLXSERVE_MAX_NUM_SEQ", "3", "MLXSERVE_MAX_NUM_SEQ .*max_num_seqs"),
+        ("MLXSERVE_SEED", "x", "MLXSERVE_SEED must be a whole number, got 'x'"),
+        ("MLXSERVE_DISABLE_LOG_STATS", "maybe", "must be true or false"),
+        ("MLXSERVE_SWAP_SPACE", "much", "must be a number"),
+        ("MLXSERVE_PAGE_SIZE", "7", r"page_size must be one of .*set by MLXSERVE_PAGE_SIZE"),
+    ],
+)
+def test_a_mistake_in_the_environment_names_the_variable(
+    variable: str, value: str, words: str
+) -> None:
+    with pytest.raises(InvalidConfig, match=words):
+        read(environment={variable: value}).build(EngineConfig)
+
+
+def test_a_mistake_in_a_flag_is_told_as_it_is() -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        read({"page_size": 7}).build(EngineConfig)
+    assert str(caught.value).endswith("got 7")
+
+
+def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="cannot be read"):
+        read(file=tmp_path / "none.toml")
+
+
+def test_every_variable_that_the_code_reads_is_known() -> None:
+    """Or the command would refuse to start where one of them is set."""
+    root = Path(__file__).parents[2]
+    known = {f"MLXSERVE_{name.upper()}" for schema in SCHEMAS for name in types_of(schema)}
+    for folder in ("mlxserve", "metal_kernels", "tui", "tests"):
+        for file in (root / folder).rglob("*.py"):
+            found = re.findall(r"environ[^\n]*\W(MLXSERVE_[A-Z_]+)", file.read_text())
+            assert set(found) <= known | OTHER_NAMES, file

@@ -1,0 +1,85 @@
+"""What the doctor says of the attention kernels, on a Mac and where there is none."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from metal_kernels import checkup, kernels, selftest
+from metal_kernels.checkup import OpCheck
+from metal_kernels.emulator import toolchain
+from mlxserve import machine
+from mlxserve.doctor.kernels import examine
+
+NAMES = ["in-place writes", "float16 ops", "bfloat16 ops", "float32 ops"]
+
+
+@pytest.fixture
+def no_mac(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "is_metal", lambda: False)
+
+
+@pytest.fixture
+def mac(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metal's place taken by the emulator, and small sizes."""
+    monkeypatch.setattr(machine, "is_metal", lambda: True)
+    monkeypatch.setattr(kernels, "on_metal", kernels.on_emulator())
+    real = checkup.check_ops
+    monkeypatch.setattr(checkup, "check_ops", lambda backend, _dims: real(backend, [64]))
+    small: dict[str, Any] = {"batch": 1, "context": 64, "head_dim": 64, "repeats": 1}
+    monkeypatch.setattr(checkup, "measure", partial(checkup.measure, **small))
+
+
+@pytest.mark.usefixtures("no_mac")
+def test_without_metal_the_emulator_checks_every_op() -> None:
+    lines = list(examine())
+    assert [name for name, _, _ in lines] == NAMES
+    assert {verdict for _, _, verdict in lines} == {"ok"}
+    for name, value, _ in lines[1:]:
+        assert value.startswith("on the emulator: write_kv exact, copy_pages exact"), name
+        assert "paged_decode off by 64:" in value
+        assert "paged_prefill off by 64:" in value
+
+
+@pytest.mark.usefixtures("no_mac")
+def test_without_metal_and_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(toolchain.VARIABLE, "no-such-compiler")
+    ((name, value, verdict),) = examine()
+    assert (name, verdict) == ("kernels", "")
+    assert "not checked without Metal" in value
+    assert "no-such-compiler" in value
+
+
+@pytest.mark.usefixtures("mac")
+def test_on_metal_speeds_and_the_gain_of_page_writes_are_reported() -> None:
+    lines = {name: value for name, value, _ in examine()}
+    assert list(lines) == [*NAMES, "decode reads", "page writes"]
+    assert lines["float16 ops"].startswith("on Metal: ")
+    assert "GB/s of keys and values" in lines["decode reads"]
+    assert "times" in lines["page writes"]
+
+
+@pytest.mark.usefixtures("no_mac")
+def test_an_op_that_is_wrong_is_broken_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = [
+        OpCheck("paged_decode", mx.float16, 64, 1e-4, 3e-3),
+        OpCheck("paged_decode", mx.float16, 128, 0.5, 3e-3),
+    ]
+    monkeypatch.setattr(checkup, "check_ops", lambda _backend, _dims: iter(wrong))
+    _, (name, value, verdict) = examine()
+    assert (name, verdict) == ("float16 ops", "BROKEN")
+    assert "paged_decode off by 64:1e-04 128:5e-01, paged_decode at 128 may be 3e-03" in value
+
+
+@pytest.mark.usefixtures("no_mac")
+def test_writes_that_are_not_in_place_are_broken_and_say_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(selftest, "why_not_in_place", lambda _backend: "step 1 came late")
+    monkeypatch.setattr(checkup, "check_ops", lambda _backend, _dims: iter(()))
+    ((name, value, verdict),) = examine()
+    assert (name, verdict) == ("in-place writes", "BROKEN")
+    assert "step 1 came late" in value

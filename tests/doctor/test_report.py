@@ -1,0 +1,56 @@
+from pathlib import Path
+
+from mlxserve.config import EngineConfig
+from mlxserve.doctor import report
+from mlxserve.doctor.report import Finding, Verdict, diagnose, measure_matmul, self_test
+
+
+def small(folder: Path, **options: bool) -> EngineConfig:
+    return EngineConfig(model=str(folder), num_pages=32, disable_log_stats=True, **options)
+
+
+def test_a_finding_is_one_aligned_line():
+    assert str(Finding("mlx", "0.32")) == "       mlx             0.32"
+    assert str(Finding("self-test", "no", Verdict.BROKEN)) == "BROKEN self-test       no"
+
+
+def test_matmul_is_measured():
+    finding = measure_matmul()
+    assert "GFLOP/s" in finding.value
+    assert finding.verdict in (Verdict.OK, Verdict.SLOW)
+
+
+def test_a_model_that_cannot_be_loaded_is_broken_and_says_why(tmp_path):
+    finding = self_test(EngineConfig(model=str(tmp_path)))
+    assert finding.is_broken
+    assert "config.json" in finding.value
+
+
+def test_an_answer_that_makes_no_sense_is_broken(model_folder):
+    finding = self_test(small(model_folder("qwen3")))
+    assert finding.is_broken
+    assert report.EXPECTED in finding.value
+
+
+def test_a_cache_that_finds_nothing_is_broken(model_folder, monkeypatch):
+    """A random model's answer is taken for the right one: everything else is real."""
+    monkeypatch.setattr(report, "EXPECTED", "")
+    folder = model_folder("qwen3")
+    assert self_test(small(folder)).verdict is Verdict.OK
+    monkeypatch.setattr(report, "QUESTION", "Too short to fill a page")
+    assert "cache" in self_test(small(folder)).value
+    assert self_test(small(folder)).is_broken
+    assert not self_test(small(folder, enable_prefix_caching=False)).is_broken
+
+
+def test_the_embedded_model_passes():
+    finding = self_test(EngineConfig(num_pages=64, disable_log_stats=True))
+    assert finding.verdict is Verdict.OK, finding.value
+
+
+def test_the_facts_of_the_machine_come_first(model_folder):
+    findings = {finding.name: finding for finding in diagnose(small(model_folder("qwen3")))}
+    for name in ("python", "system", "memory", "mlx", "mlx-lm", "device", "blas"):
+        assert findings[name].value
+        assert findings[name].verdict is Verdict.FACT
+    assert list(findings)[-2:] == ["matmul", "self-test"]

@@ -1,0 +1,331 @@
+"""Engine: the order of decide, compute and commit, with a runner that only writes down its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from mlxserve.cache.pages import PagePool
+from mlxserve.engine.engine import Engine
+from mlxserve.engine.pace import Pace
+from mlxserve.engine.snapshot import PageState, Phase
+from mlxserve.errors import OutOfMemory, QueueFull
+from mlxserve.request import Chunk, FinishReason, Request, Sampled, SamplingParams
+from mlxserve.scheduler.config import SchedulerConfig
+from mlxserve.scheduler.scheduler import Scheduler
+from mlxserve.stats import Memory
+
+PAGE = 16
+
+
+@dataclass(frozen=True)
+class Step:
+    number: int
+    chunks: tuple[Chunk, ...]
+
+
+class Recorder:
+    """A runner whose every token is 7, and a clock that its steps move."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.steps: list[Step] = []
+        self.now = 0.0
+
+    def launch(self, chunks: Sequence[Chunk], previous: Step | None) -> Step:
+        step = Step(len(self.steps), tuple(chunks))
+        if any(chunk.is_lazy for chunk in chunks):
+            assert previous is not None
+            assert previous.number == step.number - 1
+        self.steps.append(step)
+        self.calls.append(f"launch {step.number}")
+        return step
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        assert len(sources) == len(targets)
+        self.calls.append(f"copy {len(sources)}")
+
+    def start(self, step: Step) -> None:
+        self.calls.append(f"start {step.number}")
+
+    def collect(self, step: Step) -> list[Sampled | None]:
+        self.calls.append(f"collect {step.number}")
+        self.now += 0.01 + 0.001 * sum(chunk.length for chunk in step.chunks)
+        return [Sampled(7) if chunk.samples else None for chunk in step.chunks]
+
+    def resize(self, num_pages: int, moves: Mapping[int, int]) -> None:
+        if num_pages > 99:
+            raise OutOfMemory("so much there is not")
+        assert all(source >= num_pages > target for source, target in moves.items())
+        self.calls.append(f"resize {num_pages}, {len(moves)} moves")
+
+    def memory(self) -> Memory:
+        return Memory(kv_cache=1, active=2, reserved=3, peak=4)
+
+    def clock(self) -> float:
+        return self.now
+
+
+def build(
+    num_pages: int = 64, target: float | None = None, **options: Any
+) -> tuple[Engine, Recorder]:
+    pool = PagePool(num_pages, PAGE)
+    settings = {"max_num_batched_tokens": 256, "max_num_seqs": 8, "max_model_len": 512, **options}
+    scheduler = Scheduler(SchedulerConfig(page_size=PAGE, **settings), pool)
+    runner = Recorder()
+    engine = Engine(scheduler, runner, Pace(target), runner.clock)  # type: ignore[arg-type]
+    return engine, runner
+
+
+def request(name: str, length: int, max_tokens: int) -> Request:
+    tokens = [hash((name, i)) % 1000 for i in range(length)]
+    return Request(name, tokens, SamplingParams(max_tokens=max_tokens, temperature=0))
+
+
+def drain(engine: Engine) -> dict[str, list[int]]:
+    tokens: dict[str, list[int]] = {}
+    for _ in range(2000):
+        if not engine.has_work:
+            break
+        for output in engine.step():
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        engine.check()
+    assert not engine.has_work
+    return tokens
+
+
+def test_a_step_is_launched_before_the_one_before_it_is_read_and_started_after() -> None:
+    engine, runner = build()
+    engine.add(request("a", 5, max_tokens=3))
+    drain(engine)
+    assert runner.calls == [
+        *("launch 0", "start 0"),
+        *("launch 1", "collect 0", "start 1"),
+        *("launch 2", "collect 1", "start 2"),
+        "collect 2",
+    ]
+
+
+def test_what_was_read_is_returned_before_the_next_step_starts() -> None:
+    engine, runner = build()
+    engine.add(request("a", 5, max_tokens=3))
+    assert engine.step() == []
+    assert runner.calls == ["launch 0"]
+    engine.start()
+    [output] = engine.step()
+    assert output.token_ids == (7,)
+    assert runner.calls[1:] == ["start 0", "launch 1", "collect 0"]
+    engine.start()
+    engine.start()
+    assert runner.calls[4:] == ["start 1"], "a step starts once"
+
+
+def test_pages_are_copied_before_the_step_that_writes_to_the_copies() -> None:
+    engine, runner = build()
+    leader = request("a", 5, max_tokens=2)
+    forks = [replace(request("a", 5, max_tokens=2), id=name, fork_of=leader) for name in "bc"]
+    engine.add_all([leader, *forks])
+    tokens = drain(engine)
+    assert {name: len(ids) for name, ids in tokens.items()} == {"a": 2, "b": 2, "c": 2}
+    at = runner.calls.index("copy 2")
+    assert runner.calls[at - 1 : at + 2] == ["start 1", "copy 2", "launch 2"]
+    assert [chunk.request.id for chunk in runner.steps[2].chunks] == ["b", "c"]
+
+
+def test_a_request_and_its_forks_are_queued_all_or_none() -> None:
+    engine, _ = build(max_num_waiting=2)
+    leader = request("a", 5, max_tokens=2)
+    forks = [replace(request("a", 5, max_tokens=2), id=name, fork_of=leader) for name in "bc"]
+    with pytest.raises(QueueFull):
+        engine.add_all([leader, *forks])
+    assert not engine.has_work
+    assert engine.stats().request_success == {}
+
+
+def test_memory_that_could_run_out_makes_it_read_before_it_plans() -> None:
+    engine, runner = build(num_pages=4)
+    for name in "abc":
+        engine.add(request(name, 14, max_tokens=30))
+    tokens = drain(engine)
+    assert {name: len(ids) for name, ids in tokens.items()} == {"a": 30, "b": 30, "c": 30}
+    assert engine.stats().num_preemptions > 0
+    pairs = list(pairwise(runner.calls))
+    assert any(a.startswith("collect") and b.startswith("launch") for a, b in pairs)
+
+
+def test_an_abort_between_steps_drops_what_is_in_flight_and_frees_its_pages() -> None:
+    engine, _ = build()
+    engine.add(request("a", 40, max_tokens=50))
+    engine.step()
+    engine.step()
+    (end,) = engine.abort("a")
+    assert end.finish_reason is FinishReason.ABORT
+    assert end.token_ids == ()
+    assert engine.abort("a") == []
+    drain(engine)
+    assert engine.stats().pages_active == 0
+    assert engine.stats().request_success == {"abort": 1}
+
+
+def test_counters_tell_tokens_and_ends() -> None:
+    engine, _ = build()
+    engine.add(request("a", 20, max_tokens=4))
+    engine.add(request("b", 30, max_tokens=2))
+    drain(engine)
+    stats = engine.stats()
+    assert stats.prompt_tokens == 50
+    assert stats.generation_tokens == 6
+    assert stats.request_success == {"length": 2}
+    assert stats.kv_cache_usage_perc == 0
+
+
+@pytest.mark.parametrize(("target", "longest"), [(None, 256), (0.05, 48)])
+def test_prompts_beside_a_stream_keep_its_steps_near_the_target(
+    target: float | None, longest: int
+) -> None:
+    engine, runner = build(target=target, long_prefill_token_threshold=0)
+    engine.add(request("stream", 64, max_tokens=200))
+    for _ in range(20):
+        engine.step()
+    first = len(runner.steps)
+    engine.add(request("long", 400, max_tokens=1))
+    tokens = drain(engine)
+    assert len(tokens["stream"]) <= 200
+    chunks = [c for step in runner.steps[first:] for c in step.chunks if c.request.id == "long"]
+    assert sum(chunk.length for chunk in chunks) == 400
+    # 10 ms and 1 ms a token: 39 tokens fit beside one decode, 32 of them in whole pages.
+    assert max(chunk.length for chunk in chunks) <= longest
+    if target is None:
+        assert max(chunk.length for chunk in chunks) > 200
+    assert all(chunk.length == 32 for chunk in chunks[:-1]) is (target is not None)
+
+
+def test_distributions_tell_how_long_requests_wait_and_how_full_steps_are() -> None:
+    engine, runner = build(max_num_seqs=1)
+    engine.add(request("a", 100, max_tokens=10))
+    engine.add(request("b", 20, max_tokens=1))
+    engine.add(request("gone", 20, max_tokens=1))
+    engine.abort("gone")
+    drain(engine)
+    stats = engine.stats()
+    assert stats.queue_seconds is not None
+    assert stats.prefill_seconds is not None
+    assert stats.iteration_tokens is not None
+    assert sum(stats.queue_seconds.counts) == 2  # the aborted one never started
+    # "a" starts at once; "b" waits for its 10 steps: 110 ms, then 9 times 11 ms.
+    assert stats.queue_seconds.total == pytest.approx(0.11 + 9 * 0.011, abs=0.02)
+    assert stats.prefill_seconds.total == pytest.approx(0.11 + 0.03, abs=0.001)
+    assert sum(stats.iteration_tokens.counts) == len(runner.steps)
+    assert stats.iteration_tokens.total == sum(c.length for s in runner.steps for c in s.chunks)
+    above_64 = stats.iteration_tokens.bounds.index(128)
+    assert stats.iteration_tokens.counts[above_64] == 1
+
+
+def test_a_forced_reset_loses_no_token_of_the_step_that_was_unread() -> None:
+    expected, _ = build()
+    engine, _ = build()
+    for e in (expected, engine):
+        e.add(request("a", 40, 20))
+    wanted = drain(expected)
+    tokens: dict[str, list[int]] = {}
+    for number in range(500):
+        if not engine.has_work:
+            break
+        for output in engine.step():
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        if number in (3, 9):
+            assert not engine.reset_prefix_cache()
+            assert engine.reset_prefix_cache(force=True)
+            assert engine.stats().pages_cached == 0
+        engine.check()
+    assert tokens == wanted
+
+
+def test_a_resize_reads_the_unread_step_and_loses_none_of_its_tokens() -> None:
+    expected, _ = build()
+    engine, runner = build()
+    for e in (expected, engine):
+        e.add(request("a", 40, 20))
+        e.add(request("b", 90, 12))
+    wanted = drain(expected)
+    tokens: dict[str, list[int]] = {}
+    sizes = iter((20, 40, 9, 8, 50, 64))
+    for number in range(500):
+        if not engine.has_work:
+            break
+        for output in engine.step():
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        if number % 3 == 2 and (size := next(sizes, None)):
+            runner.calls.clear()
+            engine.resize_cache(size)
+            assert [call.split()[0] for call in runner.calls[:2]] == ["collect", "resize"]
+            assert engine.stats().num_pages == size
+        engine.check()
+    assert next(sizes, None) is None
+    assert tokens == wanted
+
+
+def test_memory_that_is_not_there_leaves_the_cache_as_it_is() -> None:
+    engine, _ = build(num_pages=8)
+    with pytest.raises(OutOfMemory):
+        engine.resize_cache(100)
+    assert engine.stats().num_pages == 8
+    assert engine.max_model_len == 8 * PAGE
+
+
+def test_what_is_to_be_kept_for_a_while_is_let_go_by_the_clock() -> None:
+    engine, runner = build(num_pages=8)
+    first = request("a", 48, 1)
+    engine.add(first)
+    drain(engine)
+    engine.keep(first, 100.0)
+    assert engine._scheduler.pool._kept_until
+    runner.now += 101
+    engine.step()
+    assert not engine._scheduler.pool._kept_until
+
+
+def test_a_snapshot_tells_every_request_and_every_page() -> None:
+    engine, runner = build(num_pages=32, max_num_seqs=2, max_num_batched_tokens=64)
+    for name in ("a", "b", "c", "d"):
+        engine.add(request(name, 40, max_tokens=8))
+    for _ in range(3):
+        engine.step()
+    seen = engine.snapshot()
+    assert [one.id for one in seen.requests] == ["a", "b", "c", "d"]
+    assert [one.position for one in seen.requests] == [None, None, 1, 2]
+    assert [one.phase for one in seen.requests[2:]] == [Phase.QUEUED] * 2
+    assert seen.requests[0].phase is Phase.DECODING
+    assert all(one.age == runner.now > 0 for one in seen.requests)
+    assert len(seen.pages) == 32
+    held = {page for one in seen.requests for page in one.page_table}
+    assert seen.num_pages(PageState.ACTIVE) == len(held)
+    assert all(seen.pages[page] == PageState.ACTIVE for page in held)
+    assert seen.memory == Memory(1, 2, 3, 4)
+    assert seen.prefill_rate > 0
+    drain(engine)
+    seen = engine.snapshot()
+    assert seen.requests == ()
+    assert seen.num_pages(PageState.CACHED) == seen.stats.pages_cached > 0
+    assert seen.stats.prefill_tokens == 160
+
+
+def test_a_snapshot_of_a_shared_prefix_shows_its_pages_as_shared() -> None:
+    engine, _ = build()
+    engine.add(request("a", 64, max_tokens=8))
+    for _ in range(3):
+        engine.step()
+    twin = request("a", 64, max_tokens=8)
+    twin.id = "twin"
+    engine.add(twin)
+    engine.step()
+    first, second = engine.snapshot().requests
+    shared = set(first.page_table) & set(second.page_table)
+    assert len(shared) == 3  # the fourth page holds the last token, which is computed by each
+    pages = engine.snapshot().pages
+    assert {page for page in range(64) if pages[page] == PageState.SHARED} == shared
+    drain(engine)

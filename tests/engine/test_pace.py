@@ -1,0 +1,112 @@
+"""The budget as time, from measured steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlxserve.engine.pace import Pace, PiecePace
+from mlxserve.request import Chunk, Request, SamplingParams, as_page_table
+
+
+def decode(start: int = 100) -> Chunk:
+    request = Request("d", [1] * (start + 1), SamplingParams())
+    request.prefill_end = start
+    return Chunk(request, start, 1, as_page_table(), samples=True)
+
+
+def prefill(start: int, length: int) -> Chunk:
+    request = Request("p", [1] * 10_000, SamplingParams())
+    request.prefill_end = 10_000
+    return Chunk(request, start, length, as_page_table(), samples=False)
+
+
+def test_nothing_is_limited_without_a_target_or_a_measurement_or_a_decode() -> None:
+    assert Pace(None).budget(num_decodes=3, context=0) is None
+    pace = Pace(0.1)
+    assert pace.budget(num_decodes=3, context=0) is None
+    pace.observe([prefill(0, 512)], 1.0)
+    assert pace.budget(num_decodes=0, context=0) is None
+    unlimited = Pace(None)
+    unlimited.observe([prefill(0, 512)], 1.0)
+    assert unlimited.budget(num_decodes=1, context=0) is None
+
+
+def test_the_budget_is_what_fits_between_a_decode_step_and_the_target() -> None:
+    pace = Pace(0.1)
+    pace.observe([prefill(0, 512)], 1.0)  # 512 tokens a second
+    pace.observe([decode()], 0.03)
+    assert pace.budget(num_decodes=1, context=0) == pytest.approx(0.07 * 512, abs=1)
+
+
+def test_a_mixed_step_tells_the_rate_of_its_prompt_tokens() -> None:
+    pace = Pace(0.1)
+    pace.observe([decode()], 0.02)
+    pace.observe([decode(), prefill(0, 80)], 0.1)  # 80 tokens in the other 80 ms
+    assert pace.budget(num_decodes=1, context=0) == pytest.approx(80, abs=1)
+
+
+def test_a_target_below_a_decode_step_leaves_nothing() -> None:
+    pace = Pace(0.01)
+    pace.observe([prefill(0, 512)], 1.0)
+    pace.observe([decode()], 0.03)
+    assert pace.budget(num_decodes=1, context=0) == 0
+
+
+def test_long_contexts_have_a_rate_of_their_own() -> None:
+    pace = Pace(0.1)
+    pace.observe([prefill(0, 512)], 0.5)
+    pace.observe([prefill(8000, 512)], 2.0)
+    near, far = pace.budget(1, context=300), pace.budget(1, context=8400)
+    assert near is not None
+    assert far is not None
+    assert near == pytest.approx(4 * far, rel=0.05)
+
+
+def test_more_decodes_take_more_of_the_target() -> None:
+    pace = Pace(0.1)
+    pace.observe([prefill(0, 512)], 0.5)
+    pace.observe([decode()], 0.02)
+    pace.observe([decode() for _ in range(32)], 0.08)
+    one, many = pace.budget(1, context=0), pace.budget(32, context=0)
+    assert one is not None
+    assert many is not None
+    assert one > many
+
+
+def test_a_slow_step_counts_by_its_time() -> None:
+    pace = Pace(0.1)
+    pace.observe([prefill(0, 512)], 1.0)
+    before = pace.budget(1, context=0)
+    pace.observe([prefill(0, 512)], 100.0)
+    after = pace.budget(1, context=0)
+    assert before is not None
+    assert after is not None
+    assert after == pytest.approx(before / (1 + 0.3 * 99), abs=1)
+
+
+def test_a_mixed_step_as_quick_as_its_decodes_does_not_make_the_rate_endless() -> None:
+    pace = Pace(0.1)
+    pace.observe([decode()], 0.05)
+    pace.observe([decode(), prefill(0, 32)], 0.09)  # 32 tokens in 40 ms
+    before = pace.budget(1, context=0)
+    pace.observe([decode(), prefill(0, 32)], 0.0501)
+    pace.observe([decode(), prefill(0, 32)], 0.04)
+    after = pace.budget(1, context=0)
+    assert before is not None
+    assert after is not None
+    assert before < after < 2 * before
+
+
+def test_a_piece_of_a_text_takes_half_of_the_target_at_most() -> None:
+    pace = PiecePace(target=0.1, most=512)
+    assert pace.size(is_busy=True) == 16  # nothing was measured
+    pace.observe(16, 0.016)
+    assert pace.size(is_busy=True) == 50
+    for _ in range(30):
+        pace.observe(50, 0.5)
+    assert pace.size(is_busy=True) == 16  # and no fewer
+    for _ in range(60):
+        pace.observe(16, 1e-6)
+    assert pace.size(is_busy=True) == 512
+    assert pace.size(is_busy=False) == 512
+    assert PiecePace(target=None, most=512).size(is_busy=True) == 512

@@ -1,0 +1,184 @@
+"""Swapper: every page goes where it is waited for, or nowhere."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from mlxserve.cache import store as store_module
+from mlxserve.cache.pages import PagePool
+from mlxserve.cache.store import PageStore
+from mlxserve.engine import transfers
+from mlxserve.engine.transfers import Swapper
+from mlxserve.request import Chunk, Request, RequestState, Sampled, SamplingParams
+from mlxserve.scheduler.config import SchedulerConfig
+from mlxserve.scheduler.preemption import PreemptionMode
+from mlxserve.scheduler.scheduler import Scheduler
+
+PAGE = 16
+
+
+class Memory:
+    """A runner that has only pages, each a few bytes."""
+
+    def __init__(self) -> None:
+        self.pages: dict[int, bytes] = {}
+
+    def read_pages(self, pages: Sequence[int]) -> list[bytes]:
+        return [self.pages[page] for page in pages]
+
+    def write_pages(self, pages: Sequence[int], payloads: Sequence[bytes]) -> None:
+        self.pages.update(zip(pages, payloads, strict=True))
+
+    def compute(self, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            for index in range(chunk.start // PAGE, -(-chunk.end // PAGE)):
+                self.pages[chunk.page_table[index]] = content(chunk.request, index)
+
+
+def content(request: Request, index: int) -> bytes:
+    return f"{request.id:>8}{index:>8}".encode()
+
+
+class World:
+    def __init__(self, store: PageStore, num_pages: int) -> None:
+        config = SchedulerConfig(
+            page_size=PAGE,
+            max_num_batched_tokens=512,
+            max_num_seqs=8,
+            max_model_len=512,
+            enable_prefix_caching=False,
+            preemption_mode=PreemptionMode.SWAP,
+        )
+        self.scheduler = Scheduler(config, PagePool(num_pages, PAGE))
+        self.memory = Memory()
+        self.store = store
+        self.swapper = Swapper(self.scheduler, self.memory, store)  # type: ignore[arg-type]
+        self.requests: list[Request] = []
+
+    def add(self, name: str, length: int, max_tokens: int) -> Request:
+        params = SamplingParams(max_tokens=max_tokens, temperature=0)
+        self.requests.append(Request(name, [ord(name)] * length, params))
+        self.scheduler.add(self.requests[-1])
+        return self.requests[-1]
+
+    def step(self) -> None:
+        self.swapper.restore()
+        self.check()
+        chunks = self.scheduler.schedule()
+        self.swapper.transfer()
+        self.memory.compute(chunks)
+        self.scheduler.update(chunks, [Sampled(7) if c.samples else None for c in chunks])
+        self.swapper.transfer()
+        self.check()
+        if not chunks:
+            self.swapper.wait()
+
+    def check(self) -> None:
+        """Whatever counts as computed is what the request would have computed."""
+        self.scheduler.check()
+        for request in self.requests:
+            if request.state is RequestState.RUNNING:
+                for index in range(request.num_computed // PAGE):
+                    assert self.memory.pages[request.page_table[index]] == content(request, index)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[PageStore]:
+    store = PageStore(tmp_path / "swap", limit=1 << 20, model="m")
+    yield store
+    store.close()
+
+
+def test_a_crowd_is_served_through_the_disk(store: PageStore) -> None:
+    world = World(store, num_pages=12)
+    for name in "abcdef":
+        world.add(name, 20, 100)
+    for _ in range(5000):
+        if not world.scheduler.has_work:
+            break
+        world.step()
+    assert all(len(request.token_ids) == 120 for request in world.requests)
+    stats = world.scheduler.stats()
+    assert stats.num_preemptions > 3
+    assert stats.restored_tokens > 0
+    store.load("", 0, [])  # answered after everything before it was done
+    store.wait(60)
+    assert store.num_bytes == 0
+
+
+def test_a_run_that_is_asked_for_twice_is_answered_twice(store: PageStore) -> None:
+    world = World(store, num_pages=10)
+    first, second = world.add("a", 60, 400), world.add("b", 60, 400)
+    while not (first.num_preemptions or second.num_preemptions):
+        world.step()
+    victim, other = (first, second) if first.num_preemptions else (second, first)
+    world.scheduler.abort(other.id)
+    world.scheduler.schedule()
+    world.swapper.transfer()
+    assert victim.loading is not None
+    assert world.scheduler.reset_prefix_cache(force=True)  # takes the pages it waits for
+    assert victim.loading is None
+    world.scheduler.schedule()
+    world.swapper.transfer()
+    assert len(world.swapper._loads) == 2
+    for _ in range(1000):
+        if not world.scheduler.has_work:
+            break
+        world.step()
+    assert not world.swapper.is_reading
+    assert len(victim.token_ids) == 160
+
+
+def serve(world: World) -> None:
+    """A crowd, to its end."""
+    for name in "abcdef":
+        world.add(name, 20, 100)
+    for _ in range(5000):
+        if not world.scheduler.has_work:
+            break
+        world.step()
+    assert all(len(request.token_ids) == 120 for request in world.requests)
+    assert world.scheduler.stats().num_preemptions > 3
+
+
+@pytest.mark.parametrize("job", ["_write", "_answer"])
+def test_a_disk_that_stands_still_holds_nobody_up(
+    store: PageStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, job: str
+) -> None:
+    monkeypatch.setattr(transfers, "_PATIENCE", 0.01)
+    monkeypatch.setattr(store_module, "_CLOSING_SECONDS", 0.01)
+    goes_on = threading.Event()
+    work = getattr(store, job)
+    monkeypatch.setattr(store, job, lambda *args: (goes_on.wait(), work(*args)))
+    world = World(store, num_pages=12)
+    serve(world)
+    assert world.scheduler.stats().restored_tokens == 0
+    assert not world.swapper.is_reading
+    assert "do not come back from the disk and are computed again" in caplog.text
+    store.close()  # does not wait either
+    assert "The disk does not answer" in caplog.text
+    goes_on.set()
+    store._thread.join()
+    assert not store.folder.exists()
+
+
+@pytest.mark.parametrize("job", ["_write", "_answer", "_delete"])
+def test_a_swap_thread_that_dies_takes_nobody_along(
+    store: PageStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, job: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr(store, job, fail)
+    world = World(store, num_pages=12)
+    serve(world)
+    assert not store.is_alive
+    assert not world.swapper.is_reading
+    assert not store.folder.exists()
+    assert len([r for r in caplog.records if "Swapping has ended" in r.message]) == 1
+    assert not store.save("x", 0, [b"h" * 16], [b"late"])
+    assert store.num_bytes == 0

@@ -1,0 +1,166 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from mlxserve.hub.catalog import Entry, Source, entries, judge
+from mlxserve.hub.embedded import MODEL_NAME
+from mlxserve.hub.files import find_model
+
+CONFIG = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40_960,
+}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty machine: its download cache."""
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    monkeypatch.setenv("MLXSERVE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def put(folder: Path, config: object = CONFIG, *, size: int = 1000) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(bytes(size))
+
+
+def named(name: str) -> Entry | None:
+    return next((entry for entry in entries() if entry.name == name), None)
+
+
+def test_the_bundled_model_is_first_and_costs_what_the_engine_says(cache: Path) -> None:
+    first = entries()[0]
+    assert (first.name, first.source, first.context) == (MODEL_NAME, Source.BUNDLED, 4096)
+    assert 32 * first.kv_size(4) == 128 << 10, "the engine's pages of 32 tokens have 128 KiB"
+
+
+def test_what_is_in_the_cache_is_downloaded_and_no_longer_suggested(cache: Path) -> None:
+    name = "mlx-community/Qwen3-4B-4bit"
+    assert (entry := named(name)) is not None
+    assert entry.source is Source.SUGGESTED
+    put(cache / "models--mlx-community--Qwen3-4B-4bit" / "snapshots" / "abc")
+    assert named(name) == Entry(
+        name, Source.DOWNLOADED, 1000, 36 * 8, 128, 40_960, 32, 32 * 128, 4 * 32 * 128
+    )
+    assert sum(entry.name == name for entry in entries()) == 1
+
+
+def test_folders_are_found_by_their_path(cache: Path, tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "home/models/mine", tmp_path / "user/.lmstudio/models/a/b"
+    put(ours)
+    put(theirs, {**CONFIG, "text_config": {"num_hidden_layers": 2}})
+    assert (entry := named(str(ours))) is not None
+    assert entry.source is Source.FOLDER
+    assert (entry := named(str(theirs))) is not None
+    assert entry.kv_heads == 2 * 8
+
+
+@pytest.mark.parametrize(
+    "config", [{}, [], {"model_type": "x"}, {**CONFIG, "num_attention_heads": "many"}]
+)
+def test_what_is_no_model_is_not_listed(cache: Path, tmp_path: Path, config: object) -> None:
+    put(tmp_path / "home/models/mine", config)
+    assert named(str(tmp_path / "home/models/mine")) is None
+
+
+def test_half_a_download_is_not_listed_as_here(cache: Path) -> None:
+    folder = cache / "models--mlx-community--Qwen3-4B-4bit" / "snapshots" / "abc"
+    put(folder)
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert (entry := named("mlx-community/Qwen3-4B-4bit")) is not None
+    assert entry.source is Source.SUGGESTED
+
+
+def test_weights_and_the_context_must_fit_together() -> None:
+    entry = Entry("m", Source.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=0)
+    assert entry.kv_size(2) == 40
+    verdict = judge(entry, context=100, memory=5000, is_metal=True)
+    assert (verdict.fits, verdict.num_tokens, verdict.needed) == (True, 100, 5000)
+    assert not judge(entry, context=101, memory=5000, is_metal=True).fits
+    assert not judge(entry, context=100, memory=5000, is_metal=False).fits, "float32"
+    assert judge(entry, context=1, memory=999, is_metal=True).num_tokens == 0
+
+
+def test_a_step_must_fit_as_well() -> None:
+    entry = Entry("m", Source.FOLDER, 1000, 2, 5, 0, num_heads=1, width=1, inner=2)
+    step = 2048 * (7 + 4) * 2
+    verdict = judge(entry, context=10, memory=1000 + step + 400, is_metal=True)
+    assert (verdict.fits, verdict.num_tokens, verdict.needed) == (True, 10, 1000 + step + 400)
+    assert not judge(entry, context=10, memory=1000 + step + 399, is_metal=True).fits
+
+
+def test_the_embedded_model_s_step_takes_what_the_engine_measures(cache: Path) -> None:
+    from mlxserve.build import choose_attention
+    from mlxserve.model.load import load
+    from mlxserve.model.sizing import _peak_of_a_step
+
+    loaded = load(find_model(None), is_metal=False, memory_limit=1 << 34)
+    measured = _peak_of_a_step(loaded, choose_attention("auto", loaded)[0], 32, 2048)
+    assert 0.75 < entries()[0].step_size(4, has_scores=True) / measured < 1.35
+
+
+def test_of_experts_those_count_that_a_token_is_sent_to(cache: Path, tmp_path: Path) -> None:
+    config = {**CONFIG, "hidden_size": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 32}
+    put(tmp_path / "home/models/mine", config)
+    assert (entry := named(str(tmp_path / "home/models/mine"))) is not None
+    assert entry.inner == 4 * (32 + 64)
+
+
+def test_no_more_context_is_asked_for_than_the_model_has() -> None:
+    entry = Entry("m", Source.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=50)
+    assert judge(entry, context=8192, memory=3000, is_metal=True).fits
+
+
+def test_well_known_models_have_the_size_of_their_weights(cache: Path) -> None:
+    assert (entry := named("mlx-community/Qwen3-8B-4bit")) is not None
+    assert 4.5e9 < entry.weight_size < 4.7e9
+    assert entry.kv_size(2) == 144 << 10
+
+
+# Layers, vocabulary, whether its matrix is used twice, experts and their size.
+SHAPES = {
+    "mlx-community/Qwen3-0.6B-4bit": (28, 151_936, True, 1, 3072),
+    "mlx-community/Llama-3.2-1B-Instruct-4bit": (16, 128_256, True, 1, 8192),
+    "mlx-community/Llama-3.2-3B-Instruct-4bit": (28, 128_256, True, 1, 8192),
+    "mlx-community/Qwen3-4B-4bit": (36, 151_936, True, 1, 9728),
+    "mlx-community/Mistral-7B-Instruct-v0.3-4bit": (32, 32_768, False, 1, 14_336),
+    "mlx-community/Qwen3-8B-4bit": (36, 151_936, False, 1, 12_288),
+    "mlx-community/Qwen3-14B-4bit": (40, 151_936, False, 1, 17_408),
+    "mlx-community/Qwen3-30B-A3B-4bit": (48, 151_936, False, 128, 768),
+    "mlx-community/Qwen3-32B-4bit": (64, 151_936, False, 1, 25_600),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_suggested_model_weighs_what_its_shape_says(cache: Path, name: str) -> None:
+    layers, vocabulary, is_tied, experts, inner = SHAPES[name]
+    entry = named(name)
+    assert entry is not None
+    attention = 2 * entry.width * entry.head_dim * (entry.num_heads + entry.kv_heads // layers)
+    parameters = layers * (attention + experts * 3 * entry.width * inner)
+    parameters += vocabulary * entry.width * (1 if is_tied else 2)
+    assert entry.weight_size == pytest.approx(parameters * 4.5 / 8, rel=0.01)
+
+
+def test_every_suggested_model_is_weighed(cache: Path) -> None:
+    assert {e.name for e in entries() if e.source is Source.SUGGESTED} == SHAPES.keys()
+
+
+def test_a_model_is_judged_with_all_of_its_context_unless_less_is_asked_for() -> None:
+    entry = Entry("m", Source.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=100)
+    assert judge(entry, context=None, memory=5000, is_metal=True).context == 100
+    assert judge(entry, context=None, memory=5000, is_metal=True).fits
+    assert not judge(entry, context=None, memory=4999, is_metal=True).fits
+    assert judge(entry, context=50, memory=3000, is_metal=True).fits
+    assert judge(entry, context=200, memory=9000, is_metal=True).context == 100
+    silent = Entry("m", Source.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=0)
+    assert judge(silent, context=None, memory=5000, is_metal=True).context == 8192

@@ -1,0 +1,253 @@
+"""A folder that is incomplete, broken or could run code is refused by name; nothing is guessed."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants, errors
+
+from mlxserve.errors import ModelNotFound, UnsupportedModel
+from mlxserve.hub.embedded import MODEL_NAME, model_path
+from mlxserve.hub.files import DATA_FILES, find_model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with all that this module looks at; the weights are empty."""
+    found = tmp_path / "small-model"
+    found.mkdir()
+    write(found / "config.json", {"model_type": "llama", "hidden_size": 8})
+    write(found / "tokenizer_config.json", {"eos_token": "</s>"})
+    (found / "model.safetensors").write_bytes(b"12345678")
+    return found
+
+
+def write(file: Path, content: object) -> None:
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def refusal(model: Path | str) -> str:
+    """The sentence with which a folder is refused: one line, and nothing of Python's."""
+    with pytest.raises(UnsupportedModel) as caught:
+        find_model(str(model))
+    text = str(caught.value)
+    assert "\n" not in text
+    assert "Error(" not in text
+    return text
+
+
+def test_a_folder_is_found_with_its_name_config_and_weights(folder: Path) -> None:
+    files = find_model(str(folder))
+    assert files.name == "small-model"
+    assert files.path == folder.resolve()
+    assert files.config["hidden_size"] == 8
+    assert files.weights == [folder.resolve() / "model.safetensors"]
+    assert files.weight_bytes == 8
+
+
+def test_weights_in_several_files_are_all_found(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    for shard in (2, 1):
+        (folder / f"model-0000{shard}-of-00002.safetensors").write_bytes(b"1234")
+    files = find_model(str(folder))
+    assert [file.name[:11] for file in files.weights] == ["model-00001", "model-00002"]
+    assert files.weight_bytes == 8
+
+
+def test_a_folder_without_a_tokenizer_config_is_no_matter_here(folder: Path) -> None:
+    (folder / "tokenizer_config.json").unlink()
+    assert find_model(str(folder)).name == "small-model"
+
+
+def test_a_path_may_be_relative_or_begin_at_home(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert find_model("~/small-model").path == folder.resolve()
+    monkeypatch.chdir(folder)
+    assert find_model(".").name == "small-model"
+
+
+@pytest.mark.parametrize("name", [None, MODEL_NAME])
+def test_no_name_is_the_embedded_model(name: str | None) -> None:
+    assert find_model(name).path == model_path()
+
+
+# ---- incomplete and broken
+
+
+def test_a_folder_without_a_config_is_no_models_folder(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    assert "has no config.json" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "config.json cannot be read"),
+        ("", "config.json cannot be read"),
+        ("[" * 100_000, "config.json cannot be read"),
+        ("[1]", "must hold a JSON object"),
+        ({"hidden_size": 8}, "names no model_type"),
+        ({"model_type": 3}, "names no model_type"),
+    ],
+    ids=["cut", "empty", "deep", "list", "no_type", "type_3"],
+)
+def test_a_config_that_says_nothing_is_refused(folder: Path, content: Any, message: str) -> None:
+    write(folder / "config.json", content)
+    assert message in refusal(folder)
+
+
+def test_a_config_that_is_no_text_is_refused(folder: Path) -> None:
+    (folder / "config.json").write_bytes(b'{"model_type": "\xff"}')
+    assert "config.json cannot be read" in refusal(folder)
+
+
+def test_a_broken_tokenizer_config_is_refused(folder: Path) -> None:
+    write(folder / "tokenizer_config.json", "{")
+    assert "tokenizer_config.json cannot be read" in refusal(folder)
+
+
+def test_a_folder_without_safetensors_is_refused_with_the_way_out(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert "mlx_lm.convert" in refusal(folder)
+
+
+# ---- what could run
+
+
+@pytest.mark.parametrize("key", ["model_file", "auto_map"])
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+def test_a_config_that_names_code_is_refused(folder: Path, file: str, key: str) -> None:
+    content = json.loads((folder / file).read_text())
+    write(folder / file, {**content, key: {"AutoModel": "modeling.Model"}})
+    text = refusal(folder)
+    assert f"{file} names code to run ({key})" in text
+    write(folder / file, {**content, key: None})
+    assert find_model(str(folder)).name == "small-model"
+
+
+@pytest.mark.parametrize("name", ["modeling.py", "inner/tokenization.py", "a/.hidden.py"])
+def test_a_python_file_anywhere_in_the_folder_is_refused(folder: Path, name: str) -> None:
+    write(folder / name, "raise SystemExit")
+    assert f"holds Python files ({name})" in refusal(folder)
+
+
+def test_no_pattern_of_a_download_takes_python_files() -> None:
+    assert not any(pattern.endswith((".py", "*")) for pattern in DATA_FILES)
+
+
+# ---- names
+
+
+def not_found(model: str, revision: str | None = None) -> str:
+    with pytest.raises(ModelNotFound) as caught:
+        find_model(model, revision)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def test_a_file_is_not_a_folder(folder: Path) -> None:
+    assert "is a file; name the folder" in not_found(str(folder / "config.json"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "no-such-model",
+        "/no/such/folder",
+        "a/b/c",
+        "-x/y",
+        "~no-such-user/model",
+        "x" * 5000,
+        "org/" + "y" * 200,
+        "org/na me",
+        "org/\0",
+        "https://example.org/model",
+    ],
+    ids=lambda name: name[:20].encode("unicode_escape").decode(),
+)
+def test_a_name_that_is_neither_folder_nor_repository_is_not_found(name: str) -> None:
+    assert "not a Hugging Face repository id" in not_found(name)
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The Hub's offline mode, an empty cache, and sockets that reach nobody."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError("a socket was used")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+@pytest.mark.usefixtures("no_network")
+def test_a_repository_that_is_not_here_is_not_found_without_a_network() -> None:
+    text = not_found("some-org/some-model")
+    assert "some-org/some-model is not on this machine and cannot be downloaded now" in text
+
+
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize("name", ["org/two--dashes", "org/two..dots", "org/name.git", "org/end-"])
+def test_a_name_no_repository_can_have_is_not_found(name: str) -> None:
+    assert f"There is no folder {name!r}" in not_found(name)
+
+
+def response(status: int) -> Any:
+    request = type("Request", (), {"method": "GET", "url": "http://127.0.0.1/"})()
+    headers: dict[str, str] = {}
+    return type("Response", (), {"status_code": status, "headers": headers, "request": request})()
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        (errors.GatedRepoError("gated", response=response(403)), "accept conditions first"),
+        (errors.RevisionNotFoundError("x", response=response(404)), "has no revision 'v9'"),
+        (errors.RepositoryNotFoundError("x", response=response(404)), "no Hugging Face repository"),
+        (errors.HfHubHTTPError("x", response=response(500)), "cannot be downloaded now"),
+        (errors.HTTPError("the connection broke"), "cannot be downloaded now (HTTPError)"),
+        (OSError(28, "No space left on device"), "cannot be downloaded now (OSError)"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_a_download_that_fails_says_what_to_do(
+    failure: Exception, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **options: object) -> str:
+        raise failure
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    assert message in not_found("some-org/some-model", "v9")
+
+
+def test_a_downloaded_folder_is_checked_and_keeps_the_repositorys_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def download(repository: str, **options: Any) -> str:
+        asked.update(options, repository=repository)
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    files = find_model("some-org/some-model", "v2")
+    assert files.name == "some-org/some-model"
+    assert asked == {
+        "repository": "some-org/some-model",
+        "revision": "v2",
+        "allow_patterns": list(DATA_FILES),
+    }
+    write(folder / "modeling.py", "")
+    with pytest.raises(UnsupportedModel, match=r"some-org/some-model: the folder holds Python"):
+        find_model("some-org/some-model")

@@ -1,0 +1,148 @@
+"""Answers of the embedded model under random schemas, judged by somebody else's validator."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import jsonschema
+import pytest
+
+from mlxserve.build import build_chat
+from mlxserve.chat import AnswerTerms, Chat, Delta
+from mlxserve.config import EngineConfig
+from mlxserve.request import FinishReason, SamplingParams, Structure, StructureKind
+from mlxserve.text.parsing.turn import Turn
+
+WORDS = ("city", "name", "n", "tags", "kind", "größe", "a b", "is_open")
+ASKED = ("Tell me of Paris.", "Who are you?", "Make a list.", "Answer in JSON, please.")
+
+
+@pytest.fixture(scope="module")
+def chat() -> Iterator[Chat]:
+    built = build_chat(EngineConfig(num_pages=256, page_size=16, disable_log_stats=True))
+    yield built
+    built.close()
+
+
+def random_schema(rng: Random, depth: int = 0) -> dict[str, Any]:
+    """One whose answers are bounded, so that every one of them ends."""
+    kinds = ["string", "integer", "number", "boolean", "null", "enum", "const", "pattern"]
+    kinds += ["object", "array", "anyOf"] if depth < 2 else []
+    match rng.choice(kinds):
+        case "string":
+            low = rng.randrange(3)
+            return {"type": "string", "minLength": low, "maxLength": low + rng.randrange(1, 8)}
+        case "integer":
+            low = rng.randrange(-50, 50)
+            return {"type": "integer", "minimum": low, "maximum": low + rng.randrange(100)}
+        case "number":
+            return {"enum": [0.5, -1, 3e3, 7.25]}
+        case "boolean":
+            return {"type": "boolean"}
+        case "null":
+            return {"type": ["null", "boolean"]}
+        case "enum":
+            return {"enum": rng.sample(["x", "ü", 3, None, True, '"q"', "a\nb"], 3)}
+        case "const":
+            return {"const": rng.choice(["one", 2, {"a": [1]}])}
+        case "pattern":
+            return {"type": "string", "pattern": rng.choice(["^[a-f]{2,4}$", "^(on|off)$"])}
+        case "array":
+            low = rng.randrange(2)
+            items = random_schema(rng, depth + 1)
+            return {
+                "type": "array",
+                "items": items,
+                "minItems": low,
+                "maxItems": low + rng.randrange(1, 3),
+            }
+        case "anyOf":
+            return {"anyOf": [random_schema(rng, depth + 1) for _ in range(2)]}
+    return random_object(rng, depth)
+
+
+def random_object(rng: Random, depth: int) -> dict[str, Any]:
+    names = rng.sample(WORDS, rng.randint(1, 2))
+    return {
+        "type": "object",
+        "properties": {name: random_schema(rng, depth + 1) for name in names},
+        "required": rng.sample(names, rng.randint(0, len(names))),
+        "additionalProperties": False,
+    }
+
+
+async def answer(chat: Chat, number: int) -> tuple[dict[str, Any], list[Delta]]:
+    rng = Random(number)
+    schema = random_object(rng, 0)
+    structure = Structure(StructureKind.JSON_SCHEMA, json.dumps(schema))
+    params = SamplingParams(
+        max_tokens=900,
+        temperature=rng.choice([0, 0.7, 1.0, 1.5]),
+        top_p=rng.choice([1.0, 0.9]),
+        seed=number,
+        structure=structure,
+    )
+    prompt = chat.render([{"role": "user", "content": rng.choice(ASKED)}])
+    submitted = await chat.submit(prompt, params, AnswerTerms(turn=Turn()))
+    return schema, [delta async for delta in submitted]
+
+
+async def answers(chat: Chat, numbers: range, num_running: int) -> None:
+    """As a batch that is always full: as one ends, the next one begins."""
+    room = asyncio.Semaphore(num_running)
+
+    async def judged(number: int) -> None:
+        async with room:
+            schema, deltas = await answer(chat, number)
+        text = "".join(delta.text for delta in deltas)
+        assert deltas[-1].finish_reason is FinishReason.STOP, (number, text)
+        jsonschema.validate(json.loads(text), schema)
+
+    async with asyncio.TaskGroup() as group:
+        for number in numbers:
+            group.create_task(judged(number))
+
+
+def test_answers_under_schemas_parse_and_validate(chat: Chat) -> None:
+    asyncio.run(answers(chat, range(12), 8))
+
+
+@pytest.mark.slow
+def test_answers_under_many_schemas_parse_and_validate(chat: Chat) -> None:
+    asyncio.run(answers(chat, range(12, 212), 24))
+
+
+def test_an_answer_is_the_same_in_a_batch_and_alone(chat: Chat) -> None:
+    async def texts(numbers: list[int]) -> list[str]:
+        found = await asyncio.gather(*(answer(chat, number) for number in numbers))
+        return ["".join(delta.text for delta in deltas) for _, deltas in found]
+
+    alone = [asyncio.run(texts([number]))[0] for number in (3, 4)]
+    assert asyncio.run(texts([3, 4])) == alone
+
+
+def test_an_answer_under_a_schema_survives_the_loss_of_its_pages(chat: Chat) -> None:
+    async def text(*, is_disturbed: bool) -> str:
+        task = asyncio.ensure_future(answer(chat, 3))
+        while is_disturbed and not task.done():
+            await chat.reset_prefix_cache(force=True)  # it has to compute all of it again
+        return "".join(delta.text for delta in (await task)[1])
+
+    lost = chat.stats().recomputed_tokens
+    assert asyncio.run(text(is_disturbed=True)) == asyncio.run(text(is_disturbed=False))
+    assert chat.stats().recomputed_tokens > lost
+
+
+def test_an_answer_that_is_cut_says_so(chat: Chat) -> None:
+    structure = Structure(StructureKind.JSON_SCHEMA, json.dumps({"type": "string"}))
+    params = SamplingParams(max_tokens=5, structure=structure, seed=1)
+
+    async def reason() -> FinishReason | None:
+        submitted = await chat.submit(chat.encode("Tell me a long story."), params)
+        return [delta async for delta in submitted][-1].finish_reason
+
+    assert asyncio.run(reason()) is FinishReason.LENGTH

@@ -1,0 +1,126 @@
+"""Thinking in front of what an answer has to be, with a real engine whose weights are noise."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxserve.build import build_chat
+from mlxserve.chat import AnswerTerms, Chat, Delta
+from mlxserve.config import EngineConfig
+from mlxserve.errors import GrammarFailed
+from mlxserve.request import FinishReason, SamplingParams, Structure, StructureKind
+from mlxserve.text.parsing.turn import ToolChoice, Turn, join_calls
+
+HELLO = [{"role": "user", "content": "Hello"}]
+# As the templates of models that think: opened by the prompt, or shut at once.
+TEMPLATE = (
+    "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}{{ tools }}<tool_call>tool_call.name"
+    "{% if enable_thinking %}<think>\n{% else %}<think>\n\n</think>\n\n{% endif %}"
+)
+NAME = Structure(StructureKind.REGEX, "[A-C][a-f]{2,5}")
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "parameters": {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def chat(write_model: Callable[..., Path], tmp_path_factory: Any) -> Iterator[Chat]:
+    folder = write_model(tmp_path_factory.mktemp("thinks"), "llama")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["chat_template"] = TEMPLATE
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    built = build_chat(
+        EngineConfig(model=str(folder), num_pages=64, page_size=16, disable_log_stats=True)
+    )
+    yield built
+    built.close()
+
+
+async def ask(chat: Chat, turn: Turn, *, thinks: bool = True, **params: Any) -> list[Delta]:
+    prompt = chat.render(HELLO, enable_thinking=thinks, tools=turn.tools)
+    sampling = SamplingParams(**{"max_tokens": 90, **params})
+    answer = await chat.submit(prompt, sampling, AnswerTerms(turn=turn))
+    return [delta async for delta in answer]
+
+
+def joined(deltas: list[Delta]) -> tuple[str, str]:
+    return "".join(d.reasoning for d in deltas), "".join(d.text for d in deltas)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_grammar_begins_where_the_thinking_ends(chat: Chat, seed: int) -> None:
+    turn = Turn(thinking_budget=6)
+    deltas = asyncio.run(ask(chat, turn, structure=NAME, seed=seed))
+    reasoning, text = joined(deltas)
+    assert 3 <= len(text) <= 6
+    assert set(text) <= set("ABCabcdef")
+    usage = deltas[-1].usage
+    assert usage is not None
+    assert usage.reasoning_tokens <= 7  # and the marker that ends it
+    assert "<" not in text
+    assert reasoning
+    assert deltas[-1].finish_reason is FinishReason.STOP
+
+
+def test_thinking_that_is_off_begins_with_the_grammar(chat: Chat) -> None:
+    deltas = asyncio.run(ask(chat, Turn(thinking_budget=0), thinks=False, structure=NAME))
+    reasoning, text = joined(deltas)
+    assert reasoning == ""
+    assert 3 <= len(text) <= 6
+
+
+def test_a_budget_of_nothing_ends_thinking_that_the_prompt_opened(chat: Chat) -> None:
+    deltas = asyncio.run(ask(chat, Turn(thinking_budget=0), temperature=0))
+    reasoning, text = joined(deltas)
+    assert reasoning == ""
+    assert text
+    assert deltas[-1].usage is not None
+    assert deltas[-1].usage.reasoning_tokens == 1  # the marker
+
+
+def test_a_required_call_comes_behind_the_thinking(chat: Chat) -> None:
+    turn = Turn(
+        tools=[TOOL],
+        tool_choice=ToolChoice.REQUIRED,
+        parallel_tool_calls=False,
+        thinking_budget=4,
+    )
+    deltas = asyncio.run(ask(chat, turn, seed=1))
+    [call] = join_calls([piece for delta in deltas for piece in delta.tool_calls])
+    assert json.loads(call.arguments)["n"] in (1, 2)
+    assert joined(deltas)[1] == ""
+    assert deltas[-1].finish_reason is FinishReason.TOOL_CALLS
+
+
+def test_guided_answers_do_not_change_those_beside_them(chat: Chat) -> None:
+    async def plain() -> str:
+        return joined(await ask(chat, Turn(), seed=11, max_tokens=40))[0]
+
+    async def together() -> str:
+        guided = [ask(chat, Turn(thinking_budget=3), structure=NAME, seed=n) for n in range(3)]
+        found = await asyncio.gather(plain(), *guided)
+        assert all(set(joined(deltas)[1]) <= set("ABCabcdef") for deltas in found[1:])
+        return found[0]
+
+    assert asyncio.run(together()) == asyncio.run(plain())
+
+
+def test_an_answer_that_leaves_its_grammar_fails_and_the_next_one_does_not(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("mlxserve.text.guidance.guide.Guide.mask", lambda self: None)
+        with pytest.raises(GrammarFailed, match="grammar became too much work"):
+            asyncio.run(ask(chat, Turn(thinking_budget=0), thinks=False, structure=NAME, seed=2))
+    deltas = asyncio.run(ask(chat, Turn(thinking_budget=0), thinks=False, structure=NAME, seed=2))
+    assert deltas[-1].finish_reason is FinishReason.STOP

@@ -1,0 +1,26 @@
+"""Pieces of calls make calls."""
+
+from __future__ import annotations
+
+from mlxserve.text.parsing.turn import ToolCall, ToolCallDelta, ToolChoice, Turn, join_calls
+
+TOOL = {"type": "function", "function": {"name": "look"}}
+
+
+def test_pieces_of_calls_make_the_calls() -> None:
+    pieces = [
+        ToolCallDelta(0, "call_a", "look", '{"at":'),
+        ToolCallDelta(0, arguments=" 1}"),
+        ToolCallDelta(1, "call_b", "go"),
+        ToolCallDelta(1, arguments="{}"),
+    ]
+    assert join_calls(pieces) == (
+        ToolCall("call_a", "look", '{"at": 1}'),
+        ToolCall("call_b", "go", "{}"),
+    )
+
+
+def test_a_turn_may_call_the_tools_it_was_given_unless_told_not_to() -> None:
+    assert Turn(tools=[TOOL]).may_call
+    assert not Turn().may_call
+    assert not Turn(tools=[TOOL], tool_choice=ToolChoice.NONE).may_call

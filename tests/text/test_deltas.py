@@ -1,0 +1,83 @@
+"""Whatever steps an answer's tokens come in, it says the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlxserve.hub.embedded import model_path
+from mlxserve.request import FinishReason, Output, SamplingParams
+from mlxserve.text.deltas import AnswerText
+from mlxserve.text.parsing.parser import TurnParser
+from mlxserve.text.parsing.turn import Turn, join_calls
+from mlxserve.text.tokenizer import Tokenizer
+
+TOOL = {"type": "function", "function": {"name": "look"}}
+FRAGMENTS = st.lists(
+    st.sampled_from(
+        [
+            "<think>",
+            "</think>",
+            '<tool_call>{"name": "look", "arguments": {"at": "STOP"}}</tool_call>',
+            "<tool_call>",
+            "STO",
+            "P",
+            "ü🙂",
+            "\n",
+            " a",
+            "<",
+        ]
+    ),
+    max_size=12,
+).map("".join)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(model_path())
+
+
+def said(tokenizer: Tokenizer, steps: Sequence[Sequence[int]]) -> tuple[Any, ...]:
+    parser = TurnParser(tokenizer.markup, Turn(tools=[TOOL]))
+    answer = AnswerText(tokenizer, SamplingParams(stop=["STOP"]), frozenset({2}), parser)
+    outputs = [Output("r", tuple(step), num_prompt=3) for step in steps]
+    deltas = []
+    for output in [*outputs, Output("r", (2,), FinishReason.STOP, num_prompt=3)]:
+        deltas.append(answer.push(output))
+        if deltas[-1].finish_reason is not None:
+            break
+    calls = join_calls([piece for delta in deltas for piece in delta.tool_calls])
+    return (
+        "".join(delta.reasoning for delta in deltas),
+        "".join(delta.text for delta in deltas),
+        [(call.name, call.arguments) for call in calls],
+        deltas[-1].finish_reason,
+        deltas[-1].stop,
+    )
+
+
+@given(text=FRAGMENTS, cuts=st.lists(st.integers(0, 99), max_size=8))
+@settings(max_examples=80, derandomize=True, database=None, deadline=None)
+def test_any_steps_give_the_same_message(text: str, cuts: list[int], tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode(text)
+    bounds = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
+    whole = said(tokenizer, [[token] for token in ids])
+    assert said(tokenizer, [ids[a:b] for a, b in pairwise(bounds)]) == whole
+    assert "STOP" not in whole[1]
+
+
+def test_reasoning_is_counted_by_its_tokens(tokenizer: Tokenizer) -> None:
+    thought = tokenizer.encode("a b c")
+    ids = tokenizer.encode("<think>a b c</think>d")
+    answer = AnswerText(
+        tokenizer, SamplingParams(), frozenset(), TurnParser(tokenizer.markup, Turn())
+    )
+    usage = answer.push(Output("r", tuple(ids), FinishReason.STOP, num_prompt=3)).usage
+    assert usage is not None
+    assert usage.reasoning_tokens == len(thought) + 1  # and the marker that ends it
+    assert usage.completion_tokens == len(ids)
