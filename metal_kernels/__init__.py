@@ -11,7 +11,15 @@ as Metal kernels. On a Mac "auto" is Metal, if a self-test of its in-place write
 and for shapes the kernels are not written for, it is the reference.
 """
 
-from metal_kernels.ops import HEAD_DIMS, PAGE_SIZES, Backend, select_backend
+from metal_kernels.choice import BACKENDS, select_backend
+from metal_kernels.ops import HEAD_DIMS, PAGE_SIZES, Backend
 from metal_kernels.tables import SequenceTables
 
-__all__ = ["HEAD_DIMS", "PAGE_SIZES", "Backend", "SequenceTables", "select_backend"]
+__all__ = [
+    "BACKENDS",
+    "HEAD_DIMS",
+    "PAGE_SIZES",
+    "Backend",
+    "SequenceTables",
+    "select_backend",
+]

@@ -16,9 +16,19 @@ from metal_kernels.selftest import why_not_in_place
 
 log = logging.getLogger("metal_kernels")
 
+BACKENDS = ("auto", "metal", "reference", "emulator")
 
-def choose(name: str, layers: Sequence[LayerShape]) -> Backend:
-    """As `select_backend`, of a name in BACKENDS."""
+
+def select_backend(name: str, layers: Sequence[LayerShape] = ()) -> Backend:
+    """The backend of this name, for a model with these layers.
+
+    "auto" is "metal" where there is Metal, its self-test passes and its kernels take every layer,
+    and "reference" elsewhere; the log says which and why. "emulator" runs Metal's kernels on the
+    CPU, for development. Raises ValueError, with advice, for an unknown name and for a backend
+    that cannot run here.
+    """
+    if name not in BACKENDS:
+        raise ValueError(f"no attention backend named {name!r}; there are: {', '.join(BACKENDS)}")
     if name == "reference" or (name == "auto" and not _has_metal()):
         return ReferenceBackend()
     reason = next((why for layer in layers if (why := refusal(*layer)) is not None), None)

@@ -1,4 +1,4 @@
-"""The ops' shapes and rules, and the choice of who computes them.
+"""The ops: their shapes, the rules for their arguments, and the protocol of what computes them.
 
 Rows are tokens. For T rows, H query heads, K kv heads, head dimension D and S sequences:
 
@@ -30,7 +30,6 @@ A pool is one array per layer and side; its layout is the backend's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 import mlx.core as mx
@@ -41,8 +40,6 @@ from metal_kernels.tables import SequenceTables
 
 PAGE_SIZES = (16, 32, 64)
 HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)  # of the Metal kernels; the reference takes any
-
-BACKENDS = ("auto", "metal", "reference", "emulator")
 
 Slots = npt.NDArray[np.int32]
 LayerShape: TypeAlias = tuple[int, int, mx.Dtype]  # head dimension of keys and of values, dtype
@@ -107,21 +104,6 @@ class Backend(Protocol):
     def resize_pool(
         self, pool: mx.array, num_pages: int, page_size: int, sources: Slots, targets: Slots
     ) -> mx.array: ...
-
-
-def select_backend(name: str, layers: Sequence[LayerShape] = ()) -> Backend:
-    """The backend of this name, for a model with these layers.
-
-    "auto" is "metal" where there is Metal, its self-test passes and its kernels take every layer,
-    and "reference" elsewhere; which one, and why, is logged. "emulator" runs Metal's kernels on
-    the CPU, for development. Raises ValueError, saying what to do, for a name that nobody here
-    answers to and for what cannot run here.
-    """
-    from metal_kernels import choice
-
-    if name not in BACKENDS:
-        raise ValueError(f"no attention backend named {name!r}; there are: {', '.join(BACKENDS)}")
-    return choice.choose(name, layers)
 
 
 def check_attention(

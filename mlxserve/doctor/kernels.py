@@ -28,9 +28,10 @@ def examine() -> Iterator[Line]:
     """(name, value, verdict) of each finding, as soon as it is known. Imports mlx."""
     machine.prepare()
     from metal_kernels.checkup import check_ops
+    from metal_kernels.choice import select_backend
     from metal_kernels.kernels import on_emulator, on_metal
     from metal_kernels.metal import MetalBackend
-    from metal_kernels.ops import HEAD_DIMS, select_backend
+    from metal_kernels.ops import HEAD_DIMS
 
     if machine.is_metal():
         metal = MetalBackend(on_metal)
