@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from starlette.types import Receive
 
 from mlxserve.api.metrics import Metrics, Timed
-from mlxserve.api.sse import until_disconnect
+from mlxserve.api.server.sse import until_disconnect
 from mlxserve.errors import EngineStopped
 from mlxserve.request import CacheReport, FinishReason, SamplingParams, TokenLogprob
 from mlxserve.request_options import AnswerTerms

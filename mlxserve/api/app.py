@@ -17,21 +17,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlxserve.api.access import Access
-from mlxserve.api.anthropic import Anthropic
-from mlxserve.api.cache import Cache
-from mlxserve.api.drain import Drain, DrainCheck
-from mlxserve.api.embeddings import Embeddings
-from mlxserve.api.errors import RETRY_SOON, ApiError, error_response, json_response
-from mlxserve.api.limits import KeyLimits, LimitCheck
-from mlxserve.api.metrics import Metrics
-from mlxserve.api.naming import ModelNames
-from mlxserve.api.native import Native
-from mlxserve.api.openai import OpenAI
-from mlxserve.api.openapi import OpenAPI
-from mlxserve.api.prefixes import Prefixes
-from mlxserve.api.responses import Responses
-from mlxserve.api.security import (
+from mlxserve.api.access.access import Access
+from mlxserve.api.access.limits import KeyLimits, LimitCheck
+from mlxserve.api.access.security import (
     LOOPBACK_HOSTS,
     ApiKeyCheck,
     HostCheck,
@@ -39,8 +27,20 @@ from mlxserve.api.security import (
     RequestId,
     request_id,
 )
+from mlxserve.api.anthropic.routes import Anthropic
+from mlxserve.api.bodies.names import ModelNames
+from mlxserve.api.errors import RETRY_SOON, ApiError, error_response, json_response
+from mlxserve.api.metrics import Metrics
+from mlxserve.api.native.cache import Cache
+from mlxserve.api.native.native import Native
+from mlxserve.api.native.prefixes import Prefixes
+from mlxserve.api.native.tokenization import Tokenization
+from mlxserve.api.openai.embeddings import Embeddings
+from mlxserve.api.openai.routes import OpenAI
+from mlxserve.api.openapi import OpenAPI
+from mlxserve.api.responses.routes import Responses
+from mlxserve.api.server.drain import Drain, DrainCheck
 from mlxserve.api.service import Service
-from mlxserve.api.tokenization import Tokenization
 from mlxserve.version import __version__
 
 if TYPE_CHECKING:

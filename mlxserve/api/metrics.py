@@ -21,7 +21,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from mlxserve.api.turnover import Turnover
+from mlxserve.api.server.retry_after import Turnover
 from mlxserve.stats import SECONDS, Histogram
 
 if TYPE_CHECKING:

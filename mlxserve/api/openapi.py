@@ -16,11 +16,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlxserve.api.anthropic_schema import Conversation, MessagesRequest
-from mlxserve.api.embeddings import EmbeddingsRequest
+from mlxserve.api.anthropic.schema import Conversation, MessagesRequest
 from mlxserve.api.errors import json_response
-from mlxserve.api.responses_schema import ResponsesRequest
-from mlxserve.api.schema import (
+from mlxserve.api.openai.embeddings import EmbeddingsRequest
+from mlxserve.api.openai.schema import (
     CacheResizeRequest,
     ChatRequest,
     CompletionRequest,
@@ -28,6 +27,7 @@ from mlxserve.api.schema import (
     PrefixRequest,
     TokenizeRequest,
 )
+from mlxserve.api.responses.schema import ResponsesRequest
 from mlxserve.version import __version__
 
 PATH = "/openapi.json"

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
+from mlxserve.api.access.security import in_namespace, without_namespace
+from mlxserve.api.bodies.fields import Prompt
 from mlxserve.api.errors import ApiError
-from mlxserve.api.fields import Prompt
-from mlxserve.api.security import in_namespace, without_namespace
 from mlxserve.errors import UnknownPrefix
 
 if TYPE_CHECKING:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mlxserve.api.access.limits import claim
+from mlxserve.api.access.security import cache_namespace, client_name, request_id
 from mlxserve.api.answers import Answers, unless_disconnected
+from mlxserve.api.bodies.names import ModelNames, UnknownFields
 from mlxserve.api.errors import from_engine, json_response
-from mlxserve.api.limits import claim
 from mlxserve.api.metrics import Metrics
-from mlxserve.api.naming import ModelNames, UnknownFields
 from mlxserve.api.prompts import Prompts
-from mlxserve.api.security import cache_namespace, client_name, request_id
-from mlxserve.api.sse import EventStream
+from mlxserve.api.server.sse import EventStream
 from mlxserve.errors import MlxServeError, QueueFull
 from mlxserve.request import SamplingParams
 from mlxserve.request_options import AnswerTerms

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 
 from mlxserve.api.app import create_app
-from mlxserve.api.drain import Drain
-from mlxserve.api.server import Server, bind, serve, url_of
+from mlxserve.api.server.drain import Drain
+from mlxserve.api.server.server import Server, bind, serve, url_of
 from mlxserve.bench.client import Exchange, LoadClient
 from mlxserve.bench.report import Figure, Report
 from mlxserve.build import build_chat

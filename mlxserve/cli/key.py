@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from mlxserve.api.keys import Key, KeyFile, Scope, usual_file
+from mlxserve.api.access.keys import Key, KeyFile, Scope, usual_file
 
 app = typer.Typer(
     rich_markup_mode=None,

@@ -35,7 +35,7 @@ def run(
 ) -> None:
     """Answer one prompt on the terminal or in a pipe."""
     config = settings.build(EngineConfig)
-    from mlxserve.api import logs
+    from mlxserve.api.server import logs
 
     logs.configure("warning")
     messages = [{"role": "system", "content": system}] if system is not None else []
@@ -67,7 +67,7 @@ async def _stream_answer(
     chat: "Chat", messages: Sequence[Mapping[str, str]], given: Mapping[str, Any]
 ) -> str:
     """Prints the answer as it comes; returns a line about its speed."""
-    from mlxserve.api.logs import ESCAPES
+    from mlxserve.api.server.logs import ESCAPES
 
     asked = {name: value for name, value in given.items() if value is not None}
     params = replace(chat.default_params, **asked)

@@ -31,13 +31,13 @@ def serve(
     signal.signal(signal.SIGTERM, _leave)  # until the server has handlers of its own
     server = settings.build(ServerConfig)
     config = settings.build(EngineConfig)
-    from mlxserve.api import logs
-    from mlxserve.api.access import read_access
+    from mlxserve.api.access.access import read_access
     from mlxserve.api.app import create_app
-    from mlxserve.api.connection import Limits
-    from mlxserve.api.drain import Drain
-    from mlxserve.api.server import Server, bind, stop_at_end_of_input, url_of
-    from mlxserve.api.server import serve as run_server
+    from mlxserve.api.server import logs
+    from mlxserve.api.server.connection import Limits
+    from mlxserve.api.server.drain import Drain
+    from mlxserve.api.server.server import Server, bind, stop_at_end_of_input, url_of
+    from mlxserve.api.server.server import serve as run_server
 
     logs.configure(server.log_level)
     access = read_access(server, os.environ.get("MLXSERVE_API_KEY"))

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from mlxserve.api.access import Access
+from mlxserve.api.access.access import Access
 from mlxserve.api.app import create_app
-from mlxserve.api.connection import Limits
-from mlxserve.api.drain import Drain
-from mlxserve.api.server import Server, bind, serve, url_of
+from mlxserve.api.server.connection import Limits
+from mlxserve.api.server.drain import Drain
+from mlxserve.api.server.server import Server, bind, serve, url_of
 from mlxserve.engine.snapshot import RequestView, Snapshot
 from mlxserve.errors import (
     EngineStopped,

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlxserve.api.body import MAX_BODY_SIZE
-from mlxserve.api.responses_schema import ResponsesRequest
-from mlxserve.api.schema import (
+from mlxserve.api.bodies.json_body import MAX_BODY_SIZE
+from mlxserve.api.openai.schema import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
+from mlxserve.api.responses.schema import ResponsesRequest
 from mlxserve.version import __version__
 
 CHAT = "/v1/chat/completions"

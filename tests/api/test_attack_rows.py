@@ -23,13 +23,13 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from mlxserve.api.access import Access
+from mlxserve.api.access.access import Access
 from mlxserve.api.app import create_app
-from mlxserve.api.body import PARSE_INLINE as INLINE
-from mlxserve.api.body import parse_json
+from mlxserve.api.bodies.json_body import PARSE_INLINE as INLINE
+from mlxserve.api.bodies.json_body import parse_json
 from mlxserve.api.config import ServerConfig
-from mlxserve.api.connection import Limits
 from mlxserve.api.errors import ApiError
+from mlxserve.api.server.connection import Limits
 from mlxserve.errors import InvalidRequest
 from mlxserve.hub.embedded import model_path
 from mlxserve.request import Structure, StructureKind
@@ -44,47 +44,47 @@ USER = {"role": "user", "content": "x"}
 
 ROWS: dict[int, tuple[str, ...]] = {
     1: (  # Host headers, two of them, absolute URIs
-        "api/test_security.py::test_another_host_is_refused_on_every_route",
-        "api/test_connection.py::test_what_is_not_http_is_a_400_in_shape",
-        "api/test_connection.py::test_odd_requests_are_refused",
+        "api/access/test_security.py::test_another_host_is_refused_on_every_route",
+        "api/server/test_connection.py::test_what_is_not_http_is_a_400_in_shape",
+        "api/server/test_connection.py::test_odd_requests_are_refused",
     ),
     2: (  # web pages
-        "api/test_security.py::test_pages_are_refused_on_every_route_before_the_body_is_read",
+        "api/access/test_security.py::test_pages_are_refused_on_every_route_before_the_body_is_read",
         "api/test_app.py::test_only_plain_json_is_read",
         f"{HERE}::test_pages_and_forms_are_refused_before_their_body_is_sent",
     ),
     3: (  # another address without a key
-        "api/test_access.py::test_listening_to_the_network_without_a_key_is_refused_with_what_to_do",
+        "api/access/test_access.py::test_listening_to_the_network_without_a_key_is_refused_with_what_to_do",
     ),
     4: (  # keys: none, wrong, of another scope, in the query
-        "api/test_security.py::test_every_route_but_health_needs_a_key",
-        "api/test_security.py::test_a_wrong_key_is_a_401_in_shape",
-        "api/test_security.py::test_each_key_opens_the_door",
-        "api/test_keys.py::test_scopes_are_told_apart_on_the_routes",
+        "api/access/test_security.py::test_every_route_but_health_needs_a_key",
+        "api/access/test_security.py::test_a_wrong_key_is_a_401_in_shape",
+        "api/access/test_security.py::test_each_key_opens_the_door",
+        "api/access/test_keys.py::test_scopes_are_told_apart_on_the_routes",
         f"{HERE}::test_a_key_in_the_query_is_no_key",
     ),
     5: (  # slow headers, bodies and readers
-        "api/test_connection.py::test_headers_that_do_not_arrive_are_a_408",
-        "api/test_connection.py::test_headers_that_trickle_in_do_not_extend_their_deadline",
-        "api/test_connection.py::test_a_body_that_does_not_arrive_is_a_408",
-        "api/test_connection.py::test_a_reader_that_stalls_is_cut_off_and_its_answer_closed",
+        "api/server/test_connection.py::test_headers_that_do_not_arrive_are_a_408",
+        "api/server/test_connection.py::test_headers_that_trickle_in_do_not_extend_their_deadline",
+        "api/server/test_connection.py::test_a_body_that_does_not_arrive_is_a_408",
+        "api/server/test_connection.py::test_a_reader_that_stalls_is_cut_off_and_its_answer_closed",
         "api/test_load.py::test_a_slow_reader_does_not_slow_others",
         f"{HERE}::test_a_server_has_the_deadlines_of_the_list_unless_it_is_told_others",
     ),
     6: (  # floods
-        "api/test_connection.py::test_connections_beyond_the_cap_are_a_503",
-        "api/test_connection.py::test_five_thousand_sockets_cost_little_and_stop_nobody",
-        "api/test_crowd.py::test_an_address_takes_no_room_from_another",
-        "api/test_connection.py::test_endless_headers_are_cut_off_long_before_their_end",
-        "api/test_connection.py::test_a_header_of_a_hundred_megabytes_takes_no_memory",
-        "api/test_connection.py::test_a_declared_flood_is_refused_before_it_is_sent",
-        "api/test_connection.py::test_a_body_without_end_is_refused_and_cut_off",
-        "api/test_connection.py::test_both_lengths_at_once_do_not_smuggle_a_request",
+        "api/server/test_connection.py::test_connections_beyond_the_cap_are_a_503",
+        "api/server/test_connection.py::test_five_thousand_sockets_cost_little_and_stop_nobody",
+        "api/server/test_open_connections.py::test_an_address_takes_no_room_from_another",
+        "api/server/test_connection.py::test_endless_headers_are_cut_off_long_before_their_end",
+        "api/server/test_connection.py::test_a_header_of_a_hundred_megabytes_takes_no_memory",
+        "api/server/test_connection.py::test_a_declared_flood_is_refused_before_it_is_sent",
+        "api/server/test_connection.py::test_a_body_without_end_is_refused_and_cut_off",
+        "api/server/test_connection.py::test_both_lengths_at_once_do_not_smuggle_a_request",
     ),
     7: (  # JSON
-        "api/test_body.py::test_what_is_not_strict_json_is_refused",
-        "api/test_body.py::test_a_million_members_are_refused",
-        "api/test_body.py::test_a_hundred_thousand_levels_are_refused_without_recursion",
+        "api/bodies/test_json_body.py::test_what_is_not_strict_json_is_refused",
+        "api/bodies/test_json_body.py::test_a_million_members_are_refused",
+        "api/bodies/test_json_body.py::test_a_hundred_thousand_levels_are_refused_without_recursion",
         f"{HERE}::test_bad_json_is_refused_on_every_route",
         f"{HERE}::test_what_is_parsed_in_the_event_loop_takes_less_than_fifty_milliseconds",
         f"{HERE}::test_a_longer_body_is_parsed_beside_the_event_loop",
@@ -93,7 +93,7 @@ ROWS: dict[int, tuple[str, ...]] = {
     ),
     8: (  # numbers
         f"{HERE}::test_a_number_out_of_range_is_refused_by_its_fields_name",
-        "api/test_server.py::test_no_request_takes_the_engine_down",
+        "api/server/test_server.py::test_no_request_takes_the_engine_down",
         "api/test_app.py::test_a_million_messages_are_refused",
     ),
     9: (  # schemas
@@ -134,9 +134,9 @@ ROWS: dict[int, tuple[str, ...]] = {
     ),
     15: (f"{HERE}::test_images_are_refused_and_nothing_is_fetched",),
     16: (  # two keys
-        "api/test_server.py::test_keys_open_a_server_on_every_address_and_ctrl_c_ends_it",
-        "api/test_security.py::test_keys_do_not_share_cached_pages",
-        "api/test_security.py::test_a_salt_cannot_reach_into_another_keys_pages",
+        "api/server/test_server.py::test_keys_open_a_server_on_every_address_and_ctrl_c_ends_it",
+        "api/access/test_security.py::test_keys_do_not_share_cached_pages",
+        "api/access/test_security.py::test_a_salt_cannot_reach_into_another_keys_pages",
         "api/test_load.py::test_two_keys_share_no_page",
         "scheduler/test_prefix_cache.py::test_pages_are_not_shared_across_salts",
         "scheduler/test_pins.py::test_a_prefix_stays_when_everything_else_is_evicted",
@@ -151,35 +151,35 @@ ROWS: dict[int, tuple[str, ...]] = {
         "cache/test_store.py::test_only_the_owner_can_read_what_is_written",
         "cache/test_store.py::test_a_full_disk_leaves_no_half_file_and_says_so_once",
         "cache/test_store.py::test_a_folder_that_cannot_be_used_is_named",
-        "api/test_keys.py::test_its_file_and_folder_are_its_owners_alone",
-        "api/test_keys.py::test_a_file_that_others_can_read_is_refused",
-        "api/test_keys.py::test_a_planted_link_is_not_written_through",
+        "api/access/test_keys.py::test_its_file_and_folder_are_its_owners_alone",
+        "api/access/test_keys.py::test_a_file_that_others_can_read_is_refused",
+        "api/access/test_keys.py::test_a_planted_link_is_not_written_through",
     ),
     19: (  # what a model writes
         "tui/test_paint.py::test_no_text_puts_a_control_character_on_the_screen",
         "tui/test_sanitise.py::",
         "cli/test_cli.py::test_run_lets_no_escape_sequence_through",
-        "api/test_logs.py::test_a_record_is_one_line_whatever_is_in_it",
-        "api/test_server.py::test_logs_escape_what_a_client_sends",
+        "api/server/test_logs.py::test_a_record_is_one_line_whatever_is_in_it",
+        "api/server/test_server.py::test_logs_escape_what_a_client_sends",
     ),
     20: (  # those who leave
-        "api/test_connection.py::test_a_client_that_hangs_up_aborts_its_answer",
-        "api/test_connection.py::test_a_storm_of_resets_leaves_nothing_running",
-        "api/test_server.py::test_those_who_leave_the_queue_make_room_and_a_full_queue_says_so",
-        "api/test_server.py::test_a_client_that_leaves_in_the_middle_of_its_prompt_frees_its_pages",
+        "api/server/test_connection.py::test_a_client_that_hangs_up_aborts_its_answer",
+        "api/server/test_connection.py::test_a_storm_of_resets_leaves_nothing_running",
+        "api/server/test_server.py::test_those_who_leave_the_queue_make_room_and_a_full_queue_says_so",
+        "api/server/test_server.py::test_a_client_that_leaves_in_the_middle_of_its_prompt_frees_its_pages",
         "api/test_load.py::test_whoever_leaves_at_whatever_moment_leaves_nothing_behind",
     ),
     21: (  # responses of others
-        "api/test_openai_sdk.py::test_what_one_key_stored_does_not_exist_for_another",
+        "api/openai/test_sdk.py::test_what_one_key_stored_does_not_exist_for_another",
         f"{HERE}::test_the_id_of_a_response_cannot_be_guessed",
     ),
     22: (  # the end
-        "api/test_drain.py::test_answers_under_way_finish_while_new_work_is_refused",
-        "api/test_server.py::test_answers_under_way_at_the_end_finish_with_an_error_the_client_can_read",
-        "api/test_server.py::test_a_second_signal_does_not_wait",
+        "api/server/test_drain.py::test_answers_under_way_finish_while_new_work_is_refused",
+        "api/server/test_server.py::test_answers_under_way_at_the_end_finish_with_an_error_the_client_can_read",
+        "api/server/test_server.py::test_a_second_signal_does_not_wait",
         "cache/test_store.py::test_what_a_killed_process_left_is_removed_at_the_next_start",
         "api/test_killed.py::test_whoever_starts_after_a_kill_finds_sound_files",
-        "api/test_server.py::test_a_server_that_was_killed_under_load_starts_again_and_serves",
+        "api/server/test_server.py::test_a_server_that_was_killed_under_load_starts_again_and_serves",
     ),
 }
 
@@ -304,7 +304,7 @@ def test_a_longer_body_is_parsed_beside_the_event_loop(start_server, monkeypatch
         return parse_json(raw)
 
     url = start_server().url
-    monkeypatch.setattr("mlxserve.api.body.parse_json", parse)
+    monkeypatch.setattr("mlxserve.api.bodies.json_body.parse_json", parse)
     body = b"{" + b",".join(b'"%d": 1' % n for n in range(10_000)) + b"}"
     with ThreadPoolExecutor(1) as pool:
         post = partial(httpx.post, headers={"content-type": "application/json"}, timeout=60)

@@ -15,7 +15,7 @@ import pytest
 SCRIPT = '''
 import os, random, signal, sys, time
 from pathlib import Path
-from mlxserve.api.keys import KeyFile, Scope
+from mlxserve.api.access.keys import KeyFile, Scope
 from mlxserve.cache.store import PageStore
 
 base, loops = Path(sys.argv[1]), int(sys.argv[2])

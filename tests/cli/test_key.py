@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from mlxserve import cli
-from mlxserve.api.keys import KeyFile, Keyring, Scope
+from mlxserve.api.access.keys import KeyFile, Keyring, Scope
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxserve.api.page_map import PageMap as ServerMap
+from mlxserve.api.native.page_map import PageMap as ServerMap
 from tui.page_map import PageMap, UnreadableMap
 
 

@@ -1,0 +1,130 @@
+"""Who is let in: addresses, names, pages and keys, settled before the server listens.
+
+Beyond loopback a key is required. Keys come from files or the environment, never from a flag, which
+every user of the machine can read in the list of processes. The one in the environment is the
+operator's own, and an admin's.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlxserve.api.access.keys import Key, KeyFile, Keyring, Scope, usual_file
+from mlxserve.api.access.security import host_header_name, is_loopback
+from mlxserve.api.config import NO_FILE, ServerConfig
+from mlxserve.errors import InvalidConfig
+
+MIN_KEY_LENGTH = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """
+    hosts: what the Host header may name besides loopback, IPv6 in brackets
+    any_address: it may also be any literal address; only names can be rebound by a web page
+    origins: web pages that may call, such as `https://chat.example`
+    api_keys: when any are given, one of them must be shown
+    admin_keys: the same; they may also see and change what belongs to others
+    keys_file: more keys, of both kinds, that may change while the server runs
+    max_requests_per_key, requests_per_minute_per_key: of keys that have no limits of their own
+    """
+
+    hosts: Sequence[str] = ()
+    any_address: bool = False
+    origins: Sequence[str] = ()
+    api_keys: Sequence[str] = ()
+    admin_keys: Sequence[str] = ()
+    keys_file: Path | None = None
+    max_requests_per_key: int = 0
+    requests_per_minute_per_key: int = 0
+
+    def keyring(self) -> Keyring:
+        """Raises InvalidConfig for a file that cannot be trusted."""
+        keys = [Key.of(key, Scope.USER) for key in self.api_keys]
+        keys += [Key.of(key, Scope.ADMIN) for key in self.admin_keys]
+        return Keyring(keys, KeyFile(self.keys_file) if self.keys_file is not None else None)
+
+
+def read_access(config: ServerConfig, environment_key: str | None = None) -> Access:
+    """What the options and the environment allow. Raises InvalidConfig."""
+    host = config.host
+    own_names = () if is_loopback(host) else _own_names(host)
+    access = Access(
+        hosts=tuple(host_header_name(name) for name in (*own_names, *config.allowed_host)),
+        any_address=_is_wildcard(host),
+        origins=tuple(_origin(origin) for origin in config.allowed_origin),
+        api_keys=tuple(_keys_of(Path(config.api_key_file))) if config.api_key_file else (),
+        admin_keys=(_checked(environment_key, "MLXSERVE_API_KEY"),) if environment_key else (),
+        keys_file=keys_file(config.keys_file),
+        max_requests_per_key=config.max_requests_per_key,
+        requests_per_minute_per_key=config.requests_per_minute_per_key,
+    )
+    if not access.keyring().is_locked and not is_loopback(host):
+        raise InvalidConfig(
+            f"Listening on {host} lets other machines in, and that needs an API key. Create one "
+            "with `mlxserve key create NAME`, or put one into MLXSERVE_API_KEY, or listen on "
+            "127.0.0.1."
+        )
+    return access
+
+
+def keys_file(named: str | None) -> Path | None:
+    """Where the keys of `mlxserve key` are, whether or not there are any; None for "none"."""
+    if named == NO_FILE:
+        return None
+    return Path(named).expanduser() if named else usual_file()
+
+
+def _keys_of(file: Path) -> Iterator[str]:
+    try:
+        mode = file.stat().st_mode
+        text = file.read_text(encoding="ascii")
+    except (OSError, ValueError) as error:
+        raise InvalidConfig(f"The API key file {file} cannot be read: {error}") from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise InvalidConfig(
+            f"The API key file {file} is open to other users. Close it: chmod 600 {file}"
+        )
+    keys = [line.strip() for line in text.splitlines() if line.strip()]
+    if not keys:
+        raise InvalidConfig(f"The API key file {file} holds no key; put one on each line.")
+    for key in keys:
+        yield _checked(key, str(file))
+
+
+def _checked(key: str, source: str) -> str:
+    if len(key) < MIN_KEY_LENGTH or not key.isascii() or not key.isprintable() or " " in key:
+        raise InvalidConfig(
+            f"An API key in {source} is too weak or malformed: it needs at least {MIN_KEY_LENGTH} "
+            "printable ASCII characters without spaces. `openssl rand -hex 32` makes a good one."
+        )
+    return key
+
+
+def _own_names(host: str) -> tuple[str, ...]:
+    if not _is_wildcard(host):
+        return (host,)
+    name = socket.gethostname().partition(".")[0]
+    return (socket.gethostname(), name, f"{name}.local")
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return host == ""
+
+
+def _origin(origin: str) -> str:
+    scheme, separator, rest = origin.partition("://")
+    if not separator or scheme not in ("http", "https") or not rest or "/" in rest:
+        raise InvalidConfig(
+            f"--allowed-origin {origin!r} is not an origin; write it as https://chat.example, "
+            "without a path."
+        )
+    return origin.lower()

@@ -1,0 +1,134 @@
+"""Limits of each API key: how many answers at the same time, how many requests in a minute.
+
+They protect those who share a server from one another; without keys there is nobody to tell apart.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mlxserve.api.access.keys import Key
+from mlxserve.api.errors import ApiError, error_response
+
+_LIMITED_METHODS = ("POST", "PUT")  # those that make the engine work
+
+
+@dataclass(slots=True)
+class _Account:
+    """What a key has under way, and how many requests it has left for now."""
+
+    num_running: int = 0
+    left: float = math.inf
+    updated: float = 0.0
+
+
+@dataclass(slots=True)
+class Lease:
+    """One request's share of its key's limit. Closed when the reply has been sent."""
+
+    _account: _Account
+    _max: int
+    _taken: int = field(default=0)
+
+    def take(self, count: int) -> None:
+        """So many answers more. Raises ApiError 429, and nothing was taken."""
+        if self._max and self._account.num_running + count > self._max:
+            raise too_many(
+                f"This API key may have {self._max} answers under way at the same time, and has "
+                f"{self._account.num_running}. Wait for one to end.",
+                code="too_many_requests",
+                seconds=1.0,
+            )
+        self._account.num_running += count
+        self._taken += count
+
+    def close(self) -> None:
+        self._account.num_running -= self._taken
+        self._taken = 0
+
+
+class KeyLimits:
+    """The accounts of all keys. Limits of 0 are none; a key's own go before these."""
+
+    def __init__(
+        self,
+        max_requests: int = 0,
+        requests_per_minute: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_requests = max_requests
+        self._per_minute = requests_per_minute
+        self._clock = clock
+        self._accounts: dict[str, _Account] = {}  # by key: as many as were ever made
+
+    def enter(self, key: Key) -> Lease:
+        """Count a request that has one answer. Raises ApiError 429."""
+        account = self._accounts.setdefault(key.id, _Account())
+        lease = Lease(account, _own(key.max_requests, self._max_requests))
+        lease.take(1)
+        try:
+            self._spend(account, _own(key.requests_per_minute, self._per_minute))
+        except ApiError:
+            lease.close()
+            raise
+        return lease
+
+    def _spend(self, account: _Account, per_minute: int) -> None:
+        """One request of a bucket that holds a minute's worth and fills evenly."""
+        if not per_minute:
+            return
+        now = self._clock()
+        gained = (now - account.updated) * per_minute / 60
+        account.left, account.updated = min(per_minute, account.left + gained), now
+        if account.left < 1:
+            raise too_many(
+                f"This API key may send {per_minute} requests in a minute.",
+                code="rate_limit_exceeded",
+                seconds=(1 - account.left) * 60 / per_minute,
+            )
+        account.left -= 1
+
+
+class LimitCheck:
+    """Refuses what a key may not have now, before its body is read."""
+
+    def __init__(self, app: ASGIApp, limits: KeyLimits) -> None:
+        self._app = app
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        key = scope.get("mlxserve.key")
+        if key is None or scope["method"] not in _LIMITED_METHODS:
+            await self._app(scope, receive, send)
+            return
+        try:
+            lease = scope["mlxserve.lease"] = self._limits.enter(key)
+        except ApiError as refusal:
+            await error_response(refusal)(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            lease.close()
+
+
+def claim(request: Request, num_answers: int) -> None:
+    """Count every answer of a request against its key's limit. Raises ApiError 429."""
+    lease: Lease | None = request.scope.get("mlxserve.lease")
+    if lease is not None:
+        lease.take(num_answers - 1)
+
+
+def too_many(message: str, *, code: str, seconds: float) -> ApiError:
+    headers = {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(int(seconds * 1e3))}
+    return ApiError(429, message, code=code, headers=headers)
+
+
+def _own(own: int | None, common: int) -> int:
+    return common if own is None else own

@@ -1,0 +1,241 @@
+"""Anthropic's message, whole and as events, and its list of models.
+
+    message_start
+      content_block_start, ping                               the first block
+        content_block_delta ...                               thinking, text or a tool's input
+      content_block_stop
+      content_block_start ... content_block_stop              and so on
+    message_delta (stop_reason, usage)
+    message_stop
+
+The stream begins with the first piece of the answer, because only then is known how much of the
+prompt was in the cache; or, if that takes long, with the first ping.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from mlxserve.api.answers import Answers, Tokens
+from mlxserve.api.errors import from_engine
+from mlxserve.api.openai.replies import cache_report
+from mlxserve.api.server.sse import named_event
+from mlxserve.errors import MlxServeError
+from mlxserve.request import FinishReason
+from mlxserve.text.parsing.turn import ToolCallDelta
+
+if TYPE_CHECKING:
+    from mlxserve.chat import Chat, Delta
+
+Event = dict[str, Any]
+# Clients keep a thinking block only with a signature, and send it back; nothing here checks it.
+SIGNATURE = "mlxserve"
+_PING: Event = {"type": "ping"}
+
+
+@dataclass(slots=True)
+class Blocks:
+    """The content of a message as it grows: each piece changes the blocks and yields the events
+    that do the same on the client's side."""
+
+    shows_thinking: bool = True
+    content: list[dict[str, Any]] = field(default_factory=list)
+    _arguments: str = ""
+    _is_open: bool = False
+
+    def push(self, delta: Delta) -> Iterator[Event]:
+        if delta.reasoning:
+            yield from self._think(delta.reasoning)
+        if delta.text:
+            yield from self._write(delta.text)
+        for call in delta.tool_calls:
+            yield from self._call(call)
+
+    def close(self) -> Iterator[Event]:
+        """Ends the block under way, if there is one."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        block = self.content[-1]
+        if block["type"] == "thinking":
+            block["signature"] = SIGNATURE
+            yield self._delta("signature_delta", signature=SIGNATURE)
+        if block["type"] == "tool_use":
+            block["input"] = _parsed(self._arguments)
+        yield {"type": "content_block_stop", "index": len(self.content) - 1}
+
+    def _think(self, text: str) -> Iterator[Event]:
+        yield from self._ensure({"type": "thinking", "thinking": "", "signature": ""})
+        if self.shows_thinking:
+            self.content[-1]["thinking"] += text
+            yield self._delta("thinking_delta", thinking=text)
+
+    def _write(self, text: str) -> Iterator[Event]:
+        yield from self._ensure({"type": "text", "text": ""})
+        self.content[-1]["text"] += text
+        yield self._delta("text_delta", text=text)
+
+    def _call(self, call: ToolCallDelta) -> Iterator[Event]:
+        if call.id is not None:
+            yield from self.close()
+            self._arguments = ""
+            yield from self._start(
+                {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+            )
+        if call.arguments:
+            self._arguments += call.arguments
+            yield self._delta("input_json_delta", partial_json=call.arguments)
+
+    def _ensure(self, block: dict[str, Any]) -> Iterator[Event]:
+        """That the block under way is of this one's type."""
+        if not self._is_open or self.content[-1]["type"] != block["type"]:
+            yield from self.close()
+            yield from self._start(block)
+
+    def _start(self, block: dict[str, Any]) -> Iterator[Event]:
+        self._is_open = True
+        self.content.append(block)
+        index = len(self.content) - 1
+        yield {"type": "content_block_start", "index": index, "content_block": dict(block)}
+        if index == 0:
+            yield _PING
+
+    def _delta(self, kind: str, **piece: str) -> Event:
+        index = len(self.content) - 1
+        return {"type": "content_block_delta", "index": index, "delta": {"type": kind, **piece}}
+
+
+@dataclass(slots=True, kw_only=True)
+class MessageShape:
+    """One message under way."""
+
+    id: str
+    model: str
+    num_prompt: int
+    max_tokens: int
+    shows_thinking: bool = True
+    _has_started: bool = False
+
+    async def frames(self, answers: Answers) -> AsyncGenerator[bytes, None]:
+        """The events of one stream. An engine's error ends it as an `error` event."""
+        blocks = Blocks(self.shows_thinking)
+        try:
+            async with aclosing(answers.deltas()) as deltas:
+                async for _, delta in deltas:
+                    events = self._events(blocks, delta, answers.tokens)
+                    if frames := b"".join(map(_frame, events)):
+                        yield frames
+        except MlxServeError as error:
+            body = from_engine(error).anthropic_body(None)
+            yield _frame({"type": "error", "error": body["error"]})
+
+    def keepalive(self) -> bytes:
+        """A ping; behind the message's start, which counts the prompt as not cached until the end
+        of the stream tells better."""
+        start = self._start(Tokens(self.num_prompt, 0, 0))
+        return b"".join(map(_frame, (*start, _PING)))
+
+    async def whole(self, answers: Answers) -> dict[str, Any]:
+        blocks = Blocks(self.shows_thinking)
+        async with aclosing(answers.deltas()) as deltas:
+            async for _, last in deltas:
+                for _event in blocks.push(last):
+                    pass
+        for _event in blocks.close():
+            pass
+        ending = self._ending(last, answers.tokens)
+        return {**self._message(answers.tokens), "content": blocks.content, **ending}
+
+    def _events(self, blocks: Blocks, delta: Delta, tokens: Tokens) -> Iterator[Event]:
+        yield from self._start(tokens)
+        yield from blocks.push(delta)
+        if delta.finish_reason is None:
+            return
+        yield from blocks.close()
+        yield {
+            "type": "message_delta",
+            "delta": self._ending(delta, tokens),
+            "usage": _usage(tokens),
+        }
+        yield {"type": "message_stop"}
+
+    def _start(self, tokens: Tokens) -> Iterator[Event]:
+        if not self._has_started:
+            self._has_started = True
+            yield {"type": "message_start", "message": self._message(tokens)}
+
+    def _message(self, tokens: Tokens) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(tokens),
+        }
+
+    def _ending(self, last: Delta, tokens: Tokens) -> dict[str, Any]:
+        return {
+            "stop_reason": self._stop_reason(last, tokens),
+            "stop_sequence": last.stop,
+        }
+
+    def _stop_reason(self, last: Delta, tokens: Tokens) -> str:
+        if last.finish_reason is FinishReason.TOOL_CALLS:
+            return "tool_use"
+        if last.finish_reason is FinishReason.LENGTH:
+            is_asked = tokens.completion >= self.max_tokens
+            return "max_tokens" if is_asked else "model_context_window_exceeded"
+        return "end_turn" if last.stop is None else "stop_sequence"
+
+
+def model_info(chat: Chat) -> dict[str, Any]:
+    """The model that is served, as Anthropic's clients know models."""
+    created = datetime.fromtimestamp(chat.created, UTC)
+    return {
+        "type": "model",
+        "id": chat.model_name,
+        "display_name": chat.model_name,
+        "created_at": created.isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": chat.max_model_len,
+        "max_tokens": chat.max_model_len,
+    }
+
+
+def model_page(chat: Chat) -> dict[str, Any]:
+    """All models, which are one."""
+    name = chat.model_name
+    return {"data": [model_info(chat)], "has_more": False, "first_id": name, "last_id": name}
+
+
+def _usage(tokens: Tokens) -> dict[str, Any]:
+    """`input_tokens` are those that were not in the cache. Writing to it costs nothing extra and
+    is not counted apart, so that the three counts are the prompt."""
+    return {
+        "input_tokens": tokens.prompt - tokens.cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": tokens.cached,
+        "output_tokens": tokens.completion,
+        "cache": cache_report(tokens.cache),
+    }
+
+
+def _parsed(arguments: str) -> dict[str, Any]:
+    """A tool's input. An answer cut within it leaves text that is no JSON, and says so."""
+    try:
+        value = json.loads(arguments or "{}")
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {"INVALID_JSON": arguments}
+
+
+def _frame(event: Event) -> bytes:
+    return named_event(event["type"], event)

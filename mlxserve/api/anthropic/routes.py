@@ -1,0 +1,101 @@
+"""Anthropic's routes: `/v1/messages` and `/v1/messages/count_tokens`.
+
+Claude Code and the official SDKs speak them. Any `claude-` name is the model that is served, and
+what a client may not know yet (betas, kinds of blocks) is tolerated and named, once in the log and
+each time in a header. Errors are in Anthropic's shape; `errors.py` sees to that by the path.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mlxserve.api.access.security import request_id
+from mlxserve.api.anthropic.reply import MessageShape
+from mlxserve.api.anthropic.schema import Conversation, MessagesRequest
+from mlxserve.api.bodies.model import read_request
+from mlxserve.api.errors import ApiError, from_engine, json_response
+from mlxserve.api.service import Service
+from mlxserve.errors import MlxServeError
+
+AskedT = TypeVar("AskedT", bound=Conversation)
+
+# Of the API, which only restricted requests since: what the first one allows is allowed. Whatever
+# comes later will mostly be understood, and refusing it would lock the newest clients out.
+FIRST_VERSION, LAST_VERSION = "2023-06-01", "2026-10-21"
+_DATE = re.compile(r"20[0-9]{2}-[0-9]{2}-[0-9]{2}", re.ASCII)
+
+
+class Anthropic:
+    """The endpoints over one service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/messages", self.messages, methods=["POST"]),
+            Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
+        ]
+
+    async def messages(self, request: Request) -> Response:
+        asked = await self._read(MessagesRequest, request)
+        params = asked.sampling(self._service.chat.default_params)
+        turn = asked.turn()
+        try:
+            prompt = await self._prompt(request, asked)
+            answers = await self._service.submit(request, asked, [prompt], params, turn=turn)
+        except MlxServeError as error:
+            raise from_engine(error, prompt_param="messages") from error
+        shape = MessageShape(
+            id=f"msg_{request_id(request)}",
+            model=self._service.chat.model_name,
+            num_prompt=len(prompt),
+            max_tokens=asked.max_tokens,
+            shows_thinking=asked.shows_thinking,
+        )
+        return await self._service.reply(request, asked, answers, shape)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Exactly what a message with the same fields will be counted as: the same prompt."""
+        asked = await self._read(Conversation, request)
+        try:
+            prompt = await self._prompt(request, asked)
+        except MlxServeError as error:
+            raise from_engine(error, prompt_param="messages") from error
+        headers = self._service.unknown_fields.warn(asked.unknown_fields)
+        return json_response({"input_tokens": len(prompt)}, headers=headers)
+
+    async def _read(self, kind: type[AskedT], request: Request) -> AskedT:
+        self._check_headers(request)
+        asked = await read_request(kind, request)
+        self._service.names.check(asked.model, is_anthropic=True)
+        return asked
+
+    async def _prompt(self, request: Request, asked: Conversation) -> list[int]:
+        return await self._service.prompts.of_messages(
+            request,
+            asked.messages_for_template(),
+            asked.template_kwargs(),
+            tools=asked.definitions,
+            continues=asked.continues,
+        )
+
+    def _check_headers(self, request: Request) -> None:
+        for version in request.headers.getlist("anthropic-version"):
+            if not _DATE.fullmatch(version) or version < FIRST_VERSION:
+                raise ApiError(
+                    400,
+                    f"anthropic-version: {version[:40]!r} is not spoken here; send "
+                    f"{FIRST_VERSION!r} or a later one.",
+                )
+            if version > LAST_VERSION:
+                self._service.unknown_fields.warn([f"anthropic-version {version}"])
+        for betas in request.headers.getlist("anthropic-beta"):
+            self._service.unknown_fields.warn(
+                f"the beta {beta.strip()}" for beta in betas.split(",")
+            )

@@ -1,0 +1,136 @@
+"""A request body as a model: validated once, with errors that name a field.
+
+Knows no endpoint: what each of them takes is in `schema.py` and `anthropic_schema.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.requests import Request
+
+from mlxserve.api.bodies.json_body import read_json
+from mlxserve.api.errors import ApiError
+from mlxserve.errors import InvalidParameter
+from mlxserve.request import SamplingParams
+
+T = TypeVar("T", bound="Body")
+NotYet: TypeAlias = Mapping[str, tuple[object, ...]]  # and the values that ask for nothing
+
+# Fields whose values, whatever they are, change nothing here: they identify or route.
+INERT = frozenset(
+    {
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "user",
+    }
+)
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+
+class Body(Strict):
+    """A request's body."""
+
+    NOT_YET: ClassVar[NotYet] = {}
+
+    model: str | None = None
+
+    @classmethod
+    def read(cls, body: Mapping[str, Any]) -> Self:
+        """Raises ApiError 400 with the field at fault."""
+        _refuse_unsupported(body, cls.NOT_YET)
+        asked = {name: value for name, value in body.items() if name not in cls.NOT_YET}
+        try:
+            return cls.model_validate(asked)
+        except ValidationError as error:
+            raise _first_error(error) from error
+
+    @property
+    def unknown_fields(self) -> list[str]:
+        return [path for path in _extras(self, "") if path not in INERT]
+
+
+def sampling_params(
+    defaults: SamplingParams, given: Mapping[str, Any], field_named: Callable[[str], str]
+) -> SamplingParams:
+    """The model's defaults with what was given. Raises ApiError 400.
+
+    `field_named` turns a name of ours into the field that the client sent.
+    """
+    try:
+        return dataclasses.replace(defaults, **given)
+    except InvalidParameter as error:
+        name = field_named(error.name)
+        message = str(error).removeprefix(f"{error.name}: ")
+        raise ApiError(400, f"{name}: {message}", param=name, code="invalid_value") from error
+
+
+def _refuse_unsupported(body: Mapping[str, Any], not_yet: NotYet) -> None:
+    for name, harmless in not_yet.items():
+        value = body.get(name)
+        if value in harmless:
+            continue
+        others = [repr(other) for other in harmless if other is not None]
+        instead = f"leave it out or send {' or '.join(others)}" if others else "leave it out"
+        raise ApiError(
+            400,
+            f"{name}: this value is not supported yet; {instead}.",
+            param=name,
+            code="unsupported_parameter",
+        )
+
+
+def _first_error(error: ValidationError) -> ApiError:
+    first = error.errors(include_url=False, include_context=False)[0]
+    path = _path(first["loc"])
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if not path:  # a rule over several fields: its message opens with the one to change
+        path, _, message = message.partition(": ")
+    if first["type"] == "missing":
+        return ApiError(400, f"{path}: is required.", param=path, code="missing_required_parameter")
+    return ApiError(400, f"{path}: {message}{_shown(first)}.", param=path, code="invalid_value")
+
+
+def _shown(error: Mapping[str, Any]) -> str:
+    """The refused value, when it is short enough to help."""
+    value = error["input"]
+    if error["type"] == "value_error" or isinstance(value, (dict, list)):
+        return ""
+    return f", got {str(value)[:40]!r}" if isinstance(value, str) else f", got {value!r}"[:60]
+
+
+def _path(location: Sequence[int | str]) -> str:
+    path = ""
+    for step in location:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+    return path
+
+
+def _extras(model: BaseModel, prefix: str) -> Iterator[str]:
+    """Names of fields nobody declared, each once: `messages[].cache_control`."""
+    seen: set[str] = set()
+    for name in model.model_extra or ():
+        seen.add(prefix + name)
+    for name in type(model).model_fields:
+        value = getattr(model, name)
+        if isinstance(value, BaseModel):
+            seen.update(_extras(value, f"{prefix}{name}."))
+        elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
+            for item in value:
+                seen.update(_extras(item, f"{prefix}{name}[]."))
+    yield from sorted(seen)
+
+
+async def read_request(kind: type[T], request: Request) -> T:
+    """The body as one of the models above; large ones are checked beside the event loop."""
+    body = await read_json(request)
+    return await asyncio.to_thread(kind.read, body)

@@ -1,0 +1,147 @@
+"""Fields about an assistant's turn: its tools, whether it must call one, and how much it thinks.
+
+OpenAI's two endpoints spell them differently; both end in a `Turn` and in what the template gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, PlainValidator
+
+from mlxserve.api.bodies.model import Strict
+from mlxserve.api.errors import ApiError
+from mlxserve.text.parsing.turn import ToolChoice, Turn
+
+MAX_TOOLS = 512
+MAX_BUDGET = 2**31 - 1
+_MODES = {"auto": ToolChoice.AUTO, "none": ToolChoice.NONE, "required": ToolChoice.REQUIRED}
+Name: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:/-]{1,128}$")]
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Budget: TypeAlias = Annotated[int, Field(ge=0, le=MAX_BUDGET)]
+_NO_THINKING = ("none", "minimal")
+
+
+class Function(Strict):
+    """A tool's function. `strict` changes nothing: arguments always follow the schema."""
+
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def definition(self) -> dict[str, Any]:
+        """As chat templates know it."""
+        fields = ("name", "description", "parameters")
+        given = {name: getattr(self, name) for name in fields if getattr(self, name) is not None}
+        return {"type": "function", "function": given}
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: Function
+
+    def definition(self) -> dict[str, Any]:
+        return self.function.definition()
+
+
+Tools: TypeAlias = Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """
+    names: the tools to choose from; None for all
+    is_one: it was named
+    sent: as the client wrote it
+    """
+
+    mode: ToolChoice = ToolChoice.AUTO
+    names: tuple[str, ...] | None = None
+    is_one: bool = False
+    sent: Any = "auto"
+
+
+def choice(value: object) -> Choice | None:
+    """A word, one tool, or some allowed tools. The chat endpoint nests what the other does not."""
+    if value is None:
+        return None
+    if isinstance(value, str) and value in _MODES:
+        return Choice(_MODES[value], sent=value)
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(value, dict) and kind in ("function", "custom"):
+        return Choice(ToolChoice.REQUIRED, (_name_of(value),), is_one=True, sent=value)
+    if isinstance(value, dict) and kind == "allowed_tools":
+        return replace(_allowed(value.get("allowed_tools", value)), sent=value)
+    raise ValueError("must be 'none', 'auto', 'required', a function, or allowed_tools")
+
+
+def _allowed(value: object) -> Choice:
+    mode, tools = (value.get("mode"), value.get("tools")) if isinstance(value, dict) else ("", [])
+    if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
+        raise ValueError("allowed_tools need a mode, 'auto' or 'required', and a list of tools")
+    return Choice(_MODES[mode], tuple(_name_of(tool) for tool in tools[:MAX_TOOLS]))
+
+
+def _name_of(value: object) -> str:
+    inner = value.get("function", value) if isinstance(value, dict) else None
+    name = inner.get("name") if isinstance(inner, dict) else None
+    if not isinstance(name, str):
+        raise ValueError("a function is chosen by its name")
+    return name
+
+
+ToolChoiceField: TypeAlias = Annotated[Choice | None, PlainValidator(choice)]
+
+
+def turn_of(
+    tools: Sequence[Mapping[str, Any]],
+    choice: Choice | None,
+    *,
+    parallel: bool | None,
+    thinking_budget: int | None,
+) -> Turn:
+    """What the answer may hold. Raises ApiError for a choice among tools that are not there."""
+    choice = choice or Choice()
+    tools = tools if choice.names is None else _only(tools, choice.names)
+    if choice.mode is ToolChoice.REQUIRED and not tools:
+        raise _refused("there are no `tools` to choose from")
+    return Turn(
+        tools=tuple(tools),
+        tool_choice=choice.mode,
+        tool_name=choice.names[0] if choice.is_one and choice.names else None,
+        # One tool that is named is called once.
+        parallel_tool_calls=parallel is not False and not choice.is_one,
+        thinking_budget=thinking_budget,
+    )
+
+
+def thinking_kwargs(
+    effort: str | None, template_kwargs: Mapping[str, bool | str]
+) -> dict[str, bool | str]:
+    """Variables for the template; those the client set itself win."""
+    if effort is None:
+        return dict(template_kwargs)
+    kwargs: dict[str, bool | str] = {"enable_thinking": effort not in _NO_THINKING}
+    if effort != "none":
+        kwargs["reasoning_effort"] = effort
+    return {**kwargs, **template_kwargs}
+
+
+def thinking_budget(asked: int | None, template_kwargs: Mapping[str, bool | str]) -> int | None:
+    """Thinking that is off is also ended at once, should the template not know the variable."""
+    is_off = template_kwargs.get("enable_thinking") is False
+    return 0 if asked is None and is_off else asked
+
+
+def _only(tools: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Mapping[str, Any]]:
+    known = {tool["function"]["name"] for tool in tools}
+    if missing := [name for name in names if name not in known]:
+        raise _refused(f"{missing[0][:100]!r} is not among `tools`")
+    return [tool for tool in tools if tool["function"]["name"] in names]
+
+
+def _refused(message: str) -> ApiError:
+    return ApiError(400, f"tool_choice: {message}.", param="tool_choice", code="invalid_value")

@@ -1,0 +1,134 @@
+"""The page map as server-sent events: everything once, then what changed.
+
+    event: snapshot
+    data: {"seq":0,"page_size":32,"num_pages":8,"pages":"p2a3f3",
+           "requests":[{"id":"8f…","from":0,"pages":[[2,3]]}],"gone":[]}
+
+    event: delta
+    data: {"seq":1,"pages":[[5,"a1"]],
+           "requests":[{"id":"8f…","from":3,"pages":[[5,1]]}],"gone":["77…"]}
+
+`pages` is run-length encoded: a letter and how many pages in a row are so.
+
+    f free      a held by one request      s shared by several      c cached, held by nobody
+    p pinned for a named prefix
+
+In a delta it is a list of [first page, runs]; pages it does not name are as they were. `requests`
+are those that the listener's key may see and that hold pages: from the `from`-th page of its table
+on, the request holds these runs of [first page, length], and what was known behind that place is
+void. `gone` ended or lost their pages. `id` is the `x-request-id` of the reply that belongs to it
+(with `-N` for the N-th of several answers).
+
+`seq` rises by one. A later `snapshot` starts over, as it does when the number of pages has changed;
+an `error` ends the stream. Nothing is sent while nothing changes but a comment every ten seconds.
+An event holds at most `MAX_RUNS` runs of requests: what is left comes with the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlxserve.api.server.sse import named_event
+from mlxserve.engine.snapshot import RequestView, Snapshot
+
+LETTERS = "fascp"  # by PageState
+MAX_RUNS = 10_000
+
+States = NDArray[np.uint8]
+
+
+class PageMap:
+    """What one listener knows, and what it has to be told next."""
+
+    def __init__(self, sees: Callable[[RequestView], bool]) -> None:
+        self._sees = sees
+        self._seq = 0
+        self._states: States | None = None
+        self._tables: dict[str, tuple[int, ...]] = {}  # as far as they were told
+
+    def next_event(self, snapshot: Snapshot) -> bytes | None:
+        """The event that brings the listener here; None where nothing changed for it."""
+        states = np.frombuffer(snapshot.pages, dtype=np.uint8)
+        old, self._states = self._states, states
+        if old is not None and len(old) != len(states):
+            old = None  # pages have moved as well: it starts over
+            self._tables.clear()
+        told = self._requests(snapshot)
+        if old is None:
+            return self._event(
+                "snapshot",
+                page_size=snapshot.page_size,
+                num_pages=len(states),
+                pages=encode_runs(states),
+                **told,
+            )
+        changes = changed_runs(old, states)
+        if not changes and not any(told.values()):
+            return None
+        return self._event("delta", pages=changes, **told)
+
+    def _event(self, kind: str, **data: Any) -> bytes:
+        number = self._seq
+        self._seq += 1
+        return named_event(kind, {"seq": number, **data})
+
+    def _requests(self, snapshot: Snapshot) -> dict[str, list[Any]]:
+        holders = {
+            one.id: one.page_table
+            for one in snapshot.requests
+            if one.page_table and self._sees(one)
+        }
+        gone = [name for name in self._tables if name not in holders]
+        for name in gone:
+            del self._tables[name]
+        changed = []
+        room = MAX_RUNS
+        for name, table in holders.items():
+            known = self._tables.get(name, ())
+            start = num_common(known, table)
+            if room > 0 and (start < len(table) or start < len(known)):
+                runs = page_runs(table[start:])[:room]
+                room -= len(runs)
+                changed.append({"id": name, "from": start, "pages": runs})
+                self._tables[name] = table[: start + sum(length for _, length in runs)]
+        return {"requests": changed, "gone": gone}
+
+
+def encode_runs(states: States) -> str:
+    """`"p2a1f5"` for two pinned pages, an active one and five free ones."""
+    starts = np.flatnonzero(np.diff(states, prepend=np.uint8(255)))
+    lengths = np.diff(starts, append=len(states))
+    return "".join(
+        f"{LETTERS[state]}{length}"
+        for state, length in zip(states[starts].tolist(), lengths.tolist(), strict=True)
+    )
+
+
+def changed_runs(old: States, new: States) -> list[tuple[int, str]]:
+    """(first page, runs) of every stretch that changed."""
+    changed = np.flatnonzero(old != new)
+    if not len(changed):
+        return []
+    stretches = np.split(changed, np.flatnonzero(np.diff(changed) > 1) + 1)
+    return [(int(s[0]), encode_runs(new[s[0] : s[-1] + 1])) for s in stretches]
+
+
+def page_runs(pages: tuple[int, ...]) -> list[tuple[int, int]]:
+    """(first page, length) of each run of ascending neighbours, in the table's order."""
+    if not pages:
+        return []
+    table = np.asarray(pages)
+    starts = np.flatnonzero(np.diff(table, prepend=table[0] - 2) != 1)
+    lengths = np.diff(starts, append=len(table))
+    return list(zip(table[starts].tolist(), lengths.tolist(), strict=True))
+
+
+def num_common(known: tuple[int, ...], table: tuple[int, ...]) -> int:
+    """How many pages two tables have in common from their beginning; most only grow."""
+    if known is table or table[: len(known)] == known:
+        return len(known)
+    return next(n for n, (a, b) in enumerate(zip(known, (*table, None), strict=False)) if a != b)

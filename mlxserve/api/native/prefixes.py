@@ -1,0 +1,111 @@
+"""Named prefixes over HTTP: computed once, then put before a prompt by `prefix_name`.
+
+A name belongs to the API key that added it; another key neither sees nor uses it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mlxserve.api.access.security import cache_namespace, in_namespace, without_namespace
+from mlxserve.api.bodies.model import read_request
+from mlxserve.api.errors import ApiError, from_engine, json_response
+from mlxserve.api.openai.schema import PrefixRequest
+from mlxserve.api.service import Service
+from mlxserve.errors import MlxServeError, UnknownPrefix
+
+MAX_PREFIXES = 256  # of all keys together; each keeps its token ids in memory
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+
+
+class Prefixes:
+    """The endpoints over one `Chat`."""
+
+    def __init__(self, service: Service) -> None:
+        self._chat = service.chat
+        self._names = service.names
+        self._prompts = service.prompts
+        self._unknown_fields = service.unknown_fields
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/prefixes", self.index, methods=["GET"]),
+            Route("/v1/prefixes/{name}", self.get, methods=["GET"]),
+            Route("/v1/prefixes/{name}", self.put, methods=["PUT"]),
+            Route("/v1/prefixes/{name}", self.delete, methods=["DELETE"]),
+        ]
+
+    async def index(self, request: Request) -> Response:
+        found = [
+            _card(own, num_tokens)
+            for name, num_tokens in sorted(self._chat.prefixes().items())
+            if (own := without_namespace(request, name)) is not None
+        ]
+        return json_response({"object": "list", "data": found})
+
+    async def get(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        try:
+            return json_response(_card(name, len(self._prompts.prefix(request, name))))
+        except UnknownPrefix as error:
+            raise _not_found(error) from error
+
+    async def put(self, request: Request) -> Response:
+        """Computes the prefix now, so that the first request that names it is fast already."""
+        name = request.path_params["name"]
+        if not _NAME.fullmatch(name):
+            raise ApiError(
+                400,
+                "name: needs 1 to 64 letters, digits, dots, dashes or underscores.",
+                param="name",
+                code="invalid_value",
+            )
+        asked = await read_request(PrefixRequest, request)
+        self._names.check(asked.model)
+        full_name = in_namespace(request, name)
+        known = self._chat.prefixes()
+        if full_name not in known and len(known) >= MAX_PREFIXES:
+            raise ApiError(
+                400, f"There are {MAX_PREFIXES} prefixes already; delete one.", param="name"
+            )
+        try:
+            token_ids = await self._token_ids(request, asked)
+            await self._chat.add_prefix(
+                full_name, token_ids, cache_salt=cache_namespace(request, None)
+            )
+        except MlxServeError as error:
+            raise from_engine(error, prompt_param=asked.text_field) from error
+        headers = self._unknown_fields.warn(asked.unknown_fields)
+        return json_response(_card(name, len(token_ids)), headers=headers)
+
+    async def delete(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        try:
+            self._prompts.prefix(request, name)  # whose error tells the names that there are
+        except UnknownPrefix as error:
+            raise _not_found(error) from error
+        self._chat.remove_prefix(in_namespace(request, name))
+        return json_response({"id": name, "object": "prefix", "deleted": True})
+
+    async def _token_ids(self, request: Request, asked: PrefixRequest) -> list[int]:
+        if asked.prompt is not None:
+            return (await self._prompts.of_texts(request, asked.prompt))[0]
+        return await self._prompts.of_messages(
+            request,
+            [message.for_template() for message in asked.messages or ()],
+            asked.chat_template_kwargs,
+            add_generation_prompt=False,
+        )
+
+
+def _card(name: str, num_tokens: int) -> dict[str, Any]:
+    return {"id": name, "object": "prefix", "num_tokens": num_tokens}
+
+
+def _not_found(error: UnknownPrefix) -> ApiError:
+    return ApiError(404, str(error), param="name", code="unknown_prefix")

@@ -1,0 +1,65 @@
+"""`/tokenize` and `/detokenize`: what the model will see of a text, in vLLM's shapes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mlxserve.api.bodies.model import read_request
+from mlxserve.api.errors import from_engine, json_response
+from mlxserve.api.openai.schema import DetokenizeRequest, TokenizeRequest
+from mlxserve.api.service import Service
+from mlxserve.errors import MlxServeError
+
+
+class Tokenization:
+    """The endpoints over one `Chat`. Work on text runs beside the event loop."""
+
+    def __init__(self, service: Service) -> None:
+        self._chat = service.chat
+        self._names = service.names
+        self._prompts = service.prompts
+        self._unknown_fields = service.unknown_fields
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+        ]
+
+    async def tokenize(self, request: Request) -> Response:
+        asked = await read_request(TokenizeRequest, request)
+        self._names.check(asked.model)
+        try:
+            token_ids = await self._token_ids(request, asked)
+        except MlxServeError as error:
+            raise from_engine(error, prompt_param=asked.text_field) from error
+        reply = {
+            "count": len(token_ids),
+            "max_model_len": self._chat.max_model_len,
+            "tokens": token_ids,
+        }
+        return json_response(reply, headers=self._unknown_fields.warn(asked.unknown_fields))
+
+    async def detokenize(self, request: Request) -> Response:
+        asked = await read_request(DetokenizeRequest, request)
+        self._names.check(asked.model)
+        try:
+            text = await asyncio.to_thread(self._chat.decode, asked.tokens)
+        except MlxServeError as error:
+            raise from_engine(error) from error
+        headers = self._unknown_fields.warn(asked.unknown_fields)
+        return json_response({"prompt": text}, headers=headers)
+
+    async def _token_ids(self, request: Request, asked: TokenizeRequest) -> list[int]:
+        if asked.prompt is not None:
+            return await asyncio.to_thread(self._chat.encode, asked.prompt)
+        return await self._prompts.of_messages(
+            request,
+            [message.for_template() for message in asked.messages or ()],
+            asked.chat_template_kwargs,
+            add_generation_prompt=asked.add_generation_prompt,
+        )

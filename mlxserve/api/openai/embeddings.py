@@ -1,0 +1,130 @@
+"""`/v1/embeddings`: texts as vectors, from the hidden states of the model that answers, too.
+
+A text's vector is the mean of its tokens' last hidden states, or with `pooling: "last"` the last
+token's, scaled to length one. Texts are computed one after the other, whoever sent them: each is
+cut into pieces between which answers under way go on, and only one text's keys and values are in
+memory at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import struct
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, PlainValidator
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mlxserve.api.answers import unless_disconnected
+from mlxserve.api.bodies.fields import Prompt, prompts
+from mlxserve.api.bodies.model import Body, NotYet, read_request
+from mlxserve.api.errors import ApiError, from_engine, json_response
+from mlxserve.api.server.retry_after import Turnover
+from mlxserve.api.service import Service
+from mlxserve.errors import MlxServeError, QueueFull
+from mlxserve.request import Pooling
+
+MAX_TOKENS = 300_000  # of all texts of one request, as with OpenAI
+MAX_DIMENSIONS = 65_536
+MAX_WAITING = 64  # requests
+
+
+class EmbeddingsRequest(Body):
+    """The body of `POST /v1/embeddings`. `pooling` is ours."""
+
+    NOT_YET: ClassVar[NotYet] = {}
+
+    input: Annotated[tuple[Prompt, ...], PlainValidator(prompts)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1, le=MAX_DIMENSIONS)] | None = None
+    pooling: Literal["mean", "last"] = "mean"
+
+
+class Embeddings:
+    """The endpoint over one service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._turn = asyncio.Lock()
+        self._num_waiting = 0
+        self._turnover = Turnover()
+
+    def routes(self) -> list[Route]:
+        return [Route("/v1/embeddings", self.create, methods=["POST"])]
+
+    async def create(self, request: Request) -> Response:
+        asked = await read_request(EmbeddingsRequest, request)
+        self._service.names.check(asked.model)
+        texts = await asyncio.to_thread(lambda: [self._encoded(text) for text in asked.input])
+        num_tokens = sum(map(len, texts))
+        self._check(texts, num_tokens)
+        try:
+            vectors = await unless_disconnected(request.receive, self._embedded(asked, texts))
+        except MlxServeError as error:
+            raise from_engine(error, prompt_param="input") from error
+        if vectors is None:
+            return Response(status_code=499)  # nobody reads it
+        reply = {
+            "object": "list",
+            "data": [_item(index, vector, asked) for index, vector in enumerate(vectors)],
+            "model": self._service.chat.model_name,
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+        headers = self._service.unknown_fields.warn(asked.unknown_fields)
+        return json_response(reply, headers=headers)
+
+    async def _embedded(
+        self, asked: EmbeddingsRequest, texts: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        """In turn with other requests, text by text. Raises what `Chat.embed` raises."""
+        vectors = []
+        self._num_waiting += 1
+        try:
+            for text in texts:
+                async with self._turn:
+                    vector = await self._service.chat.embed(
+                        text, pooling=Pooling(asked.pooling), dimensions=asked.dimensions
+                    )
+                vectors.append(vector)
+        finally:
+            self._num_waiting -= 1
+            self._turnover.ended()
+        return vectors
+
+    def _encoded(self, text: Prompt) -> Sequence[int]:
+        return self._service.chat.encode(text) if isinstance(text, str) else text
+
+    def _check(self, texts: Sequence[Sequence[int]], num_tokens: int) -> None:
+        """What can be refused before anything is computed."""
+        longest = max(map(len, texts))
+        if not all(texts):
+            raise ApiError(400, "input: a text is empty.", param="input", code="invalid_value")
+        if longest > self._service.chat.max_model_len:
+            raise ApiError(
+                400,
+                f"input: a text has {longest} tokens, but the context has "
+                f"{self._service.chat.max_model_len}. Embed it in parts.",
+                param="input",
+                code="context_length_exceeded",
+            )
+        if num_tokens > MAX_TOKENS:
+            raise ApiError(
+                400,
+                f"input: has {num_tokens} tokens; {MAX_TOKENS} are allowed in one request.",
+                param="input",
+                code="invalid_value",
+            )
+        if self._num_waiting >= MAX_WAITING:
+            raise self._turnover.refusal(QueueFull("Too many embeddings are waiting."))
+
+
+def _item(index: int, vector: Sequence[float], asked: EmbeddingsRequest) -> dict[str, Any]:
+    """OpenAI's clients ask for base64, which is little-endian float32, and decode it unasked."""
+    value: object = vector
+    if asked.encoding_format == "base64":
+        value = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+    return {"object": "embedding", "index": index, "embedding": value}

@@ -1,0 +1,294 @@
+"""OpenAI's response objects, whole and in chunks, as plain dictionaries.
+
+A shape belongs to one reply: it knows its id, its model and what the client asked to see, and
+turns `Delta` and `Folded` into JSON and events. It reads no socket and no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mlxserve.api.answers import Answers, Folded, Tokens
+from mlxserve.api.errors import from_engine
+from mlxserve.api.server.sse import DONE, KEEPALIVE, TextEvents, event
+from mlxserve.errors import MlxServeError
+from mlxserve.request import CacheReport, TokenLogprob
+from mlxserve.text.parsing.turn import ToolCallDelta
+from mlxserve.version import __version__
+
+if TYPE_CHECKING:
+    from mlxserve.chat import Delta
+
+FINGERPRINT = f"mlxserve-{__version__}"
+LOWEST_LOGPROB = -9999.0  # JSON has no infinity; the value other servers send for it
+_REPLACEMENT = "\ufffd"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Shape:
+    """What every object of one reply has in common.
+
+    token_text: the text of one token alone, for log-probabilities
+    """
+
+    id: str
+    created: int
+    model: str
+    token_text: Callable[[int], str]
+    wants_logprobs: bool
+    wants_usage: bool = False
+    _texts: dict[tuple[int, str], TextEvents] = field(default_factory=dict)
+
+    def events(self, index: int, delta: Delta) -> Iterator[bytes]:
+        raise NotImplementedError
+
+    def usage_chunk(self, tokens: Tokens) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def folded(self, answers: Sequence[Folded], tokens: Tokens) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def keepalive(self) -> bytes:
+        return KEEPALIVE
+
+    async def whole(self, answers: Answers) -> dict[str, Any]:
+        return self.folded(await answers.fold(), answers.tokens)
+
+    async def frames(self, answers: Answers) -> AsyncGenerator[bytes, None]:
+        """The events of one stream. An engine's error ends it in OpenAI's way: no [DONE]."""
+        try:
+            async with aclosing(answers.deltas()) as deltas:
+                async for index, delta in deltas:
+                    if frames := b"".join(self.events(index, delta)):
+                        yield frames
+        except MlxServeError as error:
+            yield event(from_engine(error).body())
+            return
+        ending = event(self.usage_chunk(answers.tokens)) if self.wants_usage else b""
+        yield ending + DONE
+
+    def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": FINGERPRINT,
+            "choices": choices,
+        }
+
+    def _text_event(
+        self, index: int, kind: str, text: str, chunk: Callable[[str], dict[str, Any]]
+    ) -> bytes:
+        """Of the chunk that holds nothing of its own but this text."""
+        events = self._texts.get((index, kind))
+        if events is None:
+            events = self._texts[index, kind] = TextEvents(lambda place: event(chunk(place)))
+        return events.of(text)
+
+    def _chunk(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        chunk = self._object(kind, choices)
+        if self.wants_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def _usage_chunk(self, kind: str, tokens: Tokens) -> dict[str, Any]:
+        return {**self._object(kind, []), "usage": usage(tokens)}
+
+
+@dataclass(slots=True, kw_only=True)
+class ChatShape(_Shape):
+    """`chat.completion` and `chat.completion.chunk`."""
+
+    _opened: set[int] = field(default_factory=set)  # choices whose role was sent
+
+    def events(self, index: int, delta: Delta) -> Iterator[bytes]:
+        """The role first and once per choice, then text, then an empty delta with the reason."""
+        if index not in self._opened:
+            self._opened.add(index)
+            yield event(self._delta(index, {"role": "assistant", "content": ""}))
+        if delta.reasoning:
+            yield self._piece(index, "reasoning_content", delta.reasoning)
+        if self.wants_logprobs and delta.logprobs:
+            yield event(self._delta(index, {"content": delta.text}, logprobs=delta.logprobs))
+        elif delta.text:
+            yield self._piece(index, "content", delta.text)
+        for call in delta.tool_calls:
+            yield event(self._delta(index, {"tool_calls": [_call_piece(call)]}))
+        if delta.finish_reason is not None:
+            yield event(self._delta(index, {}, finish_reason=str(delta.finish_reason)))
+
+    def usage_chunk(self, tokens: Tokens) -> dict[str, Any]:
+        return self._usage_chunk("chat.completion.chunk", tokens)
+
+    def folded(self, answers: Sequence[Folded], tokens: Tokens) -> dict[str, Any]:
+        choices = [
+            {
+                "index": index,
+                "message": _message(answer),
+                "logprobs": self._logprobs(answer.logprobs),
+                "finish_reason": str(answer.finish_reason),
+            }
+            for index, answer in enumerate(answers)
+        ]
+        return {**self._object("chat.completion", choices), "usage": usage(tokens)}
+
+    def _piece(self, index: int, name: str, text: str) -> bytes:
+        return self._text_event(index, name, text, lambda place: self._delta(index, {name: place}))
+
+    def _delta(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        *,
+        logprobs: Sequence[TokenLogprob] = (),
+        finish_reason: str | None = None,
+    ) -> dict[str, Any]:
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": self._logprobs(logprobs) if logprobs else None,
+            "finish_reason": finish_reason,
+        }
+        return self._chunk("chat.completion.chunk", [choice])
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        if not self.wants_logprobs:
+            return None
+        return {"content": [self._token(token) for token in logprobs], "refusal": None}
+
+    def _token(self, token: TokenLogprob) -> dict[str, Any]:
+        top = [self._candidate(token_id, logprob) for token_id, logprob in token.top]
+        return {**self._candidate(token.token_id, token.logprob), "top_logprobs": top}
+
+    def _candidate(self, token_id: int, logprob: float) -> dict[str, Any]:
+        text = self.token_text(token_id)
+        # A token may hold a part of a character; its bytes are then not those of its text.
+        text_bytes = None if _REPLACEMENT in text else list(text.encode())
+        return {"token": text, "bytes": text_bytes, "logprob": _finite(logprob)}
+
+
+@dataclass(slots=True, kw_only=True)
+class CompletionShape(_Shape):
+    """`text_completion`, whose chunks are the same object with less text."""
+
+    _offsets: dict[int, int] = field(default_factory=dict)  # by index: characters so far
+
+    def events(self, index: int, delta: Delta) -> Iterator[bytes]:
+        if self.wants_logprobs and (delta.text or delta.logprobs):
+            yield event(self._text(index, delta.text, delta.logprobs, None))
+        elif delta.text:
+            yield self._text_event(
+                index, "text", delta.text, lambda place: self._text(index, place, None, None)
+            )
+        if delta.finish_reason is not None:
+            yield event(self._text(index, "", None, str(delta.finish_reason)))
+
+    def usage_chunk(self, tokens: Tokens) -> dict[str, Any]:
+        return self._usage_chunk("text_completion", tokens)
+
+    def folded(self, answers: Sequence[Folded], tokens: Tokens) -> dict[str, Any]:
+        choices = [
+            self._choice(index, answer.text, answer.logprobs, str(answer.finish_reason))
+            for index, answer in enumerate(answers)
+        ]
+        return {**self._object("text_completion", choices), "usage": usage(tokens)}
+
+    def _text(
+        self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, reason: str | None
+    ) -> dict[str, Any]:
+        return self._chunk("text_completion", [self._choice(index, text, logprobs, reason)])
+
+    def _choice(
+        self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, reason: str | None
+    ) -> dict[str, Any]:
+        shows_logprobs = self.wants_logprobs and logprobs is not None
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": self._logprobs(index, logprobs or ()) if shows_logprobs else None,
+            "finish_reason": reason,
+        }
+
+    def _logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        tokens = [self.token_text(token.token_id) for token in logprobs]
+        offset = self._offsets.get(index, 0)
+        offsets = []
+        for text in tokens:
+            offsets.append(offset)
+            offset += len(text)
+        self._offsets[index] = offset
+        return {
+            "tokens": tokens,
+            "token_logprobs": [_finite(token.logprob) for token in logprobs],
+            "top_logprobs": [
+                {self.token_text(token_id): _finite(logprob) for token_id, logprob in token.top}
+                for token in logprobs
+            ],
+            "text_offset": offsets,
+        }
+
+
+def _message(answer: Folded) -> dict[str, Any]:
+    """The content is null only where calls of tools are all there is."""
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": answer.text if answer.text or not answer.tool_calls else None,
+        "refusal": None,
+    }
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in answer.tool_calls
+        ]
+    return message
+
+
+def _call_piece(call: ToolCallDelta) -> dict[str, Any]:
+    if call.id is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    return {
+        "index": call.index,
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
+def usage(tokens: Tokens) -> dict[str, Any]:
+    return {
+        "prompt_tokens": tokens.prompt,
+        "completion_tokens": tokens.completion,
+        "total_tokens": tokens.prompt + tokens.completion,
+        "prompt_tokens_details": {"cached_tokens": tokens.cached},
+        "completion_tokens_details": {"reasoning_tokens": tokens.reasoning},
+        "cache": cache_report(tokens.cache),
+    }
+
+
+def cache_report(cache: CacheReport | None) -> dict[str, Any] | None:
+    """Our own field of every dialect's usage: why no more of the prompt was in the cache.
+
+    None for several prompts in one request, and for one that ended before it was started.
+    """
+    if cache is None:
+        return None
+    return {
+        "num_pages": cache.num_pages,
+        "num_tokens": cache.num_tokens,
+        "differs_at": cache.differs_at,
+        "reason": str(cache.reason),
+    }
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOWEST_LOGPROB)

@@ -1,0 +1,339 @@
+"""What `/v1/responses` takes: input items and flat tools, turned into messages for a template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
+
+from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, items, text
+from mlxserve.api.bodies.model import NotYet, Strict
+from mlxserve.api.bodies.structured import text_format
+from mlxserve.api.bodies.tools import (
+    MAX_TOOLS,
+    Budget,
+    Effort,
+    Name,
+    ToolChoiceField,
+    thinking_budget,
+    thinking_kwargs,
+    turn_of,
+)
+from mlxserve.api.errors import ApiError
+from mlxserve.api.openai.schema import MAX_MAX_TOKENS, MAX_MESSAGES, Generation, TemplateKwargs
+from mlxserve.api.responses.items import ToolAddress
+from mlxserve.request import Structure
+from mlxserve.text.parsing.turn import Turn
+
+_NEEDS: Mapping[str, tuple[str, ...]] = {
+    "message": ("role",),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "custom_tool_call": ("call_id", "name", "input"),
+    "custom_tool_call_output": ("call_id", "output"),
+    "reasoning": (),
+}
+
+
+class Item(Strict):
+    """A message, a call, what a call returned, or reasoning. Each kind uses some of the fields."""
+
+    type: Literal[
+        "message",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "reasoning",
+    ] = "message"
+    id: str | None = None
+    status: str | None = None
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: Annotated[str | None, PlainValidator(text)] = None
+    call_id: str | None = None
+    name: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
+    namespace: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
+    arguments: str | None = None
+    input: str | None = None
+    output: Annotated[str | None, PlainValidator(text)] = None
+    summary: list[Any] | None = None
+    encrypted_content: str | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        missing = [name for name in _NEEDS[self.type] if getattr(self, name) is None]
+        if missing:
+            raise ValueError(f"a {self.type} needs `{missing[0]}`")
+        if self.type == "message" and self.content is None and self.role != "assistant":
+            raise ValueError(f"a {self.role} message needs `content`")
+        return self
+
+    @property
+    def call(self) -> dict[str, Any]:
+        """A call as chat templates know it. Text is the one argument of a custom tool."""
+        arguments = self.arguments if self.input is None else _as_input(self.input)
+        tool = ToolAddress(self.name or "", self.namespace)
+        function = {"name": tool.full_name, "arguments": arguments}
+        return {"id": self.call_id, "type": "function", "function": function}
+
+    def listed(self, number: int) -> dict[str, Any]:
+        """As a client reads it among a response's inputs; one without an id is named by its place."""
+        item = self.model_dump(exclude_none=True, exclude=set(self.model_extra or ()))
+        item.setdefault("id", f"{_ID_PREFIXES.get(self.type, self.type)}_{number}")
+        if self.type == "reasoning":
+            item.setdefault("summary", [])
+        if self.content is not None:
+            kind = "reasoning_text" if self.type == "reasoning" else f"{self._direction}_text"
+            item["content"] = [{"type": kind, "text": self.content}]
+            if kind == "output_text":
+                item["content"][0]["annotations"] = []
+        item.setdefault("status", "completed")
+        return item
+
+    @property
+    def _direction(self) -> str:
+        return "output" if self.role == "assistant" else "input"
+
+
+_ID_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
+
+
+def messages_of(items: Sequence[Item]) -> list[dict[str, Any]]:
+    """Messages for a template: an answer's reasoning, text and calls become one."""
+    messages: list[dict[str, Any]] = []
+    reasoning = ""
+    for item in items:
+        match item.type:
+            case "reasoning":
+                reasoning += item.content or ""
+            case "function_call_output" | "custom_tool_call_output":
+                messages.append(
+                    {"role": "tool", "tool_call_id": item.call_id, "content": item.output}
+                )
+            case "function_call" | "custom_tool_call":
+                if not messages or messages[-1]["role"] != "assistant" or reasoning:
+                    messages.append(_answer("", reasoning))
+                    reasoning = ""
+                messages[-1].setdefault("tool_calls", []).append(item.call)
+            case "message":
+                role = "system" if item.role == "developer" else item.role
+                if role == "assistant":
+                    messages.append(_answer(item.content or "", reasoning))
+                    reasoning = ""
+                else:
+                    messages.append({"role": role, "content": item.content})
+    return messages
+
+
+def _answer(content: str, reasoning: str) -> dict[str, Any]:
+    message = {"role": "assistant", "content": content}
+    return {**message, "reasoning_content": reasoning} if reasoning else message
+
+
+def _as_input(text: str) -> str:
+
+    return json.dumps({"input": text}, ensure_ascii=False)
+
+
+class ResponsesTool(Strict):
+    """A function, a custom tool, or a namespace of them; what OpenAI's own servers would run is
+    left out."""
+
+    type: Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
+    name: Name | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    format: dict[str, Any] | None = None
+    tools: Annotated[list[ResponsesTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if self.is_known and self.name is None:
+            raise ValueError(f"a {self.type} tool needs a `name`")
+        if self.type == "namespace" and not self.tools:
+            raise ValueError("a namespace needs `tools`")
+        if self.type == "namespace" and any(not tool.is_callable for tool in self.tools or ()):
+            raise ValueError("a namespace holds tools of the types function and custom alone")
+        return self
+
+    @property
+    def is_callable(self) -> bool:
+        return self.type in ("function", "custom")
+
+    @property
+    def is_known(self) -> bool:
+        return self.is_callable or self.type == "namespace"
+
+    def addressed(self) -> Iterator[tuple[ToolAddress, ResponsesTool]]:
+        """The tools that can be called, itself or those it holds.
+
+        What a namespace says of itself, the model reads in front of its first tool.
+        """
+        if self.is_callable:
+            yield ToolAddress(self.name or "", is_custom=self.type == "custom"), self
+        for number, tool in enumerate(self.tools or () if self.type == "namespace" else ()):
+            said = [text for text in (number == 0 and self.description, tool.description) if text]
+            update = {"description": "\n".join(said) or None}
+            address = ToolAddress(tool.name or "", self.name, tool.type == "custom")
+            yield address, tool.model_copy(update=update)
+
+    def definition(self, name: str) -> dict[str, Any]:
+        """As chat templates know it."""
+        function: dict[str, Any] = {"name": name}
+        if self.description is not None:
+            function["description"] = self.description
+        if self.type == "custom":
+            function["parameters"] = _TEXT_INPUT
+        elif self.parameters is not None:
+            function["parameters"] = self.parameters
+        return {"type": "function", "function": function}
+
+
+_TEXT_INPUT = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+}
+
+
+class Reasoning(Strict):
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+def _format(value: dict[str, Any] | None) -> dict[str, Any] | None:
+    text_format(value)
+    return value
+
+
+class TextOptions(Strict):
+    format: Annotated[dict[str, Any] | None, AfterValidator(_format)] = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ResponsesRequest(Generation):
+    """The body of `POST /v1/responses`. Sampling fields it lacks are extensions."""
+
+    NOT_YET: ClassVar[NotYet] = {
+        "background": (None, False),
+        "context_management": (None, []),
+        "conversation": (None,),
+        # What reasoning is, is in the items themselves; nothing has to be encrypted.
+        "include": (None, [], ["reasoning.encrypted_content"]),
+        "max_tokens": (None,),
+        "max_tool_calls": (None,),
+        "moderation": (None,),
+        "n": (None, 1),
+        "prompt": (None,),
+        "prompt_cache_options": (None,),
+        "service_tier": (None, "auto", "default"),
+        "top_logprobs": (None, 0),
+        "truncation": (None, "disabled"),
+    }
+
+    input: Annotated[
+        list[Item],
+        Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES),
+        BeforeValidator(items),
+    ]
+    instructions: str | None = None
+    previous_response_id: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
+    store: bool | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_MAX_TOKENS)] | None = None
+    metadata: dict[str, str] | None = None
+    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
+    tools: Annotated[list[ResponsesTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoiceField = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: TextOptions | None = None
+    thinking_budget: Budget | None = None
+
+    @property
+    def unknown_fields(self) -> list[str]:
+        left_out = {tool.type for tool in self.tools or () if not tool.is_known}
+        return [*super().unknown_fields, *(f"tools[] of type {kind}" for kind in sorted(left_out))]
+
+    @property
+    def definitions(self) -> list[dict[str, Any]]:
+        """Of the tools, as chat templates know them. Raises ApiError 400."""
+        found = self._callable_tools()
+        if len(found) > MAX_TOOLS:
+            raise ApiError(
+                400,
+                f"tools: there are {len(found)} in all namespaces; at most {MAX_TOOLS} can be taken.",
+                param="tools",
+                code="invalid_value",
+            )
+        return [tool.definition(address.full_name) for address, tool in found]
+
+    @property
+    def addresses(self) -> dict[str, ToolAddress]:
+        """Where the client finds what the model calls."""
+        return {address.full_name: address for address, _ in self._callable_tools()}
+
+    def _callable_tools(self) -> list[tuple[ToolAddress, ResponsesTool]]:
+        return [found for tool in self.tools or () for found in tool.addressed()]
+
+    @property
+    def effort(self) -> str | None:
+        return self.reasoning.effort if self.reasoning is not None else None
+
+    @property
+    def template_kwargs(self) -> dict[str, bool | str]:
+        return thinking_kwargs(self.effort, self.chat_template_kwargs)
+
+    def echo(self) -> dict[str, Any]:
+        """What the reply says about how it was asked for."""
+        choice = self.tool_choice
+        return {
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "text": {"format": (self.text and self.text.format) or {"type": "text"}},
+            "tool_choice": "auto" if choice is None else choice.sent,
+            "tools": [tool.model_dump(exclude_none=True) for tool in self.tools or ()],
+        }
+
+    def turn(self) -> Turn:
+        """Raises ApiError 400."""
+        return turn_of(
+            self.definitions,
+            self.tool_choice,
+            parallel=self.parallel_tool_calls,
+            thinking_budget=thinking_budget(self.thinking_budget, self.template_kwargs),
+        )
+
+    def after(self, earlier: Sequence[Item]) -> Self:
+        """The same request at the end of a conversation. Raises ApiError 400."""
+        if len(earlier) + len(self.input) > MAX_MESSAGES:
+            raise ApiError(
+                400,
+                f"input: the conversation has more than {MAX_MESSAGES} items.",
+                param="input",
+                code="invalid_value",
+            )
+        return self.model_copy(update={"input": [*earlier, *self.input]})
+
+    def messages_for_template(self) -> list[dict[str, Any]]:
+        messages = messages_of(self.input)
+        if self.instructions is None:
+            return messages
+        return [{"role": "system", "content": self.instructions}, *messages]
+
+    def _own_format(self) -> Structure | None:
+        return text_format(self.text.format) if self.text is not None else None
+
+    def _own_sampling(self) -> dict[str, Any]:
+        return {} if self.max_output_tokens is None else {"max_tokens": self.max_output_tokens}
+
+    def _field_named(self, name: str) -> str:
+        return "max_output_tokens" if name == "max_tokens" else name

@@ -1,0 +1,208 @@
+"""One client's connection: uvicorn's h11 protocol with deadlines, a cap, and errors in our shape.
+
+uvicorn bounds headers in size but waits for ever: for headers, for a body, for a reader that
+stopped reading. Each of those gets a limit here, so that idle sockets cannot pile up.
+
+    connected ──header──> request ──body──> complete ──> reply (a stalled reader: write)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import h11
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
+
+from mlxserve.api.config import ServerConfig
+from mlxserve.api.errors import ApiError, encode_json
+from mlxserve.api.server.open_connections import Crowd
+from mlxserve.api.server.retry_after import Turnover
+from mlxserve.api.server.sse import CHUNKS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Seconds a client may take for its headers, its body and to read; and how many may come,
+    in all and from one address."""
+
+    header: float = 10.0
+    body: float = 30.0
+    write: float = 20.0
+    connections: int = 1_000
+    connections_per_address: int = 500
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> Limits:
+        return cls(
+            header=config.header_timeout,
+            body=config.body_timeout,
+            write=config.write_timeout,
+            connections=config.max_connections,
+            connections_per_address=config.max_connections_per_address,
+        )
+
+
+class _Waiting(Enum):
+    HEADER = "header"
+    BODY = "body"
+
+
+class Chunks:
+    """The body of one reply, written to the socket past every layer that would look at it.
+
+    A chunk's frame has no state, so h11, which began the reply and ends it, misses nothing.
+    """
+
+    def __init__(self, connection: Connection, cycle: RequestResponseCycle) -> None:
+        self._connection = connection
+        self._cycle = cycle
+
+    @property
+    def are_expected(self) -> bool:
+        """Whether the reply that was begun is one of chunks: to HTTP/1.0 none is."""
+        conn = self._connection.conn
+        return conn.our_state is h11.SEND_BODY and (conn.their_http_version or b"") >= b"1.1"
+
+    async def write(self, piece: bytes) -> None:
+        """Waits while nobody reads; says nothing to whoever has left."""
+        flow = self._connection.flow
+        if flow.write_paused and not self._cycle.disconnected:
+            await flow.drain()
+        if piece and not self._cycle.disconnected:  # an empty chunk is the end
+            self._connection.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+
+
+class Connection(H11Protocol):
+    """Made per connection by uvicorn; `limited` makes the class it is given."""
+
+    limits: Limits
+    crowd: Crowd[Connection]
+    turnover: Turnover  # how fast replies end, after which a connection can make room
+
+    @classmethod
+    def limited(cls, limits: Limits) -> type[Connection]:
+        crowd: Crowd[Connection] = Crowd(limits.connections, limits.connections_per_address)
+        shared = {"limits": limits, "crowd": crowd, "turnover": Turnover()}
+        return type(cls.__name__, (cls,), shared)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.app = self._with_chunks(self.app)
+        self._waiting: _Waiting | None = None
+        self._receive_deadline: asyncio.TimerHandle | None = None
+        self._write_deadline: asyncio.TimerHandle | None = None
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait_for(_Waiting.HEADER)
+        leaver = self.crowd.enter(self, self.client[0] if self.client else "")
+        if leaver is not None:
+            leaver.make_room()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._wait_for(self._what_is_missing())
+        self.crowd.set_idle(self, self._is_idle)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.crowd.leave(self)
+        self._wait_for(None)
+        super().connection_lost(exc)  # says that the client is gone, before writing goes on
+        self.resume_writing()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_deadline = self.loop.call_later(self.limits.write, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._write_deadline is not None:
+            self._write_deadline.cancel()
+            self._write_deadline = None
+        super().resume_writing()
+
+    # What uvicorn calls.
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self.turnover.ended()
+        self.crowd.set_idle(self, self._is_idle)
+        if not self.transport.is_closing():
+            self._wait_for(self._what_is_missing())
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(ApiError(400, msg, code="invalid_http"))
+
+    # Ours.
+
+    def make_room(self) -> None:
+        """Nothing is asked for here, and somebody else needs the place."""
+        message, headers = "Too many connections are open.", self.turnover.headers()
+        self._refuse(ApiError(503, message, code="overloaded", headers=headers))
+
+    def _with_chunks(self, app: ASGIApp) -> ASGIApp:
+        async def run(scope: Scope, receive: Receive, send: Send) -> None:
+            scope["extensions"] = {CHUNKS: Chunks(self, self.cycle)}
+            await app(scope, receive, send)
+
+        return run
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _what_is_missing(self) -> _Waiting | None:
+        if self.transport.is_closing():
+            return None
+        if self.conn.their_state is h11.SEND_BODY:
+            return _Waiting.BODY
+        if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
+            return _Waiting.HEADER
+        return None
+
+    def _wait_for(self, what: _Waiting | None) -> None:
+        """One deadline for the whole of it: bytes that trickle in do not extend it."""
+        if what is self._waiting:
+            return
+        if self._receive_deadline is not None:
+            self._receive_deadline.cancel()
+            self._receive_deadline = None
+        self._waiting = what
+        if what is not None:
+            seconds = getattr(self.limits, what.value)
+            self._receive_deadline = self.loop.call_later(seconds, self._too_slow, what, seconds)
+
+    def _too_slow(self, what: _Waiting, seconds: float) -> None:
+        message = f"The request's {what.value} did not arrive within {seconds:g} seconds."
+        self._refuse(ApiError(408, message, code="request_timeout"))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answers below the application, when there is still an answer to give, and hangs up."""
+        self._wait_for(None)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # its application must not write any more
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._write_refusal(error)
+            self.transport.close()
+        else:
+            self.transport.abort()
+
+    def _write_refusal(self, error: ApiError) -> None:
+        body = encode_json(error.body())
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+            *((name.encode(), value.encode()) for name, value in error.headers.items()),
+        ]
+        response = h11.Response(
+            status_code=error.status, headers=headers, reason=STATUS_PHRASES[error.status]
+        )
+        events = (response, h11.Data(data=body), h11.EndOfMessage())
+        self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))

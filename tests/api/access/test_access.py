@@ -1,0 +1,107 @@
+from pathlib import Path
+
+import pytest
+
+from mlxserve.api.access.access import Access, keys_file, read_access
+from mlxserve.api.access.keys import KeyFile, Scope
+from mlxserve.api.config import ServerConfig
+from mlxserve.errors import InvalidConfig
+
+KEY = "0123456789abcdef"
+
+
+def access_to(host: str, *, environment_key: str | None = None, **options) -> Access:
+    options = {"keys_file": "none", **options}
+    return read_access(ServerConfig(host=host, **options), environment_key)
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    file = tmp_path / "keys"
+    file.write_text(f"{KEY}\n\n{KEY[::-1]}\n")
+    file.chmod(0o600)
+    return file
+
+
+def test_loopback_needs_no_key():
+    for host in ("127.0.0.1", "localhost", "::1"):
+        assert access_to(host) == Access()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "studio.local", ""])
+def test_listening_to_the_network_without_a_key_is_refused_with_what_to_do(host):
+    with pytest.raises(InvalidConfig, match="mlxserve key create"):
+        access_to(host)
+    assert access_to(host, environment_key=KEY).admin_keys == (KEY,)
+
+
+def test_keys_come_from_the_file_and_the_environment(key_file):
+    access = access_to("127.0.0.1", api_key_file=str(key_file), environment_key="another-long-key")
+    assert access.api_keys == (KEY, KEY[::-1])
+    assert access.admin_keys == ("another-long-key",)
+
+
+def test_a_key_file_others_can_read_is_refused(key_file):
+    key_file.chmod(0o640)
+    with pytest.raises(InvalidConfig, match="chmod 600"):
+        access_to("127.0.0.1", api_key_file=str(key_file))
+
+
+@pytest.mark.parametrize("text", ["", "\n\n"])
+def test_a_key_file_without_keys_is_refused(key_file, text):
+    key_file.write_text(text)
+    with pytest.raises(InvalidConfig, match="holds no key"):
+        access_to("127.0.0.1", api_key_file=str(key_file))
+
+
+def test_a_key_file_that_does_not_exist_is_refused(tmp_path):
+    with pytest.raises(InvalidConfig, match="cannot be read"):
+        access_to("127.0.0.1", api_key_file=str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    "key", ["short", "with a space in it", "naïve-long-enough-key", "x" * 20 + "\n"]
+)
+def test_a_weak_or_malformed_key_is_refused_and_not_shown(key):
+    with pytest.raises(InvalidConfig) as caught:
+        access_to("127.0.0.1", environment_key=key)
+    assert key.strip() not in str(caught.value)
+
+
+def test_a_server_on_one_address_answers_to_it():
+    access = access_to("192.168.1.5", environment_key=KEY)
+    assert access.hosts == ("192.168.1.5",)
+    assert not access.any_address
+    assert access_to("fe80::1", environment_key=KEY).hosts == ("[fe80::1]",)
+
+
+def test_a_server_on_all_addresses_answers_to_each_of_them_and_to_its_names():
+    access = access_to("0.0.0.0", environment_key=KEY, allowed_host=("Proxy.Example",))
+    assert access.any_address
+    assert "proxy.example" in access.hosts
+    assert any(host.endswith(".local") for host in access.hosts)
+    assert access_to("::", environment_key=KEY).any_address
+
+
+@pytest.mark.parametrize(
+    "origin", ["*", "null", "chat.example", "https://", "https://a/b", "file://x"]
+)
+def test_what_is_not_an_origin_is_refused(origin):
+    with pytest.raises(InvalidConfig, match="not an origin"):
+        access_to("127.0.0.1", allowed_origin=(origin,))
+
+
+def test_the_keys_that_were_created_open_the_network(tmp_path):
+    file = tmp_path / "keys.json"
+    with pytest.raises(InvalidConfig):
+        access_to("0.0.0.0", keys_file=str(file))
+    secret = KeyFile(file).create("laptop", Scope.USER)
+    ring = access_to("0.0.0.0", keys_file=str(file)).keyring()
+    assert ring.find(secret).name == "laptop"
+
+
+def test_their_file_is_in_the_configuration_folder_unless_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert keys_file(None) == tmp_path / "mlxserve" / "keys.json"
+    assert keys_file("none") is None
+    assert keys_file("/x/y") == Path("/x/y")

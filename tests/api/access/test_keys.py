@@ -1,0 +1,160 @@
+import json
+import logging
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from mlxserve.api.access.access import Access
+from mlxserve.api.access.keys import Key, KeyFile, Keyring, Scope, digest_of
+from mlxserve.api.app import create_app
+from mlxserve.errors import InvalidConfig
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> KeyFile:
+    return KeyFile(tmp_path / "config" / "keys.json")
+
+
+def test_a_key_is_shown_once_and_kept_as_a_digest(file):
+    secret = file.create("laptop", Scope.USER, max_requests=3)
+    assert len(secret) > 50
+    assert secret not in file.path.read_text()
+    [key] = file.read()
+    assert (key.name, key.scope, key.max_requests) == ("laptop", Scope.USER, 3)
+    assert key.sha256 == digest_of(secret)
+    assert len(key.created) == len("2026-01-31")
+
+
+def test_its_file_and_folder_are_its_owners_alone(file):
+    file.create("laptop", Scope.USER)
+    file.create("desk", Scope.ADMIN)
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.path.parent.stat().st_mode) == 0o700
+    assert [entry.name for entry in file.path.parent.iterdir()] == ["keys.json"]
+
+
+def test_a_planted_link_is_not_written_through(file, tmp_path):
+    """Neither where the file is to be, nor where the new one is written first."""
+    victim = tmp_path / "victim"
+    victim.write_text('{"keys": []}')
+    victim.chmod(0o600)
+    file.path.parent.mkdir(mode=0o700)
+    for place in (file.path, file.path.with_name("keys.json.new")):
+        place.symlink_to(victim)
+    file.create("laptop", Scope.USER)
+    assert victim.read_text() == '{"keys": []}'
+    assert not file.path.is_symlink()
+    assert [key.name for key in file.read()] == ["laptop"]
+
+
+def test_a_name_is_used_once(file):
+    file.create("laptop", Scope.USER)
+    with pytest.raises(InvalidConfig, match="There is a key named 'laptop'"):
+        file.create("laptop", Scope.ADMIN)
+    with pytest.raises(InvalidConfig, match="cannot be used"):
+        file.create("a b", Scope.USER)
+
+
+def test_a_revoked_key_is_gone_and_an_unknown_one_is_an_error(file):
+    file.create("laptop", Scope.USER)
+    file.create("desk", Scope.USER)
+    file.revoke("laptop")
+    assert [key.name for key in file.read()] == ["desk"]
+    with pytest.raises(InvalidConfig, match="no key named 'laptop'; known: desk"):
+        file.revoke("laptop")
+
+
+def test_two_who_create_keys_at_once_lose_none(file):
+    threads = [
+        threading.Thread(target=file.create, args=(f"key{number}", Scope.USER))
+        for number in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {key.name for key in file.read()} == {f"key{number}" for number in range(8)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"keys": [{"name": "a"}]}',
+        '{"keys": [{"name": "a", "sha256": "x", "scope": "user"}]}',
+        json.dumps({"keys": [{"name": "a", "sha256": "0" * 64, "scope": "king"}]}),
+        json.dumps({"keys": [{"name": "a", "sha256": "0" * 64, "scope": "user", "max_requests": 0}]}),
+    ],
+)  # fmt: skip
+def test_a_damaged_file_is_refused(file, text):
+    file.path.parent.mkdir()
+    file.path.write_text(text)
+    file.path.chmod(0o600)
+    with pytest.raises(InvalidConfig, match=r"cannot be read|is damaged"):
+        Keyring(file=file)
+
+
+def test_a_file_that_others_can_read_is_refused(file):
+    file.create("laptop", Scope.USER)
+    file.path.chmod(0o644)
+    with pytest.raises(InvalidConfig, match="chmod 600"):
+        Keyring(file=file)
+
+
+def test_a_ring_follows_its_file(file):
+    ring = Keyring(file=file)
+    assert not ring.is_locked
+    secret = file.create("laptop", Scope.ADMIN)
+    assert ring.is_locked
+    assert ring.find(secret).scope is Scope.ADMIN
+    assert ring.find(f"{secret}x") is None
+    file.revoke("laptop")
+    assert ring.find(secret) is None
+    assert ring.is_locked  # revoking the last key opens nothing
+
+
+@pytest.mark.parametrize("harm", ["chmod", "remove", "damage"])
+def test_a_file_that_cannot_be_trusted_any_more_lets_nobody_in(file, harm, caplog):
+    secret = file.create("laptop", Scope.USER)
+    ring = Keyring([Key.of("other-secret", Scope.USER)], file)
+    assert ring.find(secret)
+    if harm == "chmod":
+        file.path.chmod(0o644)
+    elif harm == "remove":
+        file.path.unlink()
+    else:
+        file.path.write_text("{")
+    with caplog.at_level(logging.ERROR):
+        assert ring.find(secret) is None
+    assert bool(caplog.records) == (harm != "remove")
+    assert ring.find("other-secret")
+    assert ring.is_locked
+
+
+def test_a_new_key_of_an_old_name_is_somebody_else(file):
+    ring = Keyring(file=file)
+    first = ring.find(file.create("laptop", Scope.USER))
+    file.revoke("laptop")
+    second = ring.find(file.create("laptop", Scope.USER))
+    assert first.id != second.id
+    assert first.id.startswith("laptop-")
+
+
+def test_scopes_are_told_apart_on_the_routes(chat, file):
+    user, admin = (file.create(scope, Scope(scope)) for scope in ("user", "admin"))
+    app = create_app(chat, access=Access(keys_file=file.path))
+    client = TestClient(app, base_url="http://127.0.0.1")
+
+    def reset(key: str) -> int:
+        headers = {"authorization": f"Bearer {key}"}
+        return client.post("/api/v1/cache/reset", headers=headers).status_code
+
+    assert (reset(user), reset(admin), reset("x")) == (403, 200, 401)
+    late = file.create("late", Scope.ADMIN)
+    assert reset(late) == 200
+    file.revoke("admin")
+    assert reset(admin) == 401

@@ -1,0 +1,219 @@
+import pytest
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from mlxserve.api.access.access import Access
+from mlxserve.api.access.security import is_loopback
+from mlxserve.api.app import create_app
+
+CHAT = "/v1/chat/completions"
+HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
+PAGE = "https://chat.example"
+
+
+def client_of(chat, **access) -> TestClient:
+    app = create_app(chat, access=Access(**access))
+    return TestClient(app, base_url="http://127.0.0.1:8000")
+
+
+def all_routes(chat) -> list[tuple[str, str]]:
+    app = create_app(chat)
+    routes = [route for route in app.routes if isinstance(route, Route)]
+    assert len(routes) == len(app.routes) >= 6
+    return [
+        (method, route.path.replace("{name:path}", "fake").replace("{name}", "p"))
+        for route in routes
+        for method in sorted(route.methods or ())
+    ]
+
+
+def word_of(reply) -> str:
+    """OpenAI's code of an error, or Anthropic's type of it."""
+    error = reply.json()["error"]
+    return error["code"] if "code" in error else error["type"]
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "127.0.0.1:8000", "localhost", "LOCALHOST:1", "[::1]", "[::1]:65535"],
+)
+def test_loopback_names_are_this_server(client, host):
+    assert client.get("/health", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        "evil.com",
+        "evil.com:8000",
+        "localhost.evil.com",
+        "evil.com#localhost",
+        "127.0.0.1.nip.io",
+        "localhost.",
+        "127.0.0.1@evil.com",
+        "127.0.0.1:8000:evil.com",
+        "127.0.0.1:",
+        "0.0.0.0",
+        "::1",
+        "[::2]",
+        "127.1",
+        "127.0.0.1 ",
+        "l\u00f6calhost",
+    ],
+)
+def test_another_host_is_refused_on_every_route(chat, host):
+    client = client_of(chat)
+    for method, path in [*all_routes(chat), ("GET", "/nowhere")]:
+        reply = client.request(method, path, headers={"host": host.encode("latin-1")})
+        assert reply.status_code == 403, path
+        if method != "HEAD":
+            assert word_of(reply) in ("host_not_allowed", "permission_error")
+
+
+def test_a_host_the_server_was_told_of_is_accepted(chat):
+    client = client_of(chat, hosts=["studio.local", "[fe80::1]"])
+    assert client.get("/health", headers={"host": "studio.local:80"}).status_code == 200
+    assert client.get("/health", headers={"host": "[fe80::1]"}).status_code == 200
+    assert client.get("/health", headers={"host": "other.local"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "https://evil.com"},
+        {"origin": "null"},
+        {"origin": ""},
+        {"origin": "chrome-extension://abc"},
+        {"origin": "http://localhost:3000"},
+        {"origin": "https://127.0.0.1:8000"},
+        {"origin": "http://["},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"sec-fetch-site": "nonsense"},
+    ],
+)
+def test_pages_are_refused_on_every_route_before_the_body_is_read(chat, headers):
+    client = client_of(chat)
+    for method, path in all_routes(chat):
+        assert client.request(method, path, headers=headers).status_code == 403, path
+    preflight = {**headers, "access-control-request-method": "POST"}
+    assert client.options(CHAT, headers=preflight).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://127.0.0.1:8000"},
+        {"sec-fetch-site": "none"},
+        {"sec-fetch-site": "same-origin"},
+    ],
+)
+def test_the_servers_own_origin_and_a_typed_address_are_accepted(client, headers):
+    assert client.get("/health", headers=headers).status_code == 200
+
+
+def test_an_allowed_page_may_ask_and_read(chat):
+    client = client_of(chat, origins=[PAGE])
+    headers = {"origin": PAGE, "sec-fetch-site": "cross-site"}
+    preflight = client.options(CHAT, headers={**headers, "access-control-request-method": "POST"})
+    assert preflight.status_code == 204
+    assert preflight.headers["access-control-allow-origin"] == PAGE
+    assert "content-type" in preflight.headers["access-control-allow-headers"]
+    for reply in (
+        client.post(CHAT, json=HELLO, headers=headers),
+        client.get("/x", headers=headers),
+    ):
+        assert reply.headers["access-control-allow-origin"] == PAGE
+        assert reply.headers["vary"] == "Origin"
+    assert client.get("/health", headers={"origin": "https://chat.example.evil"}).status_code == 403
+
+
+def test_nothing_allows_pages_by_default(client):
+    reply = client.post(CHAT, json=HELLO)
+    assert not [name for name in reply.headers if name.startswith("access-control")]
+
+
+def test_every_route_but_health_needs_a_key(chat):
+    client = client_of(chat, api_keys=["first-key", "second-key"])
+    for method, path in [*all_routes(chat), ("GET", "/nowhere")]:
+        reply = client.request(method, path)
+        assert reply.status_code == (200 if path == "/health" else 401), path
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        "",
+        "first-key",
+        "Bearer",
+        "Bearer ",
+        "Bearer first",
+        "Bearer first-key2",
+        "Bearer first-key second-key",
+        "Basic first-key",
+        "Bearer FIRST-KEY",
+        "Bearer caf\u00e9",
+    ],
+)
+def test_a_wrong_key_is_a_401_in_shape(chat, authorization):
+    client = client_of(chat, api_keys=["first-key", "second-key"])
+    headers = {"authorization": authorization.encode("latin-1")}
+    reply = client.post(CHAT, json=HELLO, headers=headers)
+    assert reply.status_code == 401
+    assert reply.json()["error"]["code"] == "invalid_api_key"
+    assert reply.headers["www-authenticate"] == "Bearer"
+    assert client.get("/v1/models?api_key=first-key", headers=headers).status_code == 401
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+@pytest.mark.parametrize("key", ["first-key", "second-key"])
+def test_each_key_opens_the_door(chat, scheme, key):
+    client = client_of(chat, api_keys=["first-key", "second-key"])
+    reply = client.post(CHAT, json=HELLO, headers={"authorization": f"{scheme} {key}"})
+    assert reply.status_code == 200
+
+
+def test_keys_do_not_share_cached_pages(chat):
+    client = client_of(chat, api_keys=["first-key", "second-key"])
+    for key in ("first-key", "second-key", "first-key"):
+        for salt in (None, "s"):
+            client.post(
+                CHAT,
+                json={**HELLO, "cache_salt": salt},
+                headers={"authorization": f"Bearer {key}"},
+            )
+    salts = [asked.cache_salt for asked in chat.submitted]
+    assert len(set(salts)) == 4
+    assert salts[:2] == salts[4:]
+    assert not any("key" in salt for salt in salts)
+
+
+def test_a_salt_cannot_reach_into_another_keys_pages(chat):
+    client = client_of(chat, api_keys=["first-key", "second-key"])
+    client.post(CHAT, json=HELLO, headers={"authorization": "Bearer first-key"})
+    stolen = chat.submitted[0].cache_salt
+    client.post(
+        CHAT,
+        json={**HELLO, "cache_salt": stolen},
+        headers={"authorization": "Bearer second-key"},
+    )
+    assert chat.submitted[1].cache_salt != stolen
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.9.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("192.168.1.5", False),
+        ("localhost.evil.com", False),
+        ("", False),
+    ],
+)
+def test_loopback_is_told_from_the_network(host, expected):
+    assert is_loopback(host) is expected

@@ -1,0 +1,108 @@
+import contextlib
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from mlxserve.api.bodies.json_body import MAX_JSON_DEPTH, MAX_MEMBERS, MAX_VALUES, parse_json
+from mlxserve.api.errors import ApiError
+
+
+def refusal(raw: bytes) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        parse_json(raw)
+    assert caught.value.status == 400
+    assert caught.value.code == "invalid_json"
+    return caught.value
+
+
+@contextlib.contextmanager
+def no_parser() -> Iterator[None]:
+    """It holds the interpreter's lock: what takes it long is to be refused before it begins."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json, "loads", None)
+        yield
+
+
+def nested(depth: int) -> bytes:
+    return b'{"a":' * (depth - 1) + b"{}" + b"}" * (depth - 1)
+
+
+def test_an_object_comes_back_as_it_was_sent():
+    value = {"text": "zoë \U0001f600", "numbers": [1, -2.5, 1e10], "none": None, "flag": True}
+    assert parse_json(json.dumps(value).encode()) == value
+    assert parse_json(json.dumps(value, ensure_ascii=False).encode()) == value
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"text"',
+        b"null",
+        b'{"a": NaN}',
+        b'{"a": Infinity}',
+        b'{"a": -Infinity}',
+        b'{"a": 1e400}',
+        b'{"a": -1e400}',
+        b'{"a": ' + b"9" * 5_000 + b"}",
+        b'{"a": "\xff"}',
+        b'\xef\xbb\xbf{"a": 1}',
+        b'{"a": "\\ud800"}',
+        b'{"a": "\\udc00\\ud800"}',
+        b'{"\\ud800": 1}',
+        b'{"a": "line\nbreak"}',
+        b'{"a": 1} trailing',
+    ],
+)
+def test_what_is_not_strict_json_is_refused(raw: bytes):
+    refusal(raw)
+
+
+def test_a_surrogate_pair_is_one_character():
+    assert parse_json(b'{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
+
+
+def test_an_escaped_backslash_before_u_is_no_surrogate():
+    assert parse_json(b'{"a": "\\\\ud800"}') == {"a": "\\ud800"}
+
+
+def test_a_name_given_twice_is_named():
+    assert "'seed'" in refusal(b'{"seed": 1, "other": 2, "seed": 3}').message
+
+
+def test_a_million_members_are_refused():
+    raw = b"{" + b",".join(b'"%d":1' % number for number in range(1_000_000)) + b"}"
+    with no_parser():
+        assert "members together" in refusal(raw).message
+    assert (
+        len(parse_json(json.dumps({str(n): n for n in range(MAX_MEMBERS)}).encode())) == MAX_MEMBERS
+    )
+
+
+@pytest.mark.parametrize("value", [b"1", b'"' + b"," * 9 + b'\\"\\\\"'])
+def test_a_flood_of_values_is_refused_unparsed(value: bytes):
+    with no_parser():
+        body = b'{"b":"x","c":{"d":1},"a" :[' + b",".join([value] * (MAX_VALUES + 1)) + b"]}"
+        assert refusal(body).param == "a"
+
+
+def test_what_stands_in_a_text_does_not_count():
+    value = {"text": '{"a": 1, "b": [2, 3]}\\"' * 100_000, "tokens": [7] * (MAX_VALUES - 10)}
+    assert parse_json(json.dumps(value).encode()) == value
+    refusal(
+        b'{"a":"' + b'\\",' * 1_000_000
+    )  # a text without an end: read once, not again and again
+
+
+def test_depth_is_bounded_exactly():
+    assert parse_json(nested(MAX_JSON_DEPTH))
+    assert "deeper" in refusal(nested(MAX_JSON_DEPTH + 1)).message
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
+def test_a_hundred_thousand_levels_are_refused_without_recursion(opening: bytes):
+    refusal(opening * 100_000)
+    assert "deeper" in refusal(b'{"a":' + b"[" * 50_000 + b"]" * 50_000 + b"}").message

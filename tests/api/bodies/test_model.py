@@ -1,0 +1,78 @@
+"""No field is dropped in silence: each works, is refused by its name, changes nothing, or is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mlxserve.api.bodies.model import INERT
+from mlxserve.api.openapi import BODIES
+
+USER = {"role": "user", "content": "x"}
+SMALLEST: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [USER]},
+    "/v1/completions": {"prompt": "x"},
+    "/v1/responses": {"input": "x"},
+    "/v1/messages": {"messages": [USER], "max_tokens": 4},
+    "/v1/messages/count_tokens": {"messages": [USER]},
+    "/v1/embeddings": {"input": "x"},
+    "/tokenize": {"prompt": "x"},
+    "/detokenize": {"tokens": [1]},
+    "/v1/prefixes/{name}": {"prompt": "x"},
+    "/api/v1/cache/resize": {"num_pages": 64},
+}
+NOT_YET = [
+    (path, name, harmless)
+    for (_, path), model in BODIES.items()
+    for name, harmless in getattr(model, "NOT_YET", {}).items()
+]
+OTHERS = ({"something": "else"}, ["else"], "else", 7)
+
+
+def send(client, path: str, **fields: Any):
+    method = next(method for method, known in BODIES if known == path)
+    url = path.replace("{name}", "p")
+    return client.request(method.upper(), url, json={**SMALLEST[path], **fields})
+
+
+def test_every_kind_of_body_has_its_smallest() -> None:
+    assert set(SMALLEST) == {path for _, path in BODIES}
+
+
+@pytest.mark.parametrize("path", SMALLEST)
+def test_the_smallest_body_needs_no_warning(client, path) -> None:
+    reply = send(client, path)
+    assert reply.status_code in (200, 201), reply.text
+    assert "x-mlxserve-warning" not in reply.headers
+
+
+@pytest.mark.parametrize(("path", "name", "harmless"), NOT_YET)
+def test_what_is_not_supported_is_refused_by_its_name_unless_it_asks_for_nothing(
+    client, chat, path, name, harmless
+) -> None:
+    for value in harmless:
+        reply = send(client, path, **{name: value})
+        assert reply.status_code == 200, reply.text
+        assert "x-mlxserve-warning" not in reply.headers
+    chat.submitted.clear()
+    for value in OTHERS:
+        reply = send(client, path, **{name: value})
+        assert reply.status_code == 400, (value, reply.text)
+        assert reply.json()["error"]["message"].startswith(f"{name}: ")
+    assert chat.submitted == []
+
+
+@pytest.mark.parametrize("path", SMALLEST)
+def test_what_identifies_or_routes_changes_nothing_and_needs_no_warning(client, path) -> None:
+    for name in INERT:
+        reply = send(client, path, **{name: {"a": "b"} if name == "metadata" else "a"})
+        assert reply.status_code in (200, 201), (name, reply.text)
+        assert "x-mlxserve-warning" not in reply.headers, name
+
+
+@pytest.mark.parametrize("path", SMALLEST)
+def test_a_field_that_nobody_knows_is_named(client, path) -> None:
+    reply = send(client, path, frobnicate=1)
+    assert reply.status_code in (200, 201)
+    assert reply.headers["x-mlxserve-warning"] == "ignored unknown fields: frobnicate"

@@ -1,0 +1,118 @@
+"""Tools, choices among them and thinking, as the chat endpoint spells them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from mlxserve.api.errors import ApiError
+from mlxserve.api.openai.schema import ChatRequest
+from mlxserve.errors import InvalidParameter
+from mlxserve.request import SamplingParams
+from mlxserve.request_options import AnswerTerms
+from mlxserve.text.parsing.turn import ToolChoice
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+
+
+def asked(**fields: Any) -> ChatRequest:
+    return ChatRequest.read({"messages": HELLO, **fields})
+
+
+@pytest.mark.parametrize(
+    ("choice", "mode", "names"),
+    [
+        (None, ToolChoice.AUTO, ["a", "b"]),
+        ("auto", ToolChoice.AUTO, ["a", "b"]),
+        ("none", ToolChoice.NONE, ["a", "b"]),
+        ("required", ToolChoice.REQUIRED, ["a", "b"]),
+        ({"type": "function", "function": {"name": "b"}}, ToolChoice.REQUIRED, ["b"]),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [tool("a")]}},
+            ToolChoice.AUTO,
+            ["a"],
+        ),
+    ],
+)
+def test_a_choice_says_which_tools_may_or_must_be_called(
+    choice: Any, mode: ToolChoice, names: list[str]
+) -> None:
+    turn = asked(tools=[tool("a"), tool("b")], tool_choice=choice).turn()
+    assert turn.tool_choice is mode
+    assert [t["function"]["name"] for t in turn.tools] == names
+
+
+def test_a_tool_that_is_named_is_called_once() -> None:
+    turn = asked(tools=[tool("a")], tool_choice={"type": "function", "function": {"name": "a"}})
+    assert turn.turn().tool_name == "a"
+    assert not turn.turn().parallel_tool_calls
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tool_choice": "required"},
+        {"tools": [], "tool_choice": "required"},
+        {"tools": [tool("a")], "tool_choice": {"type": "function", "function": {"name": "b"}}},
+    ],
+)
+def test_a_choice_of_what_is_not_there_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ApiError) as caught:
+        asked(**fields).turn()
+    assert (caught.value.status, caught.value.param) == (400, "tool_choice")
+
+
+def test_templates_see_tools_without_what_only_clients_care_for() -> None:
+    strict = {"type": "function", "function": {"name": "a", "description": "d", "strict": True}}
+    assert asked(tools=[strict]).definitions == [
+        {"type": "function", "function": {"name": "a", "description": "d"}}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "kwargs", "budget"),
+    [
+        ({}, {}, None),
+        ({"reasoning_effort": "none"}, {"enable_thinking": False}, 0),
+        ({"reasoning_effort": "high"}, {"enable_thinking": True, "reasoning_effort": "high"}, None),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+            {"enable_thinking": True},
+            None,
+        ),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}, 0),
+        ({"thinking_budget": 7}, {}, 7),
+    ],
+)
+def test_thinking_is_the_templates_variable_and_a_budget(
+    fields: dict[str, Any], kwargs: dict[str, Any], budget: int | None
+) -> None:
+    request = asked(**fields)
+    assert request.template_kwargs == kwargs
+    assert request.turn().thinking_budget == budget
+
+
+def test_tools_of_a_model_whose_calls_nobody_can_read_are_refused(
+    scripted_chat: Any, tokenizer_with: Any
+) -> None:
+    from mlxserve.chat import Chat
+
+    tokenizer = tokenizer_with([], "{{ messages[0].content }}{{ tools }}")
+    chat = Chat(
+        type(scripted_chat[1])(tokenizer),
+        tokenizer,
+        model_name="mute",
+        vocab_size=tokenizer.vocab_size,
+        default_params=SamplingParams(),
+    )
+    turn = asked(tools=[tool("a")]).turn()
+    prompt = chat.render(HELLO, tools=turn.tools)
+    with pytest.raises(InvalidParameter, match="tools: how this model writes calls of tools"):
+        asyncio.run(chat.submit(prompt, SamplingParams(), AnswerTerms(turn=turn)))
+    chat.close()

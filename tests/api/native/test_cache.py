@@ -1,0 +1,74 @@
+"""What an admin may do to the cache, and nobody else."""
+
+from __future__ import annotations
+
+import pytest
+from starlette.testclient import TestClient
+
+from mlxserve.api.access.access import Access
+from mlxserve.api.app import create_app
+from mlxserve.errors import EngineStopped, OutOfMemory, PrefixQuotaExceeded, QueueFull
+
+RESIZE = "/api/v1/cache/resize"
+
+
+@pytest.fixture
+def keyed(chat):
+    app = create_app(chat, access=Access(api_keys=["a-key"]))
+    return TestClient(app, base_url="http://127.0.0.1")
+
+
+def test_the_cache_is_reset_unless_requests_run(client, chat):
+    assert client.post("/api/v1/cache/reset").json() == {"status": "ok"}
+    chat.answers.append(type("Open", (), {"is_closed": False}))
+    reply = client.post("/api/v1/cache/reset")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (409, "busy")
+    assert client.post("/api/v1/cache/reset?force=true").json() == {"status": "ok"}
+    refused = client.post("/api/v1/cache/reset?force=1")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "force")
+
+
+def test_a_resize_says_what_has_become_of_the_cache(client):
+    assert client.post(RESIZE, json={"num_pages": 64}).json() == {
+        "num_pages": 64,
+        "max_model_len": 1_024,
+        "moved_pages": 2,
+        "preempted_requests": 1,
+        "forgotten_pages": 2,
+    }
+
+
+@pytest.mark.parametrize("num_pages", [1, 0, -5, 2.5, "64", True, None, 10**30, [64]])
+def test_what_is_no_number_of_pages_is_refused(client, num_pages):
+    reply = client.post(RESIZE, json={"num_pages": num_pages})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"], error["code"]) == (400, "num_pages", "invalid_value")
+
+
+def test_a_resize_needs_a_number(client):
+    reply = client.post(RESIZE, json={})
+    assert reply.json()["error"]["code"] == "missing_required_parameter"
+    assert client.post(RESIZE).status_code == 415
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (QueueFull("7 pages would leave 28 tokens"), 409, "busy"),
+        (PrefixQuotaExceeded("named prefixes have 5 pages"), 409, "prefix_quota_exceeded"),
+        (OutOfMemory("900 pages take 9 GiB"), 503, "out_of_memory"),
+        (EngineStopped("The engine was closed."), 503, "engine_stopped"),
+    ],
+)
+def test_what_stands_against_a_resize_is_told(client, chat, error, status, code):
+    chat.submit_error = error
+    reply = client.post(RESIZE, json={"num_pages": 7})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
+    assert reply.json()["error"]["message"] == str(error)
+
+
+@pytest.mark.parametrize("path", ["/api/v1/cache/reset", RESIZE])
+def test_only_an_admin_may_change_the_cache(keyed, path):
+    headers = {"authorization": "Bearer a-key"}
+    reply = keyed.post(path, headers=headers, json={"num_pages": 64})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (403, "admin_required")

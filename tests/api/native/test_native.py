@@ -1,0 +1,202 @@
+import asyncio
+import json
+
+import pytest
+from starlette.testclient import TestClient
+
+from mlxserve.api.access.access import Access
+from mlxserve.api.app import create_app
+from mlxserve.api.native.native import MAX_MAPS, Looks, Native
+from mlxserve.api.native.page_map import PageMap
+from mlxserve.api.server.drain import Drain
+from mlxserve.engine.snapshot import Phase, RequestView
+from mlxserve.request import CacheMiss, CacheReport, FinishReason
+
+KEYS = ["first-key", "second-key"]
+STATS = "/api/v1/kv/stats"
+
+
+def seen(name: str, client: str = "", **changes) -> RequestView:
+    values = {
+        "id": name,
+        "client": client,
+        "phase": Phase.PREFILLING,
+        "position": None,
+        "num_prompt": 100,
+        "num_cached": 32,
+        "num_computed": 64,
+        "num_to_compute": 100,
+        "num_outputs": 0,
+        "num_preemptions": 0,
+        "priority": 0,
+        "age": 1.5,
+        "page_table": (1, 2, 3),
+    }
+    return RequestView(**{**values, **changes})
+
+
+@pytest.fixture
+def keyed(chat):
+    app = create_app(chat, access=Access(api_keys=KEYS))
+    return TestClient(app, base_url="http://127.0.0.1")
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_live_requests_tell_how_far_they_are(client, chat):
+    chat.views = [
+        seen("a"),
+        seen("b", phase=Phase.QUEUED, position=1, num_computed=0, page_table=()),
+    ]
+    first, second = client.get("/api/v1/requests").json()["data"]
+    assert first == {
+        "id": "a",
+        "object": "request",
+        "key": None,
+        "state": "prefilling",
+        "position": None,
+        "num_computed": 64,
+        "num_to_compute": 100,
+        "prompt_tokens": 100,
+        "cached_tokens": 32,
+        "output_tokens": 0,
+        "num_pages": 3,
+        "num_preemptions": 0,
+        "priority": 0,
+        "age_seconds": 1.5,
+    }
+    assert (second["state"], second["position"]) == ("queued", 1)
+
+
+def test_a_key_sees_its_own_requests_only(keyed, chat):
+    asked = {"prompt": "x"}
+    for key in KEYS:
+        keyed.post("/v1/completions", json=asked, headers=bearer(key))
+    clients = [one.client for one in chat.submitted]
+    assert len(set(clients)) == 2
+    chat.views = [seen(str(number), client) for number, client in enumerate(clients)]
+    for number, key in enumerate(KEYS):
+        listed = keyed.get("/api/v1/requests", headers=bearer(key)).json()["data"]
+        assert [one["id"] for one in listed] == [str(number)]
+
+
+def test_a_request_has_the_id_of_its_reply(client, chat):
+    reply = client.post("/v1/completions", json={"prompt": "x"})
+    assert chat.submitted[0].request_id == reply.headers["x-request-id"]
+    several = client.post("/v1/completions", json={"prompt": ["x", "y"], "n": 2})
+    name = several.headers["x-request-id"]
+    assert [one.request_id for one in chat.submitted[1:]] == [f"{name}-{n}" for n in range(4)]
+
+
+def test_the_cache_is_told_in_numbers(client, chat):
+    chat.views = [seen("a"), seen("b", phase=Phase.QUEUED)]
+    assert client.get(STATS).json() == {
+        "page_size": 16,
+        "pages": {
+            "total": 8,
+            "free": 4,
+            "active": 1,
+            "shared": 1,
+            "cached": 1,
+            "pinned": 1,
+            "used": 3,
+        },
+        "bytes": {
+            "kv_cache": 8000,
+            "page": 1000,
+            "active": 9000,
+            "reserved": 10,
+            "peak": 9500,
+            "swap": 4096,
+        },
+        "prefix_cache": {"queries": 100, "hits": 40, "hit_rate": 0.4},
+        "tokens_per_second": {"prefill": 12.5, "generation": 3.0},
+        "requests": {"running": 1, "waiting": 1},
+        "num_preemptions": 1,
+    }
+
+
+@pytest.mark.parametrize("path", ["/api/v1/requests", STATS])
+def test_an_engine_that_has_ended_is_said_so(client, chat, path):
+    chat.is_closed = True
+    reply = client.get(path)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_stopped")
+
+
+def test_the_map_begins_with_everything_and_ends_with_the_engine(chat):
+    async def scenario() -> list[bytes]:
+        frames = Native(chat, Drain())._frames(PageMap(lambda _: True))
+        first = await anext(frames)
+        chat.pages = bytes([4, 1, 2, 3, 1, 0, 0, 0])
+        chat.answers.append(type("Open", (), {"is_closed": False}))  # the counters move
+        second = await anext(frames)
+        chat.is_closed = True
+        chat.answers.clear()
+        last = await anext(frames)
+        assert await anext(frames, None) is None
+        return [first, second, last]
+
+    first, second, last = asyncio.run(scenario())
+    assert b'"pages":"p1a1s1c1f4"' in first
+    assert b'"pages":[[4,"a1"]]' in second
+    assert last.startswith(b"event: error\n")
+    assert json.loads(last.split(b"data: ")[1])["error"]["code"] == "engine_stopped"
+
+
+def test_an_engine_at_rest_is_not_asked_again(chat, monkeypatch):
+    monkeypatch.setattr("mlxserve.api.native.native.MAP_INTERVAL", 0.01)
+
+    async def scenario() -> None:
+        frames = Native(chat, Drain())._frames(PageMap(lambda _: True))
+        await anext(frames)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(frames), timeout=0.2)
+
+    asyncio.run(scenario())
+    assert chat.num_snapshots == 1
+
+
+def test_all_who_watch_share_one_snapshot(chat):
+    async def scenario() -> None:
+        now = [0.0]
+        looks = Looks(chat, clock=lambda: now[0])
+        assert (
+            len({id(one) for one in await asyncio.gather(*(looks.take() for _ in range(9)))}) == 1
+        )
+        now[0] = 0.2
+        await looks.take()
+
+    asyncio.run(scenario())
+    assert chat.num_snapshots == 2
+
+
+def test_the_headers_of_the_map_do_not_take_for_ever(client):
+    reply = client.head("/api/v1/kv/map")
+    assert reply.headers["content-type"].startswith("text/event-stream")
+
+
+def test_the_number_of_maps_is_bounded(client, chat, monkeypatch):
+    monkeypatch.setattr("mlxserve.api.native.native.MAX_MAPS", 0)
+    reply = client.get("/api/v1/kv/map")
+    assert MAX_MAPS > 0
+    assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+
+
+def test_usage_says_what_the_cache_did(client, chat):
+    report = CacheReport(3, 48, 50, CacheMiss.NEW_TEXT)
+    usage = chat.Usage(100, 1, 48, cache=report)
+    chat.script = [chat.Delta("x", (1,), (), FinishReason.STOP, usage)]
+    told = {"num_pages": 3, "num_tokens": 48, "differs_at": 50, "reason": "new_text"}
+    hello = {"messages": [{"role": "user", "content": "Hi"}]}
+    asked = [
+        ("/v1/chat/completions", hello),
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/completions", {"prompt": "x", "n": 2}),
+        ("/v1/responses", {"input": "x"}),
+    ]
+    for path, body in asked:
+        assert client.post(path, json=body).json()["usage"]["cache"] == told
+    several = client.post("/v1/completions", json={"prompt": ["x", "y"]})
+    assert several.json()["usage"]["cache"] is None

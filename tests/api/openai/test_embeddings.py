@@ -1,0 +1,142 @@
+import base64
+import struct
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+
+from mlxserve.api.openai import embeddings
+from mlxserve.api.openai.embeddings import MAX_TOKENS
+from mlxserve.api.server.retry_after import Turnover
+from mlxserve.errors import EngineStopped, InvalidParameter
+from mlxserve.request import Pooling
+
+PATH = "/v1/embeddings"
+
+
+def post(client, **fields: Any):
+    return client.post(PATH, json={"model": "fake", "input": "Hi", **fields})
+
+
+def test_embeddings_have_openais_shape(client):
+    assert post(client, input=["Hi", "you"]).json() == {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": 0, "embedding": [1.0, 0.5, -0.5]},
+            {"object": "embedding", "index": 1, "embedding": [2.0, 0.5, -0.5]},
+        ],
+        "model": "fake",
+        "usage": {"prompt_tokens": 5, "total_tokens": 5},
+    }
+
+
+def test_base64_is_little_endian_floats(client):
+    item = post(client, encoding_format="base64").json()["data"][0]
+    assert struct.unpack("<3f", base64.b64decode(item["embedding"])) == (1.0, 0.5, -0.5)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("ab", [[97, 98]]),
+        (["ab", "c"], [[97, 98], [99]]),
+        ([7, 8], [[7, 8]]),
+        ([[7, 8], [9]], [[7, 8], [9]]),
+    ],
+)
+def test_texts_and_token_ids_may_be_embedded_one_or_many(client, chat, value, expected):
+    assert post(client, input=value).status_code == 200
+    assert [each.token_ids for each in chat.embedded] == expected
+
+
+def test_the_mean_is_the_default_and_the_last_token_may_be_asked_for(client, chat):
+    post(client)
+    post(client, pooling="last")
+    assert [each.pooling for each in chat.embedded] == [Pooling.MEAN, Pooling.LAST]
+
+
+def test_fewer_dimensions_may_be_asked_for(client):
+    assert len(post(client, dimensions=2).json()["data"][0]["embedding"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": ""}, "input"),
+        ({"input": ["a", ""]}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [[]]}, "input"),
+        ({"input": {"text": "a"}}, "input"),
+        ({"input": ["a", 1]}, "input"),
+        ({"input": ["a"] * 1_025}, "input"),
+        ({"input": "a" * 1_001}, "input"),
+        ({"input": [[1] * 900] * (MAX_TOKENS // 900 + 1)}, "input"),
+        ({"encoding_format": "hex"}, "encoding_format"),
+        ({"dimensions": 0}, "dimensions"),
+        ({"dimensions": 2**40}, "dimensions"),
+        ({"pooling": "max"}, "pooling"),
+        ({"model": "other"}, "model"),
+    ],
+)
+def test_a_bad_value_is_refused_by_its_fields_name_before_anything_is_computed(
+    client, chat, fields, param
+):
+    reply = post(client, **fields)
+    assert reply.status_code == (404 if param == "model" else 400)
+    assert reply.json()["error"]["param"] == param
+    assert chat.embedded == []
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(InvalidParameter("dimensions", "too many"), 400), (EngineStopped("It has ended."), 503)],
+)
+def test_what_the_engine_refuses_has_a_status(client, chat, error, status):
+    chat.submit_error = error
+    assert post(client).status_code == status
+
+
+def test_unknown_fields_are_named(client):
+    reply = post(client, user="u", truncate=True)
+    assert reply.headers["x-mlxserve-warning"] == "ignored unknown fields: truncate"
+
+
+def test_texts_of_several_clients_are_computed_in_turn(client, chat):
+    chat.script = []  # each text waits until it is released
+    replies: list[Any] = []
+    clients = [
+        threading.Thread(target=lambda: replies.append(post(client, input=["a", "b"])))
+        for _ in range(3)
+    ]
+    for each in clients:
+        each.start()
+    assert chat.on_hold.wait(timeout=20)
+    assert len(chat.embedded) == 1
+    chat.release()
+    for each in clients:
+        each.join(timeout=20)
+    assert [reply.status_code for reply in replies] == [200] * 3
+    assert len(chat.embedded) == 6
+
+
+def test_who_finds_the_queue_full_is_told_when_there_may_be_room(start_server, chat, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(embeddings, "Turnover", lambda: Turnover(lambda: clock[0]))
+    monkeypatch.setattr(embeddings, "MAX_WAITING", 1)
+    server = start_server()
+    ask = partial(httpx.post, server.url + PATH, json={"input": "Hi"}, timeout=30)
+    for _ in range(2):
+        assert ask().status_code == 200
+    clock[0] = 14.0
+    chat.script = []  # embeddings are on hold
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ask)
+        assert chat.on_hold.wait(20)
+        refused = ask()
+        chat.release()
+        assert waiting.result().status_code == 200
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")
+    assert refused.headers["retry-after"] == "7"  # two have ended in fourteen seconds

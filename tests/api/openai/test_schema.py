@@ -1,0 +1,287 @@
+from typing import Any
+
+import pytest
+
+from mlxserve.api.bodies.fields import MAX_LOGIT_BIASES, MAX_PROMPTS
+from mlxserve.api.errors import ApiError
+from mlxserve.api.openai.schema import (
+    COMPLETION_MAX_TOKENS,
+    MAX_MESSAGES,
+    ChatRequest,
+    CompletionRequest,
+)
+from mlxserve.request import SamplingParams
+
+DEFAULTS = SamplingParams(temperature=0.7, top_k=20)
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return ChatRequest.read({"messages": HELLO, **fields})
+
+
+def refused(kind: type[ChatRequest] | type[CompletionRequest], body: dict[str, Any]) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        kind.read(body).sampling(DEFAULTS)
+    assert caught.value.status == 400
+    return caught.value
+
+
+def test_every_sampling_field_is_a_request_field():
+    asked = {
+        "max_tokens": 5,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 3,
+        "min_p": 0.1,
+        "seed": 7,
+        "stop": ["a", "b"],
+        "stop_token_ids": [1, 2],
+        "ignore_eos": True,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": -0.3,
+        "logit_bias": {"12": 5, "13": -100},
+    }
+    params = chat(**asked, logprobs=True, top_logprobs=4).sampling(DEFAULTS)
+    expected = {**asked, "stop": ("a", "b"), "logit_bias": {12: 5, 13: -100}, "logprobs": 4}
+    # A structure has several spellings, and `n` is the number of forks of one request.
+    fields = set(SamplingParams.__dataclass_fields__) - {"structure", "n"}
+    assert set(expected) == fields
+    assert params == SamplingParams(**expected)
+
+
+def test_the_models_defaults_hold_where_nothing_was_asked():
+    assert chat(top_k=1, temperature=None).sampling(DEFAULTS) == SamplingParams(
+        temperature=0.7, top_k=1
+    )
+
+
+def test_zero_is_a_value_and_not_an_absence():
+    assert chat(temperature=0, seed=0).sampling(DEFAULTS) == SamplingParams(
+        temperature=0, top_k=20, seed=0
+    )
+
+
+def test_the_newer_name_of_max_tokens_wins():
+    assert chat(max_tokens=5, max_completion_tokens=9).sampling(DEFAULTS).max_tokens == 9
+
+
+def test_completions_end_after_openais_default():
+    request = CompletionRequest.read({"prompt": "x"})
+    assert request.sampling(DEFAULTS).max_tokens == COMPLETION_MAX_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("text", ("text",)),
+        ("", ("",)),
+        (["a", "b"], ("a", "b")),
+        ([1, 2, 3], ((1, 2, 3),)),
+        ([[1, 2], [3]], ((1, 2), (3,))),
+    ],
+)
+def test_a_prompt_comes_in_four_forms(prompt: Any, prompts: tuple[Any, ...]):
+    assert CompletionRequest.read({"prompt": prompt}).prompt == prompts
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        None,
+        [],
+        {},
+        5,
+        [[]],
+        ["a", 1],
+        [1, "a"],
+        [True],
+        [-1],
+        [2**31],
+        [1.5],
+        [["a"]],
+        ["a"] * (MAX_PROMPTS + 1),
+    ],
+)
+def test_other_prompts_are_refused(prompt: Any):
+    assert refused(CompletionRequest, {"prompt": prompt}).param == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": HELLO * (MAX_MESSAGES + 1)}, "messages"),
+        ({"messages": "Hello"}, "messages"),
+        ({"messages": ["Hello"]}, "messages[0]"),
+        ({"messages": [{"content": "Hello"}]}, "messages[0].role"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [*HELLO, {"role": "user", "content": [{"type": "image_url"}]}]}, "messages[1].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": 1e308}, "temperature"),
+        ({"temperature": [0]}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 10**12}, "max_tokens"),
+        ({"max_tokens": 1e12}, "max_tokens"),
+        ({"max_completion_tokens": -5}, "max_completion_tokens"),
+        ({"seed": 2**80}, "seed"),
+        ({"seed": "x"}, "seed"),
+        ({"stop": [1]}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": ["x"] * 10_000}, "stop"),
+        ({"stop": {"a": 1}}, "stop"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop_token_ids": [1] * 1_000}, "stop_token_ids"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"²": 1}}, "logit_bias"),
+        ({"logit_bias": {"99999999999": 1}}, "logit_bias"),
+        ({"logit_bias": {"4294967296": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 1e9}}, "logit_bias"),
+        ({"logit_bias": {"1": "x"}}, "logit_bias[1]"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"logit_bias": {str(i): 1 for i in range(MAX_LOGIT_BIASES + 1)}}, "logit_bias"),
+        ({"logprobs": 5}, "logprobs"),
+        ({"top_logprobs": 5}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 10**6}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"presence_penalty": 1e9}, "presence_penalty"),
+        ({"frequency_penalty": "x"}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"stream": True, "stream_options": []}, "stream_options"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"cache_salt": 5}, "cache_salt"),
+        ({"priority": 2**40}, "priority"),
+        ({"priority": 0.5}, "priority"),
+        ({"model": 5}, "model"),
+        ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"thinking": 5}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+        ({"n": 9}, "n"),
+        ({"n": 0}, "n"),
+        ({"n": 10**9}, "n"),
+        ({"n": -1}, "n"),
+        ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"store": True}, "store"),
+        ({"reasoning_effort": "enormous"}, "reasoning_effort"),
+        ({"thinking_budget": -1}, "thinking_budget"),
+        ({"web_search_options": {}}, "web_search_options"),
+    ],
+)  # fmt: skip
+def test_a_bad_value_is_refused_by_its_fields_name(fields: dict[str, Any], param: str):
+    error = refused(ChatRequest, {"messages": HELLO, **fields})
+    assert error.param == param
+    assert error.message.startswith(f"{param}: ")
+    assert len(error.message) < 400
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"echo": True}, "echo"),
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 3}, "best_of"),
+        ({"n": 1.0}, "n"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"max_tokens": 0}, "max_tokens"),
+    ],
+)
+def test_a_bad_value_of_a_completion_is_refused_by_its_fields_name(
+    fields: dict[str, Any], param: str
+):
+    assert refused(CompletionRequest, {"prompt": "x", **fields}).param == param
+
+
+def test_a_missing_field_is_named():
+    assert refused(CompletionRequest, {}).code == "missing_required_parameter"
+    assert refused(ChatRequest, {}).param == "messages"
+
+
+def test_defaults_that_ask_for_nothing_are_accepted():
+    request = chat(
+        n=1,
+        tools=[],
+        tool_choice="none",
+        response_format={"type": "text"},
+        store=False,
+        service_tier="auto",
+        user="me",
+        metadata={"a": "b"},
+        prompt_cache_key="k",
+        parallel_tool_calls=True,
+        stop=None,
+        logit_bias=None,
+    )
+    assert request.unknown_fields == []
+    assert request.sampling(DEFAULTS) == DEFAULTS
+
+
+def test_unknown_fields_are_collected_at_every_level():
+    request = ChatRequest.read(
+        {
+            "messages": [
+                {"role": "user", "content": "x", "cache_control": 1},
+                {"role": "user", "content": "y", "cache_control": 2, "mood": "sad"},
+            ],
+            "stream": True,
+            "stream_options": {"speed": 9},
+            "top_kk": 5,
+        }
+    )
+    assert request.unknown_fields == [
+        "messages[].cache_control",
+        "messages[].mood",
+        "stream_options.speed",
+        "top_kk",
+    ]
+
+
+def test_a_message_reaches_the_template_as_roles_and_text():
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    request = ChatRequest.read(
+        {
+            "messages": [
+                {"role": "developer", "content": "Be brief."},
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+                    "extra": 1,
+                },
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "content": "3", "tool_call_id": "c"},
+                {"role": "assistant", "refusal": "No."},
+            ]
+        }
+    )
+    assert [message.for_template() for message in request.messages] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "ab"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "3", "tool_call_id": "c"},
+        {"role": "assistant", "content": "No."},
+    ]

@@ -1,0 +1,119 @@
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlxserve.api.responses.store import ResponseStore, StoredResponse
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def stored(
+    name: str, previous: str | None = None, *, owner: str = "a", size: int = 10
+) -> StoredResponse:
+    return StoredResponse(owner, {"id": name}, [f"{name}?", f"{name}!"], size, previous)
+
+
+def filled(*responses: StoredResponse, **limits: Any) -> ResponseStore:
+    store = ResponseStore(**limits)
+    for each in responses:
+        store.put(each)
+    return store
+
+
+def test_a_response_is_its_owners_only():
+    store = filled(stored("r1"), stored("r2", "r1", owner="b"))
+    assert store.get("r1", "a") is not None
+    assert store.get("r1", "b") is None
+    assert store.conversation("r1", "b") is None
+    assert store.conversation("r2", "b") is None  # what it names as earlier is another's
+    assert not store.delete("r1", "b")
+    assert store.get("r1", "a") is not None
+
+
+def test_a_conversation_is_the_items_from_the_first_response_on():
+    store = filled(stored("r1"), stored("r2", "r1"), stored("r3", "r2"), stored("x", "r1"))
+    assert store.conversation("r3", "a") == ["r1?", "r1!", "r2?", "r2!", "r3?", "r3!"]
+    assert store.conversation("x", "a") == ["r1?", "r1!", "x?", "x!"]
+    assert store.conversation("r9", "a") is None
+
+
+def test_the_least_used_go_first():
+    store = filled(stored("r1"), stored("r2"), stored("r3"), max_responses=3)
+    store.conversation("r1", "a")
+    store.put(stored("r4"))
+    assert [name for name in ("r1", "r2", "r3", "r4") if store.get(name, "a")] == ["r1", "r3", "r4"]
+
+
+def test_of_a_conversation_the_end_goes_first():
+    store = filled(stored("r1"), stored("r2", "r1"), stored("r3", "r2"), max_responses=3)
+    store.put(stored("y"))
+    assert store.conversation("r2", "a") is not None
+    assert store.get("r3", "a") is None
+
+
+def test_bytes_are_bounded_and_those_who_keep_most_make_room():
+    store = filled(
+        stored("small", owner="b"),
+        *(stored(f"r{number}", size=30) for number in range(3)),
+        max_bytes=100,
+    )
+    store.put(stored("more", size=30))
+    assert store.num_bytes == 100
+    assert store.get("small", "b") is not None
+    assert store.get("r0", "a") is None
+
+
+def test_what_is_not_used_for_long_is_forgotten():
+    clock = Clock()
+    store = ResponseStore(max_age=10, clock=clock)
+    store.put(stored("r1"))
+    store.put(stored("r2"))
+    clock.now = 8
+    store.conversation("r1", "a")
+    clock.now = 12
+    assert store.get("r1", "a") is not None
+    assert store.get("r2", "a") is None
+    assert (len(store), store.num_bytes) == (1, 10)
+
+
+names = st.integers(0, 12).map(str)
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["put", "delete", "go on", "wait"]), names, names, st.sampled_from("ab")
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True, database=None)
+@given(steps)
+def test_it_never_holds_more_than_it_may_and_counts_what_it_holds(steps):
+    clock = Clock()
+    store = ResponseStore(max_responses=5, max_bytes=60, max_age=10, clock=clock)
+    number = 0
+    for kind, name, other, owner in steps:
+        if kind == "put":
+            number += 1
+            store.put(stored(f"{name}-{number}", f"{other}-{number - 1}", owner=owner, size=number))
+        elif kind == "delete":
+            store.delete(f"{name}-{number}", owner)
+        elif kind == "go on":
+            store.conversation(f"{name}-{number}", owner)
+        else:
+            clock.now += 4
+        assert len(store) <= 5
+        assert store.num_bytes <= 60
+        kept = [
+            each
+            for which in range(1, number + 1)
+            for n in range(13)
+            for who in "ab"
+            if (each := store.get(f"{n}-{which}", who)) is not None
+        ]
+        assert store.num_bytes == sum(each.size for each in kept)

@@ -1,0 +1,393 @@
+"""Raw sockets against a real server over the scripted chat: what no HTTP client would send."""
+
+import contextlib
+import http.client
+import json
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from mlxserve.api.server import connection
+from mlxserve.api.server.connection import Limits
+from mlxserve.api.server.retry_after import Turnover
+
+CHAT = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+)
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+class Peer:
+    """A socket to the server; every read has a deadline, so that a hang is a failure."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
+
+    def __enter__(self) -> "Peer":
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.socket.close()
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def read_to_end(self) -> bytes:
+        data = b""
+        while piece := self.socket.recv(65_536):
+            data += piece
+        return data
+
+    def read_until(self, mark: bytes) -> bytes:
+        data = b""
+        while mark not in data:
+            piece = self.socket.recv(65_536)
+            assert piece, f"closed after {data!r}"
+            data += piece
+        return data
+
+
+def status_and_error(reply: bytes) -> tuple[int, str]:
+    head, _, body = reply.partition(b"\r\n\r\n")
+    assert b"application/json" in head
+    return int(head.split()[1]), json.loads(body)["error"]["code"]
+
+
+def is_healthy(port: int) -> bool:
+    with Peer(port) as peer:
+        peer.send(HEALTH)
+        return peer.read_to_end().startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET /health HTTP/1.1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n: empty\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 a TLS client\r\n\r\n",
+        b"nonsense\r\n\r\n",
+    ],
+)  # fmt: skip
+def test_what_is_not_http_is_a_400_in_shape(start_server, request_bytes):
+    port = start_server().port
+    with Peer(port) as peer:
+        peer.send(request_bytes)
+        assert status_and_error(peer.read_to_end()) == (400, "invalid_http")
+    assert is_healthy(port)
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 5_000_000 + b"\r\n\r\n",
+        b"GET /" + b"a" * 5_000_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 500_000 + b"\r\n",
+    ],
+)
+def test_endless_headers_are_cut_off_long_before_their_end(start_server, request_bytes):
+    """The reply may be lost in the reset that closing with unread data causes."""
+    port = start_server().port
+    with Peer(port) as peer, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        peer.send(request_bytes)
+        assert status_and_error(peer.read_to_end()) == (400, "invalid_http")
+    assert is_healthy(port)
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET /health HTTP/1.0\r\n\r\n", 403),
+        (b"GET /health HTTP/1.1\r\nHost: evil.com\r\nConnection: close\r\n\r\n", 403),
+        (b"GET http://evil.com/health HTTP/1.1\r\nHost: evil.com\r\nConnection: close\r\n\r\n", 403),
+        (b"GET http://x/health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 404),
+        (b"GET /health%00 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 404),
+        (b"GET /../health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 404),
+    ],
+)  # fmt: skip
+def test_odd_requests_are_refused(start_server, request_bytes, status):
+    with Peer(start_server().port) as peer:
+        peer.send(request_bytes)
+        assert status_and_error(peer.read_to_end())[0] == status
+
+
+def test_a_declared_flood_is_refused_before_it_is_sent(start_server):
+    with Peer(start_server().port) as peer:
+        peer.send(CHAT + b"Content-Length: 10000000000\r\nConnection: close\r\n\r\n")
+        assert status_and_error(peer.read_until(b"request_too_large"))[0] == 413
+
+
+def test_a_body_without_end_is_refused_and_cut_off(start_server):
+    port = start_server(limits=Limits(body=1.0)).port
+    piece = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
+    with Peer(port) as peer:
+        peer.send(CHAT + b"Transfer-Encoding: chunked\r\n\r\n")
+        num_sent = 0
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            while num_sent < 100_000:
+                peer.send(piece)
+                num_sent += 1
+        assert num_sent < 100_000
+    assert is_healthy(port)
+
+
+def test_both_lengths_at_once_do_not_smuggle_a_request(start_server):
+    """h11 lets chunking win and keeps what follows as the next request; there is none here."""
+    with Peer(start_server().port) as peer:
+        peer.send(
+            CHAT + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"2\r\n{}\r\n0\r\n\r\n"
+        )  # fmt: skip
+        reply = peer.read_until(b"messages")
+        assert reply.startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTT", b"GET /health HTTP/1.1\r\nHost: loc"])
+def test_headers_that_do_not_arrive_are_a_408(start_server, sent):
+    port = start_server(limits=Limits(header=0.2)).port
+    with Peer(port) as peer:
+        peer.send(sent)
+        assert status_and_error(peer.read_to_end()) == (408, "request_timeout")
+    assert is_healthy(port)
+
+
+def test_headers_that_trickle_in_do_not_extend_their_deadline(start_server):
+    port = start_server(limits=Limits(header=0.3)).port
+    with Peer(port) as peer:
+        peer.socket.settimeout(0.02)
+        reply = b""
+        for byte in HEALTH[:-2] + b"X: " + b"y" * 10_000:
+            try:
+                peer.send(bytes([byte]))
+                reply = peer.socket.recv(65_536)
+            except TimeoutError:
+                continue
+            break
+        assert status_and_error(reply) == (408, "request_timeout")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n5\r\n{"],
+)
+def test_a_body_that_does_not_arrive_is_a_408(start_server, sent):
+    port = start_server(limits=Limits(body=0.2)).port
+    with Peer(port) as peer:
+        peer.send(CHAT + sent)
+        assert status_and_error(peer.read_to_end()) == (408, "request_timeout")
+    assert is_healthy(port)
+
+
+def test_a_second_request_on_a_connection_has_its_own_deadline(start_server):
+    with Peer(start_server(limits=Limits(header=0.3)).port) as peer:
+        peer.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"200" in peer.read_until(b"ok")
+        peer.send(b"GET /hea")
+        assert status_and_error(peer.read_to_end()) == (408, "request_timeout")
+
+
+def test_a_slow_answer_is_not_a_slow_request(start_server, chat):
+    chat.script = [chat.HOLD, *chat.reply([1])]
+    body = b'{"messages": [{"role": "user", "content": "x"}]}'
+    with Peer(start_server(limits=Limits(header=0.1, body=0.1)).port) as peer:
+        peer.send(CHAT + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        peer.socket.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            peer.socket.recv(1)
+        chat.release()
+        peer.socket.settimeout(20)
+        assert b"Hello" in peer.read_until(b'"usage":')
+
+
+def test_a_reader_that_stalls_is_cut_off_and_its_answer_closed(start_server, chat):
+    chat.script = [chat.Delta("x" * 1_000_000, (1,))] * 40 + [chat.HOLD]
+    body = b'{"messages": [{"role": "user", "content": "x"}], "stream": true}'
+    port = start_server(limits=Limits(write=0.3)).port
+    with Peer(port) as peer:
+        peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        peer.send(CHAT + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        chat.wait_until_closed()
+        assert not chat.on_hold.is_set()
+    assert is_healthy(port)
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_a_stream_is_framed_as_its_reader_can_read_it(start_server, version):
+    """Pieces go past h11: what arrives is what another HTTP implementation takes for a whole."""
+    body = b'{"messages": [{"role": "user", "content": "x"}], "stream": true}'
+    asking = http.client.HTTPConnection("127.0.0.1", start_server().port, timeout=20)
+    asking._http_vsn_str = f"HTTP/{version.decode()}"  # type: ignore[attr-defined]
+    with contextlib.closing(asking):
+        for _ in range(2):  # the end of the first leaves the connection ready for a second
+            asking.request(
+                "POST", "/v1/chat/completions", body, {"content-type": "application/json"}
+            )
+            with asking.getresponse() as reply:
+                assert reply.getheader("transfer-encoding") == (
+                    "chunked" if version == b"1.1" else None
+                )
+                lines = reply.read().split(b"\n\n")
+                assert all(line.startswith(b"data: ") for line in lines[:-1])
+                assert len(lines) > 3
+                assert lines[-2:] == [b"data: [DONE]", b""]
+
+
+def test_connections_beyond_the_cap_are_a_503(start_server, chat):
+    chat.script = [chat.Delta("one", (1,)), chat.HOLD, *chat.reply([1])]
+    body = b'{"messages": [{"role": "user", "content": "x"}], "stream": true}'
+    port = start_server(limits=Limits(connections=4, connections_per_address=3)).port
+    with contextlib.ExitStack() as sockets:
+        idle, *busy = (sockets.enter_context(Peer(port)) for _ in range(3))
+        idle.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        idle.read_until(b"ok")
+        for peer in busy:
+            peer.send(CHAT + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            peer.read_until(b"one")
+        third = sockets.enter_context(Peer(port))  # the one that asks for nothing makes room
+        reply = idle.read_to_end()
+        assert status_and_error(reply) == (503, "overloaded")
+        assert b"\r\nretry-after: 1\r\n" in reply.lower()
+        third.send(CHAT + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        third.read_until(b"one")
+        with Peer(port) as another:  # now all of them ask for something
+            assert status_and_error(another.read_to_end()) == (503, "overloaded")
+        chat.release()
+        third.read_until(b"[DONE]")
+
+
+def test_a_connection_too_many_is_told_when_one_may_be_free(start_server, chat, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(connection, "Turnover", lambda: Turnover(lambda: clock[0]))
+    chat.script = [chat.Delta("one", (1,)), chat.HOLD, *chat.reply([1])]
+    body = b'{"messages": [{"role": "user", "content": "x"}], "stream": true}'
+    port = start_server(limits=Limits(connections=1)).port
+    for _ in range(3):
+        assert is_healthy(port)
+    clock[0] = 24.0
+    with Peer(port) as busy:
+        busy.send(CHAT + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        busy.read_until(b"one")
+        with Peer(port) as another:
+            reply = another.read_to_end()
+        chat.release()
+        busy.read_until(b"[DONE]")
+    assert status_and_error(reply) == (503, "overloaded")
+    assert b"\r\nretry-after: 8\r\n" in reply.lower()  # three were answered in that time
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_hangs_up_aborts_its_answer(start_server, chat, stream):
+    chat.script = [chat.Delta("one", (1,)), chat.HOLD]
+    body = json.dumps({"messages": [{"role": "user", "content": "x"}], "stream": stream}).encode()
+    port = start_server().port
+    with Peer(port) as peer:
+        peer.send(CHAT + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        assert chat.on_hold.wait(timeout=20)
+        assert not chat.answers[0].is_closed
+    chat.wait_until_closed()
+    assert chat.stats().num_requests_running == 0
+    assert is_healthy(port)
+
+
+def test_a_storm_of_resets_leaves_nothing_running(start_server, chat):
+    chat.script = [chat.Delta("one", (1,)), chat.HOLD]
+    body = b'{"messages": [{"role": "user", "content": "x"}], "stream": true}'
+    port = start_server().port
+    for _ in range(50):
+        with Peer(port) as peer:
+            linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"  # on, for no time: close sends a reset
+            peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            peer.send(CHAT + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            peer.read_until(b"one")
+    chat.wait_until_closed()
+    assert len(chat.answers) == 50
+    assert is_healthy(port)
+
+
+FLOOD = 5_000
+FLOODED = """
+import logging, sys
+from mlxserve.api.server.drain import Drain
+from mlxserve.api.server.server import Server, bind, serve
+
+async def app(scope, receive, send):
+    while (await receive()).get("more_body"):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+listener = bind("127.0.0.1", 0)
+ready = lambda: print(listener.getsockname()[1], flush=True)
+serve(Server(app, on_ready=ready, stop_engine=int, drain=Drain(), drain_seconds=0), listener)
+"""
+
+
+def megabytes_of(pid: int) -> float:
+    ps = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, check=True)
+    return int(ps.stdout) / 1024
+
+
+@pytest.fixture
+def open_files() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (FLOOD + 1_000, before[1]))
+    except (OSError, ValueError):
+        pytest.skip(f"this process may not have {FLOOD} open files")
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@contextlib.contextmanager
+def bare_server() -> Iterator[tuple[int, int]]:
+    """(port, process id) of a server in a process of its own, over an app that says ok."""
+    server = subprocess.Popen([sys.executable, "-c", FLOODED], stdout=subprocess.PIPE)
+    try:
+        assert server.stdout is not None
+        yield int(server.stdout.readline()), server.pid
+    finally:
+        server.terminate()
+        assert server.wait(timeout=30) == 0
+        server.stdout.close()
+
+
+def test_a_header_of_a_hundred_megabytes_takes_no_memory():
+    with bare_server() as (port, pid):
+        assert is_healthy(port)
+        before = megabytes_of(pid)
+        for line in (b"x" * 2**20, b"X: y\r\n" * 200_000):
+            with Peer(port) as peer:
+                peer.send(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
+                with contextlib.suppress(ConnectionError):
+                    peer.send(b"X: ")
+                    for _ in range(100):
+                        peer.send(line)
+                    pytest.fail("a hundred megabytes were taken")
+        assert is_healthy(port)
+        assert megabytes_of(pid) - before < 20
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("open_files")
+def test_five_thousand_sockets_cost_little_and_stop_nobody():
+    with bare_server() as (port, pid), contextlib.ExitStack() as sockets:
+        earlier = sockets.enter_context(Peer(port))
+        earlier.send(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{")
+        assert is_healthy(port)
+        before = megabytes_of(pid)
+        flood = [sockets.enter_context(Peer(port)) for _ in range(FLOOD)]
+        for peer in flood[-100:]:
+            peer.send(b"GET / HTTP/1.1\r\nX: and no more")
+        assert is_healthy(port)
+        earlier.send(b"}")
+        assert earlier.read_until(b"ok")
+        grown = megabytes_of(pid) - before
+        cut_off = [peer.read_to_end()[:12] for peer in flood[:-500]]
+        assert cut_off == [b"HTTP/1.1 503"] * (FLOOD - 500)
+        assert grown < 20  # 11 on Linux, with 500 of them still open

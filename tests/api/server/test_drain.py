@@ -1,0 +1,62 @@
+import asyncio
+import threading
+
+import httpx
+from starlette.testclient import TestClient
+
+from mlxserve.api.app import create_app
+from mlxserve.api.server.drain import Drain
+
+
+def test_an_ending_server_refuses_new_work_and_still_tells_how_it_is(chat):
+    drain = Drain()
+    client = TestClient(create_app(chat, drain=drain), base_url="http://127.0.0.1")
+    asked = {"prompt": "x"}
+    assert client.post("/v1/completions", json=asked).status_code == 200
+    drain.start()
+    refused = client.post("/v1/completions", json=asked)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+    assert refused.headers["retry-after"] == "5"
+    assert client.get("/ready").json()["error"]["code"] == "draining"
+    assert client.get("/health").status_code == 200
+    assert client.get("/api/v1/kv/map").text == ""  # those who watch are sent away
+
+
+def test_it_is_finished_when_nothing_is_under_way():
+    async def scenario() -> None:
+        drain = Drain()
+        await drain.finished()
+        drain.begin()
+        drain.begin()
+        waiting = asyncio.ensure_future(drain.finished())
+        drain.end()
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        drain.end()
+        await waiting
+
+    asyncio.run(scenario())
+
+
+def test_answers_under_way_finish_while_new_work_is_refused(start_server, chat):
+    usage = chat.Usage(1, 1, 0)
+    chat.script = [chat.HOLD, chat.Delta("done", (1,), (), "stop", usage)]
+    server = start_server(drain_seconds=60)
+    replies = []
+
+    def ask() -> httpx.Response:
+        return httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}, timeout=30)
+
+    thread = threading.Thread(target=lambda: replies.append(ask()))
+    thread.start()
+    assert chat.on_hold.wait(timeout=30)
+    server.server.stop()
+    while httpx.get(f"{server.url}/ready", timeout=30).status_code != 503:
+        assert server.thread.is_alive()  # it has not noticed yet
+    refused = ask()
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+    chat.release()
+    thread.join(timeout=30)
+    assert replies[0].json()["choices"][0]["text"] == "done"
+    server.thread.join(timeout=30)
+    assert not server.thread.is_alive()

@@ -1,0 +1,68 @@
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from mlxserve.api.server import logs
+
+
+@pytest.fixture
+def restored() -> Iterator[None]:
+    """The root logger and uvicorn's as they were."""
+    root, access = logging.root, logging.getLogger("uvicorn.access")
+    before = root.handlers[:], root.level, access.filters[:]
+    yield
+    root.handlers[:], root.level, access.filters[:] = before
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_record_is_one_line_whatever_is_in_it(capsys):
+    logs.configure("info")
+    logging.getLogger("mlxserve.x").warning("a\nb\r\x1b[2J\u2028\u202e%s", "\x9b\x00")
+    [line] = said(capsys)
+    assert line.endswith("WARNING mlxserve.x: a\\nb\\r\\x1b[2J\\u2028\\u202e\\x9b\\x00")
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_traceback_keeps_its_lines(capsys):
+    logs.configure("info")
+    try:
+        raise ZeroDivisionError("why")
+    except ZeroDivisionError:
+        logging.getLogger("mlxserve.x").exception("failed")
+    lines = said(capsys)
+    assert lines[1] == "Traceback (most recent call last):"
+    assert lines[-1] == "ZeroDivisionError: why"
+
+
+@pytest.mark.usefixtures("restored")
+def test_the_level_is_the_least_that_is_said(capsys):
+    logs.configure("warning")
+    logging.getLogger("mlxserve.x").info("quiet")
+    logging.getLogger("mlxserve.x").warning("loud")
+    assert len(said(capsys)) == 1
+
+
+def access(path: str) -> None:
+    message = '%s - "%s %s HTTP/%s" %d'
+    logging.getLogger("uvicorn.access").info(message, "127.0.0.1:5", "GET", path, "1.1", 200)
+
+
+@pytest.mark.usefixtures("restored")
+def test_polls_are_not_logged_except_for_debugging(capsys):
+    logs.configure("info")
+    for path in ("/health", "/ready", "/metrics", "/v1/models"):
+        access(path)
+    [line] = said(capsys)
+    assert "/v1/models" in line
+
+
+@pytest.mark.usefixtures("restored")
+def test_debugging_shows_polls_too(capsys):
+    logs.configure("debug")
+    access("/health")
+    assert len(said(capsys)) == 1
