@@ -91,9 +91,12 @@ def fingerprint(files: ModelFiles) -> str:
 
 
 def build_engine(
-    config: EngineConfig, files: ModelFiles, spans: Spans | None = None
+    config: EngineConfig, files: ModelFiles, spans: Spans | None = None, pace: Pace | None = None
 ) -> tuple[Engine, EngineConfig, int]:
-    """(engine, config with every None settled, vocabulary size), on the thread that will run it."""
+    """(engine, config with every None settled, vocabulary size), on the thread that will run it.
+
+    `pace` replaces the one that the config describes.
+    """
     memory = machine.memory()
     memory_limit = int(memory.working_set * config.gpu_memory_utilization)
     loaded = load(files, is_metal=machine.is_metal(), memory_limit=memory_limit)
@@ -157,7 +160,7 @@ def build_engine(
     # there is.
     most = memory.working_set if machine.is_metal() else memory.total
     runner = ModelRunner(loaded.model, loaded.selector, kv, config.seed, memory_limit=most)
-    pace = Pace(config.itl_target_ms / 1e3 or None)
+    pace = pace or Pace(config.itl_target_ms / 1e3 or None)
     store = _store(config, files)
     swapper = Swapper(scheduler, runner, store) if store else None
     if spans is None:

@@ -91,8 +91,8 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/bench": (
         "mlxserve/errors mlxserve/config mlxserve/request mlxserve/machine mlxserve/hub "
-        "mlxserve/cache/pages mlxserve/cache/kv mlxserve/scheduler mlxserve/model "
-        "mlxserve/engine mlxserve/chat mlxserve/build mlxserve/__init__ mlxserve/api"
+        "mlxserve/cache/pages mlxserve/scheduler mlxserve/model mlxserve/engine mlxserve/build "
+        "mlxserve/__init__"
     ),
     "mlxserve/cli": (
         "tui mlxserve/version mlxserve/errors mlxserve/config mlxserve/machine mlxserve/hub "

@@ -171,8 +171,8 @@ def read_trace(file: Path) -> list[RecordedStep]:
             steps.append(_recorded(json.loads(line)))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidConfig(
-                f"{file}, line {number}: not a recorded step ({error!r}); such files are written "
-                "by `mlxserve bench record`"
+                f"{file}, line {number}: not a recorded step ({error!r}); to record a file, use "
+                "`mlxserve bench simulate --model MODEL --fit FILE`"
             ) from error
     return steps
 

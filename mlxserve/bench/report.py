@@ -45,9 +45,10 @@ class Report:
     figures: tuple[Figure, ...]
     machine: dict[str, str] = field(default_factory=lambda: machine())
 
-    def show(self, console: Console | None = None) -> None:
+    def show(self, console: Console | None = None, program: str = "mlxserve bench") -> None:
+        """Print a table; `program` is what the workload is a command of."""
         console = console or Console()
-        table = Table(title=f"mlxserve bench {self.workload}", title_justify="left")
+        table = Table(title=f"{program} {self.workload}", title_justify="left")
         (_side_by_side if any(f.who for f in self.figures) else _one_below_the_other)(
             table, self.figures
         )

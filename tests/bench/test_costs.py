@@ -137,5 +137,5 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "trace.jsonl"
     good = json.dumps({"seconds": 1.0, **asdict(StepWork(1, 1.0, 1, 1, 1))})
     file.write_text(f"{good}\n{line}\n")
-    with pytest.raises(InvalidConfig, match=r"line 2: not a recorded step.*bench record"):
+    with pytest.raises(InvalidConfig, match=r"line 2: not a recorded step.*--model MODEL"):
         read_trace(file)

@@ -4,23 +4,22 @@ import asyncio
 
 import pytest
 
-from mlxserve.bench import screen
-from mlxserve.bench.screen import TEXTS, bench_screen, percentile
-from tui import measure
+from tests.perf import screen, screen_child
+from tests.perf.screen import TEXTS, bench_screen, percentile
 
 
 def test_every_text_of_the_table_can_be_streamed() -> None:
-    assert set(TEXTS) == set(measure.TEXTS)
-    assert measure.TEXTS["fence"].count("\n") == 601
-    assert measure.TEXTS["list"].count("\n") == 200
-    assert len(measure.TEXTS["long"]) > 190_000
+    assert set(TEXTS) == set(screen_child.TEXTS)
+    assert screen_child.TEXTS["fence"].count("\n") == 601
+    assert screen_child.TEXTS["list"].count("\n") == 200
+    assert len(screen_child.TEXTS["long"]) > 190_000
 
 
 def test_a_text_comes_whole_its_end_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "PIECES_PER_SECOND", 10_000)
+    monkeypatch.setattr(screen_child, "PIECES_PER_SECOND", 10_000)
 
     async def collect() -> list[str]:
-        return [piece async for piece in measure._pieces("x" * 100, 0.0005)]
+        return [piece async for piece in screen_child._pieces("x" * 100, 0.0005)]
 
     pieces = asyncio.run(collect())
     assert [len(piece) for piece in pieces] == [80, 4, 4, 4, 4, 4]

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from mlxserve.bench import soak
-from mlxserve.bench.cli import app
 from mlxserve.bench.client import Exchange
-from mlxserve.bench.soak import Observed, SoakFailed
+from tests.perf import soak
+from tests.perf.cli import app
+from tests.perf.soak import Observed, SoakFailed
 
 
 def observed() -> Observed:

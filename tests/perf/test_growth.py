@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mlxserve.bench import growth
-from mlxserve.bench.growth import Curve
+from tests.perf import growth
+from tests.perf.growth import Curve
 
 
 def curve(*costs: float) -> Curve:

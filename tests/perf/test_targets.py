@@ -10,10 +10,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from mlxserve.bench import serving, targets
-from mlxserve.bench.cli import app
+from mlxserve.bench import serving
 from mlxserve.bench.report import Figure, Report
-from mlxserve.bench.targets import Bound, Row, Target
+from tests.perf import targets
+from tests.perf.cli import app
+from tests.perf.targets import Bound, Row, Target
 
 RATE = Target("requests/s", "prefix", "requests/s", Bound(1.25, is_floor=True), "÷ off", "off")
 GAP = Target("gap", "prefix", "gap", Bound(2.0))

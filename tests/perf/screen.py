@@ -2,7 +2,7 @@
 idle, and how long it is held up while an answer comes, each beside a baseline.
 
 Everything runs in child processes, in pseudo-terminals of their own, as it does for a reader; this
-module knows of the terminal only its command lines (`mlxserve chat`, `python -m tui.measure`).
+module knows of the terminal only its command lines (`mlxserve chat`, `python -m tests.perf.screen_child`).
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ _EMPTY = [
     "    def compose(self): yield Input(placeholder='Ask anything')\n"
     "Empty().run()\n",
 ]
+_ROOT = Path(__file__).parents[2]  # where `tests` can be imported
 _ROWS, _COLUMNS = 40, 120
 # What an empty line to write in says, but for the letter under the cursor: the picture is there.
 _PLACEHOLDER = "sk anything"
@@ -104,7 +105,7 @@ def _in_milliseconds(seconds: Sequence[float]) -> tuple[float, ...]:
 
 
 def _measure(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "tui.measure", *arguments]
+    return [sys.executable, "-m", "tests.perf.screen_child", *arguments]
 
 
 def _chat() -> list[str]:
@@ -150,7 +151,7 @@ class Terminal:
         environment = {**os.environ, "MLXSERVE_HOME": home, "TERM": "xterm-256color"}
         self._began = time.perf_counter()
         self._process = subprocess.Popen(
-            command, stdin=inside, stdout=inside, stderr=inside, env=environment
+            command, stdin=inside, stdout=inside, stderr=inside, env=environment, cwd=_ROOT
         )
         os.close(inside)
         self._tail = b""

@@ -1,11 +1,11 @@
-"""`python -m tui.measure`: one measurement of the screen, in the terminal it is started in.
+"""`python -m tests.perf.screen_child`: one measurement of the screen, in the terminal it is started in.
 
     idle SECONDS OUT               the share of a core that the chat takes while nothing happens
     stream TEXT ours|textual SECONDS OUT
                                    how long the event loop is held up while an answer comes, in
                                    the chat or in Textual's own Markdown widget
 
-What was measured is written to OUT as JSON. `mlxserve bench screen` starts this in terminals of
+What was measured is written to OUT as JSON. `python -m tests.perf screen` starts this in terminals of
 its own and makes a table of it.
 """
 
@@ -65,10 +65,10 @@ class ScriptedClient(ChatClient):
 
     async def stream(
         self,
-        messages: Sequence[Mapping[str, str]],  # noqa: ARG002 (whatever is asked)
+        messages: Sequence[Mapping[str, str]],
         *,
-        model: str,  # noqa: ARG002
-        continues: bool = False,  # noqa: ARG002
+        model: str,
+        continues: bool = False,
     ) -> AsyncGenerator[Piece, None]:
         async with aclosing(_pieces(self._text, self._seconds)) as pieces:
             async for piece in pieces:
@@ -83,7 +83,7 @@ class ScriptedConnector(Connector):
         super().__init__(Wanted(url=client.url), home)
         self._client = client
 
-    async def connect(self, report: Callable[[Waiting], None]) -> Connection:  # noqa: ARG002
+    async def connect(self, report: Callable[[Waiting], None]) -> Connection:
         return Connection(self._client, ["scripted"], "scripted")
 
 

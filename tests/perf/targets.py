@@ -17,9 +17,9 @@ from rich.table import Table
 from mlxserve.bench import loads
 from mlxserve.bench.decode import bench_batch_decode, bench_decode
 from mlxserve.bench.report import Report, machine
-from mlxserve.bench.sched import bench_sched
 from mlxserve.bench.serving import MLX_LM, WORKLOADS, bench_serving
 from mlxserve.bench.startup import bench_startup
+from tests.perf.sched import bench_sched
 
 _OURS, _OFF = "mlxserve", "without cache"
 Measure = Callable[[], Report]
@@ -178,7 +178,7 @@ def _values(report: Report, name: str, who: str) -> tuple[float, ...]:
 
 def show(rows: Sequence[Row], console: Console | None = None) -> None:
     console = console or Console()
-    table = Table(title="mlxserve bench targets", title_justify="left")
+    table = Table(title="tests.perf targets", title_justify="left")
     for column in ("", "mlxserve", "baseline", "target", ""):
         table.add_column(column, justify="right" if column in ("mlxserve", "baseline") else "left")
     for row in rows:

@@ -10,10 +10,10 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from mlxserve.bench import overhead
-from mlxserve.bench.cli import app
 from mlxserve.build import build_chat
 from mlxserve.config import EngineConfig
+from tests.perf import overhead
+from tests.perf.cli import app
 
 
 @pytest.mark.slow

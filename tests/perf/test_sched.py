@@ -7,8 +7,8 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from mlxserve.bench import sched
-from mlxserve.bench.cli import app
+from tests.perf import sched
+from tests.perf.cli import app
 
 
 def test_every_request_decodes_in_the_measured_steps() -> None:

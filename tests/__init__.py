@@ -1,0 +1,1 @@
+"""The tests, importable from the root of the checkout."""

@@ -1,0 +1,174 @@
+"""The command line of `python -m tests.perf`: one command per measurement."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlxserve.bench.cli import Json, Model, model_folder
+from mlxserve.bench.report import Report
+
+app = typer.Typer(help="Measure what mlxserve costs, for its developers.", no_args_is_help=True)
+
+
+@app.command()
+def gap(
+    model: Model = "synthetic:llama-100m",
+    runs: Annotated[int, typer.Option(min=1, help="Runs after the warm-up run.")] = 3,
+    prompt_length: Annotated[int, typer.Option(min=1, help="Tokens of the long prompt.")] = 2500,
+    max_num_batched_tokens: Annotated[int, typer.Option(min=64, help="The step budget.")] = 2048,
+    json: Json = None,
+) -> None:
+    """The longest gap of a running stream while a long prompt is computed."""
+    from tests.perf.gap import bench_gap
+
+    report = bench_gap(
+        model_folder(model),
+        runs=runs,
+        prompt_length=prompt_length,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
+    _finish(report, json)
+
+
+@app.command()
+def record(
+    out: Annotated[Path, typer.Option(help="Write one JSON line per step to this file.")],
+    model: Model = "synthetic:llama-100m",
+    max_context: Annotated[int, typer.Option(min=256, help="Tokens of the longest prompt.")] = 4096,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Most decodes in a step.")] = 16,
+    max_num_batched_tokens: Annotated[int, typer.Option(min=64, help="The step budget.")] = 2048,
+) -> None:
+    """Record the steps of a short mixed load of chosen sizes, for `mlxserve bench simulate --fit`."""
+    from mlxserve.bench.recording import record as record_load
+
+    fitted = record_load(
+        model_folder(model),
+        out,
+        max_context=max_context,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
+    typer.echo(f"{out}: {fitted.text()}")
+
+
+@app.command()
+def sched(
+    running: Annotated[
+        list[int] | None, typer.Option(min=1, help="Decoding requests; may be repeated.")
+    ] = None,
+    context: Annotated[
+        list[int] | None, typer.Option(min=1, help="Tokens of each; may be repeated.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of 32 steps.")] = 10,
+    json: Json = None,
+) -> None:
+    """Microseconds to plan and commit a step."""
+    from tests.perf.sched import bench_sched
+
+    report = bench_sched(
+        running=running or [1, 16, 64, 256],
+        contexts=context or [1_000, 10_000, 100_000],
+        rounds=rounds,
+    )
+    _finish(report, json)
+
+
+@app.command()
+def targets(
+    model: Model = "synthetic:llama-100m",
+    small: Annotated[
+        str, typer.Option(help="Model of the server whose start is timed.")
+    ] = "mlxserve-mini",
+    pairs: Annotated[int, typer.Option(min=1, help="Interleaved pairs of each.")] = 3,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Name of a measurement in the list; may be repeated.")
+    ] = None,
+    json: Json = None,
+) -> None:
+    """Every speed target next to its baseline, in one run; exits with 1 if one is missed."""
+    from json import dumps
+
+    from rich.console import Console
+
+    from tests.perf import targets as measured
+
+    with Console(stderr=True).status("") as status:
+        benches = measured.measures(model_folder(model), small, pairs, status.update)
+        if unknown := set(only or ()) - set(benches):
+            raise typer.BadParameter(f"{unknown.pop()!r} is not one of {', '.join(benches)}.")
+        wanted = [t for t in measured.TARGETS if not only or t.bench in only]
+        rows = list(measured.bench_targets(benches, wanted, status.update))
+    measured.show(rows)
+    if json is not None:
+        json.write_text(dumps(measured.as_json(rows), indent=2) + "\n", encoding="utf-8")
+    raise typer.Exit(0 if all(row.is_kept for row in rows) else 1)
+
+
+@app.command()
+def growth(
+    model: Model = "synthetic:llama-100m",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds after the warm-up round.")] = 5,
+    json: Json = None,
+) -> None:
+    """How steps, admissions and memory grow with requests, contexts, prompts and cached chats."""
+    from tests.perf.growth import bench_growth
+
+    _finish(bench_growth(model_folder(model), rounds=rounds), json)
+
+
+@app.command()
+def soak(
+    model: Model = "mlxserve-mini",
+    minutes: Annotated[int, typer.Option(min=2, help="Minutes of mixed load.")] = 60,
+    json: Json = None,
+) -> None:
+    """A long mixed load: memory growth, leaked pages, gaps minute by minute."""
+    from rich.console import Console
+
+    from tests.perf.soak import bench_soak
+
+    with Console(stderr=True).status("") as status:
+        report = bench_soak(model_folder(model), minutes=minutes, progress=status.update)
+    _finish(report, json)
+
+
+@app.command()
+def overhead(
+    model: Model = "synthetic:llama-100m",
+    runs: Annotated[int, typer.Option(min=1, help="Runs after the warm-up run.")] = 3,
+    streams: Annotated[int, typer.Option(min=1, help="Concurrent answers.")] = 16,
+    tokens: Annotated[int, typer.Option(min=2, help="Most tokens of each answer.")] = 64,
+    json: Json = None,
+) -> None:
+    """Microseconds of CPU that the API adds to each streamed token."""
+    from tests.perf.overhead import bench_overhead
+
+    report = bench_overhead(model_folder(model), runs=runs, streams=streams, tokens=tokens)
+    _finish(report, json)
+
+
+@app.command()
+def screen(
+    runs: Annotated[int, typer.Option(min=1, help="Runs of each measurement.")] = 3,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of each run.")] = 6.0,
+    text: Annotated[
+        list[str] | None, typer.Option(help="prose, fence, list or long; may be repeated.")
+    ] = None,
+    json: Json = None,
+) -> None:
+    """The terminal: first frame, idle CPU, stalls while an answer streams; next to plain Textual."""
+    from tests.perf.screen import TEXTS, bench_screen
+
+    texts = text or list(TEXTS)
+    if unknown := set(texts) - set(TEXTS):
+        raise typer.BadParameter(f"{unknown.pop()!r} is not one of {', '.join(TEXTS)}.")
+    _finish(bench_screen(runs=runs, seconds=seconds, texts=texts), json)
+
+
+def _finish(report: Report, json: Path | None) -> None:
+    report.show(program="tests.perf")
+    if json is not None:
+        report.write_json(json)
