@@ -25,15 +25,15 @@ def test_a_full_queue_has_room_when_the_next_answer_ends(
     clock = [0.0]
     turnover = Turnover(lambda: clock[0])
     for clock[0] in ends:
-        retry_after.ended()
+        turnover.ended()
     clock[0] = now
-    refusal = retry_after.refusal(QueueFull("it is full"))
+    refusal = turnover.refusal(QueueFull("it is full"))
     assert float(refusal.headers["retry-after-ms"]) == seconds * 1_000
     assert int(refusal.headers["retry-after"]) == -(-seconds // 1)
 
 
 def test_answers_that_end_are_counted(client, chat, monkeypatch) -> None:
-    monkeypatch.setattr(turnover, "_LEAST", 0.0)
+    monkeypatch.setattr(retry_after, "_LEAST", 0.0)
     for _ in range(3):
         assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
     chat.submit_error = QueueFull("it is full")
