@@ -19,7 +19,20 @@ PACKAGES = ("metal_kernels", "mlxserve", "tui")
 
 ARROWS: dict[str, str] = {
     "metal_kernels": "",
-    "tui": "",
+    "tui/sanitise": "",
+    "tui/home": "",
+    "tui/commands": "",
+    "tui/opening": "",
+    "tui/talk": "tui/sanitise tui/home",
+    "tui/chat": "tui/sanitise tui/talk",
+    "tui/paint": "tui/sanitise",
+    "tui/widgets": "tui/sanitise tui/commands tui/opening tui/talk tui/chat tui/paint",
+    "tui/engine": "tui/talk tui/chat",
+    "tui/actions": "tui/sanitise tui/talk tui/chat tui/paint tui/widgets",
+    "tui": (
+        "tui/home tui/commands tui/opening tui/talk tui/chat tui/paint tui/widgets tui/engine "
+        "tui/actions"
+    ),
     "mlxserve/version": "",
     "mlxserve/errors": "",
     "mlxserve/stats": "",
@@ -95,7 +108,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/__init__"
     ),
     "mlxserve/cli": (
-        "tui mlxserve/version mlxserve/errors mlxserve/config mlxserve/machine mlxserve/hub "
+        "tui tui/opening mlxserve/version mlxserve/errors mlxserve/config mlxserve/machine mlxserve/hub "
         "mlxserve/chat mlxserve/build mlxserve/api mlxserve/doctor mlxserve/bench"
     ),
     "mlxserve/__main__": "mlxserve/cli",

@@ -22,30 +22,30 @@ from textual.containers import Horizontal
 from textual.events import Resize
 from textual.screen import Screen
 
-from tui.browsing import Browsing
-from tui.choosing import Choosing
+from tui.actions.answering import Exchange
+from tui.actions.browsing import Browsing
+from tui.actions.copying import Copying
+from tui.actions.draft import Writing
+from tui.actions.model_switch import Choosing
+from tui.actions.server_link import Link
+from tui.chat.export import export, file_name, target
+from tui.chat.messages import CAN_CONTINUE, Message, Role
+from tui.chat.open_chat import Conversation
+from tui.chat.store import Store, StoreError
 from tui.commands import COMMANDS, Command, looks_like_command, parse
-from tui.connection import Connector
-from tui.conversation import Conversation
-from tui.copying import Copying
-from tui.exchange import Exchange
-from tui.export import export, file_name, target
+from tui.engine.panel import EnginePlace, Watched
 from tui.home import Home
 from tui.leaving import EndingSignals
-from tui.link import Link
-from tui.messages import CAN_CONTINUE, Message, Role
-from tui.models import Models
 from tui.opening import FirstFrame
-from tui.store import Store, StoreError
+from tui.paint.theme import DARK, LIGHT
 from tui.takeover import driver_after
-from tui.theme import DARK, LIGHT
+from tui.talk.connection import Connector
+from tui.talk.models import Models
 from tui.widgets.composer import Composer
 from tui.widgets.dialogs import ChatsDialog, HelpDialog
-from tui.widgets.engine import EnginePlace, Watched
 from tui.widgets.message import MessageView
 from tui.widgets.transcript import Transcript
 from tui.widgets.window import ChatWindow
-from tui.writing import Writing
 
 _FIND = "/find "
 _SECOND_PRESS = 2.0  # Ctrl+C and Esc mean something else when pressed twice within this
@@ -121,7 +121,7 @@ class ChatApp(App[None]):
         self.link.connect()
         self.run_worker(self._load_history())
         self.run_worker(self._engine_place.watch_pages(), group="pages")
-        for module in ("markdown_it", "tui.syntax"):
+        for module in ("markdown_it", "tui.paint.syntax"):
             self.run_worker(partial(import_module, module), thread=True)
 
     def on_resize(self, event: Resize) -> None:

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tui.connection import Connector, Wanted
 from tui.home import Home
 from tui.opening import DEFAULT_LOOK
+from tui.talk.connection import Connector, Wanted
 
 if TYPE_CHECKING:
+    from tui.chat.store import Store
     from tui.opening import FirstFrame
-    from tui.store import Store
 
 
 def main(
@@ -59,7 +59,7 @@ def _show(
     connector: Connector, home: Home, engine_args: Sequence[str], frame: FirstFrame | None
 ) -> int:
     from tui.app import ChatApp  # a second, while the server loads
-    from tui.models import Models
+    from tui.talk.models import Models
 
     store, warning = _open_store(home)
     theme_name = store.setting("theme") or DEFAULT_LOOK
@@ -80,7 +80,7 @@ def _show(
 
 def _open_store(home: Home) -> tuple[Store, str]:
     """The chats on disk; where that fails, a store that forgets and a sentence that says so."""
-    from tui.store import Store, StoreError
+    from tui.chat.store import Store, StoreError
 
     try:
         return Store.open(home.chats), ""

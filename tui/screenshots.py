@@ -17,10 +17,10 @@ import httpx
 from textual.pilot import Pilot
 
 from tui.app import ChatApp
-from tui.connection import Connector, Wanted
+from tui.chat.store import Store
 from tui.home import Home
-from tui.store import Store
-from tui.theme import DARK, LIGHT
+from tui.paint.theme import DARK, LIGHT
+from tui.talk.connection import Connector, Wanted
 
 _PATIENCE = 300.0  # seconds; loading a model on a busy machine takes some
 _NUM_PAGES = "600"

@@ -25,11 +25,11 @@ from textual.containers import VerticalScroll
 from textual.widgets import Markdown
 
 from tui.app import ChatApp
-from tui.client import ChatClient
-from tui.connection import Connection, Connector, Waiting, Wanted
-from tui.events import Finish, Piece, TextPiece
+from tui.chat.store import Store
 from tui.home import Home
-from tui.store import Store
+from tui.talk.client import ChatClient
+from tui.talk.connection import Connection, Connector, Waiting, Wanted
+from tui.talk.events import Finish, Piece, TextPiece
 
 PIECES_PER_SECOND = 100
 PIECE_SIZE = 4  # characters: a token's worth

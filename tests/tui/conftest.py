@@ -32,11 +32,11 @@ import pytest
 from textual.pilot import Pilot
 
 from tui.app import ChatApp
-from tui.client import ChatClient
-from tui.connection import Connector, Wanted
+from tui.chat.store import Store
 from tui.home import Home
-from tui.models import Models
-from tui.store import Store
+from tui.talk.client import ChatClient
+from tui.talk.connection import Connector, Wanted
+from tui.talk.models import Models
 from tui.widgets.composer import Composer
 from tui.widgets.message import MessageView
 from tui.widgets.status import StatusLine

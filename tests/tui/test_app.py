@@ -11,14 +11,14 @@ import pytest
 from textual.events import Paste
 from textual.widgets import OptionList
 
-from tui.connection import Connector, Wanted
+from tui.chat.messages import Role, State
+from tui.chat.store import Store
 from tui.home import Home
-from tui.messages import Role, State
-from tui.server import ServerProcess
-from tui.store import Store
+from tui.talk.connection import Connector, Wanted
+from tui.talk.server_process import ServerProcess
 from tui.widgets.dialogs import ChatsDialog, HelpDialog
 from tui.widgets.message import AnswerView
-from tui.widgets.models import ModelsDialog
+from tui.widgets.models_dialog import ModelsDialog
 from tui.widgets.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -581,7 +581,7 @@ def test_a_chat_is_renamed_and_exported(terminal: Run, tmp_path: Path) -> None:
 def test_copying_is_explicit_and_safe(
     terminal: Run, server: "FakeServer", scripts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tui.clipboard.shutil.which", lambda name: None)
+    monkeypatch.setattr("tui.actions.clipboard.shutil.which", lambda name: None)
     server.script(scripts.say("run:\n\n```sh\nls\x1b[2J\n```\n"))
 
     async def story(t: "Terminal") -> None:
@@ -824,7 +824,7 @@ def test_a_terminal_is_needed(tmp_path: Path) -> None:
 def test_ctrl_c_copies_what_is_selected(
     terminal: Run, server: "FakeServer", scripts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tui.clipboard.shutil.which", lambda name: None)
+    monkeypatch.setattr("tui.actions.clipboard.shutil.which", lambda name: None)
     server.script(scripts.say("some *words* here"))
 
     async def story(t: "Terminal") -> None:
@@ -951,7 +951,7 @@ def test_a_file_is_mentioned_completed_and_sent(
 def test_blocks_of_code_are_copied_one_after_the_other(
     terminal: Run, server: "FakeServer", scripts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tui.clipboard.shutil.which", lambda name: None)
+    monkeypatch.setattr("tui.actions.clipboard.shutil.which", lambda name: None)
     server.script(scripts.say("```\none\n```\n\nand\n\n```\ntwo\n```\n"))
 
     async def story(t: "Terminal") -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tui.events import ChatError
-from tui.models import Models, Source
+from tui.talk.events import ChatError
+from tui.talk.models import Models, Source
 
 REPOSITORY = "org/tiny-4bit"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from tui.chat.messages import Message, State
+from tui.chat.store import Store
 from tui.home import Home
-from tui.messages import Message, State
-from tui.store import Store
 
 if TYPE_CHECKING:
     from conftest import FakeServer, Window

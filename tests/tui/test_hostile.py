@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import pytest
 from textual.strip import Strip
 
+from tui.chat.messages import Role, State
+from tui.chat.store import Store
 from tui.home import Home
-from tui.messages import Role, State
-from tui.store import Store
 
 if TYPE_CHECKING:
     from conftest import FakeServer, Pane, Terminal

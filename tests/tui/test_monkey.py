@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tui.chat.messages import State
+from tui.chat.store import Store
 from tui.commands import COMMANDS
-from tui.messages import State
-from tui.store import Store
 
 if TYPE_CHECKING:
     from conftest import FakeServer, Terminal
@@ -40,7 +40,7 @@ def test_any_keys_in_any_order_leave_a_terminal_that_works(
     monkeypatch: pytest.MonkeyPatch,
     seed: int,
 ) -> None:
-    monkeypatch.setattr("tui.clipboard.shutil.which", lambda name: None)
+    monkeypatch.setattr("tui.actions.clipboard.shutil.which", lambda name: None)
     chance = random.Random(seed)
     for _ in range(40):
         server.script(

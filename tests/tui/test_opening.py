@@ -12,11 +12,11 @@ import pytest
 from rich.color import Color, ColorSystem
 from rich.style import Style
 
-from tui.connection import Connection, Connector, Waiting, Wanted
+from tui.chat.store import Store
 from tui.home import Home
 from tui.opening import _LOOKS, DEFAULT_LOOK, picture, rows
-from tui.store import Store
-from tui.theme import DARK, LIGHT
+from tui.paint.theme import DARK, LIGHT
+from tui.talk.connection import Connection, Connector, Waiting, Wanted
 
 if TYPE_CHECKING:
     from conftest import FakeServer, Terminal, Window

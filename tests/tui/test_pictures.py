@@ -21,13 +21,13 @@ import pytest
 from textual.command import CommandInput
 from textual.widgets import Input, OptionList
 
-from tui.answer import Answer, Phase
-from tui.connection import Connector, Waiting, Wanted
-from tui.events import ChatError
+from tui.chat.live_answer import Answer, Phase
+from tui.chat.messages import Figures, Role
+from tui.chat.store import Store
 from tui.home import Home
-from tui.messages import Figures, Role
-from tui.models import Downloaded, Model, Models, Source
-from tui.store import Store
+from tui.talk.connection import Connector, Waiting, Wanted
+from tui.talk.events import ChatError
+from tui.talk.models import Downloaded, Model, Models, Source
 from tui.widgets.dialogs import HelpDialog
 
 if TYPE_CHECKING:
@@ -161,8 +161,8 @@ def standing_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     measured = property(lambda self: until_then if self.phase is Phase.WAITING else figures)
     monkeypatch.setattr(Answer, "figures", measured)
     monkeypatch.setattr(Answer, "seconds", 2.4)
-    monkeypatch.setattr("tui.store.time.time", lambda: 1_790_000_000.0)
-    monkeypatch.setattr("tui.connection.time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr("tui.chat.store.time.time", lambda: 1_790_000_000.0)
+    monkeypatch.setattr("tui.talk.connection.time", SimpleNamespace(monotonic=lambda: 0.0))
     monkeypatch.setattr("tui.widgets.message._SPINNER", "⠹")
     # A notice goes when the test says so: one that went by itself was missing in its picture.
     monkeypatch.setattr("textual.notifications.Notification.has_expired", False)

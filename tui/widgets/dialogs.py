@@ -19,10 +19,10 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from tui.chat.messages import Chat
+from tui.chat.store import Hit
 from tui.commands import COMMANDS, COMPOSER_KEYS, MESSAGE_KEYS, key_words
-from tui.messages import Chat
 from tui.sanitise import one_line
-from tui.store import Hit
 
 Row = tuple[str, str, str]  # what is typed or pressed, the key of a command, what it does
 _TITLE_WIDTH = 26

@@ -24,13 +24,13 @@ from textual.message import Message as Event
 from textual.strip import Strip
 from textual.worker import Worker
 
-from tui.answer import Answer, Phase
-from tui.figures import ending_line, seconds_words
-from tui.markdown import MarkdownStream
-from tui.messages import Message, Place, State
-from tui.paint import LINK, Painter
-from tui.progress import waiting_words
-from tui.theme import Palette
+from tui.chat.live_answer import Answer, Phase
+from tui.chat.messages import Message, Place, State
+from tui.chat.progress import waiting_words
+from tui.chat.stats_text import ending_line, seconds_words
+from tui.paint.markdown import MarkdownStream
+from tui.paint.painter import LINK, Painter
+from tui.paint.theme import Palette
 from tui.widgets.strips import StripView
 
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"

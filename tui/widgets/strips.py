@@ -12,7 +12,7 @@ from textual.selection import Selection
 from textual.strip import Strip
 from textual.widget import Widget
 
-from tui.theme import Palette
+from tui.paint.theme import Palette
 
 
 class StripView(Widget):

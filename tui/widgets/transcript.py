@@ -12,9 +12,9 @@ from textual.content import Content
 from textual.message import Message as Event
 from textual.widgets import Static
 
-from tui.messages import Message, Place
+from tui.chat.messages import Message, Place
 from tui.opening import ASSURANCE, INVITATION, WELCOME
-from tui.theme import Palette
+from tui.paint.theme import Palette
 from tui.widgets.message import AnswerView, MessageView, view_of
 
 

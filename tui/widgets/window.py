@@ -15,12 +15,12 @@ from textual.content import Content
 from textual.message import Message as Event
 from textual.widgets import Static, TextArea
 
+from tui.chat.mentions import completions, typed_path
+from tui.chat.open_chat import Conversation
 from tui.commands import Command
-from tui.conversation import Conversation
-from tui.mentions import completions, typed_path
 from tui.opening import HINT, SHORT_HINT, TITLE, WIDE
+from tui.paint.theme import Palette, palette
 from tui.sanitise import one_line
-from tui.theme import Palette, palette
 from tui.widgets.composer import Composer
 from tui.widgets.message import MessageView
 from tui.widgets.status import StatusLine

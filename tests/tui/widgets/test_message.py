@@ -7,8 +7,8 @@ from textual.geometry import Offset
 from textual.pilot import Pilot
 from textual.selection import Selection
 
-from tui.messages import Message, Place, Role, State
-from tui.theme import DARK, palette
+from tui.chat.messages import Message, Place, Role, State
+from tui.paint.theme import DARK, palette
 from tui.widgets.message import AnswerView, MessageView, QuestionView, view_of
 
 ALONE = Place(0, (1,))

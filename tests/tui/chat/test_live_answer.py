@@ -1,0 +1,209 @@
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from tui.chat import live_answer as answer_module
+from tui.chat.live_answer import Answer, News, Phase
+from tui.chat.messages import Message, Role, State
+from tui.talk.events import ChatError, Finish, Piece, TextPiece, ThinkingPiece, ToolPiece, Usage
+
+EMPTY = Message(id=2, chat_id=1, parent_id=1, role=Role.ASSISTANT, text="", state=State.WRITING)
+
+
+class Clock:
+    """Time that moves only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Story:
+    """An answer whose pieces are given one by one, and every version of it that was saved."""
+
+    def __init__(self) -> None:
+        self.saved: list[Message] = []
+        self.was_saved = asyncio.Event()
+        self.is_closed = False
+        self.clock = Clock()
+        self._pieces: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+        self.answer = Answer(EMPTY, self._stream(), self._save, self.clock)
+
+    async def give(self, *pieces: Piece | Exception | None) -> None:
+        for piece in pieces:
+            self._pieces.put_nowait(piece)
+        await self._pieces.join()
+
+    async def _stream(self) -> AsyncGenerator[Piece, None]:
+        try:
+            while True:
+                piece = await self._pieces.get()
+                if not isinstance(piece, Piece):
+                    self._pieces.task_done()
+                if piece is None:
+                    return
+                if isinstance(piece, Exception):
+                    raise piece
+                yield piece
+                self._pieces.task_done()
+        finally:
+            self.is_closed = True
+
+    async def _save(self, message: Message) -> None:
+        self.saved.append(message)
+        self.was_saved.set()
+
+
+def told(*pieces: Piece | Exception | None) -> tuple[Message, Story]:
+    """The message that these pieces make."""
+
+    async def run() -> tuple[Message, Story]:
+        story = Story()
+        task = asyncio.create_task(story.answer.run())
+        await story.give(*pieces)
+        return await task, story
+
+    return asyncio.run(run())
+
+
+def test_pieces_make_a_message_and_it_is_saved() -> None:
+    message, story = told(
+        *(ThinkingPiece("h"), ThinkingPiece("m"), TextPiece("Hel"), TextPiece("lo")),
+        *(Finish("stop"), None),
+    )
+    assert (message.text, message.thinking, message.state) == ("Hello", "hm", State.DONE)
+    assert story.saved[-1] == message
+
+
+def test_an_answer_at_its_limit_is_cut() -> None:
+    assert told(TextPiece("a"), Finish("length"), None)[0].state is State.CUT
+
+
+def test_a_failure_keeps_what_has_come() -> None:
+    message, story = told(TextPiece("half"), ChatError("It broke. Try again."))
+    assert (message.text, message.state) == ("half", State.FAILED)
+    assert message.error == "It broke. Try again."
+    assert story.saved[-1] == message
+
+
+def test_a_stop_keeps_what_has_come_and_closes_the_stream() -> None:
+    async def run() -> None:
+        story = Story()
+        task = asyncio.create_task(story.answer.run())
+        await story.give(TextPiece("half"))
+        story.answer.stop()
+        message = await task
+        assert (message.text, message.state) == ("half", State.STOPPED)
+        assert story.saved[-1] == message
+        assert story.is_closed
+
+    asyncio.run(run())
+
+
+def test_a_stop_before_the_beginning_counts() -> None:
+    async def run() -> None:
+        story = Story()
+        story.answer.stop()
+        assert (await story.answer.run()).state is State.STOPPED
+
+    asyncio.run(run())
+
+
+def test_the_end_of_the_program_keeps_what_has_come() -> None:
+    async def run() -> None:
+        story = Story()
+        task = asyncio.create_task(story.answer.run())
+        await story.give(TextPiece("half"))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (story.saved[-1].text, story.saved[-1].state) == ("half", State.STOPPED)
+        assert story.is_closed
+
+    asyncio.run(run())
+
+
+def test_it_is_saved_while_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_module, "CHECKPOINT_SECONDS", 0.01)
+
+    async def run() -> None:
+        story = Story()
+        task = asyncio.create_task(story.answer.run())
+        await story.give(TextPiece("half"))
+        async with asyncio.timeout(20):
+            await story.was_saved.wait()
+        assert (story.saved[0].text, story.saved[0].state) == ("half", State.WRITING)
+        await story.give(Finish("stop"), None)
+        await task
+
+    asyncio.run(run())
+
+
+def test_a_look_gives_what_is_new() -> None:
+    async def run() -> None:
+        story = Story()
+        task = asyncio.create_task(story.answer.run())
+        await story.give(ThinkingPiece("t"), TextPiece("a"), TextPiece("b"))
+        assert story.answer.take() == News("ab", "t")
+        assert story.answer.take() == News()
+        await story.give(TextPiece("c"))
+        assert story.answer.take() == News("c")
+        assert story.answer.taken() == News("abc", "t")
+        await story.give(None)
+        await task
+
+    asyncio.run(run())
+
+
+def test_phases_follow_what_comes() -> None:
+    async def run() -> None:
+        story = Story()
+        task = asyncio.create_task(story.answer.run())
+        phases = [story.answer.phase]
+        for piece in (ThinkingPiece("t"), TextPiece("a")):
+            await story.give(piece)
+            phases.append(story.answer.phase)
+        await story.give(None)
+        await task
+        phases.append(story.answer.phase)
+        assert phases == [Phase.WAITING, Phase.THINKING, Phase.WRITING, Phase.ENDED]
+
+    asyncio.run(run())
+
+
+def test_figures_are_measured_from_the_first_piece() -> None:
+    async def run() -> None:
+        story = Story()
+        task = asyncio.create_task(story.answer.run())
+        story.clock.now += 0.5
+        await story.give(ThinkingPiece("t"))
+        story.clock.now += 2.0
+        await story.give(TextPiece("a"))
+        figures = story.answer.figures
+        assert (figures.first_token_seconds, figures.decode_seconds) == (0.5, 2.0)
+        assert figures.completion_tokens == 2
+        await story.give(Finish("stop"), Usage(60, 21, 50), None)
+        figures = (await task).figures
+        assert (figures.completion_tokens, figures.cached_tokens) == (21, 50)
+        assert figures.tokens_per_second == 10.0
+
+    asyncio.run(run())
+
+
+def test_a_tool_call_is_shown() -> None:
+    message, _ = told(
+        ToolPiece(0, "look", ""),
+        ToolPiece(0, "", '{"at"'),
+        ToolPiece(0, "", ":1}"),
+        Finish("tool_calls"),
+        None,
+    )
+    assert 'look({"at":1})' in message.text
+
+
+def test_a_defect_is_not_hidden() -> None:
+    with pytest.raises(ZeroDivisionError):
+        told(ZeroDivisionError("a bug"))

@@ -1,0 +1,51 @@
+import pytest
+
+from tui.chat.messages import Figures, Message, Place, Role, State
+from tui.chat.stats_text import ending_line, figures_lines, seconds_words
+
+
+def answer(state: State) -> Message:
+    return Message(id=1, chat_id=1, parent_id=None, role=Role.ASSISTANT, text="", state=state)
+
+
+def test_figures_say_what_is_known() -> None:
+    figures = Figures(
+        prompt_tokens=1060,
+        cached_tokens=1024,
+        completion_tokens=101,
+        first_token_seconds=0.214,
+        decode_seconds=2.5,
+    )
+    assert figures_lines(figures) == (
+        "40.0 tok/s · first token 0.21 s · cached 1,024 of 1,060 prompt tokens",
+        "40.0 tok/s · first token 0.21 s · cached 1,024 of 1,060",
+        "40.0 tok/s · cached 1,024 of 1,060",
+        "40.0 tok/s",
+    )
+    assert figures_lines(figures, is_live=True)[-1] == "about 40.0 tok/s"
+
+
+def test_figures_leave_out_what_is_not_known() -> None:
+    assert set(figures_lines(Figures())) == {""}
+    assert figures_lines(Figures(prompt_tokens=12))[0] == "12 prompt tokens"
+    uncached = Figures(prompt_tokens=12, cached_tokens=0)
+    assert figures_lines(uncached)[0] == "cached 0 of 12 prompt tokens"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.0, "0.00 s"), (0.999, "1.00 s"), (4.25, "4.2 s"), (59.94, "59.9 s"), (125.0, "2 min 05 s")],
+)
+def test_seconds_are_as_exact_as_they_are_short(seconds: float, words: str) -> None:
+    assert seconds_words(seconds) == words
+
+
+def test_an_ending_is_said_when_it_is_not_the_usual_one() -> None:
+    alone = Place(0, (1,))
+    assert ending_line(answer(State.DONE), alone) == ""
+    assert ending_line(answer(State.STOPPED), alone) == "stopped"
+    assert "limit" in ending_line(answer(State.CUT), alone)
+
+
+def test_versions_are_counted_from_one() -> None:
+    assert ending_line(answer(State.STOPPED), Place(1, (1, 2))) == "stopped · ‹ version 2 of 2 ›"

@@ -1,0 +1,336 @@
+import sqlite3
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tui.chat import store as store_module
+from tui.chat.messages import Chat, Figures, Message, Role, State
+from tui.chat.store import MIGRATIONS, Store, StoreError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "home" / "chat.sqlite"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    store = Store.open(path)
+    yield store
+    store.close()
+
+
+def talk(store: Store, *texts: str) -> tuple[Chat, list[Message]]:
+    """A chat of questions and answers in turn."""
+    chat = store.create_chat(texts[0])
+    messages: list[Message] = []
+    for number, text in enumerate(texts):
+        parent = messages[-1].id if messages else None
+        role = Role.ASSISTANT if number % 2 else Role.USER
+        messages.append(store.add(chat.id, parent, role, text))
+    return chat, messages
+
+
+def test_files_are_for_their_owner_only(store: Store, path: Path) -> None:
+    talk(store, "hello")
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    for file in path.parent.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+
+
+def test_a_chat_is_there_after_opening_the_file_again(store: Store, path: Path) -> None:
+    chat, messages = talk(store, "hello", "hi")
+    store.close()
+    again = Store.open(path)
+    assert again.chats() == [again.chat(chat.id)]
+    assert again.path(again.chat(chat.id).leaf_id) == messages
+    again.close()
+
+
+def test_a_title_is_the_beginning_of_the_first_question(store: Store) -> None:
+    assert store.create_chat("Why\n is \x1b[31mthe sky " + "blue " * 40).title.startswith(
+        "Why is ␛[31mthe sky blue"
+    )
+    assert store.create_chat("  \n ").title == "New chat"
+
+
+def test_chats_are_listed_by_their_last_change(store: Store) -> None:
+    first, messages = talk(store, "one")
+    second, _ = talk(store, "two")
+    assert [chat.id for chat in store.chats()] == [second.id, first.id]
+    store.add(first.id, messages[-1].id, Role.USER, "again")
+    assert [chat.id for chat in store.chats()] == [first.id, second.id]
+
+
+def test_everything_about_an_answer_is_kept(store: Store) -> None:
+    chat, [question] = talk(store, "q")
+    answer = store.add(chat.id, question.id, Role.ASSISTANT, "", state=State.WRITING, model="m")
+    figures = Figures(
+        prompt_tokens=9,
+        cached_tokens=8,
+        differs_at=9,
+        miss="new_text",
+        completion_tokens=7,
+        first_token_seconds=0.5,
+        decode_seconds=2.5,
+    )
+    answer = replace(
+        answer, text="t\U0001f600", thinking="th", state=State.FAILED, error="e", figures=figures
+    )
+    store.save(answer)
+    assert store.message(answer.id) == answer
+
+
+def test_versions_stand_beside_each_other(store: Store) -> None:
+    chat, [question, first, *_] = talk(store, "q", "a", "q2", "a2")
+    second = store.add(chat.id, question.id, Role.ASSISTANT, "b")
+    assert store.place(second).sibling_ids == (first.id, second.id)
+    assert store.place(second).index == 1
+    assert store.place(first).neighbour(1) == second.id
+    assert store.place(first).neighbour(-1) is None
+    assert [m.text for m in store.path(second.id)] == ["q", "b"]
+
+
+def test_a_first_question_has_versions_too(store: Store) -> None:
+    chat, [first, *_] = talk(store, "q", "a")
+    second = store.add(chat.id, None, Role.USER, "q'")
+    assert store.place(first).sibling_ids == (first.id, second.id)
+    other, _ = talk(store, "elsewhere")
+    assert store.place(second).sibling_ids == (first.id, second.id)
+    assert other.id != chat.id
+
+
+def test_a_branch_is_shown_down_to_its_newest_end(store: Store) -> None:
+    chat, messages = talk(store, "q", "a", "q2", "a2")
+    store.add(chat.id, messages[0].id, Role.ASSISTANT, "b")
+    assert store.show_branch(chat.id, messages[1].id) == messages[3].id
+    assert store.chat(chat.id).leaf_id == messages[3].id
+    newer = store.add(chat.id, messages[2].id, Role.ASSISTANT, "a2'")
+    assert store.show_branch(chat.id, messages[1].id) == newer.id
+
+
+def test_a_deleted_chat_takes_its_messages_along(store: Store) -> None:
+    chat, messages = talk(store, "needle", "a")
+    kept, _ = talk(store, "other needle")
+    store.delete(chat.id)
+    assert [hit.chat.id for hit in store.search("needle")] == [kept.id]
+    with pytest.raises(StoreError, match="was deleted"):
+        store.message(messages[0].id)
+    with pytest.raises(StoreError, match="was deleted"):
+        store.chat(chat.id)
+
+
+def test_writing_to_a_chat_deleted_elsewhere_is_an_error_not_a_ghost(
+    store: Store, path: Path
+) -> None:
+    chat, messages = talk(store, "q")
+    other = Store.open(path)
+    other.delete(chat.id)
+    other.close()
+    with pytest.raises(StoreError, match="was deleted"):
+        store.add(chat.id, messages[0].id, Role.ASSISTANT, "a")
+    with pytest.raises(StoreError, match="was deleted"):
+        store.save(messages[0])
+    assert store.chats() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("lighthouse", ["The LightHouse keeper"]),
+        ("keeper house", ["The LightHouse keeper"]),
+        ("hth", ["The LightHouse keeper"]),
+        ("ke", ["The LightHouse keeper"]),
+        ("天空", ["天空为什么是蓝色的"]),
+        ("什么是蓝色", ["天空为什么是蓝色的"]),
+        ("100%", ["100% sure_"]),
+        ("%", ["100% sure_"]),
+        ("_", ["100% sure_"]),
+        ('"say" -or* (', []),
+        ("AND", []),
+        ("  ", []),
+    ],
+)
+def test_search_finds_parts_of_words_in_any_script(
+    store: Store, words: str, found: list[str]
+) -> None:
+    for text in ("The LightHouse keeper", "天空为什么是蓝色的", "100% sure_", "nothing"):
+        talk(store, text)
+    assert [store.message(hit.message_id).text for hit in store.search(words)] == found
+
+
+def test_search_shows_the_words_around_the_place(store: Store) -> None:
+    talk(store, "begin " * 50 + "needle " + "end " * 50)
+    (hit,) = store.search("Needle")
+    assert hit.excerpt.startswith("…")
+    assert "needle" in hit.excerpt
+    assert len(hit.excerpt) < 130
+
+
+def test_an_answer_is_found_once_it_is_finished_and_by_its_last_text(store: Store) -> None:
+    chat, [question] = talk(store, "q")
+    answer = store.add(chat.id, question.id, Role.ASSISTANT, "", state=State.WRITING)
+    store.save(replace(answer, text="first draft"))
+    assert store.search("draft") == []
+    store.save(replace(answer, text="final text", state=State.DONE))
+    assert store.search("draft") == []
+    assert [hit.message_id for hit in store.search("final")] == [answer.id]
+
+
+def test_the_index_agrees_with_the_messages(store: Store, path: Path) -> None:
+    chat, messages = talk(store, "q", "a")
+    store.save(replace(messages[1], text="b"))
+    store.delete(chat.id)
+    talk(store, "c")
+    with sqlite3.connect(path) as db:
+        db.execute("INSERT INTO messages_text(messages_text, rank) VALUES ('integrity-check', 1)")
+    db.close()
+
+
+def test_an_answer_whose_terminal_died_is_stopped_and_one_being_written_is_not(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat, [question] = talk(store, "q")
+    dead = store.add(chat.id, question.id, Role.ASSISTANT, "", state=State.WRITING)
+    store.save(replace(dead, text="half"))
+    real = time.time
+    monkeypatch.setattr(store_module.time, "time", lambda: real() + 60)
+    alive = store.add(chat.id, question.id, Role.ASSISTANT, "", state=State.WRITING)
+    assert store.recover() == 1
+    assert (store.message(dead.id).state, store.message(dead.id).text) == (State.STOPPED, "half")
+    assert store.message(alive.id).state is State.WRITING
+
+
+def test_two_terminals_write_at_once(store: Store, path: Path) -> None:
+    def write(name: str) -> None:
+        other = Store.open(path)
+        chat = other.create_chat(name)
+        for number in range(40):
+            other.add(chat.id, None, Role.USER, f"{name} {number}")
+        other.close()
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in ("ann", "bob")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(store.search("ann", 100)) == len(store.search("bob", 100)) == 40
+
+
+def test_two_terminals_create_the_file_at_once(path: Path) -> None:
+    opened: list[Store] = []
+    barrier = threading.Barrier(4)
+
+    def open_it() -> None:
+        barrier.wait()
+        opened.append(Store.open(path))
+
+    threads = [threading.Thread(target=open_it) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(opened) == 4
+    for store in opened:
+        store.close()
+
+
+def test_questions_come_oldest_first_and_once(store: Store) -> None:
+    talk(store, "one", "x", "two", "y", "one")
+    assert store.questions() == ["two", "one"]
+
+
+def test_a_system_prompt_is_kept_and_changed(store: Store) -> None:
+    chat = store.create_chat("one", "Rhyme.")
+    assert store.chat(chat.id).system == chat.system == "Rhyme."
+    store.set_system(chat.id, "")
+    assert store.chat(chat.id).system == ""
+
+
+def test_chats_of_the_first_version_are_carried_over(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "MIGRATIONS", MIGRATIONS[:1])
+    first = Store.open(path)
+    with sqlite3.connect(path) as db:
+        db.execute("INSERT INTO chats(title, created_at, updated_at) VALUES ('old', 1, 2)")
+    db.close()
+    first.close()
+    monkeypatch.undo()
+    newest = Store.open(path)
+    assert [(chat.title, chat.system) for chat in newest.chats()] == [("old", "")]
+    newest.close()
+
+
+def test_settings_are_kept(store: Store) -> None:
+    assert store.setting("theme") is None
+    store.set_setting("theme", "a")
+    store.set_setting("theme", "b")
+    assert store.setting("theme") == "b"
+
+
+def test_a_file_of_a_newer_version_is_left_alone(path: Path, store: Store) -> None:
+    store.close()
+    with sqlite3.connect(path) as db:
+        db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    db.close()
+    with pytest.raises(StoreError, match="newer version"):
+        Store.open(path)
+
+
+def test_a_file_that_is_no_database_is_refused_with_what_to_do(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text("not a database, but long enough to be looked at " * 100)
+    with pytest.raises(StoreError, match="MLXSERVE_HOME"):
+        Store.open(path)
+
+
+def test_a_folder_that_can_not_be_made_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="MLXSERVE_HOME"):
+        Store.open(tmp_path / "file" / "chat.sqlite")
+
+
+def test_a_migration_keeps_what_was_there_and_a_copy_of_it(
+    store: Store, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat, _ = talk(store, "old words")
+    store.close()
+    step = "ALTER TABLE chats ADD COLUMN colour TEXT NOT NULL DEFAULT 'blue';"
+    monkeypatch.setattr(store_module, "MIGRATIONS", (*MIGRATIONS, step))
+    newer = Store.open(path)
+    assert newer.chat(chat.id).title == "old words"
+    newer.close()
+    copy = path.with_suffix(f".v{len(MIGRATIONS)}.sqlite")
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    monkeypatch.undo()
+    older = Store.open(copy)
+    assert older.chat(chat.id).title == "old words"
+    older.close()
+
+
+def test_a_migration_that_fails_changes_nothing(
+    store: Store, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat, _ = talk(store, "words")
+    store.close()
+    step = "CREATE TABLE extra (a);\nSELECT nonsense FROM nowhere;"
+    monkeypatch.setattr(store_module, "MIGRATIONS", (*MIGRATIONS, step))
+    with pytest.raises(StoreError):
+        Store.open(path)
+    monkeypatch.undo()
+    again = Store.open(path)
+    assert again.chat(chat.id).title == "words"
+    again.close()
+
+
+def test_a_store_in_memory_works_alike() -> None:
+    store = Store.in_memory()
+    _, messages = talk(store, "hello", "hi")
+    assert store.path(messages[-1].id) == messages
+    store.close()

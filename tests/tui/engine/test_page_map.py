@@ -1,0 +1,137 @@
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlxserve.api.native.page_map import PageMap as ServerMap
+from tui.engine.page_map import PageMap, UnreadableMap
+
+
+def snapshot(pages: str, num_pages: int, **more: Any) -> dict[str, Any]:
+    return {
+        "page_size": 32,
+        "num_pages": num_pages,
+        "pages": pages,
+        "requests": [],
+        "gone": [],
+        **more,
+    }
+
+
+def delta(**more: Any) -> dict[str, Any]:
+    return {"pages": [], "requests": [], "gone": [], **more}
+
+
+def begun(pages: str, num_pages: int, **more: Any) -> PageMap:
+    page_map = PageMap()
+    page_map.apply("snapshot", snapshot(pages, num_pages, **more))
+    return page_map
+
+
+def cells(page_map: PageMap) -> str:
+    return page_map.fold(1 << 30, ()).cells
+
+
+def test_a_snapshot_says_everything_and_a_delta_what_changed() -> None:
+    page_map = begun("p2a1f5", 8)
+    assert (cells(page_map), page_map.page_size) == ("ppafffff", 32)
+    page_map.apply("delta", delta(pages=[[2, "c1s2"], [7, "a1"]]))
+    assert cells(page_map) == "ppcssffa"
+    assert [page_map.count(state) for state in "fcasp"] == [2, 1, 1, 2, 2]
+
+
+def test_a_pool_of_another_size_starts_over() -> None:
+    page_map = begun("a4f4", 8, requests=[{"id": "x", "from": 0, "pages": [[2, 2]]}])
+    own = [{"id": "x", "from": 0, "pages": [[0, 2]]}]
+    page_map.apply("snapshot", snapshot("a2f1", 3, requests=own))
+    assert (page_map.num_pages, cells(page_map)) == (3, "aaf")
+    assert list(page_map.pages_of("x")) == [0, 1]
+    page_map.apply("snapshot", snapshot("a2f8", 10, requests=own))
+    assert page_map.fold(5, page_map.pages_of("x")).cells == "affff"
+
+
+def test_a_table_grows_and_is_replaced_from_a_place_on() -> None:
+    page_map = begun("a4f4", 8, requests=[{"id": "x", "from": 0, "pages": [[2, 2], [0, 1]]}])
+    assert list(page_map.pages_of("x")) == [2, 3, 0]
+    page_map.apply("delta", delta(requests=[{"id": "x", "from": 2, "pages": [[5, 2]]}]))
+    assert list(page_map.pages_of("x")) == [2, 3, 5, 6]
+    assert list(page_map.pages_of("y")) == list(page_map.pages_of(None)) == []
+
+
+def test_what_a_request_held_is_still_its_until_somebody_takes_it() -> None:
+    page_map = begun("a4f4", 8, requests=[{"id": "x", "from": 0, "pages": [[0, 4]]}])
+    page_map.apply("delta", delta(pages=[[0, "c3f1"]], gone=["x"]))
+    assert list(page_map.pages_of("x")) == [0, 1, 2], "a free page is nobody's"
+    again = {"id": "y", "from": 0, "pages": [[0, 1], [2, 1]]}
+    page_map.apply("delta", delta(pages=[[0, "a1c1a1"]], requests=[again]))
+    assert list(page_map.pages_of("x")) == [0, 1], "page 2 is in another place now: another text"
+    page_map.apply("delta", delta(pages=[[1, "f1"]]))
+    assert list(page_map.pages_of("x")) == [0]
+
+
+def test_a_map_without_room_shows_the_strongest_of_each_cell() -> None:
+    page_map = begun("f3c1f2a1f1s1f2p1", 12)
+    folded = page_map.fold(3, own=[5, 11])
+    assert (folded.cells, folded.pages_per_cell) == ("cap", 4)
+    assert folded.own == {1, 2}
+
+
+def test_an_empty_map_has_no_cells() -> None:
+    assert PageMap().fold(100, ()).cells == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("snapshot", snapshot("p2", 3)),
+        ("snapshot", snapshot("x3", 3)),
+        ("snapshot", snapshot("p999999999", 999999999)),
+        ("snapshot", {"pages": "f1"}),
+        ("delta", delta(pages=[[7, "a9"]])),
+        ("delta", delta(pages=[[-1, "a1"]])),
+        ("delta", delta(requests=[{"id": "x", "from": 0, "pages": [[6, 9]]}])),
+        ("delta", delta(pages=7)),
+    ],
+)
+def test_nonsense_is_an_error_in_words(kind: str, data: dict[str, Any]) -> None:
+    with pytest.raises(UnreadableMap, match="cannot be read"):
+        begun("f8", 8).apply(kind, data)
+
+
+def test_events_of_another_kind_are_left_alone() -> None:
+    page_map = begun("f8", 8)
+    page_map.apply("message", {})
+    assert cells(page_map) == "ffffffff"
+
+
+states = st.lists(st.integers(0, 4), min_size=12, max_size=12)
+tables = st.dictionaries(
+    st.sampled_from("xyz"), st.lists(st.integers(0, 11), unique=True, max_size=6).map(tuple)
+)
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=60)
+@given(st.lists(st.tuples(states, tables), min_size=1, max_size=6))
+def test_what_the_server_encodes_is_read_as_it_was(
+    moments: list[tuple[list[int], dict[str, tuple[int, ...]]]],
+) -> None:
+    import json
+
+    theirs, ours = ServerMap(lambda _: True), PageMap()
+    for pages, holders in moments:
+        moment = SimpleNamespace(
+            page_size=32,
+            pages=np.array(pages, dtype=np.uint8).tobytes(),
+            requests=[SimpleNamespace(id=n, page_table=t) for n, t in holders.items()],
+        )
+        event = theirs.next_event(moment)  # type: ignore[arg-type]
+        if event is not None:
+            kind, data = event.decode().strip().split("\n")
+            ours.apply(kind.removeprefix("event: "), json.loads(data.removeprefix("data: ")))
+        assert cells(ours) == "".join("fascp"[state] for state in pages)
+        for name, table in holders.items():
+            if table:
+                assert list(ours.pages_of(name)) == list(table)

@@ -1,0 +1,177 @@
+"""The engine panel, in a terminal, beside a scripted server."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tui.engine.panel import EnginePanel, EngineScreen
+
+if TYPE_CHECKING:
+    from conftest import FakeServer, Terminal
+
+Run = Callable[..., None]
+PAGES = "p2a3s1c4f6"
+
+
+def shows_engine(server: "FakeServer", scripts: SimpleNamespace, *more: object) -> None:
+    server.engine["/api/v1/kv/stats"] = scripts.engine_stats(running=1, waiting=2)
+    server.engine["/api/v1/requests"] = {"data": []}
+    first = scripts.page_event("snapshot", seq=0, page_size=32, num_pages=16, pages=PAGES)
+    server.map = [first, *more, scripts.Gate()]  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+def test_the_panel_shows_pages_numbers_and_reuse(
+    terminal: Run,
+    server: "FakeServer",
+    scripts: SimpleNamespace,
+    size: tuple[int, int],
+) -> None:
+    shows_engine(server, scripts)
+    server.script(
+        scripts.say("Yes."),
+        scripts.usage(19020, 3, 18432, num_tokens=18432, differs_at=18440, reason="new_text"),
+    )
+
+    async def story(t: "Terminal") -> None:
+        await t.ask("why?")
+        await t.until_shown("Yes.")
+        await t.until_ready()
+        await t.press("f4")
+        await t.until_shown("▲▲■■■◆□□□□······")
+        for words in (
+            "reused 18,432 of 19,020 tokens",
+            "differs at token 18,440",
+            "running 1 · waiting 2",
+            "decode 42.2 tok/s",
+            "preemptions 3",
+            "memory 3.0 GiB",
+            "◆ shared 1",
+            "▲ pinned 2",
+            "16 pages of 32 tokens",
+        ):
+            await t.until_shown(words)
+        assert isinstance(t.app.screen, EngineScreen) == (size[0] < 110)
+        assert len(t.screen.split("\n")) == size[1]
+        await t.press("escape" if size[0] < 110 else "f4")
+        await t.until(lambda: "this chat" not in t.screen)
+
+    terminal(story, size=size)
+
+
+def test_the_pages_of_the_open_chat_stand_out_also_when_its_answer_has_ended(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+) -> None:
+    asked, ended = scripts.Gate(), scripts.Gate()
+    own = {"id": "request-1", "from": 0, "pages": [[2, 3]]}
+    shows_engine(
+        server,
+        scripts,
+        asked,
+        scripts.page_event("delta", seq=1, pages=[], requests=[own]),
+        ended,
+        scripts.page_event("delta", seq=2, pages=[[2, "c3"]], gone=["request-1"]),
+    )
+    writing = scripts.Gate()
+    server.script(scripts.say("Yes."), writing)
+
+    async def story(t: "Terminal") -> None:
+        await t.press("f4")
+        await t.until_shown("this chat 0")
+        await t.ask("why?")
+        await t.until_shown("Yes.")
+        asked.open()
+        await t.until_shown("this chat 3")
+        ended.open()
+        writing.open()
+        await t.until_shown("▲▲□□□◆□□□□······")
+        assert "this chat 3" in t.screen
+        await t.press("ctrl+n")
+        await t.until_shown("this chat 0")
+
+    terminal(story, size=(120, 40))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+def test_a_panel_that_is_opened_after_an_answer_knows_its_pages(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace, size: tuple[int, int]
+) -> None:
+    asked = scripts.Gate()
+    own = {"id": "request-1", "from": 0, "pages": [[2, 3]]}
+    shows_engine(
+        server,
+        scripts,
+        asked,
+        scripts.page_event("delta", seq=1, pages=[], requests=[own]),
+        scripts.page_event("delta", seq=2, pages=[[2, "c3"]], gone=["request-1"]),
+    )
+
+    async def story(t: "Terminal") -> None:
+        await t.ask("why?")
+        await t.until_shown("Yes.")
+        await t.until_ready()
+        asked.open()
+        for _ in range(2):
+            await t.press("f4")
+            await t.until_shown("this chat 3")
+            await t.press("escape" if size[0] < 110 else "f4")
+            await t.until(lambda: not t.app.screen.query(EnginePanel))
+
+    terminal(story, size=size)
+
+
+def test_the_panel_moves_to_where_there_is_room(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+) -> None:
+    shows_engine(server, scripts)
+
+    async def story(t: "Terminal") -> None:
+        await t.press("f4")
+        await t.until_shown("▲▲■■■◆")
+        await t.pilot.resize_terminal(80, 24)
+        await t.until(lambda: isinstance(t.app.screen, EngineScreen))
+        await t.until_shown("▲▲■■■◆")
+        await t.pilot.resize_terminal(120, 40)
+        await t.until(lambda: not isinstance(t.app.screen, EngineScreen))
+        await t.until_shown("▲▲■■■◆")
+
+    terminal(story, size=(120, 40))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+def test_a_server_that_is_not_ours_is_told_apart(terminal: Run, size: tuple[int, int]) -> None:
+    async def story(t: "Terminal") -> None:
+        await t.press("f4")
+        await t.until_shown("does not show its")
+        assert "shared" not in t.screen
+
+    terminal(story, size=size)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+def test_waiting_is_shown_as_progress(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace, size: tuple[int, int]
+) -> None:
+    def is_now(state: str, **more: object) -> None:
+        card = scripts.request_card("request-1", state, **more)
+        server.engine["/api/v1/requests"] = {"data": [card]}
+
+    gate = scripts.Gate()
+    server.script(gate, scripts.say("Yes."))
+    is_now("queued", position=2)
+
+    async def story(t: "Terminal") -> None:
+        await t.ask("why?")
+        await t.until_shown("in the queue, number 2")
+        is_now("loading")
+        await t.until(lambda: "from disk" in t.status)
+        is_now("prefilling", num_computed=12_400, num_to_compute=20_000)
+        await t.until_shown("Reading the prompt, 12,400 of 20,000 tokens")
+        await t.until(lambda: "62%" in t.status)
+        gate.open()
+        await t.until_shown("Yes.")
+        await t.until_ready()
+
+    terminal(story, size=size)

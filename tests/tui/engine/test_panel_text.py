@@ -1,0 +1,90 @@
+import pytest
+
+from tui.chat.messages import Figures
+from tui.engine.page_map import PageMap
+from tui.engine.panel_text import GLYPHS, answer_lines, legend, now_lines, size_words
+from tui.talk.engine_state import EngineStats
+
+
+def test_the_bar_says_how_much_was_reused_and_where_it_differed() -> None:
+    figures = Figures(
+        prompt_tokens=19_020,
+        cached_tokens=18_432,
+        differs_at=18_440,
+        miss="new_text",
+        completion_tokens=43,
+        first_token_seconds=0.49,
+        decode_seconds=1.0,
+    )
+    lines = answer_lines(figures, 40).plain.split("\n")
+    assert lines == [
+        "reused 18,432 of 19,020 tokens",
+        "█" * 39 + "░",
+        "differs at token 18,440: new text",
+        "first token 0.49 s · prefill 1,200 tok/s",
+        "decode 42.0 tok/s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("miss", "words"),
+    [
+        ("new_text", "new text from its first token on"),
+        ("evicted", "given up for others"),
+        ("other_salt", "another cache salt"),
+        ("below_one_page", "too short"),
+        ("off", "the prefix cache is off"),
+        ("something_new", "no more: something_new"),
+    ],
+)
+def test_every_reason_has_its_words(miss: str, words: str) -> None:
+    figures = Figures(prompt_tokens=90, cached_tokens=0, differs_at=0, miss=miss)
+    assert words in answer_lines(figures, 40).plain
+
+
+def test_a_last_page_that_is_not_full_is_said_to_be_one() -> None:
+    figures = Figures(prompt_tokens=90, cached_tokens=64, differs_at=64, miss="below_one_page")
+    assert "the rest is less than a page" in answer_lines(figures, 60).plain
+
+
+def test_a_server_that_does_not_say_is_not_guessed_at() -> None:
+    assert "does not say" in answer_lines(Figures(prompt_tokens=90), 40).plain
+    assert "Nothing has been asked" in answer_lines(None, 40).plain
+    assert answer_lines(Figures(), 40).plain == ""
+
+
+def test_the_engine_in_numbers() -> None:
+    stats = EngineStats(
+        num_running=2,
+        num_waiting=5,
+        num_preemptions=1,
+        prefill_rate=1234.5,
+        decode_rate=42.1,
+        hit_rate=0.84,
+        kv_cache_size=1 << 30,
+        active_size=3 << 30,
+        peak_size=5 << 30,
+        swap_size=0,
+    )
+    words = now_lines(stats).plain
+    for part in ("running 2 · waiting 5", "decode 42.1", "preemptions 1", "hits 84%", "5.0 GiB"):
+        assert part in words
+    assert "disk" not in words
+
+
+def test_the_legend_tells_the_states_apart_without_colour() -> None:
+    page_map = PageMap()
+    page_map.apply(
+        "snapshot",
+        {"page_size": 32, "num_pages": 9, "pages": "p1a2s1c3f2", "requests": [], "gone": []},
+    )
+    words = legend(page_map, 4, page_map.fold(3, ())).plain
+    assert len(set(GLYPHS.values())) == 5
+    for part in ("▲ pinned 1", "■ active 2", "◆ shared 1", "□ cached 3", "· free 2"):
+        assert part in words
+    assert "this chat 4" in words
+    assert "9 pages of 32 tokens; a sign is 3 pages" in words
+
+
+def test_sizes_are_written_as_people_do() -> None:
+    assert (size_words(812 << 20), size_words(7 << 29)) == ("812 MiB", "3.5 GiB")

@@ -1,0 +1,193 @@
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from textual.strip import Strip
+
+from tui.paint.markdown import MarkdownStream
+from tui.paint.painter import PLAIN_SIZE, Painter
+from tui.paint.theme import palette
+
+PALETTE = palette(dark=True)
+HOSTILE = st.lists(
+    st.sampled_from(
+        [
+            *("\x1b[31m", "\x1b]8;;http://x\x1b\\", "\x9b", "\u202e", "&#27;", "&#x202e;", "\x07"),
+            *(
+                "[bold]",
+                "[/]",
+                "[link=x]",
+                "\\",
+                "`",
+                "```\n",
+                "~~~py\n",
+                "    ",
+                "\n",
+                "\n\n",
+                "a",
+            ),
+            *("- ", "1. ", "> ", "# ", "|a|b|\n", "|-|-|\n", "![i](\x1b[0m)", "[t](http://h/\x1b)"),
+            *(
+                "**",
+                "~~",
+                "你好",
+                "👩‍🚀",
+                "\t",
+                "<script>",
+                "---\n",
+                "word " * 9,
+                "[r]: /u\n",
+                "[r]",
+            ),
+        ]
+    ),
+    max_size=30,
+).map("".join)
+
+
+@cache
+def painter(width: int) -> Painter:
+    return Painter(width, PALETTE)
+
+
+def lines(text: str, width: int = 60) -> list[Strip]:
+    picture = MarkdownStream.whole(text, painter(width))
+    return [picture.line(y) for y in range(picture.num_lines)]
+
+
+def shown(text: str, width: int = 60) -> list[str]:
+    return [line.text.rstrip() for line in lines(text, width)]
+
+
+@settings(deadline=None)
+@given(HOSTILE, st.integers(20, 90))
+def test_no_text_puts_a_control_character_on_the_screen(text: str, width: int) -> None:
+    for line in lines(text, width):
+        assert all(character.isprintable() or character == "\u200d" for character in line.text)
+        assert not any(segment.control for segment in line)
+        assert not any(segment.style and segment.style.link for segment in line)
+
+
+@settings(deadline=None)
+@given(HOSTILE)
+def test_a_line_knows_its_own_width(text: str) -> None:
+    for line in lines(text):
+        assert line.cell_length == sum(cell_len(segment.text) for segment in line)
+
+
+@settings(deadline=None)
+@given(st.text("ab 你\n", max_size=300), st.integers(8, 40))
+def test_prose_and_code_never_stick_out(text: str, width: int) -> None:
+    for line in lines(f"{text}\n\n```\n{text}\n```", width):
+        assert line.cell_length <= max(width, 12)
+
+
+def test_console_markup_is_text() -> None:
+    assert shown("[bold red]no[/] [@click=app.quit]x[/]") == [
+        "[bold red]no[/] [@click=app.quit]x[/]"
+    ]
+
+
+def test_html_is_text() -> None:
+    assert shown("<b>x</b>\n\n<!-- y -->") == ["<b>x</b>", "", "<!-- y -->"]
+
+
+def test_the_target_of_a_link_is_always_in_sight() -> None:
+    assert shown("[bank](https://evil.example)") == ["bank (https://evil.example)"]
+
+
+def test_a_link_that_shows_its_target_shows_it_once() -> None:
+    assert shown("<https://a.example>") == ["https://a.example"]
+
+
+def test_a_script_address_is_not_a_link() -> None:
+    assert shown("[x](javascript:alert)") == ["[x](javascript:alert)"]
+
+
+def test_lists_are_marked_numbered_and_nested() -> None:
+    text = "- a\n- b\n  - c\n\n9. x\n10. y\n\n- [ ] open\n- [x] done"
+    assert shown(text) == [
+        *("• a", "• b", "  ◦ c", "", " 9. x", "10. y", ""),
+        *("• ☐ open", "• ☑ done"),
+    ]
+
+
+def test_items_of_a_loose_list_stand_apart() -> None:
+    assert shown("1. a\n\n   b\n\n2. c") == ["1. a", "", "   b", "", "2. c"]
+
+
+def test_code_keeps_its_spaces_and_names_its_language() -> None:
+    assert shown("```python\nif x:\n\ty  = 1\n```") == ["  python", "  if x:", "      y  = 1"]
+
+
+def test_a_long_line_of_code_is_folded_not_cut() -> None:
+    assert [line.strip() for line in shown("```\n" + "x" * 25 + "\n```", 14)] == ["x" * 10] * 2 + [
+        "x" * 5
+    ]
+
+
+def test_known_languages_are_coloured_and_unknown_ones_are_not() -> None:
+    def colours(text: str) -> set[str]:
+        return {str(s.style.color) for line in lines(text) for s in line if s.style}
+
+    assert len(colours("```python\ndef f(): return 'x'\n```")) > len(
+        colours("```zzz\ndef f()\n```")
+    )
+
+
+def test_columns_of_a_table_are_aligned() -> None:
+    table = shown("| a | bb |\n|:--|--:|\n| ccc | 1 |\n| d | 22 |")
+    assert [line.split() for line in table if "─" not in line] == [
+        *(["a", "bb"], ["ccc", "1"], ["d", "22"]),
+    ]
+    assert table[2].index("1") == table[3].index("22") + 1
+
+
+def test_a_table_wider_than_the_screen_becomes_a_list() -> None:
+    header, row = "|" + "h|" * 12, "|" + "v|" * 12
+    assert shown(f"{header}\n|{'-|' * 12}\n{row}", 20) == ["h: v"] * 12
+
+
+def test_a_quote_has_a_bar() -> None:
+    assert shown("> a\n>\n> b") == ["▌ a", "▌", "▌ b"]
+
+
+def test_an_image_is_named_with_its_address() -> None:
+    assert shown("![cat](http://h/c.png)") == ["[image: cat] http://h/c.png"]
+
+
+def test_line_breaks_are_kept() -> None:
+    assert shown("roses\nviolets") == ["roses", "violets"]
+
+
+def test_a_giant_paragraph_is_shown_as_it_is() -> None:
+    text = "**word** " * (PLAIN_SIZE // 8)
+    assert "".join(shown(text)).startswith("**word** **word**")
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "   ", "[a]: /b"])
+def test_a_text_without_content_has_no_lines(text: str) -> None:
+    assert shown(text) == []
+
+
+@pytest.mark.parametrize("text", [">" * 500 + "a", "- " * 500, "[" * 500, "*a" * 500, "`" * 999])
+def test_deep_nesting_ends(text: str) -> None:
+    assert len(lines(text, 40)) < 5_000
+
+
+@pytest.mark.parametrize("width", [20, 80])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "> " * 400 + "the end",
+        "\n".join(f"{'  ' * depth}- level {depth}" for depth in range(60)) + " the end",
+        "\n".join(f"{' ' * 9 * depth}999999. level {depth}" for depth in range(9)) + " the end",
+    ],
+)
+def test_nothing_is_nested_out_of_sight(source: str, width: int) -> None:
+    picture = MarkdownStream.whole(source, Painter(width, palette(dark=True)))
+    lines = [picture.line(y) for y in range(picture.num_lines)]
+    assert "the end" in " ".join(" ".join(line.text for line in lines).split())
+    assert max(line.cell_length for line in lines) <= width

@@ -1,0 +1,54 @@
+from dataclasses import fields
+
+import pytest
+from rich.style import Style
+from textual.color import Color
+from textual.theme import Theme
+
+from tui.paint.theme import DARK, LIGHT, palette
+
+THEMES = {"dark": DARK, "light": LIGHT}
+READABLE = 4.5  # WCAG 2.1, level AA, for text
+
+
+def luminance(color: Color) -> float:
+    parts = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in color.normalized]
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+
+def contrast(one: str, other: str) -> float:
+    dark, light = sorted([luminance(Color.parse(one)), luminance(Color.parse(other))])
+    return (light + 0.05) / (dark + 0.05)
+
+
+def text_colors(theme: Theme) -> dict[str, str]:
+    return {
+        "foreground": theme.foreground or "",
+        "primary": theme.primary,
+        "accent": theme.accent or "",
+        "error": theme.error or "",
+        "quiet": theme.variables["text-quiet"],
+    }
+
+
+@pytest.mark.parametrize("name", THEMES)
+@pytest.mark.parametrize("ground", ["background", "surface"])
+def test_every_text_can_be_read(name: str, ground: str) -> None:
+    theme = THEMES[name]
+    for what, color in text_colors(theme).items():
+        assert contrast(color, getattr(theme, ground)) >= READABLE, what
+
+
+@pytest.mark.parametrize("name", THEMES)
+def test_every_part_of_markdown_can_be_read(name: str) -> None:
+    theme, styles = THEMES[name], palette(dark=name == "dark")
+    for field in fields(styles):
+        style: Style = getattr(styles, field.name)
+        text = style.color.name if style.color else theme.foreground
+        ground = style.bgcolor.name if style.bgcolor else theme.background
+        assert contrast(text or "", ground or "") >= READABLE, field.name
+
+
+def test_the_themes_say_which_is_dark() -> None:
+    assert DARK.dark
+    assert not LIGHT.dark

@@ -1,0 +1,260 @@
+import asyncio
+import socket
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from tui.talk.client import ChatClient, base_url
+from tui.talk.events import (
+    Began,
+    ChatError,
+    Finish,
+    NotReady,
+    Piece,
+    TextPiece,
+    ThinkingPiece,
+    ToolPiece,
+    Unreachable,
+    Usage,
+)
+
+if TYPE_CHECKING:
+    from conftest import FakeServer
+
+QUESTION = [{"role": "user", "content": "why?"}]
+
+
+def ask(url: str, *, api_key: str | None = None, model: str = "small") -> list[Piece]:
+    async def run() -> list[Piece]:
+        async with ChatClient(url, api_key=api_key) as client:
+            return [piece async for piece in client.stream(QUESTION, model=model)]
+
+    return asyncio.run(run())
+
+
+def text_of(pieces: list[Piece]) -> str:
+    return "".join(piece.text for piece in pieces if isinstance(piece, TextPiece))
+
+
+def test_an_answer_comes_in_pieces(server: "FakeServer", scripts: SimpleNamespace) -> None:
+    server.script(scripts.think("hm"), scripts.say("Hel", "lo"))
+    assert ask(server.url) == [
+        Began("request-1"),
+        *(ThinkingPiece("hm"), TextPiece("Hel"), TextPiece("lo"), Finish("stop")),
+    ]
+
+
+def test_the_request_is_the_api_s(server: "FakeServer") -> None:
+    ask(server.url, api_key="secret", model="large")
+    assert server.requests == [
+        {
+            "model": "large",
+            "messages": QUESTION,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    ]
+    assert server.headers[0]["authorization"] == "Bearer secret"
+
+
+def test_usage_counts_cached_tokens(server: "FakeServer", scripts: SimpleNamespace) -> None:
+    server.script(scripts.say("a"), scripts.usage(12, 2, cached=8))
+    assert Usage(12, 2, 8) in ask(server.url)
+
+
+def test_usage_says_where_and_why_the_prompt_was_not_cached(
+    server: "FakeServer", scripts: SimpleNamespace
+) -> None:
+    server.script(scripts.say("a"), scripts.usage(12, 2, 8, differs_at=9, reason="new_text"))
+    assert Usage(12, 2, 8, 9, "new_text") in ask(server.url)
+
+
+def test_usage_of_another_server_may_say_less(
+    server: "FakeServer", scripts: SimpleNamespace
+) -> None:
+    server.script(scripts.event({"usage": {"prompt_tokens": 3, "completion_tokens": None}}))
+    assert Usage(3, None, None) in ask(server.url)
+
+
+def test_a_tool_call_comes_in_pieces(server: "FakeServer", scripts: SimpleNamespace) -> None:
+    call = {"index": 1, "function": {"name": "look", "arguments": '{"a'}}
+    server.script(scripts.chunk({"tool_calls": [call]}))
+    assert ToolPiece(1, "look", '{"a') in ask(server.url)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"choices": None},
+        {"choices": [None, 3, {"delta": None}]},
+        {"choices": [{"delta": {"content": None, "tool_calls": "x", "reasoning_content": 3}}]},
+        {"choices": [{"index": 1, "delta": {"content": "another choice"}}]},
+        {"usage": "none"},
+        [1, 2],
+        "text",
+    ],
+)
+def test_strange_chunks_say_nothing(
+    server: "FakeServer", scripts: SimpleNamespace, content: object
+) -> None:
+    server.script(scripts.event(content), scripts.say("ok"))
+    assert text_of(ask(server.url)) == "ok"
+
+
+def test_what_is_not_json_says_nothing(server: "FakeServer", scripts: SimpleNamespace) -> None:
+    junk = scripts.Send(b": ping\n\nevent: x\ndata: {nope\n\ndata: " + b"[" * 5_000 + b"\n\n")
+    server.script(junk, scripts.say("ok"))
+    assert text_of(ask(server.url)) == "ok"
+
+
+def test_a_lone_surrogate_is_replaced(server: "FakeServer", scripts: SimpleNamespace) -> None:
+    server.script(scripts.say("a\ud800b"))
+    assert text_of(ask(server.url)) == "a\ufffdb"
+
+
+@pytest.mark.parametrize(
+    ("status", "advice"),
+    [
+        (400, "/edit"),
+        (401, "MLXSERVE_API_KEY"),
+        (404, "/model"),
+        (413, "Shorten"),
+        (429, "Ctrl+R"),
+        (500, "Ctrl+R"),
+        (503, "Ctrl+R"),
+    ],
+)
+def test_a_refusal_gives_the_server_s_words_and_what_to_do(
+    server: "FakeServer", scripts: SimpleNamespace, status: int, advice: str
+) -> None:
+    server.script(scripts.refuse(status, "these are\x1b[31m its words."))
+    with pytest.raises(ChatError) as caught:
+        ask(server.url)
+    assert "these are␛[31m its words." in str(caught.value)
+    assert advice in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_refusal_without_words_is_still_a_sentence(
+    server: "FakeServer", scripts: SimpleNamespace
+) -> None:
+    server.script([type(scripts.refuse(500, "")[0])(500, b"<html>oops")])
+    with pytest.raises(ChatError, match=r"failed \(HTTP 500\)\. Press"):
+        ask(server.url)
+
+
+def test_a_server_that_is_not_ready_is_told_apart(
+    server: "FakeServer", scripts: SimpleNamespace
+) -> None:
+    server.script(scripts.refuse(503, "loading"))
+    with pytest.raises(NotReady):
+        ask(server.url)
+
+
+def test_an_error_in_the_middle_ends_the_answer(
+    server: "FakeServer", scripts: SimpleNamespace
+) -> None:
+    server.script(scripts.say("half"), scripts.event({"error": {"message": "out of pages"}}))
+    with pytest.raises(ChatError, match="out of pages"):
+        ask(server.url)
+
+
+def test_an_answer_cut_off_is_an_error(server: "FakeServer", scripts: SimpleNamespace) -> None:
+    server.script(scripts.say("half"), scripts.hang_up, reason=None)
+    with pytest.raises(ChatError, match=r"middle of the answer.*kept"):
+        ask(server.url)
+
+
+def test_no_server_is_an_error_with_what_to_do() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(Unreachable, match="mlxserve serve"):
+            ask(url)
+
+
+def test_going_away_closes_the_connection(
+    server: "FakeServer", scripts: SimpleNamespace, patience: float
+) -> None:
+    gate = scripts.Gate()
+    server.script(scripts.say("one"), gate, scripts.say("two"))
+
+    async def run() -> None:
+        async with ChatClient(server.url) as client:
+            stream = client.stream(QUESTION, model="small")
+            assert await anext(stream) == Began("request-1")
+            assert await anext(stream) == TextPiece("one")
+            await stream.aclose()
+
+    asyncio.run(run())
+    assert server.disconnects.acquire(timeout=patience)
+
+
+def test_models_are_listed(server: "FakeServer", in_client: Callable[..., object]) -> None:
+    assert in_client(server.url, lambda client: client.models()) == ["small", "large"]
+
+
+def test_health_tells_loading_from_ready(
+    server: "FakeServer", in_client: Callable[..., object]
+) -> None:
+    def health() -> SimpleNamespace:
+        return in_client(server.url, lambda client: client.health())  # type: ignore[return-value]
+
+    assert health().is_ready
+    server.health = (503, {"status": "loading", "progress": 0.25})
+    assert (health().is_ready, health().progress) == (False, 0.25)
+    server.health = (404, {})
+    assert health().is_ready
+
+
+def test_a_server_whose_engine_died_is_an_error(
+    server: "FakeServer", in_client: Callable[..., object]
+) -> None:
+    server.health = (503, {"error": {"message": "The engine has stopped. Restart the server."}})
+    with pytest.raises(ChatError, match="engine has stopped"):
+        in_client(server.url, lambda client: client.health())
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        *("localhost:8000", "http://localhost:8000", "http://localhost:8000/"),
+        *("http://localhost:8000/v1", " http://localhost:8000/v1/ "),
+    ],
+)
+def test_an_address_may_be_written_in_many_ways(written: str) -> None:
+    assert base_url(written) == "http://localhost:8000"
+
+
+def test_an_address_keeps_its_path() -> None:
+    assert base_url("https://h.example/api/v1") == "https://h.example/api"
+
+
+@pytest.mark.parametrize("written", ["", "ftp://h", "http://", "file:///etc/passwd"])
+def test_what_is_no_address_is_refused(written: str) -> None:
+    with pytest.raises(ChatError, match="--url"):
+        base_url(written)
+
+
+def test_a_proxy_is_not_used_for_this_machine(
+    server: "FakeServer", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    assert text_of(ask(server.url)) == "Yes."
+
+
+def test_httpx_s_own_stream_errors_become_sentences(server: "FakeServer") -> None:
+    async def run() -> None:
+        client = ChatClient(server.url)
+        client._http._transport = httpx.MockTransport(_broken)
+        await anext(client.stream(QUESTION, model="small"))
+
+    def _broken(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadError("boom", request=request)
+
+    with pytest.raises(ChatError, match=r"connection to .* broke"):
+        asyncio.run(run())

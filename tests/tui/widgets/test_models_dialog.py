@@ -1,0 +1,164 @@
+"""The model picker, beside a scripted server and a scripted command line."""
+
+import sys
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tui.home import Home
+from tui.talk.connection import Connector, Wanted
+from tui.talk.events import ChatError
+from tui.talk.models import Downloaded, Model, Models, Source
+from tui.talk.server_process import ServerProcess
+from tui.widgets.models_dialog import ModelsDialog
+
+if TYPE_CHECKING:
+    from conftest import FakeServer, Terminal
+
+FOUND = [
+    Model("mini", Source.BUNDLED, 10_000_000, True, 90_000),
+    Model("a/here", Source.DOWNLOADED, 2_260_000_000, False, 4000, 40_960),
+    Model("a/there", Source.SUGGESTED, 4_610_000_000, False, 0),
+]
+
+
+class Machine(Models):
+    """Says what it is told to; `go_on` decides about each step of a download."""
+
+    def __init__(self, found: list[Model]) -> None:
+        super().__init__()
+        self._found = found
+        self.downloads: list[str] = []
+        self.error = ""
+
+    async def find(self) -> list[Model]:
+        return self._found
+
+    async def download(self, name: str) -> AsyncGenerator[Downloaded, None]:
+        import asyncio
+
+        self.downloads.append(name)
+        if self.error:
+            raise ChatError(self.error)
+        yield Downloaded(1_000, 4_000)
+        if len(self.downloads) == 1:
+            await asyncio.Event().wait()  # until it is paused
+
+
+class Ours(Connector):
+    """A server of our own, in name: a program that does nothing but say where the fake one is."""
+
+    def __init__(self, server: "FakeServer", home: Home) -> None:
+        super().__init__(Wanted(server_args=["--model", "mini", "--seed", "1"]), home)
+        self._url = server.url
+        self.commands: list[list[str]] = []
+
+    async def _own_server(self, report: object) -> str:
+        if self.server is None or not self.server.is_running:
+            wanted = self._wanted
+            real = ServerProcess.for_model(wanted.model, wanted.server_args, self._home)
+            self.commands.append(real.command[5:])
+            script = f"import sys; print('mlxserve is ready at {self._url}', flush=True)"
+            command = [sys.executable, "-c", f"{script}; sys.stdin.read()"]
+            self.server = ServerProcess(command, real.log)
+            self.server.start()
+        return await self.server.address()
+
+
+@pytest.fixture
+def ours(server: "FakeServer", home: Home) -> Ours:
+    server.models = ["mini"]
+    return Ours(server, home)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+def test_models_are_shown_with_size_and_verdict(
+    play: Callable[..., None], ours: Ours, size: tuple[int, int]
+) -> None:
+    async def story(t: "Terminal") -> None:
+        await t.until_ready()
+        await t.ask("/model")
+        for words in ("● mini", "0.01 GB", "bundled", "here", "2.26 GB", "4,000 of 40,960"):
+            await t.until_shown(words)
+        await t.until_shown("to download")
+        await t.until_shown("too large")
+        assert len(t.screen.split("\n")) == size[1]
+
+    play(story, ours, size=size, models=Machine(FOUND))
+    ours.stop_server()
+
+
+def test_a_model_that_is_here_starts_the_server_again(
+    play: Callable[..., None], ours: Ours, server: "FakeServer"
+) -> None:
+    async def story(t: "Terminal") -> None:
+        await t.until_ready()
+        await t.ask("/model")
+        await t.until_shown("here  ")
+        first = ours.server
+        assert first is not None
+        server.models = ["here"]
+        await t.press("down", "enter")
+        await t.until(lambda: ours.server is not first)
+        await t.until_ready()
+        assert not first.is_running
+        await t.ask("one")
+        await t.until_shown("Yes.")
+        assert server.requests[0]["model"] == "here"
+
+    play(story, ours, models=Machine(FOUND))
+    ours.stop_server()
+    assert [c[c.index("0") + 1 :] for c in ours.commands] == [
+        ["--exit-with-parent", "--model", "mini", "--seed", "1"],
+        ["--exit-with-parent", "--model", "a/here", "--seed", "1"],
+    ]
+
+
+def test_a_download_is_paused_and_goes_on(play: Callable[..., None], ours: Ours) -> None:
+    machine = Machine(FOUND)
+
+    async def story(t: "Terminal") -> None:
+        await t.until_ready()
+        await t.ask("/model")
+        await t.until_shown("there  ")
+        await t.press("down", "down", "enter")
+        await t.until_shown("25%")
+        await t.press("p")
+        await t.until_shown("25% paused")
+        await t.until_shown("goes on where it was")
+        await t.press("enter")
+        await t.until_shown("is here; Enter chooses it")
+        await t.press("enter")
+        await t.until(lambda: len(ours.commands) == 2)
+        await t.until_ready()
+
+    play(story, ours, models=machine)
+    ours.stop_server()
+    assert machine.downloads == ["a/there", "a/there"]
+    assert "a/there" in ours.commands[1]
+
+
+def test_without_a_connection_it_says_so(play: Callable[..., None], ours: Ours) -> None:
+    machine = Machine(FOUND)
+    machine.error = "a/there cannot be downloaded now. Check the connection."
+
+    async def story(t: "Terminal") -> None:
+        await t.until_ready()
+        await t.ask("/model")
+        await t.until_shown("there  ")
+        await t.press("down", "down", "enter")
+        await t.until_shown("Check the connection")
+
+    play(story, ours, models=machine)
+    ours.stop_server()
+
+
+def test_a_server_of_others_has_its_own_models_only(terminal: Callable[..., None]) -> None:
+    async def story(t: "Terminal") -> None:
+        await t.ask("/model")
+        await t.until(lambda: isinstance(t.app.screen, ModelsDialog))
+        await t.until_shown("was not started here")
+        assert "large" in t.screen
+
+    terminal(story)

@@ -1,0 +1,236 @@
+"""Asking and answering: what is to be asked, the answer under way, and how both end.
+
+    ask -> turn -> conversation (written first) -> answer (the stream) -> view (painted by a timer)
+
+One turn at a time (`turns.py`); what is sent meanwhile waits in a queue. Knows nothing of SQL,
+HTTP or keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import partial
+
+from tui.actions.server_link import Link
+from tui.chat.live_answer import Answer, Phase
+from tui.chat.messages import Message, Role, State, wire_messages
+from tui.chat.open_chat import Conversation
+from tui.chat.operations import Operation, Turns
+from tui.chat.progress import stage_words, watch_progress
+from tui.chat.stats_text import figures_lines, seconds_words
+from tui.chat.store import StoreError
+from tui.talk.connection import Connection
+from tui.widgets.message import AnswerView
+from tui.widgets.window import ChatWindow
+
+_FRAMES_PER_SECOND = 15
+
+
+class Exchange:
+    """At most one answer coming. `link` and `start` are to come before the first question."""
+
+    link: Link
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        window: ChatWindow,
+        run: Callable[[Coroutine[None, None, None]], object],
+    ) -> None:
+        self._conversation = conversation
+        self._window = window
+        self._turns = Turns(run)
+        self._view: AnswerView | None = None
+        self._queue: list[str] = []
+        self._has_said_unsaved = False
+        self._request_ids: dict[int, str] = {}  # of each chat's last answer, as the server names it
+        self.is_thinking_open = False
+
+    def start(self) -> None:
+        """The window is there."""
+        self._ticker = self._window.set_interval(1 / _FRAMES_PER_SECOND, self._tick, pause=True)
+
+    @property
+    def is_busy(self) -> bool:
+        return not self._turns.is_idle or self.link.connection is None
+
+    @property
+    def is_answering(self) -> bool:
+        return self._turns.answer is not None
+
+    @property
+    def last_answer(self) -> Message | None:
+        """The one that is coming, or the last that came."""
+        if self._turns.answer is not None:
+            return self._turns.answer.message
+        path = self._conversation.path
+        return next((m for m in reversed(path) if m.role is Role.ASSISTANT), None)
+
+    @property
+    def request_id(self) -> str | None:
+        """What the server calls the last answer of the open chat."""
+        if self._turns.answer is not None:
+            return self._turns.answer.request_id
+        chat = self._conversation.chat
+        return None if chat is None else self._request_ids.get(chat.id)
+
+    # Turns
+
+    def turn(self, operation: Operation) -> None:
+        """Stop what is coming and do this instead."""
+        self._turns.begin(partial(self._guarded, operation), self.send_next)
+
+    def turn_when_connected(self, operation: Operation) -> None:
+        if self.link.connection is None:
+            self._window.notify(
+                "Not connected yet; try again when the server is ready.", markup=False
+            )
+        else:
+            self.turn(operation)
+
+    def stop(self) -> None:
+        """End the answer under way and keep what has come."""
+        self._turns.stop_answer()
+
+    async def finish(self) -> None:
+        """Stop, and let every turn come to its end."""
+        await self._turns.finish()
+
+    async def _guarded(self, operation: Operation) -> None:
+        try:
+            await operation()
+        except StoreError as error:
+            await self._window.transcript.say(str(error), is_error=True)
+
+    # What is to be asked
+
+    def send(self, text: str) -> None:
+        """Ask it now, or when what is under way has ended."""
+        self._queue.append(text)
+        self._window.show_queue(self._queue)
+        self.send_next()
+
+    def send_next(self) -> None:
+        if self._queue and not self.is_busy:
+            text = self._queue.pop(0)
+            self._window.show_queue(self._queue)
+            self.turn(partial(self.ask, text))
+
+    def give_queue_back(self) -> None:
+        """What waits is not sent after an answer that did not come: the reader decides."""
+        if self._queue:
+            composer = self._window.composer
+            texts = [*self._queue, composer.text]
+            self._queue = []
+            self._window.show_queue(self._queue)
+            composer.write("\n\n".join(text for text in texts if text))
+
+    # Operations of a turn
+
+    async def ask(self, text: str, instead_of: Message | None = None) -> None:
+        try:
+            question = await self._conversation.ask(text, instead_of=instead_of)
+        except StoreError:
+            self._queue.insert(0, text)
+            self.give_queue_back()
+            raise
+        self._window.composer.remember(text)
+        await self.reply(question)
+
+    async def reply(self, question: Message) -> None:
+        connection = self.link.connection
+        if connection is None:
+            await self._say_not_connected()
+            return
+        message = await self._conversation.begin_answer(question, connection.model)
+        await self._window.show(self._conversation)
+        path = self._conversation.path[:-1]
+        pieces = connection.client.stream(
+            wire_messages(path, self._conversation.system), model=connection.model
+        )
+        await self._follow(Answer(message, pieces, self._save), connection)
+
+    async def go_on(self, answer: Message) -> None:
+        """Write on at the end of an answer that was stopped or cut off."""
+        connection = self.link.connection
+        if connection is None:
+            await self._say_not_connected()
+            return
+        begun = replace(answer, state=State.WRITING, error="")
+        await self._conversation.save(begun)
+        pieces = connection.client.stream(
+            wire_messages(self._conversation.path, self._conversation.system),
+            model=connection.model,
+            continues=True,
+        )
+        await self._follow(Answer(begun, pieces, self._save), connection)
+
+    async def _say_not_connected(self) -> None:
+        """It was lost while the turn waited."""
+        await self._window.show(self._conversation)
+        await self._window.transcript.say(
+            "Not connected. Press Ctrl+R to try again.", is_error=True
+        )
+
+    async def _follow(self, answer: Answer, connection: Connection) -> None:
+        window = self._window
+        window.composer.focus()
+        view = window.transcript.view(answer.message.id)
+        assert isinstance(view, AnswerView), "an answer was just put there"
+        self._view = view
+        self._has_said_unsaved = False
+        view.follow(answer)
+        view.open_thinking(is_open=self.is_thinking_open)
+        window.transcript.follow()
+        self._ticker.resume()
+        watching = asyncio.create_task(watch_progress(connection.client.engine, answer))
+        try:
+            message = await self._turns.follow(answer)
+        finally:
+            watching.cancel()
+            self._ticker.pause()
+            self._view = None
+            if answer.request_id is not None:
+                self._request_ids[answer.message.chat_id] = answer.request_id
+        await view.finish(message)
+        self._show_end(message)
+        if message.state is State.FAILED and (words := self.link.last_words()):
+            await window.transcript.say(words, is_error=True)
+
+    async def _save(self, message: Message) -> None:
+        try:
+            await self._conversation.save(message)
+        except StoreError as error:
+            # The answer goes on; the reader is told once that it is not kept.
+            if not self._has_said_unsaved:
+                self._has_said_unsaved = True
+                self._window.notify(str(error), severity="error", markup=False)
+
+    def _tick(self) -> None:
+        answer, view = self._turns.answer, self._view
+        if answer is None or view is None:
+            return
+        view.tick()
+        words = {
+            Phase.WAITING: stage_words(answer.progress),
+            Phase.THINKING: f"Thinking, {seconds_words(answer.seconds)}",
+            Phase.WRITING: "Writing",
+        }.get(answer.phase, "Done")
+        progress = answer.progress if answer.phase is Phase.WAITING else None
+        fraction = None if progress is None else progress.fraction
+        self._window.status.say(f"{words} · Esc stops", progress=fraction)
+        self._window.status.show_figures(figures_lines(answer.figures, is_live=True))
+
+    def _show_end(self, message: Message) -> None:
+        status = self._window.status
+        status.show_figures(figures_lines(message.figures))
+        if message.state is State.FAILED:
+            status.say("Failed · Ctrl+R asks again", style="$error")
+        elif message.state is State.STOPPED:
+            status.say("Stopped · /continue goes on · Ctrl+R asks again")
+        else:
+            status.say("Ready")
+            return
+        self.give_queue_back()

@@ -1,0 +1,60 @@
+"""Choosing a model: one that the server has, or another, for which it is started again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from textual.app import App
+
+from tui.actions.answering import Exchange
+from tui.actions.server_link import Link
+from tui.sanitise import one_line
+from tui.talk.models import Model, Models, Source
+from tui.widgets.models_dialog import ModelsDialog
+
+
+class Choosing:
+    """`chosen` is called when the server that runs has another model to answer with."""
+
+    def __init__(
+        self,
+        app: App[None],
+        link: Link,
+        exchange: Exchange,
+        models: Models,
+        chosen: Callable[[], None],
+    ) -> None:
+        self._app = app
+        self._link = link
+        self._exchange = exchange
+        self._models = models
+        self._chosen = chosen
+
+    def choose(self, name: str) -> None:
+        """The model with this name; without one, what the reader picks from a list."""
+        connection = self._link.connection
+        served = [] if connection is None else connection.models
+        can_change = self._link.can_change_model
+        if connection is None and not can_change:
+            self._app.notify("Not connected yet; try again when the server is ready.", markup=False)
+        elif not name:
+            models = self._models if can_change else None
+            self._app.push_screen(ModelsDialog(served, self._link.model, models), self._use)
+        elif name in served:
+            self._use(Model(name, Source.SERVER))
+        elif can_change:
+            self._use(Model(name, Source.FOLDER))
+        else:
+            known = ", ".join(one_line(model, 60) for model in served[:8])
+            self._app.notify(f"The server has no such model. It has: {known}.", markup=False)
+
+    def _use(self, model: Model | None) -> None:
+        connection = self._link.connection
+        if model is None:
+            return
+        if connection is not None and model.name in connection.models:
+            connection.model = model.name
+            self._chosen()
+        else:
+            self._exchange.turn(partial(self._link.restart, model.name))

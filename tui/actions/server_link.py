@@ -1,0 +1,96 @@
+"""The server that is talked to: connected in the background, lost, connected again.
+
+Says on the screen what is being waited for. Owns the connection; knows nothing of chats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+from tui.talk.connection import Connection, Connector, Waiting
+from tui.talk.events import ChatError
+from tui.widgets.window import ChatWindow
+
+
+class Link:
+    """At most one connection at a time."""
+
+    def __init__(
+        self,
+        connector: Connector,
+        window: ChatWindow,
+        run: Callable[[Coroutine[None, None, None]], object],
+        after: Callable[[], None],
+    ) -> None:
+        self._connector = connector
+        self._window = window
+        self._run = run  # starts a coroutine in the background
+        self._after = after  # is called when connecting has ended, one way or the other
+        self._is_connecting = False
+        self._has_failed = False
+        self.connection: Connection | None = None
+
+    @property
+    def model(self) -> str:
+        """The one that is asked; empty while there is none."""
+        return "" if self.connection is None else self.connection.model
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether there is nothing to ask: never connected, or our own server has ended."""
+        return self.connection is None or self._has_ended
+
+    @property
+    def _has_ended(self) -> bool:
+        server = self._connector.server
+        return server is not None and not server.is_running
+
+    def connect(self) -> None:
+        """In the background; does nothing while that is under way."""
+        if not self._is_connecting:
+            self._is_connecting = True
+            self._run(self._connect())
+
+    @property
+    def can_change_model(self) -> bool:
+        return self._connector.can_change_model
+
+    async def restart(self, model: str) -> None:
+        """End our own server and start it with another model."""
+        self._window.status.say("Ending the server")
+        await self.close()
+        await asyncio.to_thread(self._connector.stop_server)
+        self._connector.use_model(model)
+        self.connect()
+
+    async def close(self) -> None:
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            await connection.client.close()
+
+    def last_words(self) -> str:
+        """Why our own server has ended; nothing if it has not."""
+        server = self._connector.server
+        return str(server.why_it_stopped()) if server is not None and self._has_ended else ""
+
+    async def _connect(self) -> None:
+        window = self._window
+        await self.close()
+        if self._has_failed:  # what was said then is no longer so
+            await window.transcript.clear_notices()
+        self._has_failed = False
+        try:
+            self.connection = await self._connector.connect(self._report)
+        except ChatError as error:
+            self._has_failed = True
+            window.status.say("Not connected · Ctrl+R tries again", style="$error")
+            await window.transcript.say(str(error), is_error=True)
+        else:
+            window.status.say("Ready")
+        finally:
+            self._is_connecting = False
+        self._after()
+
+    def _report(self, waiting: Waiting) -> None:
+        self._window.status.say(waiting.words, progress=waiting.progress)

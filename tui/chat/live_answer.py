@@ -1,0 +1,217 @@
+"""One answer on its way: reads the stream, measures it, saves it every second.
+
+The screen looks at it when it has time (`take`); a slow screen never holds up the stream.
+Knows nothing of widgets, HTTP or SQL: it is given an iterator and a way to save.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+
+from tui.chat.messages import Figures, Message, State
+from tui.chat.store import CHECKPOINT_SECONDS
+from tui.talk.engine_state import Progress
+from tui.talk.events import (
+    Began,
+    ChatError,
+    Finish,
+    Piece,
+    TextPiece,
+    ThinkingPiece,
+    ToolPiece,
+    Usage,
+)
+
+
+class Phase(Enum):
+    WAITING = auto()  # the prompt is being read
+    THINKING = auto()
+    WRITING = auto()
+    ENDED = auto()
+
+
+@dataclass(slots=True)
+class _Tool:
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What came since the last look."""
+
+    text: str = ""
+    thinking: str = ""
+
+
+@dataclass(slots=True)
+class _Text:
+    """A text that grows by pieces, and how much of it has been looked at."""
+
+    pieces: list[str] = field(default_factory=list)
+    num_taken: int = 0
+
+    def take(self) -> str:
+        new = "".join(self.pieces[self.num_taken :])
+        self.num_taken = len(self.pieces)
+        return new
+
+    def taken(self) -> str:
+        return "".join(self.pieces[: self.num_taken])
+
+    def __str__(self) -> str:
+        return "".join(self.pieces)
+
+
+class Answer:
+    """Run it once; `stop` ends it early and keeps what has come."""
+
+    def __init__(
+        self,
+        message: Message,
+        pieces: AsyncGenerator[Piece, None],
+        save: Callable[[Message], Awaitable[None]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._message = message
+        self._pieces = pieces
+        self._save = save
+        self._clock = clock
+        self._started = clock()
+        self._first: float | None = None
+        self._last: float | None = None
+        self._num_pieces = 0
+        # What is there already, when an answer goes on.
+        self._text, self._thinking = _Text([message.text]), _Text([message.thinking])
+        self._tools: dict[int, _Tool] = {}
+        self._usage = Usage(None, None, None)
+        self._state = State.WRITING
+        self._error = ""
+        self._reading: asyncio.Task[None] | None = None
+        self._is_unwanted = False
+        self.phase = Phase.WAITING
+        self.request_id: str | None = None  # what the server calls it, once it has taken it
+        self.progress: Progress | None = None  # while it waits, where the server says
+
+    @property
+    def message(self) -> Message:
+        """The answer as it is now."""
+        return replace(
+            self._message,
+            text=str(self._text),
+            thinking=str(self._thinking),
+            state=self._state,
+            error=self._error,
+            figures=self.figures,
+        )
+
+    @property
+    def figures(self) -> Figures:
+        """Measured here; tokens are the server's count, or while it has not said, the pieces'."""
+        return Figures(
+            prompt_tokens=self._usage.prompt_tokens,
+            cached_tokens=self._usage.cached_tokens,
+            differs_at=self._usage.differs_at,
+            miss=self._usage.miss,
+            completion_tokens=self._usage.completion_tokens or self._num_pieces or None,
+            first_token_seconds=None if self._first is None else self._first - self._started,
+            decode_seconds=None
+            if self._first is None or self._last is None
+            else self._last - self._first,
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Since it was asked for."""
+        return self._clock() - self._started
+
+    @property
+    def has_thinking(self) -> bool:
+        return any(self._thinking.pieces)
+
+    def take(self) -> News:
+        """What came since the last call."""
+        return News(self._text.take(), self._thinking.take())
+
+    def taken(self) -> News:
+        """What the calls of `take` have given so far."""
+        return News(self._text.taken(), self._thinking.taken())
+
+    def stop(self) -> None:
+        """End it now, or as soon as `run` begins. After the end it does nothing."""
+        self._is_unwanted = True
+        if self._reading is not None:
+            self._reading.cancel()
+
+    async def run(self) -> Message:
+        """Read to the end; failures are part of the message that comes back."""
+        self._reading = asyncio.create_task(self._read(), name="answer")
+        if self._is_unwanted:
+            self._reading.cancel()
+        try:
+            while not (await asyncio.wait({self._reading}, timeout=CHECKPOINT_SECONDS))[0]:
+                await self._save(self.message)
+        except asyncio.CancelledError:
+            self._reading.cancel()
+            await asyncio.wait({self._reading})
+            raise
+        finally:
+            if self._reading.done():
+                self._settle(self._reading)
+                await self._save(self.message)
+        return self.message
+
+    async def _read(self) -> None:
+        async with aclosing(self._pieces) as pieces:
+            async for piece in pieces:
+                self._take_piece(piece)
+
+    def _take_piece(self, piece: Piece) -> None:
+        match piece:
+            case Began(request_id):
+                self.request_id = request_id
+            case TextPiece(text):
+                self._arrived(Phase.WRITING)
+                self._text.pieces.append(text)
+            case ThinkingPiece(text):
+                self._arrived(Phase.THINKING)
+                self._thinking.pieces.append(text)
+            case ToolPiece(index, name, arguments):
+                self._arrived(Phase.WRITING)
+                tool = self._tools.setdefault(index, _Tool())
+                tool.name += name
+                tool.arguments += arguments
+            case Usage():
+                self._usage = piece
+            case Finish(reason):
+                self._state = State.CUT if reason == "length" else State.DONE
+                self._text.pieces.extend(_shown(tool) for tool in self._tools.values())
+
+    def _arrived(self, phase: Phase) -> None:
+        self._last = self._clock()
+        if self._first is None:
+            self._first = self._last
+        self._num_pieces += 1
+        self.phase = phase
+
+    def _settle(self, reading: asyncio.Task[None]) -> None:
+        self.phase = Phase.ENDED
+        if reading.cancelled():
+            self._state = State.STOPPED
+            return
+        error = reading.exception()
+        if isinstance(error, ChatError):
+            self._state, self._error = State.FAILED, str(error)
+        elif error is not None:
+            self._state, self._error = State.FAILED, f"The terminal itself failed: {error!r}"
+            raise error
+
+
+def _shown(tool: _Tool) -> str:
+    """A tool call as Markdown: this terminal offers no tools, so a call is only shown."""
+    return f"\n\n```tool_call\n{tool.name}({tool.arguments})\n```\n"

@@ -1,0 +1,136 @@
+"""The chat that is open: one branch of its tree, and every change to it, written first.
+
+All SQL runs in one thread, so that a busy file never holds up the screen. Knows nothing of
+widgets or HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from tui.chat.messages import Chat, Message, Place, Role, State
+from tui.chat.store import Hit, Store
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Conversation:
+    """The open chat. `path` is what is on the screen, from the first question to the last word."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="chat-store")
+        self.chat: Chat | None = None
+        self.path: list[Message] = []
+        self.places: list[Place] = []
+        self._system = ""  # of a chat that has not begun
+
+    async def close(self) -> None:
+        """Waits for the writes under way."""
+        await self._call(self._store.close)
+        self._thread.shutdown()
+
+    @property
+    def leaf_id(self) -> int | None:
+        return self.path[-1].id if self.path else None
+
+    @property
+    def system(self) -> str:
+        """What the model is told before the first question."""
+        return self._system if self.chat is None else self.chat.system
+
+    async def set_system(self, system: str) -> None:
+        if self.chat is None:
+            self._system = system
+        else:
+            await self._call(self._store.set_system, self.chat.id, system)
+            self.chat = await self._call(self._store.chat, self.chat.id)
+
+    def new(self) -> None:
+        """An empty chat; it is written when the first question is asked."""
+        self._system = ""
+        self.chat, self.path, self.places = None, [], []
+
+    async def open(self, chat_id: int, message_id: int | None = None) -> None:
+        """Show a chat where it was left, or the branch through a message. Raises StoreError."""
+        await self._call(self._store.recover)
+        self.chat = await self._call(self._store.chat, chat_id)
+        if message_id is None:
+            await self._show(self.chat.leaf_id)
+        else:
+            await self.show_branch(message_id)
+
+    async def show_branch(self, message_id: int) -> None:
+        """Show the branch through a message, down to its newest end."""
+        assert self.chat is not None, "a message on the screen is in a chat"
+        await self._show(await self._call(self._store.show_branch, self.chat.id, message_id))
+
+    async def ask(self, text: str, *, instead_of: Message | None = None) -> Message:
+        """Write a question at the end, or as an alternative to an earlier one."""
+        if self.chat is None:
+            self.chat = await self._call(self._store.create_chat, text, self._system)
+        parent_id = self.leaf_id if instead_of is None else instead_of.parent_id
+        return await self._add(parent_id, Role.USER, text, State.DONE, "")
+
+    async def begin_answer(self, question: Message, model: str) -> Message:
+        """Write an empty answer to the question, beside those it already has."""
+        return await self._add(question.id, Role.ASSISTANT, "", State.WRITING, model)
+
+    async def save(self, message: Message) -> None:
+        self.path = [message if m.id == message.id else m for m in self.path]
+        await self._call(self._store.save, message)
+
+    def question_of(self, answer: Message) -> Message | None:
+        return next((m for m in self.path if m.id == answer.parent_id), None)
+
+    async def rename(self, title: str) -> None:
+        if self.chat is not None:
+            await self._call(self._store.rename, self.chat.id, title)
+            self.chat = await self._call(self._store.chat, self.chat.id)
+
+    async def delete(self, chat_id: int) -> None:
+        await self._call(self._store.delete, chat_id)
+        if self.chat is not None and self.chat.id == chat_id:
+            self.new()
+
+    async def chats(self) -> list[Chat]:
+        return await self._call(self._store.chats)
+
+    async def search(self, words: str) -> list[Hit]:
+        return await self._call(self._store.search, words)
+
+    async def history(self) -> list[str]:
+        return await self._call(self._store.questions)
+
+    async def setting(self, name: str) -> str | None:
+        return await self._call(self._store.setting, name)
+
+    async def set_setting(self, name: str, value: str) -> None:
+        await self._call(self._store.set_setting, name, value)
+
+    async def _add(
+        self, parent_id: int | None, role: Role, text: str, state: State, model: str
+    ) -> Message:
+        assert self.chat is not None, "a chat is created before its first message"
+
+        def add(chat_id: int) -> Message:
+            return self._store.add(chat_id, parent_id, role, text, state=state, model=model)
+
+        message = await self._call(add, self.chat.id)
+        await self._show(message.id)
+        return message
+
+    async def _show(self, leaf_id: int | None) -> None:
+        path = await self._call(self._store.path, leaf_id)
+        self.places = await self._call(self._store.places, path)
+        self.path = path
+
+    async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        def call() -> T:
+            return function(*args, **kwargs)
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)

@@ -1,0 +1,53 @@
+"""Numbers as words: what the status line and the end of an answer say."""
+
+from __future__ import annotations
+
+from tui.chat.messages import Figures, Message, Place, State
+
+_ENDINGS = {
+    State.STOPPED: "stopped",
+    State.CUT: "cut off at the limit on length",
+}
+
+
+def figures_lines(figures: Figures, *, is_live: bool = False) -> tuple[str, ...]:
+    """`42.1 tok/s · first token 0.21 s · cached 1,024 of 1,060 prompt tokens`, as far as known;
+    then the same in ever fewer words, for where there is less room.
+    """
+    speed = first = prompt = short_prompt = ""
+    if figures.tokens_per_second is not None:
+        # While it is being written the tokens are only guessed from the pieces.
+        speed = f"{'about ' if is_live else ''}{figures.tokens_per_second:.1f} tok/s"
+    if figures.first_token_seconds is not None:
+        first = f"first token {seconds_words(figures.first_token_seconds)}"
+    if figures.prompt_tokens is not None:
+        prompt = short_prompt = f"{figures.prompt_tokens:,} prompt tokens"
+        if figures.cached_tokens is not None:
+            short_prompt = f"cached {figures.cached_tokens:,} of {figures.prompt_tokens:,}"
+            prompt = f"{short_prompt} prompt tokens"
+    choices = (
+        (speed, first, prompt),
+        (speed, first, short_prompt),
+        (speed, short_prompt),
+        (speed,),
+    )
+    return tuple(" · ".join(part for part in parts if part) for parts in choices)
+
+
+def ending_line(message: Message, place: Place) -> str:
+    """What is worth saying below a message: how it ended, and that it has other versions."""
+    parts = []
+    if (ending := _ENDINGS.get(message.state)) is not None:
+        parts.append(ending)
+    if len(place.sibling_ids) > 1:
+        parts.append(f"‹ version {place.index + 1} of {len(place.sibling_ids)} ›")
+    return " · ".join(parts)
+
+
+def seconds_words(seconds: float) -> str:
+    """`0.21 s`, `4.2 s`, `2 min 05 s`."""
+    if seconds < 1:
+        return f"{seconds:.2f} s"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"

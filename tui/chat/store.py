@@ -1,0 +1,462 @@
+"""Chats on disk: one SQLite file that several terminals may use at once.
+
+A chat is a tree of messages; `leaf_id` is the end of the branch that was last shown. Questions
+are written before they are sent and answers as they grow, so that a crash loses at most the
+time between two checkpoints. Full-text search covers everything but answers still growing.
+Blocking: the app calls it from one thread of its own. Knows nothing of widgets or HTTP.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tui.chat.messages import Chat, Figures, Message, Place, Role, State
+from tui.sanitise import one_line
+
+CHECKPOINT_SECONDS = 1.0
+# An answer that nobody has touched for this long lost its terminal.
+_ABANDONED_SECONDS = 15.0
+_BUSY_MILLISECONDS = 5_000
+_TITLE_SIZE = 60
+_DELETED = "This chat was deleted. Start a new one with Ctrl+N."
+# Shorter words hold no trigram; they are searched without the index.
+_TRIGRAM_SIZE = 3
+
+# Each entry takes the file from the version that is its index to the next. Never edit one that
+# has been released; append.
+MIGRATIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE chats (
+        id INTEGER PRIMARY KEY,
+        title TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        updated_at REAL NOT NULL,
+        leaf_id INTEGER REFERENCES messages(id) ON DELETE SET NULL
+    );
+    CREATE TABLE messages (
+        id INTEGER PRIMARY KEY,
+        chat_id INTEGER NOT NULL REFERENCES chats(id) ON DELETE CASCADE,
+        parent_id INTEGER REFERENCES messages(id) ON DELETE CASCADE,
+        role TEXT NOT NULL,
+        text TEXT NOT NULL,
+        thinking TEXT NOT NULL DEFAULT '',
+        state TEXT NOT NULL,
+        error TEXT NOT NULL DEFAULT '',
+        model TEXT NOT NULL DEFAULT '',
+        prompt_tokens INTEGER,
+        cached_tokens INTEGER,
+        completion_tokens INTEGER,
+        first_token_seconds REAL,
+        decode_seconds REAL,
+        created_at REAL NOT NULL,
+        touched_at REAL NOT NULL
+    );
+    CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+    CREATE INDEX messages_by_parent ON messages(chat_id, parent_id);
+    CREATE INDEX messages_writing ON messages(touched_at) WHERE state = 'writing';
+    CREATE INDEX chats_by_update ON chats(updated_at);
+
+    CREATE VIRTUAL TABLE messages_text USING fts5(
+        text, content='messages', content_rowid='id', tokenize='trigram'
+    );
+    CREATE TRIGGER index_new AFTER INSERT ON messages WHEN new.state != 'writing' BEGIN
+        INSERT INTO messages_text(rowid, text) VALUES (new.id, new.text);
+    END;
+    CREATE TRIGGER index_gone AFTER DELETE ON messages WHEN old.state != 'writing' BEGIN
+        INSERT INTO messages_text(messages_text, rowid, text) VALUES ('delete', old.id, old.text);
+    END;
+    CREATE TRIGGER index_out AFTER UPDATE OF text, state ON messages WHEN old.state != 'writing'
+    BEGIN
+        INSERT INTO messages_text(messages_text, rowid, text) VALUES ('delete', old.id, old.text);
+    END;
+    CREATE TRIGGER index_in AFTER UPDATE OF text, state ON messages WHEN new.state != 'writing'
+    BEGIN
+        INSERT INTO messages_text(rowid, text) VALUES (new.id, new.text);
+    END;
+    """,
+    "ALTER TABLE chats ADD COLUMN system TEXT NOT NULL DEFAULT '';",
+    """
+    ALTER TABLE messages ADD COLUMN differs_at INTEGER;
+    ALTER TABLE messages ADD COLUMN miss TEXT NOT NULL DEFAULT '';
+    """,
+)
+
+
+class StoreError(Exception):
+    """The chats cannot be read or written; says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A message that a search found."""
+
+    chat: Chat
+    message_id: int
+    role: Role
+    excerpt: str
+
+
+class Store:
+    """The chats in one file. Use from one thread at a time; close it at the end."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._db = connection
+
+    @classmethod
+    def open(cls, path: Path) -> Store:
+        """Open or create the file, for its owner only. Raises StoreError."""
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Created by us with the right mode; the -wal and -shm files take theirs from it.
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+            return cls._connect(str(path), path)
+        except (OSError, sqlite3.Error) as error:
+            raise StoreError(
+                f"Chats cannot be kept in {path}: {error}. "
+                "Free the file, or set MLXSERVE_HOME to another folder."
+            ) from error
+
+    @classmethod
+    def in_memory(cls) -> Store:
+        """A store that forgets: for when there is no file to be had."""
+        return cls._connect(":memory:", None)
+
+    @classmethod
+    def _connect(cls, name: str, path: Path | None) -> Store:
+        # Opened in one thread and used from another, never from two at once.
+        db = sqlite3.connect(name, isolation_level=None, check_same_thread=False)
+        try:
+            db.row_factory = sqlite3.Row
+            db.execute(f"PRAGMA busy_timeout = {_BUSY_MILLISECONDS}")
+            db.execute("PRAGMA journal_mode = WAL")
+            # A power cut may lose the last second; a crash of ours never does.
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute("PRAGMA foreign_keys = ON")
+            _migrate(db, path)
+        except BaseException:
+            db.close()
+            raise
+        return cls(db)
+
+    def close(self) -> None:
+        self._db.close()
+
+    # Chats
+
+    def create_chat(self, first_words: str, system: str = "") -> Chat:
+        now = time.time()
+        title = title_of(first_words)
+        with self._write() as db:
+            chat_id = db.execute(
+                "INSERT INTO chats(title, created_at, updated_at, system) VALUES (?, ?, ?, ?)",
+                (title, now, now, system),
+            ).lastrowid
+        assert chat_id is not None, "an insert has a rowid"
+        return Chat(id=chat_id, title=title, created_at=now, updated_at=now, system=system)
+
+    def chats(self, limit: int = 500) -> list[Chat]:
+        """The most recent first."""
+        rows = self._db.execute("SELECT * FROM chats ORDER BY updated_at DESC LIMIT ?", (limit,))
+        return [_chat(row) for row in rows]
+
+    def chat(self, chat_id: int) -> Chat:
+        """Raises StoreError if another terminal has deleted it."""
+        row = self._db.execute("SELECT * FROM chats WHERE id = ?", (chat_id,)).fetchone()
+        if row is None:
+            raise StoreError(_DELETED)
+        return _chat(row)
+
+    def rename(self, chat_id: int, title: str) -> None:
+        with self._write() as db:
+            db.execute("UPDATE chats SET title = ? WHERE id = ?", (title_of(title), chat_id))
+
+    def set_system(self, chat_id: int, system: str) -> None:
+        with self._write() as db:
+            db.execute("UPDATE chats SET system = ? WHERE id = ?", (system, chat_id))
+
+    def delete(self, chat_id: int) -> None:
+        with self._write() as db:
+            db.execute("DELETE FROM chats WHERE id = ?", (chat_id,))
+
+    # Messages
+
+    def add(
+        self,
+        chat_id: int,
+        parent_id: int | None,
+        role: Role,
+        text: str,
+        *,
+        state: State = State.DONE,
+        model: str = "",
+    ) -> Message:
+        """Append a message and make it the end of the branch shown. Raises StoreError."""
+        now = time.time()
+        with self._write() as db:
+            message_id = db.execute(
+                "INSERT INTO messages(chat_id, parent_id, role, text, state, model, created_at,"
+                " touched_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (chat_id, parent_id, role, text, state, model, now, now),
+            ).lastrowid
+            db.execute(
+                "UPDATE chats SET leaf_id = ?, updated_at = ? WHERE id = ?",
+                (message_id, now, chat_id),
+            )
+        assert message_id is not None, "an insert has a rowid"
+        return self.message(message_id)
+
+    def message(self, message_id: int) -> Message:
+        row = self._db.execute("SELECT * FROM messages WHERE id = ?", (message_id,)).fetchone()
+        if row is None:
+            raise StoreError("This message was deleted. Open the chat again.")
+        return _message(row)
+
+    def save(self, message: Message) -> None:
+        """Write what can change of an answer: its text, state and figures. Raises StoreError."""
+        figures = message.figures
+        with self._write() as db:
+            written = db.execute(
+                "UPDATE messages SET text = ?, thinking = ?, state = ?, error = ?, model = ?,"
+                " prompt_tokens = ?, cached_tokens = ?, differs_at = ?, miss = ?,"
+                " completion_tokens = ?,"
+                " first_token_seconds = ?, decode_seconds = ?, touched_at = ? WHERE id = ?",
+                (
+                    message.text,
+                    message.thinking,
+                    message.state,
+                    message.error,
+                    message.model,
+                    figures.prompt_tokens,
+                    figures.cached_tokens,
+                    figures.differs_at,
+                    figures.miss,
+                    figures.completion_tokens,
+                    figures.first_token_seconds,
+                    figures.decode_seconds,
+                    time.time(),
+                    message.id,
+                ),
+            ).rowcount
+        if not written:
+            raise StoreError(_DELETED)
+
+    def path(self, leaf_id: int | None) -> list[Message]:
+        """The branch that ends in this message, from its root."""
+        rows = self._db.execute(
+            "WITH RECURSIVE branch(id, depth) AS ("
+            " SELECT ?, 0 UNION ALL"
+            " SELECT m.parent_id, depth + 1 FROM messages m JOIN branch b ON m.id = b.id"
+            " WHERE m.parent_id IS NOT NULL)"
+            " SELECT m.* FROM messages m JOIN branch b ON m.id = b.id ORDER BY b.depth DESC",
+            (leaf_id,),
+        )
+        return [_message(row) for row in rows]
+
+    def place(self, message: Message) -> Place:
+        """Where the message stands among the alternatives to it."""
+        rows = self._db.execute(
+            "SELECT id FROM messages WHERE chat_id = ? AND parent_id IS ? ORDER BY id",
+            (message.chat_id, message.parent_id),
+        )
+        ids = tuple(row["id"] for row in rows)
+        return Place(ids.index(message.id), ids)
+
+    def places(self, path: Sequence[Message]) -> list[Place]:
+        return [self.place(message) for message in path]
+
+    def show_branch(self, chat_id: int, message_id: int) -> int:
+        """Show the branch through this message; its newest end is returned and remembered."""
+        row = self._db.execute(
+            "WITH RECURSIVE newest(id) AS ("
+            " SELECT ? UNION ALL"
+            " SELECT (SELECT max(m.id) FROM messages m WHERE m.parent_id = n.id)"
+            " FROM newest n WHERE n.id IS NOT NULL)"
+            " SELECT max(id) AS id FROM newest",
+            (message_id,),
+        ).fetchone()
+        leaf_id = int(row["id"])
+        self.show_leaf(chat_id, leaf_id)
+        return leaf_id
+
+    def show_leaf(self, chat_id: int, leaf_id: int | None) -> None:
+        with self._write() as db:
+            db.execute("UPDATE chats SET leaf_id = ? WHERE id = ?", (leaf_id, chat_id))
+
+    def recover(self) -> int:
+        """Mark answers as stopped whose terminal is gone; how many there were.
+
+        A terminal that is alive touches its answer at every checkpoint, so answers being
+        written by another one are left alone.
+        """
+        with self._write() as db:
+            return db.execute(
+                "UPDATE messages SET state = ? WHERE state = ? AND touched_at < ?",
+                (State.STOPPED, State.WRITING, time.time() - _ABANDONED_SECONDS),
+            ).rowcount
+
+    def search(self, words: str, limit: int = 100) -> list[Hit]:
+        """Messages that hold every one of the words, in any case, the newest first."""
+        terms = words.split()
+        if not terms:
+            return []
+        long = [term for term in terms if len(term) >= _TRIGRAM_SIZE]
+        where, values = [], list[str | int]()
+        if long:
+            where.append("m.id IN (SELECT rowid FROM messages_text WHERE messages_text MATCH ?)")
+            values.append(" AND ".join('"' + term.replace('"', '""') + '"' for term in long))
+        for term in terms:
+            if len(term) < _TRIGRAM_SIZE:
+                where.append("m.text LIKE ? ESCAPE '\\' AND m.state != 'writing'")
+                values.append("%" + _like_escaped(term) + "%")
+        rows = self._db.execute(
+            "SELECT c.*, m.id AS message_id, m.role, m.text FROM messages m"
+            f" JOIN chats c ON c.id = m.chat_id WHERE {' AND '.join(where)}"
+            " ORDER BY m.id DESC LIMIT ?",
+            (*values, limit),
+        )
+        return [
+            Hit(_chat(row), row["message_id"], Role(row["role"]), _excerpt(row["text"], terms[0]))
+            for row in rows
+        ]
+
+    def questions(self, limit: int = 200) -> list[str]:
+        """What was asked before, the oldest first: the composer's history."""
+        rows = self._db.execute(
+            "SELECT text FROM messages WHERE role = ? ORDER BY id DESC LIMIT ?",
+            (Role.USER, limit),
+        )
+        newest_first = dict.fromkeys(row["text"] for row in rows)
+        return list(newest_first)[::-1]
+
+    # Settings
+
+    def setting(self, name: str) -> str | None:
+        row = self._db.execute("SELECT value FROM settings WHERE name = ?", (name,)).fetchone()
+        return None if row is None else str(row["value"])
+
+    def set_setting(self, name: str, value: str) -> None:
+        with self._write() as db:
+            db.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, value))
+
+    @contextmanager
+    def _write(self) -> Iterator[sqlite3.Connection]:
+        """One transaction; takes the write lock at once, so that it never has to be upgraded."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+        except sqlite3.IntegrityError as error:
+            raise StoreError(_DELETED) from error
+        except sqlite3.Error as error:
+            raise StoreError(
+                f"The chat could not be saved: {error}. Free space on the disk, or set "
+                "MLXSERVE_HOME to another folder."
+            ) from error
+
+
+def title_of(words: str) -> str:
+    """A chat's title: the beginning of what was asked first."""
+    return one_line(words, _TITLE_SIZE) or "New chat"
+
+
+def _migrate(db: sqlite3.Connection, path: Path | None) -> None:
+    version = _version(db)
+    if version > len(MIGRATIONS):
+        raise StoreError(
+            f"{path} was written by a newer version of mlxserve. "
+            "Update mlxserve, or set MLXSERVE_HOME to another folder."
+        )
+    if version == len(MIGRATIONS):
+        return
+    if version > 0 and path is not None:
+        _back_up(db, path.with_suffix(f".v{version}.sqlite"))
+    # Two terminals may start at once: the second waits here and finds the work done.
+    db.execute("BEGIN EXCLUSIVE")
+    try:
+        for step in MIGRATIONS[_version(db) :]:
+            for statement in _statements(step):
+                db.execute(statement)
+        db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise
+    db.execute("COMMIT")
+
+
+def _version(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _statements(script: str) -> Iterator[str]:
+    """The statements of a script; `executescript` would commit the transaction around them."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def _back_up(db: sqlite3.Connection, path: Path) -> None:
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    with closing(sqlite3.connect(path)) as copy:
+        db.backup(copy)
+
+
+def _chat(row: sqlite3.Row) -> Chat:
+    return Chat(
+        id=row["id"],
+        title=row["title"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+        leaf_id=row["leaf_id"],
+        system=row["system"],
+    )
+
+
+def _message(row: sqlite3.Row) -> Message:
+    return Message(
+        id=row["id"],
+        chat_id=row["chat_id"],
+        parent_id=row["parent_id"],
+        role=Role(row["role"]),
+        text=row["text"],
+        thinking=row["thinking"],
+        state=State(row["state"]),
+        error=row["error"],
+        model=row["model"],
+        figures=Figures(
+            prompt_tokens=row["prompt_tokens"],
+            cached_tokens=row["cached_tokens"],
+            differs_at=row["differs_at"],
+            miss=row["miss"],
+            completion_tokens=row["completion_tokens"],
+            first_token_seconds=row["first_token_seconds"],
+            decode_seconds=row["decode_seconds"],
+        ),
+        created_at=row["created_at"],
+    )
+
+
+def _like_escaped(term: str) -> str:
+    for special in "\\%_":
+        term = term.replace(special, "\\" + special)
+    return term
+
+
+def _excerpt(text: str, term: str, around: int = 60) -> str:
+    """The words around the first place where the term stands."""
+    at = max(0, text.lower().find(term.lower()))
+    start = max(0, at - around // 2)
+    excerpt = one_line(text[start : at + around * 2], around * 2)
+    return f"…{excerpt}" if start else excerpt

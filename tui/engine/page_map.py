@@ -1,0 +1,142 @@
+"""The cache page by page, as the server's events tell it, and how it is folded into a picture.
+
+The format is that of `/api/v1/kv/map`: a snapshot, then deltas. States are its letters:
+f free, a held by one request, s shared by several, c cached, p pinned.
+
+When a request ends, its last page table is remembered, so that the pages of a chat can still be
+shown while they wait in the cache. A page is forgotten when it becomes free, or when another
+request holds it at another place of its table: pages are found by everything before them, so
+that can only be another text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tui.talk.events import ChatError
+
+STATES = "fcasp"  # from the weakest to the strongest: one cell of a folded map shows the last
+MAX_PAGES = 1 << 24
+_MAX_PAST = 64  # ended requests whose pages are remembered
+_RUNS = re.compile(r"([fascp])([0-9]{1,9})")
+_RANKS = bytes.maketrans(STATES.encode(), bytes(range(len(STATES))))
+
+
+class UnreadableMap(ChatError):
+    """The server's events are not a page map."""
+
+
+class PageMap:
+    """What one listener has been told so far."""
+
+    def __init__(self) -> None:
+        self.page_size = 0
+        self._states = bytearray()
+        self._tables: dict[str, list[int]] = {}  # of live requests
+        self._past: OrderedDict[str, dict[int, int]] = OrderedDict()  # page -> place in the table
+
+    @property
+    def num_pages(self) -> int:
+        return len(self._states)
+
+    def count(self, state: str) -> int:
+        return self._states.count(state.encode())
+
+    def pages_of(self, request_id: str | None) -> Collection[int]:
+        """The pages a request holds, or held and nobody has taken since."""
+        if request_id is None:
+            return ()
+        return self._tables.get(request_id) or self._past.get(request_id, {}).keys()
+
+    def apply(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Take an event. Raises UnreadableMap for one that makes no sense."""
+        try:
+            if kind == "snapshot":
+                self._begin(data)
+            elif kind == "delta":
+                for start, runs in data["pages"]:
+                    self._set_states(start, _decoded(runs))
+            else:
+                return
+            for name in data["gone"]:
+                self._end(name)
+            for told in data["requests"]:
+                self._extend(told["id"], told["from"], told["pages"])
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise UnreadableMap(
+                f"The server's page map cannot be read ({type(error).__name__}: {error}). "
+                "Is it a newer version than this terminal?"
+            ) from error
+
+    def _begin(self, data: Mapping[str, Any]) -> None:
+        states = _decoded(data["pages"])
+        if len(states) != data["num_pages"]:
+            raise ValueError(f"{len(states)} pages instead of {data['num_pages']}")
+        self.page_size = int(data["page_size"])
+        self._states = bytearray(states)
+        self._tables = {}
+        self._past.clear()
+
+    def _set_states(self, start: int, states: bytes) -> None:
+        end = start + len(states)
+        if not 0 <= start <= end <= self.num_pages:
+            raise ValueError(f"pages {start} to {end} of {self.num_pages}")
+        self._states[start:end] = states
+        if b"f" in states:
+            free = {start + at for at, state in enumerate(states) if state == ord("f")}
+            for past in self._past.values():
+                for page in free & past.keys():
+                    del past[page]
+
+    def _end(self, name: str) -> None:
+        table = self._tables.pop(name, [])
+        free = ord("f")
+        self._past[name] = {p: at for at, p in enumerate(table) if self._states[p] != free}
+        if len(self._past) > _MAX_PAST:
+            self._past.popitem(last=False)
+
+    def _extend(self, name: str, start: int, runs: Sequence[Sequence[int]]) -> None:
+        table = self._tables.get(name, [])[:start]
+        for first, length in runs:
+            if first < 0 or first + length > self.num_pages or len(table) > self.num_pages:
+                raise ValueError(f"a request holds pages {first} to {first + length}")
+            table.extend(range(first, first + length))
+        self._tables[name] = table
+        for at, page in enumerate(table[start:], start):
+            for past in self._past.values():
+                if past.get(page, at) != at:
+                    del past[page]
+
+    def fold(self, num_cells: int, own: Collection[int]) -> Folded:
+        """The map in at most so many cells."""
+        per_cell = max(1, -(-self.num_pages // max(1, num_cells)))
+        ranks = bytes(self._states).translate(_RANKS)
+        strongest = [max(ranks[at : at + per_cell]) for at in range(0, len(ranks), per_cell)]
+        return Folded(
+            "".join(STATES[rank] for rank in strongest),
+            frozenset(page // per_cell for page in own),
+            per_cell,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A page map for a picture: one letter per cell, the strongest state of its pages."""
+
+    cells: str
+    own: frozenset[int]  # cells with a page of the open chat
+    pages_per_cell: int
+
+
+def _decoded(runs: str) -> bytes:
+    """`"p2a1"` is `b"ppa"`."""
+    found = _RUNS.findall(runs)
+    if "".join(letter + count for letter, count in found) != runs:
+        raise ValueError(f"{runs[:40]!r} is not a list of runs")
+    if sum(int(count) for _, count in found) > MAX_PAGES:
+        raise ValueError(f"more than {MAX_PAGES} pages")
+    return b"".join(letter.encode() * int(count) for letter, count in found)

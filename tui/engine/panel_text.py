@@ -1,0 +1,120 @@
+"""The engine in words: the lines of its panel. Pure functions from data to styled text."""
+
+from __future__ import annotations
+
+from textual.content import Content
+
+from tui.chat.messages import Figures
+from tui.chat.stats_text import seconds_words
+from tui.engine.page_map import Folded, PageMap
+from tui.talk.engine_state import EngineStats
+
+# Told apart by their shape, so that no colour is needed.
+GLYPHS = {"f": "·", "c": "□", "a": "■", "s": "◆", "p": "▲"}
+STYLES = {
+    "f": "$text-quiet",
+    "c": "$secondary",
+    "a": "$success",
+    "s": "$primary",
+    "p": "$accent",
+}
+_NAMES = {"f": "free", "c": "cached", "a": "active", "s": "shared", "p": "pinned"}
+
+_MISSES = {
+    "new_text": "differs at token {at}: new text",
+    "evicted": "differs at token {at}: its pages were given up for others",
+    "other_salt": "nothing reused: computed before under another cache salt",
+    "below_one_page": "all whole pages reused; the rest is less than a page",
+    "off": "nothing reused: the prefix cache is off",
+}
+
+
+def answer_lines(figures: Figures | None, width: int) -> Content:
+    """What the last answer took, and how much of its prompt was in the cache."""
+    if figures is None:
+        return _quiet("Nothing has been asked yet.")
+    lines = [*_reuse_lines(figures, width)]
+    speeds = []
+    if figures.first_token_seconds is not None:
+        speeds.append(f"first token {seconds_words(figures.first_token_seconds)}")
+        computed = (figures.prompt_tokens or 0) - (figures.cached_tokens or 0)
+        if computed > 0 and figures.first_token_seconds > 0:
+            speeds.append(f"prefill {computed / figures.first_token_seconds:,.0f} tok/s")
+    if figures.tokens_per_second is not None:
+        speeds.append(f"decode {figures.tokens_per_second:,.1f} tok/s")
+    lines += [Content(part) for part in _wrapped(speeds, width)]
+    return Content("\n").join(lines)
+
+
+def _reuse_lines(figures: Figures, width: int) -> list[Content]:
+    prompt, cached = figures.prompt_tokens, figures.cached_tokens
+    if prompt is None:
+        return []
+    if cached is None:
+        return [_quiet(f"{prompt:,} prompt tokens; the server does not say what was cached")]
+    full = round(width * min(cached, prompt) / prompt) if prompt else 0
+    bar = Content.assemble(("█" * full, "$success"), ("░" * (width - full), "$text-quiet"))
+    lines = [Content(f"reused {cached:,} of {prompt:,} tokens"), bar]
+    if figures.miss:
+        lines.append(_quiet(_miss_words(figures)))
+    return lines
+
+
+def _miss_words(figures: Figures) -> str:
+    if figures.miss == "new_text" and not figures.differs_at:
+        return "new text from its first token on"
+    if figures.miss == "below_one_page" and not figures.cached_tokens:
+        return "too short: only whole pages are found again"
+    at = "?" if figures.differs_at is None else f"{figures.differs_at:,}"
+    return _MISSES.get(figures.miss, "no more: {miss}").format(at=at, miss=figures.miss)
+
+
+def now_lines(stats: EngineStats) -> Content:
+    """The engine of this moment."""
+    rates = f"prefill {stats.prefill_rate:,.0f} tok/s · decode {stats.decode_rate:,.1f} tok/s"
+    memory = f"memory {size_words(stats.active_size)}, peak {size_words(stats.peak_size)}"
+    cache = f"KV cache {size_words(stats.kv_cache_size)}"
+    if stats.swap_size:
+        cache += f" · on disk {size_words(stats.swap_size)}"
+    preempted = f"preemptions {stats.num_preemptions:,} · cache hits {stats.hit_rate:.0%}"
+    queue = f"running {stats.num_running} · waiting {stats.num_waiting}"
+    return Content("\n").join(Content(line) for line in (queue, rates, preempted, memory, cache))
+
+
+def legend(pages: PageMap, num_own: int, folded: Folded) -> Content:
+    """The signs of the map, and how many pages each stands for."""
+    signs = [_sign(state, pages.count(state)) for state in "asc"]
+    rest = [_sign(state, pages.count(state)) for state in "pf"]
+    own = Content.assemble(("■", "reverse"), f" this chat {num_own:,}")
+    scale = f"{pages.num_pages:,} pages of {pages.page_size} tokens"
+    if folded.pages_per_cell > 1:
+        scale += f"; a sign is {folded.pages_per_cell:,} pages and shows the most used"
+    gap = Content("  ")
+    return Content("\n").join(
+        [gap.join(signs), gap.join([*rest, own]), _quiet(scale)],
+    )
+
+
+def _sign(state: str, count: int) -> Content:
+    return Content.assemble((GLYPHS[state], STYLES[state]), f" {_NAMES[state]} {count:,}")
+
+
+def size_words(size: int) -> str:
+    """`812 MiB`, `3.4 GiB`."""
+    gib = size / (1 << 30)
+    return f"{gib:.1f} GiB" if gib >= 1 else f"{size / (1 << 20):.0f} MiB"
+
+
+def _quiet(words: str) -> Content:
+    return Content.styled(words, "$text-quiet")
+
+
+def _wrapped(parts: list[str], width: int) -> list[str]:
+    """Joined by dots, on as few lines as they need."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + 3 + len(part) <= width:
+            lines[-1] += f" · {part}"
+        else:
+            lines.append(part)
+    return lines

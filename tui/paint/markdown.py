@@ -1,0 +1,365 @@
+"""Markdown that arrives in pieces: finished blocks are painted once, only the open end again.
+
+    text   [ block | block | block | open end ..... ]
+             frozen: strips are kept   parsed and painted on every flush
+
+A block is frozen when the next one has begun, on complete lines only, so that what follows can
+no longer change it. The open end itself is kept short: a long code fence or list is frozen in
+pieces, which may look slightly different (a docstring over the cut, a loose list) until
+`settle` puts the picture of the whole text in place. Two things can change an earlier block: a
+link's definition further down, and those pieces; both are what `settle` is for.
+Knows nothing of widgets or time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from textual.strip import Strip
+
+from tui.paint.painter import PLAIN_SIZE, Painter
+from tui.sanitise import clean
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.token import Token
+
+# Lines of an open fence or list painted again on each flush (a flush is then some 10 ms).
+MAX_OPEN_LINES = 40
+# An open block that can not be cut (a paragraph, a table) is shown unparsed beyond this.
+MAX_OPEN_SIZE = 4_096
+# What is nested as deeply as this the parser leaves out without a word: such a block is shown as
+# it was written.
+_MAX_NESTING = 20
+FENCE_CONTEXT = 6  # lines of a long fence that stay open: the highlighter reads them again
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One top-level block, or a piece of one.
+
+    continued: goes on from the block above
+    first_number: where the piece of an ordered list counts from
+    """
+
+    source: str
+    tokens: tuple[Token, ...] | None  # None: shown as plain text
+    continued: bool = False
+    first_number: int | None = None
+
+    @property
+    def kind(self) -> str:
+        return self.tokens[0].type if self.tokens else ""
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether an empty line stands above it."""
+        return not self.continued or self._is_loose
+
+    @property
+    def _is_loose(self) -> bool:
+        return self.tokens is not None and any(
+            t.type == "paragraph_open" and t.level == 2 and not t.hidden for t in self.tokens
+        )
+
+    def cut(self) -> int | None:
+        """The line at which an open block can be cut in two; None: it can not be."""
+        if self.kind == "fence":
+            last = self.source.count("\n") - FENCE_CONTEXT
+            return last if last > 1 else None
+        if self.kind in ("bullet_list_open", "ordered_list_open"):
+            base = _start(self.tokens or ())
+            last = self._items[-1] - base
+            return last if last > 0 else None
+        return None
+
+    def paint(self, painter: Painter) -> tuple[Strip, ...]:
+        if self.tokens is None:
+            return painter.plain(self.source)
+        return painter.paint(self.tokens, continued=self.continued, first_number=self.first_number)
+
+    @property
+    def _items(self) -> list[int]:
+        """The lines at which a list's own items begin."""
+        return [
+            t.map[0]
+            for t in self.tokens or ()
+            if t.type == "list_item_open" and t.level == 1 and t.map
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """How the open end goes on from a piece that was frozen."""
+
+    kind: str
+    reopening: str = ""  # the line that opens the fence again
+    next_number: int | None = None
+
+    @classmethod
+    def after(cls, piece: Block) -> Continuation:
+        if piece.kind == "fence":
+            return cls(piece.kind, reopening=piece.source.splitlines(keepends=True)[0])
+        assert piece.tokens is not None, "only parsed blocks are cut"
+        start = piece.first_number
+        if start is None:
+            start = int(piece.tokens[0].attrs.get("start", 1))
+        return cls(piece.kind, next_number=start + len(piece._items))
+
+    def apply(self, block: Block) -> Block:
+        number = self.next_number if self.kind == "ordered_list_open" else None
+        return replace(block, continued=True, first_number=number)
+
+
+def _commonmark() -> MarkdownIt:
+    from markdown_it import MarkdownIt  # the first picture does not wait for it
+
+    return MarkdownIt("commonmark", {"html": False, "maxNesting": _MAX_NESTING})
+
+
+@dataclass(frozen=True, slots=True)
+class Painted:
+    block: Block
+    strips: tuple[Strip, ...]
+
+
+class Parser:
+    """Splits Markdown into top-level blocks. Remembers the link definitions it has seen."""
+
+    def __init__(self) -> None:
+        # HTML is text to us; autolinks need no extra dependency.
+        self._parser = _commonmark().enable(["table", "strikethrough"])
+        self._references: dict[str, Any] = {}
+
+    @property
+    def has_references(self) -> bool:
+        return bool(self._references)
+
+    def parse(self, source: str, *, keep_references: bool = True) -> list[tuple[int, Block]]:
+        """The blocks of the source, each with the line it begins at."""
+        env: dict[str, Any] = {"references": dict(self._references)}
+        tokens = self._parser.parse(source, env)
+        if keep_references:
+            self._references = env["references"]
+        lines = source.splitlines(keepends=True)
+        blocks = []
+        end = len(lines)
+        for span in reversed(list(_spans(tokens))):
+            start = _start(span)
+            blocks.append((start, _block("".join(lines[start:end]), span)))
+            end = start
+        return blocks[::-1]
+
+
+class MarkdownStream:
+    """The picture of a text that is still growing."""
+
+    def __init__(self, painter: Painter) -> None:
+        self._painter = painter
+        self._parser = Parser()
+        self._text: list[str] = []
+        self._open = ""  # what is not frozen yet
+        self._held = ""  # a "\r" at the very end, which may be half of "\r\n"
+        self._continuation: Continuation | None = None
+        self._next_try = 0  # size of the open end at which freezing is tried again
+        self._frozen: list[Painted] = []
+        self._frozen_lines: list[Strip] = []
+        self._open_lines: list[Strip] = []
+        self._is_dirty = False
+
+    @classmethod
+    def whole(cls, text: str, painter: Painter) -> MarkdownStream:
+        """The final picture of a text that is all there."""
+        stream = cls(painter)
+        stream.feed(text)
+        stream.settle(stream.final_picture(painter))
+        return stream
+
+    @property
+    def text(self) -> str:
+        """Everything fed so far, cleaned."""
+        if len(self._text) > 1:
+            self._text = ["".join(self._text)]
+        return (self._text[0] if self._text else "") + ("\n" if self._held else "")
+
+    @property
+    def num_lines(self) -> int:
+        return len(self._frozen_lines) + len(self._open_lines)
+
+    @property
+    def num_open_lines(self) -> int:
+        """Lines that the next flush paints again."""
+        return len(self._open_lines)
+
+    def line(self, y: int) -> Strip:
+        frozen = len(self._frozen_lines)
+        return self._frozen_lines[y] if y < frozen else self._open_lines[y - frozen]
+
+    def feed(self, piece: str) -> None:
+        """Add text. Nothing is parsed or painted until `flush`."""
+        piece = self._held + piece
+        self._held = "\r" if piece.endswith("\r") else ""
+        piece = clean(piece.removesuffix("\r"))
+        if not piece:
+            return
+        self._text.append(piece)
+        self._open += piece
+        self._is_dirty = True
+
+    def flush(self) -> bool:
+        """Paint what is new. True if anything is."""
+        if not self._is_dirty:
+            return False
+        self._is_dirty = False
+        if len(self._open) >= self._next_try:
+            self._freeze()
+        self._paint_open()
+        return True
+
+    def glance(self) -> None:
+        """Paint the end alone, as it is written: for a long text, until `settle`."""
+        self._is_dirty = False
+        self._frozen, self._frozen_lines = [], []
+        self._open = self.text
+        self._continuation = None
+        self._paint_open()
+
+    def final_picture(self, painter: Painter) -> list[Painted]:
+        """The whole text parsed and painted; frozen lines are used again where they are right.
+
+        Reads only, so it may run in a thread while nothing is fed, with a painter of its own.
+        """
+        parser = Parser()
+        blocks = parser.parse(self.text)
+        has_links = parser.has_references or self._parser.has_references
+        known = {
+            p.block.source: p.strips
+            for p in self._frozen
+            if not p.block.continued and not (has_links and "[" in p.block.source)
+        }
+        return [
+            Painted(block, known.get(block.source) or block.paint(painter)) for _, block in blocks
+        ]
+
+    def settle(self, picture: Sequence[Painted]) -> None:
+        """Put the final picture in place of the streamed one."""
+        self._open = self._held = ""
+        self._continuation = None
+        self._is_dirty = False
+        self._open_lines = []
+        self._lay_out(picture)
+
+    def repaint(self, painter: Painter) -> None:
+        """Paint everything again: the width or the colours have changed."""
+        self._painter = painter
+        self._lay_out([Painted(p.block, p.block.paint(painter)) for p in self._frozen])
+        self._paint_open()
+
+    def _lay_out(self, picture: Sequence[Painted]) -> None:
+        self._frozen, self._frozen_lines = [], []
+        for painted in picture:
+            self._append(painted)
+
+    def _append(self, painted: Painted) -> None:
+        if self._frozen_lines and painted.strips and painted.block.has_gap:
+            self._frozen_lines.append(Strip.blank(0))
+        self._frozen_lines.extend(painted.strips)
+        self._frozen.append(painted)
+
+    def _freeze(self) -> None:
+        """Move finished blocks out of the open end, and pieces of one that has grown too long."""
+        self._next_try = 0
+        complete = self._open[: self._open.rfind("\n") + 1]
+        blocks = self._parse_open(complete)
+        for _, block in blocks[:-1]:
+            self._append(Painted(block, block.paint(self._painter)))
+        if len(blocks) > 1:
+            self._drop(blocks[-1][0])
+            self._continuation = None
+        if blocks:
+            self._freeze_piece(blocks[-1][1])
+        if len(self._open) > MAX_OPEN_SIZE:
+            # It could not be cut, and parsing it costs more each time: try again later.
+            self._next_try = len(self._open) * 5 // 4
+
+    def _freeze_piece(self, block: Block) -> None:
+        """Cut the front off a fence or list that is still open and already long."""
+        if block.source.count("\n") <= MAX_OPEN_LINES and len(block.source) <= MAX_OPEN_SIZE:
+            return
+        cut = block.cut()
+        if cut is None:
+            return
+        lines = block.source.splitlines(keepends=True)
+        pieces = self._parse_open("".join(lines[:cut]), has_reopening=True)
+        if len(pieces) != 1:
+            return
+        piece = pieces[0][1]
+        self._append(Painted(piece, piece.paint(self._painter)))
+        self._drop(cut)
+        self._continuation = Continuation.after(piece)
+
+    def _drop(self, num_lines: int) -> None:
+        """Take lines off the open end; they count from the line that opens a fence again."""
+        if self._continuation is not None and self._continuation.reopening:
+            num_lines -= 1
+        lines = self._open.splitlines(keepends=True)
+        self._open = "".join(lines[num_lines:])
+
+    def _parse_open(
+        self, source: str, *, keep_references: bool = True, has_reopening: bool = False
+    ) -> list[tuple[int, Block]]:
+        """The blocks of the open end; the first may go on from the one frozen last."""
+        continuation = self._continuation
+        if continuation is None:
+            return self._parser.parse(source, keep_references=keep_references)
+        if not has_reopening:
+            source = continuation.reopening + source
+        blocks = self._parser.parse(source, keep_references=keep_references)
+        if blocks and blocks[0][1].kind == continuation.kind:
+            start, first = blocks[0]
+            blocks[0] = (start, continuation.apply(first))
+        return blocks
+
+    def _paint_open(self) -> None:
+        self._open_lines = []
+        source = self._open
+        if len(source) > MAX_OPEN_SIZE:
+            # Only until it is finished: then the whole of it is parsed.
+            blocks = [Block("… " + source[-MAX_OPEN_SIZE:], None)]
+        else:
+            blocks = [block for _, block in self._parse_open(source, keep_references=False)]
+        for block in blocks:
+            strips = block.paint(self._painter)
+            if self.num_lines and strips and block.has_gap:
+                self._open_lines.append(Strip.blank(0))
+            self._open_lines.extend(strips)
+
+
+def _block(source: str, tokens: tuple[Token, ...]) -> Block:
+    is_code = tokens[0].type in ("fence", "code_block")
+    is_whole = all(token.level < _MAX_NESTING - 1 for token in tokens)
+    return Block(source, tokens if is_code or (len(source) <= PLAIN_SIZE and is_whole) else None)
+
+
+def _spans(tokens: Sequence[Token]) -> Iterator[tuple[Token, ...]]:
+    """Top-level blocks, each as its tokens."""
+    start = depth = 0
+    for at, token in enumerate(tokens):
+        if depth == 0:
+            start = at
+        depth += token.nesting
+        if depth == 0:
+            yield tuple(tokens[start : at + 1])
+
+
+def _start(tokens: Sequence[Token]) -> int:
+    assert tokens[0].map is not None, "every top-level block says where it is"
+    return tokens[0].map[0]
+
+
+def code_blocks(text: str) -> list[str]:
+    """What stands in each block of code, as it was written."""
+    tokens = _commonmark().parse(text)
+    return [t.content for t in tokens if t.type in ("fence", "code_block")]

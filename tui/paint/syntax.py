@@ -1,0 +1,52 @@
+"""What the words of a program are: spans of code and the style each has.
+
+The one module that imports pygments, which the first picture of the screen does not wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pygments.lexer import Lexer
+from pygments.lexers import get_lexer_by_name
+from pygments.token import Token, _TokenType
+from pygments.util import ClassNotFound
+from rich.style import Style
+
+from tui.paint.theme import Palette
+
+
+def spans(code: str, language: str, palette: Palette) -> Iterator[tuple[Style, int, int]]:
+    """(style, start, end) of what is coloured; nothing in a language nobody knows."""
+    lexer = _lexer(language)
+    if lexer is None:
+        return
+    for start, kind, value in lexer.get_tokens_unprocessed(code):
+        style = _style(kind, palette)
+        if style is not None:
+            yield style, start, start + len(value)
+
+
+def _style(kind: _TokenType, palette: Palette) -> Style | None:
+    for family, style in (
+        (Token.Comment, palette.comment),
+        (Token.Keyword, palette.keyword),
+        (Token.Operator.Word, palette.keyword),
+        (Token.Literal.String, palette.string),
+        (Token.Literal.Number, palette.number),
+        (Token.Name.Function, palette.name),
+        (Token.Name.Class, palette.name),
+        (Token.Name.Tag, palette.name),
+        (Token.Name.Builtin, palette.name),
+        (Token.Name.Decorator, palette.name),
+    ):
+        if kind[: len(family)] == family:
+            return style
+    return None
+
+
+def _lexer(language: str) -> Lexer | None:
+    try:
+        return get_lexer_by_name(language, stripnl=False)
+    except ClassNotFound:
+        return None

@@ -1,0 +1,217 @@
+"""The HTTP client: asks an OpenAI-compatible server and turns every failure into one sentence.
+
+Knows the wire format and nothing else: no widgets, no store. Our own server and any other one
+are spoken to in the same way; what only ours sends (cached tokens, health) may be missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from tui.sanitise import one_line, well_formed
+from tui.talk.engine_client import EngineClient
+from tui.talk.events import (
+    Began,
+    ChatError,
+    Finish,
+    Piece,
+    TextPiece,
+    ThinkingPiece,
+    ToolPiece,
+    Usage,
+)
+from tui.talk.wire import check, events, explained, json_object, said, start_of
+
+# Prefill of a long prompt may take minutes without a byte, so a stream has no read timeout:
+# the reader sees the seconds go by and has Esc.
+_STREAM_TIMEOUT = httpx.Timeout(10.0, read=None)
+_QUESTION_TIMEOUT = httpx.Timeout(10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether the server can answer, and what it says about it."""
+
+    is_ready: bool
+    status: str = ""
+    progress: float | None = None  # of loading, 0 to 1
+
+
+class ChatClient:
+    """One server. Use as an async context manager, or call `close`."""
+
+    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+        self.url = base_url(url)
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._http = httpx.AsyncClient(
+            base_url=self.url,
+            headers=headers,
+            timeout=_QUESTION_TIMEOUT,
+            # A proxy from the environment must never see what goes to this machine itself.
+            trust_env=not _is_loopback(self.url),
+        )
+        self.engine = EngineClient(self._http, self.url)
+
+    async def __aenter__(self) -> ChatClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def health(self) -> Health:
+        """Raises Unreachable. A server without /health counts as ready."""
+        with explained(self.url):
+            reply = await self._http.get("/health")
+        content = json_object(reply.content)
+        if words := said(content):
+            # Ours says so when its engine has died, which waiting does not mend.
+            raise ChatError(f"The server at {self.url} is not well: {words}.")
+        status = one_line(str(content.get("status", "")), 80)
+        progress = content.get("progress")
+        return Health(
+            is_ready=reply.status_code != httpx.codes.SERVICE_UNAVAILABLE
+            and status not in ("loading", "starting"),
+            status=status,
+            progress=float(progress) if isinstance(progress, int | float) else None,
+        )
+
+    async def models(self) -> list[str]:
+        """The names of the models that can be asked. Raises ChatError."""
+        with explained(self.url):
+            reply = await self._http.get("/v1/models")
+            check(reply.status_code, reply.content, self.url)
+        data = json_object(reply.content).get("data")
+        entries = data if isinstance(data, list) else []
+        return [str(entry["id"]) for entry in entries if isinstance(entry, dict) and "id" in entry]
+
+    async def stream(
+        self, messages: Sequence[Mapping[str, str]], *, model: str, continues: bool = False
+    ) -> AsyncGenerator[Piece, None]:
+        """The answer to the conversation, as it is written. Raises ChatError.
+
+        continues: the answer goes on where the last message, the assistant's, ends
+        Closing the iterator closes the connection, which is how the server learns of a stop.
+        """
+        body: dict[str, object] = {
+            "model": model,
+            "messages": list(messages),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if continues:
+            body["continue_final_message"] = True
+        is_finished = False
+        with explained(self.url):
+            async with self._http.stream(
+                "POST", "/v1/chat/completions", json=body, timeout=_STREAM_TIMEOUT
+            ) as reply:
+                if reply.status_code != httpx.codes.OK:
+                    check(reply.status_code, await start_of(reply), self.url)
+                yield Began(one_line(reply.headers.get("x-request-id", ""), 100) or None)
+                async with aclosing(_chunks(reply)) as chunks:
+                    async for data in chunks:
+                        for piece in _pieces(data):
+                            is_finished |= isinstance(piece, Finish)
+                            yield piece
+        if not is_finished:
+            raise ChatError(
+                "The connection ended in the middle of the answer. "
+                "What arrived is kept; press Ctrl+R to ask again."
+            )
+
+
+def base_url(url: str) -> str:
+    """An address as people write it, as the root that /v1 and /health hang from.
+
+    `localhost:8000`, `http://localhost:8000/` and `http://localhost:8000/v1` mean the same.
+    Raises ChatError.
+    """
+    full = url.strip() if "://" in url else f"http://{url.strip()}"
+    parts = urlsplit(full)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ChatError(
+            f"{one_line(url)!r} is not an address of a server: "
+            "write it like http://127.0.0.1:8000 after --url."
+        )
+    path = parts.path.rstrip("/").removesuffix("/v1")
+    return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def _chunks(reply: httpx.Response) -> AsyncGenerator[dict[str, Any], None]:
+    """The JSON objects of the stream, up to "[DONE]"."""
+    async with aclosing(events(reply)) as stream:
+        async for event in stream:
+            if event.data.strip() == "[DONE]":
+                return
+            content = json_object(event.data)
+            if "error" in content:
+                raise ChatError(f"The server stopped with an error: {said(content)}")
+            yield content
+
+
+def _pieces(chunk: Mapping[str, Any]) -> list[Piece]:
+    pieces: list[Piece] = []
+    choices = chunk.get("choices")
+    for choice in choices if isinstance(choices, list) else []:
+        if isinstance(choice, dict) and choice.get("index", 0) == 0:
+            delta = choice.get("delta")
+            pieces.extend(_delta_pieces(delta if isinstance(delta, dict) else {}))
+            if isinstance(reason := choice.get("finish_reason"), str):
+                pieces.append(Finish(reason))
+    if isinstance(usage := chunk.get("usage"), dict):
+        pieces.append(_usage(usage))
+    return pieces
+
+
+def _delta_pieces(delta: Mapping[str, Any]) -> list[Piece]:
+    pieces: list[Piece] = []
+    thinking = delta.get("reasoning_content") or delta.get("reasoning")
+    if isinstance(thinking, str) and thinking:
+        pieces.append(ThinkingPiece(well_formed(thinking)))
+    text = delta.get("content")
+    if isinstance(text, str) and text:
+        pieces.append(TextPiece(well_formed(text)))
+    calls = delta.get("tool_calls")
+    for call in calls if isinstance(calls, list) else []:
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            name, arguments = function.get("name") or "", function.get("arguments") or ""
+            index = call.get("index", 0)
+            pieces.append(ToolPiece(index, well_formed(str(name)), well_formed(str(arguments))))
+    return pieces
+
+
+def _usage(usage: Mapping[str, Any]) -> Usage:
+    details, cache = usage.get("prompt_tokens_details"), usage.get("cache")
+    cache = cache if isinstance(cache, dict) else {}
+    return Usage(
+        prompt_tokens=_count(usage.get("prompt_tokens")),
+        completion_tokens=_count(usage.get("completion_tokens")),
+        cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, dict) else None,
+        differs_at=_count(cache.get("differs_at")),
+        miss=one_line(well_formed(str(cache.get("reason", ""))), 40),
+    )
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -1,0 +1,72 @@
+"""Our own server's routes: what its engine is doing. Other servers have none of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import httpx
+
+from tui.talk.engine_state import EngineStats, Progress
+from tui.talk.events import ChatError, NoEngine
+from tui.talk.wire import check, events, explained, json_object, said, start_of
+
+T = TypeVar("T")
+
+# The map is silent while nothing changes, but for a comment every ten seconds.
+_MAP_TIMEOUT = httpx.Timeout(10.0, read=60.0)
+
+
+class EngineClient:
+    """Over the connections of a `ChatClient`. Raises NoEngine where a server lacks a route."""
+
+    def __init__(self, http: httpx.AsyncClient, url: str) -> None:
+        self._http = http
+        self._url = url
+
+    async def requests(self) -> list[Progress]:
+        """Every live request. Raises ChatError."""
+        content = await self._get("/api/v1/requests")
+        return self._read(lambda: [Progress.of(card) for card in content["data"]])
+
+    async def stats(self) -> EngineStats:
+        """Raises ChatError."""
+        content = await self._get("/api/v1/kv/stats")
+        return self._read(lambda: EngineStats.of(content))
+
+    async def page_events(self) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
+        """(kind, data) of the page map's events, for as long as one listens. Raises ChatError."""
+        with explained(self._url):
+            async with self._http.stream("GET", "/api/v1/kv/map", timeout=_MAP_TIMEOUT) as reply:
+                if reply.status_code != httpx.codes.OK:
+                    self._check(reply, await start_of(reply))
+                async with aclosing(events(reply)) as stream:
+                    async for event in stream:
+                        content = json_object(event.data)
+                        if event.name == "error":
+                            raise ChatError(f"The server stopped with an error: {said(content)}")
+                        yield event.name, content
+
+    async def _get(self, path: str) -> dict[str, Any]:
+        with explained(self._url):
+            reply = await self._http.get(path)
+        self._check(reply, reply.content)
+        return json_object(reply.content)
+
+    def _check(self, reply: httpx.Response, content: bytes) -> None:
+        if reply.status_code in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
+            raise self._no_engine()
+        check(reply.status_code, content, self._url)
+
+    def _read(self, read: Callable[[], T]) -> T:
+        try:
+            return read()
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._no_engine() from error
+
+    def _no_engine(self) -> NoEngine:
+        return NoEngine(
+            f"The server at {self._url} does not show its engine. Pages, queue and memory are "
+            "shown for `mlxserve serve`, and for the server that is started without --url."
+        )

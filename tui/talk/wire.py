@@ -1,0 +1,118 @@
+"""What every exchange with a server has in common: its JSON, its events, its failures in words.
+
+Knows no route. Whatever is not as it should be becomes a ChatError with what to do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import httpx
+
+from tui.sanitise import one_line, well_formed
+from tui.talk.events import ChatError, NotReady, Unreachable
+from tui.talk.sse import EventReader, EventTooLarge, ServerEvent
+
+_MAX_ERROR_SIZE = 64 * 1024
+
+
+class explained:
+    """Turns what httpx raises into a ChatError that says what to do."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        match error:
+            case httpx.ConnectError() | httpx.ConnectTimeout():
+                raise Unreachable(
+                    f"No server answers at {self._url}. Start one with `mlxserve serve`, "
+                    "or check the address after --url."
+                ) from error
+            case httpx.TimeoutException():
+                raise ChatError(
+                    f"The server at {self._url} took too long to answer. Try again in a moment."
+                ) from error
+            case httpx.TransportError():
+                raise ChatError(
+                    f"The connection to {self._url} broke. "
+                    "What arrived is kept; press Ctrl+R to ask again."
+                ) from error
+            case EventTooLarge():
+                raise ChatError(
+                    f"The server at {self._url} sent {error}, which is not an answer. "
+                    "Check that the address is that of an OpenAI-compatible server."
+                ) from error
+
+
+def check(status: int, content: bytes, url: str) -> None:
+    """Raises ChatError for a status that is a refusal."""
+    if status >= httpx.codes.BAD_REQUEST:
+        raise _refusal(status, said(json_object(content)), url)
+
+
+async def start_of(reply: httpx.Response) -> bytes:
+    """Enough of a refusal to read what it says."""
+    content = b""
+    async for part in reply.aiter_bytes():
+        content += part
+        if len(content) > _MAX_ERROR_SIZE:
+            break
+    return content
+
+
+async def events(reply: httpx.Response) -> AsyncGenerator[ServerEvent, None]:
+    """The events of a stream, to its end."""
+    reader = EventReader()
+    async for part in reply.aiter_bytes():
+        for event in reader.feed(part):
+            yield event
+
+
+def json_object(content: bytes | str) -> dict[str, Any]:
+    """The JSON object in the content; an empty one where there is none."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def said(content: Mapping[str, Any]) -> str:
+    """The server's own words about an error, on one line."""
+    error = content.get("error", "")
+    if isinstance(error, dict):
+        error = error.get("message", "")
+    return one_line(well_formed(str(error)), 300).rstrip(".") if error else ""
+
+
+def _refusal(status: int, said: str, url: str) -> ChatError:
+    words = f": {said}." if said else "."
+    match status:
+        case 401 | 403:
+            return ChatError(
+                f"The server at {url} wants another key{words} "
+                "Set MLXSERVE_API_KEY to its key and start again."
+            )
+        case 404:
+            return ChatError(
+                f"The server at {url} does not know this model or address{words} "
+                "Choose a model with /model, or check the address after --url."
+            )
+        case 413:
+            return ChatError(f"The message is too large{words} Shorten it, or start a new chat.")
+        case 429:
+            return ChatError(f"The server is busy{words} Press Ctrl+R to ask again in a moment.")
+        case 503:
+            return NotReady(
+                f"The server cannot answer yet{words} Press Ctrl+R to ask again in a moment."
+            )
+        case _ if status < 500:
+            return ChatError(f"The server refused the request{words} Change it with /edit.")
+        case _:
+            return ChatError(f"The server failed (HTTP {status}){words} Press Ctrl+R to ask again.")

@@ -1,0 +1,163 @@
+"""The model picker: what the server has, what is on this machine, and what could be downloaded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
+
+from tui.sanitise import one_line
+from tui.talk.events import ChatError
+from tui.talk.models import Downloaded, Model, Models, Source
+
+_BAR_WIDTH = 16
+_WIDE = 100  # columns from which a name is written with its owner
+
+
+class ModelsDialog(ModalScreen[Model | None]):
+    """Gives the model that was chosen.
+
+    models: how to find and download others; None where the server is not ours to start again
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss", "Close", show=False),
+        Binding("p", "pause", "Pause", show=False),
+    ]
+
+    def __init__(self, served: Sequence[str], current: str, models: Models | None) -> None:
+        super().__init__()
+        self._rows = [Model(name, Source.SERVER) for name in served]
+        self._current = current
+        self._models = models
+        self._progress: dict[str, Downloaded] = {}  # under way, or paused
+        self._loading: str | None = None  # what is being downloaded
+        self._download: asyncio.Task[None] | None = None
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog") as dialog:
+            dialog.border_title = "Models"
+            dialog.border_subtitle = "Enter chooses or downloads · P pauses · Esc closes"
+            yield OptionList(compact=True)
+            yield Static(id="note", markup=False)
+
+    def on_mount(self) -> None:
+        self._show()
+        names = [row.name for row in self._rows]
+        options = self.query_one(OptionList)
+        options.highlighted = names.index(self._current) if self._current in names else 0
+        options.focus()
+        if self._models is None:
+            self._say("This server was not started here: it has these models and no others.")
+        else:
+            self._say("Looking for the models of this machine …")
+            self.run_worker(self._find(self._models), group="find")
+
+    async def _find(self, models: Models) -> None:
+        try:
+            found = await models.find()
+        except ChatError as error:
+            self._say(str(error))
+            return
+        served = {row.name for row in self._rows}
+        running = {m.name: m for m in found if m.name in served}
+        self._rows = [running.get(row.name, row) for row in self._rows]
+        self._rows += [model for model in found if model.name not in served]
+        self._say(
+            "Sizes are those of the weights. A model fits if there is memory for them, a step at its "
+            "peak and all of its context; else you see how many tokens of that do."
+        )
+        self._show()
+
+    def _say(self, words: str) -> None:
+        self.query_one("#note", Static).update(Content.styled(words, "$text-quiet"))
+
+    def _show(self) -> None:
+        options = self.query_one(OptionList)
+        at = options.highlighted
+        width = max((len(self._shown(row.name)) for row in self._rows), default=0)
+        options.set_options([Option(self._line(row, width)) for row in self._rows])
+        options.highlighted = at
+
+    def _shown(self, name: str) -> str:
+        """A repository's owner is left out where there is little room."""
+        is_narrow = self.app.size.width < _WIDE
+        return one_line(name.rpartition("/")[2] if is_narrow else name, 44)
+
+    def _line(self, row: Model, width: int) -> Content:
+        sign = "●" if row.name == self._current else " "
+        size = "" if row.weight_size is None else f"{row.weight_size / 1e9:.2f} GB"
+        progress = self._progress.get(row.name)
+        if progress is None:
+            where = "to download" if row.source is Source.SUGGESTED else str(row.source)
+            state = Content(f"{row.verdict:18}{where}")
+        else:
+            state = Content(_progress_words(progress, is_paused=self._loading != row.name))
+        name = self._shown(row.name).ljust(width)
+        return Content.assemble(f"{sign} ", (name, "bold"), f" {size:>8}  ", state)
+
+    @on(OptionList.OptionSelected)
+    def _choose(self, event: OptionList.OptionSelected) -> None:
+        row = self._rows[event.option_index]
+        if row.is_here:
+            self.dismiss(row)
+        elif self._loading is not None:
+            self._say(f"{one_line(self._loading, 60)} is being downloaded; P pauses it.")
+        elif self._models is not None:
+            self._loading = row.name
+            self._progress.setdefault(row.name, Downloaded(0, None))
+            self._download = asyncio.create_task(self._get(self._models, row))
+            self._show()
+
+    def action_pause(self) -> None:
+        """Enter on the same model goes on."""
+        if self._download is not None:
+            self._download.cancel()
+
+    def on_unmount(self) -> None:
+        self.action_pause()
+
+    async def _get(self, models: Models, row: Model) -> None:
+        self._say(f"Downloading {one_line(row.name, 60)} …")
+        try:
+            async with aclosing(models.download(row.name)) as steps:
+                async for step in steps:
+                    self._progress[row.name] = step
+                    self._show()
+        except ChatError as error:
+            self._say(str(error))
+        except asyncio.CancelledError:
+            if self.is_mounted:
+                self._say("Paused; Enter goes on where it was.")
+            raise
+        else:
+            del self._progress[row.name]
+            self._rows = [
+                Model(m.name, Source.DOWNLOADED, m.weight_size, m.fits, m.num_tokens, m.context)
+                if m.name == row.name
+                else m
+                for m in self._rows
+            ]
+            self._say(f"{one_line(row.name, 60)} is here; Enter chooses it.")
+        finally:
+            self._loading = self._download = None
+            if self.is_mounted:
+                self._show()
+
+
+def _progress_words(progress: Downloaded, *, is_paused: bool) -> str:
+    words = f"{progress.done / 1e9:.2f} GB"
+    if (fraction := progress.fraction) is not None:
+        full = round(_BAR_WIDTH * fraction)
+        words = f"{'━' * full}{'┄' * (_BAR_WIDTH - full)} {fraction:.0%}"
+    return f"{words} paused" if is_paused else words
