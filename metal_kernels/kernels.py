@@ -1,7 +1,7 @@
 """The kernels: their texts, their buffers, and what builds and runs them.
 
-A *factory* makes a kernel callable from its spec and text: `on_metal` through MLX, `on_emulator`
-on the CPU. Both take the same call, so everything above this file is the same on either.
+A *factory* makes a kernel callable from its spec and text. `on_metal` does it through MLX; tests
+pass factories of their own, which take the same call.
 """
 
 from __future__ import annotations
@@ -99,24 +99,6 @@ def on_metal(spec: KernelSpec, source: str) -> Kernel:
         source=source,
     )
     return cast(Kernel, kernel)
-
-
-def on_emulator(*, check: bool = False) -> Factory:
-    """The emulator compiles the text for the CPU; `check` runs it with every run-time check."""
-    # Development only: a plain install has no compiler, and never comes here.
-    from metal_kernels.emulator import metal_kernel
-
-    def make(spec: KernelSpec, source: str) -> Kernel:
-        return metal_kernel(
-            spec.name,
-            spec.inputs,
-            spec.outputs,
-            source,
-            writable_inputs=("k_pool", "v_pool") if spec.writes_pools else (),
-            check=check,
-        )
-
-    return make
 
 
 class Kernels:

@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from metal_kernels import choice
 from metal_kernels.reference import ReferenceBackend
 from mlxserve import build
 from mlxserve.build import choose_attention
@@ -66,6 +67,9 @@ def test_wrong_kernels_that_were_asked_for_are_an_error(
         choose_attention("metal", loaded)
 
 
-def test_a_head_dimension_the_kernels_do_not_have_is_named(loaded: LoadedModel) -> None:
+def test_a_head_dimension_the_kernels_do_not_have_is_named(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "has_metal", lambda: True)
     with pytest.raises(InvalidConfig, match=r"attention_backend: .*head dimension.* 16"):
-        choose_attention("emulator", loaded)
+        choose_attention("metal", loaded)

@@ -1,5 +1,7 @@
-"""The embedded model, its attention computed by the Metal kernels on the emulator, says what it
-says with the reference: over chunked prefill, cache hits, a batch of 4, forks and a preemption."""
+"""The embedded model gives the same tokens with the emulated Metal kernels as with plain mlx.
+
+Over chunked prefill, cache hits, a batch of 4, forks and a preemption.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from metal_kernels.kernels import Kernels, KernelSpec
-from mlxserve import LLM, SamplingParams
+from metal_kernels.kernels import ALL, Kernel, KernelSpec
+from metal_kernels.metal import MetalBackend
+from mlxserve import LLM, SamplingParams, build
+from tests.emulated import emulated_factory
 
 GREEDY = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
 QUESTIONS = [
@@ -26,19 +30,22 @@ OPTIONS = {"page_size": 16, "disable_log_stats": True}
 Tokens = list[tuple[int, ...]]
 
 
-@pytest.fixture
-def dispatched(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each kernel ran; and that every one of them ran in float32."""
-    counts: Counter[str] = Counter()
-    real = Kernels.__call__
+class CountingFactory:
+    """Emulated kernels; counts how often each is dispatched, and requires float32."""
 
-    def counting(self: Kernels, spec: KernelSpec, *args: Any, **kwargs: Any) -> list[mx.array]:
-        counts[spec.name] += 1
-        assert ("T", mx.float32) in args[2]
-        return real(self, spec, *args, **kwargs)
+    def __init__(self) -> None:
+        self.dispatches: Counter[str] = Counter()
+        self._make = emulated_factory()
 
-    monkeypatch.setattr(Kernels, "__call__", counting)
-    return counts
+    def __call__(self, spec: KernelSpec, source: str) -> Kernel:
+        kernel = self._make(spec, source)
+
+        def dispatch(**arguments: Any) -> list[mx.array]:
+            self.dispatches[spec.name] += 1
+            assert ("T", mx.float32) in arguments["template"]
+            return kernel(**arguments)
+
+        return dispatch
 
 
 def conversations(llm: LLM, questions: Sequence[str]) -> Iterator[tuple[int, ...]]:
@@ -57,43 +64,33 @@ def forks(llm: LLM, questions: Sequence[str]) -> Iterator[tuple[int, ...]]:
     llm.check()
 
 
-def answers(backend: str) -> dict[str, Tokens]:
+def answers() -> dict[str, Tokens]:
     """By what the engine had to do for them."""
     found: dict[str, Tokens] = {}
-    with LLM(num_pages=64, attention_backend=backend, **OPTIONS) as llm:
+    with LLM(num_pages=64, **OPTIONS) as llm:
         found["one by one"] = [t for q in QUESTIONS for t in conversations(llm, [q])]
         hits = llm.stats().prefix_cache_hits
         found["from the cache, in a batch of 4"] = list(conversations(llm, QUESTIONS))
         assert llm.stats().prefix_cache_hits > hits
-    with LLM(
-        num_pages=64,
-        attention_backend=backend,
-        max_num_batched_tokens=20,
-        max_num_seqs=4,
-        **OPTIONS,
-    ) as llm:
+    with LLM(num_pages=64, max_num_batched_tokens=20, max_num_seqs=4, **OPTIONS) as llm:
         found["in chunks beside decodes"] = list(conversations(llm, QUESTIONS))
         assert llm.stats().num_steps > len(QUESTIONS) + GREEDY.max_tokens
         found["each twice"] = list(forks(llm, QUESTIONS))
-    with LLM(num_pages=9, attention_backend=backend, max_model_len=112, **OPTIONS) as llm:
+    with LLM(num_pages=9, max_model_len=112, **OPTIONS) as llm:
         found["with a preemption"] = list(conversations(llm, QUESTIONS))
         assert llm.stats().num_preemptions > 0
     return found
 
 
 @pytest.mark.slow
-def test_the_emulated_kernels_say_what_the_reference_says(dispatched: Counter[str]) -> None:
-    expected = answers("reference")
-    assert not dispatched
-    found = answers("emulator")
+def test_emulated_kernels_give_the_tokens_that_plain_mlx_gives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = answers()
+    factory = CountingFactory()
+    monkeypatch.setattr(build, "select_backend", lambda _name, _layers: MetalBackend(factory))
+    found = answers()
     for name, tokens in expected.items():
         assert found[name] == tokens, name
     assert len(set(map(tuple, found.values()))) == 1, "and none of it changes a token"
-    assert set(dispatched) == {
-        "copy_pages",
-        "write_kv_pages",
-        "write_kv_tokens",
-        "paged_decode",
-        "merge_partitions",
-        "paged_prefill",
-    }
+    assert set(factory.dispatches) == {spec.name for spec in ALL}

@@ -18,7 +18,9 @@ from mlxserve import (
     PromptTooLong,
     QueueFull,
     SamplingParams,
+    build,
 )
+from tests.emulated import emulated_backend
 
 GREEDY = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
 QUESTIONS = [
@@ -75,16 +77,17 @@ def test_answers_are_the_same_while_the_cache_grows_and_shrinks(mode: str, tmp_p
 
 
 @pytest.mark.slow
-def test_the_emulated_kernels_go_on_in_pools_of_other_sizes() -> None:
-    async def scenario(backend: str, sizes: Sequence[int]) -> list[tuple[int, ...]]:
-        llm = AsyncLLM(**OPTIONS, attention_backend=backend)
+def test_the_emulated_kernels_continue_in_resized_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(sizes: Sequence[int]) -> list[tuple[int, ...]]:
+        llm = AsyncLLM(**OPTIONS)
         try:
             return await answers(llm, sizes)
         finally:
             llm.close()
 
-    wanted = asyncio.run(scenario("reference", ()))
-    assert asyncio.run(scenario("emulator", (20, 100, 9, 64, 10, 30, 9, 22))) == wanted
+    wanted = asyncio.run(scenario(()))
+    monkeypatch.setattr(build, "select_backend", lambda _name, _layers: emulated_backend())
+    assert asyncio.run(scenario((20, 100, 9, 64, 10, 30, 9, 22))) == wanted
 
 
 def test_the_context_follows_the_cache_and_what_cannot_be_changes_nothing() -> None:

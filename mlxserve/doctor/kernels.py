@@ -1,4 +1,4 @@
-"""The doctor's look at the attention kernels: on Metal, or by the emulator where there is none.
+"""The doctor's look at the attention kernels, which need Metal.
 
     for name, value, verdict in examine(): ...
 
@@ -19,34 +19,22 @@ if TYPE_CHECKING:
 
 Line = tuple[str, str, Literal["ok", "BROKEN", ""]]
 
-# Compiling a kernel takes the emulator about a second; these are what the embedded model and most
-# others use.
-_EMULATED_HEAD_DIMS = (64, 128)
-
 
 def examine() -> Iterator[Line]:
     """(name, value, verdict) of each finding, as soon as it is known. Imports mlx."""
     machine.prepare()
     from metal_kernels.checkup import check_ops
-    from metal_kernels.choice import select_backend
-    from metal_kernels.kernels import on_emulator, on_metal
+    from metal_kernels.kernels import on_metal
     from metal_kernels.metal import MetalBackend
     from metal_kernels.ops import HEAD_DIMS
 
-    if machine.is_metal():
-        metal = MetalBackend(on_metal)
-        yield from _in_place(metal)
-        yield from _described(check_ops(metal, HEAD_DIMS), "Metal")
-        yield from _speeds(metal)
+    if not machine.is_metal():
+        yield "Metal kernels", "not run: there is no Metal on this machine", ""
         return
-    try:
-        select_backend("emulator")
-    except ValueError as error:
-        yield "kernels", f"not checked without Metal: {error}", ""
-        return
-    emulated = MetalBackend(on_emulator())
-    yield from _in_place(emulated)
-    yield from _described(check_ops(emulated, _EMULATED_HEAD_DIMS), "the emulator")
+    metal = MetalBackend(on_metal)
+    yield from _in_place(metal)
+    yield from _described(check_ops(metal, HEAD_DIMS), "Metal")
+    yield from _speeds(metal)
 
 
 def _in_place(backend: MetalBackend) -> Iterator[Line]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from metal_kernels import Backend, SequenceTables, select_backend
+from metal_kernels.reference import ReferenceBackend
 from mlxserve.cache.kv import KVPool, LayerKV, LayerSpec, PagedWindow
 from mlxserve.cache.layout import StepLayout
+from tests.emulated import emulated_backend
 
 SPECS = (
     LayerSpec(kv_heads=2, key_dim=8, value_dim=8, dtype=mx.float32),
@@ -174,7 +178,7 @@ def test_pages_go_out_and_come_back_bit_by_bit_to_other_places(dtype: mx.Dtype) 
 
 
 def test_what_a_kernel_wrote_in_place_is_read_as_written() -> None:
-    backend = select_backend("emulator")
+    backend = emulated_backend()
     keys, values = mx.random.normal((2, 33, 2, 64), key=mx.random.key(1))
     pools = [backend.new_pool(4, 2, 16, 64, mx.float32) for _ in range(2)]
     slots = np.array([*range(16, 32), *range(48, 64), 3], np.int32)
@@ -193,6 +197,10 @@ def test_copied_pages_hold_what_their_sources_hold_and_others_what_they_held() -
 
 # ---- another size
 
+BACKENDS = pytest.mark.parametrize(
+    "backend", [ReferenceBackend, emulated_backend], ids=["reference", "metal"]
+)
+
 
 def filled(backend: Backend, num_pages: int, dtype: mx.Dtype = mx.float32) -> KVPool:
     """Of two layers, with a number of its own in every slot."""
@@ -207,12 +215,12 @@ def filled(backend: Backend, num_pages: int, dtype: mx.Dtype = mx.float32) -> KV
     return kv
 
 
-@pytest.mark.parametrize("backend", ["reference", "emulator"])
+@BACKENDS
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
 def test_pages_move_and_stay_bit_by_bit_when_the_pool_gets_another_size(
-    backend: str, dtype: mx.Dtype
+    backend: Callable[[], Backend], dtype: mx.Dtype
 ) -> None:
-    kv = filled(select_backend(backend), 7, dtype)
+    kv = filled(backend(), 7, dtype)
     before = kv.read_pages(range(7))
     kv.resize(4, {5: 1, 6: 2, 4: 3})
     assert kv.read_pages(range(4)) == [before[0], before[5], before[6], before[4]]
@@ -225,10 +233,10 @@ def test_pages_move_and_stay_bit_by_bit_when_the_pool_gets_another_size(
     assert kv.read_pages([0, 4]) == [before[2], before[1]]
 
 
-@pytest.mark.parametrize("backend", ["reference", "emulator"])
-def test_a_layer_attends_over_pages_that_have_moved(backend: str) -> None:
+@BACKENDS
+def test_a_layer_attends_over_pages_that_have_moved(backend: Callable[[], Backend]) -> None:
     """The kernels' order of reads and writes goes on in the new arrays."""
-    kv = filled(select_backend(backend), 6)
+    kv = filled(backend(), 6)
     spec = kv.specs[0]
     queries = mx.random.normal((1, 2, 1, spec.key_dim), key=mx.random.key(9))
     new = [side[:, :, None] for side in rows(1, spec, seed=8)]
@@ -245,12 +253,12 @@ def test_a_layer_attends_over_pages_that_have_moved(backend: str) -> None:
     assert np.allclose(answer([0, 1]), wanted, atol=1e-6)
 
 
-@pytest.mark.parametrize("backend", ["reference", "emulator"])
+@BACKENDS
 @pytest.mark.parametrize("moves", [{}, {500: 3}], ids=["nothing moves", "a page moves"])
 def test_what_a_smaller_pool_gives_up_goes_back_to_the_machine(
-    backend: str, moves: dict[int, int]
+    backend: Callable[[], Backend], moves: dict[int, int]
 ) -> None:
-    kv = filled(select_backend(backend), 512)
+    kv = filled(backend(), 512)
     whole, array = kv.nbytes, max(a.nbytes for a in kv.arrays())
     mx.eval(kv.arrays())
     mx.clear_cache()

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 from metal_kernels import Backend, SequenceTables
-from metal_kernels.kernels import on_emulator, on_metal
+from metal_kernels.kernels import on_metal
 from metal_kernels.metal import MetalBackend
+from tests.emulated import emulated_backend
 
 # The largest error, relative to the largest value, by what the dtype's rounding explains.
 TOLERANCES = {mx.float32: 3e-6, mx.float16: 3e-3, mx.bfloat16: 2e-2}
@@ -126,13 +127,13 @@ def slots_of() -> Callable[[mx.array], np.ndarray]:
 @pytest.fixture(scope="session", params=MACHINES)
 def checked_backend(request: pytest.FixtureRequest) -> MetalBackend:
     """The kernels with every run-time check: a report is an exception. `-m metal`: on a Mac."""
-    return MetalBackend(on_metal if request.param == "metal" else on_emulator(check=True))
+    return MetalBackend(on_metal) if request.param == "metal" else emulated_backend(check=True)
 
 
 @pytest.fixture(scope="session", params=MACHINES)
 def fast_backend(request: pytest.FixtureRequest) -> MetalBackend:
     """The kernels as fast as the machine runs them."""
-    return MetalBackend(on_metal if request.param == "metal" else on_emulator())
+    return MetalBackend(on_metal) if request.param == "metal" else emulated_backend()
 
 
 class Paged:

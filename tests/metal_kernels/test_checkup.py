@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 
 from metal_kernels.checkup import OpCheck, Speeds, check_ops, measure
-from metal_kernels.kernels import on_emulator
 from metal_kernels.metal import DTYPES, MetalBackend
+from tests.emulated import emulated_factory
 
 OPS = ["write_kv", "copy_pages", "paged_decode", "paged_prefill"]
 
@@ -20,7 +20,7 @@ def failing(backend: MetalBackend) -> set[str]:
 
 def spoiled(kernel: str) -> MetalBackend:
     """The emulator's kernels, one of which does nothing."""
-    make = on_emulator()
+    make = emulated_factory()
 
     def factory(spec: Any, source: str) -> Any:
         if spec.name != kernel:

@@ -8,7 +8,6 @@ import mlx.core as mx
 import pytest
 
 from metal_kernels import choice, select_backend
-from metal_kernels.emulator import toolchain
 from metal_kernels.metal import MetalBackend
 from metal_kernels.reference import ReferenceBackend
 
@@ -19,9 +18,9 @@ NOT_TAKEN = [*TAKEN, (192, 128, mx.float16)]
 @pytest.fixture
 def mac(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with Metal whose self-test passes."""
-    monkeypatch.setattr(choice, "_has_metal", lambda: True)
+    monkeypatch.setattr(choice, "has_metal", lambda: True)
     monkeypatch.setattr(choice, "why_not_in_place", lambda _backend: None)
-    choice._why_not_metal.cache_clear()
+    choice.why_not_metal.cache_clear()
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def broken_mac(mac: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_mac(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_has_metal", lambda: False)
+    monkeypatch.setattr(choice, "has_metal", lambda: False)
 
 
 @pytest.mark.usefixtures("no_mac")
@@ -85,22 +84,6 @@ def test_the_self_test_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         select_backend("auto")
     assert len(runs) == 1
-
-
-def test_the_emulator_is_taken_by_name_only() -> None:
-    backend = select_backend("emulator", TAKEN)
-    assert isinstance(backend, MetalBackend)
-    assert backend.name == "emulator"
-    with pytest.raises(ValueError, match="got 192 and 128"):
-        select_backend("emulator", NOT_TAKEN)
-
-
-def test_the_emulator_without_a_compiler_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv(toolchain.VARIABLE, "no-such-compiler")
-    with pytest.raises(ValueError, match="no-such-compiler is not a clang"):
-        select_backend("emulator")
 
 
 def test_a_mac_told_to_compute_on_the_cpu_has_no_metal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from metal_kernels import HEAD_DIMS, PAGE_SIZES
-from metal_kernels.kernels import on_emulator
 from metal_kernels.metal import DTYPES, MetalBackend
+from tests.emulated import emulated_factory
 
 NUM_PAGES = 6
 SlotsOf = Callable[[mx.array], np.ndarray]
@@ -163,7 +163,7 @@ def test_any_mixture_of_runs_is_written_bit_by_bit(
 def test_whole_pages_and_single_rows_take_their_own_kernels() -> None:
     """Otherwise aligned chunks would win nothing, and no result would show it."""
     taken: list[tuple[str, int]] = []
-    make = on_emulator()
+    make = emulated_factory()
 
     def recording(spec: Any, source: str) -> Any:
         kernel = make(spec, source)

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 from metal_kernels.emulator import KernelFault
-from metal_kernels.kernels import ALL, Factory, Kernel, KernelSpec, on_emulator
+from metal_kernels.kernels import ALL, Factory, Kernel, KernelSpec
 from metal_kernels.metal import MetalBackend
+from tests.emulated import emulated_factory
 
 Make = Callable[..., Any]
 
@@ -135,7 +136,7 @@ def mutants() -> Iterator[Mutant]:
 
 def with_source(mutant: Mutant | None) -> Factory:
     """The emulator's checked kernels, one of them mutated."""
-    make = on_emulator(check=True)
+    make = emulated_factory(check=True)
 
     def factory(spec: KernelSpec, source: str) -> Kernel:
         is_it = mutant is not None and spec.name == mutant.kernel

@@ -8,7 +8,7 @@ import pytest
 
 from metal_kernels import HEAD_DIMS, SequenceTables
 from metal_kernels.emulator import MetalKernel
-from metal_kernels.kernels import on_emulator
+from metal_kernels.kernels import Kernel, KernelSpec
 from metal_kernels.metal import MetalBackend
 from metal_kernels.plans import (
     NO_WINDOW,
@@ -21,6 +21,7 @@ from metal_kernels.plans import (
     tile_side,
     upload,
 )
+from tests.emulated import emulated_factory
 
 
 def tables(sequences: list[tuple[int, int]], page_size: int = 16) -> SequenceTables:
@@ -141,12 +142,18 @@ def test_every_head_of_a_group_has_a_place(head_dim: int) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "head_dim"), [(mx.float32, 128), (mx.float16, 64)], ids=str)
-def test_a_tile_takes_the_memory_that_was_reckoned(dtype: mx.Dtype, head_dim: int) -> None:
-    backend = MetalBackend(on_emulator())
+def test_a_tile_uses_as_much_memory_as_the_plan_says(dtype: mx.Dtype, head_dim: int) -> None:
+    built: dict[str, Kernel] = {}
+    make = emulated_factory()
+
+    def remembering(spec: KernelSpec, source: str) -> Kernel:
+        return built.setdefault(spec.name, make(spec, source))
+
+    backend = MetalBackend(remembering)
     pools = [backend.new_pool(2, 1, 16, head_dim, dtype) for _ in range(2)]
     queries = mx.zeros((1, 1, head_dim), dtype)
     backend.paged_prefill(queries, *pools, tables([(0, 1)]), scale=1.0)
-    kernel = backend._run._built["paged_prefill"]
+    kernel = built["paged_prefill"]
     assert isinstance(kernel, MetalKernel)
     assert kernel.statistics is not None
     side = tile_side(head_dim, dtype.size)

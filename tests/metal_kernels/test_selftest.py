@@ -9,9 +9,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels.kernels import on_emulator
 from metal_kernels.metal import MetalBackend
 from metal_kernels.selftest import why_not_in_place
+from tests.emulated import emulated_factory
 
 
 def test_pools_are_written_in_place(fast_backend: MetalBackend) -> None:
@@ -22,7 +22,7 @@ class Machine:
     """The emulator, but for what a test lets go wrong."""
 
     def __init__(self) -> None:
-        self._make = on_emulator()
+        self._make = emulated_factory()
 
     def __call__(self, spec: Any, source: str) -> Any:
         kernel = self._make(spec, source)

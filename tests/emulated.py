@@ -1,0 +1,27 @@
+"""The product's Metal kernels on the emulator: a `Factory`, and the backend made of it."""
+
+from __future__ import annotations
+
+from metal_kernels.emulator import metal_kernel
+from metal_kernels.kernels import Factory, Kernel, KernelSpec
+from metal_kernels.metal import MetalBackend
+
+
+def emulated_factory(*, check: bool = False) -> Factory:
+    """Compile kernels for the CPU; `check` runs them with every run-time check."""
+
+    def make(spec: KernelSpec, source: str) -> Kernel:
+        return metal_kernel(
+            spec.name,
+            spec.inputs,
+            spec.outputs,
+            source,
+            writable_inputs=("k_pool", "v_pool") if spec.writes_pools else (),
+            check=check,
+        )
+
+    return make
+
+
+def emulated_backend(*, check: bool = False) -> MetalBackend:
+    return MetalBackend(emulated_factory(check=check))
