@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from metal_kernels.emulator import metal_kernel
 from metal_kernels.kernels import Factory, Kernel, KernelSpec
 from metal_kernels.metal import MetalBackend
+from tests.emulator import metal_kernel
 
 
 def emulated_factory(*, check: bool = False) -> Factory:

@@ -16,10 +16,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels.emulator import KernelFault
 from metal_kernels.kernels import ALL, Factory, Kernel, KernelSpec
 from metal_kernels.metal import MetalBackend
 from tests.emulated import emulated_factory
+from tests.emulator import KernelFault
 
 Make = Callable[..., Any]
 

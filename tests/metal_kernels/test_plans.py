@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from metal_kernels import HEAD_DIMS, SequenceTables
-from metal_kernels.emulator import MetalKernel
 from metal_kernels.kernels import Kernel, KernelSpec
 from metal_kernels.metal import MetalBackend
 from metal_kernels.plans import (
@@ -22,6 +21,7 @@ from metal_kernels.plans import (
     upload,
 )
 from tests.emulated import emulated_factory
+from tests.emulator import MetalKernel
 
 
 def tables(sequences: list[tuple[int, int]], page_size: int = 16) -> SequenceTables:

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from metal_kernels.emulator.tokens import Token, Tokens, code, depth_of
+from tests.emulator.tokens import Token, Tokens, code, depth_of
 
 # Metal's attributes of a thread are the names of the fields of __msl_tid (include/msl/entry.h).
 _FIELDS = """

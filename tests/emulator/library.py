@@ -8,11 +8,11 @@ from typing import TypeAlias
 import mlx.core as mx
 import numpy as np
 
-from metal_kernels.emulator.arrays import AnyArray, as_mlx, as_numpy, new_output
-from metal_kernels.emulator.build import Request, build
-from metal_kernels.emulator.errors import LaunchError
-from metal_kernels.emulator.frontend import Dialect
-from metal_kernels.emulator.launch import Binding, Program, Size, Statistics
+from tests.emulator.arrays import AnyArray, as_mlx, as_numpy, new_output
+from tests.emulator.build import Request, build
+from tests.emulator.errors import LaunchError
+from tests.emulator.frontend import Dialect
+from tests.emulator.launch import Binding, Program, Size, Statistics
 
 Value: TypeAlias = bool | int | float
 Constants: TypeAlias = Mapping[int, Value] | Mapping[str, Value] | Mapping[int | str, Value]

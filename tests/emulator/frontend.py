@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from metal_kernels.emulator.errors import MetalSourceError
-from metal_kernels.emulator.exports import Kernel, Parameter, find_exports
-from metal_kernels.emulator.rewrite import (
+from tests.emulator.errors import MetalSourceError
+from tests.emulator.exports import Kernel, Parameter, find_exports
+from tests.emulator.rewrite import (
     Constants,
     Rewriter,
     drop_qualified_members,
@@ -14,12 +14,12 @@ from metal_kernels.emulator.rewrite import (
     point_array_parameters,
     vector_names,
 )
-from metal_kernels.emulator.rules import (
+from tests.emulator.rules import (
     recursive_functions,
     refuse_absent_words,
     unqualified_pointers,
 )
-from metal_kernels.emulator.tokens import Tokens
+from tests.emulator.tokens import Tokens
 
 # "c++" checks address spaces as types; "opencl" (C++ for OpenCL) checks the language's other rules,
 # and knows address-space qualified member functions.

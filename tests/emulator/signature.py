@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import mlx.core as mx
 
-from metal_kernels.emulator.arrays import dtype_name
+from tests.emulator.arrays import dtype_name
 
 TemplateValue: TypeAlias = bool | int | mx.Dtype
 Template: TypeAlias = Sequence[tuple[str, TemplateValue]]

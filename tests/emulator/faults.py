@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from metal_kernels.emulator.errors import EmulatorError
+from tests.emulator.errors import EmulatorError
 
 
 class FaultKind(IntEnum):

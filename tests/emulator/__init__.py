@@ -1,6 +1,6 @@
 """Runs Metal compute kernels on a CPU, from the text a Mac would compile.
 
-    from metal_kernels.emulator import metal_kernel
+    from tests.emulator import metal_kernel
 
     double = metal_kernel(
         name="double",
@@ -60,17 +60,17 @@ and a kernel (fast and check) ran under QEMU, without the Python around them. Fo
 compiled and linked with zig, and never run.
 """
 
-from metal_kernels.emulator.errors import (
+from tests.emulator.errors import (
     CacheNotUsable,
     CompilerNotFound,
     EmulatorError,
     LaunchError,
     MetalSourceError,
 )
-from metal_kernels.emulator.faults import Fault, FaultKind, KernelFault, Place
-from metal_kernels.emulator.kernel import MetalKernel, metal_kernel
-from metal_kernels.emulator.launch import Statistics
-from metal_kernels.emulator.library import Function, Library, Output
+from tests.emulator.faults import Fault, FaultKind, KernelFault, Place
+from tests.emulator.kernel import MetalKernel, metal_kernel
+from tests.emulator.launch import Statistics
+from tests.emulator.library import Function, Library, Output
 
 __all__ = [
     "CacheNotUsable",

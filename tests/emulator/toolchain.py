@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from metal_kernels.emulator.cache import cache_folder, digest, publish, workspace
-from metal_kernels.emulator.errors import CompilerNotFound, MetalSourceError
-from metal_kernels.emulator.frontend import Dialect
+from tests.emulator.cache import cache_folder, digest, publish, workspace
+from tests.emulator.errors import CompilerNotFound, MetalSourceError
+from tests.emulator.frontend import Dialect
 
 VARIABLE = "MLXSERVE_EMULATOR_CLANG"
 MIN_CLANG = 17

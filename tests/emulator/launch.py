@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from metal_kernels.emulator.arrays import AnyArray
-from metal_kernels.emulator.build import Built
-from metal_kernels.emulator.errors import LaunchError
-from metal_kernels.emulator.faults import (
+from tests.emulator.arrays import AnyArray
+from tests.emulator.build import Built
+from tests.emulator.errors import LaunchError
+from tests.emulator.faults import (
     Access,
     Evidence,
     Fault,
@@ -22,8 +22,8 @@ from metal_kernels.emulator.faults import (
     Place,
     describe,
 )
-from metal_kernels.emulator.symbols import locate
-from metal_kernels.emulator.toolchain import runtime_library
+from tests.emulator.symbols import locate
+from tests.emulator.toolchain import runtime_library
 
 MAX_THREADS = 1024  # per threadgroup
 MAX_BUFFERS = 31

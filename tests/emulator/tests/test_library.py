@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from metal_kernels.emulator import LaunchError, Library, MetalSourceError, Output
+from tests.emulator import LaunchError, Library, MetalSourceError, Output
 
 SOURCE = """
 #include <metal_stdlib>

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from metal_kernels.emulator.faults import Place
+from tests.emulator.faults import Place
 
 
 class Row(NamedTuple):

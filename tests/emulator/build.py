@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from metal_kernels.emulator.cache import cache_folder, digest, publish, workspace
-from metal_kernels.emulator.errors import MetalSourceError
-from metal_kernels.emulator.exports import Kernel, Parameter
-from metal_kernels.emulator.frontend import Dialect, Translation, translate
-from metal_kernels.emulator.toolchain import (
+from tests.emulator.cache import cache_folder, digest, publish, workspace
+from tests.emulator.errors import MetalSourceError
+from tests.emulator.exports import Kernel, Parameter
+from tests.emulator.frontend import Dialect, Translation, translate
+from tests.emulator.toolchain import (
     HERE,
     INCLUDE,
     IS_MACOS,
@@ -65,8 +65,8 @@ def build(request: Request) -> Built:
 
 @functools.cache
 def _own_files() -> str:
-    """A name for this version of the emulator."""
-    files = [p for p in HERE.rglob("*") if p.is_file() and p.suffix != ".pyc"]
+    """A name for this version of the emulator: what a library is made from, not the tests."""
+    files = [*HERE.glob("*.py"), *(p for p in INCLUDE.rglob("*") if p.is_file())]
     return digest(*(p.read_bytes() for p in sorted(files)))
 
 

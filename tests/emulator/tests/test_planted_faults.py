@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import pytest
 
-from metal_kernels.emulator import (
+from tests.emulator import (
     FaultKind,
     KernelFault,
     LaunchError,

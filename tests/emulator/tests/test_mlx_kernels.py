@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from metal_kernels.emulator import Function, Library, Output, metal_kernel
-from metal_kernels.emulator.kernel import mlx_include_folder
+from tests.emulator import Function, Library, Output, metal_kernel
+from tests.emulator.kernel import mlx_include_folder
 
 FOLDER = "mlx/backend/metal/kernels"
 DTYPES = {"float": mx.float32, "half": mx.float16, "bfloat16_t": mx.bfloat16}

@@ -4,7 +4,7 @@ Words that Metal lacks are refused at once; the rest is collected, and refused i
 because it rests on reading tokens and not on types.
 """
 
-from metal_kernels.emulator.tokens import Token, Tokens, code
+from tests.emulator.tokens import Token, Tokens, code
 
 _INTEGERS = ("char", "uchar", "short", "ushort", "int", "uint", "long", "ulong")
 _SCALARS = (*_INTEGERS, "half", "float", "bfloat")

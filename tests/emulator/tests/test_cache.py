@@ -10,8 +10,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels.emulator import CacheNotUsable, build, metal_kernel, toolchain
-from metal_kernels.emulator.cache import VARIABLE, cache_folder, digest
+from tests.emulator import CacheNotUsable, build, metal_kernel, toolchain
+from tests.emulator.cache import VARIABLE, cache_folder, digest
 
 ROOT = Path(__file__).parents[3]
 

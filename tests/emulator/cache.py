@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from metal_kernels.emulator.errors import CacheNotUsable
+from tests.emulator.errors import CacheNotUsable
 
 VARIABLE = "MLXSERVE_EMULATOR_CACHE"
 

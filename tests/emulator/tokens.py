@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, TypeAlias
 
-from metal_kernels.emulator.errors import MetalSourceError
+from tests.emulator.errors import MetalSourceError
 
 Kind: TypeAlias = Literal["line", "space", "string", "number", "word", "op"]
 

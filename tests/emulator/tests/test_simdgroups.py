@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from metal_kernels.emulator import metal_kernel
+from tests.emulator import metal_kernel
 
 LANES = 32
 

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels.emulator import KernelFault, LaunchError, metal_kernel
+from tests.emulator import KernelFault, LaunchError, metal_kernel
 
 INDEX = "uint i = thread_position_in_grid.x;\n"
 FLOATS = [mx.float32, mx.float16, mx.bfloat16]

@@ -6,13 +6,13 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from metal_kernels.emulator.arrays import AnyArray, as_mlx, as_numpy, new_output
-from metal_kernels.emulator.build import Request, build
-from metal_kernels.emulator.errors import LaunchError
-from metal_kernels.emulator.frontend import Dialect
-from metal_kernels.emulator.launch import Binding, Program, Size, Statistics
-from metal_kernels.emulator.library import METAL_VERSION, input_binding
-from metal_kernels.emulator.signature import Body, InputType, Template, generate
+from tests.emulator.arrays import AnyArray, as_mlx, as_numpy, new_output
+from tests.emulator.build import Request, build
+from tests.emulator.errors import LaunchError
+from tests.emulator.frontend import Dialect
+from tests.emulator.launch import Binding, Program, Size, Statistics
+from tests.emulator.library import METAL_VERSION, input_binding
+from tests.emulator.signature import Body, InputType, Template, generate
 
 _PRELUDE = "mlx/backend/metal/kernels/utils.h"  # what MLX puts before a custom kernel
 _MATH_MODES = ("safe", "relaxed", "fast")
@@ -60,7 +60,7 @@ class MetalKernel:
         template: Template | None = None,
         init_value: float | None = None,
         verbose: bool = False,
-        stream: mx.Stream | mx.Device | None = None,  # noqa: ARG002  # one machine, one stream
+        stream: mx.Stream | mx.Device | None = None,  # one machine, one stream
     ) -> list[mx.array]:
         """One dispatch over `grid` threads; the arguments mean what they mean to MLX.
 

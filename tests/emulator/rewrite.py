@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping
 from itertools import accumulate
 from typing import TypeAlias
 
-from metal_kernels.emulator.exports import Exports
-from metal_kernels.emulator.rules import VECTORS
-from metal_kernels.emulator.tokens import Token, Tokens, code, depth_of
+from tests.emulator.exports import Exports
+from tests.emulator.rules import VECTORS
+from tests.emulator.tokens import Token, Tokens, code, depth_of
 
 Constants: TypeAlias = Mapping[int | str, bool | int | float]
 Replaced: TypeAlias = tuple[int, str] | None  # the token to go on with, and the new text

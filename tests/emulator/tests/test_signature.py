@@ -11,8 +11,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from metal_kernels.emulator import metal_kernel
-from metal_kernels.emulator.signature import Body, InputType, Template, generate
+from tests.emulator import metal_kernel
+from tests.emulator.signature import Body, InputType, Template, generate
 
 PLAIN = "uint i = thread_position_in_grid.x; out[i] = a[i];"
 EVERYTHING = """

@@ -2,9 +2,9 @@
 
 import pytest
 
-from metal_kernels.emulator import MetalSourceError
-from metal_kernels.emulator.frontend import translate
-from metal_kernels.emulator.tokens import Tokens
+from tests.emulator import MetalSourceError
+from tests.emulator.frontend import translate
+from tests.emulator.tokens import Tokens
 
 KERNEL = "kernel void k(device float* out [[buffer(0)]]) {{ {} }}"
 

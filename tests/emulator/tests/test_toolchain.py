@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from metal_kernels.emulator import CompilerNotFound
-from metal_kernels.emulator.frontend import Dialect
-from metal_kernels.emulator.toolchain import PRELUDE, VARIABLE, compile_flags, find_toolchain
+from tests.emulator import CompilerNotFound
+from tests.emulator.frontend import Dialect
+from tests.emulator.toolchain import PRELUDE, VARIABLE, compile_flags, find_toolchain
 
 
 def fake_clang(folder: Path, name: str, version: str) -> Path:
