@@ -4,14 +4,13 @@
     GET  /api/v1/kv/stats      the cache in numbers
     GET  /api/v1/kv/map        the cache page by page, as events (page_map.py has the format)
 
-An API key sees its own requests, an admin's all of them. Watching costs the engine one snapshot
-between two steps, however many watch, and nothing while nobody does.
+An API key sees its own requests, an admin's key all of them. Watching costs the engine at most one
+snapshot between two steps, however many clients watch, and nothing without clients.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 MAP_INTERVAL = 0.25  # seconds between two events of a map
 MAX_MAPS = 32  # that are watched at the same time
-_FRESH = 0.1  # seconds for which a snapshot serves everybody
 
 
 class Native:
@@ -101,22 +99,33 @@ class Native:
 
 
 class Looks:
-    """Snapshots of the engine, shared by all who watch at the same moment."""
+    """Snapshots of the engine, shared by all callers who wait for the same one.
 
-    def __init__(self, chat: Chat, clock: Callable[[], float] = time.monotonic) -> None:
+    A caller never gets a snapshot that was asked for before it called: one who has been told that
+    a resize is done must not see what was before it. While a snapshot is under way, later callers
+    wait for the next one, together.
+
+        take ──┐
+        take ──┴─> asked for ────────> taken
+                      take ──┐
+                      take ──┴─(lock)─> asked for ────────> taken
+    """
+
+    def __init__(self, chat: Chat) -> None:
         self._chat = chat
-        self._clock = clock
         self._lock = asyncio.Lock()
-        self._last: Snapshot | None = None
-        self._taken = 0.0
+        self._next: asyncio.Future[Snapshot] | None = None  # not asked for yet
 
     async def take(self) -> Snapshot:
-        """At most a tenth of a second old. Raises EngineStopped."""
+        """Taken after this call. Raises EngineStopped."""
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._ask())
+        return await asyncio.shield(self._next)  # for the others, if this caller is cancelled
+
+    async def _ask(self) -> Snapshot:
         async with self._lock:
-            if self._last is None or self._clock() - self._taken >= _FRESH:
-                self._last = await self._chat.snapshot()
-                self._taken = self._clock()
-            return self._last
+            self._next = None
+            return await self._chat.snapshot()
 
 
 def _sight(request: Request) -> Callable[[RequestView], bool]:

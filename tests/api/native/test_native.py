@@ -1,5 +1,6 @@
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 from starlette.testclient import TestClient
@@ -158,18 +159,73 @@ def test_an_engine_at_rest_is_not_asked_again(chat, monkeypatch):
     assert chat.num_snapshots == 1
 
 
-def test_all_who_watch_share_one_snapshot(chat):
+class SlowEngine:
+    """In the place of a chat: a snapshot is of the moment it is asked for, and takes a while."""
+
+    def __init__(self) -> None:
+        self.num_pages = 1_000
+        self.num_snapshots = 0
+        self.is_asked, self.is_done = asyncio.Event(), asyncio.Event()
+
+    async def snapshot(self) -> SimpleNamespace:
+        self.num_snapshots += 1
+        self.is_asked.set()
+        taken = SimpleNamespace(num_pages=self.num_pages)
+        await self.is_done.wait()
+        return taken
+
+
+def test_callers_at_the_same_moment_share_one_snapshot() -> None:
     async def scenario() -> None:
-        now = [0.0]
-        looks = Looks(chat, clock=lambda: now[0])
-        assert (
-            len({id(one) for one in await asyncio.gather(*(looks.take() for _ in range(9)))}) == 1
-        )
-        now[0] = 0.2
+        engine = SlowEngine()
+        engine.is_done.set()
+        looks = Looks(engine)
+        taken = await asyncio.gather(*(looks.take() for _ in range(9)))
+        assert len({id(one) for one in taken}) == 1
         await looks.take()
+        assert engine.num_snapshots == 2
 
     asyncio.run(scenario())
-    assert chat.num_snapshots == 2
+
+
+def test_a_snapshot_is_never_older_than_the_call_for_it() -> None:
+    """A resize ends while a snapshot of before it is under way, and then others ask."""
+
+    async def scenario() -> None:
+        engine = SlowEngine()
+        looks = Looks(engine)
+        early = asyncio.ensure_future(looks.take())
+        await engine.is_asked.wait()
+        engine.num_pages = 6
+        late = [asyncio.ensure_future(looks.take()) for _ in range(3)]
+        await asyncio.sleep(0)
+        engine.is_done.set()
+        assert (await early).num_pages == 1_000
+        assert [(await one).num_pages for one in late] == [6, 6, 6]
+        assert engine.num_snapshots == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_caller_who_leaves_does_not_take_the_snapshot_from_the_others() -> None:
+    async def scenario() -> None:
+        engine = SlowEngine()
+        looks = Looks(engine)
+        leaves, stays = (asyncio.ensure_future(looks.take()) for _ in range(2))
+        await engine.is_asked.wait()
+        leaves.cancel()
+        await asyncio.sleep(0)
+        engine.is_done.set()
+        assert (await stays).num_pages == 1_000
+        assert leaves.cancelled()
+
+    asyncio.run(scenario())
+
+
+def test_statistics_after_a_change_do_not_show_what_was_before_it(client, chat):
+    before = client.get(STATS).json()["pages"]["total"]
+    chat.pages = bytes(4)
+    assert (before, client.get(STATS).json()["pages"]["total"]) == (8, 4)
 
 
 def test_the_headers_of_the_map_do_not_take_for_ever(client):
