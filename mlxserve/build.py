@@ -10,9 +10,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import mlxserve.model  # noqa: F401  (makes the machine ready: before anything imports mlx)
-
-# isort: split
 from metal_kernels import Backend, select_backend
 from mlxserve import machine
 from mlxserve.cache.kv import KVPool

@@ -13,10 +13,8 @@ import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mlxserve.engine.async_engine import AsyncEngine, OutputStream
-from mlxserve.engine.snapshot import Snapshot
 from mlxserve.errors import (
     EngineStopped,
     GrammarFailed,
@@ -41,6 +39,10 @@ from mlxserve.text.guidance.planner import Planner
 from mlxserve.text.parsing.parser import TurnParser
 from mlxserve.text.parsing.turn import Turn
 from mlxserve.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # they import mlx, which waits for machine.prepare()
+    from mlxserve.engine.async_engine import AsyncEngine, OutputStream
+    from mlxserve.engine.snapshot import Snapshot
 
 __all__ = ["Answer", "AnswerTerms", "AnswerText", "Chat", "Delta", "NamedPrefix", "Usage"]
 

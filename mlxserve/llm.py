@@ -21,7 +21,7 @@ from typing import Any, Self, TypeAlias, TypedDict, TypeVar, Unpack
 
 from tqdm import tqdm
 
-from mlxserve.build import build_chat
+from mlxserve import machine
 from mlxserve.chat import Answer, AnswerTerms, Delta, Usage
 from mlxserve.config import EngineConfig, EngineOptions
 from mlxserve.errors import EngineStopped, InvalidParameter, InvalidRequest
@@ -84,6 +84,9 @@ class AsyncLLM:
         OutOfMemory.
         """
         self.config = EngineConfig(model=model, **options)
+        machine.prepare()
+        from mlxserve.build import build_chat  # imports mlx: after prepare()
+
         self._chat = build_chat(self.config)
 
     @property

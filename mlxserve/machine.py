@@ -1,11 +1,11 @@
-"""What must be right before mlx is imported: a fast BLAS on Linux, and MLX's environment.
+"""The machine: what it has, and what must be set before mlx is imported.
 
-The Linux wheel of mlx links a reference BLAS (1.5-2.4 GFLOP/s in float32 on a 2-core x86 box).
-A shared library loaded globally first takes its symbols' place: MKL reaches 145 GFLOP/s there,
-OpenBLAS 140. On macOS nothing of this is needed: Metal computes, and Accelerate is linked.
+The Linux wheel of mlx links a reference BLAS (1.5-2.4 GFLOP/s in float32 on a 2-core x86 box). A
+shared library that is loaded globally before mlx replaces its symbols: MKL reaches 145 GFLOP/s
+there, OpenBLAS 140. macOS needs none of this: Metal computes, and Accelerate is linked.
 
-Imports nothing but the standard library. `prepare()` is called by every module that is about to import mlx for the first
-time (`build.py`, `mini`, the benchmarks, the tests' conftest); it does its work once.
+Importing this module imports only the standard library and has no side effects. Whoever is about to
+import mlx for the first time in a process (a command, `LLM`, the tests' conftest) calls `prepare()`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxserve.allocator import keep_freed_memory
 from mlxserve.errors import InvalidConfig
 
-log = logging.getLogger("mlxserve.platform")
+log = logging.getLogger("mlxserve.machine")
 
 # More work per Metal command buffer than MLX's default: another project measured 58 -> 91 tokens/s
 # when decode steps were no longer cut into many small buffers. Unmeasured by us; a user's own
@@ -38,12 +37,19 @@ _MLX_ENVIRONMENT = {"MLX_MAX_OPS_PER_BUFFER": "200", "MLX_MAX_MB_PER_BUFFER": "4
 # machine (small products six times slower); one millisecond bridges the gap to the next product.
 _OPENMP_ENVIRONMENT = {"KMP_BLOCKTIME": "1"}
 
-# Symbols of the C BLAS interface, to see that a library is one.
+# glibc's malloc, from which mlx's CPU backend takes every array, returns large freed blocks to the
+# kernel at once, and the next operation's result comes page by page, zeroed: an addition over 12 MB
+# takes 11 ms that way and 2 ms in memory that was kept, attention of 512 rows over 512 positions 100
+# and 48 ms (2-core x86, one thread). Numbers from malloc.h and the bytes we set them to: blocks below
+# the first are reused (32 MiB is the most glibc allows), freed memory is kept up to the second.
+_MALLOC_OPTIONS = {"M_MMAP_THRESHOLD": (-3, 32 << 20), "M_TRIM_THRESHOLD": (-1, 256 << 20)}
+
+# A symbol of the C BLAS interface: a library without it is not a BLAS.
 _BLAS_PROBE = "cblas_sgemm"
 
 
 class SlowBlasWarning(UserWarning):
-    """mlx will compute on this machine with its reference BLAS, about 70 times slower."""
+    """mlx computes on this machine with its reference BLAS, which is about 70 times slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +76,22 @@ def prepare() -> Blas:
         os.environ.setdefault(name, value)
     keep_freed_memory()
     if "mlx.core" in sys.modules:
-        # Too late to replace its BLAS; somebody else's import decides.
-        log.debug("mlx was imported before mlxserve.machine.prepare()")
-        return Blas("whatever was loaded when mlx was imported", None, is_fast=False)
+        warnings.warn(
+            "mlx was imported before mlxserve.machine.prepare() was called, so it keeps the BLAS it "
+            "has, probably its slow reference one. Call prepare() or make the LLM first.",
+            SlowBlasWarning,
+            stacklevel=2,
+        )
+        return Blas("the one that was loaded when mlx was imported", None, is_fast=False)
     return _load_fast_blas()
+
+
+def keep_freed_memory() -> bool:
+    """Make malloc keep freed memory. False where the C library is not glibc."""
+    mallopt = getattr(ctypes.PyDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return all(mallopt(number, value) == 1 for number, value in _MALLOC_OPTIONS.values())
 
 
 def _load_fast_blas() -> Blas:
@@ -86,7 +104,7 @@ def _load_fast_blas() -> Blas:
                 f"MLXSERVE_BLAS={chosen} cannot be loaded ({error}). Point it at a shared library "
                 f"that exports {_BLAS_PROBE}, or unset it."
             ) from error
-    for name, path in _candidates():
+    for name, path in blas_libraries():
         try:
             return _load(name, path)
         except OSError as error:
@@ -108,7 +126,7 @@ def _load(name: str, path: Path) -> Blas:
     return Blas(name, str(path), is_fast=True)
 
 
-def _candidates() -> Iterator[tuple[str, Path]]:
+def blas_libraries() -> Iterator[tuple[str, Path]]:
     """(name, path) of what to try, best first."""
     try:
         files = importlib.metadata.files("mkl") or []

@@ -19,27 +19,13 @@ PACKAGES = ("metal_kernels", "mlxserve", "tui")
 
 ARROWS: dict[str, str] = {
     "metal_kernels": "",
-    "tui/sanitise": "",
-    "tui/home": "",
-    "tui/commands": "",
-    "tui/opening": "",
-    "tui/talk": "tui/sanitise tui/home",
-    "tui/chat": "tui/sanitise tui/talk",
-    "tui/paint": "tui/sanitise",
-    "tui/widgets": "tui/sanitise tui/commands tui/opening tui/talk tui/chat tui/paint",
-    "tui/engine": "tui/talk tui/chat",
-    "tui/actions": "tui/sanitise tui/talk tui/chat tui/paint tui/widgets",
-    "tui": (
-        "tui/home tui/commands tui/opening tui/talk tui/chat tui/paint tui/widgets tui/engine "
-        "tui/actions"
-    ),
+    "tui": "",
     "mlxserve/version": "",
     "mlxserve/errors": "",
     "mlxserve/stats": "",
     "mlxserve/config": "mlxserve/errors",
     "mlxserve/request": "mlxserve/errors",
-    "mlxserve/allocator": "",
-    "mlxserve/machine": "mlxserve/errors mlxserve/allocator",
+    "mlxserve/machine": "mlxserve/errors",
     "mlxserve/hub": "mlxserve/errors",
     "mlxserve/mini/__init__": "",
     "mlxserve/text/parsing": "",
@@ -65,8 +51,8 @@ ARROWS: dict[str, str] = {
         "mlxserve/errors mlxserve/request mlxserve/cache/hashing mlxserve/cache/pages"
     ),
     "mlxserve/model": (
-        "metal_kernels mlxserve/errors mlxserve/stats mlxserve/request mlxserve/machine "
-        "mlxserve/hub mlxserve/cache/layout mlxserve/cache/kv"
+        "metal_kernels mlxserve/errors mlxserve/stats mlxserve/request mlxserve/hub "
+        "mlxserve/cache/layout mlxserve/cache/kv"
     ),
     "mlxserve/engine": (
         "mlxserve/errors mlxserve/stats mlxserve/request mlxserve/cache/pages "
@@ -84,7 +70,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/chat"
     ),
     "mlxserve/llm": (
-        "mlxserve/errors mlxserve/stats mlxserve/config mlxserve/request "
+        "mlxserve/errors mlxserve/stats mlxserve/config mlxserve/request mlxserve/machine "
         "mlxserve/text/parsing mlxserve/chat mlxserve/build"
     ),
     "mlxserve/__init__": (
@@ -104,11 +90,11 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/bench": (
         "mlxserve/errors mlxserve/config mlxserve/request mlxserve/machine mlxserve/hub "
-        "mlxserve/cache/pages mlxserve/scheduler mlxserve/model mlxserve/engine mlxserve/build "
-        "mlxserve/__init__"
+        "mlxserve/cache/pages mlxserve/scheduler mlxserve/model mlxserve/engine "
+        "mlxserve/build mlxserve/__init__"
     ),
     "mlxserve/cli": (
-        "tui tui/opening mlxserve/version mlxserve/errors mlxserve/config mlxserve/machine mlxserve/hub "
+        "tui mlxserve/version mlxserve/errors mlxserve/config mlxserve/machine mlxserve/hub "
         "mlxserve/chat mlxserve/build mlxserve/api mlxserve/doctor mlxserve/bench"
     ),
     "mlxserve/__main__": "mlxserve/cli",

@@ -1,4 +1,4 @@
-"""A BLAS is in place before mlx is, whoever imports what first."""
+"""prepare() loads a BLAS before mlx is imported; and what is known of the machine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Blas]:
     def run(libraries: Libraries, candidates: tuple[tuple[str, str], ...] = ()) -> Blas:
         monkeypatch.setattr(ctypes, "CDLL", libraries)
         found = [(name, Path(path)) for name, path in candidates]
-        monkeypatch.setattr(machine, "_candidates", lambda: iter(found))
+        monkeypatch.setattr(machine, "blas_libraries", lambda: iter(found))
         return machine.prepare.__wrapped__()
 
     return run
@@ -112,7 +112,8 @@ def test_once_mlx_is_imported_no_library_is_loaded_any_more(
 ) -> None:
     monkeypatch.setitem(sys.modules, "mlx.core", type(sys)("mlx.core"))
     libraries = Libraries(blas=("/b/mkl",))
-    blas = prepared(libraries, (("MKL", "/b/mkl"),))
+    with pytest.warns(SlowBlasWarning, match="imported before"):
+        blas = prepared(libraries, (("MKL", "/b/mkl"),))
     assert (blas.path, blas.is_fast, libraries.asked) == (None, False, [])
 
 
@@ -128,7 +129,7 @@ def test_mlx_gets_its_defaults_but_keeps_what_the_user_set(
 
 
 def test_every_candidate_is_a_file_of_a_known_kind() -> None:
-    for name, path in machine._candidates():
+    for name, path in machine.blas_libraries():
         assert name in ("MKL", "OpenBLAS")
         assert path.is_absolute()
         assert ".so" in path.name
@@ -151,7 +152,7 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac loads no BLAS")
-def test_importing_the_model_package_loads_the_blas_before_mlx() -> None:
+def test_prepare_loads_the_blas_before_mlx() -> None:
     done = python(
         "import ctypes, sys\n"
         "loaded, real = [], ctypes.CDLL\n"
@@ -163,8 +164,8 @@ def test_importing_the_model_package_loads_the_blas_before_mlx() -> None:
         "from mlxserve import machine\n"
         "assert 'mlx.core' not in sys.modules\n"
         "import warnings; warnings.simplefilter('ignore')\n"
-        "import mlxserve.model.sampler\n"
-        "assert 'mlx.core' in sys.modules\n"
+        "machine.prepare()\n"
+        "assert 'mlx.core' not in sys.modules\n"
         "assert not any(loaded), loaded\n"
         "assert bool(loaded) == (machine.prepare().path is not None)\n"
     )
@@ -173,7 +174,9 @@ def test_importing_the_model_package_loads_the_blas_before_mlx() -> None:
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac loads no BLAS")
 def test_a_broken_library_ends_the_process_with_the_reason() -> None:
-    done = python("import mlxserve.model", MLXSERVE_BLAS="/no/such/library.so")
+    done = python(
+        "from mlxserve import machine; machine.prepare()", MLXSERVE_BLAS="/no/such/library.so"
+    )
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("mlxserve.errors.InvalidConfig: MLXSERVE_BLAS=/no/such/library.so")
@@ -183,13 +186,21 @@ def test_a_broken_library_ends_the_process_with_the_reason() -> None:
 def test_a_process_without_a_blas_warns_once_however_often_it_prepares() -> None:
     done = python(
         "from mlxserve import machine\n"
-        "machine._candidates = lambda: iter(())\n"
-        "import mlxserve.model.sampler\n"
+        "machine.blas_libraries = lambda: iter(())\n"
         "machine.prepare(); machine.memory()\n"
         "assert not machine.prepare().is_fast\n"
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("SlowBlasWarning") == 1
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac loads no BLAS")
+def test_a_process_that_imported_mlx_first_is_warned_of_its_slow_blas() -> None:
+    done = python(
+        "import mlx.core\nfrom mlxserve import machine\nassert not machine.prepare().is_fast\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Call prepare() or make the LLM first" in done.stderr
 
 
 # ---- what the machine is
@@ -212,3 +223,39 @@ def test_facts_are_sentences_for_a_report() -> None:
     assert {"mlxserve", "python", "system", "memory", "mlx", "device", "blas"} <= facts.keys()
     assert all(isinstance(value, str) and value for value in facts.values())
     assert facts["device"] == ("Metal" if machine.is_metal() else "CPU")
+
+
+# ---- freed memory
+
+# Page faults of writing 16 MB again and again, in a process whose malloc was asked to keep memory.
+_PAGE_FAULTS = """
+import ctypes, resource, sys
+from mlxserve.machine import keep_freed_memory
+if sys.argv[1] == "kept":
+    assert keep_freed_memory()
+libc = ctypes.PyDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = libc.memset.argtypes = [ctypes.c_void_p]
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+def write():
+    block = libc.malloc(16 << 20)
+    libc.memset(block, 1, 16 << 20)
+    libc.free(block)
+write()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    write()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(how: str) -> int:
+    found = subprocess.run(
+        [sys.executable, "-c", _PAGE_FAULTS, how], capture_output=True, text=True, check=True
+    )
+    return int(found.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc is Linux's")
+def test_memory_that_was_freed_is_not_fetched_from_the_kernel_again() -> None:
+    assert faults("kept") < 100 < faults("given back")

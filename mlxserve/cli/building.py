@@ -12,9 +12,11 @@ if TYPE_CHECKING:
 
 def build(config: EngineConfig) -> Chat:
     """Loads mlx and the model. Raises MlxServeError; for a model that is not there, at once."""
+    from mlxserve import machine
     from mlxserve.hub.files import find_model
 
     files = find_model(config.model, config.revision)
-    from mlxserve.build import build_chat
+    machine.prepare()
+    from mlxserve.build import build_chat  # imports mlx: after prepare()
 
     return build_chat(config, files)

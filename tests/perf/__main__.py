@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mlxserve import machine
 from tests.perf.cli import app
 
+machine.prepare()  # before anything imports mlx
 app(prog_name="python -m tests.perf")
