@@ -22,18 +22,18 @@ from textual.containers import Horizontal
 from textual.events import Resize
 from textual.screen import Screen
 
-from tui.actions.answering import Exchange
+from tui.actions.answering import Answering
 from tui.actions.browsing import Browsing
 from tui.actions.copying import Copying
-from tui.actions.draft import Writing
-from tui.actions.model_switch import Choosing
-from tui.actions.server_link import Link
+from tui.actions.draft import Draft
+from tui.actions.model_switch import ModelSwitch
+from tui.actions.server_link import ServerLink
 from tui.chat.export import export, file_name, target
-from tui.chat.messages import CAN_CONTINUE, Message, Role
-from tui.chat.open_chat import Conversation
+from tui.chat.messages import CAN_CONTINUE, ChatMessage, Role
+from tui.chat.open_chat import OpenChat
 from tui.chat.store import Store, StoreError
 from tui.commands import COMMANDS, Command, looks_like_command, parse
-from tui.engine.panel import EnginePlace, Watched
+from tui.engine.panel import PanelInput, PanelPlacement
 from tui.home import Home
 from tui.leaving import EndingSignals
 from tui.opening import FirstFrame
@@ -80,23 +80,23 @@ class ChatApp(App[None]):
         self.theme = theme_name if theme_name in (DARK.name, LIGHT.name) else DARK.name
         self._home = home
         self._warning = warning
-        self._conversation = Conversation(store)
+        self._open_chat = OpenChat(store)
         self.window = ChatWindow()
-        self.exchange = Exchange(
-            self._conversation, self.window, partial(self.run_worker, group="turn")
+        self.answering = Answering(
+            self._open_chat, self.window, partial(self.run_worker, group="operation")
         )
-        self.link = Link(
+        self.link = ServerLink(
             connector, self.window, partial(self.run_worker, group="connect"), self._connected
         )
-        self.exchange.link = self.link
-        self.browsing = Browsing(self._conversation, self.exchange, self.window, self._opened)
-        self._choosing = Choosing(
-            self, self.link, self.exchange, models or Models(), self._show_model
+        self.answering.link = self.link
+        self.browsing = Browsing(self._open_chat, self.answering, self.window, self._opened)
+        self._model_switch = ModelSwitch(
+            self, self.link, self.answering, models or Models(), self._show_model
         )
         self._copying = Copying(self)
-        self._writing = Writing(self, self.window)
-        self._engine_place = EnginePlace(self, self._watched)
-        self._editing: Message | None = None
+        self._draft = Draft(self, self.window)
+        self._panel_placement = PanelPlacement(self, self._watched)
+        self._editing: ChatMessage | None = None
         self._is_leaving = False
         self._last_press: dict[str, float] = {}
 
@@ -108,9 +108,9 @@ class ChatApp(App[None]):
 
     async def on_mount(self) -> None:
         self._signals = EndingSignals(self._leave)
-        self.exchange.start()
+        self.answering.start()
         self.window.composer.focus()
-        await self.window.show(self._conversation)
+        await self.window.show(self._open_chat)
         self._hint()
         if self._warning:
             await self.window.transcript.say(self._warning, is_error=True)
@@ -120,12 +120,12 @@ class ChatApp(App[None]):
         """What the first picture need not wait for."""
         self.link.connect()
         self.run_worker(self._load_history())
-        self.run_worker(self._engine_place.watch_pages(), group="pages")
+        self.run_worker(self._panel_placement.watch_pages(), group="pages")
         for module in ("markdown_it", "tui.paint.syntax"):
             self.run_worker(partial(import_module, module), thread=True)
 
     def on_resize(self, event: Resize) -> None:
-        self._engine_place.resized(event.size)
+        self._panel_placement.resized(event.size)
 
     def on_descendant_focus(self) -> None:
         self._hint()
@@ -141,14 +141,14 @@ class ChatApp(App[None]):
         self.window.hint(is_editing=self._editing is not None)
 
     def _show_model(self) -> None:
-        self.window.show_model(self.link.model, has_system=bool(self._conversation.system))
+        self.window.show_model(self.link.model, has_system=bool(self._open_chat.system))
 
     def _connected(self) -> None:
         """Connecting has ended, one way or the other."""
         self._show_model()
         if self.link.connection is None:
-            self.exchange.give_queue_back()
-        self.exchange.send_next()
+            self.answering.give_queue_back()
+        self.answering.send_next()
 
     def _opened(self) -> None:
         """Another chat or branch is open."""
@@ -173,15 +173,15 @@ class ChatApp(App[None]):
 
     def _send(self, text: str) -> None:
         self.browsing.end_find()
-        whole = self._writing.with_files(text)
+        whole = self._draft.with_files(text)
         if whole is None:
             return
         if self._editing is not None:
             instead_of = self._editing
             self._stop_editing()
-            self.exchange.turn_when_connected(partial(self.exchange.ask, whole, instead_of))
+            self.answering.run_when_connected(partial(self.answering.ask, whole, instead_of))
         else:
-            self.exchange.send(whole)
+            self.answering.send(whole)
 
     @on(ChatWindow.Chosen)
     async def _chosen(self, event: ChatWindow.Chosen) -> None:
@@ -200,11 +200,11 @@ class ChatApp(App[None]):
     def _retry(self, event: MessageView.Retry) -> None:
         question = self._question(event.message)
         if question is not None:
-            self.exchange.turn_when_connected(partial(self.exchange.reply, question))
+            self.answering.run_when_connected(partial(self.answering.reply, question))
 
-    def _question(self, message: Message) -> Message | None:
+    def _question(self, message: ChatMessage) -> ChatMessage | None:
         """The message itself, or what it answers."""
-        return message if message.role is Role.USER else self._conversation.question_of(message)
+        return message if message.role is Role.USER else self._open_chat.question_of(message)
 
     @on(MessageView.Copy)
     def _copy(self, event: MessageView.Copy) -> None:
@@ -227,7 +227,7 @@ class ChatApp(App[None]):
         self._hint()
 
     async def _load_history(self) -> None:
-        self.window.composer.use_history(await self._conversation.history())
+        self.window.composer.use_history(await self._open_chat.history())
 
     # Commands
 
@@ -249,8 +249,8 @@ class ChatApp(App[None]):
         if self._editing is not None:
             self._stop_editing()
             composer.load_text("")
-        elif self.exchange.is_answering:
-            self.exchange.stop()
+        elif self.answering.is_answering:
+            self.answering.stop()
         elif not composer.has_focus:
             composer.focus()
         elif composer.text.startswith(_FIND):
@@ -260,42 +260,42 @@ class ChatApp(App[None]):
             self.action_edit_last()
 
     def action_retry(self) -> None:
-        path = self._conversation.path
+        path = self._open_chat.path
         if self.link.is_lost:
             self.link.connect()
         elif path:
             self._retry(MessageView.Retry(path[-1]))
 
     def action_edit_last(self) -> None:
-        if self._conversation.path:
-            self._edit(MessageView.Edit(self._conversation.path[-1]))
+        if self._open_chat.path:
+            self._edit(MessageView.Edit(self._open_chat.path[-1]))
 
     def action_sibling(self, step: int) -> None:
         self.browsing.show_sibling(step)
 
     async def action_chats(self) -> None:
         try:
-            chats = await self._conversation.chats()
+            chats = await self._open_chat.chats()
         except StoreError as error:
             self.notify(str(error), severity="error", markup=False)
             return
         browsing = self.browsing
-        dialog = ChatsDialog(chats, self._conversation.search, browsing.delete)
+        dialog = ChatsDialog(chats, self._open_chat.search, browsing.delete)
         self.push_screen(dialog, browsing.open)
 
     async def action_find(self, words: str = "") -> None:
         if not words:
-            self._writing.begin(_FIND)
+            self._draft.begin(_FIND)
         elif await self.browsing.find(words):
-            self._writing.begin(f"{_FIND}{words}")  # Enter goes on to the one before
+            self._draft.begin(f"{_FIND}{words}")  # Enter goes on to the one before
         else:
             self.notify("No message of this chat has these words.", markup=False)
 
     def action_rename(self, title: str = "") -> None:
-        if self._conversation.chat is None:
+        if self._open_chat.chat is None:
             self.notify("This chat is still empty: ask something first.", markup=False)
         elif not title:
-            self._writing.begin("/rename ")
+            self._draft.begin("/rename ")
         else:
             self.browsing.rename(title)
 
@@ -304,37 +304,37 @@ class ChatApp(App[None]):
         if text:
             self.browsing.set_system("" if text == "off" else text)
         else:
-            self._writing.begin(f"/system {self._conversation.system}")
+            self._draft.begin(f"/system {self._open_chat.system}")
 
     def action_thinking(self) -> None:
-        is_open = self.exchange.is_thinking_open = not self.exchange.is_thinking_open
+        is_open = self.answering.is_thinking_open = not self.answering.is_thinking_open
         for view in self.window.transcript.answers():
             view.open_thinking(is_open=is_open)
 
     def action_copy(self) -> None:
-        self._copying.answer(self.exchange.last_answer)
+        self._copying.answer(self.answering.last_answer)
 
     def action_copy_code(self, number: str = "") -> None:
-        self._copying.code(self.exchange.last_answer, number)
+        self._copying.code(self.answering.last_answer, number)
 
     def action_continue_answer(self) -> None:
-        path = self._conversation.path
+        path = self._open_chat.path
         if not path or path[-1].state not in CAN_CONTINUE or not path[-1].text:
             self.notify(
                 "There is nothing to go on with: no answer was stopped or cut off.", markup=False
             )
         else:
-            self.exchange.turn_when_connected(partial(self.exchange.go_on, path[-1]))
+            self.answering.run_when_connected(partial(self.answering.go_on, path[-1]))
 
     def action_export(self, argument: str = "") -> None:
-        chat = self._conversation.chat
+        chat = self._open_chat.chat
         if chat is None:
             self.notify("This chat is still empty: ask something first.", markup=False)
             return
         kind, to = target(argument)
         to = self._home.exports / file_name(chat, kind) if to is None else to
         try:
-            export(chat, self._conversation.path, kind, to)
+            export(chat, self._open_chat.path, kind, to)
         except OSError as error:
             self.notify(
                 f"Not exported: {error}. Name another file.", severity="error", markup=False
@@ -343,24 +343,24 @@ class ChatApp(App[None]):
             self.notify(f"Exported to {to}", markup=False)
 
     def action_model(self, name: str = "") -> None:
-        self._choosing.choose(name)
+        self._model_switch.choose(name)
 
     def action_attach(self, name: str = "") -> None:
-        self._writing.attach(name)
+        self._draft.attach(name)
 
     def action_editor(self) -> None:
-        self._writing.in_editor()
+        self._draft.in_editor()
 
     async def action_engine(self) -> None:
         """Show the engine beside the chat, or instead of it; or hide it again."""
-        await self._engine_place.toggle()
+        await self._panel_placement.toggle()
 
-    def _watched(self) -> Watched:
-        connection, answer = self.link.connection, self.exchange.last_answer
-        return Watched(
+    def _watched(self) -> PanelInput:
+        connection, answer = self.link.connection, self.answering.last_answer
+        return PanelInput(
             engine=None if connection is None else connection.client.engine,
-            figures=None if answer is None else answer.figures,
-            request_id=self.exchange.request_id,
+            answer_stats=None if answer is None else answer.stats,
+            request_id=self.answering.request_id,
         )
 
     def action_theme(self) -> None:
@@ -370,7 +370,7 @@ class ChatApp(App[None]):
 
     async def _remember_theme(self, name: str) -> None:
         try:
-            await self._conversation.set_setting("theme", name)
+            await self._open_chat.set_setting("theme", name)
         except StoreError as error:
             self.notify(str(error), severity="error", markup=False)
 
@@ -394,8 +394,8 @@ class ChatApp(App[None]):
             return
         if self._is_second_press("ctrl+c"):
             self._leave()
-        elif self.exchange.is_answering:
-            self.exchange.stop()
+        elif self.answering.is_answering:
+            self.answering.stop()
         else:
             self.notify("Press Ctrl+C again to leave.", timeout=_SECOND_PRESS, markup=False)
 
@@ -407,9 +407,9 @@ class ChatApp(App[None]):
         if self._is_leaving:
             return
         self._is_leaving = True
-        await self.exchange.finish()
+        await self.answering.finish()
         await self.link.close()
-        await self._conversation.close()
+        await self._open_chat.close()
         self.exit()
 
     def on_unmount(self) -> None:

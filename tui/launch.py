@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tui.home import Home
 from tui.opening import DEFAULT_LOOK
-from tui.talk.connection import Connector, Wanted
+from tui.talk.connection import ConnectOptions, Connector
 
 if TYPE_CHECKING:
     from tui.chat.store import Store
@@ -40,7 +40,7 @@ def main(
             file=sys.stderr,
         )
         return 2
-    wanted = Wanted(
+    wanted = ConnectOptions(
         url=url,
         model=model,
         server_args=[*engine_args, *server_args],

@@ -20,7 +20,7 @@ from tui.app import ChatApp
 from tui.chat.store import Store
 from tui.home import Home
 from tui.paint.theme import DARK, LIGHT
-from tui.talk.connection import Connector, Wanted
+from tui.talk.connection import ConnectOptions, Connector
 
 _PATIENCE = 300.0  # seconds; loading a model on a busy machine takes some
 _NUM_PAGES = "600"
@@ -40,7 +40,7 @@ async def take() -> dict[str, str]:
     """The pictures, by the names of their files."""
     with tempfile.TemporaryDirectory() as place:
         home = Home(Path(place) / "home")
-        connector = Connector(Wanted(server_args=["--num-pages", _NUM_PAGES]), home)
+        connector = Connector(ConnectOptions(server_args=["--num-pages", _NUM_PAGES]), home)
         try:
             return {
                 "engine.svg": await _shoot(connector, home, DARK.name, _with_the_engine),
@@ -96,8 +96,8 @@ async def _with_the_models(app: ChatApp, pilot: Pilot[object]) -> None:
 
 
 async def _ask(app: ChatApp, question: str) -> None:
-    app.exchange.send(question)
-    await _until(lambda: not app.exchange.is_busy and "Ready" in app.window.status.words)
+    app.answering.send(question)
+    await _until(lambda: not app.answering.is_busy and "Ready" in app.window.status.words)
 
 
 async def _talk(http: httpx.AsyncClient, question: str) -> None:

@@ -28,7 +28,7 @@ from tui.app import ChatApp
 from tui.chat.store import Store
 from tui.home import Home
 from tui.talk.client import ChatClient
-from tui.talk.connection import Connection, Connector, Waiting, Wanted
+from tui.talk.connection import ConnectOptions, Connector, ConnectProgress, ServerConnection
 from tui.talk.events import Finish, Piece, TextPiece
 
 PIECES_PER_SECOND = 100
@@ -80,11 +80,11 @@ class ScriptedConnector(Connector):
     """Connects at once."""
 
     def __init__(self, client: ChatClient, home: Home) -> None:
-        super().__init__(Wanted(url=client.url), home)
+        super().__init__(ConnectOptions(url=client.url), home)
         self._client = client
 
-    async def connect(self, report: Callable[[Waiting], None]) -> Connection:
-        return Connection(self._client, ["scripted"], "scripted")
+    async def connect(self, report: Callable[[ConnectProgress], None]) -> ServerConnection:
+        return ServerConnection(self._client, ["scripted"], "scripted")
 
 
 class TextualMarkdownApp(App[None]):
@@ -141,9 +141,9 @@ async def stream_ours(text: str, seconds: float) -> Measurement:
     """
 
     async def measure(app: ChatApp) -> Measurement:
-        app.exchange.send("go")
-        await _until(lambda: app.exchange.is_answering)
-        return await _stalls(lambda: app.exchange.is_answering, seconds)
+        app.answering.send("go")
+        await _until(lambda: app.answering.is_answering)
+        return await _stalls(lambda: app.answering.is_answering, seconds)
 
     return await _in_chat(ScriptedClient(text, seconds), measure)
 

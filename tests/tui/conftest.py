@@ -35,7 +35,7 @@ from tui.app import ChatApp
 from tui.chat.store import Store
 from tui.home import Home
 from tui.talk.client import ChatClient
-from tui.talk.connection import Connector, Wanted
+from tui.talk.connection import ConnectOptions, Connector
 from tui.talk.models import Models
 from tui.widgets.composer import Composer
 from tui.widgets.message import MessageView
@@ -594,7 +594,7 @@ def terminal(server: FakeServer, home: Home, play: Callable[..., None]) -> Calla
                 await terminal.until_ready()
             await story(terminal)
 
-        play(when_ready, Connector(Wanted(url=server.url), home), **how)
+        play(when_ready, Connector(ConnectOptions(url=server.url), home), **how)
 
     return run
 

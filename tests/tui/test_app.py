@@ -14,7 +14,7 @@ from textual.widgets import OptionList
 from tui.chat.messages import Role, State
 from tui.chat.store import Store
 from tui.home import Home
-from tui.talk.connection import Connector, Wanted
+from tui.talk.connection import ConnectOptions, Connector
 from tui.talk.server_process import ServerProcess
 from tui.widgets.dialogs import ChatsDialog, HelpDialog
 from tui.widgets.message import AnswerView
@@ -866,7 +866,7 @@ def test_a_server_of_ours_that_dies_is_said_with_its_last_words(
             return await self.server.address()
 
     server.script(scripts.say("half"), scripts.hang_up, reason=None)
-    connector = Ours(Wanted(), home)
+    connector = Ours(ConnectOptions(), home)
 
     async def story(t: "Terminal") -> None:
         await t.until_ready()

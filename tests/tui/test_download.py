@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tui.talk.events import ChatError
-from tui.talk.models import Models, Source
+from tui.talk.models import Models, ModelSource
 
 REPOSITORY = "org/tiny-4bit"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -155,7 +155,7 @@ def test_a_download_says_how_far_it_is_pauses_and_goes_on_where_it_was(
     (file,) = (tmp_path / "hub").glob("models--*/snapshots/*/model.safetensors")
     assert file.read_bytes() == FILES["model.safetensors"]
     found = {model.name: model for model in asyncio.run(Models().find())}
-    assert found[REPOSITORY].source is Source.DOWNLOADED
+    assert found[REPOSITORY].source is ModelSource.DOWNLOADED
     assert found[REPOSITORY].weight_size == SIZE
 
 

@@ -62,7 +62,7 @@ def test_any_keys_in_any_order_leave_a_terminal_that_works(
         for _ in range(4):
             await t.press("escape")
         await t.press("ctrl+n")
-        await t.until(lambda: not t.app.exchange.is_busy and t.messages == [])
+        await t.until(lambda: not t.app.answering.is_busy and t.messages == [])
         server._scripts.clear()
         await t.ask("are you well?")
         await t.until_shown("Yes.")

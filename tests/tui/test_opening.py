@@ -16,7 +16,7 @@ from tui.chat.store import Store
 from tui.home import Home
 from tui.opening import _LOOKS, DEFAULT_LOOK, picture, rows
 from tui.paint.theme import DARK, LIGHT
-from tui.talk.connection import Connection, Connector, Waiting, Wanted
+from tui.talk.connection import ConnectOptions, Connector, ConnectProgress, ServerConnection
 
 if TYPE_CHECKING:
     from conftest import FakeServer, Terminal, Window
@@ -40,7 +40,7 @@ Cell = tuple[str, str | None, str, bool]  # a character, its colour, what is beh
 
 
 class NeverConnects(Connector):
-    async def connect(self, report: Callable[[Waiting], None]) -> Connection:
+    async def connect(self, report: Callable[[ConnectProgress], None]) -> ServerConnection:
         await asyncio.Event().wait()
         raise AssertionError("nobody sets it")
 
@@ -101,7 +101,7 @@ def test_the_first_frame_is_the_app_s_own_first_picture(
     def same(t: "Terminal", size: tuple[int, int], theme: str) -> bool:
         return drawn_by_the_app(t) == drawn_by_hand(*size, theme)
 
-    play(story, NeverConnects(Wanted(url="http://127.0.0.1:1"), home))
+    play(story, NeverConnects(ConnectOptions(url="http://127.0.0.1:1"), home))
 
 
 def test_where_there_are_256_colours_they_are_those_that_rich_takes() -> None:

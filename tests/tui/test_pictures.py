@@ -21,13 +21,13 @@ import pytest
 from textual.command import CommandInput
 from textual.widgets import Input, OptionList
 
-from tui.chat.live_answer import Answer, Phase
-from tui.chat.messages import Figures, Role
+from tui.chat.live_answer import AnswerPhase, LiveAnswer
+from tui.chat.messages import AnswerStats, Role
 from tui.chat.store import Store
 from tui.home import Home
-from tui.talk.connection import Connector, Waiting, Wanted
+from tui.talk.connection import ConnectOptions, Connector, ConnectProgress
 from tui.talk.events import ChatError
-from tui.talk.models import Downloaded, Model, Models, Source
+from tui.talk.models import Downloaded, Model, Models, ModelSource
 from tui.widgets.dialogs import HelpDialog
 
 if TYPE_CHECKING:
@@ -61,10 +61,10 @@ def pages(tokens: int) -> int:
 - [ ] open"""
 HOSTILE = "\x1b]52;c;x\x07[red]x[/] \u202eabc\u202c \x9b2J done"
 FOUND = [
-    Model("mini", Source.BUNDLED, 10_000_000, True, 90_000, 4096),
-    Model("org/here-4B-4bit", Source.DOWNLOADED, 2_260_000_000, False, 4000, 40_960),
-    Model("org/there-8B-4bit", Source.SUGGESTED, 4_610_000_000, True, 60_000, 40_960),
-    Model("org/huge-70B-4bit", Source.SUGGESTED, 39_700_000_000, False, 0, 131_072),
+    Model("mini", ModelSource.BUNDLED, 10_000_000, True, 90_000, 4096),
+    Model("org/here-4B-4bit", ModelSource.DOWNLOADED, 2_260_000_000, False, 4000, 40_960),
+    Model("org/there-8B-4bit", ModelSource.SUGGESTED, 4_610_000_000, True, 60_000, 40_960),
+    Model("org/huge-70B-4bit", ModelSource.SUGGESTED, 39_700_000_000, False, 0, 131_072),
 ]
 
 
@@ -148,7 +148,7 @@ class Album:
 @pytest.fixture
 def standing_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing on the screen depends on how long something took, or on the day."""
-    figures = Figures(
+    stats = AnswerStats(
         prompt_tokens=19_020,
         cached_tokens=18_432,
         differs_at=18_440,
@@ -157,10 +157,10 @@ def standing_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         first_token_seconds=0.42,
         decode_seconds=5.0,
     )
-    until_then = Figures()
-    measured = property(lambda self: until_then if self.phase is Phase.WAITING else figures)
-    monkeypatch.setattr(Answer, "figures", measured)
-    monkeypatch.setattr(Answer, "seconds", 2.4)
+    until_then = AnswerStats()
+    measured = property(lambda self: until_then if self.phase is AnswerPhase.WAITING else stats)
+    monkeypatch.setattr(LiveAnswer, "stats", measured)
+    monkeypatch.setattr(LiveAnswer, "seconds", 2.4)
     monkeypatch.setattr("tui.chat.store.time.time", lambda: 1_790_000_000.0)
     monkeypatch.setattr("tui.talk.connection.time", SimpleNamespace(monotonic=lambda: 0.0))
     monkeypatch.setattr("tui.widgets.message._SPINNER", "⠹")
@@ -187,11 +187,11 @@ class Ours(Connector):
     """A server of our own, in name, so that models can be changed."""
 
     def __init__(self, server: "FakeServer", home: Home) -> None:
-        super().__init__(Wanted(), home)
+        super().__init__(ConnectOptions(), home)
         self._url = server.url
         self.is_there = False
 
-    async def _own_server(self, report: Callable[[Waiting], None]) -> str:
+    async def _own_server(self, report: Callable[[ConnectProgress], None]) -> str:
         if not self.is_there:
             raise ChatError("The server has ended with exit code 1. Its whole log is server.log.")
         return self._url
@@ -345,7 +345,7 @@ def test_every_screen_is_as_it_was_accepted(
         await album.take("engine-missing", "does not show its")
         await t.press("escape" if size[0] < 110 else "f4")
         server.engine["/api/v1/kv/stats"] = scripts.engine_stats(running=1, waiting=2)
-        name = t.app.exchange.request_id
+        name = t.app.answering.request_id
         own = [{"id": name, "from": 0, "pages": [[40, 24], [400, 90]]}]
         pages = "p40s24f200c136a90c60f474"
         snapshot = scripts.page_event(

@@ -13,35 +13,35 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 
-from tui.actions.server_link import Link
-from tui.chat.live_answer import Answer, Phase
-from tui.chat.messages import Message, Role, State, wire_messages
-from tui.chat.open_chat import Conversation
-from tui.chat.operations import Operation, Turns
+from tui.actions.server_link import ServerLink
+from tui.chat.live_answer import AnswerPhase, LiveAnswer
+from tui.chat.messages import ChatMessage, Role, State, wire_messages
+from tui.chat.open_chat import OpenChat
+from tui.chat.operations import Operation, Operations
 from tui.chat.progress import stage_words, watch_progress
-from tui.chat.stats_text import figures_lines, seconds_words
+from tui.chat.stats_text import seconds_words, stats_lines
 from tui.chat.store import StoreError
-from tui.talk.connection import Connection
+from tui.talk.connection import ServerConnection
 from tui.widgets.message import AnswerView
 from tui.widgets.window import ChatWindow
 
 _FRAMES_PER_SECOND = 15
 
 
-class Exchange:
+class Answering:
     """At most one answer coming. `link` and `start` are to come before the first question."""
 
-    link: Link
+    link: ServerLink
 
     def __init__(
         self,
-        conversation: Conversation,
+        open_chat: OpenChat,
         window: ChatWindow,
         run: Callable[[Coroutine[None, None, None]], object],
     ) -> None:
-        self._conversation = conversation
+        self._open_chat = open_chat
         self._window = window
-        self._turns = Turns(run)
+        self._operations = Operations(run)
         self._view: AnswerView | None = None
         self._queue: list[str] = []
         self._has_said_unsaved = False
@@ -54,49 +54,49 @@ class Exchange:
 
     @property
     def is_busy(self) -> bool:
-        return not self._turns.is_idle or self.link.connection is None
+        return not self._operations.is_idle or self.link.connection is None
 
     @property
     def is_answering(self) -> bool:
-        return self._turns.answer is not None
+        return self._operations.answer is not None
 
     @property
-    def last_answer(self) -> Message | None:
+    def last_answer(self) -> ChatMessage | None:
         """The one that is coming, or the last that came."""
-        if self._turns.answer is not None:
-            return self._turns.answer.message
-        path = self._conversation.path
+        if self._operations.answer is not None:
+            return self._operations.answer.message
+        path = self._open_chat.path
         return next((m for m in reversed(path) if m.role is Role.ASSISTANT), None)
 
     @property
     def request_id(self) -> str | None:
         """What the server calls the last answer of the open chat."""
-        if self._turns.answer is not None:
-            return self._turns.answer.request_id
-        chat = self._conversation.chat
+        if self._operations.answer is not None:
+            return self._operations.answer.request_id
+        chat = self._open_chat.chat
         return None if chat is None else self._request_ids.get(chat.id)
 
     # Turns
 
-    def turn(self, operation: Operation) -> None:
+    def run(self, operation: Operation) -> None:
         """Stop what is coming and do this instead."""
-        self._turns.begin(partial(self._guarded, operation), self.send_next)
+        self._operations.begin(partial(self._guarded, operation), self.send_next)
 
-    def turn_when_connected(self, operation: Operation) -> None:
+    def run_when_connected(self, operation: Operation) -> None:
         if self.link.connection is None:
             self._window.notify(
                 "Not connected yet; try again when the server is ready.", markup=False
             )
         else:
-            self.turn(operation)
+            self.run(operation)
 
     def stop(self) -> None:
         """End the answer under way and keep what has come."""
-        self._turns.stop_answer()
+        self._operations.stop_answer()
 
     async def finish(self) -> None:
         """Stop, and let every turn come to its end."""
-        await self._turns.finish()
+        await self._operations.finish()
 
     async def _guarded(self, operation: Operation) -> None:
         try:
@@ -116,7 +116,7 @@ class Exchange:
         if self._queue and not self.is_busy:
             text = self._queue.pop(0)
             self._window.show_queue(self._queue)
-            self.turn(partial(self.ask, text))
+            self.run(partial(self.ask, text))
 
     def give_queue_back(self) -> None:
         """What waits is not sent after an answer that did not come: the reader decides."""
@@ -129,9 +129,9 @@ class Exchange:
 
     # Operations of a turn
 
-    async def ask(self, text: str, instead_of: Message | None = None) -> None:
+    async def ask(self, text: str, instead_of: ChatMessage | None = None) -> None:
         try:
-            question = await self._conversation.ask(text, instead_of=instead_of)
+            question = await self._open_chat.ask(text, instead_of=instead_of)
         except StoreError:
             self._queue.insert(0, text)
             self.give_queue_back()
@@ -139,42 +139,42 @@ class Exchange:
         self._window.composer.remember(text)
         await self.reply(question)
 
-    async def reply(self, question: Message) -> None:
+    async def reply(self, question: ChatMessage) -> None:
         connection = self.link.connection
         if connection is None:
             await self._say_not_connected()
             return
-        message = await self._conversation.begin_answer(question, connection.model)
-        await self._window.show(self._conversation)
-        path = self._conversation.path[:-1]
+        message = await self._open_chat.begin_answer(question, connection.model)
+        await self._window.show(self._open_chat)
+        path = self._open_chat.path[:-1]
         pieces = connection.client.stream(
-            wire_messages(path, self._conversation.system), model=connection.model
+            wire_messages(path, self._open_chat.system), model=connection.model
         )
-        await self._follow(Answer(message, pieces, self._save), connection)
+        await self._follow(LiveAnswer(message, pieces, self._save), connection)
 
-    async def go_on(self, answer: Message) -> None:
+    async def go_on(self, answer: ChatMessage) -> None:
         """Write on at the end of an answer that was stopped or cut off."""
         connection = self.link.connection
         if connection is None:
             await self._say_not_connected()
             return
         begun = replace(answer, state=State.WRITING, error="")
-        await self._conversation.save(begun)
+        await self._open_chat.save(begun)
         pieces = connection.client.stream(
-            wire_messages(self._conversation.path, self._conversation.system),
+            wire_messages(self._open_chat.path, self._open_chat.system),
             model=connection.model,
             continues=True,
         )
-        await self._follow(Answer(begun, pieces, self._save), connection)
+        await self._follow(LiveAnswer(begun, pieces, self._save), connection)
 
     async def _say_not_connected(self) -> None:
         """It was lost while the turn waited."""
-        await self._window.show(self._conversation)
+        await self._window.show(self._open_chat)
         await self._window.transcript.say(
             "Not connected. Press Ctrl+R to try again.", is_error=True
         )
 
-    async def _follow(self, answer: Answer, connection: Connection) -> None:
+    async def _follow(self, answer: LiveAnswer, connection: ServerConnection) -> None:
         window = self._window
         window.composer.focus()
         view = window.transcript.view(answer.message.id)
@@ -187,7 +187,7 @@ class Exchange:
         self._ticker.resume()
         watching = asyncio.create_task(watch_progress(connection.client.engine, answer))
         try:
-            message = await self._turns.follow(answer)
+            message = await self._operations.follow(answer)
         finally:
             watching.cancel()
             self._ticker.pause()
@@ -199,9 +199,9 @@ class Exchange:
         if message.state is State.FAILED and (words := self.link.last_words()):
             await window.transcript.say(words, is_error=True)
 
-    async def _save(self, message: Message) -> None:
+    async def _save(self, message: ChatMessage) -> None:
         try:
-            await self._conversation.save(message)
+            await self._open_chat.save(message)
         except StoreError as error:
             # The answer goes on; the reader is told once that it is not kept.
             if not self._has_said_unsaved:
@@ -209,23 +209,23 @@ class Exchange:
                 self._window.notify(str(error), severity="error", markup=False)
 
     def _tick(self) -> None:
-        answer, view = self._turns.answer, self._view
+        answer, view = self._operations.answer, self._view
         if answer is None or view is None:
             return
         view.tick()
         words = {
-            Phase.WAITING: stage_words(answer.progress),
-            Phase.THINKING: f"Thinking, {seconds_words(answer.seconds)}",
-            Phase.WRITING: "Writing",
+            AnswerPhase.WAITING: stage_words(answer.progress),
+            AnswerPhase.THINKING: f"Thinking, {seconds_words(answer.seconds)}",
+            AnswerPhase.WRITING: "Writing",
         }.get(answer.phase, "Done")
-        progress = answer.progress if answer.phase is Phase.WAITING else None
+        progress = answer.progress if answer.phase is AnswerPhase.WAITING else None
         fraction = None if progress is None else progress.fraction
         self._window.status.say(f"{words} · Esc stops", progress=fraction)
-        self._window.status.show_figures(figures_lines(answer.figures, is_live=True))
+        self._window.status.show_stats(stats_lines(answer.stats, is_live=True))
 
-    def _show_end(self, message: Message) -> None:
+    def _show_end(self, message: ChatMessage) -> None:
         status = self._window.status
-        status.show_figures(figures_lines(message.figures))
+        status.show_stats(stats_lines(message.stats))
         if message.state is State.FAILED:
             status.say("Failed · Ctrl+R asks again", style="$error")
         elif message.state is State.STOPPED:

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from tui.actions.answering import Exchange
-from tui.chat.open_chat import Conversation
+from tui.actions.answering import Answering
+from tui.chat.open_chat import OpenChat
 from tui.widgets.dialogs import ChatChoice
 from tui.widgets.window import ChatWindow
 
@@ -18,46 +18,46 @@ class Browsing:
 
     def __init__(
         self,
-        conversation: Conversation,
-        exchange: Exchange,
+        open_chat: OpenChat,
+        answering: Answering,
         window: ChatWindow,
         opened: Callable[[], None],
     ) -> None:
-        self._conversation = conversation
-        self._exchange = exchange
+        self._open_chat = open_chat
+        self._answering = answering
         self._window = window
         self._opened = opened
         self._found = ("", 0)  # what was looked for last, and the message that has it
 
     def new(self) -> None:
-        self._exchange.turn(self._new)
+        self._answering.run(self._new)
 
     def open(self, choice: ChatChoice | None) -> None:
         """None: the reader has chosen nothing."""
         if choice is not None:
-            self._exchange.turn(partial(self._open, choice))
+            self._answering.run(partial(self._open, choice))
 
     def show_branch(self, message_id: int) -> None:
-        self._exchange.turn(partial(self._show_branch, message_id))
+        self._answering.run(partial(self._show_branch, message_id))
 
     def show_sibling(self, step: int) -> None:
         """Of the last message that has versions."""
-        for place in reversed(self._conversation.places):
-            message_id = place.neighbour(step)
+        for version in reversed(self._open_chat.versions):
+            message_id = version.neighbour(step)
             if message_id is not None:
                 self.show_branch(message_id)
                 return
 
     def rename(self, title: str) -> None:
-        self._exchange.turn(partial(self._rename, title))
+        self._answering.run(partial(self._rename, title))
 
     def set_system(self, text: str) -> None:
-        self._exchange.turn(partial(self._set_system, text))
+        self._answering.run(partial(self._set_system, text))
 
     async def find(self, words: str) -> bool:
         """Go to the newest message with these words; asked again, to the one before it."""
         looked_for = words.casefold()
-        found = [m.id for m in reversed(self._conversation.path) if looked_for in m.text.casefold()]
+        found = [m.id for m in reversed(self._open_chat.path) if looked_for in m.text.casefold()]
         if not found:
             return False
         is_again = self._found[0] == words and self._found[1] in found
@@ -65,7 +65,7 @@ class Browsing:
         self._found = words, found[at]
         transcript = self._window.transcript
         if transcript.view(found[at]) is None:
-            await self._window.show(self._conversation, found[at])
+            await self._window.show(self._open_chat, found[at])
         view = transcript.view(found[at])
         assert view is not None, "it has just been shown"
         self.end_find()
@@ -82,23 +82,23 @@ class Browsing:
             view.mark("")
 
     async def delete(self, chat_id: int) -> None:
-        chat = self._conversation.chat
-        await self._conversation.delete(chat_id)
+        chat = self._open_chat.chat
+        await self._open_chat.delete(chat_id)
         if chat is not None and chat.id == chat_id:
             self.new()
 
     async def _new(self) -> None:
-        self._conversation.new()
+        self._open_chat.new()
         self._opened()
-        await self._window.show(self._conversation)
-        self._window.status.show_figures(())
+        await self._window.show(self._open_chat)
+        self._window.status.show_stats(())
         self._window.composer.focus()
 
     async def _open(self, choice: ChatChoice) -> None:
         window = self._window
-        await self._conversation.open(choice.chat_id, choice.message_id)
+        await self._open_chat.open(choice.chat_id, choice.message_id)
         self._opened()
-        await window.show(self._conversation, choice.message_id)
+        await window.show(self._open_chat, choice.message_id)
         view = None if choice.message_id is None else window.transcript.view(choice.message_id)
         if view is None:
             window.transcript.follow()
@@ -107,17 +107,17 @@ class Browsing:
             view.focus()
 
     async def _show_branch(self, message_id: int) -> None:
-        await self._conversation.show_branch(message_id)
+        await self._open_chat.show_branch(message_id)
         self._opened()
-        await self._window.show(self._conversation)
+        await self._window.show(self._open_chat)
         view = self._window.transcript.view(message_id)
         if view is not None:
             view.focus()
 
     async def _rename(self, title: str) -> None:
-        await self._conversation.rename(title)
-        await self._window.show(self._conversation)
+        await self._open_chat.rename(title)
+        await self._window.show(self._open_chat)
 
     async def _set_system(self, text: str) -> None:
-        await self._conversation.set_system(text)
+        await self._open_chat.set_system(text)
         self._opened()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from textual.app import App
 
 from tui.actions.clipboard import put_in_clipboard
-from tui.chat.messages import Message
+from tui.chat.messages import ChatMessage
 from tui.paint.markdown import code_blocks
 
 
@@ -16,13 +16,13 @@ class Copying:
         self._app = app
         self._copied = (0, 0)  # the message, and how often one of its blocks was copied
 
-    def message(self, message: Message) -> None:
+    def message(self, message: ChatMessage) -> None:
         put_in_clipboard(self._app, message.text, "the message")
 
-    def answer(self, answer: Message | None) -> None:
+    def answer(self, answer: ChatMessage | None) -> None:
         put_in_clipboard(self._app, "" if answer is None else answer.text, "the answer")
 
-    def code(self, answer: Message | None, number: str) -> None:
+    def code(self, answer: ChatMessage | None, number: str) -> None:
         """The last block of code, or the one with this number."""
         blocks = [] if answer is None else code_blocks(answer.text)
         at = int(number) - 1 if number.isdecimal() else len(blocks) - 1
@@ -33,7 +33,7 @@ class Copying:
         else:
             put_in_clipboard(self._app, blocks[at] if blocks else "", "the code")
 
-    def next_code(self, message: Message) -> None:
+    def next_code(self, message: ChatMessage) -> None:
         """The last block of the message; each time it is asked for again, the one before."""
         blocks = code_blocks(message.text)
         times = self._copied[1] + 1 if self._copied[0] == message.id else 0

@@ -15,7 +15,7 @@ from tui.chat.mentions import with_files
 from tui.widgets.window import ChatWindow
 
 
-class Writing:
+class Draft:
     def __init__(self, app: App[None], window: ChatWindow) -> None:
         self._app = app
         self._window = window

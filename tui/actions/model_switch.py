@@ -7,27 +7,27 @@ from functools import partial
 
 from textual.app import App
 
-from tui.actions.answering import Exchange
-from tui.actions.server_link import Link
+from tui.actions.answering import Answering
+from tui.actions.server_link import ServerLink
 from tui.sanitise import one_line
-from tui.talk.models import Model, Models, Source
+from tui.talk.models import Model, Models, ModelSource
 from tui.widgets.models_dialog import ModelsDialog
 
 
-class Choosing:
+class ModelSwitch:
     """`chosen` is called when the server that runs has another model to answer with."""
 
     def __init__(
         self,
         app: App[None],
-        link: Link,
-        exchange: Exchange,
+        link: ServerLink,
+        answering: Answering,
         models: Models,
         chosen: Callable[[], None],
     ) -> None:
         self._app = app
         self._link = link
-        self._exchange = exchange
+        self._answering = answering
         self._models = models
         self._chosen = chosen
 
@@ -42,9 +42,9 @@ class Choosing:
             models = self._models if can_change else None
             self._app.push_screen(ModelsDialog(served, self._link.model, models), self._use)
         elif name in served:
-            self._use(Model(name, Source.SERVER))
+            self._use(Model(name, ModelSource.SERVER))
         elif can_change:
-            self._use(Model(name, Source.FOLDER))
+            self._use(Model(name, ModelSource.FOLDER))
         else:
             known = ", ".join(one_line(model, 60) for model in served[:8])
             self._app.notify(f"The server has no such model. It has: {known}.", markup=False)
@@ -57,4 +57,4 @@ class Choosing:
             connection.model = model.name
             self._chosen()
         else:
-            self._exchange.turn(partial(self._link.restart, model.name))
+            self._answering.run(partial(self._link.restart, model.name))

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 
-from tui.talk.connection import Connection, Connector, Waiting
+from tui.talk.connection import Connector, ConnectProgress, ServerConnection
 from tui.talk.events import ChatError
 from tui.widgets.window import ChatWindow
 
 
-class Link:
+class ServerLink:
     """At most one connection at a time."""
 
     def __init__(
@@ -29,7 +29,7 @@ class Link:
         self._after = after  # is called when connecting has ended, one way or the other
         self._is_connecting = False
         self._has_failed = False
-        self.connection: Connection | None = None
+        self.connection: ServerConnection | None = None
 
     @property
     def model(self) -> str:
@@ -92,5 +92,5 @@ class Link:
             self._is_connecting = False
         self._after()
 
-    def _report(self, waiting: Waiting) -> None:
+    def _report(self, waiting: ConnectProgress) -> None:
         self._window.status.say(waiting.words, progress=waiting.progress)

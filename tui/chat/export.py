@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 
-from tui.chat.messages import Chat, Message, Role, wire_messages
+from tui.chat.messages import ChatMessage, ChatRecord, Role, wire_messages
 
 
 class Format(StrEnum):
@@ -22,7 +22,7 @@ class Format(StrEnum):
         return ".md" if self is Format.MARKDOWN else ".json"
 
 
-def as_markdown(chat: Chat, path: Sequence[Message]) -> str:
+def as_markdown(chat: ChatRecord, path: Sequence[ChatMessage]) -> str:
     """The branch that is shown, under its title. Answers are Markdown already."""
     parts = [f"# {chat.title}"]
     if chat.system:
@@ -33,7 +33,7 @@ def as_markdown(chat: Chat, path: Sequence[Message]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def as_json(chat: Chat, path: Sequence[Message]) -> str:
+def as_json(chat: ChatRecord, path: Sequence[ChatMessage]) -> str:
     """The branch that is shown, as the messages of a chat request."""
     content = {
         "title": chat.title,
@@ -43,7 +43,7 @@ def as_json(chat: Chat, path: Sequence[Message]) -> str:
     return json.dumps(content, ensure_ascii=False, indent=2) + "\n"
 
 
-def export(chat: Chat, path: Sequence[Message], kind: Format, to: Path) -> None:
+def export(chat: ChatRecord, path: Sequence[ChatMessage], kind: Format, to: Path) -> None:
     """Write a new file for its owner only. Raises OSError, also where one is there already."""
     text = as_markdown(chat, path) if kind is Format.MARKDOWN else as_json(chat, path)
     to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ def export(chat: Chat, path: Sequence[Message], kind: Format, to: Path) -> None:
         file.write(text)
 
 
-def file_name(chat: Chat, kind: Format) -> str:
+def file_name(chat: ChatRecord, kind: Format) -> str:
     """`why-is-the-sky-blue-20260102-030405.md`."""
     words = re.sub(r"[^a-z0-9]+", "-", chat.title.lower()).strip("-")[:40] or "chat"
     return f"{words}-{datetime.now().astimezone():%Y%m%d-%H%M%S}{kind.suffix}"

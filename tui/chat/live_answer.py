@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-from tui.chat.messages import Figures, Message, State
+from tui.chat.messages import AnswerStats, ChatMessage, State
 from tui.chat.store import CHECKPOINT_SECONDS
 from tui.talk.engine_state import Progress
 from tui.talk.events import (
@@ -24,11 +24,11 @@ from tui.talk.events import (
     TextPiece,
     ThinkingPiece,
     ToolPiece,
-    Usage,
+    UsagePiece,
 )
 
 
-class Phase(Enum):
+class AnswerPhase(Enum):
     WAITING = auto()  # the prompt is being read
     THINKING = auto()
     WRITING = auto()
@@ -42,7 +42,7 @@ class _Tool:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class NewText:
     """What came since the last look."""
 
     text: str = ""
@@ -68,14 +68,14 @@ class _Text:
         return "".join(self.pieces)
 
 
-class Answer:
+class LiveAnswer:
     """Run it once; `stop` ends it early and keeps what has come."""
 
     def __init__(
         self,
-        message: Message,
+        message: ChatMessage,
         pieces: AsyncGenerator[Piece, None],
-        save: Callable[[Message], Awaitable[None]],
+        save: Callable[[ChatMessage], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._message = message
@@ -89,17 +89,17 @@ class Answer:
         # What is there already, when an answer goes on.
         self._text, self._thinking = _Text([message.text]), _Text([message.thinking])
         self._tools: dict[int, _Tool] = {}
-        self._usage = Usage(None, None, None)
+        self._usage = UsagePiece(None, None, None)
         self._state = State.WRITING
         self._error = ""
         self._reading: asyncio.Task[None] | None = None
         self._is_unwanted = False
-        self.phase = Phase.WAITING
+        self.phase = AnswerPhase.WAITING
         self.request_id: str | None = None  # what the server calls it, once it has taken it
         self.progress: Progress | None = None  # while it waits, where the server says
 
     @property
-    def message(self) -> Message:
+    def message(self) -> ChatMessage:
         """The answer as it is now."""
         return replace(
             self._message,
@@ -107,13 +107,13 @@ class Answer:
             thinking=str(self._thinking),
             state=self._state,
             error=self._error,
-            figures=self.figures,
+            stats=self.stats,
         )
 
     @property
-    def figures(self) -> Figures:
+    def stats(self) -> AnswerStats:
         """Measured here; tokens are the server's count, or while it has not said, the pieces'."""
-        return Figures(
+        return AnswerStats(
             prompt_tokens=self._usage.prompt_tokens,
             cached_tokens=self._usage.cached_tokens,
             differs_at=self._usage.differs_at,
@@ -134,13 +134,13 @@ class Answer:
     def has_thinking(self) -> bool:
         return any(self._thinking.pieces)
 
-    def take(self) -> News:
+    def take(self) -> NewText:
         """What came since the last call."""
-        return News(self._text.take(), self._thinking.take())
+        return NewText(self._text.take(), self._thinking.take())
 
-    def taken(self) -> News:
+    def taken(self) -> NewText:
         """What the calls of `take` have given so far."""
-        return News(self._text.taken(), self._thinking.taken())
+        return NewText(self._text.taken(), self._thinking.taken())
 
     def stop(self) -> None:
         """End it now, or as soon as `run` begins. After the end it does nothing."""
@@ -148,7 +148,7 @@ class Answer:
         if self._reading is not None:
             self._reading.cancel()
 
-    async def run(self) -> Message:
+    async def run(self) -> ChatMessage:
         """Read to the end; failures are part of the message that comes back."""
         self._reading = asyncio.create_task(self._read(), name="answer")
         if self._is_unwanted:
@@ -176,23 +176,23 @@ class Answer:
             case Began(request_id):
                 self.request_id = request_id
             case TextPiece(text):
-                self._arrived(Phase.WRITING)
+                self._arrived(AnswerPhase.WRITING)
                 self._text.pieces.append(text)
             case ThinkingPiece(text):
-                self._arrived(Phase.THINKING)
+                self._arrived(AnswerPhase.THINKING)
                 self._thinking.pieces.append(text)
             case ToolPiece(index, name, arguments):
-                self._arrived(Phase.WRITING)
+                self._arrived(AnswerPhase.WRITING)
                 tool = self._tools.setdefault(index, _Tool())
                 tool.name += name
                 tool.arguments += arguments
-            case Usage():
+            case UsagePiece():
                 self._usage = piece
             case Finish(reason):
                 self._state = State.CUT if reason == "length" else State.DONE
                 self._text.pieces.extend(_shown(tool) for tool in self._tools.values())
 
-    def _arrived(self, phase: Phase) -> None:
+    def _arrived(self, phase: AnswerPhase) -> None:
         self._last = self._clock()
         if self._first is None:
             self._first = self._last
@@ -200,7 +200,7 @@ class Answer:
         self.phase = phase
 
     def _settle(self, reading: asyncio.Task[None]) -> None:
-        self.phase = Phase.ENDED
+        self.phase = AnswerPhase.ENDED
         if reading.cancelled():
             self._state = State.STOPPED
             return

@@ -31,7 +31,7 @@ _SHORTEST_MEASURE = 0.05  # seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class AnswerStats:
     """What one answer took. None: not known (yet), or the server does not say."""
 
     prompt_tokens: int | None = None
@@ -56,7 +56,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class ChatMessage:
     id: int
     chat_id: int
     parent_id: int | None
@@ -66,12 +66,12 @@ class Message:
     state: State = State.DONE
     error: str = ""
     model: str = ""
-    figures: Figures = field(default_factory=Figures)
+    stats: AnswerStats = field(default_factory=AnswerStats)
     created_at: float = 0.0  # seconds since the epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chat:
+class ChatRecord:
     id: int
     title: str
     created_at: float
@@ -81,7 +81,7 @@ class Chat:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Version:
     """Which of its siblings a message is: the second of three is Place(1, (7, 9, 12))."""
 
     index: int
@@ -92,7 +92,7 @@ class Place:
         return self.sibling_ids[at] if 0 <= at < len(self.sibling_ids) else None
 
 
-def wire_messages(path: Sequence[Message], system: str = "") -> list[dict[str, str]]:
+def wire_messages(path: Sequence[ChatMessage], system: str = "") -> list[dict[str, str]]:
     """The conversation as the API wants it: in turns, because some chat templates insist on it.
 
     Answers without text say nothing; questions that then stand together become one.

@@ -11,22 +11,22 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from tui.chat.messages import Chat, Message, Place, Role, State
-from tui.chat.store import Hit, Store
+from tui.chat.messages import ChatMessage, ChatRecord, Role, State, Version
+from tui.chat.store import SearchHit, Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Conversation:
+class OpenChat:
     """The open chat. `path` is what is on the screen, from the first question to the last word."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="chat-store")
-        self.chat: Chat | None = None
-        self.path: list[Message] = []
-        self.places: list[Place] = []
+        self.chat: ChatRecord | None = None
+        self.path: list[ChatMessage] = []
+        self.versions: list[Version] = []
         self._system = ""  # of a chat that has not begun
 
     async def close(self) -> None:
@@ -53,7 +53,7 @@ class Conversation:
     def new(self) -> None:
         """An empty chat; it is written when the first question is asked."""
         self._system = ""
-        self.chat, self.path, self.places = None, [], []
+        self.chat, self.path, self.versions = None, [], []
 
     async def open(self, chat_id: int, message_id: int | None = None) -> None:
         """Show a chat where it was left, or the branch through a message. Raises StoreError."""
@@ -69,22 +69,22 @@ class Conversation:
         assert self.chat is not None, "a message on the screen is in a chat"
         await self._show(await self._call(self._store.show_branch, self.chat.id, message_id))
 
-    async def ask(self, text: str, *, instead_of: Message | None = None) -> Message:
+    async def ask(self, text: str, *, instead_of: ChatMessage | None = None) -> ChatMessage:
         """Write a question at the end, or as an alternative to an earlier one."""
         if self.chat is None:
             self.chat = await self._call(self._store.create_chat, text, self._system)
         parent_id = self.leaf_id if instead_of is None else instead_of.parent_id
         return await self._add(parent_id, Role.USER, text, State.DONE, "")
 
-    async def begin_answer(self, question: Message, model: str) -> Message:
+    async def begin_answer(self, question: ChatMessage, model: str) -> ChatMessage:
         """Write an empty answer to the question, beside those it already has."""
         return await self._add(question.id, Role.ASSISTANT, "", State.WRITING, model)
 
-    async def save(self, message: Message) -> None:
+    async def save(self, message: ChatMessage) -> None:
         self.path = [message if m.id == message.id else m for m in self.path]
         await self._call(self._store.save, message)
 
-    def question_of(self, answer: Message) -> Message | None:
+    def question_of(self, answer: ChatMessage) -> ChatMessage | None:
         return next((m for m in self.path if m.id == answer.parent_id), None)
 
     async def rename(self, title: str) -> None:
@@ -97,10 +97,10 @@ class Conversation:
         if self.chat is not None and self.chat.id == chat_id:
             self.new()
 
-    async def chats(self) -> list[Chat]:
+    async def chats(self) -> list[ChatRecord]:
         return await self._call(self._store.chats)
 
-    async def search(self, words: str) -> list[Hit]:
+    async def search(self, words: str) -> list[SearchHit]:
         return await self._call(self._store.search, words)
 
     async def history(self) -> list[str]:
@@ -114,10 +114,10 @@ class Conversation:
 
     async def _add(
         self, parent_id: int | None, role: Role, text: str, state: State, model: str
-    ) -> Message:
+    ) -> ChatMessage:
         assert self.chat is not None, "a chat is created before its first message"
 
-        def add(chat_id: int) -> Message:
+        def add(chat_id: int) -> ChatMessage:
             return self._store.add(chat_id, parent_id, role, text, state=state, model=model)
 
         message = await self._call(add, self.chat.id)
@@ -126,7 +126,7 @@ class Conversation:
 
     async def _show(self, leaf_id: int | None) -> None:
         path = await self._call(self._store.path, leaf_id)
-        self.places = await self._call(self._store.places, path)
+        self.versions = await self._call(self._store.versions, path)
         self.path = path
 
     async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

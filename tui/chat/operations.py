@@ -10,20 +10,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 
-from tui.chat.live_answer import Answer
-from tui.chat.messages import Message
+from tui.chat.live_answer import LiveAnswer
+from tui.chat.messages import ChatMessage
 
 Operation = Callable[[], Awaitable[None]]
 
 
-class Turns:
+class Operations:
     """Runs turns in the order they were begun."""
 
     def __init__(self, run: Callable[[Coroutine[None, None, None]], object]) -> None:
         self._run = run  # starts a coroutine in the background
         self._lock = asyncio.Lock()
         self._count = 0  # running, or waiting for the lock
-        self.answer: Answer | None = None  # the one that is coming
+        self.answer: LiveAnswer | None = None  # the one that is coming
 
     @property
     def is_idle(self) -> bool:
@@ -40,7 +40,7 @@ class Turns:
         if self.answer is not None:
             self.answer.stop()
 
-    async def follow(self, answer: Answer) -> Message:
+    async def follow(self, answer: LiveAnswer) -> ChatMessage:
         """Run an answer, inside a turn, to its end; a turn that is waiting already stops it."""
         self.answer = answer
         if self._count > 1:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from tui.chat.live_answer import Answer, Phase
+from tui.chat.live_answer import AnswerPhase, LiveAnswer
 from tui.chat.stats_text import seconds_words
-from tui.talk.engine_state import Progress, Stage
+from tui.talk.engine_state import Progress, RequestStage
 from tui.talk.events import ChatError
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.25
 
 
-async def watch_progress(engine: EngineClient, answer: Answer) -> None:
+async def watch_progress(engine: EngineClient, answer: LiveAnswer) -> None:
     """Keep `answer.progress` up to date until the first piece, or until it is cancelled."""
-    while answer.phase is Phase.WAITING:
+    while answer.phase is AnswerPhase.WAITING:
         await asyncio.sleep(_POLL_SECONDS)  # first: most prompts are read by then
         if answer.request_id is None:
             continue
@@ -33,24 +33,28 @@ async def watch_progress(engine: EngineClient, answer: Answer) -> None:
 
 
 _STAGES = {
-    Stage.QUEUED: "Waiting in the queue",
-    Stage.LOADING: "Loading what is cached from disk",
-    Stage.PREFILLING: "Reading the prompt",
-    Stage.DECODING: "Writing the first words",
+    RequestStage.QUEUED: "Waiting in the queue",
+    RequestStage.LOADING: "Loading what is cached from disk",
+    RequestStage.PREFILLING: "Reading the prompt",
+    RequestStage.DECODING: "Writing the first words",
 }
 
 
 def stage_words(progress: Progress | None) -> str:
     """What an answer without a word yet is waiting for."""
-    return _STAGES[Stage.PREFILLING if progress is None else progress.stage]
+    return _STAGES[RequestStage.PREFILLING if progress is None else progress.stage]
 
 
 def waiting_words(progress: Progress | None, seconds: float) -> str:
     """The same with how far that is, and for how long it has been waiting."""
     parts = [stage_words(progress)]
-    if progress is not None and progress.stage is Stage.QUEUED and progress.place is not None:
-        parts.append(f"number {progress.place}")
-    if progress is not None and progress.stage is Stage.PREFILLING:
+    if (
+        progress is not None
+        and progress.stage is RequestStage.QUEUED
+        and progress.position is not None
+    ):
+        parts.append(f"number {progress.position}")
+    if progress is not None and progress.stage is RequestStage.PREFILLING:
         parts.append(f"{progress.num_computed:,} of {progress.num_to_compute:,} tokens")
     parts.append(seconds_words(seconds) if seconds >= 60 else f"{seconds:.0f} s")
     return ", ".join(parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tui.chat.messages import Figures, Message, Place, State
+from tui.chat.messages import AnswerStats, ChatMessage, State, Version
 
 _ENDINGS = {
     State.STOPPED: "stopped",
@@ -10,20 +10,20 @@ _ENDINGS = {
 }
 
 
-def figures_lines(figures: Figures, *, is_live: bool = False) -> tuple[str, ...]:
+def stats_lines(stats: AnswerStats, *, is_live: bool = False) -> tuple[str, ...]:
     """`42.1 tok/s · first token 0.21 s · cached 1,024 of 1,060 prompt tokens`, as far as known;
     then the same in ever fewer words, for where there is less room.
     """
     speed = first = prompt = short_prompt = ""
-    if figures.tokens_per_second is not None:
+    if stats.tokens_per_second is not None:
         # While it is being written the tokens are only guessed from the pieces.
-        speed = f"{'about ' if is_live else ''}{figures.tokens_per_second:.1f} tok/s"
-    if figures.first_token_seconds is not None:
-        first = f"first token {seconds_words(figures.first_token_seconds)}"
-    if figures.prompt_tokens is not None:
-        prompt = short_prompt = f"{figures.prompt_tokens:,} prompt tokens"
-        if figures.cached_tokens is not None:
-            short_prompt = f"cached {figures.cached_tokens:,} of {figures.prompt_tokens:,}"
+        speed = f"{'about ' if is_live else ''}{stats.tokens_per_second:.1f} tok/s"
+    if stats.first_token_seconds is not None:
+        first = f"first token {seconds_words(stats.first_token_seconds)}"
+    if stats.prompt_tokens is not None:
+        prompt = short_prompt = f"{stats.prompt_tokens:,} prompt tokens"
+        if stats.cached_tokens is not None:
+            short_prompt = f"cached {stats.cached_tokens:,} of {stats.prompt_tokens:,}"
             prompt = f"{short_prompt} prompt tokens"
     choices = (
         (speed, first, prompt),
@@ -34,13 +34,13 @@ def figures_lines(figures: Figures, *, is_live: bool = False) -> tuple[str, ...]
     return tuple(" · ".join(part for part in parts if part) for parts in choices)
 
 
-def ending_line(message: Message, place: Place) -> str:
+def ending_line(message: ChatMessage, version: Version) -> str:
     """What is worth saying below a message: how it ended, and that it has other versions."""
     parts = []
     if (ending := _ENDINGS.get(message.state)) is not None:
         parts.append(ending)
-    if len(place.sibling_ids) > 1:
-        parts.append(f"‹ version {place.index + 1} of {len(place.sibling_ids)} ›")
+    if len(version.sibling_ids) > 1:
+        parts.append(f"‹ version {version.index + 1} of {len(version.sibling_ids)} ›")
     return " · ".join(parts)
 
 

@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tui.chat.messages import Chat, Figures, Message, Place, Role, State
+from tui.chat.messages import AnswerStats, ChatMessage, ChatRecord, Role, State, Version
 from tui.sanitise import one_line
 
 CHECKPOINT_SECONDS = 1.0
@@ -93,10 +93,10 @@ class StoreError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class SearchHit:
     """A message that a search found."""
 
-    chat: Chat
+    chat: ChatRecord
     message_id: int
     role: Role
     excerpt: str
@@ -149,7 +149,7 @@ class Store:
 
     # Chats
 
-    def create_chat(self, first_words: str, system: str = "") -> Chat:
+    def create_chat(self, first_words: str, system: str = "") -> ChatRecord:
         now = time.time()
         title = title_of(first_words)
         with self._write() as db:
@@ -158,14 +158,14 @@ class Store:
                 (title, now, now, system),
             ).lastrowid
         assert chat_id is not None, "an insert has a rowid"
-        return Chat(id=chat_id, title=title, created_at=now, updated_at=now, system=system)
+        return ChatRecord(id=chat_id, title=title, created_at=now, updated_at=now, system=system)
 
-    def chats(self, limit: int = 500) -> list[Chat]:
+    def chats(self, limit: int = 500) -> list[ChatRecord]:
         """The most recent first."""
         rows = self._db.execute("SELECT * FROM chats ORDER BY updated_at DESC LIMIT ?", (limit,))
         return [_chat(row) for row in rows]
 
-    def chat(self, chat_id: int) -> Chat:
+    def chat(self, chat_id: int) -> ChatRecord:
         """Raises StoreError if another terminal has deleted it."""
         row = self._db.execute("SELECT * FROM chats WHERE id = ?", (chat_id,)).fetchone()
         if row is None:
@@ -195,7 +195,7 @@ class Store:
         *,
         state: State = State.DONE,
         model: str = "",
-    ) -> Message:
+    ) -> ChatMessage:
         """Append a message and make it the end of the branch shown. Raises StoreError."""
         now = time.time()
         with self._write() as db:
@@ -211,15 +211,15 @@ class Store:
         assert message_id is not None, "an insert has a rowid"
         return self.message(message_id)
 
-    def message(self, message_id: int) -> Message:
+    def message(self, message_id: int) -> ChatMessage:
         row = self._db.execute("SELECT * FROM messages WHERE id = ?", (message_id,)).fetchone()
         if row is None:
             raise StoreError("This message was deleted. Open the chat again.")
         return _message(row)
 
-    def save(self, message: Message) -> None:
+    def save(self, message: ChatMessage) -> None:
         """Write what can change of an answer: its text, state and figures. Raises StoreError."""
-        figures = message.figures
+        stats = message.stats
         with self._write() as db:
             written = db.execute(
                 "UPDATE messages SET text = ?, thinking = ?, state = ?, error = ?, model = ?,"
@@ -232,13 +232,13 @@ class Store:
                     message.state,
                     message.error,
                     message.model,
-                    figures.prompt_tokens,
-                    figures.cached_tokens,
-                    figures.differs_at,
-                    figures.miss,
-                    figures.completion_tokens,
-                    figures.first_token_seconds,
-                    figures.decode_seconds,
+                    stats.prompt_tokens,
+                    stats.cached_tokens,
+                    stats.differs_at,
+                    stats.miss,
+                    stats.completion_tokens,
+                    stats.first_token_seconds,
+                    stats.decode_seconds,
                     time.time(),
                     message.id,
                 ),
@@ -246,7 +246,7 @@ class Store:
         if not written:
             raise StoreError(_DELETED)
 
-    def path(self, leaf_id: int | None) -> list[Message]:
+    def path(self, leaf_id: int | None) -> list[ChatMessage]:
         """The branch that ends in this message, from its root."""
         rows = self._db.execute(
             "WITH RECURSIVE branch(id, depth) AS ("
@@ -258,17 +258,17 @@ class Store:
         )
         return [_message(row) for row in rows]
 
-    def place(self, message: Message) -> Place:
+    def version(self, message: ChatMessage) -> Version:
         """Where the message stands among the alternatives to it."""
         rows = self._db.execute(
             "SELECT id FROM messages WHERE chat_id = ? AND parent_id IS ? ORDER BY id",
             (message.chat_id, message.parent_id),
         )
         ids = tuple(row["id"] for row in rows)
-        return Place(ids.index(message.id), ids)
+        return Version(ids.index(message.id), ids)
 
-    def places(self, path: Sequence[Message]) -> list[Place]:
-        return [self.place(message) for message in path]
+    def versions(self, path: Sequence[ChatMessage]) -> list[Version]:
+        return [self.version(message) for message in path]
 
     def show_branch(self, chat_id: int, message_id: int) -> int:
         """Show the branch through this message; its newest end is returned and remembered."""
@@ -300,7 +300,7 @@ class Store:
                 (State.STOPPED, State.WRITING, time.time() - _ABANDONED_SECONDS),
             ).rowcount
 
-    def search(self, words: str, limit: int = 100) -> list[Hit]:
+    def search(self, words: str, limit: int = 100) -> list[SearchHit]:
         """Messages that hold every one of the words, in any case, the newest first."""
         terms = words.split()
         if not terms:
@@ -321,7 +321,9 @@ class Store:
             (*values, limit),
         )
         return [
-            Hit(_chat(row), row["message_id"], Role(row["role"]), _excerpt(row["text"], terms[0]))
+            SearchHit(
+                _chat(row), row["message_id"], Role(row["role"]), _excerpt(row["text"], terms[0])
+            )
             for row in rows
         ]
 
@@ -370,7 +372,7 @@ def title_of(words: str) -> str:
 
 
 def _migrate(db: sqlite3.Connection, path: Path | None) -> None:
-    version = _version(db)
+    version = _schema_version(db)
     if version > len(MIGRATIONS):
         raise StoreError(
             f"{path} was written by a newer version of mlxserve. "
@@ -383,7 +385,7 @@ def _migrate(db: sqlite3.Connection, path: Path | None) -> None:
     # Two terminals may start at once: the second waits here and finds the work done.
     db.execute("BEGIN EXCLUSIVE")
     try:
-        for step in MIGRATIONS[_version(db) :]:
+        for step in MIGRATIONS[_schema_version(db) :]:
             for statement in _statements(step):
                 db.execute(statement)
         db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
@@ -393,7 +395,7 @@ def _migrate(db: sqlite3.Connection, path: Path | None) -> None:
     db.execute("COMMIT")
 
 
-def _version(db: sqlite3.Connection) -> int:
+def _schema_version(db: sqlite3.Connection) -> int:
     return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
@@ -413,8 +415,8 @@ def _back_up(db: sqlite3.Connection, path: Path) -> None:
         db.backup(copy)
 
 
-def _chat(row: sqlite3.Row) -> Chat:
-    return Chat(
+def _chat(row: sqlite3.Row) -> ChatRecord:
+    return ChatRecord(
         id=row["id"],
         title=row["title"],
         created_at=row["created_at"],
@@ -424,8 +426,8 @@ def _chat(row: sqlite3.Row) -> Chat:
     )
 
 
-def _message(row: sqlite3.Row) -> Message:
-    return Message(
+def _message(row: sqlite3.Row) -> ChatMessage:
+    return ChatMessage(
         id=row["id"],
         chat_id=row["chat_id"],
         parent_id=row["parent_id"],
@@ -435,7 +437,7 @@ def _message(row: sqlite3.Row) -> Message:
         state=State(row["state"]),
         error=row["error"],
         model=row["model"],
-        figures=Figures(
+        stats=AnswerStats(
             prompt_tokens=row["prompt_tokens"],
             cached_tokens=row["cached_tokens"],
             differs_at=row["differs_at"],

@@ -30,7 +30,7 @@ class UnreadableMap(ChatError):
     """The server's events are not a page map."""
 
 
-class PageMap:
+class PageMapReplica:
     """What one listener has been told so far."""
 
     def __init__(self) -> None:
@@ -111,12 +111,12 @@ class PageMap:
                 if past.get(page, at) != at:
                     del past[page]
 
-    def fold(self, num_cells: int, own: Collection[int]) -> Folded:
+    def fold(self, num_cells: int, own: Collection[int]) -> FoldedMap:
         """The map in at most so many cells."""
         per_cell = max(1, -(-self.num_pages // max(1, num_cells)))
         ranks = bytes(self._states).translate(_RANKS)
         strongest = [max(ranks[at : at + per_cell]) for at in range(0, len(ranks), per_cell)]
-        return Folded(
+        return FoldedMap(
             "".join(STATES[rank] for rank in strongest),
             frozenset(page // per_cell for page in own),
             per_cell,
@@ -124,7 +124,7 @@ class PageMap:
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class FoldedMap:
     """A page map for a picture: one letter per cell, the strongest state of its pages."""
 
     cells: str

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from tui.engine.page_map import PageMap
+from tui.engine.page_map import PageMapReplica
 from tui.talk.events import ChatError, NoEngine
 
 if TYPE_CHECKING:  # httpx comes with it, which the first picture has no time for
@@ -27,7 +27,7 @@ class PageWatch:
     def __init__(self, engine: Callable[[], EngineClient | None]) -> None:
         self._engine = engine
         self._without: EngineClient | None = None  # a server that shows nothing is asked once
-        self.pages = PageMap()
+        self.pages = PageMapReplica()
         self.changed: Callable[[], None] = nobody_looks
 
     def ask_again(self) -> None:
@@ -45,7 +45,7 @@ class PageWatch:
                 await self._follow(engine)
             except ChatError as error:
                 self._without = engine if isinstance(error, NoEngine) else None
-            self.pages = PageMap()
+            self.pages = PageMapReplica()
             self.changed()
             await asyncio.sleep(_AGAIN_SECONDS)
 

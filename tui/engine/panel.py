@@ -23,8 +23,8 @@ from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Static
 
-from tui.chat.messages import Figures
-from tui.engine.page_map import Folded
+from tui.chat.messages import AnswerStats
+from tui.engine.page_map import FoldedMap
 from tui.engine.page_watch import PageWatch, nobody_looks
 from tui.engine.panel_text import GLYPHS, answer_lines, legend, now_lines
 from tui.talk.events import ChatError, NoEngine
@@ -39,11 +39,11 @@ _AGAIN_SECONDS = 2.0  # until a server that did not answer is asked again
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class PanelInput:
     """What the panel looks at, at this moment."""
 
     engine: EngineClient | None  # None: not connected
-    figures: Figures | None  # of the last answer of the open chat
+    answer_stats: AnswerStats | None  # of the last answer of the open chat
     request_id: str | None  # of that answer
 
 
@@ -64,13 +64,13 @@ class PageGrid(Widget):
 
     def __init__(self) -> None:
         super().__init__()
-        self._folded: Folded | None = None
+        self._folded: FoldedMap | None = None
 
     @property
     def num_cells(self) -> int:
         return self.size.width * self.size.height
 
-    def show(self, folded: Folded | None) -> None:
+    def show(self, folded: FoldedMap | None) -> None:
         if folded != self._folded:
             self._folded = folded
             self.refresh()
@@ -93,7 +93,7 @@ class PageGrid(Widget):
 class EnginePanel(Vertical):
     """Looks at what `watched` names; follows when that changes."""
 
-    def __init__(self, watched: Callable[[], Watched], watch: PageWatch) -> None:
+    def __init__(self, watched: Callable[[], PanelInput], watch: PageWatch) -> None:
         super().__init__()
         self._watched = watched
         self._watch = watch
@@ -125,7 +125,7 @@ class EnginePanel(Vertical):
 
     def show_answer(self) -> None:
         """What the last answer took; also on its own, because another chat may be open."""
-        words = answer_lines(self._watched().figures, max(8, self.content_size.width))
+        words = answer_lines(self._watched().answer_stats, max(8, self.content_size.width))
         self._update("#last-answer", words)
         self._show_pages()
 
@@ -192,10 +192,10 @@ class EngineScreen(Screen[None]):
         yield panel
 
 
-class EnginePlace:
+class PanelPlacement:
     """Where the panel is: beside the chat, on a screen of its own, or nowhere."""
 
-    def __init__(self, app: App[None], watched: Callable[[], Watched]) -> None:
+    def __init__(self, app: App[None], watched: Callable[[], PanelInput]) -> None:
         self._app = app
         self._watched = watched
         self._watch = PageWatch(lambda: watched().engine)
@@ -217,11 +217,11 @@ class EnginePlace:
         """Move where there is room now."""
         if isinstance(self._app.screen, EngineScreen) and _has_room_beside(size):
             self._app.pop_screen()
-            self._app.run_worker(self._show(size), group="engine-place")
+            self._app.run_worker(self._show(size), group="engine-panel")
         elif self._beside and not _has_room_beside(size):
             self._beside.remove()
             if len(self._app.screen_stack) == 1:
-                self._app.run_worker(self._show(size), group="engine-place")
+                self._app.run_worker(self._show(size), group="engine-panel")
 
     async def _show(self, size: Size) -> None:
         if _has_room_beside(size):

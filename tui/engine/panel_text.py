@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from textual.content import Content
 
-from tui.chat.messages import Figures
+from tui.chat.messages import AnswerStats
 from tui.chat.stats_text import seconds_words
-from tui.engine.page_map import Folded, PageMap
+from tui.engine.page_map import FoldedMap, PageMapReplica
 from tui.talk.engine_state import EngineStats
 
 # Told apart by their shape, so that no colour is needed.
@@ -29,25 +29,25 @@ _MISSES = {
 }
 
 
-def answer_lines(figures: Figures | None, width: int) -> Content:
+def answer_lines(answer_stats: AnswerStats | None, width: int) -> Content:
     """What the last answer took, and how much of its prompt was in the cache."""
-    if figures is None:
+    if answer_stats is None:
         return _quiet("Nothing has been asked yet.")
-    lines = [*_reuse_lines(figures, width)]
+    lines = [*_reuse_lines(answer_stats, width)]
     speeds = []
-    if figures.first_token_seconds is not None:
-        speeds.append(f"first token {seconds_words(figures.first_token_seconds)}")
-        computed = (figures.prompt_tokens or 0) - (figures.cached_tokens or 0)
-        if computed > 0 and figures.first_token_seconds > 0:
-            speeds.append(f"prefill {computed / figures.first_token_seconds:,.0f} tok/s")
-    if figures.tokens_per_second is not None:
-        speeds.append(f"decode {figures.tokens_per_second:,.1f} tok/s")
+    if answer_stats.first_token_seconds is not None:
+        speeds.append(f"first token {seconds_words(answer_stats.first_token_seconds)}")
+        computed = (answer_stats.prompt_tokens or 0) - (answer_stats.cached_tokens or 0)
+        if computed > 0 and answer_stats.first_token_seconds > 0:
+            speeds.append(f"prefill {computed / answer_stats.first_token_seconds:,.0f} tok/s")
+    if answer_stats.tokens_per_second is not None:
+        speeds.append(f"decode {answer_stats.tokens_per_second:,.1f} tok/s")
     lines += [Content(part) for part in _wrapped(speeds, width)]
     return Content("\n").join(lines)
 
 
-def _reuse_lines(figures: Figures, width: int) -> list[Content]:
-    prompt, cached = figures.prompt_tokens, figures.cached_tokens
+def _reuse_lines(answer_stats: AnswerStats, width: int) -> list[Content]:
+    prompt, cached = answer_stats.prompt_tokens, answer_stats.cached_tokens
     if prompt is None:
         return []
     if cached is None:
@@ -55,18 +55,18 @@ def _reuse_lines(figures: Figures, width: int) -> list[Content]:
     full = round(width * min(cached, prompt) / prompt) if prompt else 0
     bar = Content.assemble(("█" * full, "$success"), ("░" * (width - full), "$text-quiet"))
     lines = [Content(f"reused {cached:,} of {prompt:,} tokens"), bar]
-    if figures.miss:
-        lines.append(_quiet(_miss_words(figures)))
+    if answer_stats.miss:
+        lines.append(_quiet(_miss_words(answer_stats)))
     return lines
 
 
-def _miss_words(figures: Figures) -> str:
-    if figures.miss == "new_text" and not figures.differs_at:
+def _miss_words(answer_stats: AnswerStats) -> str:
+    if answer_stats.miss == "new_text" and not answer_stats.differs_at:
         return "new text from its first token on"
-    if figures.miss == "below_one_page" and not figures.cached_tokens:
+    if answer_stats.miss == "below_one_page" and not answer_stats.cached_tokens:
         return "too short: only whole pages are found again"
-    at = "?" if figures.differs_at is None else f"{figures.differs_at:,}"
-    return _MISSES.get(figures.miss, "no more: {miss}").format(at=at, miss=figures.miss)
+    at = "?" if answer_stats.differs_at is None else f"{answer_stats.differs_at:,}"
+    return _MISSES.get(answer_stats.miss, "no more: {miss}").format(at=at, miss=answer_stats.miss)
 
 
 def now_lines(stats: EngineStats) -> Content:
@@ -81,7 +81,7 @@ def now_lines(stats: EngineStats) -> Content:
     return Content("\n").join(Content(line) for line in (queue, rates, preempted, memory, cache))
 
 
-def legend(pages: PageMap, num_own: int, folded: Folded) -> Content:
+def legend(pages: PageMapReplica, num_own: int, folded: FoldedMap) -> Content:
     """The signs of the map, and how many pages each stands for."""
     signs = [_sign(state, pages.count(state)) for state in "asc"]
     rest = [_sign(state, pages.count(state)) for state in "pf"]

@@ -120,7 +120,7 @@ def _commonmark() -> MarkdownIt:
 
 
 @dataclass(frozen=True, slots=True)
-class Painted:
+class PaintedBlock:
     block: Block
     strips: tuple[Strip, ...]
 
@@ -164,7 +164,7 @@ class MarkdownStream:
         self._held = ""  # a "\r" at the very end, which may be half of "\r\n"
         self._continuation: Continuation | None = None
         self._next_try = 0  # size of the open end at which freezing is tried again
-        self._frozen: list[Painted] = []
+        self._frozen: list[PaintedBlock] = []
         self._frozen_lines: list[Strip] = []
         self._open_lines: list[Strip] = []
         self._is_dirty = False
@@ -226,7 +226,7 @@ class MarkdownStream:
         self._continuation = None
         self._paint_open()
 
-    def final_picture(self, painter: Painter) -> list[Painted]:
+    def final_picture(self, painter: Painter) -> list[PaintedBlock]:
         """The whole text parsed and painted; frozen lines are used again where they are right.
 
         Reads only, so it may run in a thread while nothing is fed, with a painter of its own.
@@ -240,10 +240,11 @@ class MarkdownStream:
             if not p.block.continued and not (has_links and "[" in p.block.source)
         }
         return [
-            Painted(block, known.get(block.source) or block.paint(painter)) for _, block in blocks
+            PaintedBlock(block, known.get(block.source) or block.paint(painter))
+            for _, block in blocks
         ]
 
-    def settle(self, picture: Sequence[Painted]) -> None:
+    def settle(self, picture: Sequence[PaintedBlock]) -> None:
         """Put the final picture in place of the streamed one."""
         self._open = self._held = ""
         self._continuation = None
@@ -254,15 +255,15 @@ class MarkdownStream:
     def repaint(self, painter: Painter) -> None:
         """Paint everything again: the width or the colours have changed."""
         self._painter = painter
-        self._lay_out([Painted(p.block, p.block.paint(painter)) for p in self._frozen])
+        self._lay_out([PaintedBlock(p.block, p.block.paint(painter)) for p in self._frozen])
         self._paint_open()
 
-    def _lay_out(self, picture: Sequence[Painted]) -> None:
+    def _lay_out(self, picture: Sequence[PaintedBlock]) -> None:
         self._frozen, self._frozen_lines = [], []
         for painted in picture:
             self._append(painted)
 
-    def _append(self, painted: Painted) -> None:
+    def _append(self, painted: PaintedBlock) -> None:
         if self._frozen_lines and painted.strips and painted.block.has_gap:
             self._frozen_lines.append(Strip.blank(0))
         self._frozen_lines.extend(painted.strips)
@@ -274,7 +275,7 @@ class MarkdownStream:
         complete = self._open[: self._open.rfind("\n") + 1]
         blocks = self._parse_open(complete)
         for _, block in blocks[:-1]:
-            self._append(Painted(block, block.paint(self._painter)))
+            self._append(PaintedBlock(block, block.paint(self._painter)))
         if len(blocks) > 1:
             self._drop(blocks[-1][0])
             self._continuation = None
@@ -296,7 +297,7 @@ class MarkdownStream:
         if len(pieces) != 1:
             return
         piece = pieces[0][1]
-        self._append(Painted(piece, piece.paint(self._painter)))
+        self._append(PaintedBlock(piece, piece.paint(self._painter)))
         self._drop(cut)
         self._continuation = Continuation.after(piece)
 

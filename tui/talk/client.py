@@ -25,7 +25,7 @@ from tui.talk.events import (
     TextPiece,
     ThinkingPiece,
     ToolPiece,
-    Usage,
+    UsagePiece,
 )
 from tui.talk.wire import check, events, explained, json_object, said, start_of
 
@@ -201,10 +201,10 @@ def _delta_pieces(delta: Mapping[str, Any]) -> list[Piece]:
     return pieces
 
 
-def _usage(usage: Mapping[str, Any]) -> Usage:
+def _usage(usage: Mapping[str, Any]) -> UsagePiece:
     details, cache = usage.get("prompt_tokens_details"), usage.get("cache")
     cache = cache if isinstance(cache, dict) else {}
-    return Usage(
+    return UsagePiece(
         prompt_tokens=_count(usage.get("prompt_tokens")),
         completion_tokens=_count(usage.get("completion_tokens")),
         cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, dict) else None,

@@ -28,7 +28,7 @@ _LOG_PREFIX = re.compile(r"^[\d-]+ [\d:,.]+ [A-Z]+ \S+: ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ConnectOptions:
     """What the terminal was asked to talk to."""
 
     url: str | None = None  # None: a server of our own
@@ -38,14 +38,14 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class ConnectProgress:
     """What is being waited for, and how far it is (0 to 1) where that is known."""
 
     words: str
     progress: float | None = None
 
 
-class Connection:
+class ServerConnection:
     """A server that answers. `close` ends it if it is ours."""
 
     def __init__(self, client: ChatClient, models: Sequence[str], model: str) -> None:
@@ -57,7 +57,7 @@ class Connection:
 class Connector:
     """Connects, and connects again; owns the child process."""
 
-    def __init__(self, wanted: Wanted, home: Home) -> None:
+    def __init__(self, wanted: ConnectOptions, home: Home) -> None:
         self._wanted = wanted
         self._home = home
         self.server: ServerProcess | None = None
@@ -68,7 +68,7 @@ class Connector:
             with suppress(ChatError):  # `connect` tries again, and tells the reader
                 self._start_server()
 
-    async def connect(self, report: Callable[[Waiting], None]) -> Connection:
+    async def connect(self, report: Callable[[ConnectProgress], None]) -> ServerConnection:
         """Wait until the server can answer. Raises ChatError."""
         url = self._wanted.url or await self._own_server(report)
         # httpx takes longer to import than the first picture may take, so it comes after it.
@@ -79,7 +79,7 @@ class Connector:
         try:
             await self._wait_until_ready(client, report)
             models = await client.models()
-            return Connection(client, models, self._choose(models, client.url))
+            return ServerConnection(client, models, self._choose(models, client.url))
         except BaseException:
             await client.close()
             raise
@@ -102,7 +102,7 @@ class Connector:
         if self.server is not None:
             self.server.stop()
 
-    async def _own_server(self, report: Callable[[Waiting], None]) -> str:
+    async def _own_server(self, report: Callable[[ConnectProgress], None]) -> str:
         server = self.server
         if server is None or not server.is_running:
             server = self._start_server()
@@ -126,18 +126,22 @@ class Connector:
         self.server = server
         return server
 
-    async def _report_start(self, server: ServerProcess, report: Callable[[Waiting], None]) -> None:
+    async def _report_start(
+        self, server: ServerProcess, report: Callable[[ConnectProgress], None]
+    ) -> None:
         started = time.monotonic()
         while True:
             said = one_line(_LOG_PREFIX.sub("", server.last_lines(1)), 60)
             seconds = time.monotonic() - started
             report(
-                Waiting(f"Starting the server, {seconds:.0f} s" + (f" · {said}" if said else ""))
+                ConnectProgress(
+                    f"Starting the server, {seconds:.0f} s" + (f" · {said}" if said else "")
+                )
             )
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _wait_until_ready(
-        self, client: ChatClient, report: Callable[[Waiting], None]
+        self, client: ChatClient, report: Callable[[ConnectProgress], None]
     ) -> None:
         started = time.monotonic()
         while True:
@@ -147,7 +151,7 @@ class Connector:
             if self.server is not None and not self.server.is_running:
                 raise self.server.why_it_stopped()
             seconds = time.monotonic() - started
-            report(Waiting(f"Loading the model, {seconds:.0f} s", health.progress))
+            report(ConnectProgress(f"Loading the model, {seconds:.0f} s", health.progress))
             await asyncio.sleep(_POLL_SECONDS)
 
     def _choose(self, models: Sequence[str], url: str) -> str:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 
-class Stage(StrEnum):
+class RequestStage(StrEnum):
     """How far a request is."""
 
     QUEUED = "queued"
@@ -19,22 +19,22 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Of one request. `place` counts from 1, the next; None when it is not queued."""
+    """Of one request. `position` counts from 1, the next; None when it is not queued."""
 
     request_id: str
-    stage: Stage
-    place: int | None
+    stage: RequestStage
+    position: int | None
     num_computed: int
     num_to_compute: int
 
     @classmethod
     def of(cls, card: Mapping[str, Any]) -> Progress:
         """Raises KeyError, TypeError or ValueError for what is no such card."""
-        place = card["position"]
+        position = card["position"]
         return cls(
             str(card["id"]),
-            Stage(card["state"]),
-            None if place is None else int(place),
+            RequestStage(card["state"]),
+            None if position is None else int(position),
             int(card["num_computed"]),
             int(card["num_to_compute"]),
         )
@@ -42,7 +42,7 @@ class Progress:
     @property
     def fraction(self) -> float | None:
         """Of the prompt, 0 to 1, while it is being computed."""
-        if self.stage is not Stage.PREFILLING or not self.num_to_compute:
+        if self.stage is not RequestStage.PREFILLING or not self.num_to_compute:
             return None
         return self.num_computed / self.num_to_compute
 

@@ -32,7 +32,7 @@ class ToolPiece:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class UsagePiece:
     prompt_tokens: int | None
     completion_tokens: int | None
     cached_tokens: int | None  # None: the server does not say
@@ -47,7 +47,7 @@ class Finish:
     reason: str
 
 
-Piece = Began | TextPiece | ThinkingPiece | ToolPiece | Usage | Finish
+Piece = Began | TextPiece | ThinkingPiece | ToolPiece | UsagePiece | Finish
 
 
 class ChatError(Exception):

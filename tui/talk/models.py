@@ -21,7 +21,7 @@ from tui.talk.events import ChatError
 _PROGRAM = (sys.executable, "-m", "mlxserve")
 
 
-class Source(StrEnum):
+class ModelSource(StrEnum):
     SERVER = "server"  # the server that is connected has it
     BUNDLED = "bundled"
     DOWNLOADED = "downloaded"
@@ -34,7 +34,7 @@ class Model:
     """Something to choose. What is not known of it is None."""
 
     name: str
-    source: Source
+    source: ModelSource
     weight_size: int | None = None  # bytes
     fits: bool | None = None  # weights, a step and the context wanted, into this machine's memory
     num_tokens: int | None = None  # of context that fit
@@ -42,7 +42,7 @@ class Model:
 
     @property
     def is_here(self) -> bool:
-        return self.source is not Source.SUGGESTED
+        return self.source is not ModelSource.SUGGESTED
 
     @property
     def verdict(self) -> str:
@@ -127,7 +127,7 @@ class Models:
 def _model(card: Mapping[str, Any]) -> Model:
     return Model(
         str(card["name"]),
-        Source(card["source"]),
+        ModelSource(card["source"]),
         int(card["weight_size"]),
         bool(card["fits"]),
         int(card["num_tokens"]),

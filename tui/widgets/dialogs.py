@@ -19,8 +19,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from tui.chat.messages import Chat
-from tui.chat.store import Hit
+from tui.chat.messages import ChatRecord
+from tui.chat.store import SearchHit
 from tui.commands import COMMANDS, COMPOSER_KEYS, MESSAGE_KEYS, key_words
 from tui.sanitise import one_line
 
@@ -50,8 +50,8 @@ class ChatsDialog(ModalScreen[ChatChoice | None]):
 
     def __init__(
         self,
-        chats: Sequence[Chat],
-        search: Callable[[str], Awaitable[list[Hit]]],
+        chats: Sequence[ChatRecord],
+        search: Callable[[str], Awaitable[list[SearchHit]]],
         delete: Callable[[int], Awaitable[None]],
     ) -> None:
         super().__init__()
@@ -175,12 +175,12 @@ def _table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _chat_line(chat: Chat) -> Content:
+def _chat_line(chat: ChatRecord) -> Content:
     when = datetime.fromtimestamp(chat.updated_at)
     return Content.assemble((f"{when:%d %b %H:%M}  ", "$text-quiet"), one_line(chat.title))
 
 
-def _hit_line(hit: Hit, words: str) -> Content:
+def _hit_line(hit: SearchHit, words: str) -> Content:
     """What was found in columns, and in it the words that were looked for."""
     title = one_line(hit.chat.title, _TITLE_WIDTH).ljust(_TITLE_WIDTH)
     line = one_line(hit.excerpt, 120)

@@ -24,8 +24,8 @@ from textual.message import Message as Event
 from textual.strip import Strip
 from textual.worker import Worker
 
-from tui.chat.live_answer import Answer, Phase
-from tui.chat.messages import Message, Place, State
+from tui.chat.live_answer import AnswerPhase, LiveAnswer
+from tui.chat.messages import ChatMessage, State, Version
 from tui.chat.progress import waiting_words
 from tui.chat.stats_text import ending_line, seconds_words
 from tui.paint.markdown import MarkdownStream
@@ -59,23 +59,23 @@ class MessageView(StripView, can_focus=True):
         Binding("down", "app.focus_message(1)", "Down", show=False),
     ]
 
-    class Asked(Event):
+    class MessageEvent(Event):
         """The reader wants something done with a message."""
 
-        def __init__(self, message: Message) -> None:
+        def __init__(self, message: ChatMessage) -> None:
             super().__init__()
             self.message = message
 
-    class Edit(Asked):
+    class Edit(MessageEvent):
         """To ask it differently."""
 
-    class Retry(Asked):
+    class Retry(MessageEvent):
         """Another answer."""
 
-    class Copy(Asked):
+    class Copy(MessageEvent):
         """It in the clipboard."""
 
-    class CopyCode(Asked):
+    class CopyCode(MessageEvent):
         """One of its blocks of code in the clipboard."""
 
     class ShowVersion(Event):
@@ -85,15 +85,15 @@ class MessageView(StripView, can_focus=True):
             super().__init__()
             self.message_id = message_id
 
-    def __init__(self, message: Message, place: Place, palette: Palette) -> None:
+    def __init__(self, message: ChatMessage, version: Version, palette: Palette) -> None:
         super().__init__(palette, classes=message.role.value)
         self.message = message
-        self.place = place
+        self.version = version
 
-    def show(self, message: Message, place: Place) -> None:
+    def show(self, message: ChatMessage, version: Version) -> None:
         """The same message, as it is now."""
-        if (message, place) != (self.message, self.place):
-            self.message, self.place = message, place
+        if (message, version) != (self.message, self.version):
+            self.message, self.version = message, version
             self.use_palette(self._palette)
 
     def action_edit(self) -> None:
@@ -109,7 +109,7 @@ class MessageView(StripView, can_focus=True):
         self.post_message(self.CopyCode(self.message))
 
     def action_sibling(self, step: int) -> None:
-        message_id = self.place.neighbour(step)
+        message_id = self.version.neighbour(step)
         if message_id is not None:
             self.post_message(self.ShowVersion(message_id))
 
@@ -117,15 +117,15 @@ class MessageView(StripView, can_focus=True):
         """Until every line is there."""
 
     def _ending(self, painter: Painter) -> list[Strip]:
-        words = ending_line(self.message, self.place)
+        words = ending_line(self.message, self.version)
         return _styled(painter.plain(words), self._palette.marker) if words else []
 
 
 class QuestionView(MessageView):
     """What the reader asked: shown as typed, not as Markdown."""
 
-    def __init__(self, message: Message, place: Place, palette: Palette) -> None:
-        super().__init__(message, place, palette)
+    def __init__(self, message: ChatMessage, version: Version, palette: Palette) -> None:
+        super().__init__(message, version, palette)
         self._lines: list[Strip] = []
 
     @property
@@ -145,10 +145,10 @@ class AnswerView(MessageView):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("t,enter", "thinking", "Thinking")]
 
-    def __init__(self, message: Message, place: Place, palette: Palette) -> None:
-        super().__init__(message, place, palette)
+    def __init__(self, message: ChatMessage, version: Version, palette: Palette) -> None:
+        super().__init__(message, version, palette)
         self._painter = self._thoughts_painter = Painter(80, palette)
-        self._answer: Answer | None = None  # while it is coming
+        self._answer: LiveAnswer | None = None  # while it is coming
         self._body: MarkdownStream | None = None
         self._thoughts: MarkdownStream | None = None  # None: closed
         self._head: list[Strip] = []
@@ -220,14 +220,14 @@ class AnswerView(MessageView):
         if self._settling is not None:
             await self._settling.wait()
 
-    def show(self, message: Message, place: Place) -> None:
+    def show(self, message: ChatMessage, version: Version) -> None:
         if self._answer is None and message.text != self.message.text:
             self._body = None
-        super().show(message, place)
+        super().show(message, version)
 
     # While it is coming
 
-    def follow(self, answer: Answer) -> None:
+    def follow(self, answer: LiveAnswer) -> None:
         """Show this answer as it comes; `tick` is to be called often, `finish` at the end."""
         self._answer = answer
         self._body = MarkdownStream(self._painter)
@@ -240,8 +240,8 @@ class AnswerView(MessageView):
         if answer is None or body is None:
             return
         self._frame += 1
-        if answer.phase is Phase.THINKING:
-            self._thinking_seconds = answer.seconds - (answer.figures.first_token_seconds or 0)
+        if answer.phase is AnswerPhase.THINKING:
+            self._thinking_seconds = answer.seconds - (answer.stats.first_token_seconds or 0)
         started = time.monotonic()
         if started >= self._next_flush:
             news = answer.take()
@@ -256,7 +256,7 @@ class AnswerView(MessageView):
         self._frame_lines()
         self.lines_changed()
 
-    async def finish(self, message: Message) -> None:
+    async def finish(self, message: ChatMessage) -> None:
         """The answer has ended: put the picture of the whole text in place."""
         self._next_flush = 0.0
         self.tick()
@@ -334,7 +334,7 @@ class AnswerView(MessageView):
     def _thinking_lines(self) -> list[Strip]:
         if not self.has_thinking:
             return []
-        is_thinking = self._answer is not None and self._answer.phase is Phase.THINKING
+        is_thinking = self._answer is not None and self._answer.phase is AnswerPhase.THINKING
         words = "Thinking" if is_thinking else "Thought"
         if self._thinking_seconds:
             words += f" for {seconds_words(self._thinking_seconds)}"
@@ -349,9 +349,9 @@ class AnswerView(MessageView):
             lines += _styled(self._painter.plain(f"✗ {self.message.error}"), self._error_style)
         return lines + self._ending(self._painter)
 
-    def _waiting_lines(self, answer: Answer) -> list[Strip]:
+    def _waiting_lines(self, answer: LiveAnswer) -> list[Strip]:
         """Something moves as long as nothing else does."""
-        if answer.phase is not Phase.WAITING:
+        if answer.phase is not AnswerPhase.WAITING:
             return []
         sign = _SPINNER[self._frame // 2 % len(_SPINNER)]
         words = f"{sign} {waiting_words(answer.progress, answer.seconds)}"
@@ -362,10 +362,10 @@ class AnswerView(MessageView):
         return Style(color=self.app.current_theme.error)
 
 
-def view_of(message: Message, place: Place, palette: Palette) -> MessageView:
+def view_of(message: ChatMessage, version: Version, palette: Palette) -> MessageView:
     """The widget for a message."""
     kind = QuestionView if message.role == "user" else AnswerView
-    return kind(message, place, palette)
+    return kind(message, version, palette)
 
 
 def _blank(_: int) -> Strip:

@@ -18,7 +18,7 @@ from textual.widgets.option_list import Option
 
 from tui.sanitise import one_line
 from tui.talk.events import ChatError
-from tui.talk.models import Downloaded, Model, Models, Source
+from tui.talk.models import Downloaded, Model, Models, ModelSource
 
 _BAR_WIDTH = 16
 _WIDE = 100  # columns from which a name is written with its owner
@@ -37,7 +37,7 @@ class ModelsDialog(ModalScreen[Model | None]):
 
     def __init__(self, served: Sequence[str], current: str, models: Models | None) -> None:
         super().__init__()
-        self._rows = [Model(name, Source.SERVER) for name in served]
+        self._rows = [Model(name, ModelSource.SERVER) for name in served]
         self._current = current
         self._models = models
         self._progress: dict[str, Downloaded] = {}  # under way, or paused
@@ -99,7 +99,7 @@ class ModelsDialog(ModalScreen[Model | None]):
         size = "" if row.weight_size is None else f"{row.weight_size / 1e9:.2f} GB"
         progress = self._progress.get(row.name)
         if progress is None:
-            where = "to download" if row.source is Source.SUGGESTED else str(row.source)
+            where = "to download" if row.source is ModelSource.SUGGESTED else str(row.source)
             state = Content(f"{row.verdict:18}{where}")
         else:
             state = Content(_progress_words(progress, is_paused=self._loading != row.name))
@@ -143,7 +143,9 @@ class ModelsDialog(ModalScreen[Model | None]):
         else:
             del self._progress[row.name]
             self._rows = [
-                Model(m.name, Source.DOWNLOADED, m.weight_size, m.fits, m.num_tokens, m.context)
+                Model(
+                    m.name, ModelSource.DOWNLOADED, m.weight_size, m.fits, m.num_tokens, m.context
+                )
                 if m.name == row.name
                 else m
                 for m in self._rows

@@ -15,7 +15,7 @@ from tui.opening import STARTING
 _BAR_WIDTH = 8
 
 
-class Fitting(Widget):
+class FittingLine(Widget):
     """The longest of some lines that fits; nothing where none does."""
 
     def __init__(self, *, id: str) -> None:  # noqa: A002 (Textual's name for it)
@@ -44,21 +44,21 @@ class StatusLine(Container):
     def compose(self) -> ComposeResult:
         with Horizontal():
             yield Static(STARTING, id="doing")
-            yield Fitting(id="figures")
+            yield FittingLine(id="stats")
 
     def say(self, words: str, *, style: str = "", progress: float | None = None) -> None:
         """What is going on."""
         bar = "" if progress is None else f"  {_bar(progress)} {progress:.0%}"
         self.query_one("#doing", Static).update(Content.assemble((words + bar, style)))
 
-    def show_figures(self, lines: Sequence[str]) -> None:
+    def show_stats(self, lines: Sequence[str]) -> None:
         """The same in more and in fewer words, the longest first."""
-        self.query_one(Fitting).show(lines)
+        self.query_one(FittingLine).show(lines)
 
     @property
     def words(self) -> str:
         """Both texts, as they are on the screen."""
-        return f"{self.query_one('#doing', Static).content} {self.query_one(Fitting).words}"
+        return f"{self.query_one('#doing', Static).content} {self.query_one(FittingLine).words}"
 
 
 def _bar(progress: float) -> str:

@@ -12,7 +12,7 @@ from textual.content import Content
 from textual.message import Message as Event
 from textual.widgets import Static
 
-from tui.chat.messages import Message, Place
+from tui.chat.messages import ChatMessage, Version
 from tui.opening import ASSURANCE, INVITATION, WELCOME
 from tui.paint.theme import Palette
 from tui.widgets.message import AnswerView, MessageView, view_of
@@ -43,7 +43,7 @@ class Welcome(Static):
         super().__init__(self.TEXT)
 
 
-class Earlier(Static):
+class EarlierMessages(Static):
     """Stands for the messages above, which are not on the screen yet."""
 
     def show_number(self, number: int) -> None:
@@ -70,12 +70,12 @@ class Transcript(VerticalScroll, can_focus=False):
 
     def __init__(self) -> None:
         super().__init__(id="transcript")
-        self._path: list[Message] = []
-        self._places: list[Place] = []
+        self._path: list[ChatMessage] = []
+        self._places: list[Version] = []
         self._start = 0  # the first message of the path that has a view
 
     def compose(self) -> ComposeResult:
-        yield Earlier()
+        yield EarlierMessages()
 
     def on_mount(self) -> None:
         self.anchor()
@@ -91,8 +91,8 @@ class Transcript(VerticalScroll, can_focus=False):
 
     async def show(
         self,
-        path: Sequence[Message],
-        places: Sequence[Place],
+        path: Sequence[ChatMessage],
+        versions: Sequence[Version],
         palette: Palette,
         *,
         must_show: int | None = None,
@@ -102,8 +102,8 @@ class Transcript(VerticalScroll, can_focus=False):
         Views of messages that were there already are kept.
         """
         self._start = self._window_start(path, must_show)
-        self._path, self._places = list(path), list(places)
-        shown = list(zip(path, places, strict=True))[self._start :]
+        self._path, self._places = list(path), list(versions)
+        shown = list(zip(path, versions, strict=True))[self._start :]
         old = self.views
         same = 0
         while same < min(len(old), len(shown)) and old[same].message.id == shown[same][0].id:
@@ -112,13 +112,13 @@ class Transcript(VerticalScroll, can_focus=False):
             await self.query_children("Notice, Welcome").remove()
             for view in old[same:]:
                 await view.remove()
-            for view, (message, place) in zip(old[:same], shown[:same], strict=True):
-                view.show(message, place)
-            new = [view_of(message, place, palette) for message, place in shown[same:]]
+            for view, (message, version) in zip(old[:same], shown[:same], strict=True):
+                view.show(message, version)
+            new = [view_of(message, version, palette) for message, version in shown[same:]]
             await self.mount_all(new)
             if not path:
                 await self.mount(Welcome())
-        self.query_one(Earlier).show_number(self._start)
+        self.query_one(EarlierMessages).show_number(self._start)
 
     async def show_earlier(self, palette: Palette) -> None:
         """Another window of messages at the top; what is on the screen stays where it is."""
@@ -126,18 +126,18 @@ class Transcript(VerticalScroll, can_focus=False):
             return
         start = max(0, self._start - self.WINDOW)
         pairs = zip(self._path[start : self._start], self._places[start : self._start], strict=True)
-        new = [view_of(message, place, palette) for message, place in pairs]
+        new = [view_of(message, version, palette) for message, version in pairs]
         from_end = self.max_scroll_y - self.scroll_y
         self._start = start
         async with self.batch():
-            await self.mount_all(new, after=self.query_one(Earlier))
-            self.query_one(Earlier).show_number(start)
+            await self.mount_all(new, after=self.query_one(EarlierMessages))
+            self.query_one(EarlierMessages).show_number(start)
         self.call_after_refresh(self._keep_place, from_end)
 
     def _keep_place(self, from_end: float) -> None:
         self.scroll_to(y=self.max_scroll_y - from_end, animate=False, immediate=True)
 
-    def _window_start(self, path: Sequence[Message], must_show: int | None) -> int:
+    def _window_start(self, path: Sequence[ChatMessage], must_show: int | None) -> int:
         start = max(0, len(path) - self.WINDOW)
         is_same_chat = bool(path and self._path) and path[0].chat_id == self._path[0].chat_id
         if is_same_chat:

@@ -16,7 +16,7 @@ from textual.message import Message as Event
 from textual.widgets import Static, TextArea
 
 from tui.chat.mentions import completions, typed_path
-from tui.chat.open_chat import Conversation
+from tui.chat.open_chat import OpenChat
 from tui.commands import Command
 from tui.opening import HINT, SHORT_HINT, TITLE, WIDE
 from tui.paint.theme import Palette, palette
@@ -70,12 +70,12 @@ class ChatWindow(Vertical):
         """The colours of messages, in the theme of now."""
         return palette(dark=self.app.current_theme.dark)
 
-    async def show(self, conversation: Conversation, must_show: int | None = None) -> None:
+    async def show(self, open_chat: OpenChat, must_show: int | None = None) -> None:
         """Make the messages and the title those of the conversation."""
         await self.transcript.show(
-            conversation.path, conversation.places, self.palette, must_show=must_show
+            open_chat.path, open_chat.versions, self.palette, must_show=must_show
         )
-        chat = conversation.chat
+        chat = open_chat.chat
         title = one_line(chat.title) if chat is not None else TITLE
         self.query_one("#title", Static).update(Content(title))
 

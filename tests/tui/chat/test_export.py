@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 
 from tui.chat.export import Format, as_json, as_markdown, export, file_name, target
-from tui.chat.messages import Chat, Message, Role
+from tui.chat.messages import ChatMessage, ChatRecord, Role
 
-CHAT = Chat(id=1, title="Why is the sky… blue?", created_at=0.0, updated_at=0.0)
+CHAT = ChatRecord(id=1, title="Why is the sky… blue?", created_at=0.0, updated_at=0.0)
 PATH = [
-    Message(id=1, chat_id=1, parent_id=None, role=Role.USER, text="Why?"),
-    Message(id=2, chat_id=1, parent_id=1, role=Role.ASSISTANT, text="*Air* scatters é.", model="m"),
+    ChatMessage(id=1, chat_id=1, parent_id=None, role=Role.USER, text="Why?"),
+    ChatMessage(
+        id=2, chat_id=1, parent_id=1, role=Role.ASSISTANT, text="*Air* scatters é.", model="m"
+    ),
 ]
 
 

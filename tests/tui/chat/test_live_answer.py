@@ -4,11 +4,19 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from tui.chat import live_answer as answer_module
-from tui.chat.live_answer import Answer, News, Phase
-from tui.chat.messages import Message, Role, State
-from tui.talk.events import ChatError, Finish, Piece, TextPiece, ThinkingPiece, ToolPiece, Usage
+from tui.chat.live_answer import AnswerPhase, LiveAnswer, NewText
+from tui.chat.messages import ChatMessage, Role, State
+from tui.talk.events import (
+    ChatError,
+    Finish,
+    Piece,
+    TextPiece,
+    ThinkingPiece,
+    ToolPiece,
+    UsagePiece,
+)
 
-EMPTY = Message(id=2, chat_id=1, parent_id=1, role=Role.ASSISTANT, text="", state=State.WRITING)
+EMPTY = ChatMessage(id=2, chat_id=1, parent_id=1, role=Role.ASSISTANT, text="", state=State.WRITING)
 
 
 class Clock:
@@ -25,12 +33,12 @@ class Story:
     """An answer whose pieces are given one by one, and every version of it that was saved."""
 
     def __init__(self) -> None:
-        self.saved: list[Message] = []
+        self.saved: list[ChatMessage] = []
         self.was_saved = asyncio.Event()
         self.is_closed = False
         self.clock = Clock()
         self._pieces: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
-        self.answer = Answer(EMPTY, self._stream(), self._save, self.clock)
+        self.answer = LiveAnswer(EMPTY, self._stream(), self._save, self.clock)
 
     async def give(self, *pieces: Piece | Exception | None) -> None:
         for piece in pieces:
@@ -52,15 +60,15 @@ class Story:
         finally:
             self.is_closed = True
 
-    async def _save(self, message: Message) -> None:
+    async def _save(self, message: ChatMessage) -> None:
         self.saved.append(message)
         self.was_saved.set()
 
 
-def told(*pieces: Piece | Exception | None) -> tuple[Message, Story]:
+def told(*pieces: Piece | Exception | None) -> tuple[ChatMessage, Story]:
     """The message that these pieces make."""
 
-    async def run() -> tuple[Message, Story]:
+    async def run() -> tuple[ChatMessage, Story]:
         story = Story()
         task = asyncio.create_task(story.answer.run())
         await story.give(*pieces)
@@ -147,11 +155,11 @@ def test_a_look_gives_what_is_new() -> None:
         story = Story()
         task = asyncio.create_task(story.answer.run())
         await story.give(ThinkingPiece("t"), TextPiece("a"), TextPiece("b"))
-        assert story.answer.take() == News("ab", "t")
-        assert story.answer.take() == News()
+        assert story.answer.take() == NewText("ab", "t")
+        assert story.answer.take() == NewText()
         await story.give(TextPiece("c"))
-        assert story.answer.take() == News("c")
-        assert story.answer.taken() == News("abc", "t")
+        assert story.answer.take() == NewText("c")
+        assert story.answer.taken() == NewText("abc", "t")
         await story.give(None)
         await task
 
@@ -169,7 +177,12 @@ def test_phases_follow_what_comes() -> None:
         await story.give(None)
         await task
         phases.append(story.answer.phase)
-        assert phases == [Phase.WAITING, Phase.THINKING, Phase.WRITING, Phase.ENDED]
+        assert phases == [
+            AnswerPhase.WAITING,
+            AnswerPhase.THINKING,
+            AnswerPhase.WRITING,
+            AnswerPhase.ENDED,
+        ]
 
     asyncio.run(run())
 
@@ -182,13 +195,13 @@ def test_figures_are_measured_from_the_first_piece() -> None:
         await story.give(ThinkingPiece("t"))
         story.clock.now += 2.0
         await story.give(TextPiece("a"))
-        figures = story.answer.figures
-        assert (figures.first_token_seconds, figures.decode_seconds) == (0.5, 2.0)
-        assert figures.completion_tokens == 2
-        await story.give(Finish("stop"), Usage(60, 21, 50), None)
-        figures = (await task).figures
-        assert (figures.completion_tokens, figures.cached_tokens) == (21, 50)
-        assert figures.tokens_per_second == 10.0
+        stats = story.answer.stats
+        assert (stats.first_token_seconds, stats.decode_seconds) == (0.5, 2.0)
+        assert stats.completion_tokens == 2
+        await story.give(Finish("stop"), UsagePiece(60, 21, 50), None)
+        stats = (await task).stats
+        assert (stats.completion_tokens, stats.cached_tokens) == (21, 50)
+        assert stats.tokens_per_second == 10.0
 
     asyncio.run(run())
 

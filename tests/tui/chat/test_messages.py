@@ -1,25 +1,25 @@
-from tui.chat.messages import Figures, Message, Place, Role, wire_messages
+from tui.chat.messages import AnswerStats, ChatMessage, Role, Version, wire_messages
 
 
-def message(number: int, role: Role, text: str) -> Message:
-    return Message(id=number, chat_id=1, parent_id=None, role=role, text=text)
+def message(number: int, role: Role, text: str) -> ChatMessage:
+    return ChatMessage(id=number, chat_id=1, parent_id=None, role=role, text=text)
 
 
 def test_speed_counts_the_tokens_after_the_first() -> None:
-    assert Figures(completion_tokens=11, decode_seconds=2.0).tokens_per_second == 5.0
+    assert AnswerStats(completion_tokens=11, decode_seconds=2.0).tokens_per_second == 5.0
 
 
 def test_speed_is_unknown_without_time_or_tokens() -> None:
-    assert Figures(completion_tokens=1, decode_seconds=2.0).tokens_per_second is None
-    assert Figures(completion_tokens=9, decode_seconds=0.0).tokens_per_second is None
-    assert Figures(completion_tokens=12, decode_seconds=0.0005).tokens_per_second is None
-    assert Figures(decode_seconds=2.0).tokens_per_second is None
+    assert AnswerStats(completion_tokens=1, decode_seconds=2.0).tokens_per_second is None
+    assert AnswerStats(completion_tokens=9, decode_seconds=0.0).tokens_per_second is None
+    assert AnswerStats(completion_tokens=12, decode_seconds=0.0005).tokens_per_second is None
+    assert AnswerStats(decode_seconds=2.0).tokens_per_second is None
 
 
 def test_a_place_has_neighbours_up_to_its_ends() -> None:
-    place = Place(1, (7, 9, 12))
-    assert (place.neighbour(-1), place.neighbour(1)) == (7, 12)
-    assert (place.neighbour(-2), place.neighbour(2)) == (None, None)
+    version = Version(1, (7, 9, 12))
+    assert (version.neighbour(-1), version.neighbour(1)) == (7, 12)
+    assert (version.neighbour(-2), version.neighbour(2)) == (None, None)
 
 
 def test_messages_are_sent_in_turns() -> None:

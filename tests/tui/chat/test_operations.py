@@ -3,9 +3,9 @@ from collections.abc import AsyncGenerator, Coroutine
 
 import pytest
 
-from tui.chat.live_answer import Answer
-from tui.chat.messages import Message, Role, State
-from tui.chat.operations import Turns
+from tui.chat.live_answer import LiveAnswer
+from tui.chat.messages import ChatMessage, Role, State
+from tui.chat.operations import Operations
 from tui.talk.events import Piece, TextPiece
 
 
@@ -14,7 +14,7 @@ class Table:
 
     def __init__(self) -> None:
         self.tasks: list[asyncio.Task[None]] = []
-        self.turns = Turns(self._run)
+        self.turns = Operations(self._run)
         self.log: list[str] = []
         self.has_begun = asyncio.Event()
 
@@ -27,8 +27,8 @@ class Table:
 
         self.turns.begin(operation, lambda: self.log.append(f"after {name}"))
 
-    def begin_answer(self) -> list[Message]:
-        ended: list[Message] = []
+    def begin_answer(self) -> list[ChatMessage]:
+        ended: list[ChatMessage] = []
 
         async def operation() -> None:
             ended.append(await self.turns.follow(endless_answer(self.has_begun)))
@@ -44,17 +44,17 @@ class Table:
         self.tasks.append(asyncio.create_task(coroutine))
 
 
-def endless_answer(has_begun: asyncio.Event) -> Answer:
+def endless_answer(has_begun: asyncio.Event) -> LiveAnswer:
     async def pieces() -> AsyncGenerator[Piece, None]:
         has_begun.set()
         yield TextPiece("half")
         await asyncio.Event().wait()
 
-    async def save(_: Message) -> None:
+    async def save(_: ChatMessage) -> None:
         """Nowhere."""
 
-    empty = Message(id=1, chat_id=1, parent_id=None, role=Role.ASSISTANT, text="")
-    return Answer(empty, pieces(), save)
+    empty = ChatMessage(id=1, chat_id=1, parent_id=None, role=Role.ASSISTANT, text="")
+    return LiveAnswer(empty, pieces(), save)
 
 
 def test_turns_run_one_after_another() -> None:

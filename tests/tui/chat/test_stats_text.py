@@ -1,35 +1,35 @@
 import pytest
 
-from tui.chat.messages import Figures, Message, Place, Role, State
-from tui.chat.stats_text import ending_line, figures_lines, seconds_words
+from tui.chat.messages import AnswerStats, ChatMessage, Role, State, Version
+from tui.chat.stats_text import ending_line, seconds_words, stats_lines
 
 
-def answer(state: State) -> Message:
-    return Message(id=1, chat_id=1, parent_id=None, role=Role.ASSISTANT, text="", state=state)
+def answer(state: State) -> ChatMessage:
+    return ChatMessage(id=1, chat_id=1, parent_id=None, role=Role.ASSISTANT, text="", state=state)
 
 
 def test_figures_say_what_is_known() -> None:
-    figures = Figures(
+    stats = AnswerStats(
         prompt_tokens=1060,
         cached_tokens=1024,
         completion_tokens=101,
         first_token_seconds=0.214,
         decode_seconds=2.5,
     )
-    assert figures_lines(figures) == (
+    assert stats_lines(stats) == (
         "40.0 tok/s · first token 0.21 s · cached 1,024 of 1,060 prompt tokens",
         "40.0 tok/s · first token 0.21 s · cached 1,024 of 1,060",
         "40.0 tok/s · cached 1,024 of 1,060",
         "40.0 tok/s",
     )
-    assert figures_lines(figures, is_live=True)[-1] == "about 40.0 tok/s"
+    assert stats_lines(stats, is_live=True)[-1] == "about 40.0 tok/s"
 
 
 def test_figures_leave_out_what_is_not_known() -> None:
-    assert set(figures_lines(Figures())) == {""}
-    assert figures_lines(Figures(prompt_tokens=12))[0] == "12 prompt tokens"
-    uncached = Figures(prompt_tokens=12, cached_tokens=0)
-    assert figures_lines(uncached)[0] == "cached 0 of 12 prompt tokens"
+    assert set(stats_lines(AnswerStats())) == {""}
+    assert stats_lines(AnswerStats(prompt_tokens=12))[0] == "12 prompt tokens"
+    uncached = AnswerStats(prompt_tokens=12, cached_tokens=0)
+    assert stats_lines(uncached)[0] == "cached 0 of 12 prompt tokens"
 
 
 @pytest.mark.parametrize(
@@ -41,11 +41,11 @@ def test_seconds_are_as_exact_as_they_are_short(seconds: float, words: str) -> N
 
 
 def test_an_ending_is_said_when_it_is_not_the_usual_one() -> None:
-    alone = Place(0, (1,))
+    alone = Version(0, (1,))
     assert ending_line(answer(State.DONE), alone) == ""
     assert ending_line(answer(State.STOPPED), alone) == "stopped"
     assert "limit" in ending_line(answer(State.CUT), alone)
 
 
 def test_versions_are_counted_from_one() -> None:
-    assert ending_line(answer(State.STOPPED), Place(1, (1, 2))) == "stopped · ‹ version 2 of 2 ›"
+    assert ending_line(answer(State.STOPPED), Version(1, (1, 2))) == "stopped · ‹ version 2 of 2 ›"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tui.chat import store as store_module
-from tui.chat.messages import Chat, Figures, Message, Role, State
+from tui.chat.messages import AnswerStats, ChatMessage, ChatRecord, Role, State
 from tui.chat.store import MIGRATIONS, Store, StoreError
 
 
@@ -25,10 +25,10 @@ def store(path: Path) -> Iterator[Store]:
     store.close()
 
 
-def talk(store: Store, *texts: str) -> tuple[Chat, list[Message]]:
+def talk(store: Store, *texts: str) -> tuple[ChatRecord, list[ChatMessage]]:
     """A chat of questions and answers in turn."""
     chat = store.create_chat(texts[0])
-    messages: list[Message] = []
+    messages: list[ChatMessage] = []
     for number, text in enumerate(texts):
         parent = messages[-1].id if messages else None
         role = Role.ASSISTANT if number % 2 else Role.USER
@@ -70,7 +70,7 @@ def test_chats_are_listed_by_their_last_change(store: Store) -> None:
 def test_everything_about_an_answer_is_kept(store: Store) -> None:
     chat, [question] = talk(store, "q")
     answer = store.add(chat.id, question.id, Role.ASSISTANT, "", state=State.WRITING, model="m")
-    figures = Figures(
+    stats = AnswerStats(
         prompt_tokens=9,
         cached_tokens=8,
         differs_at=9,
@@ -80,7 +80,7 @@ def test_everything_about_an_answer_is_kept(store: Store) -> None:
         decode_seconds=2.5,
     )
     answer = replace(
-        answer, text="t\U0001f600", thinking="th", state=State.FAILED, error="e", figures=figures
+        answer, text="t\U0001f600", thinking="th", state=State.FAILED, error="e", stats=stats
     )
     store.save(answer)
     assert store.message(answer.id) == answer
@@ -89,19 +89,19 @@ def test_everything_about_an_answer_is_kept(store: Store) -> None:
 def test_versions_stand_beside_each_other(store: Store) -> None:
     chat, [question, first, *_] = talk(store, "q", "a", "q2", "a2")
     second = store.add(chat.id, question.id, Role.ASSISTANT, "b")
-    assert store.place(second).sibling_ids == (first.id, second.id)
-    assert store.place(second).index == 1
-    assert store.place(first).neighbour(1) == second.id
-    assert store.place(first).neighbour(-1) is None
+    assert store.version(second).sibling_ids == (first.id, second.id)
+    assert store.version(second).index == 1
+    assert store.version(first).neighbour(1) == second.id
+    assert store.version(first).neighbour(-1) is None
     assert [m.text for m in store.path(second.id)] == ["q", "b"]
 
 
 def test_a_first_question_has_versions_too(store: Store) -> None:
     chat, [first, *_] = talk(store, "q", "a")
     second = store.add(chat.id, None, Role.USER, "q'")
-    assert store.place(first).sibling_ids == (first.id, second.id)
+    assert store.version(first).sibling_ids == (first.id, second.id)
     other, _ = talk(store, "elsewhere")
-    assert store.place(second).sibling_ids == (first.id, second.id)
+    assert store.version(second).sibling_ids == (first.id, second.id)
     assert other.id != chat.id
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxserve.api.native.page_map import PageMap as ServerMap
-from tui.engine.page_map import PageMap, UnreadableMap
+from tui.engine.page_map import PageMapReplica, UnreadableMap
 
 
 def snapshot(pages: str, num_pages: int, **more: Any) -> dict[str, Any]:
@@ -25,13 +25,13 @@ def delta(**more: Any) -> dict[str, Any]:
     return {"pages": [], "requests": [], "gone": [], **more}
 
 
-def begun(pages: str, num_pages: int, **more: Any) -> PageMap:
-    page_map = PageMap()
+def begun(pages: str, num_pages: int, **more: Any) -> PageMapReplica:
+    page_map = PageMapReplica()
     page_map.apply("snapshot", snapshot(pages, num_pages, **more))
     return page_map
 
 
-def cells(page_map: PageMap) -> str:
+def cells(page_map: PageMapReplica) -> str:
     return page_map.fold(1 << 30, ()).cells
 
 
@@ -80,7 +80,7 @@ def test_a_map_without_room_shows_the_strongest_of_each_cell() -> None:
 
 
 def test_an_empty_map_has_no_cells() -> None:
-    assert PageMap().fold(100, ()).cells == ""
+    assert PageMapReplica().fold(100, ()).cells == ""
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_what_the_server_encodes_is_read_as_it_was(
 ) -> None:
     import json
 
-    theirs, ours = ServerMap(lambda _: True), PageMap()
+    theirs, ours = ServerMap(lambda _: True), PageMapReplica()
     for pages, holders in moments:
         moment = SimpleNamespace(
             page_size=32,

@@ -1,13 +1,13 @@
 import pytest
 
-from tui.chat.messages import Figures
-from tui.engine.page_map import PageMap
+from tui.chat.messages import AnswerStats
+from tui.engine.page_map import PageMapReplica
 from tui.engine.panel_text import GLYPHS, answer_lines, legend, now_lines, size_words
 from tui.talk.engine_state import EngineStats
 
 
 def test_the_bar_says_how_much_was_reused_and_where_it_differed() -> None:
-    figures = Figures(
+    stats = AnswerStats(
         prompt_tokens=19_020,
         cached_tokens=18_432,
         differs_at=18_440,
@@ -16,7 +16,7 @@ def test_the_bar_says_how_much_was_reused_and_where_it_differed() -> None:
         first_token_seconds=0.49,
         decode_seconds=1.0,
     )
-    lines = answer_lines(figures, 40).plain.split("\n")
+    lines = answer_lines(stats, 40).plain.split("\n")
     assert lines == [
         "reused 18,432 of 19,020 tokens",
         "█" * 39 + "░",
@@ -38,19 +38,19 @@ def test_the_bar_says_how_much_was_reused_and_where_it_differed() -> None:
     ],
 )
 def test_every_reason_has_its_words(miss: str, words: str) -> None:
-    figures = Figures(prompt_tokens=90, cached_tokens=0, differs_at=0, miss=miss)
-    assert words in answer_lines(figures, 40).plain
+    stats = AnswerStats(prompt_tokens=90, cached_tokens=0, differs_at=0, miss=miss)
+    assert words in answer_lines(stats, 40).plain
 
 
 def test_a_last_page_that_is_not_full_is_said_to_be_one() -> None:
-    figures = Figures(prompt_tokens=90, cached_tokens=64, differs_at=64, miss="below_one_page")
-    assert "the rest is less than a page" in answer_lines(figures, 60).plain
+    stats = AnswerStats(prompt_tokens=90, cached_tokens=64, differs_at=64, miss="below_one_page")
+    assert "the rest is less than a page" in answer_lines(stats, 60).plain
 
 
 def test_a_server_that_does_not_say_is_not_guessed_at() -> None:
-    assert "does not say" in answer_lines(Figures(prompt_tokens=90), 40).plain
+    assert "does not say" in answer_lines(AnswerStats(prompt_tokens=90), 40).plain
     assert "Nothing has been asked" in answer_lines(None, 40).plain
-    assert answer_lines(Figures(), 40).plain == ""
+    assert answer_lines(AnswerStats(), 40).plain == ""
 
 
 def test_the_engine_in_numbers() -> None:
@@ -73,7 +73,7 @@ def test_the_engine_in_numbers() -> None:
 
 
 def test_the_legend_tells_the_states_apart_without_colour() -> None:
-    page_map = PageMap()
+    page_map = PageMapReplica()
     page_map.apply(
         "snapshot",
         {"page_size": 32, "num_pages": 9, "pages": "p1a2s1c3f2", "requests": [], "gone": []},

@@ -18,7 +18,7 @@ from tui.talk.events import (
     ThinkingPiece,
     ToolPiece,
     Unreachable,
-    Usage,
+    UsagePiece,
 )
 
 if TYPE_CHECKING:
@@ -62,21 +62,21 @@ def test_the_request_is_the_api_s(server: "FakeServer") -> None:
 
 def test_usage_counts_cached_tokens(server: "FakeServer", scripts: SimpleNamespace) -> None:
     server.script(scripts.say("a"), scripts.usage(12, 2, cached=8))
-    assert Usage(12, 2, 8) in ask(server.url)
+    assert UsagePiece(12, 2, 8) in ask(server.url)
 
 
 def test_usage_says_where_and_why_the_prompt_was_not_cached(
     server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     server.script(scripts.say("a"), scripts.usage(12, 2, 8, differs_at=9, reason="new_text"))
-    assert Usage(12, 2, 8, 9, "new_text") in ask(server.url)
+    assert UsagePiece(12, 2, 8, 9, "new_text") in ask(server.url)
 
 
 def test_usage_of_another_server_may_say_less(
     server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     server.script(scripts.event({"usage": {"prompt_tokens": 3, "completion_tokens": None}}))
-    assert Usage(3, None, None) in ask(server.url)
+    assert UsagePiece(3, None, None) in ask(server.url)
 
 
 def test_a_tool_call_comes_in_pieces(server: "FakeServer", scripts: SimpleNamespace) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tui.talk.client import ChatClient
-from tui.talk.engine_state import Progress, Stage
+from tui.talk.engine_state import Progress, RequestStage
 from tui.talk.events import ChatError, NoEngine
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def test_requests_are_read_as_progress(
     card = scripts.request_card("x", "prefilling", num_computed=5, num_to_compute=20)
     server.engine["/api/v1/requests"] = {"data": [card]}
     progress = in_client(server.url, lambda client: client.engine.requests())
-    assert progress == [Progress("x", Stage.PREFILLING, None, 5, 20)]
+    assert progress == [Progress("x", RequestStage.PREFILLING, None, 5, 20)]
 
 
 def test_the_numbers_are_read(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tui.talk.events import ChatError
-from tui.talk.models import Downloaded, Model, Models, Source
+from tui.talk.models import Downloaded, Model, Models, ModelSource
 
 Program = Callable[..., Models]
 CARD = {
@@ -46,7 +46,7 @@ def test_models_are_found(program: Program) -> None:
         "--seed",
         "1",
     )
-    found = Model("a/b", Source.SUGGESTED, 2_260_000_000, True, 9000, 8192)
+    found = Model("a/b", ModelSource.SUGGESTED, 2_260_000_000, True, 9000, 8192)
     assert asyncio.run(models.find()) == [found]
 
 
@@ -92,5 +92,5 @@ def test_a_paused_download_ends_its_process(program: Program) -> None:
     ],
 )
 def test_the_verdict_is_in_words(fits: bool, num_tokens: int, words: str) -> None:
-    assert Model("a/b", Source.FOLDER, 1, fits, num_tokens, 8192).verdict == words
-    assert Model("a/b", Source.SERVER).verdict == ""
+    assert Model("a/b", ModelSource.FOLDER, 1, fits, num_tokens, 8192).verdict == words
+    assert Model("a/b", ModelSource.SERVER).verdict == ""

@@ -7,16 +7,16 @@ from textual.geometry import Offset
 from textual.pilot import Pilot
 from textual.selection import Selection
 
-from tui.chat.messages import Message, Place, Role, State
+from tui.chat.messages import ChatMessage, Role, State, Version
 from tui.paint.theme import DARK, palette
 from tui.widgets.message import AnswerView, MessageView, QuestionView, view_of
 
-ALONE = Place(0, (1,))
+ALONE = Version(0, (1,))
 PALETTE = palette(dark=True)
 
 
-def message(role: Role, text: str, **more: object) -> Message:
-    return Message(id=1, chat_id=1, parent_id=None, role=role, text=text, **more)  # type: ignore[arg-type]
+def message(role: Role, text: str, **more: object) -> ChatMessage:
+    return ChatMessage(id=1, chat_id=1, parent_id=None, role=role, text=text, **more)  # type: ignore[arg-type]
 
 
 class Wall(App[None]):
@@ -56,7 +56,7 @@ def test_an_answer_is_markdown() -> None:
 
 def test_how_it_ended_and_its_versions_stand_below() -> None:
     stopped = message(Role.ASSISTANT, "half", state=State.STOPPED)
-    shown = look(AnswerView(stopped, Place(0, (1, 2)), PALETTE))
+    shown = look(AnswerView(stopped, Version(0, (1, 2)), PALETTE))
     assert shown == "half\n\nstopped · ‹ version 1 of 2 ›"
 
 

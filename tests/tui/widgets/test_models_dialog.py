@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tui.home import Home
-from tui.talk.connection import Connector, Wanted
+from tui.talk.connection import ConnectOptions, Connector
 from tui.talk.events import ChatError
-from tui.talk.models import Downloaded, Model, Models, Source
+from tui.talk.models import Downloaded, Model, Models, ModelSource
 from tui.talk.server_process import ServerProcess
 from tui.widgets.models_dialog import ModelsDialog
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from conftest import FakeServer, Terminal
 
 FOUND = [
-    Model("mini", Source.BUNDLED, 10_000_000, True, 90_000),
-    Model("a/here", Source.DOWNLOADED, 2_260_000_000, False, 4000, 40_960),
-    Model("a/there", Source.SUGGESTED, 4_610_000_000, False, 0),
+    Model("mini", ModelSource.BUNDLED, 10_000_000, True, 90_000),
+    Model("a/here", ModelSource.DOWNLOADED, 2_260_000_000, False, 4000, 40_960),
+    Model("a/there", ModelSource.SUGGESTED, 4_610_000_000, False, 0),
 ]
 
 
@@ -50,7 +50,7 @@ class Ours(Connector):
     """A server of our own, in name: a program that does nothing but say where the fake one is."""
 
     def __init__(self, server: "FakeServer", home: Home) -> None:
-        super().__init__(Wanted(server_args=["--model", "mini", "--seed", "1"]), home)
+        super().__init__(ConnectOptions(server_args=["--model", "mini", "--seed", "1"]), home)
         self._url = server.url
         self.commands: list[list[str]] = []
 
