@@ -37,10 +37,11 @@ if TYPE_CHECKING:
         StructureKind,
         TokenLogprob,
     )
-    from mlxserve.text.parsing.turn import ToolCall, ToolChoice, Turn
+    from mlxserve.text.parsing.turn import AssistantTurn, ToolCall, ToolChoice
 
 __all__ = [
     "LLM",
+    "AssistantTurn",
     "AsyncLLM",
     "EngineConfig",
     "EngineStopped",
@@ -62,7 +63,6 @@ __all__ = [
     "TokenLogprob",
     "ToolCall",
     "ToolChoice",
-    "Turn",
     "UnknownPrefix",
     "UnsupportedModel",
     "Usage",
@@ -90,7 +90,7 @@ _MODULE_OF = {
     "Usage": "mlxserve.llm",
     "ToolCall": "mlxserve.text.parsing.turn",
     "ToolChoice": "mlxserve.text.parsing.turn",
-    "Turn": "mlxserve.text.parsing.turn",
+    "AssistantTurn": "mlxserve.text.parsing.turn",
     "FinishReason": "mlxserve.request",
     "SamplingParams": "mlxserve.request",
     "Structure": "mlxserve.request",

@@ -37,7 +37,7 @@ from mlxserve.stats import Stats
 from mlxserve.text.deltas import AnswerText, Delta, Usage
 from mlxserve.text.guidance.planner import Planner
 from mlxserve.text.parsing.parser import TurnParser
-from mlxserve.text.parsing.turn import Turn
+from mlxserve.text.parsing.turn import AssistantTurn
 from mlxserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # they import mlx, which waits for machine.prepare()
@@ -255,14 +255,14 @@ class Chat:
         request.guide = await self._planner.guide(prompt, params, turn)
         return request, AnswerText(self._tokenizer, params, stop_ids, parser)
 
-    def _without_calls(self, params: SamplingParams, turn: Turn | None) -> SamplingParams:
+    def _without_calls(self, params: SamplingParams, turn: AssistantTurn | None) -> SamplingParams:
         """Where tools are shown but none may be called, the marker of a call is never chosen."""
         marker = self._tokenizer.markup.call_start
         if turn is None or turn.may_call or not turn.tools or len(marker) != 1:
             return params
         return replace(params, logit_bias={**params.logit_bias, marker[0]: -1e4})
 
-    def _parser(self, prompt: Sequence[int], turn: Turn) -> TurnParser:
+    def _parser(self, prompt: Sequence[int], turn: AssistantTurn) -> TurnParser:
         markup = self._tokenizer.markup
         if turn.may_call and not markup.can_call:
             raise InvalidParameter(

@@ -27,7 +27,7 @@ from mlxserve.config import EngineConfig, EngineOptions
 from mlxserve.errors import EngineStopped, InvalidParameter, InvalidRequest
 from mlxserve.request import FinishReason, Resized, SamplingParams, TokenLogprob
 from mlxserve.stats import Stats
-from mlxserve.text.parsing.turn import ToolCall, ToolCallDelta, Turn, join_calls
+from mlxserve.text.parsing.turn import AssistantTurn, ToolCall, ToolCallDelta, join_calls
 
 Message: TypeAlias = Mapping[str, Any]  # {"role": ..., "content": ...}
 Messages: TypeAlias = Sequence[Message]
@@ -102,7 +102,7 @@ class AsyncLLM:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        turn: Turn | None = None,
+        turn: AssistantTurn | None = None,
         **terms: Unpack[Terms],
     ) -> RequestOutput:
         """Answer one prompt: text or token ids as they are, messages in the chat template.
@@ -130,14 +130,14 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         tools: Tools = (),
-        turn: Turn | None = None,
+        turn: AssistantTurn | None = None,
         **terms: Unpack[Terms],
     ) -> RequestOutput:
         """Answer one conversation. Raises what `generate` raises.
 
         `tools`: definitions as OpenAI spells them; `turn` says more about their use.
         """
-        turn = turn or Turn(tools=tools)
+        turn = turn or AssistantTurn(tools=tools)
         messages = _conversation(messages)
         return await self.generate(messages, params, turn=turn, **terms)
 
@@ -146,7 +146,7 @@ class AsyncLLM:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        turn: Turn | None = None,
+        turn: AssistantTurn | None = None,
         **terms: Unpack[Terms],
     ) -> AsyncIterator[Delta]:
         """The answer's pieces as they come. Leaving the loop early aborts the request."""
@@ -212,10 +212,12 @@ class AsyncLLM:
     def _default(self) -> SamplingParams:
         return self._chat.default_params
 
-    async def _asked(self, prompt: Prompt, turn: Turn | None) -> tuple[list[int], Turn | None]:
+    async def _asked(
+        self, prompt: Prompt, turn: AssistantTurn | None
+    ) -> tuple[list[int], AssistantTurn | None]:
         """What `Chat` takes: token ids, and a turn where it is a conversation."""
         is_conversation = not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping)
-        turn = (turn or Turn()) if is_conversation else None
+        turn = (turn or AssistantTurn()) if is_conversation else None
         token_ids = await self._token_ids(
             prompt, add_generation_prompt=True, tools=turn.tools if turn else ()
         )
@@ -289,7 +291,7 @@ class LLM:
         params: Params = None,
         *,
         tools: Tools = (),
-        turn: Turn | None = None,
+        turn: AssistantTurn | None = None,
         use_tqdm: bool = True,
         **terms: Unpack[Terms],
     ) -> list[RequestOutput]:
@@ -297,7 +299,7 @@ class LLM:
 
         `tools`: definitions as OpenAI spells them; `turn` says more about their use.
         """
-        turn = turn or Turn(tools=tools)
+        turn = turn or AssistantTurn(tools=tools)
         is_one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Any = [messages] if is_one or not messages else messages
         prompts = [_conversation(c) for c in conversations]
@@ -308,7 +310,7 @@ class LLM:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        turn: Turn | None = None,
+        turn: AssistantTurn | None = None,
         **terms: Unpack[Terms],
     ) -> Iterator[Delta]:
         """The pieces of one answer as they come. Leaving the loop early aborts the request."""
@@ -366,7 +368,7 @@ class LLM:
         prompts: Sequence[Prompt],
         params: Params,
         use_tqdm: bool,
-        turn: Turn | None,
+        turn: AssistantTurn | None,
         terms: Terms,
     ) -> list[RequestOutput]:
         if params is None or isinstance(params, SamplingParams):
@@ -380,7 +382,7 @@ class LLM:
         prompts: Sequence[Prompt],
         params: Sequence[SamplingParams],
         use_tqdm: bool,
-        turn: Turn | None,
+        turn: AssistantTurn | None,
         terms: Terms,
     ) -> list[RequestOutput]:
         most = max((p.n for p in params), default=1)

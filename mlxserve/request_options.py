@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlxserve.text.parsing.turn import Turn
+from mlxserve.text.parsing.turn import AssistantTurn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,4 +24,4 @@ class AnswerTerms:
     prefix_name: str | None = None
     client: str = ""
     request_ids: Sequence[str | None] = ()
-    turn: Turn | None = None
+    turn: AssistantTurn | None = None

@@ -14,6 +14,7 @@ import pytest
 
 from mlxserve import (
     LLM,
+    AssistantTurn,
     AsyncLLM,
     EngineStopped,
     FinishReason,
@@ -26,7 +27,6 @@ from mlxserve import (
     Structure,
     StructureKind,
     ToolChoice,
-    Turn,
     UnknownPrefix,
 )
 from mlxserve.api.metrics import Metrics
@@ -448,7 +448,7 @@ TOOL = {
 
 
 def test_a_required_call_is_made_as_its_schema_says(llm: LLM) -> None:
-    turn = Turn(tools=[TOOL], tool_choice=ToolChoice.REQUIRED, parallel_tool_calls=False)
+    turn = AssistantTurn(tools=[TOOL], tool_choice=ToolChoice.REQUIRED, parallel_tool_calls=False)
     params = SamplingParams(max_tokens=100, seed=5)
     hello = [{"role": "user", "content": "Hello"}]
     [one, other] = llm.chat([hello, hello], params, turn=turn, use_tqdm=False)

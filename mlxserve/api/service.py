@@ -23,7 +23,7 @@ from mlxserve.api.server.sse import EventStream
 from mlxserve.errors import MlxServeError, QueueFull
 from mlxserve.request import SamplingParams
 from mlxserve.request_options import AnswerTerms
-from mlxserve.text.parsing.turn import Turn
+from mlxserve.text.parsing.turn import AssistantTurn
 
 if TYPE_CHECKING:
     from mlxserve.chat import Chat
@@ -73,7 +73,7 @@ class Service:
         params: SamplingParams,
         *,
         num_choices: int = 1,
-        turn: Turn | None = None,
+        turn: AssistantTurn | None = None,
     ) -> Answers:
         """Admit what was asked, in the name of its API key. Raises what `Chat.submit` raises, but
         ApiError for a full queue."""

@@ -33,7 +33,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class AgentSession:
     """One run of an agent: its command line, variables to set, and variables to take away."""
 
     command: tuple[str, ...]
@@ -48,7 +48,7 @@ class Agent(ABC):
     install_hint: str
 
     @abstractmethod
-    def session(self, target: Target) -> Session:
+    def session(self, target: Target) -> AgentSession:
         """One run against the server."""
 
     @abstractmethod
@@ -68,9 +68,9 @@ class Claude(Agent):
     name = "claude"
     install_hint = "npm install -g @anthropic-ai/claude-code"
 
-    def session(self, target: Target) -> Session:
+    def session(self, target: Target) -> AgentSession:
         # With both set it would send the key of the real service here as well.
-        return Session((self.name,), _claude_variables(target), without=("ANTHROPIC_API_KEY",))
+        return AgentSession((self.name,), _claude_variables(target), without=("ANTHROPIC_API_KEY",))
 
     def file(self) -> Path:
         return (
@@ -87,7 +87,7 @@ class Codex(Agent):
     name = "codex"
     install_hint = "npm install -g @openai/codex"
 
-    def session(self, target: Target) -> Session:
+    def session(self, target: Target) -> AgentSession:
         provider = ", ".join(f"{name} = {value}" for name, value in _codex_provider(target).items())
         overrides = {
             "model_provider": '"mlxserve"',
@@ -96,7 +96,7 @@ class Codex(Agent):
         }
         flags = [part for name, value in overrides.items() for part in ("-c", f"{name}={value}")]
         environment = {KEY_VARIABLE: target.key} if target.key else {}
-        return Session((self.name, "--model", target.model, *flags), environment)
+        return AgentSession((self.name, "--model", target.model, *flags), environment)
 
     def file(self) -> Path:
         """A profile is a file of its own, so that the user's stays as it is."""
@@ -122,11 +122,11 @@ class OpenCode(Agent):
     name = "opencode"
     install_hint = "npm install -g opencode-ai"
 
-    def session(self, target: Target) -> Session:
+    def session(self, target: Target) -> AgentSession:
         environment = {"OPENCODE_CONFIG_CONTENT": json.dumps(_opencode(target))}
         if target.key:
             environment[KEY_VARIABLE] = target.key
-        return Session((self.name,), environment)
+        return AgentSession((self.name,), environment)
 
     def file(self) -> Path:
         base = os.environ.get("XDG_CONFIG_HOME")

@@ -20,7 +20,7 @@ from typing import Annotated
 
 import typer
 
-from mlxserve.cli.agents import AGENTS, Agent, Session, Target
+from mlxserve.cli.agents import AGENTS, Agent, AgentSession, Target
 from mlxserve.cli.remote import Url, ask, url_of
 from mlxserve.errors import InvalidConfig, MlxServeError
 
@@ -79,7 +79,7 @@ def _target(url: str | None, model: str | None) -> Target:
     return Target(url_of(url), model or names[0], context, os.environ.get("MLXSERVE_API_KEY"))
 
 
-def _start(agent: Agent, session: Session, command: tuple[str, ...]) -> None:
+def _start(agent: Agent, session: AgentSession, command: tuple[str, ...]) -> None:
     """Becomes the agent."""
     program = shutil.which(command[0])
     if program is None:
@@ -91,7 +91,7 @@ def _start(agent: Agent, session: Session, command: tuple[str, ...]) -> None:
     os.execve(program, command, {**kept, **session.environment})
 
 
-def _script(session: Session, command: tuple[str, ...]) -> str:
+def _script(session: AgentSession, command: tuple[str, ...]) -> str:
     """The session as lines for a shell; the key stays in its variable."""
     key = os.environ.get("MLXSERVE_API_KEY")
     lines = [f"unset {name}" for name in session.without]

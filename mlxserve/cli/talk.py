@@ -56,7 +56,7 @@ def run_terminal(settings: Settings, url: str | None, frame: FirstFrame | None) 
     settings.build(ServerConfig)
     model = settings.flags.get("model") if url is not None else None
     engine_args = [] if url is not None else _engine_flags(settings, config)
-    with _what_is_missing_is_said():
+    with _import_errors_explained():
         from tui.launch import main
 
         sys.exit(
@@ -76,7 +76,7 @@ def _engine_flags(settings: Settings, config: EngineConfig) -> list[str]:
 
 
 @contextmanager
-def _what_is_missing_is_said() -> Iterator[None]:
+def _import_errors_explained() -> Iterator[None]:
     """Raises InvalidConfig when another package is in our terminal's way, or one is missing."""
     try:
         yield
@@ -86,10 +86,10 @@ def _what_is_missing_is_said() -> Iterator[None]:
                 f"`mlxserve chat` needs the package {error.name.split('.')[0]!r}, which is not "
                 "installed. Install mlxserve again to get it."
             ) from error
-        raise InvalidConfig(_what_hides_our_tui()) from error
+        raise InvalidConfig(_why_tui_is_hidden()) from error
 
 
-def _what_hides_our_tui() -> str:
+def _why_tui_is_hidden() -> str:
     from importlib.metadata import packages_distributions
     from importlib.util import find_spec
 

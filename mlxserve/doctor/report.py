@@ -34,7 +34,7 @@ QUESTION = f"The code word is {EXPECTED}. {_FILLER} What is the code word?"
 _SLOW_GFLOPS = 10.0  # mlx's reference BLAS reaches about 2; any real one, more than 20
 
 
-class Verdict(StrEnum):
+class Grade(StrEnum):
     OK = "ok"
     SLOW = "slow"
     BROKEN = "BROKEN"
@@ -47,14 +47,14 @@ class Finding:
 
     name: str
     value: str
-    verdict: Verdict = Verdict.FACT
+    grade: Grade = Grade.FACT
 
     @property
     def is_broken(self) -> bool:
-        return self.verdict is Verdict.BROKEN
+        return self.grade is Grade.BROKEN
 
     def __str__(self) -> str:
-        return f"{self.verdict:<7}{self.name:<16}{self.value}"
+        return f"{self.grade:<7}{self.name:<16}{self.value}"
 
 
 def diagnose(config: EngineConfig | None = None) -> Iterator[Finding]:
@@ -64,8 +64,8 @@ def diagnose(config: EngineConfig | None = None) -> Iterator[Finding]:
         warnings.simplefilter("ignore", machine.SlowBlasWarning)
         for name, value in machine.facts().items():
             yield Finding(name, value)
-    for name, value, verdict in examine():
-        yield Finding(name, value, Verdict(verdict))
+    for name, value, grade in examine():
+        yield Finding(name, value, Grade(grade))
     yield measure_matmul()
     yield self_test(config or EngineConfig(max_num_seqs=4, disable_log_stats=True))
 
@@ -79,8 +79,8 @@ def measure_matmul() -> Finding:
     mx.eval(a, a @ a)  # the first one also compiles
     seconds = min(_timed_matmul(a) for _ in range(3))
     gflops = 2 * size**3 / seconds / 1e9
-    verdict = Verdict.OK if gflops >= _SLOW_GFLOPS else Verdict.SLOW
-    return Finding("matmul", f"{gflops:.0f} GFLOP/s in float32 at {size} x {size}", verdict)
+    grade = Grade.OK if gflops >= _SLOW_GFLOPS else Grade.SLOW
+    return Finding("matmul", f"{gflops:.0f} GFLOP/s in float32 at {size} x {size}", grade)
 
 
 def self_test(config: EngineConfig) -> Finding:
@@ -89,16 +89,16 @@ def self_test(config: EngineConfig) -> Finding:
     try:
         answers = asyncio.run(_ask_twice(config))
     except MlxServeError as error:
-        return Finding("self-test", f"the model does not answer: {error}", Verdict.BROKEN)
+        return Finding("self-test", f"the model does not answer: {error}", Grade.BROKEN)
     seconds = time.perf_counter() - started
     for text, num_cached in answers:
         if EXPECTED not in text:
             value = f"the word {EXPECTED!r} was asked for ({num_cached} tokens cached), {text[:60]!r} came"
-            return Finding("self-test", value, Verdict.BROKEN)
+            return Finding("self-test", value, Grade.BROKEN)
     if config.enable_prefix_caching and not answers[1][1]:
-        return Finding("self-test", "a repeated prompt was not found in the cache", Verdict.BROKEN)
+        return Finding("self-test", "a repeated prompt was not found in the cache", Grade.BROKEN)
     value = f"a word is recalled across pages, computed and cached, in {seconds:.1f} s with loading"
-    return Finding("self-test", value, Verdict.OK)
+    return Finding("self-test", value, Grade.OK)
 
 
 async def _ask_twice(config: EngineConfig) -> list[tuple[str, int]]:

@@ -17,7 +17,7 @@ from typing import Any
 from mlxserve.hub.embedded import MODEL_NAME, model_path
 
 
-class Source(StrEnum):
+class ModelSource(StrEnum):
     BUNDLED = "bundled"
     DOWNLOADED = "downloaded"  # in the cache of huggingface_hub
     FOLDER = "folder"
@@ -29,7 +29,7 @@ class Entry:
     """A model that can be named after --model."""
 
     name: str
-    source: Source
+    source: ModelSource
     weight_size: int  # bytes
     kv_heads: int  # key or value heads, over all layers
     head_dim: int
@@ -57,7 +57,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class MemoryFit:
     """`num_tokens` fit beside the weights and a step; `fits` if they are as many as asked for."""
 
     fits: bool
@@ -87,7 +87,7 @@ _KNOWN = (
 _BITS_PER_WEIGHT = 4.5
 
 
-def judge(entry: Entry, *, context: int | None, memory: int, is_metal: bool) -> Verdict:
+def judge(entry: Entry, *, context: int | None, memory: int, is_metal: bool) -> MemoryFit:
     """Whether `context` tokens fit beside weights and a step.
 
     context: None for all that the model was made for; never more than that
@@ -99,7 +99,7 @@ def judge(entry: Entry, *, context: int | None, memory: int, is_metal: bool) -> 
     taken = entry.weight_size + entry.step_size(bytes_per_value, has_scores=not is_metal)
     num_tokens = max(0, (memory - taken) // per_token)
     needed = taken + context * per_token
-    return Verdict(needed <= memory, num_tokens, needed, context)
+    return MemoryFit(needed <= memory, num_tokens, needed, context)
 
 
 def entries() -> list[Entry]:
@@ -124,27 +124,27 @@ def hub_cache() -> Path:
     return Path(home).expanduser() / "hub"
 
 
-def _places() -> Iterator[tuple[str, Source, Path]]:
+def _places() -> Iterator[tuple[str, ModelSource, Path]]:
     """(name, source, folder) of what may be a model."""
-    yield MODEL_NAME, Source.BUNDLED, model_path()
+    yield MODEL_NAME, ModelSource.BUNDLED, model_path()
     for repository in sorted(hub_cache().glob("models--*--*")):
         name = repository.name.removeprefix("models--").replace("--", "/", 1)
         for snapshot in _newest_first(repository / "snapshots"):
-            yield name, Source.DOWNLOADED, snapshot
+            yield name, ModelSource.DOWNLOADED, snapshot
     home = Path(os.environ.get("MLXSERVE_HOME", "~/.mlxserve")).expanduser()
     for pattern, root in (
         ("*", home / "models"),
         ("*/*", Path("~/.lmstudio/models").expanduser()),
     ):
         for folder in sorted(root.glob(pattern)):
-            yield str(folder), Source.FOLDER, folder
+            yield str(folder), ModelSource.FOLDER, folder
 
 
 def _newest_first(folder: Path) -> list[Path]:
     return sorted(folder.glob("*"), key=lambda path: path.stat().st_mtime, reverse=True)
 
 
-def _entry(name: str, source: Source, folder: Path) -> Entry | None:
+def _entry(name: str, source: ModelSource, folder: Path) -> Entry | None:
     """The model in a folder; None where it is incomplete or none that we read."""
     config = _json(folder / "config.json")
     weights = sorted(folder.glob("model*.safetensors"))
@@ -187,4 +187,4 @@ def _json(file: Path) -> Mapping[str, Any]:
 def _suggestions() -> Iterator[Entry]:
     for name, billions, layers, kv_heads, head_dim, *rest in _KNOWN:
         size = int(billions * 1e9 * _BITS_PER_WEIGHT / 8)
-        yield Entry(name, Source.SUGGESTED, size, layers * kv_heads, head_dim, *rest)
+        yield Entry(name, ModelSource.SUGGESTED, size, layers * kv_heads, head_dim, *rest)

@@ -124,7 +124,7 @@ def _read_json(file: Path, name: str) -> dict[str, Any]:
 def pull_model(model: str) -> ModelFiles:
     """As `find_model`, but what was downloaded of a file that was broken off is kept."""
     if _existing(model) is None and _REPOSITORY.fullmatch(model):
-        with _failures_are_said(model, None):
+        with _as_model_not_found(model, None):
             fetch_weights(model)
     return find_model(model)
 
@@ -133,14 +133,14 @@ def _download(repository: str, revision: str | None) -> Path:
     """The folder of a downloaded snapshot, with a progress bar. Raises ModelNotFound."""
     from huggingface_hub import snapshot_download
 
-    with _failures_are_said(repository, revision):
+    with _as_model_not_found(repository, revision):
         return Path(
             snapshot_download(repository, revision=revision, allow_patterns=list(DATA_FILES))
         )
 
 
 @contextmanager
-def _failures_are_said(repository: str, revision: str | None) -> Iterator[None]:
+def _as_model_not_found(repository: str, revision: str | None) -> Iterator[None]:
     """Raises ModelNotFound, with what to do, for what huggingface_hub raises."""
     from huggingface_hub.errors import (
         GatedRepoError,

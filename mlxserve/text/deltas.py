@@ -16,7 +16,7 @@ from typing import NamedTuple
 from mlxserve.request import CacheReport, FinishReason, Output, SamplingParams, TokenLogprob
 from mlxserve.text.parsing.overlap import overlap
 from mlxserve.text.parsing.parser import TurnParser
-from mlxserve.text.parsing.readers import Event, Reasoning, Text
+from mlxserve.text.parsing.readers import Event, ReasoningDelta, TextDelta
 from mlxserve.text.parsing.turn import ToolCallDelta
 from mlxserve.text.tokenizer import Tokenizer
 
@@ -95,7 +95,7 @@ class AnswerText:
     def _events(self, text: str) -> Iterable[Event]:
         if self._parser is not None:
             return self._parser.push(text)
-        return (Text(text),) if text else ()
+        return (TextDelta(text),) if text else ()
 
     def _delta(self, output: Output, events: Sequence[Event]) -> Delta:
         reason = self._reason(output.finish_reason)
@@ -104,9 +104,9 @@ class AnswerText:
         text = reasoning = ""
         calls: list[ToolCallDelta] = []
         for event in events:
-            if isinstance(event, Text):
+            if isinstance(event, TextDelta):
                 text += event.text
-            elif isinstance(event, Reasoning):
+            elif isinstance(event, ReasoningDelta):
                 reasoning += event.text
             else:
                 calls.append(event)
@@ -155,7 +155,7 @@ class StopStrings:
             return list(events)
         kept: list[Event] = []
         for event in events:
-            if isinstance(event, Text):
+            if isinstance(event, TextDelta):
                 self._held += event.text
                 kept += self._release(is_certain=False)
             else:
@@ -172,4 +172,4 @@ class StopStrings:
         else:
             cut = len(self._held) - (0 if is_certain else overlap(self._held, self._stops))
         text, self._held = self._held[:cut], self._held[cut:]
-        return [Text(text)] if text else []
+        return [TextDelta(text)] if text else []

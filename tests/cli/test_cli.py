@@ -15,8 +15,6 @@ import pytest
 
 from mlxserve import cli
 from mlxserve.cli import run as run_command
-from mlxserve.cli import talk
-from mlxserve.errors import InvalidConfig
 from mlxserve.version import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -320,12 +318,18 @@ def test_another_package_named_tui_is_named(tmp_path):
     assert str(tmp_path / "tui" / "__init__.py") in line
 
 
-def test_a_missing_dependency_of_the_terminal_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tui.app", None)
+def test_a_missing_dependency_of_the_terminal_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main(**_: Any) -> int:
+        import textual  # noqa: F401
+
+        return 0
+
+    monkeypatch.setitem(sys.modules, "tui.launch", types.SimpleNamespace(main=main))
     monkeypatch.setitem(sys.modules, "textual", None)
-    monkeypatch.delitem(sys.modules, "tui.app")
-    with pytest.raises(InvalidConfig, match="'textual'"), talk._what_is_missing_is_said():
-        import tui.app  # noqa: F401
+    assert invoke(monkeypatch, "chat") == 1
+    assert "needs the package 'textual'" in capsys.readouterr().err
 
 
 # doctor
@@ -336,11 +340,11 @@ def test_doctors_exit_code_is_its_verdict(monkeypatch, capsys):
 
     findings = [
         report.Finding("python", "3.11"),
-        report.Finding("matmul", "1", report.Verdict.SLOW),
+        report.Finding("matmul", "1", report.Grade.SLOW),
     ]
     monkeypatch.setattr(report, "diagnose", lambda: iter(findings))
     assert invoke(monkeypatch, "doctor") == 0
-    broken = report.Finding("self-test", "no", report.Verdict.BROKEN)
+    broken = report.Finding("self-test", "no", report.Grade.BROKEN)
     monkeypatch.setattr(report, "diagnose", lambda: iter([broken, *findings]))
     assert invoke(monkeypatch, "doctor") == 1
     out = capsys.readouterr().out

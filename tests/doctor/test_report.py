@@ -2,7 +2,7 @@ from pathlib import Path
 
 from mlxserve.config import EngineConfig
 from mlxserve.doctor import report
-from mlxserve.doctor.report import Finding, Verdict, diagnose, measure_matmul, self_test
+from mlxserve.doctor.report import Finding, Grade, diagnose, measure_matmul, self_test
 
 
 def small(folder: Path, **options: bool) -> EngineConfig:
@@ -11,13 +11,13 @@ def small(folder: Path, **options: bool) -> EngineConfig:
 
 def test_a_finding_is_one_aligned_line():
     assert str(Finding("mlx", "0.32")) == "       mlx             0.32"
-    assert str(Finding("self-test", "no", Verdict.BROKEN)) == "BROKEN self-test       no"
+    assert str(Finding("self-test", "no", Grade.BROKEN)) == "BROKEN self-test       no"
 
 
 def test_matmul_is_measured():
     finding = measure_matmul()
     assert "GFLOP/s" in finding.value
-    assert finding.verdict in (Verdict.OK, Verdict.SLOW)
+    assert finding.grade in (Grade.OK, Grade.SLOW)
 
 
 def test_a_model_that_cannot_be_loaded_is_broken_and_says_why(tmp_path):
@@ -36,7 +36,7 @@ def test_a_cache_that_finds_nothing_is_broken(model_folder, monkeypatch):
     """A random model's answer is taken for the right one: everything else is real."""
     monkeypatch.setattr(report, "EXPECTED", "")
     folder = model_folder("qwen3")
-    assert self_test(small(folder)).verdict is Verdict.OK
+    assert self_test(small(folder)).grade is Grade.OK
     monkeypatch.setattr(report, "QUESTION", "Too short to fill a page")
     assert "cache" in self_test(small(folder)).value
     assert self_test(small(folder)).is_broken
@@ -45,12 +45,12 @@ def test_a_cache_that_finds_nothing_is_broken(model_folder, monkeypatch):
 
 def test_the_embedded_model_passes():
     finding = self_test(EngineConfig(num_pages=64, disable_log_stats=True))
-    assert finding.verdict is Verdict.OK, finding.value
+    assert finding.grade is Grade.OK, finding.value
 
 
 def test_the_facts_of_the_machine_come_first(model_folder):
     findings = {finding.name: finding for finding in diagnose(small(model_folder("qwen3")))}
     for name in ("python", "system", "memory", "mlx", "mlx-lm", "device", "blas"):
         assert findings[name].value
-        assert findings[name].verdict is Verdict.FACT
+        assert findings[name].grade is Grade.FACT
     assert list(findings)[-2:] == ["matmul", "self-test"]

@@ -14,7 +14,7 @@ from mlxserve.hub.embedded import model_path
 from mlxserve.request import FinishReason, Output, SamplingParams
 from mlxserve.text.deltas import AnswerText
 from mlxserve.text.parsing.parser import TurnParser
-from mlxserve.text.parsing.turn import Turn, join_calls
+from mlxserve.text.parsing.turn import AssistantTurn, join_calls
 from mlxserve.text.tokenizer import Tokenizer
 
 TOOL = {"type": "function", "function": {"name": "look"}}
@@ -43,7 +43,7 @@ def tokenizer() -> Tokenizer:
 
 
 def said(tokenizer: Tokenizer, steps: Sequence[Sequence[int]]) -> tuple[Any, ...]:
-    parser = TurnParser(tokenizer.markup, Turn(tools=[TOOL]))
+    parser = TurnParser(tokenizer.markup, AssistantTurn(tools=[TOOL]))
     answer = AnswerText(tokenizer, SamplingParams(stop=["STOP"]), frozenset({2}), parser)
     outputs = [Output("r", tuple(step), num_prompt=3) for step in steps]
     deltas = []
@@ -75,7 +75,7 @@ def test_reasoning_is_counted_by_its_tokens(tokenizer: Tokenizer) -> None:
     thought = tokenizer.encode("a b c")
     ids = tokenizer.encode("<think>a b c</think>d")
     answer = AnswerText(
-        tokenizer, SamplingParams(), frozenset(), TurnParser(tokenizer.markup, Turn())
+        tokenizer, SamplingParams(), frozenset(), TurnParser(tokenizer.markup, AssistantTurn())
     )
     usage = answer.push(Output("r", tuple(ids), FinishReason.STOP, num_prompt=3)).usage
     assert usage is not None

@@ -26,7 +26,7 @@ from mlxserve.api.bodies.model import Body, NotYet, Strict, sampling_params
 from mlxserve.api.bodies.structured import OutputFormat
 from mlxserve.api.bodies.tools import Choice, Name, thinking_budget, turn_of
 from mlxserve.request import SamplingParams
-from mlxserve.text.parsing.turn import ToolChoice, Turn
+from mlxserve.text.parsing.turn import AssistantTurn, ToolChoice
 
 MAX_MESSAGES = 10_000
 MAX_BLOCKS = 1_000
@@ -350,7 +350,7 @@ class Conversation(Body):
         """Of the tools, as chat templates know them."""
         return [tool.definition() for tool in self.tools or () if tool.input_schema is not None]
 
-    def turn(self) -> Turn:
+    def turn(self) -> AssistantTurn:
         """Raises ApiError 400."""
         choice = self.tool_choice or ToolChoiceField(type="auto")
         asked = self.thinking.budget_tokens if self.thinking else None

@@ -1,6 +1,6 @@
 """Fields about an assistant's turn: its tools, whether it must call one, and how much it thinks.
 
-OpenAI's two endpoints spell them differently; both end in a `Turn` and in what the template gets.
+OpenAI's two endpoints spell them differently; both end in a `AssistantTurn` and in what the template gets.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import Field, PlainValidator
 
 from mlxserve.api.bodies.model import Strict
 from mlxserve.api.errors import ApiError
-from mlxserve.text.parsing.turn import ToolChoice, Turn
+from mlxserve.text.parsing.turn import AssistantTurn, ToolChoice
 
 MAX_TOOLS = 512
 MAX_BUDGET = 2**31 - 1
@@ -102,13 +102,13 @@ def turn_of(
     *,
     parallel: bool | None,
     thinking_budget: int | None,
-) -> Turn:
+) -> AssistantTurn:
     """What the answer may hold. Raises ApiError for a choice among tools that are not there."""
     choice = choice or Choice()
     tools = tools if choice.names is None else _only(tools, choice.names)
     if choice.mode is ToolChoice.REQUIRED and not tools:
         raise _refused("there are no `tools` to choose from")
-    return Turn(
+    return AssistantTurn(
         tools=tuple(tools),
         tool_choice=choice.mode,
         tool_name=choice.names[0] if choice.is_one and choice.names else None,

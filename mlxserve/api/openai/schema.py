@@ -38,7 +38,7 @@ from mlxserve.api.bodies.tools import (
 )
 from mlxserve.api.errors import ApiError
 from mlxserve.request import MAX_PAGES, MIN_PAGES, SamplingParams, Structure
-from mlxserve.text.parsing.turn import Turn
+from mlxserve.text.parsing.turn import AssistantTurn
 
 MAX_MESSAGES = 10_000
 MAX_CHOICES = 8
@@ -227,7 +227,7 @@ class ChatRequest(Generation):
     def template_kwargs(self) -> dict[str, bool | str]:
         return thinking_kwargs(self.reasoning_effort, self.chat_template_kwargs)
 
-    def turn(self) -> Turn:
+    def turn(self) -> AssistantTurn:
         """Raises ApiError 400."""
         return turn_of(
             self.definitions,

@@ -25,7 +25,7 @@ from mlxserve.api.errors import ApiError
 from mlxserve.api.openai.schema import MAX_MAX_TOKENS, MAX_MESSAGES, Generation, TemplateKwargs
 from mlxserve.api.responses.items import ToolAddress
 from mlxserve.request import Structure
-from mlxserve.text.parsing.turn import Turn
+from mlxserve.text.parsing.turn import AssistantTurn
 
 _NEEDS: Mapping[str, tuple[str, ...]] = {
     "message": ("role",),
@@ -303,7 +303,7 @@ class ResponsesRequest(Generation):
             "tools": [tool.model_dump(exclude_none=True) for tool in self.tools or ()],
         }
 
-    def turn(self) -> Turn:
+    def turn(self) -> AssistantTurn:
         """Raises ApiError 400."""
         return turn_of(
             self.definitions,

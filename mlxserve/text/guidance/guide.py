@@ -1,4 +1,4 @@
-"""Guide: what may come next in one answer, known from the tokens it has so far.
+"""AnswerGuide: what may come next in one answer, known from the tokens it has so far.
 
     START ──▶ THINKING ──▶ GRAMMAR      the whole answer follows a grammar
           └─────────────────▶
@@ -58,7 +58,7 @@ class _Phase(Enum):
     GRAMMAR = auto()
 
 
-class Guide:
+class AnswerGuide:
     """One answer's. Masks are little-endian bits, one for each token, in words of 32."""
 
     def __init__(self, plan: Plan) -> None:

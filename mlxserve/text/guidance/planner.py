@@ -15,9 +15,9 @@ from mlxserve.errors import InvalidParameter
 from mlxserve.request import SamplingParams, Structure, StructureKind
 from mlxserve.text.guidance.calls import call_grammar
 from mlxserve.text.guidance.grammars import MAX_GRAMMAR, Grammars, inline
-from mlxserve.text.guidance.guide import Guide, Plan
+from mlxserve.text.guidance.guide import AnswerGuide, Plan
 from mlxserve.text.parsing.markup import Markup, Part
-from mlxserve.text.parsing.turn import ToolChoice, Turn
+from mlxserve.text.parsing.turn import AssistantTurn, ToolChoice
 from mlxserve.text.tokenizer import Tokenizer
 
 log = logging.getLogger("mlxserve.guidance")
@@ -34,12 +34,14 @@ class Planner:
         self._grammars.close()
 
     async def guide(
-        self, prompt: Sequence[int], params: SamplingParams, turn: Turn | None
-    ) -> Guide | None:
+        self, prompt: Sequence[int], params: SamplingParams, turn: AssistantTurn | None
+    ) -> AnswerGuide | None:
         """Raises InvalidParameter for what cannot be followed."""
         if turn is None and params.structure is None:
             return None
-        turn, markup = (Turn(), Markup()) if turn is None else (turn, self._tokenizer.markup)
+        turn, markup = (
+            (AssistantTurn(), Markup()) if turn is None else (turn, self._tokenizer.markup)
+        )
         plan = Plan(
             vocab_size=self._grammars.vocab_size,
             end_ids=self._tokenizer.eos_token_ids,
@@ -51,10 +53,10 @@ class Planner:
         )
         plan = await self._with_grammars(plan, params.structure, turn, markup)
         is_idle = plan.answer is None and not plan.opening and plan.call is None
-        return None if is_idle and plan.thinking_budget is None else Guide(plan)
+        return None if is_idle and plan.thinking_budget is None else AnswerGuide(plan)
 
     async def _with_grammars(
-        self, plan: Plan, structure: Structure | None, turn: Turn, markup: Markup
+        self, plan: Plan, structure: Structure | None, turn: AssistantTurn, markup: Markup
     ) -> Plan:
         is_required = turn.may_call and turn.tool_choice is ToolChoice.REQUIRED
         is_known = markup.first is not Part.HEADER or markup.text_start
@@ -71,7 +73,7 @@ class Planner:
         return await self._followed(plan, turn, markup) if turn.may_call else plan
 
     async def _required(
-        self, plan: Plan, structure: Structure | None, turn: Turn, markup: Markup
+        self, plan: Plan, structure: Structure | None, turn: AssistantTurn, markup: Markup
     ) -> Plan:
         if structure is not None:
             raise InvalidParameter(
@@ -87,7 +89,7 @@ class Planner:
         return replace(plan, opening=markup.call_start)
 
     async def _structured_or_calls(
-        self, plan: Plan, structure: Structure, turn: Turn, markup: Markup
+        self, plan: Plan, structure: Structure, turn: AssistantTurn, markup: Markup
     ) -> Plan:
         await self._grammars.compile(structure)  # its errors are its own
         inner = inline(structure)
@@ -111,7 +113,7 @@ class Planner:
             raise InvalidParameter(structure.field, "is not supported with this model")
         return Structure(StructureKind.GRAMMAR, f"start: {start} ({inner})", structure.field)
 
-    async def _followed(self, plan: Plan, turn: Turn, markup: Markup) -> Plan:
+    async def _followed(self, plan: Plan, turn: AssistantTurn, markup: Markup) -> Plan:
         """Calls follow their schemas once they have begun. One that cannot be followed is free."""
         try:
             grammar = await asyncio.to_thread(_grammar, markup, turn, "tools", is_whole=False)
@@ -127,7 +129,7 @@ class Planner:
 
 
 def _grammar(
-    markup: Markup, turn: Turn, field: str, *, is_whole: bool, otherwise: str = ""
+    markup: Markup, turn: AssistantTurn, field: str, *, is_whole: bool, otherwise: str = ""
 ) -> Structure | None:
     """The grammar of a turn's calls. Raises InvalidParameter for a tool's schema."""
     try:

@@ -11,14 +11,21 @@ from collections.abc import Generator, Iterator
 
 from mlxserve.text.parsing.markup import Markup, Part
 from mlxserve.text.parsing.overlap import overlap
-from mlxserve.text.parsing.readers import CallNumbers, Event, Reader, Reasoning, Text, reader_of
-from mlxserve.text.parsing.turn import Turn
+from mlxserve.text.parsing.readers import (
+    CallNumbers,
+    CallReader,
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    reader_of,
+)
+from mlxserve.text.parsing.turn import AssistantTurn
 
 
 class TurnParser:
     """Text to events. `is_over` says that a call was the last that was asked for."""
 
-    def __init__(self, markup: Markup, turn: Turn, *, is_thinking: bool = False) -> None:
+    def __init__(self, markup: Markup, turn: AssistantTurn, *, is_thinking: bool = False) -> None:
         self._markup = markup
         self._turn = turn
         self._edges = {
@@ -28,7 +35,7 @@ class TurnParser:
         self._markers = {part: tuple(m for m, _ in found) for part, found in self._edges.items()}
         self._part = Part.THINKING if is_thinking else markup.first
         self._numbers = CallNumbers()
-        self._reader: Reader | None = None
+        self._reader: CallReader | None = None
         self._held = ""  # could be the beginning of a marker
         self._blanks = ""  # could be the white space before one
         self._is_fresh = self._part is Part.THINKING  # nothing of this part was given out
@@ -64,7 +71,7 @@ class TurnParser:
         held, self._held = self._held, ""
         yield from self._show(held)
         if self._part is Part.TEXT and not self._numbers.count and self._blanks:
-            yield Text(self._blanks)
+            yield TextDelta(self._blanks)
 
     def _scan(self, text: str) -> Generator[Event, None, str | None]:
         """Look for the next marker; returns what is behind it."""
@@ -127,4 +134,4 @@ class TurnParser:
         if not stripped:
             return
         self._is_fresh = False
-        yield Text(stripped) if self._part is Part.TEXT else Reasoning(stripped)
+        yield TextDelta(stripped) if self._part is Part.TEXT else ReasoningDelta(stripped)

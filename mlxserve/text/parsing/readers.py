@@ -35,16 +35,16 @@ _PARSE_ERRORS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextDelta:
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Reasoning:
+class ReasoningDelta:
     text: str
 
 
-Event: TypeAlias = Text | Reasoning | ToolCallDelta
+Event: TypeAlias = TextDelta | ReasoningDelta | ToolCallDelta
 
 
 class CallNumbers:
@@ -62,7 +62,7 @@ class CallNumbers:
         return ToolCallDelta(self.count - 1, arguments=arguments)
 
 
-class Reader(ABC):
+class CallReader(ABC):
     """One section. `rest` is None until its end was seen."""
 
     def __init__(
@@ -91,13 +91,13 @@ class Reader(ABC):
             calls = [_checked(call) for call in (found if isinstance(found, list) else [found])]
         except _PARSE_ERRORS:
             if section.strip():
-                yield Text(section)
+                yield TextDelta(section)
             return
         for name, arguments, call_id in calls:
             yield self._numbers.open(name, arguments, call_id)
 
 
-class SectionReader(Reader):
+class SectionReader(CallReader):
     """Any format: waits for the end of the section."""
 
     def __init__(
@@ -131,14 +131,14 @@ class _Skip(SectionReader):
         yield from ()
 
 
-class _Streaming(Reader):
+class _Streaming(CallReader):
     """Reads character by character until another reader takes over."""
 
     def __init__(
         self, markup: Markup, tools: Sequence[Mapping[str, Any]], numbers: CallNumbers
     ) -> None:
         super().__init__(markup, tools, numbers)
-        self._next: Reader | None = None
+        self._next: CallReader | None = None
         self._seen: list[str] = []
 
     def push(self, text: str) -> Iterator[Event]:
@@ -161,7 +161,7 @@ class _Streaming(Reader):
         if self._next is not None:
             yield from self._next.finish()
 
-    def _hand_over(self, reader: type[Reader], text: str) -> Iterator[Event]:
+    def _hand_over(self, reader: type[CallReader], text: str) -> Iterator[Event]:
         self._next = reader(self._markup, self._tools, self._numbers)
         yield from self._next.push(text)
 
@@ -216,7 +216,7 @@ class BareReader(JsonReader):
 
     def finish(self) -> Iterator[Event]:
         if not self._is_named and self._seen:
-            yield Text("".join(self._seen))
+            yield TextDelta("".join(self._seen))
 
     def _names(self) -> set[str]:
         return {tool["function"]["name"] for tool in self._tools}
@@ -305,7 +305,9 @@ class HeaderReader(_Streaming):
             yield self._numbers.more(arguments)
 
 
-def reader_of(markup: Markup, tools: Sequence[Mapping[str, Any]], numbers: CallNumbers) -> Reader:
+def reader_of(
+    markup: Markup, tools: Sequence[Mapping[str, Any]], numbers: CallNumbers
+) -> CallReader:
     """A reader of the section that begins now."""
     if markup.call_format == "json_tools":
         return JsonReader(markup, tools, numbers)

@@ -20,7 +20,7 @@ class ToolChoice(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class AssistantTurn:
     """An assistant's turn, whose thinking and calls are told apart from its text.
 
     tools: definitions as OpenAI spells them, {"type": "function", "function": {...}}

@@ -33,12 +33,12 @@ from mlxserve.hub.embedded import model_path
 from mlxserve.request import SamplingParams, Structure, StructureKind
 from mlxserve.text.guidance.calls import call_grammar
 from mlxserve.text.guidance.grammars import Grammars
-from mlxserve.text.guidance.guide import Guide
+from mlxserve.text.guidance.guide import AnswerGuide
 from mlxserve.text.guidance.planner import Planner
 from mlxserve.text.parsing.markup import Markup, Part
 from mlxserve.text.parsing.parser import TurnParser
-from mlxserve.text.parsing.readers import Reasoning, Text
-from mlxserve.text.parsing.turn import ToolCallDelta, ToolChoice, Turn, join_calls
+from mlxserve.text.parsing.readers import ReasoningDelta, TextDelta
+from mlxserve.text.parsing.turn import AssistantTurn, ToolCallDelta, ToolChoice, join_calls
 from mlxserve.text.tokenizer import Tokenizer
 
 START, END = 2040, 2  # the embedded model's <tool_call> stands for each family's marker
@@ -84,7 +84,9 @@ def grammars(tokenizer: Tokenizer) -> Iterator[Grammars]:
     found.close()
 
 
-def drawn(guide: Guide, rng: Random, most: int, *, may_be_free: bool = False) -> Iterator[int]:
+def drawn(
+    guide: AnswerGuide, rng: Random, most: int, *, may_be_free: bool = False
+) -> Iterator[int]:
     """Allowed tokens at random, as if a model had chosen them, up to where the answer may end."""
     for _ in range(most):
         mask = guide.mask()
@@ -139,7 +141,7 @@ def test_what_a_grammar_allows_is_read_and_valid(
     names = set()
     for seed in range(4):
         text = written(tokenizer, grammars, source, seed)
-        parser = TurnParser(family, Turn(tools=TOOLS))
+        parser = TurnParser(family, AssistantTurn(tools=TOOLS))
         events = [*parser.push(text if is_whole else f"<tool_call>{text}"), *parser.finish()]
         calls = join_calls([event for event in events if isinstance(event, ToolCallDelta)])
         assert len(events) == len([e for e in events if isinstance(e, ToolCallDelta)]), text
@@ -291,7 +293,7 @@ def test_texts_within_a_family_of_arguments_are_read_as_they_were_allowed(
     matcher = asyncio.run(grammars.compile(Structure(StructureKind.GRAMMAR, source, "tools")))
     token_ids = tokenizer.encode(text)
     assert matcher.try_consume_tokens(token_ids) == len(token_ids)
-    parser = TurnParser(family, Turn(tools=tools))
+    parser = TurnParser(family, AssistantTurn(tools=tools))
     events = [*parser.push(f"<tool_call>{text}"), *parser.finish()]
     (call,) = join_calls([event for event in events if isinstance(event, ToolCallDelta)])
     assert json.loads(call.arguments) == arguments
@@ -391,18 +393,18 @@ def planner(tokenizer: Tokenizer) -> Iterator[Planner]:
     found.close()
 
 
-def plan(planner: Planner, turn: Turn | None, structure: Structure | None = None) -> Any:
+def plan(planner: Planner, turn: AssistantTurn | None, structure: Structure | None = None) -> Any:
     return asyncio.run(planner.guide([5, 6], SamplingParams(structure=structure), turn))
 
 
 def test_most_answers_have_no_guide(planner: Planner) -> None:
     assert plan(planner, None) is None
-    assert plan(planner, Turn()) is None
-    assert plan(planner, Turn(tools=TOOLS, tool_choice=ToolChoice.NONE)) is None
+    assert plan(planner, AssistantTurn()) is None
+    assert plan(planner, AssistantTurn(tools=TOOLS, tool_choice=ToolChoice.NONE)) is None
 
 
 def test_a_free_choice_of_tools_delays_no_token_until_a_call_begins(planner: Planner) -> None:
-    guide = plan(planner, Turn(tools=TOOLS))
+    guide = plan(planner, AssistantTurn(tools=TOOLS))
     assert guide.mask() is None
     assert not guide.must_wait
     guide.read([START])
@@ -414,28 +416,28 @@ def test_a_tool_whose_schema_cannot_be_followed_is_free_unless_it_is_required(
 ) -> None:
     parameters = {"type": "object", "properties": {"a": {"type": "no such type"}}}
     tools = [{"type": "function", "function": {"name": "odd", "parameters": parameters}}]
-    assert plan(planner, Turn(tools=tools)) is None
+    assert plan(planner, AssistantTurn(tools=tools)) is None
     with pytest.raises(InvalidParameter, match="tools: cannot be followed"):
-        plan(planner, Turn(tools=tools, tool_choice=ToolChoice.REQUIRED))
+        plan(planner, AssistantTurn(tools=tools, tool_choice=ToolChoice.REQUIRED))
     many = {"properties": {str(number): {} for number in range(501)}}
     tools = [{"type": "function", "function": {"name": "big", "parameters": many}}]
-    assert plan(planner, Turn(tools=tools)) is None
+    assert plan(planner, AssistantTurn(tools=tools)) is None
     with pytest.raises(InvalidParameter, match="tools: the parameters of 'big': it has more than"):
-        plan(planner, Turn(tools=tools, tool_choice=ToolChoice.REQUIRED))
+        plan(planner, AssistantTurn(tools=tools, tool_choice=ToolChoice.REQUIRED))
 
 
 def test_a_structure_beside_tools_is_one_or_the_other(planner: Planner) -> None:
     schema = Structure(StructureKind.JSON_SCHEMA, '{"const": {"a": 1}}', "response_format")
-    guide = plan(planner, Turn(tools=TOOLS), schema)
+    guide = plan(planner, AssistantTurn(tools=TOOLS), schema)
     mask = guide.mask()
     allowed = {t for t in range(len(mask) * 8) if mask[t >> 3] >> (t & 7) & 1}
     assert START in allowed
     assert 2 <= len(allowed) < 10
     with pytest.raises(InvalidParameter, match="cannot be combined with tools"):
-        plan(planner, Turn(tools=TOOLS), Structure(StructureKind.GRAMMAR, 'start: "a"'))
-    assert plan(planner, Turn(tools=TOOLS), Structure(StructureKind.REGEX, "[a-c]")).mask()
+        plan(planner, AssistantTurn(tools=TOOLS), Structure(StructureKind.GRAMMAR, 'start: "a"'))
+    assert plan(planner, AssistantTurn(tools=TOOLS), Structure(StructureKind.REGEX, "[a-c]")).mask()
     with pytest.raises(InvalidParameter, match="cannot be both"):
-        plan(planner, Turn(tools=TOOLS, tool_choice=ToolChoice.REQUIRED), schema)
+        plan(planner, AssistantTurn(tools=TOOLS, tool_choice=ToolChoice.REQUIRED), schema)
 
 
 # ---- markers of several tokens, in a tokenizer that has what is special in a family
@@ -463,7 +465,9 @@ def test_a_familys_own_markers_begin_what_follows_its_schemas(
     markup = tokenizer.markup
     assert markup.call_format == name
     planner = Planner(tokenizer, tokenizer.vocab_size)
-    turn = Turn(tools=TOOLS, tool_choice=ToolChoice.REQUIRED if is_required else ToolChoice.AUTO)
+    turn = AssistantTurn(
+        tools=TOOLS, tool_choice=ToolChoice.REQUIRED if is_required else ToolChoice.AUTO
+    )
     for seed in range(2):
         guide = plan(planner, turn)
         rng, parser = Random(seed), TurnParser(markup, turn)
@@ -487,7 +491,7 @@ def test_a_familys_own_markers_begin_what_follows_its_schemas(
             events += parser.push(decoder.push([token]))
         events += [*parser.push(decoder.finish()), *parser.finish()]
         assert guide.error is None
-        text = "".join(event.text for event in events if isinstance(event, Text)).strip()
+        text = "".join(event.text for event in events if isinstance(event, TextDelta)).strip()
         assert text == ("" if is_required else "Well.")
         calls = join_calls([event for event in events if isinstance(event, ToolCallDelta)])
         assert calls
@@ -502,7 +506,7 @@ def test_a_text_that_only_looks_like_a_marker_stays_one(
 ) -> None:
     tokenizer = tokenizer_with([], TEMPLATES["minicpm5"])
     planner = Planner(tokenizer, tokenizer.vocab_size)
-    guide = plan(planner, Turn(tools=TOOLS))
+    guide = plan(planner, AssistantTurn(tools=TOOLS))
     for text in ("<function name", "s are short, <function name", "</", "<function name"):
         guide.read(tokenizer.encode(text))
         assert guide.mask() is None
@@ -523,7 +527,7 @@ def test_a_required_call_of_llama_is_the_whole_answer(
     source = call_grammar(llama, TOOLS, is_whole=True, repeats=True)
     assert source is not None
     text = written(tokenizer, grammars, source, 1)
-    parser = TurnParser(llama, Turn(tools=TOOLS))
+    parser = TurnParser(llama, AssistantTurn(tools=TOOLS))
     events = [*parser.push(text), *parser.finish()]
     [call] = join_calls([event for event in events if isinstance(event, ToolCallDelta)])
     assert call.name in ("look", "rest")
@@ -537,7 +541,7 @@ def test_harmony_thinks_and_then_follows(
     tokenizer = tokenizer_with(HARMONY, "{{ tools }}")
     planner = Planner(tokenizer, tokenizer.vocab_size)
     choice = ToolChoice.REQUIRED if is_required else ToolChoice.AUTO
-    turn = Turn(tools=TOOLS if is_required else (), tool_choice=choice, thinking_budget=3)
+    turn = AssistantTurn(tools=TOOLS if is_required else (), tool_choice=choice, thinking_budget=3)
     structure = None if is_required else Structure(StructureKind.CHOICE, '["yes", "no"]')
     for seed in range(6):
         guide = plan(planner, turn, structure)
@@ -550,9 +554,9 @@ def test_harmony_thinks_and_then_follows(
             events += parser.push(decoder.push([token]))
         events += [*parser.push(decoder.finish()), *parser.finish()]
         assert guide.error is None
-        assert not begun or any(isinstance(event, Reasoning) for event in events)
+        assert not begun or any(isinstance(event, ReasoningDelta) for event in events)
         calls = join_calls([event for event in events if isinstance(event, ToolCallDelta)])
-        text = "".join(event.text for event in events if isinstance(event, Text))
+        text = "".join(event.text for event in events if isinstance(event, TextDelta))
         if is_required:
             assert [call.name for call in calls] in (["look"], ["rest"])
             assert text == ""

@@ -13,7 +13,7 @@ from mlxserve.errors import EngineStopped, InvalidParameter
 from mlxserve.hub.embedded import model_path
 from mlxserve.request import Structure, StructureKind
 from mlxserve.text.guidance.grammars import MAX_DEPTH, MAX_PROPERTIES, MAX_SOURCE, Grammars
-from mlxserve.text.guidance.guide import Guide, Plan
+from mlxserve.text.guidance.guide import AnswerGuide, Plan
 from mlxserve.text.tokenizer import Tokenizer
 
 END = 2
@@ -39,7 +39,7 @@ def digit(grammars: Grammars):  # type: ignore[no-untyped-def]
     return compiled(grammars, StructureKind.REGEX, "[0-9]")
 
 
-def allowed(guide: Guide) -> set[int] | None:
+def allowed(guide: AnswerGuide) -> set[int] | None:
     mask = guide.mask()
     if mask is None:
         return None
@@ -53,7 +53,7 @@ def ids(tokenizer: Tokenizer, text: str) -> list[int]:
 def test_an_answer_follows_its_grammar_and_ends_where_it_does(
     tokenizer: Tokenizer, grammars: Grammars
 ) -> None:
-    guide = Guide(Plan(vocab_size=2100, end_ids=frozenset({END}), answer=digit(grammars)))
+    guide = AnswerGuide(Plan(vocab_size=2100, end_ids=frozenset({END}), answer=digit(grammars)))
     assert allowed(guide) == {ids(tokenizer, str(n))[0] for n in range(10)}
     assert guide.must_wait
     guide.read(ids(tokenizer, "7"))
@@ -73,7 +73,7 @@ def test_an_answer_may_think_first(
         think_end=(2047,),
         answer=digit(grammars),
     )
-    guide = Guide(plan)
+    guide = AnswerGuide(plan)
     digits = {ids(tokenizer, str(n))[0] for n in range(10)}
     assert allowed(guide) == digits | {start[0]}
     guide.read(start[:1])
@@ -99,13 +99,13 @@ def test_thinking_and_answer_may_begin_alike(tokenizer: Tokenizer, grammars: Gra
         answer=answer,
     )
     digits = {ids(tokenizer, str(n))[0] for n in range(10)}
-    guide = Guide(plan)
+    guide = AnswerGuide(plan)
     assert allowed(guide) == {2040}
     guide.read([2040])
     assert allowed(guide) == digits | {2046}
     guide.read(ids(tokenizer, "4"))
     assert allowed(guide) == {END}
-    guide = Guide(plan)
+    guide = AnswerGuide(plan)
     guide.read([2040, 2046, 5, 2047])
     assert allowed(guide) == {2040}
 
@@ -120,7 +120,7 @@ def test_a_budget_of_thinking_ends_it_by_its_marker(marker: tuple[int, ...]) -> 
         is_thinking=True,
         thinking_budget=3,
     )
-    guide = Guide(plan)
+    guide = AnswerGuide(plan)
     assert not guide.must_wait
     guide.read([10, 11])
     assert allowed(guide) is None
@@ -141,7 +141,7 @@ def test_a_call_follows_its_grammar_once_it_has_begun(
 ) -> None:
     call = compiled(grammars, StructureKind.GRAMMAR, "start: /[0-9]/ <[2041]>")
     plan = Plan(vocab_size=2100, end_ids=frozenset({END}), call_start=(2040,), call=call)
-    guide = Guide(plan)
+    guide = AnswerGuide(plan)
     guide.read(ids(tokenizer, "text"))
     assert allowed(guide) is None
     assert not guide.must_wait
@@ -161,7 +161,7 @@ def test_a_call_follows_its_grammar_once_it_has_begun(
 
 def test_a_call_can_have_to_begin(grammars: Grammars) -> None:
     plan = Plan(vocab_size=2100, end_ids=frozenset({END}), opening=(2040, 5))
-    guide = Guide(plan)
+    guide = AnswerGuide(plan)
     assert guide.must_wait
     for token in plan.opening:
         assert allowed(guide) == {token}
@@ -182,9 +182,9 @@ def test_a_guide_that_reads_all_tokens_again_is_where_it_was(
         answer=compiled(grammars, StructureKind.JSON_SCHEMA, source),
     )
     tokens = [2046, *ids(tokenizer, "hm"), 2047, *ids(tokenizer, '{"a": 12')]
-    one = Guide(plan)
+    one = AnswerGuide(plan)
     for at, token in enumerate(tokens):
-        again = Guide(plan)
+        again = AnswerGuide(plan)
         again.read(tokens[:at])
         assert (one.mask(), one.must_wait) == (again.mask(), again.must_wait)
         one.read([token])
@@ -193,7 +193,7 @@ def test_a_guide_that_reads_all_tokens_again_is_where_it_was(
 def test_a_token_against_the_grammar_is_an_error_and_ends_the_answer(
     tokenizer: Tokenizer, grammars: Grammars
 ) -> None:
-    guide = Guide(Plan(vocab_size=2100, end_ids=frozenset({END}), answer=digit(grammars)))
+    guide = AnswerGuide(Plan(vocab_size=2100, end_ids=frozenset({END}), answer=digit(grammars)))
     guide.read(ids(tokenizer, "x"))
     assert guide.error
     assert allowed(guide) == {END}

@@ -15,7 +15,7 @@ from mlxserve.build import build_chat
 from mlxserve.chat import AnswerTerms, Chat, Delta
 from mlxserve.config import EngineConfig
 from mlxserve.request import FinishReason, SamplingParams, Structure, StructureKind
-from mlxserve.text.parsing.turn import Turn
+from mlxserve.text.parsing.turn import AssistantTurn
 
 WORDS = ("city", "name", "n", "tags", "kind", "größe", "a b", "is_open")
 ASKED = ("Tell me of Paris.", "Who are you?", "Make a list.", "Answer in JSON, please.")
@@ -87,7 +87,7 @@ async def answer(chat: Chat, number: int) -> tuple[dict[str, Any], list[Delta]]:
         structure=structure,
     )
     prompt = chat.render([{"role": "user", "content": rng.choice(ASKED)}])
-    submitted = await chat.submit(prompt, params, AnswerTerms(turn=Turn()))
+    submitted = await chat.submit(prompt, params, AnswerTerms(turn=AssistantTurn()))
     return schema, [delta async for delta in submitted]
 
 

@@ -15,7 +15,7 @@ from mlxserve.chat import AnswerTerms, Chat, Delta
 from mlxserve.config import EngineConfig
 from mlxserve.errors import GrammarFailed
 from mlxserve.request import FinishReason, SamplingParams, Structure, StructureKind
-from mlxserve.text.parsing.turn import ToolChoice, Turn, join_calls
+from mlxserve.text.parsing.turn import AssistantTurn, ToolChoice, join_calls
 
 HELLO = [{"role": "user", "content": "Hello"}]
 # As the templates of models that think: opened by the prompt, or shut at once.
@@ -46,7 +46,9 @@ def chat(write_model: Callable[..., Path], tmp_path_factory: Any) -> Iterator[Ch
     built.close()
 
 
-async def ask(chat: Chat, turn: Turn, *, thinks: bool = True, **params: Any) -> list[Delta]:
+async def ask(
+    chat: Chat, turn: AssistantTurn, *, thinks: bool = True, **params: Any
+) -> list[Delta]:
     prompt = chat.render(HELLO, enable_thinking=thinks, tools=turn.tools)
     sampling = SamplingParams(**{"max_tokens": 90, **params})
     answer = await chat.submit(prompt, sampling, AnswerTerms(turn=turn))
@@ -59,7 +61,7 @@ def joined(deltas: list[Delta]) -> tuple[str, str]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_grammar_begins_where_the_thinking_ends(chat: Chat, seed: int) -> None:
-    turn = Turn(thinking_budget=6)
+    turn = AssistantTurn(thinking_budget=6)
     deltas = asyncio.run(ask(chat, turn, structure=NAME, seed=seed))
     reasoning, text = joined(deltas)
     assert 3 <= len(text) <= 6
@@ -73,14 +75,14 @@ def test_a_grammar_begins_where_the_thinking_ends(chat: Chat, seed: int) -> None
 
 
 def test_thinking_that_is_off_begins_with_the_grammar(chat: Chat) -> None:
-    deltas = asyncio.run(ask(chat, Turn(thinking_budget=0), thinks=False, structure=NAME))
+    deltas = asyncio.run(ask(chat, AssistantTurn(thinking_budget=0), thinks=False, structure=NAME))
     reasoning, text = joined(deltas)
     assert reasoning == ""
     assert 3 <= len(text) <= 6
 
 
 def test_a_budget_of_nothing_ends_thinking_that_the_prompt_opened(chat: Chat) -> None:
-    deltas = asyncio.run(ask(chat, Turn(thinking_budget=0), temperature=0))
+    deltas = asyncio.run(ask(chat, AssistantTurn(thinking_budget=0), temperature=0))
     reasoning, text = joined(deltas)
     assert reasoning == ""
     assert text
@@ -89,7 +91,7 @@ def test_a_budget_of_nothing_ends_thinking_that_the_prompt_opened(chat: Chat) ->
 
 
 def test_a_required_call_comes_behind_the_thinking(chat: Chat) -> None:
-    turn = Turn(
+    turn = AssistantTurn(
         tools=[TOOL],
         tool_choice=ToolChoice.REQUIRED,
         parallel_tool_calls=False,
@@ -104,10 +106,12 @@ def test_a_required_call_comes_behind_the_thinking(chat: Chat) -> None:
 
 def test_guided_answers_do_not_change_those_beside_them(chat: Chat) -> None:
     async def plain() -> str:
-        return joined(await ask(chat, Turn(), seed=11, max_tokens=40))[0]
+        return joined(await ask(chat, AssistantTurn(), seed=11, max_tokens=40))[0]
 
     async def together() -> str:
-        guided = [ask(chat, Turn(thinking_budget=3), structure=NAME, seed=n) for n in range(3)]
+        guided = [
+            ask(chat, AssistantTurn(thinking_budget=3), structure=NAME, seed=n) for n in range(3)
+        ]
         found = await asyncio.gather(plain(), *guided)
         assert all(set(joined(deltas)[1]) <= set("ABCabcdef") for deltas in found[1:])
         return found[0]
@@ -119,8 +123,12 @@ def test_an_answer_that_leaves_its_grammar_fails_and_the_next_one_does_not(
     chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("mlxserve.text.guidance.guide.Guide.mask", lambda self: None)
+        patch.setattr("mlxserve.text.guidance.guide.AnswerGuide.mask", lambda self: None)
         with pytest.raises(GrammarFailed, match="grammar became too much work"):
-            asyncio.run(ask(chat, Turn(thinking_budget=0), thinks=False, structure=NAME, seed=2))
-    deltas = asyncio.run(ask(chat, Turn(thinking_budget=0), thinks=False, structure=NAME, seed=2))
+            asyncio.run(
+                ask(chat, AssistantTurn(thinking_budget=0), thinks=False, structure=NAME, seed=2)
+            )
+    deltas = asyncio.run(
+        ask(chat, AssistantTurn(thinking_budget=0), thinks=False, structure=NAME, seed=2)
+    )
     assert deltas[-1].finish_reason is FinishReason.STOP

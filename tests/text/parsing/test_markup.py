@@ -9,8 +9,8 @@ import pytest
 from mlxserve.hub.embedded import model_path
 from mlxserve.text.parsing.markup import Part
 from mlxserve.text.parsing.parser import TurnParser
-from mlxserve.text.parsing.readers import Reasoning, Text
-from mlxserve.text.parsing.turn import ToolCallDelta, Turn, join_calls
+from mlxserve.text.parsing.readers import ReasoningDelta, TextDelta
+from mlxserve.text.parsing.turn import AssistantTurn, ToolCallDelta, join_calls
 from mlxserve.text.tokenizer import Tokenizer
 
 MakeTokenizer = Callable[[list[str], str], Tokenizer]
@@ -18,17 +18,17 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 
 
 def told_apart(
-    tokenizer: Tokenizer, text: str, turn: Turn | None = None
+    tokenizer: Tokenizer, text: str, turn: AssistantTurn | None = None
 ) -> tuple[str, str, list[tuple[str, str]]]:
     """(reasoning, text, calls) of a text that comes as the tokens that it is."""
-    parser = TurnParser(tokenizer.markup, turn or Turn(tools=[TOOL]))
+    parser = TurnParser(tokenizer.markup, turn or AssistantTurn(tools=[TOOL]))
     decoder = tokenizer.stream(parser.tokens)
     events = [e for token in tokenizer.encode(text) for e in parser.push(decoder.push([token]))]
     events += [*parser.push(decoder.finish()), *parser.finish()]
     calls = join_calls([event for event in events if isinstance(event, ToolCallDelta)])
     return (
-        "".join(event.text for event in events if isinstance(event, Reasoning)),
-        "".join(event.text for event in events if isinstance(event, Text)),
+        "".join(event.text for event in events if isinstance(event, ReasoningDelta)),
+        "".join(event.text for event in events if isinstance(event, TextDelta)),
         [(call.name, call.arguments) for call in calls],
     )
 
@@ -79,7 +79,7 @@ def test_special_tokens_of_a_familys_calls_are_read_and_never_shown(
     assert told_apart(tokenizer, text) == ("", "Yes.", [("look", '{"n": 1}')])
     # Special tokens that are no markup, or none for this turn, stay hidden as they were.
     assert told_apart(tokenizer, "a<|im_start|>b")[1] == "ab"
-    assert told_apart(tokenizer, f"a{tokens[0]}b", Turn())[1] == "ab"
+    assert told_apart(tokenizer, f"a{tokens[0]}b", AssistantTurn())[1] == "ab"
 
 
 def test_llama_3_is_known_by_its_template(tokenizer_with: MakeTokenizer) -> None:
@@ -87,7 +87,7 @@ def test_llama_3_is_known_by_its_template(tokenizer_with: MakeTokenizer) -> None
     call = '{"name": "look", "parameters": {"n": 1}}'
     for text in (call, f"<|python_tag|>{call}"):
         assert told_apart(tokenizer, text) == ("", "", [("look", '{"n": 1}')])
-    assert told_apart(tokenizer, "<|python_tag|>Hi", Turn()) == ("", "Hi", [])
+    assert told_apart(tokenizer, "<|python_tag|>Hi", AssistantTurn()) == ("", "Hi", [])
 
 
 def test_harmony_is_known_by_its_tokens(tokenizer_with: MakeTokenizer) -> None:

@@ -28,8 +28,8 @@ from mlx_lm.tool_parsers import (
 
 from mlxserve.text.parsing.markup import Markup, Part
 from mlxserve.text.parsing.parser import TurnParser
-from mlxserve.text.parsing.readers import Reasoning, Text
-from mlxserve.text.parsing.turn import ToolCallDelta, ToolChoice, Turn, join_calls
+from mlxserve.text.parsing.readers import ReasoningDelta, TextDelta
+from mlxserve.text.parsing.turn import AssistantTurn, ToolCallDelta, ToolChoice, join_calls
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -43,7 +43,7 @@ TOOLS: list[dict[str, Any]] = [
         },
     }
 ]
-TURN = Turn(tools=TOOLS)
+TURN = AssistantTurn(tools=TOOLS)
 
 
 def markup(name: str, module: Any) -> Markup:
@@ -72,7 +72,7 @@ class Message:
 def parse(
     text: str,
     markup: Markup = JSON,
-    turn: Turn = TURN,
+    turn: AssistantTurn = TURN,
     *,
     pieces: Sequence[str] | None = None,
     is_thinking: bool = False,
@@ -85,8 +85,8 @@ def parse(
     calls = join_calls(deltas)
     assert len({call.id for call in calls}) == len(calls)
     return Message(
-        "".join(event.text for event in events if isinstance(event, Text)),
-        "".join(event.text for event in events if isinstance(event, Reasoning)),
+        "".join(event.text for event in events if isinstance(event, TextDelta)),
+        "".join(event.text for event in events if isinstance(event, ReasoningDelta)),
         [(call.name, _json(call.arguments)) for call in calls],
         len(deltas),
     )
@@ -222,7 +222,7 @@ def test_any_split_of_any_markup_gives_the_same_message(
     text: str, places: list[int], name: str, is_parallel: bool
 ) -> None:
     family = markup(name, CALLS[name][0])
-    turn = Turn(tools=TOOLS, parallel_tool_calls=is_parallel)
+    turn = AssistantTurn(tools=TOOLS, parallel_tool_calls=is_parallel)
     whole, split = parse(text, family, turn), parse(text, family, turn, pieces=cut(text, places))
     assert (whole.text, whole.reasoning, whole.calls) == (split.text, split.reasoning, split.calls)
 
@@ -235,7 +235,7 @@ def test_text_without_markup_is_as_the_model_wrote_it(text: str, places: list[in
 
 def test_without_tools_a_call_is_text_and_thinking_is_thinking() -> None:
     text = "<think>a</think><tool_call>b</tool_call>"
-    for turn in (Turn(), Turn(tools=TOOLS, tool_choice=ToolChoice.NONE)):
+    for turn in (AssistantTurn(), AssistantTurn(tools=TOOLS, tool_choice=ToolChoice.NONE)):
         found = parse(text, turn=turn)
         assert (found.reasoning, found.text, found.calls) == ("a", "<tool_call>b</tool_call>", [])
 
@@ -247,11 +247,11 @@ def test_thinking_that_the_prompt_opened_is_thinking() -> None:
 
 def test_one_call_is_the_last_where_calls_are_not_parallel() -> None:
     text = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
-    parser = TurnParser(JSON, Turn(tools=TOOLS, parallel_tool_calls=False))
+    parser = TurnParser(JSON, AssistantTurn(tools=TOOLS, parallel_tool_calls=False))
     events = list(parser.push(text * 2 + "and more"))
     assert parser.is_over
     assert len(join_calls([e for e in events if isinstance(e, ToolCallDelta)])) == 1
-    assert not [e for e in events if isinstance(e, Text)]
+    assert not [e for e in events if isinstance(e, TextDelta)]
     assert not list(parser.finish())
 
 

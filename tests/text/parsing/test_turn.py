@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from mlxserve.text.parsing.turn import ToolCall, ToolCallDelta, ToolChoice, Turn, join_calls
+from mlxserve.text.parsing.turn import (
+    AssistantTurn,
+    ToolCall,
+    ToolCallDelta,
+    ToolChoice,
+    join_calls,
+)
 
 TOOL = {"type": "function", "function": {"name": "look"}}
 
@@ -21,6 +27,6 @@ def test_pieces_of_calls_make_the_calls() -> None:
 
 
 def test_a_turn_may_call_the_tools_it_was_given_unless_told_not_to() -> None:
-    assert Turn(tools=[TOOL]).may_call
-    assert not Turn().may_call
-    assert not Turn(tools=[TOOL], tool_choice=ToolChoice.NONE).may_call
+    assert AssistantTurn(tools=[TOOL]).may_call
+    assert not AssistantTurn().may_call
+    assert not AssistantTurn(tools=[TOOL], tool_choice=ToolChoice.NONE).may_call
