@@ -117,27 +117,9 @@ def build_engine(
     pool = PagePool(num_pages, config.page_size, config.hot_after_hits)
     kv = KVPool(loaded.layers, num_pages, config.page_size, backend)
     scheduler = Scheduler(
-        SchedulerConfig(
-            page_size=config.page_size,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-            # The pool may grow later; but a prompt that is not split must fit into a step.
-            max_model_len=max_model_len if config.enable_chunked_prefill else final.max_model_len,
-            enable_prefix_caching=config.enable_prefix_caching,
-            enable_chunked_prefill=config.enable_chunked_prefill,
-            page_aligned_scheduling=config.page_aligned_scheduling,
-            budget_mode=BudgetMode[config.budget_mode.upper()],
-            long_prefill_token_threshold=config.long_prefill_token_threshold,
-            max_num_waiting=config.max_num_waiting,
-            max_overtakes=config.max_overtakes,
-            ageing_steps=config.ageing_steps,
-            prefix_follow_pages=config.prefix_follow_pages,
-            growth_pages=config.growth_pages,
-            immune_after_preemptions=config.immune_after_preemptions,
-            hot_after_hits=config.hot_after_hits,
-            max_pinned_fraction=config.max_pinned_fraction,
-            page_tail=PageTail[config.page_tail.upper()],
-            preemption_mode=PreemptionMode[config.preemption_mode.upper()],
+        # The pool may grow later; but a prompt that is not split must fit into a step.
+        scheduler_config(
+            config, max_model_len if config.enable_chunked_prefill else final.max_model_len
         ),
         pool,
     )
@@ -172,6 +154,31 @@ def build_engine(
         )
         engine = spans.timed(engine, {"step": "step"})
     return engine, final, loaded.vocab_size
+
+
+def scheduler_config(config: EngineConfig, max_model_len: int) -> SchedulerConfig:
+    """The scheduler's part of a config. Raises InvalidConfig."""
+    return SchedulerConfig(
+        page_size=config.page_size,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+        enable_prefix_caching=config.enable_prefix_caching,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        page_aligned_scheduling=config.page_aligned_scheduling,
+        budget_mode=BudgetMode[config.budget_mode.upper()],
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        max_num_waiting=config.max_num_waiting,
+        max_overtakes=config.max_overtakes,
+        ageing_steps=config.ageing_steps,
+        prefix_follow_pages=config.prefix_follow_pages,
+        growth_pages=config.growth_pages,
+        immune_after_preemptions=config.immune_after_preemptions,
+        hot_after_hits=config.hot_after_hits,
+        max_pinned_fraction=config.max_pinned_fraction,
+        page_tail=PageTail[config.page_tail.upper()],
+        preemption_mode=PreemptionMode[config.preemption_mode.upper()],
+    )
 
 
 def choose_attention(name: str, loaded: LoadedModel) -> tuple[Backend, float]:

@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ from rich.table import Table
 from mlxserve.bench.costs import CostModel
 from mlxserve.bench.simulator import Result, Simulation
 from mlxserve.bench.workloads import Scenario
+from mlxserve.build import scheduler_config
+from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidConfig
-from mlxserve.scheduler.config import SchedulerConfig
 
 MIN_ERRORS = 3.0  # a difference counts from so many standard errors on,
 MIN_SHARE = 0.02  # and if it is so much of the default's value
@@ -52,14 +53,6 @@ METRICS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """A configuration to simulate: scheduler options by name, and the engine's ITL target."""
-
-    options: Mapping[str, Any] = field(default_factory=dict)
-    itl_target_ms: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class Variant:
     """One option changed from its default."""
 
@@ -70,31 +63,14 @@ class Variant:
     def name(self) -> str:
         return f"{self.option} {self.value}"
 
-    def of(self, base: Settings, scenario: Scenario) -> Settings:
-        if self.option == "itl_target_ms":
-            return replace(base, itl_target_ms=self.value)
-        changed = {**base.options, self.option: self.value}
+    def of(self, base: EngineConfig, scenario: Scenario) -> EngineConfig:
+        changed: dict[str, Any] = {self.option: self.value}
         if self.option == "enable_chunked_prefill" and not self.value:
             changed["max_num_batched_tokens"] = scenario.max_context  # which it then needs
-        return replace(base, options=changed)
+        return replace(base, **changed)
 
 
-# The scheduler's defaults, as in SchedulerConfig and EngineConfig.
-DEFAULTS = Settings(
-    {
-        "page_size": 32,
-        "max_num_seqs": 64,
-        "max_num_batched_tokens": 2048,
-        "long_prefill_token_threshold": 512,
-        "page_aligned_scheduling": True,
-        "enable_chunked_prefill": True,
-        "enable_prefix_caching": True,
-        "prefix_follow_pages": 4,
-        "growth_pages": 2,
-        "hot_after_hits": 2,
-    },
-    itl_target_ms=100.0,
-)
+DEFAULTS = EngineConfig()
 VARIANTS = (
     Variant("page_aligned_scheduling", False),
     Variant("long_prefill_token_threshold", 0),
@@ -240,16 +216,16 @@ def compare(
     num_requests: int,
     seeds: int,
     variants: Sequence[Variant] = VARIANTS,
-    base: Settings = DEFAULTS,
+    base: EngineConfig = DEFAULTS,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
     """Run the defaults and every variant on the same `seeds` workloads."""
 
-    def run(settings: Settings, name: str) -> list[Result]:
+    def run(config: EngineConfig, name: str) -> list[Result]:
         results = []
         for seed in range(seeds):
             progress(f"{scenario.name}, {name}, seed {seed + 1} of {seeds}")
-            results.append(simulate(scenario, settings, cost, seed, num_requests))
+            results.append(simulate(scenario, config, cost, seed, num_requests))
         return results
 
     reference = run(base, "defaults")
@@ -268,7 +244,7 @@ def compare(
 
 def simulate(
     scenario: Scenario,
-    settings: Settings,
+    config: EngineConfig,
     cost: CostModel,
     seed: int,
     num_requests: int,
@@ -276,12 +252,12 @@ def simulate(
     jumps: bool = True,
 ) -> Result:
     """One run."""
-    return simulation(scenario, settings, cost, seed, num_requests, jumps=jumps).run()
+    return simulation(scenario, config, cost, seed, num_requests, jumps=jumps).run()
 
 
 def simulation(
     scenario: Scenario,
-    settings: Settings,
+    config: EngineConfig,
     cost: CostModel,
     seed: int,
     num_requests: int,
@@ -289,17 +265,14 @@ def simulation(
     jumps: bool = True,
 ) -> Simulation:
     """A run that has not begun."""
-    config = SchedulerConfig(
-        max_model_len=scenario.max_context,
-        max_num_waiting=1_000_000,  # nobody is turned away: variants would differ in their work
-        **settings.options,
-    )
+    # No request is refused, or variants would differ in their work.
+    patient = replace(config, max_num_waiting=1_000_000)
     return Simulation(
-        config,
+        scheduler_config(patient, scenario.max_context),
         scenario.pool_tokens // config.page_size,
         cost,
         scenario.make(seed=seed, num_requests=num_requests, cost=cost),
-        itl_target=settings.itl_target_ms / 1e3 or None,
+        itl_target=config.itl_target_ms / 1e3 or None,
         jumps=jumps,
     )
 

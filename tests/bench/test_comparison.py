@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,9 +17,7 @@ from mlxserve.bench.cli import app
 from mlxserve.bench.comparison import DEFAULTS, METRICS, Difference, Metric, Variant
 from mlxserve.bench.costs import ASSUMED
 from mlxserve.bench.workloads import SCENARIOS
-from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidConfig
-from mlxserve.scheduler.config import SchedulerConfig
 
 LOWER = Metric("time", "s", lambda r: r.makespan, floor=0.1)
 HIGHER = replace(LOWER, is_higher_better=True)
@@ -66,23 +64,9 @@ def test_a_default_is_supported_if_leaving_it_only_ever_hurts(
     assert comparison.overall(verdicts) == expected
 
 
-def test_the_defaults_are_those_of_the_scheduler() -> None:
-    ours = SchedulerConfig(max_model_len=4096, **DEFAULTS.options)
-    theirs = SchedulerConfig(
-        page_size=32, max_num_batched_tokens=2048, max_num_seqs=64, max_model_len=4096
-    )
-    assert ours == theirs
-
-
-def test_the_defaults_are_those_of_the_engine() -> None:
-    engine = asdict(EngineConfig())
-    assert {name: engine[name] for name in DEFAULTS.options} == DEFAULTS.options
-    assert engine["itl_target_ms"] == DEFAULTS.itl_target_ms
-
-
 def test_a_variant_that_changes_nothing_differs_by_nothing() -> None:
     scenario = replace(SCENARIOS["bursty"], num_slots=2)
-    same = Variant("max_num_seqs", DEFAULTS.options["max_num_seqs"])
+    same = Variant("max_num_seqs", DEFAULTS.max_num_seqs)
     fewer = Variant("max_num_seqs", 1)
     compared = comparison.compare(
         scenario, ASSUMED, num_requests=20, seeds=3, variants=[same, fewer]
@@ -98,7 +82,7 @@ def test_a_variant_that_changes_nothing_differs_by_nothing() -> None:
 
 def test_the_error_is_that_of_the_paired_differences() -> None:
     scenario = replace(SCENARIOS["bursty"], num_slots=2)
-    few = replace(DEFAULTS, options={**DEFAULTS.options, "max_num_seqs": 1})
+    few = replace(DEFAULTS, max_num_seqs=1)
     pairs = [
         comparison.simulate(scenario, few, ASSUMED, seed, 20).makespan
         - comparison.simulate(scenario, DEFAULTS, ASSUMED, seed, 20).makespan
@@ -115,7 +99,7 @@ def test_the_error_is_that_of_the_paired_differences() -> None:
 
 def test_whole_prompts_get_the_budget_that_they_need() -> None:
     chosen = Variant("enable_chunked_prefill", False).of(DEFAULTS, SCENARIOS["chat"])
-    assert chosen.options["max_num_batched_tokens"] == SCENARIOS["chat"].max_context
+    assert chosen.max_num_batched_tokens == SCENARIOS["chat"].max_context
 
 
 def test_variants_are_chosen_by_option() -> None:

@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import astuple, replace
+from typing import Any
 
 import pytest
 
-from mlxserve.bench.comparison import DEFAULTS, Settings, simulation
+from mlxserve.bench.comparison import DEFAULTS, simulation
 from mlxserve.bench.costs import ASSUMED, CostModel
 from mlxserve.bench.simulator import Simulation
 from mlxserve.bench.workloads import SCENARIOS
+from mlxserve.config import EngineConfig
 
 CHAT = replace(SCENARIOS["chat"], num_slots=6)
 TIGHT = replace(CHAT, num_slots=10, pool_tokens=8192, max_context=8192)
 
 
-def settings(**changed: object) -> Settings:
-    # Without a target prompts are soon computed, and most steps can be jumped.
-    return replace(DEFAULTS, options={**DEFAULTS.options, **changed}, itl_target_ms=0.0)
+def config(**changed: Any) -> EngineConfig:
+    # Without a target prompts are computed early, and most steps can be jumped.
+    return replace(DEFAULTS, itl_target_ms=0.0, **changed)
 
 
 CASES = {
-    "chat": (CHAT, settings()),
-    "chat, few places": (CHAT, settings(max_num_seqs=3)),
-    "chat, too little memory": (TIGHT, settings()),
-    "chat, no cache": (TIGHT, settings(enable_prefix_caching=False)),
-    "fan-out": (SCENARIOS["fan-out"], settings()),
-    "bursty": (SCENARIOS["bursty"], settings(page_aligned_scheduling=False)),
-    "bursty, target": (SCENARIOS["bursty"], replace(settings(), itl_target_ms=1000.0)),
+    "chat": (CHAT, config()),
+    "chat, few places": (CHAT, config(max_num_seqs=3)),
+    "chat, too little memory": (TIGHT, config()),
+    "chat, no cache": (TIGHT, config(enable_prefix_caching=False)),
+    "fan-out": (SCENARIOS["fan-out"], config()),
+    "bursty": (SCENARIOS["bursty"], config(page_aligned_scheduling=False)),
+    "bursty, target": (SCENARIOS["bursty"], replace(config(), itl_target_ms=1000.0)),
     "bursty, whole prompts": (
         SCENARIOS["bursty"],
-        settings(enable_chunked_prefill=False, max_num_batched_tokens=32_768),
+        config(enable_chunked_prefill=False, max_num_batched_tokens=32_768),
     ),
-    "agents": (replace(SCENARIOS["agents"], num_slots=2, pool_tokens=131_072), settings()),
+    "agents": (replace(SCENARIOS["agents"], num_slots=2, pool_tokens=131_072), config()),
 }
 
 
@@ -67,21 +69,21 @@ def state(simulation: Simulation) -> list[object]:
 
 
 def test_preemptions_are_simulated() -> None:
-    result = simulation(TIGHT, settings(), ASSUMED, seed=2, num_requests=30).run()
+    result = simulation(TIGHT, config(), ASSUMED, seed=2, num_requests=30).run()
     assert result.preemptions > 0
     assert result.recomputed_tokens > 0
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
     first, second = (
-        simulation(SCENARIOS["fan-out"], settings(), ASSUMED, seed=1, num_requests=30).run()
+        simulation(SCENARIOS["fan-out"], config(), ASSUMED, seed=1, num_requests=30).run()
         for _ in range(2)
     )
     assert first == second
 
 
 def test_every_request_gets_its_whole_answer() -> None:
-    run = simulation(SCENARIOS["bursty"], settings(), ASSUMED, seed=1, num_requests=50)
+    run = simulation(SCENARIOS["bursty"], config(), ASSUMED, seed=1, num_requests=50)
     result = run.run()
     assert len(result.records) == 48  # 12 of each of 4 streams
     assert all(record.num_outputs > 0 for record in result.records)
@@ -93,7 +95,7 @@ def test_every_request_gets_its_whole_answer() -> None:
 def test_a_lone_request_takes_what_the_cost_model_says() -> None:
     cost = CostModel(step=1.0, prefill=0.5, prefill_context=0.0, decode=0.25, decode_context=0.125)
     lonely = replace(SCENARIOS["bursty"], num_slots=1)
-    result = simulation(lonely, settings(max_num_batched_tokens=32_768), cost, 0, 1).run()
+    result = simulation(lonely, config(max_num_batched_tokens=32_768), cost, 0, 1).run()
     [record] = result.records
     assert record.first_token == pytest.approx(1.0 + 0.5 * record.num_prompt)
     assert record.longest_gap == pytest.approx(
@@ -105,8 +107,8 @@ def test_a_lone_request_takes_what_the_cost_model_says() -> None:
 
 def test_a_shared_template_is_found_in_the_cache() -> None:
     fan_out = SCENARIOS["fan-out"]
-    cached = simulation(fan_out, settings(), ASSUMED, 0, 30).run()
-    without = simulation(fan_out, settings(enable_prefix_caching=False), ASSUMED, 0, 30).run()
+    cached = simulation(fan_out, config(), ASSUMED, 0, 30).run()
+    without = simulation(fan_out, config(enable_prefix_caching=False), ASSUMED, 0, 30).run()
     assert cached.hit_rate > 0.5
     assert without.hit_rate == 0
     assert cached.makespan < without.makespan
@@ -115,7 +117,7 @@ def test_a_shared_template_is_found_in_the_cache() -> None:
 def test_a_target_shortens_the_longest_gap() -> None:
     bursty = SCENARIOS["bursty"]
     free, held = (
-        simulation(bursty, replace(settings(), itl_target_ms=target), ASSUMED, 0, 40).run()
+        simulation(bursty, replace(config(), itl_target_ms=target), ASSUMED, 0, 40).run()
         for target in (0.0, 250.0)
     )
     assert sum(r.longest_gap for r in held.records) < 0.5 * sum(r.longest_gap for r in free.records)
