@@ -1,0 +1,105 @@
+"""README and docs/ name only commands, flags and files that exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import click
+import pytest
+from typer.main import get_command
+
+from mlxserve.bench.cli import app as bench_app
+from mlxserve.cli.commands import app
+from tests.perf.cli import app as perf_app
+from tui.commands import readme_table
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+MAX_README_LINES = 150
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def console_lines(text: str) -> Iterator[str]:
+    """Each command of the text's console blocks, without comments."""
+    for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                yield re.split(r"\s{2,}#", line[2:])[0].strip()
+
+
+@cache
+def commands() -> dict[str, frozenset[str]]:
+    """Each command, as it is typed, and its flags."""
+    found: dict[str, frozenset[str]] = {}
+
+    def walk(command: click.Command, path: str) -> None:
+        flags = [o for p in command.params for o in (*p.opts, *p.secondary_opts) if o[0] == "-"]
+        found[path] = frozenset((*flags, "--help"))
+        for name, sub in getattr(command, "commands", {}).items():
+            walk(sub, f"{path} {name}")
+
+    walk(get_command(app), "mlxserve")
+    walk(get_command(bench_app), "mlxserve bench")
+    walk(get_command(perf_app), "python -m tests.perf")
+    return found
+
+
+def flags_of(words: list[str]) -> list[str]:
+    return [word.split("=")[0] for word in words if re.match(r"--?[a-z]", word)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_command_of_a_console_block_exists_with_its_flags(page: Path) -> None:
+    for line in console_lines(page.read_text(encoding="utf-8")):
+        for part in re.split(r"\s(?:&&|\|)\s", line):
+            typed = part.removeprefix("uv run ")
+            known = [c for c in commands() if f"{typed} ".startswith(f"{c} ")]
+            if known:
+                command = max(known, key=len)
+                given = flags_of(shlex.split(typed))
+                assert set(given) <= commands()[command], f"{page.name}: {line}"
+                assert not (command in ("mlxserve", "mlxserve bench") and not given), line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_flag_in_the_text_exists(page: Path) -> None:
+    known = frozenset().union(*commands().values())
+    named = re.findall(r"`(--[a-z][a-z-]+)", page.read_text(encoding="utf-8"))
+    assert set(named) <= known
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_file_and_link_in_the_text_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    files = re.findall(
+        r"`((?:mlxserve|metal_kernels|tui|tests|docs|\.ci|\.github)/[\w./-]*)`", text
+    )
+    assert [name for name in files if not (ROOT / name).exists()] == []
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_terminal_page_has_the_table_of_commands() -> None:
+    assert readme_table().strip() in (ROOT / "docs" / "terminal.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_is_short_and_links_every_page() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= MAX_README_LINES
+    assert [page.name for page in PAGES[2:] if f"docs/{page.name}" not in readme] == []
+
+
+def test_continuous_integration_runs_the_test_command_of_the_readme() -> None:
+    [command] = [
+        line.removeprefix("pip install uv && ")
+        for line in console_lines((ROOT / "README.md").read_text(encoding="utf-8"))
+        if line.endswith("&& uv run pytest")
+    ]
+    assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
