@@ -1,4 +1,4 @@
-"""Runs Metal compute kernels on a CPU, from the text a Mac would compile.
+"""Run Metal compute kernels on a CPU, from the text a Mac would compile.
 
     from tests.emulator import metal_kernel
 
@@ -18,12 +18,12 @@
     )
 
 `metal_kernel` has the interface of `mx.fast.metal_kernel` and takes the same text; `Library` takes
-whole .metal files. Both are for tests: the product imports this package only when somebody asks
-for it by name. What it needs is clang 17 or newer on the PATH, or `pip install ziglang`.
+whole .metal files. Needs clang 17 or newer on the PATH, or `pip install ziglang`, and nothing of
+mlxserve.
 
-MLXSERVE_EMULATOR_CLANG chooses the compiler: a path, or "zig". MLXSERVE_EMULATOR_CACHE is the
-folder that keeps what was compiled; by default it lies in the user's cache folder. A second run
-compiles nothing.
+METAL_EMULATOR_CLANG chooses the compiler: a path, or "zig". METAL_EMULATOR_CACHE is the folder of
+compiled kernels, by default `metal-emulator` in the user's cache folder. A second run compiles
+nothing.
 
 How it works
     The text is preprocessed, a few constructs are rewritten (`rewrite.py`), and stock clang
@@ -36,15 +36,16 @@ How it works
     barriers (threadgroup and device memory), divergent barriers and simdgroup functions, reads of
     inactive lanes, writes to inputs, outputs left unwritten or read before they are written, too
     much threadgroup or private memory, bad shifts, division by zero.
-It also holds the text to C++ for OpenCL, whose rules are close to Metal's, and to `rules.py`.
+It also compiles the text as C++ for OpenCL, whose rules are close to Metal's, and applies those of
+`rules.py`.
 
 What it cannot show
-  * Whether Apple's compiler takes the text: names we declare and Metal lacks, or the reverse;
+  * Whether Apple's compiler accepts the text: names we declare and Metal lacks, or the reverse;
     which macOS has which feature; a compiler's own bugs. The library here was written from MLX's
     kernels and the Metal specification, and has never been compared with a Mac.
   * Speed, registers, occupancy, pipelines that allow fewer than 1,024 threads.
   * Numbers to the last bit: fused multiply-add, fast math, flushed denormals, the order inside
-    simd_sum, what half matrices accumulate in. Compare with tolerances.
+    simd_sum, the type half matrices accumulate in. Compare with tolerances.
   * Weak memory ordering: memory is coherent, and threadgroups run one after another (per worker).
     A kernel that spins on another threadgroup hangs here, as it may on a GPU.
   * MLX around the kernel: hazards between kernels when an input is written in place, laziness,
@@ -52,8 +53,8 @@ What it cannot show
     same device byte is not noticed.
 Not supported, and refused when compiling: struct copies between address spaces, bool vectors,
 textures, `metal::uniform`, matrices other than simdgroup_matrix, MetalPerformancePrimitives. Some
-of it passes with `dialect="opencl"`. Stricter than Metal: a simdgroup function must be reached by
-every lane that has not returned, at the same place, and not only by some of them.
+of it passes with `dialect="opencl"`. Stricter than Metal: every lane that has not returned must reach a
+simdgroup function, at the same place.
 
 Run on Linux x86-64 with ziglang 0.17 (clang 22) and with Debian's clang 19. For aarch64 the runtime
 and a kernel (fast and check) ran under QEMU, without the Python around them. For macOS both were
@@ -67,10 +68,10 @@ from tests.emulator.errors import (
     LaunchError,
     MetalSourceError,
 )
-from tests.emulator.faults import Fault, FaultKind, KernelFault, Place
+from tests.emulator.faults import Fault, FaultKind, KernelFault, SourceLine
 from tests.emulator.kernel import MetalKernel, metal_kernel
 from tests.emulator.launch import Statistics
-from tests.emulator.library import Function, Library, Output
+from tests.emulator.library import Library, LibraryFunction, OutputBuffer
 
 __all__ = [
     "CacheNotUsable",
@@ -78,14 +79,14 @@ __all__ = [
     "EmulatorError",
     "Fault",
     "FaultKind",
-    "Function",
     "KernelFault",
     "LaunchError",
     "Library",
+    "LibraryFunction",
     "MetalKernel",
     "MetalSourceError",
-    "Output",
-    "Place",
+    "OutputBuffer",
+    "SourceLine",
     "Statistics",
     "metal_kernel",
 ]

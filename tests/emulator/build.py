@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.emulator.cache import cache_folder, digest, publish, workspace
 from tests.emulator.errors import MetalSourceError
-from tests.emulator.exports import Kernel, Parameter
+from tests.emulator.exports import ExportedKernel, Parameter
 from tests.emulator.frontend import Dialect, Translation, translate
 from tests.emulator.toolchain import (
     HERE,
@@ -34,7 +34,7 @@ _TO_BFLOAT = re.compile(r"to '[^']*(?:bfloat|__bf16)")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class BuildRequest:
     """What to compile, and how."""
 
     source: str
@@ -51,10 +51,10 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Built:
     library: Path
-    kernel: Kernel
+    kernel: ExportedKernel
 
 
-def build(request: Request) -> Built:
+def build(request: BuildRequest) -> Built:
     """The library for this request. Raises MetalSourceError, CompilerNotFound, CacheNotUsable."""
     folder = cache_folder()
     runtime = runtime_library()
@@ -81,7 +81,7 @@ def _remembered(record: Path, folder: Path) -> Built | None:
     return Built(library, _kernel_from_json(stored["kernel"])) if library.exists() else None
 
 
-def _build(request: Request, key: str, record: Path, folder: Path) -> Built:
+def _build(request: BuildRequest, key: str, record: Path, folder: Path) -> Built:
     text = preprocess(request.source, request.include_dirs, request.defines, request.metal_version)
     dependencies = {
         path: digest(Path(path).read_bytes())
@@ -109,7 +109,7 @@ def _build(request: Request, key: str, record: Path, folder: Path) -> Built:
     return Built(library, translation.kernel)
 
 
-def _compile(request: Request, text: str, translation: Translation, work: Path) -> None:
+def _compile(request: BuildRequest, text: str, translation: Translation, work: Path) -> None:
     """Into work/kernel.o, with the second front end working beside it when it is asked."""
     if request.strict and (warnings := _own_warnings(request, translation)):
         raise MetalSourceError("\n".join(warnings))
@@ -145,8 +145,8 @@ def _without_warnings(diagnostics: str) -> str:
     return "\n".join(kept)
 
 
-def _own_warnings(request: Request, translation: Translation) -> list[str]:
-    """Those about the kernel; what an included library does is its own affair."""
+def _own_warnings(request: BuildRequest, translation: Translation) -> list[str]:
+    """Those about the kernel itself, not about the libraries it includes."""
     return [w for w in translation.warnings if not w.startswith(request.include_dirs)]
 
 
@@ -163,7 +163,7 @@ def _refuse_conversions(diagnostics: str) -> None:
         raise MetalSourceError(message)
 
 
-def _kernel_to_json(kernel: Kernel) -> dict[str, Any]:
+def _kernel_to_json(kernel: ExportedKernel) -> dict[str, Any]:
     return {
         "name": kernel.name,
         "parameters": [asdict(parameter) for parameter in kernel.parameters],
@@ -171,6 +171,6 @@ def _kernel_to_json(kernel: Kernel) -> dict[str, Any]:
     }
 
 
-def _kernel_from_json(stored: Mapping[str, Any]) -> Kernel:
+def _kernel_from_json(stored: Mapping[str, Any]) -> ExportedKernel:
     parameters = tuple(Parameter(**parameter) for parameter in stored["parameters"])
-    return Kernel(stored["name"], parameters, frozenset(stored["optional"]))
+    return ExportedKernel(stored["name"], parameters, frozenset(stored["optional"]))

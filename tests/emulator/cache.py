@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.emulator.errors import CacheNotUsable
 
-VARIABLE = "MLXSERVE_EMULATOR_CACHE"
+VARIABLE = "METAL_EMULATOR_CACHE"
 
 
 def cache_folder() -> Path:
@@ -30,7 +30,7 @@ def cache_folder() -> Path:
         raise CacheNotUsable(message) from error
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise CacheNotUsable(
-            f"{folder} is not private: compiled kernels are loaded from it, so nobody else may "
+            f"{folder} is not private: compiled kernels are loaded from it, so no other user may "
             f"write there; remove it, or `chmod 700` it if you trust what is in it, or {advice}"
         )
     return folder
@@ -41,7 +41,7 @@ def _default_folder() -> Path:
         caches = Path.home() / "Library" / "Caches"
     else:
         caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return caches / "mlxserve" / "emulator"
+    return caches / "metal-emulator"
 
 
 def digest(*parts: str | bytes) -> str:

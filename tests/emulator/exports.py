@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tests.emulator.tokens import Token, Tokens, code, depth_of
+from tests.emulator.tokens import Token, TokenList, code, depth_of
 
 # Metal's attributes of a thread are the names of the fields of __msl_tid (include/msl/entry.h).
 _FIELDS = """
@@ -32,7 +32,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class ExportedKernel:
     """A kernel function. `optional` parameters exist only when a function constant says so."""
 
     name: str
@@ -47,7 +47,7 @@ class Kernel:
 class Exports:
     """What one pass over the tokens found; positions are indices into those tokens."""
 
-    kernels: dict[str, Kernel] = field(default_factory=dict)
+    kernels: dict[str, ExportedKernel] = field(default_factory=dict)
     bodies: list[tuple[int, int]] = field(default_factory=list)  # of kernels
     host_names: dict[str, str] = field(default_factory=dict)  # host_name -> C++ expression
     dropped: set[int] = field(default_factory=set)  # what a host compiler must not see
@@ -56,7 +56,7 @@ class Exports:
         return any(start < i < stop for start, stop in self.bodies)
 
 
-def find_exports(tokens: Tokens) -> Exports:
+def find_exports(tokens: TokenList) -> Exports:
     """Kernels, host names and attributes."""
     out, i = Exports(), 0
     while i < len(tokens):
@@ -71,7 +71,7 @@ def find_exports(tokens: Tokens) -> Exports:
     return out
 
 
-def _attribute(tokens: Tokens, i: int, out: Exports) -> int:
+def _attribute(tokens: TokenList, i: int, out: Exports) -> int:
     close = tokens.closing(i)
     words = {t.text for t in tokens[i:close]}
     out.dropped.update(range(i, close + 1))
@@ -82,7 +82,7 @@ def _attribute(tokens: Tokens, i: int, out: Exports) -> int:
     return close + 1
 
 
-def _instantiation(tokens: Tokens, i: int, close: int, out: Exports) -> int:
+def _instantiation(tokens: TokenList, i: int, close: int, out: Exports) -> int:
     """`template [[host_name("n")]] [[kernel]] decltype(E) E;`, or with the parameters written out.
 
     Also `[[host_name("n")]] [[kernel]] void f(...) {...}`, a definition, which stays.
@@ -103,7 +103,7 @@ def _instantiation(tokens: Tokens, i: int, close: int, out: Exports) -> int:
     return end + 1
 
 
-def _kernel(tokens: Tokens, i: int, out: Exports) -> None:
+def _kernel(tokens: TokenList, i: int, out: Exports) -> None:
     """Note the kernel whose `kernel` or `[[kernel]]` ends at `i`."""
     void = tokens.find(i, "void", ";", "{")
     name = tokens.after(void)
@@ -116,10 +116,12 @@ def _kernel(tokens: Tokens, i: int, out: Exports) -> None:
         out.bodies.append((body, tokens.closing(body)))
     optional = re.findall(r"(\w+)\s*\[\[[^\]]*function_constant", tokens.text(opening, closing))
     parameters = _parameters(tokens, opening + 1, closing)
-    out.kernels[tokens[name].text] = Kernel(tokens[name].text, parameters, frozenset(optional))
+    out.kernels[tokens[name].text] = ExportedKernel(
+        tokens[name].text, parameters, frozenset(optional)
+    )
 
 
-def _parameters(tokens: Tokens, start: int, stop: int) -> tuple[Parameter, ...]:
+def _parameters(tokens: TokenList, start: int, stop: int) -> tuple[Parameter, ...]:
     parameters: list[Parameter] = []
     next_buffer = 0
     for part in tokens.split(start, stop):
@@ -146,8 +148,8 @@ def _parameter(part: list[Token], next_buffer: int) -> Parameter:
         return Parameter("attribute", type_, name, attribute=ATTRIBUTES[known[0]])
     if "*" in type_ or "&" in type_:
         return Parameter("buffer", type_, name, next_buffer)
-    said = attributes or "none"
-    raise part[0].error(f"kernel parameter '{name}' has no attribute Metal knows ({said})")
+    given = attributes or "none"
+    raise part[0].error(f"kernel parameter '{name}' has no attribute Metal knows ({given})")
 
 
 def _without_attributes(tokens: list[Token]) -> tuple[list[Token], str]:

@@ -33,7 +33,7 @@ class FaultKind(IntEnum):
     STACK = 18
 
 
-class Access(IntEnum):
+class MemoryAccess(IntEnum):
     """What a thread did to memory; the values are those of Access in mslrt.h."""
 
     READ = 0
@@ -42,14 +42,14 @@ class Access(IntEnum):
     ATOMIC_STORE = 3
 
     def __str__(self) -> str:
-        return "write" if self in (Access.WRITE, Access.ATOMIC_STORE) else "read"
+        return "write" if self in (MemoryAccess.WRITE, MemoryAccess.ATOMIC_STORE) else "read"
 
 
 Position = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourceLine:
     """A line of the Metal text. `file` is the kernel's name, or the path of an include."""
 
     file: str
@@ -65,7 +65,7 @@ class Fault:
 
     kind: FaultKind
     message: str
-    place: Place | None
+    place: SourceLine | None
     buffer: str | None  # the buffer's, or the threadgroup variable's, name
     offset: int  # in bytes from the start of the buffer
     threadgroup: Position | None
@@ -106,18 +106,18 @@ def _position(position: Position) -> str:
 class Evidence:
     """The numbers a message is made of; see FaultRecord in mslrt.h."""
 
-    access: Access
+    access: MemoryAccess
     name: str | None  # buffer or threadgroup variable, or the message of a misuse
     offset: int
     size: int
     extent: int
-    other_access: Access
+    other_access: MemoryAccess
     other_thread: int
     other_group: int
     waiting_simd: int
     waiting_barrier: int
     returned: int
-    waiting_at: tuple[Place, ...]
+    waiting_at: tuple[SourceLine, ...]
 
 
 def describe(kind: FaultKind, e: Evidence) -> str:

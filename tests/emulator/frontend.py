@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from tests.emulator.errors import MetalSourceError
-from tests.emulator.exports import Kernel, Parameter, find_exports
+from tests.emulator.exports import ExportedKernel, Parameter, find_exports
 from tests.emulator.rewrite import (
     Constants,
     Rewriter,
@@ -19,7 +19,7 @@ from tests.emulator.rules import (
     refuse_absent_words,
     unqualified_pointers,
 )
-from tests.emulator.tokens import Tokens
+from tests.emulator.tokens import TokenList
 
 # "c++" checks address spaces as types; "opencl" (C++ for OpenCL) checks the language's other rules,
 # and knows address-space qualified member functions.
@@ -33,7 +33,7 @@ class Translation:
     """One kernel of a file, ready to compile. `warnings` are what Metal would refuse."""
 
     text: str
-    kernel: Kernel
+    kernel: ExportedKernel
     warnings: tuple[str, ...]
 
 
@@ -45,7 +45,7 @@ def translate(
     `name` is a host_name of the file, a kernel's name, or an expression such as `k<float, 64>`.
     With `lint` the rules that rest on reading tokens are checked as well.
     """
-    tokens = Tokens.of(preprocessed)
+    tokens = TokenList.of(preprocessed)
     names = vector_names(tokens)
     refuse_absent_words(tokens)
     point_array_parameters(tokens)
@@ -70,7 +70,7 @@ def _function_of(expression: str) -> str:
     return match.group().split("::")[-1] if match else ""
 
 
-def entry_point(kernel: Kernel, expression: str) -> str:
+def entry_point(kernel: ExportedKernel, expression: str) -> str:
     """The C function the runtime calls for every thread."""
     arguments = ", ".join(_argument(parameter) for parameter in kernel.parameters)
     return (

@@ -1,4 +1,4 @@
-"""`metal_kernel`: the emulator behind the interface of `mx.fast.metal_kernel`."""
+"""`metal_kernel`: the emulator, with the interface of `mx.fast.metal_kernel`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,12 +7,12 @@ import mlx.core as mx
 import numpy as np
 
 from tests.emulator.arrays import AnyArray, as_mlx, as_numpy, new_output
-from tests.emulator.build import Request, build
+from tests.emulator.build import BuildRequest, build
 from tests.emulator.errors import LaunchError
 from tests.emulator.frontend import Dialect
 from tests.emulator.launch import Binding, Program, Size, Statistics
 from tests.emulator.library import METAL_VERSION, input_binding
-from tests.emulator.signature import Body, InputType, Template, generate
+from tests.emulator.signature import InputType, KernelBody, Template, generate
 
 _PRELUDE = "mlx/backend/metal/kernels/utils.h"  # what MLX puts before a custom kernel
 _MATH_MODES = ("safe", "relaxed", "fast")
@@ -28,7 +28,7 @@ class MetalKernel:
 
     def __init__(
         self,
-        body: Body,
+        body: KernelBody,
         *,
         ensure_row_contiguous: bool,
         writable_inputs: Sequence[str],
@@ -145,7 +145,7 @@ class MetalKernel:
             f'# 1 "{body.name}.metal"\n{body.source}\n'
             f'# 1 "{body.name}.end"\n{generated.after}'
         )
-        request = Request(
+        request = BuildRequest(
             source=text,
             kernel=generated.name,
             constants=(),
@@ -195,7 +195,7 @@ def metal_kernel(
     mode = options.pop("math_mode", "safe")
     if options or mode not in _MATH_MODES:
         raise LaunchError(f"{name}: compile_options takes math_mode, one of {_MATH_MODES}")
-    body = Body(name, tuple(input_names), tuple(output_names), source, header, atomic_outputs)
+    body = KernelBody(name, tuple(input_names), tuple(output_names), source, header, atomic_outputs)
     return MetalKernel(
         body,
         ensure_row_contiguous=ensure_row_contiguous,

@@ -14,12 +14,12 @@ from tests.emulator.arrays import AnyArray
 from tests.emulator.build import Built
 from tests.emulator.errors import LaunchError
 from tests.emulator.faults import (
-    Access,
     Evidence,
     Fault,
     FaultKind,
     KernelFault,
-    Place,
+    MemoryAccess,
+    SourceLine,
     describe,
 )
 from tests.emulator.symbols import locate
@@ -207,12 +207,12 @@ class Program:
         if record.buffer != _NO_BUFFER:
             name = bindings[record.buffer].name
         evidence = Evidence(
-            access=Access(record.access),
+            access=MemoryAccess(record.access),
             name=name,
             offset=record.offset,
             size=record.size,
             extent=record.extent,
-            other_access=Access(record.other_access),
+            other_access=MemoryAccess(record.other_access),
             other_thread=record.other_thread,
             other_group=record.other_group,
             waiting_simd=record.waiting_simd,
@@ -234,13 +234,13 @@ class Program:
             repeats=record.repeats,
         )
 
-    def _places(self, sites: Sequence[int]) -> tuple[Place, ...]:
+    def _places(self, sites: Sequence[int]) -> tuple[SourceLine, ...]:
         places = (locate(self._library, site) for site in sites)
         return tuple(dict.fromkeys(place for place in places if place is not None))
 
 
 class _GuardedBuffers:
-    """Copies of the bound arrays whose ends touch memory nobody may touch."""
+    """Copies of the bound arrays, each between unreadable pages."""
 
     def __init__(self, runtime: ctypes.CDLL, bindings: Sequence[Binding]) -> None:
         self._runtime = runtime

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from tests.emulator.arrays import AnyArray, as_mlx, as_numpy, new_output
-from tests.emulator.build import Request, build
+from tests.emulator.build import BuildRequest, build
 from tests.emulator.errors import LaunchError
 from tests.emulator.frontend import Dialect
 from tests.emulator.launch import Binding, Program, Size, Statistics
@@ -21,7 +21,7 @@ METAL_VERSION = 320  # __METAL_VERSION__: Metal 3.2, macOS 15
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class OutputBuffer:
     """An array the kernel fills; without `init_value` every byte of it must be written."""
 
     shape: tuple[int, ...]
@@ -29,7 +29,7 @@ class Output:
     init_value: float | None = None
 
 
-class Function:
+class LibraryFunction:
     """A kernel of a library; calling it is one dispatch."""
 
     def __init__(self, program: Program) -> None:
@@ -43,7 +43,7 @@ class Function:
     def __call__(
         self,
         inputs: Mapping[int, mx.array | AnyArray],
-        outputs: Mapping[int, Output],
+        outputs: Mapping[int, OutputBuffer],
         *,
         grid: Sequence[int],
         threadgroup: Sequence[int],
@@ -104,7 +104,7 @@ def input_binding(index: int, name: str, value: mx.array | AnyArray, writable: b
 class Library:
     """The text of a .metal file; each kernel is compiled when it is asked for.
 
-    `name` stands for the text in messages. `include_dirs` are searched for #include, `defines` are
+    `name` is what messages call the text. `include_dirs` are searched for #include, `defines` are
     `NAME=value`. With `check` the kernels run with every run-time check. With `strict` (None: the
     same as `check`) the text must also pass the second front end, which knows the language's rules
     better and refuses references that classes return to their members. `dialect="opencl"` compiles
@@ -131,13 +131,13 @@ class Library:
         self._dialect: Dialect = dialect
         self._metal_version = metal_version
 
-    def function(self, name: str, constants: Constants | None = None) -> Function:
+    def function(self, name: str, constants: Constants | None = None) -> LibraryFunction:
         """The kernel called `name`: a host_name, a function, or `function<template, arguments>`.
 
         `constants` are function constants by index or by name; those left out are zero.
         Raises MetalSourceError, CompilerNotFound and CacheNotUsable.
         """
-        request = Request(
+        request = BuildRequest(
             source=self._source,
             kernel=name,
             constants=tuple((constants or {}).items()),
@@ -148,4 +148,4 @@ class Library:
             check=self._check,
             strict=self._strict,
         )
-        return Function(Program(build(request), self._check))
+        return LibraryFunction(Program(build(request), self._check))

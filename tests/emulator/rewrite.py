@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from tests.emulator.exports import Exports
 from tests.emulator.rules import VECTORS
-from tests.emulator.tokens import Token, Tokens, code, depth_of
+from tests.emulator.tokens import Token, TokenList, code, depth_of
 
 Constants: TypeAlias = Mapping[int | str, bool | int | float]
 Replaced: TypeAlias = tuple[int, str] | None  # the token to go on with, and the new text
@@ -32,7 +32,7 @@ _NOT_CONSTRUCTED = (".", "->", "operator", "~", "struct", "class", "typename", "
 _BEFORE_EXPRESSION = ("return", "else", "case", "constexpr")
 
 
-def vector_names(tokens: Tokens) -> frozenset[str]:
+def vector_names(tokens: TokenList) -> frozenset[str]:
     """Names whose call may construct a vector: vectors, aliases and template parameters."""
     names = set(VECTORS)
     for i, token in enumerate(tokens):
@@ -55,7 +55,7 @@ def vector_names(tokens: Tokens) -> frozenset[str]:
 # ---- declarations that C++ spells otherwise -------------------------------------------------------
 
 
-def point_array_parameters(tokens: Tokens) -> None:
+def point_array_parameters(tokens: TokenList) -> None:
     """`constant int64_t s[2]` as a parameter becomes `constant int64_t *s`."""
     brackets: list[str] = []
     for i, token in enumerate(tokens):
@@ -67,7 +67,7 @@ def point_array_parameters(tokens: Tokens) -> None:
             _point_array_parameter(tokens, i)
 
 
-def _point_array_parameter(tokens: Tokens, i: int) -> None:
+def _point_array_parameter(tokens: TokenList, i: int) -> None:
     end, angles, name = i + 1, 0, -1
     while end < len(tokens) and (
         angles or tokens[end].text not in (",", ")", "*", "&", "[", "(", ";")
@@ -86,7 +86,7 @@ def _point_array_parameter(tokens: Tokens, i: int) -> None:
         tokens[k] = tokens[k].blank()
 
 
-def drop_qualified_members(tokens: Tokens) -> None:
+def drop_qualified_members(tokens: TokenList) -> None:
     """Remove member functions qualified with an address space, keep their `thread` overloads.
 
     For C++, which has no such members.
@@ -101,7 +101,7 @@ def drop_qualified_members(tokens: Tokens) -> None:
         tokens[start:stop] = [tokens[start].blank("\n" * text.count("\n") or " ")]
 
 
-def drop_thread_members(tokens: Tokens) -> None:
+def drop_thread_members(tokens: TokenList) -> None:
     """`f() thread` -> `f()`: for C++ for OpenCL, where `this` is then generic."""
     for i, token in enumerate(tokens):
         following = tokens.text_at(tokens.after(i))
@@ -114,8 +114,8 @@ def drop_thread_members(tokens: Tokens) -> None:
             tokens[i] = token.blank(" ")
 
 
-def _qualifies(tokens: Tokens, i: int) -> int | None:
-    """The `)` of `f() const device {` when the address space stands at `i`."""
+def _qualifies(tokens: TokenList, i: int) -> int | None:
+    """The `)` of `f() const device {` when the address space is at `i`."""
     if tokens.text_at(tokens.after(i)) not in ("{", ":", ";"):
         return None
     previous = tokens.before(i)
@@ -124,7 +124,7 @@ def _qualifies(tokens: Tokens, i: int) -> int | None:
     return previous if tokens.text_at(previous) == ")" else None
 
 
-def _member_span(tokens: Tokens, i: int, close: int) -> tuple[int, int]:
+def _member_span(tokens: TokenList, i: int, close: int) -> tuple[int, int]:
     start, depth = close, 0
     while start >= 0:
         token = tokens[start]
@@ -156,7 +156,7 @@ class Rewriter:
     """One walk over the tokens; every method answers what replaces the token at `i`, if anything."""
 
     def __init__(
-        self, tokens: Tokens, names: frozenset[str], exports: Exports, constants: Constants
+        self, tokens: TokenList, names: frozenset[str], exports: Exports, constants: Constants
     ) -> None:
         self._tokens = tokens
         self._names = names
@@ -199,7 +199,7 @@ class Rewriter:
         """The constructors and literals of an already delimited expression."""
         if not tokens:
             return ""
-        inner = Rewriter(Tokens(tokens), self._names, Exports(), self._constants)
+        inner = Rewriter(TokenList(tokens), self._names, Exports(), self._constants)
         return inner.text()
 
     def _number(self, i: int) -> Replaced:

@@ -4,7 +4,7 @@ Words that Metal lacks are refused at once; the rest is collected, and refused i
 because it rests on reading tokens and not on types.
 """
 
-from tests.emulator.tokens import Token, Tokens, code
+from tests.emulator.tokens import Token, TokenList, code
 
 _INTEGERS = ("char", "uchar", "short", "ushort", "int", "uint", "long", "ulong")
 _SCALARS = (*_INTEGERS, "half", "float", "bfloat")
@@ -34,7 +34,7 @@ _NOT_FUNCTIONS = _STATEMENTS | {"sizeof", "decltype", "static_assert", "alignas"
 _NOT_PARAMETERS = _SPACES | {"+", "-", "/", "."}  # an expression, so not a definition
 
 
-def refuse_absent_words(tokens: Tokens) -> None:
+def refuse_absent_words(tokens: TokenList) -> None:
     """Raise for a word that is not in the Metal language."""
     for i, token in enumerate(tokens):
         if not token.is_word:
@@ -45,7 +45,7 @@ def refuse_absent_words(tokens: Tokens) -> None:
             raise token.error("Metal has no C++ standard library")
 
 
-def unqualified_pointers(tokens: Tokens, type_names: frozenset[str]) -> list[str]:
+def unqualified_pointers(tokens: TokenList, type_names: frozenset[str]) -> list[str]:
     """Pointers, references and arrays without an address space."""
     found: list[str] = []
     types = type_names | _PLAIN_TYPES
@@ -59,8 +59,8 @@ def unqualified_pointers(tokens: Tokens, type_names: frozenset[str]) -> list[str
     return found
 
 
-def _definition(tokens: Tokens, i: int) -> tuple[int, int, int] | None:
-    """`(`, `)` and `{` of the function whose name may stand at `i`."""
+def _definition(tokens: TokenList, i: int) -> tuple[int, int, int] | None:
+    """`(`, `)` and `{` of the function whose name may be at `i`."""
     opening = tokens.after(i)
     if tokens.text_at(opening) != "(":
         return None
@@ -69,7 +69,7 @@ def _definition(tokens: Tokens, i: int) -> tuple[int, int, int] | None:
     return (opening, closing, body) if tokens.text_at(body) == "{" else None
 
 
-def _unqualified_parameters(tokens: Tokens, i: int) -> list[str]:
+def _unqualified_parameters(tokens: TokenList, i: int) -> list[str]:
     definition = _definition(tokens, i)
     if not definition or tokens.text_at(tokens.before(i)) in (".", "->", "=", "return", "("):
         return []
@@ -92,7 +92,7 @@ def _is_unqualified(parameter: list[Token]) -> bool:
     )
 
 
-def _unqualified_local(tokens: Tokens, i: int) -> list[str]:
+def _unqualified_local(tokens: TokenList, i: int) -> list[str]:
     """`int* p = ...;` at the start of a statement."""
     star = tokens.after(i)
     if tokens.text_at(star) not in ("*", "&"):
@@ -106,11 +106,11 @@ def _unqualified_local(tokens: Tokens, i: int) -> list[str]:
     if not (starts and declares):
         return []
     token = tokens[i]
-    said = f"{token.text} {tokens[star].text} {tokens[name].text}"
-    return [f"{token.file}:{token.number}: '{said}' needs an address space"]
+    declared = f"{token.text} {tokens[star].text} {tokens[name].text}"
+    return [f"{token.file}:{token.number}: '{declared}' needs an address space"]
 
 
-def recursive_functions(tokens: Tokens) -> list[str]:
+def recursive_functions(tokens: TokenList) -> list[str]:
     """Functions that call themselves; overloads may call one another, so those are let pass."""
     definitions: dict[str, int] = {}
     calls: dict[str, Token] = {}
@@ -134,7 +134,7 @@ def recursive_functions(tokens: Tokens) -> list[str]:
     ]
 
 
-def _is_plain_call(tokens: Tokens, i: int) -> bool:
+def _is_plain_call(tokens: TokenList, i: int) -> bool:
     return (
         tokens.is_word_at(i)
         and tokens.text_at(tokens.after(i)) == "("

@@ -55,7 +55,7 @@ METADATA = {"_shape": "int*", "_strides": "int64_t*", "_ndim": "int&"}
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class KernelBody:
     """What the author of a kernel wrote."""
 
     name: str
@@ -91,20 +91,20 @@ class InputType:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What stands around a body."""
+    """The text before and after a body."""
 
     name: str  # the kernel's exported name
     before: str
     after: str
 
-    def listing(self, body: Body) -> str:
+    def listing(self, body: KernelBody) -> str:
         """What MLX prints when a call is verbose."""
         source = f"{body.header}{self.before}{body.source}{self.after}"
         return f"Generated source code for `{body.name}`:\n```\n{source}\n```"
 
 
 def generate(
-    body: Body,
+    body: KernelBody,
     inputs: Sequence[InputType],
     output_dtypes: Sequence[mx.Dtype],
     template: Template,
@@ -139,7 +139,7 @@ def _template_line(template: Template) -> str:
 
 
 def _name(
-    body: Body,
+    body: KernelBody,
     inputs: Sequence[InputType],
     output_dtypes: Sequence[mx.Dtype],
     values: Sequence[str],
@@ -151,7 +151,7 @@ def _name(
 
 
 def _buffers(
-    body: Body, inputs: Sequence[InputType], output_dtypes: Sequence[mx.Dtype]
+    body: KernelBody, inputs: Sequence[InputType], output_dtypes: Sequence[mx.Dtype]
 ) -> list[str]:
     declared: list[str] = []
     for name, type_ in zip(body.input_names, inputs, strict=True):

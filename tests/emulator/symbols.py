@@ -15,15 +15,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.emulator.faults import Place
+from tests.emulator.faults import SourceLine
 
 
-class Row(NamedTuple):
+class LineRow(NamedTuple):
     address: int
-    place: Place | None  # None: the end of a sequence, or code without a line
+    place: SourceLine | None  # None: the end of a sequence, or code without a line
 
 
-def locate(library: Path, address: int) -> Place | None:
+def locate(library: Path, address: int) -> SourceLine | None:
     """The place of the instruction at `address`, counted from the library's start."""
     if sys.platform == "darwin":
         return _ask_atos(library, address)
@@ -32,19 +32,19 @@ def locate(library: Path, address: int) -> Place | None:
     return rows[k].place if k >= 0 else None
 
 
-def _ask_atos(library: Path, address: int) -> Place | None:
+def _ask_atos(library: Path, address: int) -> SourceLine | None:
     atos = shutil.which("atos")
     if atos is None:
         return None
     command = [atos, "-o", str(library), "-offset", hex(address)]
-    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    _, _, place = said.strip().rstrip(")").rpartition("(")
+    output = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    _, _, place = output.strip().rstrip(")").rpartition("(")
     file, _, line = place.rpartition(":")
-    return Place(file, int(line)) if line.isdigit() else None
+    return SourceLine(file, int(line)) if line.isdigit() else None
 
 
 @functools.lru_cache(maxsize=64)
-def _line_rows(library: Path) -> tuple[Row, ...]:
+def _line_rows(library: Path) -> tuple[LineRow, ...]:
     section = _section(library.read_bytes(), b".debug_line")
     rows = [row for program in _programs(section) for row in program.rows()]
     # Of two rows at one address the later one holds; a sequence's end yields to a start.
@@ -82,7 +82,7 @@ def _programs(section: bytes) -> Iterator["LineProgram"]:
         at += 4 + length
 
 
-class Reader:
+class ByteReader:
     """A position in some bytes."""
 
     def __init__(self, data: bytes, at: int = 0) -> None:
@@ -121,7 +121,7 @@ class LineProgram:
     """The line number program of one compilation unit (DWARF 4, section 6.2)."""
 
     def __init__(self, unit: bytes) -> None:
-        read = Reader(unit)
+        read = ByteReader(unit)
         self._is_known = read.take("H") == 4
         if not self._is_known:  # not ours: a library's own debug information
             return
@@ -136,17 +136,17 @@ class LineProgram:
         while name := read.string():
             self._files.append(name)
             read.unsigned(), read.unsigned(), read.unsigned()
-        self._read = Reader(unit, self._end_of_header)
+        self._read = ByteReader(unit, self._end_of_header)
         self._reset()
 
     def _reset(self) -> None:
         self._address, self._file, self._line = 0, 1, 1
 
-    def _row(self) -> Row:
-        place = Place(self._files[self._file], self._line) if self._line else None
-        return Row(self._address, place)
+    def _row(self) -> LineRow:
+        place = SourceLine(self._files[self._file], self._line) if self._line else None
+        return LineRow(self._address, place)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[LineRow]:
         if not self._is_known:
             return
         while self._read.at < len(self._read.data):
@@ -160,18 +160,18 @@ class LineProgram:
             else:
                 self._standard(opcode)
 
-    def _special(self, opcode: int) -> Row:
+    def _special(self, opcode: int) -> LineRow:
         advance, step = divmod(opcode - self._first_special, self._line_range)
         self._address += advance * self._least_advance
         self._line += self._line_base + step
         return self._row()
 
-    def _extended(self) -> Iterator[Row]:
+    def _extended(self) -> Iterator[LineRow]:
         length = self._read.unsigned()
         end = self._read.at + length
         opcode = self._read.take("B")
         if opcode == 1:  # end of sequence
-            yield Row(self._address, None)
+            yield LineRow(self._address, None)
             self._reset()
         elif opcode == 2:  # set address
             self._address = self._read.take("Q")

@@ -32,7 +32,7 @@ class Token(NamedTuple):
     kind: Kind
     text: str
     file: str
-    number: int  # of the line it stands on
+    number: int  # of its line
 
     @property
     def is_code(self) -> bool:
@@ -61,11 +61,11 @@ def code(tokens: Iterable[Token]) -> list[Token]:
     return [t for t in tokens if t.is_code]
 
 
-class Tokens(list[Token]):
+class TokenList(list[Token]):
     """A list of tokens with the walks every pass needs; positions are list indices."""
 
     @classmethod
-    def of(cls, source: str) -> "Tokens":
+    def of(cls, source: str) -> "TokenList":
         out, file, number = cls(), "<source>", 1
         for match in _TOKEN.finditer(source):
             kind, text = match.lastgroup, match.group()
@@ -135,7 +135,7 @@ class Tokens(list[Token]):
         return i
 
     def split(self, start: int, stop: int, separator: str = ",") -> list[list[Token]]:
-        """The parts between separators that stand in no bracket; empty ones are left out."""
+        """The parts between separators outside brackets, without the empty ones."""
         parts: list[list[Token]] = [[]]
         depth = angles = 0
         for token in self[start:stop]:

@@ -1,8 +1,8 @@
 """The C compiler: finding one, and the command lines for kernels and for the runtime.
 
 Any clang from 17 on will do (older ones lack arithmetic on __bf16), and so will the one inside the
-`ziglang` wheel, which needs no other system package. What it was run with is said in the package's
-docstring.
+`ziglang` wheel, which needs no other system package. The package's docstring lists the
+versions it has run with.
 """
 
 import functools
@@ -21,7 +21,7 @@ from tests.emulator.cache import cache_folder, digest, publish, workspace
 from tests.emulator.errors import CompilerNotFound, MetalSourceError
 from tests.emulator.frontend import Dialect
 
-VARIABLE = "MLXSERVE_EMULATOR_CLANG"
+VARIABLE = "METAL_EMULATOR_CLANG"
 MIN_CLANG = 17
 _NEWEST_CLANG = 24  # the highest `clang-<n>` that is looked for
 
@@ -187,7 +187,7 @@ def compile_flags(
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CompilerResult:
     failed: bool
     diagnostics: str
 
@@ -204,10 +204,10 @@ class Compilation:
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
 
-    def finish(self) -> Outcome:
+    def finish(self) -> CompilerResult:
         """Wait for it."""
-        _, said = self._process.communicate()
-        return Outcome(self._process.returncode != 0, said)
+        _, diagnostics = self._process.communicate()
+        return CompilerResult(self._process.returncode != 0, diagnostics)
 
 
 def _prelude(flags: Sequence[str]) -> Path:

@@ -147,7 +147,7 @@ static void threadgroup_byte(Moment now, ThreadgroupCell *cell, const Threadgrou
     FaultRecord fault =
         variable_fault(FAULT_THREADGROUP_UNINITIALISED, v, offset, size, access);
     fault_report(&fault, pc);
-    cell->written = 1; // said once; what follows is another question
+    cell->written = 1; // reported once
   } else if (access <= ACCESS_WRITE && cell->written &&
              !ordered(now, cell->write_epoch, cell->writer, cell->writer_simd_epoch)) {
     race(v, offset, size, access, ACCESS_WRITE, cell->writer, pc);
@@ -241,7 +241,7 @@ static void device_byte(Worker *w, int32_t index, uint64_t offset, uint64_t size
     FaultRecord fault = buffer_fault(FAULT_UNWRITTEN_READ, w->launch, index, (int64_t)offset, size,
                                      access);
     fault_report(&fault, pc);
-    cell->group = INITIALISED; // said once
+    cell->group = INITIALISED; // reported once
   }
   if (access >= ACCESS_ATOMIC) {
     // Atomics never race with each other, so they do not take the byte from its last writer.

@@ -122,7 +122,7 @@ static Worker *create_worker(void) {
   w->arena = map_memory(THREADGROUP_ARENA);
   w->cells = map_memory(THREADGROUP_ARENA * sizeof *w->cells);
   if (!w->stacks || !w->arena || !w->cells) return NULL;
-  for (uint64_t i = 0; i < MAX_THREADS; i++) // an overflow hits a page nobody may touch
+  for (uint64_t i = 0; i < MAX_THREADS; i++) // an overflow hits an unreadable page
     if (mprotect(w->stacks + i * STACK_SIZE, page_size(), PROT_NONE)) return NULL;
   memset(w->arena, 0xff, THREADGROUP_ARENA);
   return w;

@@ -23,7 +23,7 @@ enum {
   SIMD_WIDTH = 32,
   MAX_SIMDGROUPS = MAX_THREADS / SIMD_WIDTH,
   SLOT_SIZE = 64,                // bytes one lane can publish; __slots in msl_prefix.h knows it
-  THREADGROUP_ARENA = 128 << 10, // more than the 32 KB limit: red zones lie between variables
+  THREADGROUP_ARENA = 128 << 10, // more than the 32 KB limit: red zones between variables
   RED_ZONE = 256,
   STACK_SIZE = 256 << 10,
   MAX_VARIABLES = 256,           // threadgroup variables; the last few are threadgroup arguments
@@ -120,9 +120,9 @@ typedef struct {
   uint32_t ready, at_simd, at_barrier, done; // lane masks
   uint32_t generation;                       // simdgroup rendezvous completed
   uint32_t memory_epoch;                     // simdgroup_barrier(mem_threadgroup) completed
-  void *site;                                // where the first arrival of this rendezvous stands
+  void *site;                                // the place of this rendezvous' first arrival
   uint32_t lanes_released[2];                // who took part, by parity of the generation
-  bool released_by_return;                   // no lane was the last: the first to resume stands in
+  bool released_by_return;                   // no lane was the last: the first to resume takes its place
   // One slot per lane and one for the reduction's result. Two sets, because a lane may publish for
   // the next rendezvous before another has read this one.
   _Alignas(64) uint8_t slots[2][SLOT_SIZE * (SIMD_WIDTH + 1)];
@@ -146,7 +146,7 @@ typedef struct {
 
 // What is known about one byte of a writable buffer.
 typedef struct {
-  uint32_t group; // 1 + index of the threadgroup that wrote it; 0 nobody; INITIALISED
+  uint32_t group; // 1 + index of the threadgroup that wrote it; 0 none; INITIALISED
   uint16_t thread, epoch;
 } DeviceCell;
 #define INITIALISED UINT32_MAX // held a value before the dispatch

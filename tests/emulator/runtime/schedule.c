@@ -1,7 +1,7 @@
 // Who runs next: barriers, simdgroup functions and the end of a thread.
 //
 // A fiber runs until it reaches a rendezvous that others have not reached. The lanes of its
-// simdgroup are tried first, then the other simdgroups. When nobody can run, threads wait at
+// simdgroup are tried first, then the other simdgroups. When no thread can run, threads wait at
 // different places: that is the fault called divergence.
 #include "mslrt.h"
 
@@ -34,7 +34,7 @@ static bool is_waiting(const Worker *w, const Fiber *fiber) {
 
 static _Noreturn void divergence(void) {
   Worker *w = worker;
-  // The last to arrive is blamed, or, when the last event was a return, somebody it left waiting.
+  // The last to arrive is blamed, or, when the last event was a return, a thread it left waiting.
   if (!is_waiting(w, &w->fibers[w->current]))
     for (w->current = 0; !is_waiting(w, &w->fibers[w->current]);) w->current++;
   FaultRecord fault = fault_here(FAULT_DIVERGENCE);

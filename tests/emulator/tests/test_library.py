@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.emulator import LaunchError, Library, MetalSourceError, Output
+from tests.emulator import LaunchError, Library, MetalSourceError, OutputBuffer
 
 SOURCE = """
 #include <metal_stdlib>
@@ -81,7 +81,7 @@ def test_a_host_name_constants_structs_and_threadgroup_memory(library: Library) 
     x = mx.arange(32).astype(mx.float16)
     outputs = run(
         {0: x, 1: params(0.5, 2), 2: mx.array([100], mx.float16)},
-        {3: Output((16,), mx.float16)},
+        {3: OutputBuffer((16,), mx.float16)},
         grid=(16, 1, 1),
         threadgroup=(8, 1, 1),
         threadgroup_memory={0: 32},
@@ -95,7 +95,7 @@ def test_constants_are_zero_and_their_parameters_absent_unless_given(library: Li
     for name in ("weigh_float_1", "weigh<float, 1>"):
         outputs = library.function(name)(
             {0: mx.arange(4).astype(mx.float32), 1: params(1, 1)},
-            {3: Output((4,), mx.float32)},
+            {3: OutputBuffer((4,), mx.float32)},
             grid=(4, 1, 1),
             threadgroup=(4, 1, 1),
             threadgroup_memory={0: 16},
@@ -107,7 +107,7 @@ def test_buffers_without_an_index_are_numbered_in_order(library: Library) -> Non
     run = library.function("copy")
     x = mx.arange(5).astype(mx.float32)
     size: Size = {"grid": (5, 1, 1), "threadgroup": (5, 1, 1)}
-    assert run({0: x}, {1: Output((5,), mx.float32)}, **size)[1].tolist() == x.tolist()
+    assert run({0: x}, {1: OutputBuffer((5,), mx.float32)}, **size)[1].tolist() == x.tolist()
     target = mx.zeros((5,))
     assert run({0: x, 1: target}, {}, writable=[1], **size) == {}
     assert target.tolist() == x.tolist()
@@ -119,7 +119,7 @@ def test_a_changed_include_is_compiled_anew(includes: Path) -> None:
         run = library.function("weigh_float_1")
         outputs = run(
             {0: mx.array([1.0]), 1: params(1, 1)},
-            {3: Output((1,), mx.float32)},
+            {3: OutputBuffer((1,), mx.float32)},
             grid=(1, 1, 1),
             threadgroup=(1, 1, 1),
             threadgroup_memory={0: 16},
@@ -140,7 +140,7 @@ def test_wrong_requests_are_refused_with_what_to_change(library: Library) -> Non
     with pytest.raises(LaunchError, match=r"copy: buffer 1 \('to'\) is not bound"):
         run({0: x}, {}, **size)
     with pytest.raises(LaunchError, match=r"buffers \[0\] are both inputs and outputs"):
-        run({0: x}, {0: Output((4,), mx.float32)}, **size)
+        run({0: x}, {0: OutputBuffer((4,), mx.float32)}, **size)
     with pytest.raises(LaunchError, match=r"writable buffers \[7\] are not inputs"):
         run({0: x, 1: x}, {}, writable=[7], **size)
     with pytest.raises(LaunchError, match=r"buffer index 31 is not in 0\.\.30"):
@@ -149,7 +149,7 @@ def test_wrong_requests_are_refused_with_what_to_change(library: Library) -> Non
         run({0: x, 1: x}, {}, threadgroup_memory={0: 40000}, **size)
 
 
-def test_a_parameter_nobody_can_fill_is_refused() -> None:
+def test_a_parameter_that_cannot_be_filled_is_refused() -> None:
     source = "kernel void k(device float* out, uint i [[thread_position_in_girdle]]) {}"
     with pytest.raises(MetalSourceError, match="kernel parameter 'i' has no attribute Metal knows"):
         Library(source).function("k")
@@ -175,7 +175,7 @@ kernel void k(const device Cell* cells, device float* out, uint i [[thread_posit
 def test_the_second_front_end_tells_members_apart_by_address_space() -> None:
     run = Library(MEMBERS, dialect="opencl").function("k")
     size: Size = {"grid": (2, 1, 1), "threadgroup": (2, 1, 1)}
-    outputs = run({0: mx.array([1.0, 2.0])}, {1: Output((2,), mx.float32)}, **size)
+    outputs = run({0: mx.array([1.0, 2.0])}, {1: OutputBuffer((2,), mx.float32)}, **size)
     assert outputs[1].tolist() == [1.0, 2.0]
     with pytest.raises(MetalSourceError):
         Library(MEMBERS).function("k")

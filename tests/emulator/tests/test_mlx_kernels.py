@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.emulator import Function, Library, Output, metal_kernel
+from tests.emulator import Library, LibraryFunction, OutputBuffer, metal_kernel
 from tests.emulator.kernel import mlx_include_folder
 
 FOLDER = "mlx/backend/metal/kernels"
@@ -29,7 +29,7 @@ def load(
     *,
     check: bool = True,
     strict: bool = True,
-) -> Function:
+) -> LibraryFunction:
     library = Library(
         f'#include "{FOLDER}/utils.h"\n#include "{FOLDER}/{header}"\n',
         include_dirs=[mlx_include_folder()],
@@ -95,7 +95,7 @@ def test_sdpa_vector(name: str) -> None:
             9: scalar(dim, np.uint64),
             10: scalar(dim**-0.5, np.float32),
         },
-        {3: Output(q.shape, q.dtype)},
+        {3: OutputBuffer(q.shape, q.dtype)},
         grid=(heads * 1024, queries, 1),
         threadgroup=(1024, 1, 1),
     )[3]
@@ -123,9 +123,9 @@ def test_sdpa_vector_in_two_passes(name: str) -> None:
             12: scalar(dim**-0.5, np.float32),
         },
         {
-            3: Output((*rows, dim), q.dtype),
-            4: Output(rows, mx.float32),
-            5: Output(rows, mx.float32),
+            3: OutputBuffer((*rows, dim), q.dtype),
+            4: OutputBuffer(rows, mx.float32),
+            5: OutputBuffer(rows, mx.float32),
         },
         grid=(kv_heads * SIMD, heads // kv_heads, blocks * queries),
         threadgroup=(SIMD, heads // kv_heads, queries),
@@ -133,7 +133,7 @@ def test_sdpa_vector_in_two_passes(name: str) -> None:
     second = load("sdpa_vector.h", f"sdpa_vector_2pass_2<{name}, {dim}>", constants)
     out = second(
         {0: partial[3], 1: partial[4], 2: partial[5], 4: scalar(blocks, np.int32)},
-        {3: Output(q.shape, q.dtype)},
+        {3: OutputBuffer(q.shape, q.dtype)},
         grid=(heads * 1024, queries, 1),
         threadgroup=(1024, 1, 1),
     )[3]
@@ -179,7 +179,7 @@ def run_steel_attention(name: str, check: bool) -> None:
     run = load(header, kernel, constants, check=check, strict=False)
     out = run(
         {0: q, 1: k, 2: v, 4: steel_params(q, k, block)},
-        {3: Output(q.shape, q.dtype)},
+        {3: OutputBuffer(q.shape, q.dtype)},
         grid=(-(-queries // block) * SIMD, heads * 4, 1),
         threadgroup=(SIMD, 4, 1),
     )[3]
@@ -206,7 +206,7 @@ def run_softmax(kernel: str, name: str, columns: int, threads: int) -> None:
     run = load("softmax.h", f"{kernel}<{name}, float>", {})
     out = run(
         {0: x, 2: scalar(columns, np.int32)},
-        {1: Output(x.shape, x.dtype)},
+        {1: OutputBuffer(x.shape, x.dtype)},
         grid=(3 * threads, 1, 1),
         threadgroup=(threads, 1, 1),
     )[1]

@@ -1,6 +1,6 @@
 """Kernels that are wrong on purpose: check mode must say what is wrong, and where.
 
-Each text marks its faulty line with `// here`; without a mark the fault lies outside the body (a
+Each text marks its faulty line with `// here`; without a mark the fault is outside the body (a
 frame that is too large fails before the first statement). The buffers are a: 256 floats, s: 2 floats (so few
 that it arrives as `constant`), h: 256 halves, i: 256 ints, and the output `out`: 64 floats.
 """
@@ -15,7 +15,7 @@ from tests.emulator import (
     KernelFault,
     LaunchError,
     MetalSourceError,
-    Place,
+    SourceLine,
     metal_kernel,
 )
 
@@ -379,12 +379,12 @@ def test_a_broken_rule_is_a_fault_at_its_line(case: Broken) -> None:
     with pytest.raises(KernelFault) as caught:
         run(case.source, HEADER, check=True)
     line = line_of_mark(case.source)
-    place = None if line is None else Place("planted.metal", line)
+    place = None if line is None else SourceLine("planted.metal", line)
     found = [f for f in caught.value.faults if f.kind is case.kind and place in (None, f.place)]
     assert len(found) == 1, caught.value
     assert found[0].buffer == case.buffer
     assert found[0].message in str(caught.value)
-    # That an output stays unwritten is no thread's doing.
+    # No single thread leaves an output unwritten.
     assert (found[0].thread is None) == (case.kind is FaultKind.UNWRITTEN_OUTPUT)
 
 

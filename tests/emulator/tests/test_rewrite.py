@@ -4,7 +4,7 @@ import pytest
 
 from tests.emulator import MetalSourceError
 from tests.emulator.frontend import translate
-from tests.emulator.tokens import Tokens
+from tests.emulator.tokens import TokenList
 
 KERNEL = "kernel void k(device float* out [[buffer(0)]]) {{ {} }}"
 
@@ -115,4 +115,4 @@ def test_the_rules_name_what_metal_would_refuse() -> None:
 
 def test_tokens_give_back_the_text_they_came_from() -> None:
     text = 'a[[b]] >= 1.5e-3f; "x\\"y" << \'c\' # not a line\n# 3 "f"\n\tz->q::r...'
-    assert Tokens.of(text).joined() == text
+    assert TokenList.of(text).joined() == text

@@ -12,7 +12,7 @@ import mlx.core as mx
 import pytest
 
 from tests.emulator import metal_kernel
-from tests.emulator.signature import Body, InputType, Template, generate
+from tests.emulator.signature import InputType, KernelBody, Template, generate
 
 PLAIN = "uint i = thread_position_in_grid.x; out[i] = a[i];"
 EVERYTHING = """
@@ -92,7 +92,7 @@ def test_a_verbose_call_prints_what_mlx_prints(
         return results
 
     mx.export_function(str(tmp_path / "traced.mlxfn"), call, *inputs)
-    body = Body(name, tuple(input_names), tuple(output_names), source, header, atomic)
+    body = KernelBody(name, tuple(input_names), tuple(output_names), source, header, atomic)
     types = [InputType(a.dtype, a.ndim, a.size) for a in inputs]
     listing = generate(body, types, outputs, template).listing(body)
     assert f"{listing}\n" == capfd.readouterr().out

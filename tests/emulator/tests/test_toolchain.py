@@ -13,7 +13,7 @@ from tests.emulator.toolchain import PRELUDE, VARIABLE, compile_flags, find_tool
 
 def fake_clang(folder: Path, name: str, version: str) -> Path:
     program = folder / name
-    program.write_text(f"#!/bin/sh\necho 'Some clang version {version} (of somebody)'\n")
+    program.write_text(f"#!/bin/sh\necho 'Some clang version {version} (of a vendor)'\n")
     program.chmod(0o700)
     return program
 

@@ -14,7 +14,7 @@ struct __msl_tid {
   uint quadgroups_per_threadgroup[1], dispatch_quadgroups_per_threadgroup[1];
 };
 
-// A bound buffer: becomes whatever pointer or reference the parameter asks for.
+// A bound buffer: becomes the pointer or reference that the parameter asks for.
 struct __msl_arg {
   ulong p;
   template <class T> operator device T *() const { return (device T *)p; }

@@ -83,7 +83,7 @@ __MSL_MATRIX(threadgroup)
 #undef __MSL_MATRIX
 #undef __MSL_MATRIX_AT
 
-// Accumulates in float whatever the element type. Apple does not say what half matrices do inside:
+// Accumulates in float for every element type. Apple does not document what half matrices use:
 // compare with a tolerance.
 template <class TD, class TA, class TB, class TC>
 __MSL_CONVERGENT void simdgroup_multiply_accumulate(
