@@ -19,7 +19,21 @@ PACKAGES = ("metal_kernels", "mlxserve", "tui")
 
 ARROWS: dict[str, str] = {
     "metal_kernels": "",
-    "tui": "",
+    "tui/sanitise": "",
+    "tui/home": "",
+    "tui/commands": "",
+    "tui/colours": "",
+    "tui/opening": "tui/colours",
+    "tui/talk": "tui/sanitise tui/home",
+    "tui/chat": "tui/sanitise tui/talk",
+    "tui/paint": "tui/sanitise tui/colours",
+    "tui/widgets": "tui/sanitise tui/commands tui/opening tui/talk tui/chat tui/paint",
+    "tui/engine": "tui/talk tui/chat",
+    "tui/actions": "tui/sanitise tui/talk tui/chat tui/paint tui/widgets",
+    "tui": (
+        "tui/home tui/commands tui/colours tui/opening tui/talk tui/chat tui/paint tui/widgets "
+        "tui/engine tui/actions"
+    ),
     "mlxserve/version": "",
     "mlxserve/errors": "",
     "mlxserve/stats": "",
@@ -94,8 +108,8 @@ ARROWS: dict[str, str] = {
         "mlxserve/build mlxserve/__init__"
     ),
     "mlxserve/cli": (
-        "tui mlxserve/version mlxserve/errors mlxserve/config mlxserve/machine mlxserve/hub "
-        "mlxserve/chat mlxserve/build mlxserve/api mlxserve/doctor mlxserve/bench"
+        "tui tui/opening mlxserve/version mlxserve/errors mlxserve/config mlxserve/machine "
+        "mlxserve/hub mlxserve/chat mlxserve/build mlxserve/api mlxserve/doctor mlxserve/bench"
     ),
     "mlxserve/__main__": "mlxserve/cli",
 }

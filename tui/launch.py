@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tui.colours import DEFAULT
 from tui.home import Home
-from tui.opening import DEFAULT_LOOK
 from tui.talk.connection import ConnectOptions, Connector
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _show(
     from tui.talk.models import Models
 
     store, warning = _open_store(home)
-    theme_name = store.setting("theme") or DEFAULT_LOOK
+    theme_name = store.setting("theme") or DEFAULT
     app = ChatApp(
         connector,
         store,

@@ -15,7 +15,10 @@ import os
 import signal
 import sys
 import termios
+from colorsys import rgb_to_hls
 from types import FrameType
+
+from tui.colours import COLOURS, DEFAULT
 
 ENTER = "\x1b[?1049h"  # the other screen, as the driver of Textual asks for it
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
@@ -35,28 +38,13 @@ WELCOME = "mlxserve"
 INVITATION = ("Ask something, or type ", "/", " to see what else this can do.")
 ASSURANCE = "F1 shows every key. Your chats stay on this machine."
 
-# Each colour as the theme has it, and the one of 256 that Rich takes where there are no more.
-_LOOKS = {
-    "mlxserve-dark": {
-        "background": ("#16181f", 16),
-        "text": ("#d5daee", 189),
-        "quiet": ("#8b92ab", 103),
-        "primary": ("#8aadf4", 111),
-        "placeholder": ("#8b92ab", 103),
-        "cursor": ("#16181f", 16),
-        "under cursor": ("#d5daee", 189),
-    },
-    "mlxserve-light": {
-        "background": ("#fafaf7", 231),
-        "text": ("#22252e", 16),
-        "quiet": ("#646a7c", 242),
-        "primary": ("#2a5db0", 25),
-        "placeholder": ("#646a7c", 242),
-        "cursor": ("#efeff0", 254),
-        "under cursor": ("#62646a", 241),
-    },
+# What is drawn: the colour of the letters, and the one under them.
+_STYLES = {
+    "text": ("foreground", "background"),
+    "quiet": ("quiet", "background"),
+    "primary": ("primary", "background"),
+    "cursor": ("background", "foreground"),
 }
-DEFAULT_LOOK = "mlxserve-dark"
 
 Run = tuple[str, str, bool]  # words, the name of their colour, whether they are bold
 Rows = dict[int, tuple[int, list[Run]]]  # row -> the column where it begins, and what is there
@@ -77,8 +65,8 @@ class FirstFrame:
         frame = cls(sys.__stdin__.fileno() if sys.__stdin__ is not None else 0)
         frame._take()
         width, height = os.get_terminal_size(2)
-        looks = theme if theme in _LOOKS else DEFAULT_LOOK
-        frame._write(ENTER + _HIDE_CURSOR + picture(width, height, looks, has_all_colours))
+        known = theme if theme in COLOURS else DEFAULT
+        frame._write(ENTER + _HIDE_CURSOR + picture(width, height, known, has_all_colours))
         return frame
 
     def __enter__(self) -> FirstFrame:
@@ -138,13 +126,13 @@ class FirstFrame:
 
 def picture(width: int, height: int, theme: str, has_all_colours: bool) -> str:
     """What draws the whole window: every cell, so that no other program's colours stay."""
-    looks = _LOOKS[theme]
+    colours = COLOURS[theme]
 
     def style(name: str, is_bold: bool = False) -> str:
-        under = "under cursor" if name == "cursor" else "background"
+        front, back = (colours[colour] for colour in _STYLES[name])
         return (
-            f"\x1b[0;{'1;' if is_bold else ''}{_colour(3, *looks[name], has_all_colours)};"
-            f"{_colour(4, *looks[under], has_all_colours)}m"
+            f"\x1b[0;{'1;' if is_bold else ''}{_colour(3, front, has_all_colours)};"
+            f"{_colour(4, back, has_all_colours)}m"
         )
 
     drawn = rows(width, height)
@@ -180,7 +168,7 @@ def rows(width: int, height: int) -> Rows:
             [
                 ("│ ", "primary", False),
                 (PLACEHOLDER[0], "cursor", False),
-                (PLACEHOLDER[1:] + " " * empty, "placeholder", False),
+                (PLACEHOLDER[1:] + " " * empty, "quiet", False),
                 (" │", "primary", False),
             ],
         ),
@@ -196,12 +184,22 @@ def rows(width: int, height: int) -> Rows:
     }
 
 
-def _colour(layer: int, full: str, number: int, has_all_colours: bool) -> str:
-    """layer: 3 for the letters, 4 for what is behind them"""
-    if not has_all_colours:
-        return f"{layer}8;5;{number}"
-    red, green, blue = (int(full[at : at + 2], 16) for at in (1, 3, 5))
-    return f"{layer}8;2;{red};{green};{blue}"
+def _colour(layer: int, name: str, has_all_colours: bool) -> str:
+    """layer: 3 for the letters, 4 for the background"""
+    red, green, blue = (int(name[at : at + 2], 16) for at in (1, 3, 5))
+    if has_all_colours:
+        return f"{layer}8;2;{red};{green};{blue}"
+    return f"{layer}8;5;{_of_256(red, green, blue)}"
+
+
+def _of_256(red: int, green: int, blue: int) -> int:
+    """The nearest of 256 colours, by the rule of Rich, which paints the rest of the terminal."""
+    _, lightness, saturation = rgb_to_hls(red / 255, green / 255, blue / 255)
+    if saturation < 0.15:
+        grey = round(lightness * 25)
+        return {0: 16, 25: 231}.get(grey, 231 + grey)
+    red, green, blue = (round(c / 95 if c < 95 else 1 + (c - 95) / 40) for c in (red, green, blue))
+    return 16 + 36 * red + 6 * green + blue
 
 
 def first_frame(arguments: list[str]) -> FirstFrame | None:
@@ -232,7 +230,7 @@ def _remembered_theme() -> str:
     folder = os.environ.get("MLXSERVE_HOME") or "~/.mlxserve"
     path = os.path.join(os.path.expanduser(folder), "chat.sqlite")
     if not os.path.exists(path):
-        return DEFAULT_LOOK
+        return DEFAULT
     try:
         chats = sqlite3.connect(path, timeout=0)
         try:
@@ -240,5 +238,5 @@ def _remembered_theme() -> str:
         finally:
             chats.close()
     except sqlite3.Error:
-        return DEFAULT_LOOK  # the app says what is wrong with the file
-    return DEFAULT_LOOK if found is None else str(found[0])
+        return DEFAULT  # the app says what is wrong with the file
+    return DEFAULT if found is None else str(found[0])

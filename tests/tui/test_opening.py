@@ -13,8 +13,9 @@ from rich.color import Color, ColorSystem
 from rich.style import Style
 
 from tui.chat.store import Store
+from tui.colours import COLOURS, DEFAULT
 from tui.home import Home
-from tui.opening import _LOOKS, DEFAULT_LOOK, picture, rows
+from tui.opening import picture, rows
 from tui.paint.theme import DARK, LIGHT
 from tui.talk.connection import ConnectOptions, Connector, ConnectProgress, ServerConnection
 
@@ -105,15 +106,18 @@ def test_the_first_frame_is_the_app_s_own_first_picture(
 
 
 def test_where_there_are_256_colours_they_are_those_that_rich_takes() -> None:
-    for look in _LOOKS.values():
-        for name, number in look.values():
-            assert Color.parse(name).downgrade(ColorSystem.EIGHT_BIT).number == number, name
-    assert "38;2;" not in picture(80, 24, DEFAULT_LOOK, False)
+    for theme, colours in COLOURS.items():
+        drawn = picture(80, 24, theme, False)
+        numbers = {int(number) for number in re.findall(r"[34]8;5;(\d+)", drawn)}
+        taken = (colours[name] for name in ("background", "foreground", "quiet", "primary"))
+        of_rich = {Color.parse(c).downgrade(ColorSystem.EIGHT_BIT).number for c in taken}
+        assert numbers == of_rich
+        assert "38;2;" not in drawn
 
 
 def test_a_window_that_is_too_small_is_left_to_the_app() -> None:
     assert rows(63, 24) == rows(80, 17) == {}
-    assert picture(20, 5, DEFAULT_LOOK, True).count(" ") == 100
+    assert picture(20, 5, DEFAULT, True).count(" ") == 100
 
 
 def test_the_first_frame_waits_for_no_import() -> None:

@@ -1,0 +1,52 @@
+"""The colours of the two themes, as plain data: the opening frame has no time to import Textual."""
+
+from __future__ import annotations
+
+DARK = "mlxserve-dark"
+LIGHT = "mlxserve-light"
+DEFAULT = DARK
+
+Colours = dict[str, str]  # what a colour is used for -> `#RRGGBB`
+
+COLOURS: dict[str, Colours] = {
+    DARK: {
+        "background": "#16181F",
+        "surface": "#1C1F28",
+        "panel": "#262A36",
+        "foreground": "#D5DAEE",
+        "quiet": "#8B92AB",  # text of less importance
+        "primary": "#8AADF4",
+        "secondary": "#A5ADCB",
+        "accent": "#C6A0F6",
+        "warning": "#EED49F",
+        "error": "#ED8796",
+        "success": "#A6DA95",
+        "border": "#3A4054",
+        "border-blurred": "#2C3140",
+        "highlight": "#28314A",  # the selected row of a list; quiet text stays readable on it
+        "code-background": "#22252F",
+        "number": "#F5A97F",  # in code
+        "found": "#16181F",  # search results
+        "found-background": "#EED49F",
+    },
+    LIGHT: {
+        "background": "#FAFAF7",
+        "surface": "#F1F1EC",
+        "panel": "#E6E6DF",
+        "foreground": "#22252E",
+        "quiet": "#646A7C",
+        "primary": "#2A5DB0",
+        "secondary": "#5C6378",
+        "accent": "#7A3FB5",
+        "warning": "#8A5A00",
+        "error": "#B3261E",
+        "success": "#2B6E36",
+        "border": "#C3C4BC",
+        "border-blurred": "#D8D8D0",
+        "highlight": "#DCE5F4",
+        "code-background": "#EFEFE9",
+        "number": "#9A4A00",
+        "found": "#22252E",
+        "found-background": "#FFDF8A",
+    },
+}
