@@ -33,7 +33,8 @@ from tui.chat.messages import CAN_CONTINUE, ChatMessage, Role
 from tui.chat.open_chat import OpenChat
 from tui.chat.store import Store, StoreError
 from tui.commands import COMMANDS, Command, looks_like_command, parse
-from tui.engine.panel import PanelInput, PanelPlacement
+from tui.engine.panel import PanelInput
+from tui.engine.placement import PanelPlacement
 from tui.home import Home
 from tui.leaving import EndingSignals
 from tui.opening import FirstFrame
@@ -82,13 +83,12 @@ class ChatApp(App[None]):
         self._warning = warning
         self._open_chat = OpenChat(store)
         self.window = ChatWindow()
-        self.answering = Answering(
-            self._open_chat, self.window, partial(self.run_worker, group="operation")
-        )
         self.link = ServerLink(
             connector, self.window, partial(self.run_worker, group="connect"), self._connected
         )
-        self.answering.link = self.link
+        self.answering = Answering(
+            self._open_chat, self.link, self.window, partial(self.run_worker, group="operation")
+        )
         self.browsing = Browsing(self._open_chat, self.answering, self.window, self._opened)
         self._model_switch = ModelSwitch(
             self, self.link, self.answering, models or Models(), self._show_model
@@ -108,7 +108,6 @@ class ChatApp(App[None]):
 
     async def on_mount(self) -> None:
         self._signals = EndingSignals(self._leave)
-        self.answering.start()
         self.window.composer.focus()
         await self.window.show(self._open_chat)
         self._hint()

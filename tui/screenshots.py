@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 from textual.pilot import Pilot
+from textual.widgets import OptionList, Static
 
 from tui.app import ChatApp
 from tui.chat.store import Store
@@ -81,7 +82,7 @@ async def _with_the_engine(app: ChatApp, pilot: Pilot[object]) -> None:
         for question in _QUESTIONS[:-1]:
             await _ask(app, question)
         others = [asyncio.create_task(_talk(http, question)) for question in _OTHERS]
-        await _until(lambda: "◆ shared 0" not in _text(app) and "running 2" in _text(app))
+        await _until(lambda: "shared 0" not in _panel(app) and "running 2" in _panel(app))
         await _ask(app, _QUESTIONS[-1])
         await pilot.pause(1.0)  # until the panel has looked again
         for other in others:
@@ -92,7 +93,7 @@ async def _with_the_models(app: ChatApp, pilot: Pilot[object]) -> None:
     await pilot.press("ctrl+o", "enter")
     await _until(lambda: bool(app.window.transcript.views))
     app.action_model()
-    await _until(lambda: "to download" in _text(app))
+    await _until(lambda: any("to download" in row for row in _rows(app)))
 
 
 async def _ask(app: ChatApp, question: str) -> None:
@@ -115,10 +116,14 @@ def _without_fonts(svg: str) -> str:
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
 
 
-def _text(app: ChatApp) -> str:
-    """What is on the screen."""
-    strips = app.screen._compositor.render_strips(app.size)
-    return "\n".join(strip.text for strip in strips)
+def _panel(app: ChatApp) -> str:
+    """The texts of the engine panel."""
+    return "\n".join(str(text.content) for text in app.query("EnginePanel Static").results(Static))
+
+
+def _rows(app: ChatApp) -> list[str]:
+    """The rows of the list in the open dialog."""
+    return [str(option.prompt) for rows in app.screen.query(OptionList) for option in rows.options]
 
 
 async def _until(is_so: Callable[[], bool]) -> None:

@@ -29,7 +29,7 @@ from tui.chat.store import Store
 from tui.home import Home
 from tui.talk.client import ChatClient
 from tui.talk.connection import ConnectOptions, Connector, ConnectProgress, ServerConnection
-from tui.talk.events import Finish, Piece, TextPiece
+from tui.talk.pieces import Finish, Piece, TextPiece
 
 PIECES_PER_SECOND = 100
 PIECE_SIZE = 4  # characters: a token's worth

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tui.talk.events import ChatError
+from tui.talk.errors import ChatError
 from tui.talk.models import Models, ModelSource
 
 REPOSITORY = "org/tiny-4bit"

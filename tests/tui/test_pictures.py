@@ -26,7 +26,7 @@ from tui.chat.messages import AnswerStats, Role
 from tui.chat.store import Store
 from tui.home import Home
 from tui.talk.connection import ConnectOptions, Connector, ConnectProgress
-from tui.talk.events import ChatError
+from tui.talk.errors import ChatError
 from tui.talk.models import Downloaded, Model, Models, ModelSource
 from tui.widgets.dialogs import HelpDialog
 

@@ -29,17 +29,17 @@ _FRAMES_PER_SECOND = 15
 
 
 class Answering:
-    """At most one answer coming. `link` and `start` are to come before the first question."""
-
-    link: ServerLink
+    """At most one answer at a time."""
 
     def __init__(
         self,
         open_chat: OpenChat,
+        link: ServerLink,
         window: ChatWindow,
         run: Callable[[Coroutine[None, None, None]], object],
     ) -> None:
         self._open_chat = open_chat
+        self._link = link
         self._window = window
         self._operations = Operations(run)
         self._view: AnswerView | None = None
@@ -48,13 +48,9 @@ class Answering:
         self._request_ids: dict[int, str] = {}  # of each chat's last answer, as the server names it
         self.is_thinking_open = False
 
-    def start(self) -> None:
-        """The window is there."""
-        self._ticker = self._window.set_interval(1 / _FRAMES_PER_SECOND, self._tick, pause=True)
-
     @property
     def is_busy(self) -> bool:
-        return not self._operations.is_idle or self.link.connection is None
+        return not self._operations.is_idle or self._link.connection is None
 
     @property
     def is_answering(self) -> bool:
@@ -83,7 +79,7 @@ class Answering:
         self._operations.begin(partial(self._guarded, operation), self.send_next)
 
     def run_when_connected(self, operation: Operation) -> None:
-        if self.link.connection is None:
+        if self._link.connection is None:
             self._window.notify(
                 "Not connected yet; try again when the server is ready.", markup=False
             )
@@ -140,7 +136,7 @@ class Answering:
         await self.reply(question)
 
     async def reply(self, question: ChatMessage) -> None:
-        connection = self.link.connection
+        connection = self._link.connection
         if connection is None:
             await self._say_not_connected()
             return
@@ -154,7 +150,7 @@ class Answering:
 
     async def go_on(self, answer: ChatMessage) -> None:
         """Write on at the end of an answer that was stopped or cut off."""
-        connection = self.link.connection
+        connection = self._link.connection
         if connection is None:
             await self._say_not_connected()
             return
@@ -184,19 +180,19 @@ class Answering:
         view.follow(answer)
         view.open_thinking(is_open=self.is_thinking_open)
         window.transcript.follow()
-        self._ticker.resume()
+        ticker = window.set_interval(1 / _FRAMES_PER_SECOND, self._tick)
         watching = asyncio.create_task(watch_progress(connection.client.engine, answer))
         try:
             message = await self._operations.follow(answer)
         finally:
             watching.cancel()
-            self._ticker.pause()
+            ticker.stop()
             self._view = None
             if answer.request_id is not None:
                 self._request_ids[answer.message.chat_id] = answer.request_id
         await view.finish(message)
         self._show_end(message)
-        if message.state is State.FAILED and (words := self.link.last_words()):
+        if message.state is State.FAILED and (words := self._link.last_words()):
             await window.transcript.say(words, is_error=True)
 
     async def _save(self, message: ChatMessage) -> None:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 
 from tui.talk.connection import Connector, ConnectProgress, ServerConnection
-from tui.talk.events import ChatError
+from tui.talk.errors import ChatError
 from tui.widgets.window import ChatWindow
 
 

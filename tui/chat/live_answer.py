@@ -16,16 +16,8 @@ from enum import Enum, auto
 from tui.chat.messages import AnswerStats, ChatMessage, State
 from tui.chat.store import CHECKPOINT_SECONDS
 from tui.talk.engine_state import Progress
-from tui.talk.events import (
-    Began,
-    ChatError,
-    Finish,
-    Piece,
-    TextPiece,
-    ThinkingPiece,
-    ToolPiece,
-    UsagePiece,
-)
+from tui.talk.errors import ChatError
+from tui.talk.pieces import Began, Finish, Piece, TextPiece, ThinkingPiece, ToolPiece, UsagePiece
 
 
 class AnswerPhase(Enum):

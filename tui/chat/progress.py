@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tui.chat.live_answer import AnswerPhase, LiveAnswer
 from tui.chat.stats_text import seconds_words
 from tui.talk.engine_state import Progress, RequestStage
-from tui.talk.events import ChatError
+from tui.talk.errors import ChatError
 
 if TYPE_CHECKING:
     from tui.talk.engine_client import (

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tui.talk.events import ChatError
+from tui.talk.errors import ChatError
 
 STATES = "fcasp"  # from the weakest to the strongest: one cell of a folded map shows the last
 MAX_PAGES = 1 << 24

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from tui.engine.page_map import PageMapReplica
-from tui.talk.events import ChatError, NoEngine
+from tui.talk.errors import ChatError, NoEngine
 
 if TYPE_CHECKING:  # httpx comes with it, which the first picture has no time for
     from tui.talk.engine_client import EngineClient

@@ -12,13 +12,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
-from textual.app import App, ComposeResult
-from textual.binding import Binding, BindingType
+from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
-from textual.css.query import DOMQuery
-from textual.geometry import Size
-from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Static
@@ -27,7 +23,7 @@ from tui.chat.messages import AnswerStats
 from tui.engine.page_map import FoldedMap
 from tui.engine.page_watch import PageWatch, nobody_looks
 from tui.engine.panel_text import GLYPHS, answer_lines, legend, now_lines
-from tui.talk.events import ChatError, NoEngine
+from tui.talk.errors import ChatError, NoEngine
 
 if TYPE_CHECKING:
     from tui.talk.engine_client import (
@@ -173,67 +169,3 @@ class EnginePanel(Vertical):
         folded = pages.fold(grid.num_cells, own)
         grid.show(folded)
         self._update("#legend", legend(pages, len(own), folded))
-
-
-class EngineScreen(Screen[None]):
-    """The panel alone, where there is no room for it beside the chat."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "app.engine", "Back to the chat", show=False)
-    ]
-
-    def __init__(self, panel: EnginePanel) -> None:
-        super().__init__()
-        self._panel = panel
-
-    def compose(self) -> ComposeResult:
-        panel = self._panel
-        panel.border_subtitle = "Esc back to the chat"
-        yield panel
-
-
-class PanelPlacement:
-    """Where the panel is: beside the chat, on a screen of its own, or nowhere."""
-
-    def __init__(self, app: App[None], watched: Callable[[], PanelInput]) -> None:
-        self._app = app
-        self._watched = watched
-        self._watch = PageWatch(lambda: watched().engine)
-
-    async def watch_pages(self) -> None:
-        """For as long as the app runs."""
-        await self._watch.run()
-
-    async def toggle(self) -> None:
-        app = self._app
-        if isinstance(app.screen, EngineScreen):
-            app.pop_screen()
-        elif self._beside:
-            await self._beside.remove()
-        elif len(app.screen_stack) == 1:
-            await self._show(app.size)
-
-    def resized(self, size: Size) -> None:
-        """Move where there is room now."""
-        if isinstance(self._app.screen, EngineScreen) and _has_room_beside(size):
-            self._app.pop_screen()
-            self._app.run_worker(self._show(size), group="engine-panel")
-        elif self._beside and not _has_room_beside(size):
-            self._beside.remove()
-            if len(self._app.screen_stack) == 1:
-                self._app.run_worker(self._show(size), group="engine-panel")
-
-    async def _show(self, size: Size) -> None:
-        if _has_room_beside(size):
-            main = self._app.screen_stack[0].query_one("#main")
-            await main.mount(EnginePanel(self._watched, self._watch))
-        else:
-            await self._app.push_screen(EngineScreen(EnginePanel(self._watched, self._watch)))
-
-    @property
-    def _beside(self) -> DOMQuery[EnginePanel]:
-        return self._app.screen_stack[0].query(EnginePanel)
-
-
-def _has_room_beside(size: Size) -> bool:
-    return size.width >= 110 and size.height >= 20

@@ -71,7 +71,7 @@ class Block:
             return last if last > 1 else None
         if self.kind in ("bullet_list_open", "ordered_list_open"):
             base = _start(self.tokens or ())
-            last = self._items[-1] - base
+            last = self.item_starts[-1] - base
             return last if last > 0 else None
         return None
 
@@ -81,8 +81,8 @@ class Block:
         return painter.paint(self.tokens, continued=self.continued, first_number=self.first_number)
 
     @property
-    def _items(self) -> list[int]:
-        """The lines at which a list's own items begin."""
+    def item_starts(self) -> list[int]:
+        """The lines at which the items of a list begin, without those of nested lists."""
         return [
             t.map[0]
             for t in self.tokens or ()
@@ -106,7 +106,7 @@ class Continuation:
         start = piece.first_number
         if start is None:
             start = int(piece.tokens[0].attrs.get("start", 1))
-        return cls(piece.kind, next_number=start + len(piece._items))
+        return cls(piece.kind, next_number=start + len(piece.item_starts))
 
     def apply(self, block: Block) -> Block:
         number = self.next_number if self.kind == "ordered_list_open" else None

@@ -17,16 +17,8 @@ import httpx
 
 from tui.sanitise import one_line, well_formed
 from tui.talk.engine_client import EngineClient
-from tui.talk.events import (
-    Began,
-    ChatError,
-    Finish,
-    Piece,
-    TextPiece,
-    ThinkingPiece,
-    ToolPiece,
-    UsagePiece,
-)
+from tui.talk.errors import ChatError
+from tui.talk.pieces import Began, Finish, Piece, TextPiece, ThinkingPiece, ToolPiece, UsagePiece
 from tui.talk.wire import check, events, explained, json_object, said, start_of
 
 # Prefill of a long prompt may take minutes without a byte, so a stream has no read timeout:

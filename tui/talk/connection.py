@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from tui.home import Home
 from tui.sanitise import one_line
-from tui.talk.events import ChatError
+from tui.talk.errors import ChatError
 from tui.talk.server_process import ServerProcess
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import httpx
 
 from tui.talk.engine_state import EngineStats, Progress
-from tui.talk.events import ChatError, NoEngine
+from tui.talk.errors import ChatError, NoEngine
 from tui.talk.wire import check, events, explained, json_object, said, start_of
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from tui.sanitise import one_line
-from tui.talk.events import ChatError
+from tui.talk.errors import ChatError
 
 _PROGRAM = (sys.executable, "-m", "mlxserve")
 

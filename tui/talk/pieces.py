@@ -48,19 +48,3 @@ class Finish:
 
 
 Piece = Began | TextPiece | ThinkingPiece | ToolPiece | UsagePiece | Finish
-
-
-class ChatError(Exception):
-    """Something the reader has to know: one sentence on what happened, one on what to do."""
-
-
-class Unreachable(ChatError):
-    """No server answers at the address."""
-
-
-class NotReady(ChatError):
-    """The server is there and cannot answer yet: it is loading a model."""
-
-
-class NoEngine(ChatError):
-    """The server does not show its engine: it is not one of ours."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tui.home import Home
 from tui.sanitise import clean
-from tui.talk.events import ChatError
+from tui.talk.errors import ChatError
 
 _READY = re.compile(rb"^mlxserve is ready at (http://\S+)\s*$", re.MULTILINE)
 _REQUEST = " uvicorn.access: "

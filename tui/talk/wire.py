@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from tui.sanitise import one_line, well_formed
-from tui.talk.events import ChatError, NotReady, Unreachable
+from tui.talk.errors import ChatError, NotReady, Unreachable
 from tui.talk.sse import EventReader, EventTooLarge, ServerEvent
 
 _MAX_ERROR_SIZE = 64 * 1024

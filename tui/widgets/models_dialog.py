@@ -17,7 +17,7 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from tui.sanitise import one_line
-from tui.talk.events import ChatError
+from tui.talk.errors import ChatError
 from tui.talk.models import Downloaded, Model, Models, ModelSource
 
 _BAR_WIDTH = 16

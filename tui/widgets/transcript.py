@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.message import Message as Event
@@ -63,7 +61,6 @@ class Transcript(VerticalScroll, can_focus=False):
     """
 
     WINDOW = 24
-    BINDINGS: ClassVar[list[BindingType]] = []
 
     class WantsEarlier(Event):
         """The reader has come to the top of what is shown."""
@@ -83,11 +80,6 @@ class Transcript(VerticalScroll, can_focus=False):
     @property
     def views(self) -> list[MessageView]:
         return list(self.query_children(MessageView))
-
-    @property
-    def num_earlier(self) -> int:
-        """Messages of the branch that have no view yet."""
-        return self._start
 
     async def show(
         self,

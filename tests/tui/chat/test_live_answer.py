@@ -6,15 +6,8 @@ import pytest
 from tui.chat import live_answer as answer_module
 from tui.chat.live_answer import AnswerPhase, LiveAnswer, NewText
 from tui.chat.messages import ChatMessage, Role, State
-from tui.talk.events import (
-    ChatError,
-    Finish,
-    Piece,
-    TextPiece,
-    ThinkingPiece,
-    ToolPiece,
-    UsagePiece,
-)
+from tui.talk.errors import ChatError
+from tui.talk.pieces import Finish, Piece, TextPiece, ThinkingPiece, ToolPiece, UsagePiece
 
 EMPTY = ChatMessage(id=2, chat_id=1, parent_id=1, role=Role.ASSISTANT, text="", state=State.WRITING)
 

@@ -6,7 +6,7 @@ import pytest
 from tui.chat.live_answer import LiveAnswer
 from tui.chat.messages import ChatMessage, Role, State
 from tui.chat.operations import Operations
-from tui.talk.events import Piece, TextPiece
+from tui.talk.pieces import Piece, TextPiece
 
 
 class Table:

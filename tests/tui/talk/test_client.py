@@ -8,18 +8,8 @@ import httpx
 import pytest
 
 from tui.talk.client import ChatClient, base_url
-from tui.talk.events import (
-    Began,
-    ChatError,
-    Finish,
-    NotReady,
-    Piece,
-    TextPiece,
-    ThinkingPiece,
-    ToolPiece,
-    Unreachable,
-    UsagePiece,
-)
+from tui.talk.errors import ChatError, NotReady, Unreachable
+from tui.talk.pieces import Began, Finish, Piece, TextPiece, ThinkingPiece, ToolPiece, UsagePiece
 
 if TYPE_CHECKING:
     from conftest import FakeServer

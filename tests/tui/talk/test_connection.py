@@ -10,7 +10,7 @@ import pytest
 from tui.home import Home
 from tui.talk import server_process as server_module
 from tui.talk.connection import ConnectOptions, Connector, ConnectProgress, ServerConnection
-from tui.talk.events import ChatError
+from tui.talk.errors import ChatError
 
 if TYPE_CHECKING:
     from conftest import FakeServer

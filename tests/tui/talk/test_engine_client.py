@@ -6,7 +6,7 @@ import pytest
 
 from tui.talk.client import ChatClient
 from tui.talk.engine_state import Progress, RequestStage
-from tui.talk.events import ChatError, NoEngine
+from tui.talk.errors import ChatError, NoEngine
 
 if TYPE_CHECKING:
     from conftest import FakeServer

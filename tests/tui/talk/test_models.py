@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tui.talk.events import ChatError
+from tui.talk.errors import ChatError
 from tui.talk.models import Downloaded, Model, Models, ModelSource
 
 Program = Callable[..., Models]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tui.home import Home
-from tui.talk.events import ChatError
+from tui.talk.errors import ChatError
 from tui.talk.server_process import ServerProcess, ServerStopped
 
 READY = "print('loading weights'); print('mlxserve is ready at http://127.0.0.1:4567')\n"

@@ -8,7 +8,7 @@ import pytest
 
 from tui.home import Home
 from tui.talk.connection import ConnectOptions, Connector
-from tui.talk.events import ChatError
+from tui.talk.errors import ChatError
 from tui.talk.models import Downloaded, Model, Models, ModelSource
 from tui.talk.server_process import ServerProcess
 from tui.widgets.models_dialog import ModelsDialog
