@@ -30,13 +30,8 @@ if TYPE_CHECKING:
         UnsupportedModel,
     )
     from mlxserve.llm import LLM, AsyncLLM, RequestOutput, Usage
-    from mlxserve.request import (
-        FinishReason,
-        SamplingParams,
-        Structure,
-        StructureKind,
-        TokenLogprob,
-    )
+    from mlxserve.request import FinishReason, TokenLogprob
+    from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
     from mlxserve.text.parsing.turn import AssistantTurn, ToolCall, ToolChoice
 
 __all__ = [
@@ -92,9 +87,9 @@ _MODULE_OF = {
     "ToolChoice": "mlxserve.text.parsing.turn",
     "AssistantTurn": "mlxserve.text.parsing.turn",
     "FinishReason": "mlxserve.request",
-    "SamplingParams": "mlxserve.request",
-    "Structure": "mlxserve.request",
-    "StructureKind": "mlxserve.request",
+    "SamplingParams": "mlxserve.sampling_params",
+    "Structure": "mlxserve.sampling_params",
+    "StructureKind": "mlxserve.sampling_params",
     "TokenLogprob": "mlxserve.request",
 }
 

@@ -28,7 +28,7 @@ from mlxserve.model.load import LoadedModel, load
 from mlxserve.model.probe import probe
 from mlxserve.model.runner import ModelRunner
 from mlxserve.model.sizing import fit_pages
-from mlxserve.request import SamplingParams
+from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.config import BudgetMode, SchedulerConfig
 from mlxserve.scheduler.copies import PageTail
 from mlxserve.scheduler.preemption import PreemptionMode

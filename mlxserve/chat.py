@@ -23,16 +23,9 @@ from mlxserve.errors import (
     PromptTooLong,
     UnknownPrefix,
 )
-from mlxserve.request import (
-    MAX_PAGES,
-    MIN_PAGES,
-    FinishReason,
-    Pooling,
-    Request,
-    Resized,
-    SamplingParams,
-)
+from mlxserve.request import MAX_PAGES, MIN_PAGES, FinishReason, Pooling, Request, Resized
 from mlxserve.request_options import AnswerTerms
+from mlxserve.sampling_params import SamplingParams
 from mlxserve.stats import Stats
 from mlxserve.text.deltas import AnswerText, Delta, Usage
 from mlxserve.text.guidance.planner import Planner

@@ -25,7 +25,8 @@ from mlxserve import machine
 from mlxserve.chat import Answer, AnswerTerms, Delta, Usage
 from mlxserve.config import EngineConfig, EngineOptions
 from mlxserve.errors import EngineStopped, InvalidParameter, InvalidRequest
-from mlxserve.request import FinishReason, Resized, SamplingParams, TokenLogprob
+from mlxserve.request import FinishReason, Resized, TokenLogprob
+from mlxserve.sampling_params import SamplingParams
 from mlxserve.stats import Stats
 from mlxserve.text.parsing.turn import AssistantTurn, ToolCall, ToolCallDelta, join_calls
 

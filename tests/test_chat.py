@@ -25,14 +25,8 @@ from mlxserve.errors import (
     UnknownPrefix,
 )
 from mlxserve.hub.embedded import model_path
-from mlxserve.request import (
-    CacheMiss,
-    CacheReport,
-    FinishReason,
-    Output,
-    Pooling,
-    SamplingParams,
-)
+from mlxserve.request import CacheMiss, CacheReport, FinishReason, Output, Pooling
+from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.tokenizer import Tokenizer
 
 T = TypeVar("T")

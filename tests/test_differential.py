@@ -23,7 +23,8 @@ from mlxserve.hub.embedded import MODEL_NAME
 from mlxserve.hub.files import find_model
 from mlxserve.model.load import LoadedModel, load, prepare
 from mlxserve.model.runner import ModelRunner
-from mlxserve.request import Request, SamplingParams
+from mlxserve.request import Request
+from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.copies import PageTail
 from mlxserve.scheduler.scheduler import Scheduler

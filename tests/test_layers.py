@@ -36,9 +36,10 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/version": "",
     "mlxserve/errors": "",
+    "mlxserve/sampling_params": "mlxserve/errors",
     "mlxserve/stats": "",
     "mlxserve/config": "mlxserve/errors",
-    "mlxserve/request": "mlxserve/errors",
+    "mlxserve/request": "mlxserve/sampling_params",
     "mlxserve/machine": "mlxserve/errors",
     "mlxserve/hub": "mlxserve/errors",
     "mlxserve/mini/__init__": "",
@@ -47,9 +48,11 @@ ARROWS: dict[str, str] = {
     "mlxserve/text/tokenizer": (
         "mlxserve/errors mlxserve/text/parsing mlxserve/text/template_limits"
     ),
-    "mlxserve/text/deltas": "mlxserve/request mlxserve/text/parsing mlxserve/text/tokenizer",
+    "mlxserve/text/deltas": (
+        "mlxserve/sampling_params mlxserve/request mlxserve/text/parsing mlxserve/text/tokenizer"
+    ),
     "mlxserve/text/guidance": (
-        "mlxserve/errors mlxserve/request mlxserve/text/parsing mlxserve/text/tokenizer"
+        "mlxserve/errors mlxserve/sampling_params mlxserve/text/parsing mlxserve/text/tokenizer"
     ),
     "mlxserve/text/__init__": "",
     "mlxserve/request_options": "mlxserve/text/parsing",
@@ -65,47 +68,47 @@ ARROWS: dict[str, str] = {
         "mlxserve/errors mlxserve/request mlxserve/cache/hashing mlxserve/cache/pages"
     ),
     "mlxserve/model": (
-        "metal_kernels mlxserve/errors mlxserve/stats mlxserve/request mlxserve/hub "
-        "mlxserve/cache/layout mlxserve/cache/kv"
+        "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/request "
+        "mlxserve/hub mlxserve/cache/layout mlxserve/cache/kv"
     ),
     "mlxserve/engine": (
         "mlxserve/errors mlxserve/stats mlxserve/request mlxserve/cache/pages "
         "mlxserve/cache/store mlxserve/scheduler mlxserve/model"
     ),
     "mlxserve/chat": (
-        "mlxserve/errors mlxserve/stats mlxserve/request mlxserve/text/parsing "
-        "mlxserve/text/tokenizer mlxserve/text/deltas mlxserve/text/guidance "
-        "mlxserve/request_options mlxserve/engine"
+        "mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/request "
+        "mlxserve/text/parsing mlxserve/text/tokenizer mlxserve/text/deltas "
+        "mlxserve/text/guidance mlxserve/request_options mlxserve/engine"
     ),
     "mlxserve/build": (
-        "metal_kernels mlxserve/errors mlxserve/config mlxserve/request mlxserve/machine "
+        "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/config mlxserve/machine "
         "mlxserve/hub mlxserve/text/tokenizer mlxserve/cache/pages mlxserve/cache/kv "
-        "mlxserve/cache/store mlxserve/scheduler mlxserve/model mlxserve/engine "
-        "mlxserve/chat"
+        "mlxserve/cache/store mlxserve/scheduler mlxserve/model mlxserve/engine mlxserve/chat"
     ),
     "mlxserve/llm": (
-        "mlxserve/errors mlxserve/stats mlxserve/config mlxserve/request mlxserve/machine "
-        "mlxserve/text/parsing mlxserve/chat mlxserve/build"
+        "mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config mlxserve/request "
+        "mlxserve/machine mlxserve/text/parsing mlxserve/chat mlxserve/build"
     ),
     "mlxserve/__init__": (
-        "mlxserve/version mlxserve/errors mlxserve/config mlxserve/request "
-        "mlxserve/text/parsing mlxserve/llm"
+        "mlxserve/version mlxserve/errors mlxserve/sampling_params mlxserve/config "
+        "mlxserve/request mlxserve/text/parsing mlxserve/llm"
     ),
     "mlxserve/mini/training": (
         "mlxserve/stats mlxserve/config mlxserve/machine mlxserve/hub mlxserve/__init__"
     ),
     "mlxserve/api": (
-        "mlxserve/version mlxserve/errors mlxserve/stats mlxserve/config mlxserve/request "
-        "mlxserve/text/parsing mlxserve/request_options mlxserve/engine mlxserve/chat"
+        "mlxserve/version mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config "
+        "mlxserve/request mlxserve/text/parsing mlxserve/request_options mlxserve/engine "
+        "mlxserve/chat"
     ),
     "mlxserve/doctor": (
-        "metal_kernels mlxserve/errors mlxserve/config mlxserve/request mlxserve/machine "
+        "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/config mlxserve/machine "
         "mlxserve/chat mlxserve/build"
     ),
     "mlxserve/bench": (
-        "mlxserve/errors mlxserve/config mlxserve/request mlxserve/machine mlxserve/hub "
-        "mlxserve/cache/pages mlxserve/scheduler mlxserve/model mlxserve/engine "
-        "mlxserve/build mlxserve/__init__"
+        "mlxserve/errors mlxserve/sampling_params mlxserve/config mlxserve/request "
+        "mlxserve/machine mlxserve/hub mlxserve/cache/pages mlxserve/scheduler mlxserve/model "
+        "mlxserve/engine mlxserve/build mlxserve/__init__"
     ),
     "mlxserve/cli": (
         "tui tui/opening mlxserve/version mlxserve/errors mlxserve/config mlxserve/machine "

@@ -18,8 +18,9 @@ from starlette.types import Receive
 from mlxserve.api.metrics import Metrics, Timed
 from mlxserve.api.server.sse import until_disconnect
 from mlxserve.errors import EngineStopped
-from mlxserve.request import CacheReport, FinishReason, SamplingParams, TokenLogprob
+from mlxserve.request import CacheReport, FinishReason, TokenLogprob
 from mlxserve.request_options import AnswerTerms
+from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.parsing.turn import ToolCall, ToolCallDelta, join_calls
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from mlxserve.api.metrics import Metrics
 from mlxserve.api.prompts import Prompts
 from mlxserve.api.server.sse import EventStream
 from mlxserve.errors import MlxServeError, QueueFull
-from mlxserve.request import SamplingParams
 from mlxserve.request_options import AnswerTerms
+from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.parsing.turn import AssistantTurn
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from mlxserve.config import EngineConfig
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.pace import Pace
 from mlxserve.hub.files import find_model
-from mlxserve.request import Chunk, Request, SamplingParams
+from mlxserve.request import Chunk, Request
+from mlxserve.sampling_params import SamplingParams
 
 PAGE_SIZE = 32
 _WARM_UP = 3  # steps

@@ -27,7 +27,8 @@ from itertools import count
 
 from mlxserve.bench.costs import CostModel, StepWork
 from mlxserve.errors import InvalidConfig
-from mlxserve.request import Request, SamplingParams, TokenIds, as_token_ids
+from mlxserve.request import Request, TokenIds, as_token_ids
+from mlxserve.sampling_params import SamplingParams
 
 _TEMPLATES = 1 << 30  # token ids from here on are templates, below are a session's own
 

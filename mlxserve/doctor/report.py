@@ -20,7 +20,7 @@ from mlxserve import machine
 from mlxserve.config import EngineConfig
 from mlxserve.doctor.kernels import examine
 from mlxserve.errors import MlxServeError
-from mlxserve.request import SamplingParams
+from mlxserve.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     import mlx.core as mx

@@ -20,7 +20,8 @@ from mlxserve.errors import UnsupportedModel
 from mlxserve.model.batch import Batch
 from mlxserve.model.load import LoadedModel, text_config
 from mlxserve.model.runner import ModelRunner
-from mlxserve.request import Chunk, Request, SamplingParams, as_page_table
+from mlxserve.request import Chunk, Request, as_page_table
+from mlxserve.sampling_params import SamplingParams
 
 _LENGTH = 20  # tokens of each of two sequences: two pages of 16
 # A window shows only in a context longer than itself. Up to this length it is looked at; the

@@ -23,7 +23,8 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxserve.request import Request, Sampled, SamplingParams, TokenLogprob
+from mlxserve.request import Request, Sampled, TokenLogprob
+from mlxserve.sampling_params import SamplingParams
 
 _MASK64 = (1 << 64) - 1
 _BEST = (64, 1024)  # tokens that are put in order for a top-k of at most as many

@@ -12,7 +12,8 @@ from mlxserve.errors import OutOfMemory
 from mlxserve.model.batch import Batch
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.runner import ModelRunner
-from mlxserve.request import Chunk, Request, SamplingParams, as_page_table
+from mlxserve.request import Chunk, Request, as_page_table
+from mlxserve.sampling_params import SamplingParams
 
 log = logging.getLogger("mlxserve.sizing")
 

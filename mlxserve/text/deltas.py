@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mlxserve.request import CacheReport, FinishReason, Output, SamplingParams, TokenLogprob
+from mlxserve.request import CacheReport, FinishReason, Output, TokenLogprob
+from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.parsing.overlap import overlap
 from mlxserve.text.parsing.parser import TurnParser
 from mlxserve.text.parsing.readers import Event, ReasoningDelta, TextDelta

@@ -26,8 +26,9 @@ from mlxserve.errors import (
     PromptTooLong,
     UnknownPrefix,
 )
-from mlxserve.request import FinishReason, Pooling, Resized, SamplingParams, TokenLogprob
+from mlxserve.request import FinishReason, Pooling, Resized, TokenLogprob
 from mlxserve.request_options import AnswerTerms
+from mlxserve.sampling_params import SamplingParams
 from mlxserve.stats import Distribution, Memory, Stats
 from mlxserve.text.deltas import Delta, Usage
 

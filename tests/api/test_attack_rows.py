@@ -32,7 +32,7 @@ from mlxserve.api.errors import ApiError
 from mlxserve.api.server.connection import Limits
 from mlxserve.errors import InvalidRequest
 from mlxserve.hub.embedded import model_path
-from mlxserve.request import Structure, StructureKind
+from mlxserve.sampling_params import Structure, StructureKind
 from mlxserve.text.guidance.grammars import MAX_KEPT, Grammars
 from mlxserve.text.tokenizer import Tokenizer
 

@@ -11,7 +11,8 @@ import pytest
 
 from mlxserve.bench.costs import ASSUMED, CostModel, RecordedStep, StepWork, fit, read_trace
 from mlxserve.errors import InvalidConfig
-from mlxserve.request import Chunk, Request, SamplingParams, as_page_table
+from mlxserve.request import Chunk, Request, as_page_table
+from mlxserve.sampling_params import SamplingParams
 
 MODEL = CostModel(0.02, 0.001, 2e-8, 0.0015, 3e-7)
 

@@ -20,7 +20,8 @@ from mlxserve.bench.simulator import Result, Simulation
 from mlxserve.bench.workloads import SCENARIOS
 from mlxserve.engine.engine import Engine
 from mlxserve.model.runner import ModelRunner
-from mlxserve.request import Chunk, Request, SamplingParams, as_page_table
+from mlxserve.request import Chunk, Request, as_page_table
+from mlxserve.sampling_params import SamplingParams
 
 
 def exact_run() -> Simulation:

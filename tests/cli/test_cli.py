@@ -172,7 +172,8 @@ class ScriptedChat:
 
     def __init__(self, *texts: str) -> None:
         from mlxserve.chat import Delta, Usage
-        from mlxserve.request import FinishReason, SamplingParams
+        from mlxserve.request import FinishReason
+        from mlxserve.sampling_params import SamplingParams
 
         self.default_params = SamplingParams(temperature=0.3)
         self.is_closed = False

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlxserve.engine.async_engine import AsyncEngine
-from mlxserve.request import FinishReason, Output, Request, SamplingParams
+from mlxserve.request import FinishReason, Output, Request
+from mlxserve.sampling_params import SamplingParams
 from mlxserve.stats import Stats
 
 

@@ -14,7 +14,8 @@ from mlxserve.engine.engine import Engine
 from mlxserve.engine.pace import Pace
 from mlxserve.engine.snapshot import PageState, Phase
 from mlxserve.errors import OutOfMemory, QueueFull
-from mlxserve.request import Chunk, FinishReason, Request, Sampled, SamplingParams
+from mlxserve.request import Chunk, FinishReason, Request, Sampled
+from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.stats import Memory

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mlxserve.engine.pace import Pace, PiecePace
-from mlxserve.request import Chunk, Request, SamplingParams, as_page_table
+from mlxserve.request import Chunk, Request, as_page_table
+from mlxserve.sampling_params import SamplingParams
 
 
 def decode(start: int = 100) -> Chunk:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mlxserve.engine.snapshot import Phase, view
-from mlxserve.request import PageRun, Request, RequestState, SamplingParams
+from mlxserve.request import PageRun, Request, RequestState
+from mlxserve.sampling_params import SamplingParams
 
 
 def request() -> Request:

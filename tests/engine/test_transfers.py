@@ -13,7 +13,8 @@ from mlxserve.cache.pages import PagePool
 from mlxserve.cache.store import PageStore
 from mlxserve.engine import transfers
 from mlxserve.engine.transfers import Swapper
-from mlxserve.request import Chunk, Request, RequestState, Sampled, SamplingParams
+from mlxserve.request import Chunk, Request, RequestState, Sampled
+from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.preemption import PreemptionMode
 from mlxserve.scheduler.scheduler import Scheduler

@@ -15,7 +15,8 @@ from mlxserve.cache.kv import KVPool
 from mlxserve.model.batch import Batch
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.runner import ModelRunner
-from mlxserve.request import Chunk, Request, SamplingParams, as_page_table
+from mlxserve.request import Chunk, Request, as_page_table
+from mlxserve.sampling_params import SamplingParams
 
 PAGE = 16
 REFERENCE = select_backend("reference")

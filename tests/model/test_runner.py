@@ -16,7 +16,8 @@ from mlxserve.model.batch import Batch
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.paged import RowSelector
 from mlxserve.model.runner import ModelRunner, Pending
-from mlxserve.request import Chunk, Request, Sampled, SamplingParams, as_page_table
+from mlxserve.request import Chunk, Request, Sampled, as_page_table
+from mlxserve.sampling_params import SamplingParams
 
 PAGE = 16
 GREEDY = SamplingParams(temperature=0)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from mlxserve.model.sampler import Draw, _best, _key, sample
-from mlxserve.request import Request, SamplingParams, TokenLogprob
+from mlxserve.request import Request, TokenLogprob
+from mlxserve.sampling_params import SamplingParams
 
 VOCABULARY = 12
 LOGITS = np.array([1.0, 3.0, -2.0, 2.5, 0.0, 2.9, -9.0, 1.5, 0.5, 2.0, -1.0, 0.7], np.float32)

@@ -23,7 +23,8 @@ from mlxserve.cache.pages import PagePool
 from mlxserve.hub.files import find_model
 from mlxserve.model.load import load
 from mlxserve.model.runner import ModelRunner
-from mlxserve.request import Chunk, Request, Sampled, SamplingParams, as_page_table
+from mlxserve.request import Chunk, Request, Sampled, as_page_table
+from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.scheduler import Scheduler
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from mlxserve.bench.report import Figure, Report
 from mlxserve.cache.pages import PagePool
-from mlxserve.request import Chunk, Request, Sampled, SamplingParams
+from mlxserve.request import Chunk, Request, Sampled
+from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.scheduler import Scheduler
 

@@ -32,8 +32,8 @@ from mlxserve.request import (
     RequestState,
     Resized,
     Sampled,
-    SamplingParams,
 )
+from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.admission import MAX_CANDIDATES
 from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.copies import PageCopy, PageTail

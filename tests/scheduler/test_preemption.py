@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from mlxserve.cache.pages import PagePool
-from mlxserve.request import Request, SamplingParams, as_page_table
+from mlxserve.request import Request, as_page_table
+from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.preemption import PreemptionMode, choose_victim, recompute_cost
 
 PAGE_SIZE = 4

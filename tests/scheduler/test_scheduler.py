@@ -6,14 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from mlxserve.errors import InvalidParameter, PromptTooLong, QueueFull
-from mlxserve.request import (
-    FinishReason,
-    Request,
-    RequestState,
-    Sampled,
-    SamplingParams,
-    TokenLogprob,
-)
+from mlxserve.request import FinishReason, Request, RequestState, Sampled, TokenLogprob
+from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.config import BudgetMode
 
 PAGE = 32

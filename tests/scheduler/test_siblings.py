@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from mlxserve.request import Request, SamplingParams
+from mlxserve.request import Request
+from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.siblings import Siblings
 
 HASHES = [bytes([n]) * 16 for n in range(8)]

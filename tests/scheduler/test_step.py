@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mlxserve.request import Request, SamplingParams
+from mlxserve.request import Request
+from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.limit import DECODE, Limit, LimitContext
 from mlxserve.scheduler.step import Step
 

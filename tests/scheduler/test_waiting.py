@@ -3,7 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxserve.request import Request, SamplingParams
+from mlxserve.request import Request
+from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.fairness import Service
 from mlxserve.scheduler.waiting import WaitingQueue
 

@@ -25,7 +25,7 @@ from mlxserve.api.bodies.fields import MAX_NAME_LENGTH
 from mlxserve.api.bodies.model import Body, NotYet, Strict, sampling_params
 from mlxserve.api.bodies.structured import OutputFormat
 from mlxserve.api.bodies.tools import Choice, Name, thinking_budget, turn_of
-from mlxserve.request import SamplingParams
+from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.parsing.turn import AssistantTurn, ToolChoice
 
 MAX_MESSAGES = 10_000

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from mlxserve.api.bodies.json_body import read_json
 from mlxserve.api.errors import ApiError
 from mlxserve.errors import InvalidParameter
-from mlxserve.request import SamplingParams
+from mlxserve.sampling_params import SamplingParams
 
 T = TypeVar("T", bound="Body")
 NotYet: TypeAlias = Mapping[str, tuple[object, ...]]  # and the values that ask for nothing

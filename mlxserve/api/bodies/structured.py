@@ -11,7 +11,7 @@ from typing import Annotated, TypeAlias
 
 from pydantic import PlainValidator
 
-from mlxserve.request import Structure, StructureKind
+from mlxserve.sampling_params import Structure, StructureKind
 
 MAX_CHOICES = 1_000
 _EXTENSION = {

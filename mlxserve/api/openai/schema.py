@@ -37,7 +37,8 @@ from mlxserve.api.bodies.tools import (
     turn_of,
 )
 from mlxserve.api.errors import ApiError
-from mlxserve.request import MAX_PAGES, MIN_PAGES, SamplingParams, Structure
+from mlxserve.request import MAX_PAGES, MIN_PAGES
+from mlxserve.sampling_params import SamplingParams, Structure
 from mlxserve.text.parsing.turn import AssistantTurn
 
 MAX_MESSAGES = 10_000

@@ -33,7 +33,8 @@ from mlxserve.api.responses.store import ResponseStore, StoredResponse
 from mlxserve.api.server.sse import named_event
 from mlxserve.api.service import Service
 from mlxserve.errors import MlxServeError
-from mlxserve.request import FinishReason, SamplingParams
+from mlxserve.request import FinishReason
+from mlxserve.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from mlxserve.chat import Delta

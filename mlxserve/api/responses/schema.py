@@ -24,7 +24,7 @@ from mlxserve.api.bodies.tools import (
 from mlxserve.api.errors import ApiError
 from mlxserve.api.openai.schema import MAX_MAX_TOKENS, MAX_MESSAGES, Generation, TemplateKwargs
 from mlxserve.api.responses.items import ToolAddress
-from mlxserve.request import Structure
+from mlxserve.sampling_params import Structure
 from mlxserve.text.parsing.turn import AssistantTurn
 
 _NEEDS: Mapping[str, tuple[str, ...]] = {

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from mlxserve.errors import EngineStopped, InvalidParameter
-from mlxserve.request import Structure, StructureKind
+from mlxserve.sampling_params import Structure, StructureKind
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mlxserve.errors import InvalidParameter
-from mlxserve.request import SamplingParams, Structure, StructureKind
+from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
 from mlxserve.text.guidance.calls import call_grammar
 from mlxserve.text.guidance.grammars import MAX_GRAMMAR, Grammars, inline
 from mlxserve.text.guidance.guide import AnswerGuide, Plan

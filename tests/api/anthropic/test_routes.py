@@ -10,7 +10,8 @@ from mlxserve.api.anthropic.reply import SIGNATURE, MessageShape
 from mlxserve.api.bodies.json_body import MAX_BODY_SIZE
 from mlxserve.errors import EngineStopped, OutOfMemory, PromptTooLong, QueueFull
 from mlxserve.hub.embedded import model_path
-from mlxserve.request import FinishReason, StructureKind
+from mlxserve.request import FinishReason
+from mlxserve.sampling_params import StructureKind
 from mlxserve.text.parsing.turn import ToolCallDelta, ToolChoice
 from mlxserve.text.tokenizer import Tokenizer
 

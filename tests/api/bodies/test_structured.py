@@ -10,7 +10,7 @@ import pytest
 from mlxserve.api.errors import ApiError
 from mlxserve.api.openai.schema import ChatRequest, CompletionRequest
 from mlxserve.errors import GrammarFailed
-from mlxserve.request import SamplingParams, StructureKind
+from mlxserve.sampling_params import SamplingParams, StructureKind
 
 HELLO = [{"role": "user", "content": "Hello"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

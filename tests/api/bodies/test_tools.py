@@ -10,8 +10,8 @@ import pytest
 from mlxserve.api.errors import ApiError
 from mlxserve.api.openai.schema import ChatRequest
 from mlxserve.errors import InvalidParameter
-from mlxserve.request import SamplingParams
 from mlxserve.request_options import AnswerTerms
+from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.parsing.turn import ToolChoice
 
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -10,7 +10,7 @@ from mlxserve.api.openai.schema import (
     ChatRequest,
     CompletionRequest,
 )
-from mlxserve.request import SamplingParams
+from mlxserve.sampling_params import SamplingParams
 
 DEFAULTS = SamplingParams(temperature=0.7, top_k=20)
 HELLO = [{"role": "user", "content": "Hello"}]

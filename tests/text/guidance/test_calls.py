@@ -30,7 +30,7 @@ from mlx_lm.tool_parsers import (
 
 from mlxserve.errors import InvalidParameter
 from mlxserve.hub.embedded import model_path
-from mlxserve.request import SamplingParams, Structure, StructureKind
+from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
 from mlxserve.text.guidance.calls import call_grammar
 from mlxserve.text.guidance.grammars import Grammars
 from mlxserve.text.guidance.guide import AnswerGuide

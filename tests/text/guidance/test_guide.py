@@ -11,7 +11,7 @@ import pytest
 
 from mlxserve.errors import EngineStopped, InvalidParameter
 from mlxserve.hub.embedded import model_path
-from mlxserve.request import Structure, StructureKind
+from mlxserve.sampling_params import Structure, StructureKind
 from mlxserve.text.guidance.grammars import MAX_DEPTH, MAX_PROPERTIES, MAX_SOURCE, Grammars
 from mlxserve.text.guidance.guide import AnswerGuide, Plan
 from mlxserve.text.tokenizer import Tokenizer

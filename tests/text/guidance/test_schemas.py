@@ -14,7 +14,8 @@ import pytest
 from mlxserve.build import build_chat
 from mlxserve.chat import AnswerTerms, Chat, Delta
 from mlxserve.config import EngineConfig
-from mlxserve.request import FinishReason, SamplingParams, Structure, StructureKind
+from mlxserve.request import FinishReason
+from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
 from mlxserve.text.parsing.turn import AssistantTurn
 
 WORDS = ("city", "name", "n", "tags", "kind", "größe", "a b", "is_open")

@@ -14,7 +14,8 @@ from mlxserve.build import build_chat
 from mlxserve.chat import AnswerTerms, Chat, Delta
 from mlxserve.config import EngineConfig
 from mlxserve.errors import GrammarFailed
-from mlxserve.request import FinishReason, SamplingParams, Structure, StructureKind
+from mlxserve.request import FinishReason
+from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
 from mlxserve.text.parsing.turn import AssistantTurn, ToolChoice, join_calls
 
 HELLO = [{"role": "user", "content": "Hello"}]
