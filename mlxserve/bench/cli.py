@@ -16,17 +16,19 @@ app = typer.Typer(
     help="Measure this machine, always next to a baseline in the same run.", no_args_is_help=True
 )
 
-Model = Annotated[
+ModelOption = Annotated[
     str,
     typer.Option(help="A folder, a repository id, synthetic:llama-100m or synthetic:qwen3-0.6b."),
 ]
-Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
-Plot = Annotated[Path | None, typer.Option("--plot", help="Plot the figures to this PNG file.")]
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
+PlotOption = Annotated[
+    Path | None, typer.Option("--plot", help="Plot the figures to this PNG file.")
+]
 
 
 @app.command()
 def decode(
-    model: Model = "synthetic:llama-100m",
+    model: ModelOption = "synthetic:llama-100m",
     pairs: Annotated[int, typer.Option(min=1, help="Interleaved pairs of runs.")] = 5,
     context: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 128,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 64,
@@ -34,7 +36,7 @@ def decode(
     shared: Annotated[
         int, typer.Option(min=1, help="With --batch: tokens of the prefix that all prompts share.")
     ] = 512,
-    json: Json = None,
+    json: JsonOption = None,
 ) -> None:
     """Decode speed next to mlx-lm's own loops on the same weights, in one process."""
     from mlxserve.bench.decode import bench_batch_decode, bench_decode
@@ -66,7 +68,7 @@ def simulate(
     option: Annotated[
         list[str] | None, typer.Option(help="Vary only this option; may be repeated.")
     ] = None,
-    json: Json = None,
+    json: JsonOption = None,
 ) -> None:
     """The real scheduler under a simulated clock: which defaults hold on which workload."""
     from rich.console import Console
@@ -111,7 +113,7 @@ def simulate(
 
 def _serving(workload: Workload) -> Callable[..., None]:
     def command(
-        model: Model = "synthetic:llama-100m",
+        model: ModelOption = "synthetic:llama-100m",
         against: Annotated[
             list[str] | None,
             typer.Option(
@@ -121,8 +123,8 @@ def _serving(workload: Workload) -> Callable[..., None]:
         pairs: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 3,
         size: Annotated[float, typer.Option(min=0.01, help="Scales the prompts' lengths.")] = 1.0,
         num_pages: Annotated[int, typer.Option(min=8, help="Pages of our servers' caches.")] = 1024,
-        json: Json = None,
-        plot: Plot = None,
+        json: JsonOption = None,
+        plot: PlotOption = None,
     ) -> None:
         from rich.console import Console
 
@@ -151,10 +153,10 @@ for _workload in WORKLOADS.values():
 
 @app.command()
 def startup(
-    model: Model = "mlxserve-mini",
+    model: ModelOption = "mlxserve-mini",
     against: Annotated[list[str] | None, typer.Option(help="mlx-lm, for its server.")] = None,
     pairs: Annotated[int, typer.Option(min=1, help="Interleaved pairs of starts.")] = 3,
-    json: Json = None,
+    json: JsonOption = None,
 ) -> None:
     """Seconds from the start of a server's process until it is ready, and to its first token."""
     from mlxserve.bench.startup import bench_startup

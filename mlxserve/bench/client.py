@@ -20,7 +20,7 @@ _TIMEOUT = httpx.Timeout(600.0, connect=10.0)
 
 
 @dataclass(slots=True)
-class Exchange:
+class TimedRequest:
     """One request and its answer. Times in seconds on the client's clock."""
 
     label: str
@@ -57,7 +57,7 @@ class LoadClient:
             trust_env=False,
         )
         self.model = model
-        self.exchanges: list[Exchange] = []
+        self.requests: list[TimedRequest] = []
 
     async def __aenter__(self) -> LoadClient:
         return self
@@ -76,15 +76,15 @@ class LoadClient:
         max_tokens: int,
         *,
         label: str = "",
-        on_text: Callable[[Exchange], None] = lambda _: None,
+        on_text: Callable[[TimedRequest], None] = lambda _: None,
         fields: Mapping[str, Any] = {},
-    ) -> Exchange:
+    ) -> TimedRequest:
         """Send a prompt, read the answer to its end, greedy unless `fields` of the body say more.
 
         An error is kept, not raised. What `on_text` raises closes the connection.
         """
-        exchange = Exchange(label, time.perf_counter())
-        self.exchanges.append(exchange)
+        request = TimedRequest(label, time.perf_counter())
+        self.requests.append(request)
         body = {
             "model": self.model,
             "prompt": prompt,
@@ -98,15 +98,15 @@ class LoadClient:
             async with self._http.stream("POST", "/v1/completions", json=body) as response:
                 if response.status_code != httpx.codes.OK:
                     text = (await response.aread()).decode(errors="replace")
-                    exchange.error = f"{response.status_code}: {text:.200}"
+                    request.error = f"{response.status_code}: {text:.200}"
                 else:
                     async for data in _events(response):
-                        if _take(exchange, data):
-                            on_text(exchange)
+                        if _take(request, data):
+                            on_text(request)
         except httpx.HTTPError as error:
-            exchange.error = f"{type(error).__name__}: {error}"
-        exchange.ended = time.perf_counter()
-        return exchange
+            request.error = f"{type(error).__name__}: {error}"
+        request.ended = time.perf_counter()
+        return request
 
     async def look(self, path: str) -> Any:
         """The JSON of a path. Raises httpx.HTTPError."""
@@ -148,22 +148,22 @@ async def _events(response: httpx.Response) -> AsyncGenerator[str, None]:
             yield data
 
 
-def _take(exchange: Exchange, data: str) -> bool:
+def _take(request: TimedRequest, data: str) -> bool:
     """Note an event; whether it brought text."""
-    num_pieces = len(exchange.times)
+    num_pieces = len(request.times)
     content = json.loads(data)
     if error := content.get("error"):
-        exchange.error = f"{error}"[:200]
+        request.error = f"{error}"[:200]
     for choice in content.get("choices") or ():
         if text := choice.get("text"):
-            exchange.times.append(time.perf_counter())
-            exchange.text += text
+            request.times.append(time.perf_counter())
+            request.text += text
     if usage := content.get("usage"):
-        exchange.num_prompt = usage.get("prompt_tokens", 0)
-        exchange.num_completion = usage.get("completion_tokens", 0)
+        request.num_prompt = usage.get("prompt_tokens", 0)
+        request.num_completion = usage.get("completion_tokens", 0)
         details = usage.get("prompt_tokens_details") or {}
-        exchange.num_cached = details.get("cached_tokens") or 0
-    return len(exchange.times) > num_pieces
+        request.num_cached = details.get("cached_tokens") or 0
+    return len(request.times) > num_pieces
 
 
 def _names(line: str, name: str) -> bool:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mlxserve.bench.costs import CostModel
-from mlxserve.bench.simulator import Result, Simulation
+from mlxserve.bench.simulator import Simulation, SimulationResult
 from mlxserve.bench.workloads import Scenario
 from mlxserve.build import scheduler_config
 from mlxserve.config import EngineConfig
@@ -35,7 +35,7 @@ class Metric:
 
     name: str
     unit: str
-    of: Callable[[Result], float]
+    of: Callable[[SimulationResult], float]
     floor: float  # differences below it are of no interest
     is_higher_better: bool = False
 
@@ -53,7 +53,7 @@ METRICS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class OptionVariant:
     """One option changed from its default."""
 
     option: str
@@ -72,31 +72,31 @@ class Variant:
 
 DEFAULTS = EngineConfig()
 VARIANTS = (
-    Variant("page_aligned_scheduling", False),
-    Variant("long_prefill_token_threshold", 0),
-    Variant("long_prefill_token_threshold", 256),
-    Variant("long_prefill_token_threshold", 1024),
-    Variant("max_num_batched_tokens", 512),
-    Variant("max_num_batched_tokens", 1024),
-    Variant("max_num_batched_tokens", 4096),
-    Variant("max_num_seqs", 4),
-    Variant("max_num_seqs", 16),
-    Variant("max_num_seqs", 256),
-    Variant("itl_target_ms", 0.0),
-    Variant("itl_target_ms", 250.0),
-    Variant("itl_target_ms", 1000.0),
-    Variant("page_size", 16),
-    Variant("page_size", 64),
-    Variant("enable_chunked_prefill", False),
-    Variant("enable_prefix_caching", False),
-    Variant("prefix_follow_pages", 10_000),  # nobody waits for anybody
-    Variant("growth_pages", 0),
-    Variant("growth_pages", 8),
-    Variant("hot_after_hits", 10_000),  # least recently used, and nothing else
+    OptionVariant("page_aligned_scheduling", False),
+    OptionVariant("long_prefill_token_threshold", 0),
+    OptionVariant("long_prefill_token_threshold", 256),
+    OptionVariant("long_prefill_token_threshold", 1024),
+    OptionVariant("max_num_batched_tokens", 512),
+    OptionVariant("max_num_batched_tokens", 1024),
+    OptionVariant("max_num_batched_tokens", 4096),
+    OptionVariant("max_num_seqs", 4),
+    OptionVariant("max_num_seqs", 16),
+    OptionVariant("max_num_seqs", 256),
+    OptionVariant("itl_target_ms", 0.0),
+    OptionVariant("itl_target_ms", 250.0),
+    OptionVariant("itl_target_ms", 1000.0),
+    OptionVariant("page_size", 16),
+    OptionVariant("page_size", 64),
+    OptionVariant("enable_chunked_prefill", False),
+    OptionVariant("enable_prefix_caching", False),
+    OptionVariant("prefix_follow_pages", 10_000),  # nobody waits for anybody
+    OptionVariant("growth_pages", 0),
+    OptionVariant("growth_pages", 8),
+    OptionVariant("hot_after_hits", 10_000),  # least recently used, and nothing else
 )
 
 
-def find_variants(options: Sequence[str] | None) -> tuple[Variant, ...]:
+def find_variants(options: Sequence[str] | None) -> tuple[OptionVariant, ...]:
     """The variants of these options, or all. Raises InvalidConfig with the options there are."""
     known = dict.fromkeys(variant.option for variant in VARIANTS)
     if unknown := [option for option in options or () if option not in known]:
@@ -143,7 +143,7 @@ class Difference:
 class Outcome:
     """One variant on one workload."""
 
-    variant: Variant
+    variant: OptionVariant
     differences: tuple[Difference, ...]
 
     def verdict(self) -> str:
@@ -215,13 +215,13 @@ def compare(
     *,
     num_requests: int,
     seeds: int,
-    variants: Sequence[Variant] = VARIANTS,
+    variants: Sequence[OptionVariant] = VARIANTS,
     base: EngineConfig = DEFAULTS,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
     """Run the defaults and every variant on the same `seeds` workloads."""
 
-    def run(config: EngineConfig, name: str) -> list[Result]:
+    def run(config: EngineConfig, name: str) -> list[SimulationResult]:
         results = []
         for seed in range(seeds):
             progress(f"{scenario.name}, {name}, seed {seed + 1} of {seeds}")
@@ -250,7 +250,7 @@ def simulate(
     num_requests: int,
     *,
     jumps: bool = True,
-) -> Result:
+) -> SimulationResult:
     """One run."""
     return simulation(scenario, config, cost, seed, num_requests, jumps=jumps).run()
 
@@ -277,7 +277,9 @@ def simulation(
     )
 
 
-def _differences(reference: Sequence[Result], results: Sequence[Result]) -> Iterator[Difference]:
+def _differences(
+    reference: Sequence[SimulationResult], results: Sequence[SimulationResult]
+) -> Iterator[Difference]:
     for metric in METRICS:
         default = [metric.of(result) for result in reference]
         pairs = [metric.of(r) - d for r, d in zip(results, default, strict=True)]

@@ -30,7 +30,7 @@ def bench_decode(model: str, *, pairs: int, context: int, tokens: int) -> Report
     path = find_model(model).path
     dense, _ = load_model(path)
     tokenizer = load_tokenizer(path)
-    tokenizer._eos_token_ids = set()  # both sides run to the last token
+    tokenizer.eos_token_ids = set()  # both sides run to the last token
     draw = random.Random(0)
     ours: list[float] = []
     theirs: list[float] = []

@@ -13,14 +13,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlxserve.bench.client import Exchange, LoadClient
+from mlxserve.bench.client import LoadClient, TimedRequest
 
-Play = Callable[["Stage"], Awaitable[None]]
-Ratios = Callable[[Sequence[Exchange]], dict[str, float]]  # what a load is after, from its answers
+Play = Callable[["LoadContext"], Awaitable[None]]
+Ratios = Callable[
+    [Sequence[TimedRequest]], dict[str, float]
+]  # what a load is after, from its answers
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class LoadContext:
     """What a load plays on. `size` scales its prompts: 1 is what two CPU cores do in a minute."""
 
     client: LoadClient
@@ -36,48 +38,48 @@ class Stage:
 
     async def ask(self, words: Sequence[str], max_tokens: int, label: str = "") -> list[str]:
         """The prompt with its answer, as the start of a next prompt."""
-        exchange = await self.client.ask(" ".join(words), max_tokens, label=label)
-        return [*words, *exchange.text.split()]
+        request = await self.client.ask(" ".join(words), max_tokens, label=label)
+        return [*words, *request.text.split()]
 
 
-async def prefix(stage: Stage, *, share: float = 1 / 3.05, count: int = 12) -> None:
+async def prefix(context: LoadContext, *, share: float = 1 / 3.05, count: int = 12) -> None:
     """Prompts of one length that begin alike, four at a time; the first one comes alone."""
-    length = stage.scaled(400)
-    shared = stage.words(round(length * share))
-    prompts = [shared + stage.words(length - len(shared)) for _ in range(count)]
-    await stage.ask(prompts[0], 8)
-    await _at_most(4, [stage.ask(prompt, 8) for prompt in prompts[1:]])
+    length = context.scaled(400)
+    shared = context.words(round(length * share))
+    prompts = [shared + context.words(length - len(shared)) for _ in range(count)]
+    await context.ask(prompts[0], 8)
+    await _at_most(4, [context.ask(prompt, 8) for prompt in prompts[1:]])
 
 
-async def admission(stage: Stage, *, count: int = 12) -> None:
+async def admission(context: LoadContext, *, count: int = 12) -> None:
     """Prompts of 16 pages with 12 of them cached, all at once."""
     page = 32
-    shared = stage.words(12 * page)
-    await stage.ask([*shared, "w1"], 1, label="warm-up")
-    prompts = [shared + stage.words(4 * page) for _ in range(count)]
-    await asyncio.gather(*(stage.ask(prompt, 8) for prompt in prompts))
+    shared = context.words(12 * page)
+    await context.ask([*shared, "w1"], 1, label="warm-up")
+    prompts = [shared + context.words(4 * page) for _ in range(count)]
+    await asyncio.gather(*(context.ask(prompt, 8) for prompt in prompts))
 
 
-async def chunked(stage: Stage) -> None:
+async def chunked(context: LoadContext) -> None:
     """Four answers run, and then a long prompt comes."""
     running: set[int] = set()
     all_run = asyncio.Event()
 
-    def on_text(exchange: Exchange) -> None:
-        if len(exchange.times) == 16:
-            running.add(id(exchange))
+    def on_text(request: TimedRequest) -> None:
+        if len(request.times) == 16:
+            running.add(id(request))
         if len(running) == 4:
             all_run.set()
 
-    prompts = [" ".join(stage.words(32)) for _ in range(4)]
+    prompts = [" ".join(context.words(32)) for _ in range(4)]
     streams = asyncio.gather(
-        *(stage.client.ask(prompt, 160, label="stream", on_text=on_text) for prompt in prompts)
+        *(context.client.ask(prompt, 160, label="stream", on_text=on_text) for prompt in prompts)
     )
     either: list[asyncio.Future[Any]] = [streams, asyncio.create_task(all_run.wait())]
-    # Streams that end without text have failed, which their exchanges tell.
+    # Streams that end without text have failed, which their requests tell.
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     either[1].cancel()
-    await stage.ask(stage.words(stage.scaled(1000)), 4, label="long prompt")
+    await context.ask(context.words(context.scaled(1000)), 4, label="long prompt")
     await streams
 
 
@@ -85,80 +87,80 @@ _IDLE = 24  # pieces of the answer that runs, before anybody else comes
 GAP, SHORT = "longest gap in idle steps", "short prompt's first token in idle steps"
 
 
-async def beside(stage: Stage) -> None:
+async def beside(context: LoadContext) -> None:
     """One answer runs; a short prompt comes, and when that is answered a long one."""
     pieces: dict[int, asyncio.Event] = {_IDLE: asyncio.Event()}
 
-    def on_text(exchange: Exchange) -> None:
-        if event := pieces.get(len(exchange.times)):
+    def on_text(request: TimedRequest) -> None:
+        if event := pieces.get(len(request.times)):
             event.set()
 
-    prompt = " ".join(stage.words(32))
-    stream = asyncio.ensure_future(stage.client.ask(prompt, 400, label="stream", on_text=on_text))
+    prompt = " ".join(context.words(32))
+    stream = asyncio.ensure_future(context.client.ask(prompt, 400, label="stream", on_text=on_text))
     idle = asyncio.create_task(pieces[_IDLE].wait())
-    # A stream that ends without text has failed, which its exchange tells.
+    # A stream that ends without text has failed, which its request tells.
     await asyncio.wait((stream, idle), return_when=asyncio.FIRST_COMPLETED)
     idle.cancel()
-    await stage.ask(stage.words(8), 4, label="short prompt")
-    await stage.ask(stage.words(stage.scaled(2500)), 1, label="long prompt")
+    await context.ask(context.words(8), 4, label="short prompt")
+    await context.ask(context.words(context.scaled(2500)), 1, label="long prompt")
     await stream
 
 
-def beside_ratios(exchanges: Sequence[Exchange]) -> dict[str, float]:
+def beside_ratios(requests: Sequence[TimedRequest]) -> dict[str, float]:
     """Against the median gap of the answer while it was alone."""
-    first = {exchange.label: exchange for exchange in exchanges}
+    first = {request.label: request for request in requests}
     gaps = first["stream"].gaps
     idle = statistics.median(gaps[4 : _IDLE - 1])
     return {SHORT: first["short prompt"].ttft / idle, GAP: max(gaps[_IDLE - 1 :]) / idle}
 
 
-async def preempt(stage: Stage, *, count: int = 10) -> None:
+async def preempt(context: LoadContext, *, count: int = 10) -> None:
     """More answers at once than there is memory for."""
-    prompts = [stage.words(stage.scaled(120)) for _ in range(count)]
-    await asyncio.gather(*(stage.ask(prompt, stage.scaled(100)) for prompt in prompts))
+    prompts = [context.words(context.scaled(120)) for _ in range(count)]
+    await asyncio.gather(*(context.ask(prompt, context.scaled(100)) for prompt in prompts))
 
 
-async def chat(stage: Stage, *, people: int = 3, turns: int = 5) -> None:
+async def chat(context: LoadContext, *, people: int = 3, turns: int = 5) -> None:
     """People who talk on: each turn's prompt is all that was said before and some more."""
 
     async def talk(words: list[str]) -> None:
         for turn in range(1, turns + 1):
-            words = await stage.ask(words, 16, label=f"turn {turn}")
-            words = words + stage.words(stage.scaled(60))
+            words = await context.ask(words, 16, label=f"turn {turn}")
+            words = words + context.words(context.scaled(60))
 
-    await asyncio.gather(*(talk(stage.words(stage.scaled(150))) for _ in range(people)))
+    await asyncio.gather(*(talk(context.words(context.scaled(150))) for _ in range(people)))
 
 
-async def agents(stage: Stage, *, calls: int = 5, fan_out: int = 3) -> None:
+async def agents(context: LoadContext, *, calls: int = 5, fan_out: int = 3) -> None:
     """An agent reads on and on, then sends out others that begin where it began."""
-    template = stage.words(stage.scaled(600))
+    template = context.words(context.scaled(600))
 
     async def work(words: list[str], calls: int) -> None:
         for _ in range(calls):
-            words = await stage.ask(words, 12)
-            words = words + stage.words(stage.scaled(40))
+            words = await context.ask(words, 12)
+            words = words + context.words(context.scaled(40))
 
-    await work(template + stage.words(20), calls)
-    await asyncio.gather(*(work(template + stage.words(20), 2) for _ in range(fan_out)))
+    await work(template + context.words(20), calls)
+    await asyncio.gather(*(work(template + context.words(20), 2) for _ in range(fan_out)))
 
 
 TOGETHER = "all together, in times of one alone"
 
 
-async def siblings(stage: Stage, *, count: int = 4) -> None:
+async def siblings(context: LoadContext, *, count: int = 4) -> None:
     """A cold prompt alone, then others with one long beginning, all at once."""
-    length = stage.scaled(600)
-    await stage.ask(stage.words(length + 16), 4, label="alone")
-    shared = stage.words(length)
-    prompts = [shared + stage.words(16) for _ in range(count)]
-    await asyncio.gather(*(stage.ask(prompt, 4, label="together") for prompt in prompts))
+    length = context.scaled(600)
+    await context.ask(context.words(length + 16), 4, label="alone")
+    shared = context.words(length)
+    prompts = [shared + context.words(16) for _ in range(count)]
+    await asyncio.gather(*(context.ask(prompt, 4, label="together") for prompt in prompts))
 
 
-def siblings_ratios(exchanges: Sequence[Exchange]) -> dict[str, float]:
+def siblings_ratios(requests: Sequence[TimedRequest]) -> dict[str, float]:
     """From the first request to the last answer."""
     seconds = {}
     for label in ("alone", "together"):
-        of_label = [exchange for exchange in exchanges if exchange.label == label]
+        of_label = [request for request in requests if request.label == label]
         seconds[label] = max(e.ended for e in of_label) - min(e.started for e in of_label)
     return {TOGETHER: seconds["together"] / seconds["alone"]}
 
@@ -166,16 +168,16 @@ def siblings_ratios(exchanges: Sequence[Exchange]) -> dict[str, float]:
 COMPUTED_AGAIN = "prompt tokens computed again"
 
 
-async def again(stage: Stage) -> None:
+async def again(context: LoadContext) -> None:
     """One prompt, three times over."""
-    words = stage.words(stage.scaled(600))
+    words = context.words(context.scaled(600))
     for turn in ("cold", "again", "again"):
-        await stage.ask(words, 4, label=turn)
+        await context.ask(words, 4, label=turn)
 
 
-def again_ratios(exchanges: Sequence[Exchange]) -> dict[str, float]:
+def again_ratios(requests: Sequence[TimedRequest]) -> dict[str, float]:
     """The most of any repetition."""
-    repeated = [exchange for exchange in exchanges if exchange.label == "again"]
+    repeated = [request for request in requests if request.label == "again"]
     return {COMPUTED_AGAIN: float(max(e.num_prompt - e.num_cached for e in repeated))}
 
 

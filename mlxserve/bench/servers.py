@@ -38,7 +38,7 @@ class ServerFailed(MlxServeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class Contender:
     """Where a contender listens, and what to call it in the tables."""
 
     name: str
@@ -54,23 +54,23 @@ def our_server(
     model: str,
     options: Sequence[str] = (),
     environment: Mapping[str, str] = MappingProxyType({}),
-) -> Iterator[Server]:
+) -> Iterator[Contender]:
     """`mlxserve serve` with some options. Raises ServerFailed with the end of its log."""
     command = [sys.executable, "-m", "mlxserve", "serve", "--model", model, "--exit-with-parent"]
     command += ["--disable-log-stats", *options]
     with _child(name, command, "/ready", environment) as (url, child):
-        yield Server(name, url, _first_model(url), child.seconds, child.process_id)
+        yield Contender(name, url, _first_model(url), child.seconds, child.process_id)
 
 
 @contextlib.contextmanager
 def mlx_lm_server(
     model: str, environment: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[Server]:
+) -> Iterator[Contender]:
     """mlx-lm's own server on the same files. Raises ServerFailed with the end of its log."""
     path = str(find_model(model).path)
     command = [sys.executable, "-c", _MLX_LM, "--model", path]
     with _child("mlx-lm", command, "/health", environment) as (url, child):
-        yield Server("mlx-lm", url, path, child.seconds, child.process_id)
+        yield Contender("mlx-lm", url, path, child.seconds, child.process_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from mlxserve.bench import loads
-from mlxserve.bench.client import Exchange, LoadClient, find_model, quantile
+from mlxserve.bench.client import LoadClient, TimedRequest, find_model, quantile
 from mlxserve.bench.report import Figure, Report, ratios
-from mlxserve.bench.servers import Server, mlx_lm_server, our_server
+from mlxserve.bench.servers import Contender, mlx_lm_server, our_server
 
 # The counters of ours that explain a figure.
 _COUNTERS = ("num_preemptions", "prefix_follow_waits", "overtakes")
@@ -140,7 +140,7 @@ def bench_serving(
 
 def _contenders(
     workload: Workload, model: str, against: Sequence[str], num_pages: int
-) -> Iterator[AbstractContextManager[Server]]:
+) -> Iterator[AbstractContextManager[Contender]]:
     for variant in workload.variants:
         options = variant.options
         if "--num-pages" not in options:
@@ -151,8 +151,8 @@ def _contenders(
 
 
 @contextlib.contextmanager
-def _running(url: str) -> Iterator[Server]:
-    yield Server(url, url, asyncio.run(find_model(url)))
+def _running(url: str) -> Iterator[Contender]:
+    yield Contender(url, url, asyncio.run(find_model(url)))
 
 
 Runs = dict[str, list[dict[str, float]]]  # contender -> rounds -> figure -> value
@@ -160,7 +160,7 @@ Runs = dict[str, list[dict[str, float]]]  # contender -> rounds -> figure -> val
 
 async def _rounds(
     workload: Workload,
-    servers: Sequence[Server],
+    servers: Sequence[Contender],
     pairs: int,
     size: float,
     progress: Callable[[str], None],
@@ -172,8 +172,8 @@ async def _rounds(
             draw = random.Random(f"{workload.name}/{number}")
             async with LoadClient(server.url, server.model) as client:
                 before = {name: await client.metric(f"mlxserve:{name}_total") for name in _COUNTERS}
-                await workload.play(loads.Stage(client, draw, size))
-                measured = _measure(client.exchanges, workload.ratios)
+                await workload.play(loads.LoadContext(client, draw, size))
+                measured = _measure(client.requests, workload.ratios)
                 for name, value in before.items():
                     measured[name] = await client.metric(f"mlxserve:{name}_total") - value
             if number:
@@ -182,31 +182,31 @@ async def _rounds(
 
 
 def _measure(
-    exchanges: Sequence[Exchange], of_load: loads.Ratios = lambda _: {}
+    requests: Sequence[TimedRequest], of_load: loads.Ratios = lambda _: {}
 ) -> dict[str, float]:
     """Milliseconds, and rates over the time from the first request to the last answer.
 
     `of_load` is what the load is after; it is left out where a request failed.
     """
-    done = [exchange for exchange in exchanges if exchange.error is None]
-    seconds = max(e.ended for e in exchanges) - min(e.started for e in exchanges)
-    gaps = [1e3 * gap for exchange in done for gap in exchange.gaps]
-    num_prompt = sum(exchange.num_prompt for exchange in done)
+    done = [request for request in requests if request.error is None]
+    seconds = max(e.ended for e in requests) - min(e.started for e in requests)
+    gaps = [1e3 * gap for request in done for gap in request.gaps]
+    num_prompt = sum(request.num_prompt for request in done)
     found = {
         "requests/s": len(done) / seconds,
         "prompt tokens/s": num_prompt / seconds,
-        "answer tokens/s": sum(exchange.num_completion for exchange in done) / seconds,
+        "answer tokens/s": sum(request.num_completion for request in done) / seconds,
         "gap p50, ms": quantile(gaps, 0.5),
         "gap p99, ms": quantile(gaps, 0.99),
         "gap max, ms": max(gaps, default=math.nan),
-        "cached share": sum(exchange.num_cached for exchange in done) / max(num_prompt, 1),
-        "errors": float(len(exchanges) - len(done)),
+        "cached share": sum(request.num_cached for request in done) / max(num_prompt, 1),
+        "errors": float(len(requests) - len(done)),
     }
-    for label in dict.fromkeys(exchange.label for exchange in done):
-        ttfts = [1e3 * exchange.ttft for exchange in done if exchange.label == label]
+    for label in dict.fromkeys(request.label for request in done):
+        ttfts = [1e3 * request.ttft for request in done if request.label == label]
         name = f"first token, {label}" if label else "first token"
         found[f"{name} p50, ms"] = quantile(ttfts, 0.5)
-    return found | (of_load(exchanges) if len(done) == len(exchanges) else {})
+    return found | (of_load(requests) if len(done) == len(requests) else {})
 
 
 def _figures(runs: Runs) -> Iterator[Figure]:

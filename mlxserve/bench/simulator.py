@@ -24,7 +24,7 @@ from itertools import count
 from typing import cast
 
 from mlxserve.bench.costs import CostModel, StepWork
-from mlxserve.bench.workloads import Turn, Workload
+from mlxserve.bench.workloads import SimulatedRequest, SimulatedWorkload
 from mlxserve.cache.pages import PagePool
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.pace import Pace
@@ -206,7 +206,7 @@ class JumpingPace(Pace):
 
 @dataclass(slots=True)
 class _Progress:
-    turn: Turn
+    turn: SimulatedRequest
     first: float | None = None  # when its first token came, and its last one
     last: float = 0.0
     longest_gap: float = 0.0
@@ -226,7 +226,7 @@ class RequestRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class SimulationResult:
     """What a run came to."""
 
     makespan: float
@@ -246,7 +246,7 @@ class Simulation:
         config: SchedulerConfig,
         num_pages: int,
         cost: CostModel,
-        workload: Workload,
+        workload: SimulatedWorkload,
         *,
         itl_target: float | None = None,
         jumps: bool = True,
@@ -259,12 +259,12 @@ class Simulation:
         runner = cast(ModelRunner, self.runner)  # launch, start and collect are all that is used
         self.engine = Engine(self.scheduler, runner, pace, self.runner.clock)
         self._workload = workload
-        self._arrivals: list[tuple[float, int, Turn]] = []
+        self._arrivals: list[tuple[float, int, SimulatedRequest]] = []
         self._order = count()
         self._running: dict[str, _Progress] = {}
         self._records: list[RequestRecord] = []
 
-    def run(self) -> Result:
+    def run(self) -> SimulationResult:
         """Play the workload to its end."""
         logger = logging.getLogger("mlxserve.scheduler")
         is_disabled, logger.disabled = logger.disabled, True  # preemptions are counted, not told
@@ -286,7 +286,7 @@ class Simulation:
         for output in outputs:
             self._advance(output)
 
-    def _send(self, turns: Sequence[Turn]) -> None:
+    def _send(self, turns: Sequence[SimulatedRequest]) -> None:
         for turn in turns:
             heapq.heappush(self._arrivals, (turn.time, next(self._order), turn))
 
@@ -326,9 +326,9 @@ class Simulation:
         )
         self._send(self._workload.finished(turn, self.runner.now))
 
-    def _result(self) -> Result:
+    def _result(self) -> SimulationResult:
         stats = self.scheduler.stats()
-        return Result(
+        return SimulationResult(
             makespan=self.runner.now,
             num_launched=self.runner.num_launched,
             num_steps=self.runner.num_steps,

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 
 from mlxserve.bench.client import LoadClient
 from mlxserve.bench.report import Figure, Report, ratios
-from mlxserve.bench.servers import Server, mlx_lm_server, our_server
+from mlxserve.bench.servers import Contender, mlx_lm_server, our_server
 from mlxserve.bench.serving import MLX_LM
 from mlxserve.errors import InvalidConfig
 
@@ -20,7 +20,7 @@ def bench_startup(model: str, *, against: Sequence[str], pairs: int) -> Report:
     """Start servers in turns, each alone. Raises ServerFailed, InvalidConfig."""
     if others := [address for address in against if address != MLX_LM]:
         raise InvalidConfig(f"--against {others[0]}: a server that runs has started; use {MLX_LM}")
-    starts: dict[str, Callable[[Mapping[str, str]], AbstractContextManager[Server]]] = {
+    starts: dict[str, Callable[[Mapping[str, str]], AbstractContextManager[Contender]]] = {
         "mlxserve": lambda environment: our_server("mlxserve", model, environment=environment)
     }
     if against:
@@ -45,12 +45,12 @@ def bench_startup(model: str, *, against: Sequence[str], pairs: int) -> Report:
     return Report("startup", {"model": model, "pairs": pairs}, tuple(figures))
 
 
-def _start(server: AbstractContextManager[Server]) -> tuple[float, float]:
+def _start(server: AbstractContextManager[Contender]) -> tuple[float, float]:
     with server as running:
         return running.start_seconds, asyncio.run(_first_token(running))
 
 
-async def _first_token(server: Server) -> float:
+async def _first_token(server: Contender) -> float:
     async with LoadClient(server.url, server.model) as client:
-        exchange = await client.ask("w1 w2 w3", 1)
-    return exchange.ended - exchange.started
+        request = await client.ask("w1 w2 w3", 1)
+    return request.ended - request.started

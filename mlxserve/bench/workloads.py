@@ -49,7 +49,7 @@ class Session:
 
 
 @dataclass(eq=False, slots=True)
-class Turn:
+class SimulatedRequest:
     """A request, and when it is sent."""
 
     time: float
@@ -57,7 +57,7 @@ class Turn:
     request: Request
 
 
-class Workload(ABC):
+class SimulatedWorkload(ABC):
     """Slots that each play a fixed number of sessions."""
 
     def __init__(self, *, seed: int, num_slots: int, num_sessions: int, max_context: int) -> None:
@@ -71,15 +71,15 @@ class Workload(ABC):
         self._symbols = count(1)
         self.num_turns = 0
 
-    def begin(self) -> list[Turn]:
+    def begin(self) -> list[SimulatedRequest]:
         """The first turns of every slot."""
         return [turn for slot in range(self.num_slots) for turn in self._next_session(slot, 0.0)]
 
-    def arrived(self, turn: Turn) -> list[Turn]:  # noqa: ARG002
+    def arrived(self, turn: SimulatedRequest) -> list[SimulatedRequest]:  # noqa: ARG002
         """What is sent because this turn was sent: nothing, unless arrivals wait for nobody."""
         return []
 
-    def finished(self, turn: Turn, now: float) -> list[Turn]:
+    def finished(self, turn: SimulatedRequest, now: float) -> list[SimulatedRequest]:
         """What is sent because this turn was answered."""
         session, request = turn.session, turn.request
         session.token_ids, session.page_hashes = request.token_ids, request.page_hashes
@@ -90,7 +90,7 @@ class Workload(ABC):
             return self._child_ended(session.parent, now)
         return self._next_session(session.slot, now)
 
-    def _next_session(self, slot: int, now: float) -> list[Turn]:
+    def _next_session(self, slot: int, now: float) -> list[SimulatedRequest]:
         number = self._played[slot]
         if number == self._num_sessions:
             return []
@@ -98,7 +98,7 @@ class Workload(ABC):
         draw = random.Random(f"{self._seed}/{slot}/{number}")
         return self._start(slot, draw, now)
 
-    def _turn(self, session: Session, time: float, max_tokens: int) -> Turn:
+    def _turn(self, session: Session, time: float, max_tokens: int) -> SimulatedRequest:
         """Send the session's tokens; they are the turn's until it is answered."""
         params = SamplingParams(max_tokens=max_tokens, temperature=0)
         request = Request(
@@ -109,41 +109,41 @@ class Workload(ABC):
         )
         session.token_ids, session.page_hashes = as_token_ids(), []
         self.num_turns += 1
-        return Turn(time, session, request)
+        return SimulatedRequest(time, session, request)
 
     def _write(self, session: Session, length: int) -> None:
         """Append text that nobody else has."""
         session.token_ids.extend(as_token_ids([next(self._symbols)]) * length)
 
     @abstractmethod
-    def _start(self, slot: int, draw: random.Random, now: float) -> list[Turn]:
+    def _start(self, slot: int, draw: random.Random, now: float) -> list[SimulatedRequest]:
         """The first turns of a slot's next session."""
 
-    def _next_turns(self, session: Session, now: float) -> list[Turn]:  # noqa: ARG002
+    def _next_turns(self, session: Session, now: float) -> list[SimulatedRequest]:  # noqa: ARG002
         """What follows an answered turn of a session that has turns left."""
         raise AssertionError("a session of one turn went on")
 
-    def _child_ended(self, parent: Session, now: float) -> list[Turn]:
+    def _child_ended(self, parent: Session, now: float) -> list[SimulatedRequest]:
         parent.children -= 1
         if parent.children:
             return []
         return self._next_session(parent.slot, now)
 
 
-class Chat(Workload):
+class ChatWorkload(SimulatedWorkload):
     """People: a shared system prompt, short messages, a text pasted now and then, and thinking."""
 
     MEAN_TURNS = 5.0
 
-    def _start(self, slot: int, draw: random.Random, now: float) -> list[Turn]:
+    def _start(self, slot: int, draw: random.Random, now: float) -> list[SimulatedRequest]:
         session = Session(slot, draw, _geometric(draw, self.MEAN_TURNS))
         session.token_ids = _template(0, 400)
         return self._say(session, now + draw.expovariate(1 / 10))
 
-    def _next_turns(self, session: Session, now: float) -> list[Turn]:
+    def _next_turns(self, session: Session, now: float) -> list[SimulatedRequest]:
         return self._say(session, now + draw_lognormal(session.draw, 12, 1.0, 1, 600))
 
-    def _say(self, session: Session, time: float) -> list[Turn]:
+    def _say(self, session: Session, time: float) -> list[SimulatedRequest]:
         draw = session.draw
         is_pasted = draw.random() < 0.1
         length = int(draw_lognormal(draw, *((2000, 1.0) if is_pasted else (50, 1.0)), 5, 12_000))
@@ -155,13 +155,13 @@ class Chat(Workload):
         return [self._turn(session, time, answer)]
 
 
-class FanOut(Workload):
+class FanOutWorkload(SimulatedWorkload):
     """Jobs of one template: a document, and 2 to 8 questions about it at the same moment."""
 
     MEAN_TURNS = 5.0
     TEMPLATE = 4096
 
-    def _start(self, slot: int, draw: random.Random, now: float) -> list[Turn]:
+    def _start(self, slot: int, draw: random.Random, now: float) -> list[SimulatedRequest]:
         time = now + draw.expovariate(1 / 5)
         job = Session(slot, draw, 0, children=draw.randint(2, 8))
         job.token_ids = _template(_zipf(draw, 4), self.TEMPLATE)
@@ -174,7 +174,7 @@ class FanOut(Workload):
         return turns
 
 
-class Agents(Workload):
+class AgentsWorkload(SimulatedWorkload):
     """Coding agents: about 12,000 tokens at first, tool results of heavy-tailed lengths, pauses of
     seconds and for 8 % of the turns of minutes, compaction when the context is full, and sometimes
     2 to 8 sub-agents that share the context so far.
@@ -184,7 +184,7 @@ class Agents(Workload):
     TEMPLATE = 10_240
     MAX_ANSWER = 4000
 
-    def _start(self, slot: int, draw: random.Random, now: float) -> list[Turn]:
+    def _start(self, slot: int, draw: random.Random, now: float) -> list[SimulatedRequest]:
         session = Session(slot, draw, max(1, round(draw.expovariate(1 / 30))))
         session.template = _zipf(draw, 3)
         self._open(session)
@@ -196,13 +196,13 @@ class Agents(Workload):
         session.page_hashes = []
         self._write(session, int(draw_lognormal(session.draw, 1400, 0.6, 50, 20_000)))
 
-    def _next_turns(self, session: Session, now: float) -> list[Turn]:
+    def _next_turns(self, session: Session, now: float) -> list[SimulatedRequest]:
         draw = session.draw
         if session.parent is None and draw.random() < 0.03:
             return self._delegate(session, now)
         return self._go_on(session, now)
 
-    def _go_on(self, session: Session, now: float) -> list[Turn]:
+    def _go_on(self, session: Session, now: float) -> list[SimulatedRequest]:
         draw = session.draw
         self._write(session, int(draw_lognormal(draw, 735, 1.3, 16, 30_000)))
         if len(session.token_ids) + self.MAX_ANSWER >= self._max_context:
@@ -217,7 +217,7 @@ class Agents(Workload):
         self._open(session)
         self._write(session, length)
 
-    def _delegate(self, session: Session, now: float) -> list[Turn]:
+    def _delegate(self, session: Session, now: float) -> list[SimulatedRequest]:
         session.children = session.draw.randint(2, 8)
         turns = []
         for number in range(session.children):
@@ -237,16 +237,16 @@ class Agents(Workload):
             turns += self._ask(child, now)
         return turns
 
-    def _child_ended(self, parent: Session, now: float) -> list[Turn]:
+    def _child_ended(self, parent: Session, now: float) -> list[SimulatedRequest]:
         parent.children -= 1
         return [] if parent.children else self._go_on(parent, now)
 
-    def _ask(self, session: Session, time: float) -> list[Turn]:
+    def _ask(self, session: Session, time: float) -> list[SimulatedRequest]:
         answer = int(draw_lognormal(session.draw, 270, 0.9, 4, self.MAX_ANSWER))
         return [self._turn(session, time, answer)]
 
 
-class Bursty(Workload):
+class BurstyWorkload(SimulatedWorkload):
     """Arrivals that wait for nobody, in bursts (Gamma gaps), at 80 % of what the machine can do."""
 
     MEAN_TURNS = 1.0
@@ -269,7 +269,7 @@ class Bursty(Workload):
         prefill = StepWork(prefill=int(prompt), prefill_context=prompt * prompt / 2)
         return cost.seconds(prefill) - cost.step + answer * cost.seconds(decodes) / 8
 
-    def _start(self, slot: int, draw: random.Random, now: float) -> list[Turn]:
+    def _start(self, slot: int, draw: random.Random, now: float) -> list[SimulatedRequest]:
         time = now + draw.gammavariate(self.SHAPE, self._gap / self.SHAPE)
         session = Session(slot, draw, 1)
         if draw.random() < 0.3:
@@ -278,10 +278,10 @@ class Bursty(Workload):
         self._write(session, min(int(draw_lognormal(draw, *self._PROMPT)), room))
         return [self._turn(session, time, int(draw_lognormal(draw, *self._ANSWER)))]
 
-    def arrived(self, turn: Turn) -> list[Turn]:
+    def arrived(self, turn: SimulatedRequest) -> list[SimulatedRequest]:
         return self._next_session(turn.session.slot, turn.time)
 
-    def finished(self, turn: Turn, now: float) -> list[Turn]:  # noqa: ARG002
+    def finished(self, turn: SimulatedRequest, now: float) -> list[SimulatedRequest]:  # noqa: ARG002
         return []
 
 
@@ -293,13 +293,13 @@ class Scenario:
     """
 
     name: str
-    workload: Callable[..., Workload]
+    workload: Callable[..., SimulatedWorkload]
     mean_turns: float
     num_slots: int
     pool_tokens: int
     max_context: int
 
-    def make(self, *, seed: int, num_requests: int, cost: CostModel) -> Workload:
+    def make(self, *, seed: int, num_requests: int, cost: CostModel) -> SimulatedWorkload:
         """About `num_requests` requests: whole sessions, the same number in every slot."""
         sessions = max(1, round(num_requests / (self.num_slots * self.mean_turns)))
         sizes = {
@@ -308,7 +308,7 @@ class Scenario:
             "num_sessions": sessions,
             "max_context": self.max_context,
         }
-        if self.workload is Bursty:
+        if self.workload is BurstyWorkload:
             return self.workload(cost=cost, **sizes)
         return self.workload(**sizes)
 
@@ -316,10 +316,10 @@ class Scenario:
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
-        Scenario("chat", Chat, Chat.MEAN_TURNS, 24, 65_536, 16_384),
-        Scenario("fan-out", FanOut, FanOut.MEAN_TURNS, 3, 131_072, 32_768),
-        Scenario("agents", Agents, Agents.MEAN_TURNS, 5, 262_144, 100_000),
-        Scenario("bursty", Bursty, Bursty.MEAN_TURNS, 4, 65_536, 32_768),
+        Scenario("chat", ChatWorkload, ChatWorkload.MEAN_TURNS, 24, 65_536, 16_384),
+        Scenario("fan-out", FanOutWorkload, FanOutWorkload.MEAN_TURNS, 3, 131_072, 32_768),
+        Scenario("agents", AgentsWorkload, AgentsWorkload.MEAN_TURNS, 5, 262_144, 100_000),
+        Scenario("bursty", BurstyWorkload, BurstyWorkload.MEAN_TURNS, 4, 65_536, 32_768),
     )
 }
 

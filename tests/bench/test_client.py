@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from mlxserve.bench.client import Exchange, LoadClient, find_model, quantile
+from mlxserve.bench.client import LoadClient, TimedRequest, find_model, quantile
 
 PIECES = ("w1", " w2", "", " w3")
 
@@ -64,29 +64,31 @@ def url() -> Iterator[str]:
 
 
 @pytest.fixture
-def asked(url: str) -> Callable[..., Exchange]:
-    def ask(prompt: str) -> Exchange:
-        async def run() -> Exchange:
+def asked(url: str) -> Callable[..., TimedRequest]:
+    def ask(prompt: str) -> TimedRequest:
+        async def run() -> TimedRequest:
             async with LoadClient(url + "/v1", "scripted", "secret") as client:
-                exchange = await client.ask(prompt, 4, label="turn")
-                assert client.exchanges == [exchange]
-                return exchange
+                request = await client.ask(prompt, 4, label="turn")
+                assert client.requests == [request]
+                return request
 
         return asyncio.run(run())
 
     return ask
 
 
-def test_pieces_of_text_are_timed_and_usage_is_kept(asked: Callable[..., Exchange]) -> None:
-    exchange = asked("w9 w9")
-    assert (exchange.text, exchange.error, exchange.label) == ("w1 w2 w3", None, "turn")
-    assert (exchange.num_prompt, exchange.num_cached, exchange.num_completion) == (7, 5, 3)
-    assert len(exchange.times) == 3  # the empty piece is none
-    assert len(exchange.gaps) == 2
-    assert 0 < exchange.ttft <= exchange.ended - exchange.started
+def test_pieces_of_text_are_timed_and_usage_is_kept(asked: Callable[..., TimedRequest]) -> None:
+    request = asked("w9 w9")
+    assert (request.text, request.error, request.label) == ("w1 w2 w3", None, "turn")
+    assert (request.num_prompt, request.num_cached, request.num_completion) == (7, 5, 3)
+    assert len(request.times) == 3  # the empty piece is none
+    assert len(request.gaps) == 2
+    assert 0 < request.ttft <= request.ended - request.started
 
 
-def test_requests_are_greedy_streams_with_usage_and_a_key(asked: Callable[..., Exchange]) -> None:
+def test_requests_are_greedy_streams_with_usage_and_a_key(
+    asked: Callable[..., TimedRequest],
+) -> None:
     asked("w9")
     assert Server.asked == [
         {
@@ -106,13 +108,13 @@ def test_requests_are_greedy_streams_with_usage_and_a_key(asked: Callable[..., E
     [("fail", '429: {"error": {"message": "no"}}'), ("break", "engine stopped")],
 )
 def test_errors_are_measured_and_not_raised(
-    asked: Callable[..., Exchange], prompt: str, error: str
+    asked: Callable[..., TimedRequest], prompt: str, error: str
 ) -> None:
     assert error in (asked(prompt).error or "")
 
 
 def test_a_server_that_is_gone_is_an_error_of_its_requests() -> None:
-    async def run() -> Exchange:
+    async def run() -> TimedRequest:
         async with LoadClient("http://127.0.0.1:9", "m") as client:
             return await client.ask("w1", 1)
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from mlxserve.bench import comparison
 from mlxserve.bench.cli import app
-from mlxserve.bench.comparison import DEFAULTS, METRICS, Difference, Metric, Variant
+from mlxserve.bench.comparison import DEFAULTS, METRICS, Difference, Metric, OptionVariant
 from mlxserve.bench.costs import ASSUMED
 from mlxserve.bench.workloads import SCENARIOS
 from mlxserve.errors import InvalidConfig
@@ -66,8 +66,8 @@ def test_a_default_is_supported_if_leaving_it_only_ever_hurts(
 
 def test_a_variant_that_changes_nothing_differs_by_nothing() -> None:
     scenario = replace(SCENARIOS["bursty"], num_slots=2)
-    same = Variant("max_num_seqs", DEFAULTS.max_num_seqs)
-    fewer = Variant("max_num_seqs", 1)
+    same = OptionVariant("max_num_seqs", DEFAULTS.max_num_seqs)
+    fewer = OptionVariant("max_num_seqs", 1)
     compared = comparison.compare(
         scenario, ASSUMED, num_requests=20, seeds=3, variants=[same, fewer]
     )
@@ -89,7 +89,7 @@ def test_the_error_is_that_of_the_paired_differences() -> None:
         for seed in (0, 1)
     ]
     compared = comparison.compare(
-        scenario, ASSUMED, num_requests=20, seeds=2, variants=[Variant("max_num_seqs", 1)]
+        scenario, ASSUMED, num_requests=20, seeds=2, variants=[OptionVariant("max_num_seqs", 1)]
     )
     makespan = compared.outcomes[0].differences[0]
     assert makespan.mean == pytest.approx(sum(pairs) / 2)
@@ -98,7 +98,7 @@ def test_the_error_is_that_of_the_paired_differences() -> None:
 
 
 def test_whole_prompts_get_the_budget_that_they_need() -> None:
-    chosen = Variant("enable_chunked_prefill", False).of(DEFAULTS, SCENARIOS["chat"])
+    chosen = OptionVariant("enable_chunked_prefill", False).of(DEFAULTS, SCENARIOS["chat"])
     assert chosen.max_num_batched_tokens == SCENARIOS["chat"].max_context
 
 
@@ -115,7 +115,7 @@ def test_the_tables_name_metrics_and_verdicts() -> None:
         ASSUMED,
         num_requests=10,
         seeds=2,
-        variants=[Variant("max_num_seqs", 1)],
+        variants=[OptionVariant("max_num_seqs", 1)],
     )
     out = io.StringIO()
     console = Console(file=out, width=200)

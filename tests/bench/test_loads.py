@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from mlxserve.bench import loads
-from mlxserve.bench.client import Exchange
+from mlxserve.bench.client import TimedRequest
 
 
 class Client:
     """Answers at once with as many words as it may, and remembers how many were asked at once."""
 
     def __init__(self) -> None:
-        self.exchanges: list[Exchange] = []
+        self.requests: list[TimedRequest] = []
         self.prompts: list[list[str]] = []
         self.together: list[int] = []
         self._running = 0
@@ -28,26 +28,26 @@ class Client:
         max_tokens: int,
         *,
         label: str = "",
-        on_text: Callable[[Exchange], None] = lambda _: None,
-    ) -> Exchange:
-        exchange = Exchange(label, 0.0)
-        self.exchanges.append(exchange)
+        on_text: Callable[[TimedRequest], None] = lambda _: None,
+    ) -> TimedRequest:
+        request = TimedRequest(label, 0.0)
+        self.requests.append(request)
         self.prompts.append(prompt.split())
         self._running += 1
         self.together.append(self._running)
         for _ in range(max_tokens):
-            exchange.times.append(1.0)
-            on_text(exchange)
+            request.times.append(1.0)
+            on_text(request)
             await asyncio.sleep(0)
         self._running -= 1
-        exchange.text = " ".join(["a"] * max_tokens)
-        return exchange
+        request.text = " ".join(["a"] * max_tokens)
+        return request
 
 
 def played(play: loads.Play, size: float = 1.0, **options: Any) -> Client:
     client = Client()
-    stage = loads.Stage(client, random.Random(1), size)  # type: ignore[arg-type]
-    asyncio.run(play(stage, **options))  # type: ignore[call-arg]
+    context = loads.LoadContext(client, random.Random(1), size)  # type: ignore[arg-type]
+    asyncio.run(play(context, **options))  # type: ignore[call-arg]
     return client
 
 
@@ -87,7 +87,7 @@ def test_each_turn_of_a_chat_goes_on_from_the_one_before() -> None:
     assert second[: len(first)] == first
     assert third[: len(second)] == second
     assert second[len(first) :][:16] == ["a"] * 16
-    assert [exchange.label for exchange in client.exchanges] == ["turn 1", "turn 2", "turn 3"]
+    assert [request.label for request in client.requests] == ["turn 1", "turn 2", "turn 3"]
 
 
 def test_agents_fan_out_from_one_template() -> None:
@@ -116,27 +116,27 @@ def test_preempt_asks_for_all_at_once_and_a_size_scales_it() -> None:
 
 def test_beside_lets_an_answer_run_alone_first() -> None:
     client = played(loads.beside, 0.01)
-    labels = [exchange.label for exchange in client.exchanges]
+    labels = [request.label for request in client.requests]
     assert labels == ["stream", "short prompt", "long prompt"]
     assert client.together == [1, 2, 2]
     assert [len(prompt) for prompt in client.prompts] == [32, 8, 25]
 
 
 def test_beside_is_told_in_steps_of_the_answer_while_it_was_alone() -> None:
-    stream = Exchange("stream", 0.0, [float(at) for at in range(24)] + [30.0, 31.0])
-    short = Exchange("short prompt", 24.0, [26.0])
+    stream = TimedRequest("stream", 0.0, [float(at) for at in range(24)] + [30.0, 31.0])
+    short = TimedRequest("short prompt", 24.0, [26.0])
     found = loads.beside_ratios([stream, short])
     assert found == {loads.SHORT: 2.0, loads.GAP: 7.0}
 
 
 def test_siblings_are_told_in_times_of_one_that_is_alone() -> None:
-    alone = Exchange("alone", 0.0, ended=2.0)
-    together = [Exchange("together", 2.0, ended=4.5), Exchange("together", 2.5, ended=5.0)]
+    alone = TimedRequest("alone", 0.0, ended=2.0)
+    together = [TimedRequest("together", 2.0, ended=4.5), TimedRequest("together", 2.5, ended=5.0)]
     assert loads.siblings_ratios([alone, *together]) == {loads.TOGETHER: 1.5}
 
 
 def test_again_counts_what_a_repetition_computed() -> None:
-    made = [Exchange(label, 0.0) for label in ("cold", "again", "again")]
-    for exchange, cached in zip(made, (0, 96, 64), strict=True):
-        exchange.num_prompt, exchange.num_cached = 100, cached
+    made = [TimedRequest(label, 0.0) for label in ("cold", "again", "again")]
+    for request, cached in zip(made, (0, 96, 64), strict=True):
+        request.num_prompt, request.num_cached = 100, cached
     assert loads.again_ratios(made) == {loads.COMPUTED_AGAIN: 36.0}

@@ -16,7 +16,7 @@ from mlxserve.bench.cli import app
 from mlxserve.bench.comparison import DEFAULTS, simulation
 from mlxserve.bench.costs import ASSUMED, StepWork, fit, read_trace
 from mlxserve.bench.recording import RecordingPace
-from mlxserve.bench.simulator import Result, Simulation
+from mlxserve.bench.simulator import Simulation, SimulationResult
 from mlxserve.bench.workloads import SCENARIOS
 from mlxserve.engine.engine import Engine
 from mlxserve.model.runner import ModelRunner
@@ -30,7 +30,7 @@ def exact_run() -> Simulation:
     return simulation(scenario, settings, ASSUMED, seed=0, num_requests=12, jumps=False)
 
 
-def recorded_run(run: Simulation, file: io.TextIOBase) -> Result:
+def recorded_run(run: Simulation, file: io.TextIOBase) -> SimulationResult:
     """The simulated engine with a pace that records."""
     runner = cast(ModelRunner, run.runner)
     pace = RecordingPace(None, cast("io.TextIOWrapper", file))

@@ -15,15 +15,15 @@ from typer.testing import CliRunner
 
 from mlxserve.bench import loads, servers, serving
 from mlxserve.bench.cli import app
-from mlxserve.bench.client import Exchange
+from mlxserve.bench.client import TimedRequest
 from mlxserve.bench.plot import _panels, draw
 from mlxserve.bench.report import Figure, Report
-from mlxserve.bench.servers import Server, ServerFailed
+from mlxserve.bench.servers import Contender, ServerFailed
 from mlxserve.errors import InvalidConfig
 
 
-def exchange(label: str = "", at: float = 0.0, *times: float, **fields: Any) -> Exchange:
-    made = Exchange(label, at, list(times), max(times, default=at))
+def request(label: str = "", at: float = 0.0, *times: float, **fields: Any) -> TimedRequest:
+    made = TimedRequest(label, at, list(times), max(times, default=at))
     for name, value in fields.items():
         setattr(made, name, value)
     return made
@@ -32,9 +32,9 @@ def exchange(label: str = "", at: float = 0.0, *times: float, **fields: Any) -> 
 def test_figures_are_of_all_requests_from_the_first_to_the_last() -> None:
     found = serving._measure(
         [
-            exchange("a", 0.0, 1.0, 1.5, num_prompt=60, num_cached=30, num_completion=2),
-            exchange("b", 1.0, 3.0, 4.0, num_prompt=20, num_cached=10, num_completion=2),
-            exchange("b", 1.0, error="429"),
+            request("a", 0.0, 1.0, 1.5, num_prompt=60, num_cached=30, num_completion=2),
+            request("b", 1.0, 3.0, 4.0, num_prompt=20, num_cached=10, num_completion=2),
+            request("b", 1.0, error="429"),
         ]
     )
     assert found["requests/s"] == 2 / 4
@@ -67,7 +67,7 @@ def test_every_round_asks_each_contender_the_same_and_the_first_warms_up(
     class Client:
         def __init__(self, url: str, model: str) -> None:
             self.url = url
-            self.exchanges = [exchange("", 0.0, 1.0, num_prompt=1)]
+            self.requests = [request("", 0.0, 1.0, num_prompt=1)]
 
         async def __aenter__(self) -> Client:
             return self
@@ -78,12 +78,12 @@ def test_every_round_asks_each_contender_the_same_and_the_first_warms_up(
         async def metric(self, name: str) -> float:
             return float(len(asked))
 
-    async def play(stage: loads.Stage) -> None:
-        asked.append((stage.client.url, stage.draw.random()))  # type: ignore[attr-defined]
+    async def play(context: loads.LoadContext) -> None:
+        asked.append((context.client.url, context.draw.random()))  # type: ignore[attr-defined]
 
     monkeypatch.setattr(serving, "LoadClient", Client)
     workload = serving.Workload("w", play, (), "")
-    both = [Server("one", "1", "m"), Server("two", "2", "m")]
+    both = [Contender("one", "1", "m"), Contender("two", "2", "m")]
     runs = asyncio.run(serving._rounds(workload, both, 2, 1.0, lambda _: None))
     assert [url for url, _ in asked] == ["1", "2"] * 3
     assert [draw for _, draw in asked[::2]] == [draw for _, draw in asked[1::2]]
@@ -145,5 +145,5 @@ def test_a_workload_runs_on_real_servers(tmp_path: Path) -> None:
 
 
 def test_words_are_new_in_every_round() -> None:
-    stages = [loads.Stage(None, random.Random(f"w/{n}")) for n in range(2)]  # type: ignore[arg-type]
+    stages = [loads.LoadContext(None, random.Random(f"w/{n}")) for n in range(2)]  # type: ignore[arg-type]
     assert stages[0].words(20) != stages[1].words(20)

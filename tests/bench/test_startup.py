@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlxserve.bench import startup
-from mlxserve.bench.servers import Server
+from mlxserve.bench.servers import Contender
 from mlxserve.errors import InvalidConfig
 
 
@@ -21,16 +21,16 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     log: list[str] = []
 
     @contextlib.contextmanager
-    def start(name: str, environment: Mapping[str, str]) -> Iterator[Server]:
+    def start(name: str, environment: Mapping[str, str]) -> Iterator[Contender]:
         assert environment["PYTHONDONTWRITEBYTECODE"] == "", "nothing is compiled"
         assert Path(environment["PYTHONPYCACHEPREFIX"]).is_dir()
         log.append(f"start {name}")
-        yield Server(name, "http://127.0.0.1:9", "m", start_seconds=float(len(log)))
+        yield Contender(name, "http://127.0.0.1:9", "m", start_seconds=float(len(log)))
         log.append(f"end {name}")
 
     def ours(
         name: str, model: str, environment: Mapping[str, str]
-    ) -> AbstractContextManager[Server]:
+    ) -> AbstractContextManager[Contender]:
         return start(name, environment)
 
     monkeypatch.setattr(startup, "our_server", ours)

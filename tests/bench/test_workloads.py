@@ -10,11 +10,11 @@ import pytest
 from mlxserve.bench.costs import ASSUMED, CostModel
 from mlxserve.bench.workloads import (
     SCENARIOS,
-    Agents,
-    Bursty,
+    AgentsWorkload,
+    BurstyWorkload,
     Session,
-    Turn,
-    Workload,
+    SimulatedRequest,
+    SimulatedWorkload,
     find_scenario,
     symbols,
 )
@@ -23,10 +23,10 @@ from mlxserve.errors import InvalidConfig
 NAMES = list(SCENARIOS)
 
 
-def play(workload: Workload, shuffle: int) -> list[tuple[int, int, int]]:
+def play(workload: SimulatedWorkload, shuffle: int) -> list[tuple[int, int, int]]:
     """(slot, prompt, answer) of every turn, answered in a random order."""
     draw = random.Random(shuffle)
-    pending: list[Turn] = []
+    pending: list[SimulatedRequest] = []
     seen, now = [], 0.0
     fresh = workload.begin()
     while pending or fresh:
@@ -45,7 +45,7 @@ def play(workload: Workload, shuffle: int) -> list[tuple[int, int, int]]:
     return sorted(seen)
 
 
-def answer(turn: Turn) -> None:
+def answer(turn: SimulatedRequest) -> None:
     max_tokens = turn.request.params.max_tokens
     assert max_tokens is not None
     turn.request.token_ids.extend([0] * max_tokens)
@@ -77,7 +77,7 @@ def test_about_as_many_requests_come_as_were_asked_for(name: str) -> None:
 
 def test_agents_begin_at_12000_tokens_and_grow_by_what_was_said() -> None:
     workload = SCENARIOS["agents"].make(seed=0, num_requests=200, cost=ASSUMED)
-    assert isinstance(workload, Agents)
+    assert isinstance(workload, AgentsWorkload)
     first = workload.begin()[0]
     assert 10_240 < first.request.num_prompt < 31_000
     told = list(first.request.token_ids)
@@ -123,7 +123,7 @@ def test_bursts_keep_up_with_the_machine() -> None:
     ends = []
     for cost in (slow, fast):
         workload = SCENARIOS["bursty"].make(seed=0, num_requests=200, cost=cost)
-        assert isinstance(workload, Bursty)
+        assert isinstance(workload, BurstyWorkload)
         pending, last = workload.begin(), 0.0
         while pending:
             turn = pending.pop()

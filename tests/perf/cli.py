@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mlxserve.bench.cli import Json, Model, model_folder
+from mlxserve.bench.cli import JsonOption, ModelOption, model_folder
 from mlxserve.bench.report import Report
 
 app = typer.Typer(help="Measure what mlxserve costs, for its developers.", no_args_is_help=True)
@@ -15,11 +15,11 @@ app = typer.Typer(help="Measure what mlxserve costs, for its developers.", no_ar
 
 @app.command()
 def gap(
-    model: Model = "synthetic:llama-100m",
+    model: ModelOption = "synthetic:llama-100m",
     runs: Annotated[int, typer.Option(min=1, help="Runs after the warm-up run.")] = 3,
     prompt_length: Annotated[int, typer.Option(min=1, help="Tokens of the long prompt.")] = 2500,
     max_num_batched_tokens: Annotated[int, typer.Option(min=64, help="The step budget.")] = 2048,
-    json: Json = None,
+    json: JsonOption = None,
 ) -> None:
     """The longest gap of a running stream while a long prompt is computed."""
     from tests.perf.gap import bench_gap
@@ -36,7 +36,7 @@ def gap(
 @app.command()
 def record(
     out: Annotated[Path, typer.Option(help="Write one JSON line per step to this file.")],
-    model: Model = "synthetic:llama-100m",
+    model: ModelOption = "synthetic:llama-100m",
     max_context: Annotated[int, typer.Option(min=256, help="Tokens of the longest prompt.")] = 4096,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Most decodes in a step.")] = 16,
     max_num_batched_tokens: Annotated[int, typer.Option(min=64, help="The step budget.")] = 2048,
@@ -63,7 +63,7 @@ def sched(
         list[int] | None, typer.Option(min=1, help="Tokens of each; may be repeated.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of 32 steps.")] = 10,
-    json: Json = None,
+    json: JsonOption = None,
 ) -> None:
     """Microseconds to plan and commit a step."""
     from tests.perf.sched import bench_sched
@@ -78,7 +78,7 @@ def sched(
 
 @app.command()
 def targets(
-    model: Model = "synthetic:llama-100m",
+    model: ModelOption = "synthetic:llama-100m",
     small: Annotated[
         str, typer.Option(help="Model of the server whose start is timed.")
     ] = "mlxserve-mini",
@@ -86,7 +86,7 @@ def targets(
     only: Annotated[
         list[str] | None, typer.Option(help="Name of a measurement in the list; may be repeated.")
     ] = None,
-    json: Json = None,
+    json: JsonOption = None,
 ) -> None:
     """Every speed target next to its baseline, in one run; exits with 1 if one is missed."""
     from json import dumps
@@ -109,9 +109,9 @@ def targets(
 
 @app.command()
 def growth(
-    model: Model = "synthetic:llama-100m",
+    model: ModelOption = "synthetic:llama-100m",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds after the warm-up round.")] = 5,
-    json: Json = None,
+    json: JsonOption = None,
 ) -> None:
     """How steps, admissions and memory grow with requests, contexts, prompts and cached chats."""
     from tests.perf.growth import bench_growth
@@ -121,9 +121,9 @@ def growth(
 
 @app.command()
 def soak(
-    model: Model = "mlxserve-mini",
+    model: ModelOption = "mlxserve-mini",
     minutes: Annotated[int, typer.Option(min=2, help="Minutes of mixed load.")] = 60,
-    json: Json = None,
+    json: JsonOption = None,
 ) -> None:
     """A long mixed load: memory growth, leaked pages, gaps minute by minute."""
     from rich.console import Console
@@ -137,11 +137,11 @@ def soak(
 
 @app.command()
 def overhead(
-    model: Model = "synthetic:llama-100m",
+    model: ModelOption = "synthetic:llama-100m",
     runs: Annotated[int, typer.Option(min=1, help="Runs after the warm-up run.")] = 3,
     streams: Annotated[int, typer.Option(min=1, help="Concurrent answers.")] = 16,
     tokens: Annotated[int, typer.Option(min=2, help="Most tokens of each answer.")] = 64,
-    json: Json = None,
+    json: JsonOption = None,
 ) -> None:
     """Microseconds of CPU that the API adds to each streamed token."""
     from tests.perf.overhead import bench_overhead
@@ -157,7 +157,7 @@ def screen(
     text: Annotated[
         list[str] | None, typer.Option(help="prose, fence, list or long; may be repeated.")
     ] = None,
-    json: Json = None,
+    json: JsonOption = None,
 ) -> None:
     """The terminal: first frame, idle CPU, stalls while an answer streams; next to plain Textual."""
     from tests.perf.screen import TEXTS, bench_screen

@@ -20,7 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from mlxserve.api.app import create_app
 from mlxserve.api.server.drain import Drain
 from mlxserve.api.server.server import Server, bind, serve, url_of
-from mlxserve.bench.client import Exchange, LoadClient
+from mlxserve.bench.client import LoadClient, TimedRequest
 from mlxserve.bench.report import Figure, Report
 from mlxserve.build import build_chat
 from mlxserve.chat import Chat
@@ -102,14 +102,14 @@ def _client() -> ProcessPoolExecutor:
 def _ask(url: str, model: str, streams: int, tokens: int) -> int:
     """In the client's process: the number of tokens that came. Raises RuntimeError."""
 
-    async def ask() -> list[Exchange]:
+    async def ask() -> list[TimedRequest]:
         async with LoadClient(url, model) as client:
             await asyncio.gather(
                 *(client.ask(f"Line {number}: w1 w2 w3", tokens) for number in range(streams))
             )
-        return client.exchanges
+        return client.requests
 
-    exchanges = asyncio.run(ask())
-    if failed := next((exchange.error for exchange in exchanges if exchange.error), None):
+    requests = asyncio.run(ask())
+    if failed := next((request.error for request in requests if request.error), None):
         raise RuntimeError(f"The server refused a request: {failed}")
-    return sum(exchange.num_completion for exchange in exchanges)
+    return sum(request.num_completion for request in requests)

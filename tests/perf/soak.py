@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from mlxserve.bench.client import Exchange, LoadClient, quantile
+from mlxserve.bench.client import LoadClient, TimedRequest, quantile
 from mlxserve.bench.report import Figure, Report
-from mlxserve.bench.servers import Server, our_server
+from mlxserve.bench.servers import Contender, our_server
 from mlxserve.errors import MlxServeError
 
 _NUM_PAGES = 64
@@ -59,7 +59,7 @@ class Observed:
     """What was seen, each with its time on the client's clock."""
 
     began: float = 0.0
-    exchanges: list[Exchange] = field(default_factory=list)
+    requests: list[TimedRequest] = field(default_factory=list)
     memory: list[tuple[float, int]] = field(default_factory=list)  # bytes
     work: list[tuple[float, float]] = field(default_factory=list)  # seconds that it took
     pages_left: int = 0  # still held by somebody when nobody was there
@@ -79,7 +79,7 @@ class SoakFailed(MlxServeError):
     """The server did not do what a soak is about."""
 
 
-async def _soak(server: Server, minutes: int, progress: Callable[[str], None]) -> Observed:
+async def _soak(server: Contender, minutes: int, progress: Callable[[str], None]) -> Observed:
     assert server.process_id is not None, "a server of ours"
     observed = Observed()
     async with LoadClient(server.url, server.model) as client:
@@ -100,7 +100,7 @@ async def _soak(server: Server, minutes: int, progress: Callable[[str], None]) -
         for task in (*people, *watching):
             task.cancel()
         await asyncio.gather(*people, *watching, return_exceptions=True)
-        observed.exchanges = client.exchanges
+        observed.requests = client.requests
         observed.pages_left = await _pages_left(client)
     return observed
 
@@ -135,15 +135,15 @@ async def _ask(
 ) -> list[str]:
     """The words of the answer; none where the person left."""
 
-    def on_text(exchange: Exchange) -> None:
-        if len(exchange.times) == leaves_after:
+    def on_text(request: TimedRequest) -> None:
+        if len(request.times) == leaves_after:
             raise _Left
 
     with contextlib.suppress(_Left):
         prompt = " ".join(words)
         fields = KINDS[kind]
-        exchange = await client.ask(prompt, max_tokens, label=kind, on_text=on_text, fields=fields)
-        return exchange.text.split()
+        request = await client.ask(prompt, max_tokens, label=kind, on_text=on_text, fields=fields)
+        return request.text.split()
     return []
 
 
@@ -203,9 +203,9 @@ def figures(observed: Observed, minutes: int) -> list[Figure]:
     gaps = _by_minute(
         [
             (later, 1e3 * (later - earlier))
-            for exchange in observed.exchanges
-            if "n" not in KINDS.get(exchange.label, {})
-            for earlier, later in zip(exchange.times, exchange.times[1:], strict=False)
+            for request in observed.requests
+            if "n" not in KINDS.get(request.label, {})
+            for earlier, later in zip(request.times, request.times[1:], strict=False)
         ],
         observed.began,
         minutes,
@@ -214,7 +214,7 @@ def figures(observed: Observed, minutes: int) -> list[Figure]:
     memory = _by_minute([(at, size / 1e6) for at, size in observed.memory], observed.began, minutes)
     p99s = tuple(quantile(values, 0.99) for values in gaps)
     works = tuple(quantile(values, 0.99) for values in work)
-    errors = sum(exchange.error is not None for exchange in observed.exchanges)
+    errors = sum(request.error is not None for request in observed.requests)
     return [
         Figure("gap p50", "ms", tuple(quantile(values, 0.5) for values in gaps)),
         Figure("gap p99", "ms", p99s),
@@ -241,7 +241,7 @@ def _by_minute(
 
 
 def _ended(observed: Observed, minutes: int) -> list[int]:
-    ends = [(e.ended, 1.0) for e in observed.exchanges if e.ended]
+    ends = [(e.ended, 1.0) for e in observed.requests if e.ended]
     return [len(values) for values in _by_minute(ends, observed.began, minutes)]
 
 

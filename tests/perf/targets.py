@@ -40,7 +40,7 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class SpeedTarget:
     """A promise: a figure of a bench, of whom, and its bound; None only measures."""
 
     promise: str
@@ -52,48 +52,48 @@ class Target:
 
 
 TARGETS = (
-    Target(
+    SpeedTarget(
         "longest gap of an answer while 2,500 tokens are computed, in idle steps",
         *("beside", loads.GAP, Bound(2.0), _OURS, MLX_LM),
     ),
-    Target(
+    SpeedTarget(
         "first token of a short prompt beside an answer, in idle steps",
         *("beside", loads.SHORT, Bound(2.0), _OURS, MLX_LM),
     ),
-    Target(
+    SpeedTarget(
         "four cold prompts with 1,500 tokens in common, in times of one",
         *("siblings", loads.TOGETHER, Bound(1.3), _OURS, MLX_LM),
     ),
-    Target(
+    SpeedTarget(
         "tokens of a prompt computed when it comes again",
         *("again", loads.COMPUTED_AGAIN, Bound(32), _OURS, MLX_LM),
     ),
-    Target("one answer, tokens/s over mlx-lm's", "decode", "ratio", Bound(0.97, True)),
-    Target(
+    SpeedTarget("one answer, tokens/s over mlx-lm's", "decode", "ratio", Bound(0.97, True)),
+    SpeedTarget(
         "16 answers on one prefix, tokens/s over mlx-lm's",
         *("batch decode", "ratio", Bound(1.5, True)),
     ),
-    Target(
+    SpeedTarget(
         "prompts with a third in common, requests/s over those without a cache",
         *("prefix", "requests/s", Bound(1.25, True), f"÷ {_OFF}"),
     ),
-    Target(
+    SpeedTarget(
         "prompts of 16 pages with 12 cached, requests/s over those without a cache",
         *("admission", "requests/s", Bound(1.25, True), f"÷ {_OFF}"),
     ),
-    Target(
+    SpeedTarget(
         "the same, answer tokens/s",
         *("admission", "answer tokens/s", Bound(1.5, True), f"÷ {_OFF}"),
     ),
-    Target(
+    SpeedTarget(
         "page-aligned chunks, requests/s over unaligned ones",
         *("aligned", "requests/s", None, "÷ unaligned"),
     ),
-    Target(
+    SpeedTarget(
         "planning a step of 256 answers with 100,000 tokens each, in microseconds",
         *("sched", "256 running, 100,000 tokens each", Bound(1000)),
     ),
-    Target(
+    SpeedTarget(
         "seconds until the server is ready",
         *("startup", "until it is ready, s", Bound(3.0), _OURS, MLX_LM),
     ),
@@ -101,10 +101,10 @@ TARGETS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TargetRow:
     """A target as it was measured: once per run."""
 
-    target: Target
+    target: SpeedTarget
     values: tuple[float, ...]
     baseline: tuple[float, ...]
 
@@ -152,9 +152,9 @@ def measures(
 
 def bench_targets(
     benches: dict[str, Measure],
-    targets: Sequence[Target] = TARGETS,
+    targets: Sequence[SpeedTarget] = TARGETS,
     progress: Callable[[str], None] = lambda _: None,
-) -> Iterator[Row]:
+) -> Iterator[TargetRow]:
     """Each target's row, as soon as its bench is done; each bench runs once."""
 
     @cache
@@ -165,7 +165,7 @@ def bench_targets(
     for target in targets:
         found = report(target.bench)
         baseline = _values(found, target.figure, target.baseline) if target.baseline else ()
-        yield Row(target, _values(found, target.figure, target.who), baseline)
+        yield TargetRow(target, _values(found, target.figure, target.who), baseline)
 
 
 def _values(report: Report, name: str, who: str) -> tuple[float, ...]:
@@ -176,7 +176,7 @@ def _values(report: Report, name: str, who: str) -> tuple[float, ...]:
     raise LookupError(f"bench {report.workload} has no {name!r} of {who or 'the run'}")
 
 
-def show(rows: Sequence[Row], console: Console | None = None) -> None:
+def show(rows: Sequence[TargetRow], console: Console | None = None) -> None:
     console = console or Console()
     table = Table(title="tests.perf targets", title_justify="left")
     for column in ("", "mlxserve", "baseline", "target", ""):
@@ -198,7 +198,7 @@ def _text(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.3g}\n[dim]{min(values):.3g}…{max(values):.3g}[/]"
 
 
-def as_json(rows: Sequence[Row]) -> dict[str, Any]:
+def as_json(rows: Sequence[TargetRow]) -> dict[str, Any]:
     return {
         "machine": machine(),
         "targets": [

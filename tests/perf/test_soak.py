@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from mlxserve.bench.client import Exchange
+from mlxserve.bench.client import TimedRequest
 from tests.perf import soak
 from tests.perf.cli import app
 from tests.perf.soak import Observed, SoakFailed
@@ -22,10 +22,10 @@ from tests.perf.soak import Observed, SoakFailed
 
 def observed() -> Observed:
     """Two minutes from second 100 on; gaps of 10 ms in the first and 30 ms in the second."""
-    first = Exchange("greedy", 100.0, [110.0, 110.01, 110.02], 110.02)
-    second = Exchange("seeded", 160.0, [170.0, 170.03], 170.03)
-    several = Exchange("several", 160.0, [170.0, 175.0], 175.0)
-    before = Exchange("greedy", 90.0, [91.0, 99.0], 99.0)
+    first = TimedRequest("greedy", 100.0, [110.0, 110.01, 110.02], 110.02)
+    second = TimedRequest("seeded", 160.0, [170.0, 170.03], 170.03)
+    several = TimedRequest("several", 160.0, [170.0, 175.0], 175.0)
+    before = TimedRequest("greedy", 90.0, [91.0, 99.0], 99.0)
     memory = [(100.0 + at, 5_000_000 if at < 60 else 1_000_000 * at // 60) for at in range(120)]
     work = [(101.0, 0.010), (161.0, 0.020)]
     return Observed(100.0, [before, first, second, several], memory, work, pages_left=3)
@@ -61,14 +61,19 @@ def test_a_process_that_is_not_there_is_told() -> None:
 def test_who_leaves_has_no_answer_to_go_on_with() -> None:
     class Client:
         async def ask(
-            self, prompt: str, max_tokens: int, *, on_text: Callable[[Exchange], None], **_: object
-        ) -> Exchange:
-            exchange = Exchange("", 0.0)
+            self,
+            prompt: str,
+            max_tokens: int,
+            *,
+            on_text: Callable[[TimedRequest], None],
+            **_: object,
+        ) -> TimedRequest:
+            request = TimedRequest("", 0.0)
             for _number in range(max_tokens):
-                exchange.times.append(0.0)
-                exchange.text += "w1 "
-                on_text(exchange)
-            return exchange
+                request.times.append(0.0)
+                request.text += "w1 "
+                on_text(request)
+            return request
 
     def words(leaves_after: int | None) -> list[str]:
         client: Any = Client()

@@ -14,10 +14,10 @@ from mlxserve.bench import serving
 from mlxserve.bench.report import Figure, Report
 from tests.perf import targets
 from tests.perf.cli import app
-from tests.perf.targets import Bound, Row, Target
+from tests.perf.targets import Bound, SpeedTarget, TargetRow
 
-RATE = Target("requests/s", "prefix", "requests/s", Bound(1.25, is_floor=True), "÷ off", "off")
-GAP = Target("gap", "prefix", "gap", Bound(2.0))
+RATE = SpeedTarget("requests/s", "prefix", "requests/s", Bound(1.25, is_floor=True), "÷ off", "off")
+GAP = SpeedTarget("gap", "prefix", "gap", Bound(2.0))
 
 
 def report() -> Report:
@@ -45,14 +45,14 @@ def test_a_bench_runs_once_and_its_median_is_held_against_the_bound() -> None:
 
 
 def test_a_figure_that_is_missing_is_an_error_and_no_success() -> None:
-    lost = Target("lost", "prefix", "lost", None, "mlxserve")
+    lost = SpeedTarget("lost", "prefix", "lost", None, "mlxserve")
     with pytest.raises(LookupError, match="bench prefix has no 'lost' of mlxserve"):
         list(targets.bench_targets({"prefix": report}, (lost,)))
 
 
 def test_the_table_says_what_is_missed() -> None:
     console = Console(width=100, record=True, file=io.StringIO())
-    targets.show([Row(RATE, (1.3,), (1.0,)), Row(GAP, (3.0,), ())], console)
+    targets.show([TargetRow(RATE, (1.3,), (1.0,)), TargetRow(GAP, (3.0,), ())], console)
     text = console.export_text()
     assert "at least 1.25" in text
     assert "kept" in text

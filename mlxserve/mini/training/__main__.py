@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from mlxserve.hub.embedded import MODEL_NAME, model_path
 from mlxserve.mini.training.abilities import ABILITIES
 from mlxserve.mini.training.curriculum import CONTINUED_PLAN
-from mlxserve.mini.training.words import Split
+from mlxserve.mini.training.words import DataSplit
 
 if TYPE_CHECKING:
-    from mlxserve.mini.training.evaluate import Result
-    from mlxserve.mini.training.network import Shape
+    from mlxserve.mini.training.evaluate import AbilityResult
+    from mlxserve.mini.training.network import NetworkShape
     from mlxserve.mini.training.train import Recipe
 
 VOCAB_SIZE = 2048
@@ -100,7 +100,7 @@ def _add_folder(command: argparse.ArgumentParser) -> None:
 
 def _generate(options: argparse.Namespace) -> int:
     rng = Random(options.seed)
-    split = Split.HELD_OUT if options.held_out else Split.TRAIN
+    split = DataSplit.HELD_OUT if options.held_out else DataSplit.TRAIN
     for ability in ABILITIES:
         if options.ability in (None, ability.name):
             for _ in range(options.num):
@@ -115,14 +115,14 @@ def _tokenizer(options: argparse.Namespace) -> int:
     import json
 
     from mlxserve.mini.training import words
-    from mlxserve.mini.training.conversation import Conversation
+    from mlxserve.mini.training.conversation import Dialogue
     from mlxserve.mini.training.curriculum import FULL_PLAN, example
     from mlxserve.mini.training.tokenizer import save_tokenizer, train_tokenizer
 
     rng, texts = Random(options.seed), list[str]()
     for _ in range(options.num):
         made = example(rng, FULL_PLAN[2])
-        if not isinstance(made, Conversation):
+        if not isinstance(made, Dialogue):
             continue
         texts += [message["content"] for message in made.messages]
         texts += [json.dumps(tool) for tool in made.tools]
@@ -173,10 +173,10 @@ def _beside_the_run(options: argparse.Namespace) -> Path:
     return folder
 
 
-def _recipe(options: argparse.Namespace) -> tuple[Recipe, Shape]:
+def _recipe(options: argparse.Namespace) -> tuple[Recipe, NetworkShape]:
     from dataclasses import replace
 
-    from mlxserve.mini.training.network import Shape
+    from mlxserve.mini.training.network import NetworkShape
     from mlxserve.mini.training.tokenizer import load_tokenizer
     from mlxserve.mini.training.train import SMOKE, Recipe
 
@@ -192,8 +192,10 @@ def _recipe(options: argparse.Namespace) -> tuple[Recipe, Shape]:
     if options.steps:
         recipe = replace(recipe, num_steps=options.steps)
     if options.smoke:
-        return recipe, Shape(vocab_size, hidden_size=64, num_layers=2, num_heads=2, mlp_size=64)
-    return recipe, Shape(vocab_size, max_positions=MAX_POSITIONS)
+        return recipe, NetworkShape(
+            vocab_size, hidden_size=64, num_layers=2, num_heads=2, mlp_size=64
+        )
+    return recipe, NetworkShape(vocab_size, max_positions=MAX_POSITIONS)
 
 
 def _evaluate(options: argparse.Namespace) -> int:
@@ -211,7 +213,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     return 0 if all(result.is_passed for result in results) else 1
 
 
-def _results(options: argparse.Namespace) -> Iterator[Result]:
+def _results(options: argparse.Namespace) -> Iterator[AbilityResult]:
     """Every ability and then every condition of recall, or the one ability asked for."""
     from mlxserve.mini.training.conditions import CONDITIONS, examine_under
     from mlxserve.mini.training.evaluate import Student, evaluate

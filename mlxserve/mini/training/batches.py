@@ -13,7 +13,7 @@ from mlxserve.mini.training.tokenizer import END, START, ChatEncoder
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TrainingRow:
     """The tokens of one conversation or sheet, and which of them are taught."""
 
     tokens: list[int]
@@ -24,7 +24,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TrainingBatch:
     """Conversations side by side. Padding comes last, so a causal network needs no mask for it."""
 
     tokens: Tensor  # (rows, tokens) ids
@@ -41,9 +41,9 @@ class Batch:
 
 def encoded(
     examples: Iterator[Example], encoder: ChatEncoder, num_tokens: int, max_tokens: int
-) -> list[Row]:
+) -> list[TrainingRow]:
     """As many examples as make `num_tokens`, none above `max_tokens`."""
-    rows: list[Row] = []
+    rows: list[TrainingRow] = []
     total = 0
     while total < num_tokens:
         row = _row(next(examples), encoder)
@@ -53,10 +53,10 @@ def encoded(
     return rows
 
 
-def batched(rows: list[Row], num_tokens: int) -> list[Batch]:
+def batched(rows: list[TrainingRow], num_tokens: int) -> list[TrainingBatch]:
     """`rows` in batches of at most `num_tokens` tokens with padding, shortest rows first."""
-    batches: list[Batch] = []
-    pending: list[Row] = []
+    batches: list[TrainingBatch] = []
+    pending: list[TrainingRow] = []
     for row in sorted(rows, key=len):
         if pending and (len(pending) + 1) * len(row) > num_tokens:
             batches.append(_padded(pending))
@@ -65,15 +65,15 @@ def batched(rows: list[Row], num_tokens: int) -> list[Batch]:
     return [*batches, _padded(pending)]
 
 
-def _row(example: Example, encoder: ChatEncoder) -> Row:
+def _row(example: Example, encoder: ChatEncoder) -> TrainingRow:
     if isinstance(example, Sheet):
         return _sheet_row(example, encoder)
     text = encoder.render(example.messages, example.tools, open_turn=False)
     tokens = encoder.encode(text)
-    return Row(tokens, encoder.taught(tokens))
+    return TrainingRow(tokens, encoder.taught(tokens))
 
 
-def _sheet_row(sheet: Sheet, encoder: ChatEncoder) -> Row:
+def _sheet_row(sheet: Sheet, encoder: ChatEncoder) -> TrainingRow:
     """An assistant's turn of problems, a line each; the last result ends the turn."""
     tokens = encoder.encode(f"{START}assistant\n")
     taught = [False] * len(tokens)
@@ -83,14 +83,14 @@ def _sheet_row(sheet: Sheet, encoder: ChatEncoder) -> Row:
             part = encoder.encode(text)
             tokens += part
             taught += [is_taught] * len(part)
-    return Row(tokens, taught)
+    return TrainingRow(tokens, taught)
 
 
-def _padded(rows: list[Row]) -> Batch:
+def _padded(rows: list[TrainingRow]) -> TrainingBatch:
     width = max(map(len, rows))
     tokens = torch.zeros(len(rows), width, dtype=torch.long)  # id 0 is <|endoftext|>
     taught = torch.zeros(len(rows), width, dtype=torch.bool)
     for i, row in enumerate(rows):
         tokens[i, : len(row)] = torch.tensor(row.tokens)
         taught[i, : len(row)] = torch.tensor(row.taught)
-    return Batch(tokens, taught)
+    return TrainingBatch(tokens, taught)

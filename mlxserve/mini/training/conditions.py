@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxserve.mini.training.abilities import ABILITIES, Ability, recall
-from mlxserve.mini.training.conversation import Conversation
-from mlxserve.mini.training.evaluate import Result, Student, examine
+from mlxserve.mini.training.conversation import Dialogue
+from mlxserve.mini.training.evaluate import AbilityResult, Student, examine
 
 if TYPE_CHECKING:
     from mlxserve.config import EngineOptions
@@ -30,12 +30,12 @@ class Condition:
 
     name: str
     options: EngineOptions
-    ask: Callable[[Student, Sequence[Conversation]], list[str]]
+    ask: Callable[[Student, Sequence[Dialogue]], list[str]]
     evidence: Callable[[Stats], int]  # 0: it did not arise
     unit: str
 
 
-def with_cached_prefix(student: Student, conversations: Sequence[Conversation]) -> list[str]:
+def with_cached_prefix(student: Student, conversations: Sequence[Dialogue]) -> list[str]:
     """The first two thirds of each prompt come first, alone; then the whole of it."""
     prompts = [student.prompt(conversation) for conversation in conversations]
     parts = [prompt[: len(prompt) * 2 // 3] for prompt in prompts]
@@ -43,7 +43,7 @@ def with_cached_prefix(student: Student, conversations: Sequence[Conversation]) 
     return student(conversations)
 
 
-def in_a_crowd(student: Student, conversations: Sequence[Conversation]) -> list[str]:
+def in_a_crowd(student: Student, conversations: Sequence[Dialogue]) -> list[str]:
     """Sixteen prompts at a time, of which every second one asks for something else."""
     short = cycle(ability for ability in ABILITIES if ability.num_words == 0)
     pairs = [(asked, next(short).test(i, 0)) for i, asked in enumerate(conversations)]
@@ -53,7 +53,7 @@ def in_a_crowd(student: Student, conversations: Sequence[Conversation]) -> list[
     return answers
 
 
-def preempted(student: Student, conversations: Sequence[Conversation]) -> list[str]:
+def preempted(student: Student, conversations: Sequence[Dialogue]) -> list[str]:
     """Each answer loses its pages when its first piece has come, and has to win them back.
 
     By force: a pool of two prompts' size preempted none of 20, whose answers are too short.
@@ -61,7 +61,7 @@ def preempted(student: Student, conversations: Sequence[Conversation]) -> list[s
     return [_interrupted(student, conversation) for conversation in conversations]
 
 
-def _interrupted(student: Student, conversation: Conversation) -> str:
+def _interrupted(student: Student, conversation: Dialogue) -> str:
     text = ""
     for delta in student.llm.stream(student.prompt(conversation), student.sampling):
         if not text:
@@ -104,7 +104,7 @@ CONDITIONS = (
 
 def examine_under(
     condition: Condition, num_prompts: int, seed: int, folder: Path | None = None
-) -> Result:
+) -> AbilityResult:
     """Recall under a condition, in an engine of its own. Raises AssertionError if none arose."""
     ability = Ability(condition.name, recall.in_one_turn, BAR, NUM_WORDS)
     with Student(folder, **condition.options) as student:
@@ -112,4 +112,4 @@ def examine_under(
         count = condition.evidence(student.llm.stats())
     assert count, f"{condition.name}: it did not arise"
     remark = f"{count:,} {condition.unit}"
-    return Result(ability, num_prompts, result.misses, remark)
+    return AbilityResult(ability, num_prompts, result.misses, remark)

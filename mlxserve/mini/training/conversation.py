@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, NotRequired, TypedDict
 
-from mlxserve.mini.training.words import Split
+from mlxserve.mini.training.words import DataSplit
 
 
-class Message(TypedDict):
+class TrainingMessage(TypedDict):
     """One turn, as the OpenAI API and every chat template spell it."""
 
     role: str  # system, user, assistant or tool
@@ -23,15 +23,15 @@ Check = Callable[[str], bool]  # an answer -> is it right?
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class Dialogue:
     """Turns that end with the assistant's reference answer, and the test of any other answer."""
 
-    messages: tuple[Message, ...]
+    messages: tuple[TrainingMessage, ...]
     accepts: Check
     tools: tuple[dict[str, Any], ...] = ()
 
     @property
-    def prompt(self) -> list[Message]:
+    def prompt(self) -> list[TrainingMessage]:
         """What a model is given: everything but the reference answer."""
         return list(self.messages[:-1])
 
@@ -51,7 +51,7 @@ class Sheet:
     problems: tuple[tuple[str, str], ...]  # ("47 + 38 = ", "85")
 
 
-Example = Conversation | Sheet
+Example = Dialogue | Sheet
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Exchange:
     accepts: Check
 
     @property
-    def messages(self) -> tuple[Message, Message]:
+    def messages(self) -> tuple[TrainingMessage, TrainingMessage]:
         return user(self.question), assistant(self.answer)
 
 
@@ -79,25 +79,25 @@ class Phrasings:
         assert self.train, self
         assert self.held_out, self
 
-    def pick(self, rng: Random, split: Split) -> str:
-        return rng.choice(self.train if split is Split.TRAIN else self.held_out)
+    def pick(self, rng: Random, split: DataSplit) -> str:
+        return rng.choice(self.train if split is DataSplit.TRAIN else self.held_out)
 
 
-def user(content: str) -> Message:
+def user(content: str) -> TrainingMessage:
     return {"role": "user", "content": content}
 
 
-def assistant(content: str) -> Message:
+def assistant(content: str) -> TrainingMessage:
     return {"role": "assistant", "content": content}
 
 
-def system(content: str) -> Message:
+def system(content: str) -> TrainingMessage:
     return {"role": "system", "content": content}
 
 
-def single(exchange: Exchange, *before: Message) -> Conversation:
+def single(exchange: Exchange, *before: TrainingMessage) -> Dialogue:
     """The conversation of one exchange, after the messages in `before`."""
-    return Conversation((*before, *exchange.messages), exchange.accepts)
+    return Dialogue((*before, *exchange.messages), exchange.accepts)
 
 
 def says(word: str, but_not: Sequence[str] = ()) -> Check:

@@ -23,14 +23,14 @@ from mlxserve.mini.training.abilities import (
     tools,
 )
 from mlxserve.mini.training.conversation import (
-    Conversation,
+    Dialogue,
     Example,
     Exchange,
-    Message,
     Sheet,
+    TrainingMessage,
     system,
 )
-from mlxserve.mini.training.words import Split
+from mlxserve.mini.training.words import DataSplit
 
 SYSTEM_PROMPTS = (
     "You are a helpful assistant.",
@@ -44,14 +44,14 @@ SYSTEM_SHARE = 0.35
 MOST_WORDS, MOST_TOKENS = 1650, 4000  # of a context that is examined, and of its conversation
 
 
-def several(make: Callable[[Random, Split], Exchange], most: int) -> Lesson:
+def several(make: Callable[[Random, DataSplit], Exchange], most: int) -> Lesson:
     """A lesson of one to `most` exchanges in a row."""
 
-    def lesson(rng: Random, split: Split, num_words: int) -> Conversation:
+    def lesson(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
         del num_words
         exchanges = [make(rng, split) for _ in range(rng.randint(1, most))]
         messages = tuple(message for exchange in exchanges for message in exchange.messages)
-        return Conversation(messages, exchanges[-1].accepts)
+        return Dialogue(messages, exchanges[-1].accepts)
 
     return lesson
 
@@ -59,28 +59,28 @@ def several(make: Callable[[Random, Split], Exchange], most: int) -> Lesson:
 def from_afar(make: Lesson) -> Lesson:
     """The lesson in a context of any length that is examined, whatever the stage's."""
 
-    def lesson(rng: Random, split: Split, num_words: int) -> Conversation:
+    def lesson(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
         del num_words
         return make(rng, split, int(MOST_WORDS * rng.random() ** 1.5))
 
     return lesson
 
 
-Maker = Callable[[Random, Split, int], Example]
+ExampleMaker = Callable[[Random, DataSplit, int], Example]
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class TrainingStage:
     """A part of the training: contexts up to so many words, lessons with their weights."""
 
     name: str
     share: float  # of all steps
     max_words: int  # of context
     max_tokens: int  # conversations longer than this are dropped
-    lessons: dict[Maker, float]
+    lessons: dict[ExampleMaker, float]
 
 
-Plan = tuple[Stage, ...]
+TrainingPlan = tuple[TrainingStage, ...]
 
 _COPY = several(copying.repeat_line, 5)
 _NUMBERED = several(copying.numbered_line, 3)
@@ -91,7 +91,7 @@ _PIECES = several(copying.pieces, 4)
 _FAR = from_afar(recall.long_questions)
 _RECORDS = several(structured.exchange, 3)
 
-FOUNDATION: dict[Maker, float] = {
+FOUNDATION: dict[ExampleMaker, float] = {
     _COPY: 6,
     recall.table: 4,
     recall.many_questions: 6,
@@ -101,7 +101,7 @@ FOUNDATION: dict[Maker, float] = {
 }
 # Every ability at once, by its share of the tokens that it takes: the drills are short, the
 # conversations with tools long.
-WHOLE: dict[Maker, float] = {
+WHOLE: dict[ExampleMaker, float] = {
     arithmetic.sheet: 3,
     _SUMS: 2,
     lists.sheet: 3,
@@ -128,7 +128,7 @@ WHOLE: dict[Maker, float] = {
     tools.drill: 2,
 }
 # Copying and recall to the letter, lists and tools: what takes longest to be exact.
-POLISH: dict[Maker, float] = {
+POLISH: dict[ExampleMaker, float] = {
     **WHOLE,
     _COPY: 6,
     recall.in_one_turn: 4,
@@ -142,25 +142,25 @@ POLISH: dict[Maker, float] = {
     personal.personal: 12,
     personal.drill: 10,
 }
-LONG: dict[Maker, float] = {**WHOLE, recall.long_questions: 2}
+LONG: dict[ExampleMaker, float] = {**WHOLE, recall.long_questions: 2}
 
 # From nothing, and from weights that already copy and recall (`train --initial`).
-FULL_PLAN: Plan = (
-    Stage("foundation", 0.20, 30, 192, FOUNDATION),
-    Stage("skills", 0.35, 40, MOST_TOKENS, WHOLE),
-    Stage("whole", 0.18, 150, MOST_TOKENS, WHOLE),
-    Stage("long", 0.10, MOST_WORDS, MOST_TOKENS, LONG),
-    Stage("polish", 0.17, 110, MOST_TOKENS, POLISH),
+FULL_PLAN: TrainingPlan = (
+    TrainingStage("foundation", 0.20, 30, 192, FOUNDATION),
+    TrainingStage("skills", 0.35, 40, MOST_TOKENS, WHOLE),
+    TrainingStage("whole", 0.18, 150, MOST_TOKENS, WHOLE),
+    TrainingStage("long", 0.10, MOST_WORDS, MOST_TOKENS, LONG),
+    TrainingStage("polish", 0.17, 110, MOST_TOKENS, POLISH),
 )
-CONTINUED_PLAN: Plan = (
-    Stage("skills", 0.40, 40, MOST_TOKENS, WHOLE),
-    Stage("whole", 0.15, 150, MOST_TOKENS, WHOLE),
-    Stage("long", 0.15, MOST_WORDS, MOST_TOKENS, LONG),
-    Stage("polish", 0.30, 110, MOST_TOKENS, POLISH),
+CONTINUED_PLAN: TrainingPlan = (
+    TrainingStage("skills", 0.40, 40, MOST_TOKENS, WHOLE),
+    TrainingStage("whole", 0.15, 150, MOST_TOKENS, WHOLE),
+    TrainingStage("long", 0.15, MOST_WORDS, MOST_TOKENS, LONG),
+    TrainingStage("polish", 0.30, 110, MOST_TOKENS, POLISH),
 )
 
 
-def stage_at(plan: Plan, progress: float) -> Stage:
+def stage_at(plan: TrainingPlan, progress: float) -> TrainingStage:
     """The stage at `progress`, 0 to 1, through the training."""
     for stage in plan:
         if progress < stage.share:
@@ -169,23 +169,23 @@ def stage_at(plan: Plan, progress: float) -> Stage:
     return plan[-1]
 
 
-def example(rng: Random, stage: Stage) -> Example:
+def example(rng: Random, stage: TrainingStage) -> Example:
     """One example to train on; conversations get a system prompt now and then."""
     lesson = rng.choices(list(stage.lessons), list(stage.lessons.values()))[0]
     num_words = int(stage.max_words * rng.random() ** 1.5)
-    made = lesson(rng, Split.TRAIN, num_words)
+    made = lesson(rng, DataSplit.TRAIN, num_words)
     if isinstance(made, Sheet):
         return made
     if made.messages[0]["role"] == "system" or rng.random() > SYSTEM_SHARE:
         return made
     text = rng.choice(SYSTEM_PROMPTS)
     if rng.random() < 0.2:
-        text += " " + " ".join(prose.paragraph(rng, Split.TRAIN, num_words // 4))
-    messages: tuple[Message, ...] = (system(text), *made.messages)
-    return Conversation(messages, made.accepts, made.tools)
+        text += " " + " ".join(prose.paragraph(rng, DataSplit.TRAIN, num_words // 4))
+    messages: tuple[TrainingMessage, ...] = (system(text), *made.messages)
+    return Dialogue(messages, made.accepts, made.tools)
 
 
-def examples(seed: int, step: int, stage: Stage) -> Iterator[Example]:
+def examples(seed: int, step: int, stage: TrainingStage) -> Iterator[Example]:
     """An endless stream of examples for one step of the training."""
     rng = Random(f"{seed}/{step}")
     while True:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from mlxserve.hub.embedded import model_path
 from mlxserve.mini.training.abilities import ABILITIES, Ability
-from mlxserve.mini.training.conversation import Conversation
+from mlxserve.mini.training.conversation import Dialogue
 from mlxserve.mini.training.tokenizer import ChatEncoder, load_tokenizer
 
 if TYPE_CHECKING:
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 MAX_ANSWER_TOKENS = 160
 
-Answer = Callable[[Sequence[Conversation]], list[str]]  # conversations -> an answer to each
+Answerer = Callable[[Sequence[Dialogue]], list[str]]  # conversations -> an answer to each
 
 
 @dataclass(frozen=True, slots=True)
 class Miss:
     """A wrong answer, for a reader."""
 
-    conversation: Conversation
+    conversation: Dialogue
     given: str
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class AbilityResult:
     """How an ability did."""
 
     ability: Ability
@@ -65,7 +65,7 @@ class Student:
         self.sampling = SamplingParams(max_tokens=MAX_ANSWER_TOKENS, temperature=0)
         self._encoder = ChatEncoder(load_tokenizer(folder))
 
-    def __call__(self, conversations: Sequence[Conversation]) -> list[str]:
+    def __call__(self, conversations: Sequence[Dialogue]) -> list[str]:
         """One batch of messages; where tools are offered, of prompts that list them."""
         if any(conversation.tools for conversation in conversations):
             prompts = [self.prompt(conversation) for conversation in conversations]
@@ -75,7 +75,7 @@ class Student:
             outputs = self.llm.chat(messages, self.sampling, use_tqdm=False)
         return [output.text for output in outputs]
 
-    def prompt(self, conversation: Conversation) -> list[int]:
+    def prompt(self, conversation: Dialogue) -> list[int]:
         """The tokens of a conversation up to where the answer begins."""
         text = self._encoder.render(conversation.prompt, conversation.tools, open_turn=True)
         return self._encoder.encode(text)
@@ -88,27 +88,27 @@ class Student:
 
 
 def evaluate(
-    num_prompts: int, seed: int, answer: Answer, abilities: Sequence[Ability] = ABILITIES
-) -> Iterator[Result]:
+    num_prompts: int, seed: int, answer: Answerer, abilities: Sequence[Ability] = ABILITIES
+) -> Iterator[AbilityResult]:
     """Puts `num_prompts` held-out prompts of each ability to `answer`."""
     return (examine(ability, num_prompts, seed, answer) for ability in abilities)
 
 
-def examine(ability: Ability, num_prompts: int, seed: int, answer: Answer) -> Result:
+def examine(ability: Ability, num_prompts: int, seed: int, answer: Answerer) -> AbilityResult:
     tests = [ability.test(seed, index) for index in range(num_prompts)]
     misses = (
         Miss(test, given)
         for test, given in zip(tests, answer(tests), strict=True)
         if not test.accepts(given)
     )
-    return Result(ability, num_prompts, tuple(misses))
+    return AbilityResult(ability, num_prompts, tuple(misses))
 
 
 WIDTH = 36  # of the first column
 HEADER = f"{'ability':{WIDTH}}  {'right':>7}  {'bar':>6}  {'prompts':>7}"
 
 
-def line(result: Result) -> str:
+def line(result: AbilityResult) -> str:
     """A result as a line of the table under HEADER."""
     bar = "none" if result.ability.bar is None else f"{result.ability.bar:.0%}"
     figures = f"{result.share:7.1%}  {bar:>6}  {result.num_prompts:7}"

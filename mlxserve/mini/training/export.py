@@ -8,19 +8,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from mlxserve.mini.training.network import Network, Shape
+from mlxserve.mini.training.network import Network
 from mlxserve.mini.training.tokenizer import END, END_OF_TEXT, load_tokenizer
 
 PARITY_TOLERANCE = 1e-3  # largest difference of any logit, both in float32
-
-
-def load_network(checkpoint: Path) -> Network:
-    """The network of a checkpoint that `train` wrote."""
-    state = torch.load(checkpoint, weights_only=True)
-    network = Network(Shape(**state["shape"]))
-    network.load_state_dict(state["network"])
-    network.eval()
-    return network
 
 
 def export(network: Network, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:

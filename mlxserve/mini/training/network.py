@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class NetworkShape:
     """The sizes of a qwen3 network. `config()` is the same as mlx-lm and transformers spell it."""
 
     vocab_size: int
@@ -54,7 +54,7 @@ class Shape:
 class Attention(nn.Module):
     """Grouped-query attention with normed queries and keys, causal."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: NetworkShape) -> None:
         super().__init__()
         self.shape = shape
         rows, kv_rows = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
@@ -83,7 +83,7 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: NetworkShape) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(shape.hidden_size, shape.mlp_size, bias=False)
         self.up_proj = nn.Linear(shape.hidden_size, shape.mlp_size, bias=False)
@@ -94,7 +94,7 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: NetworkShape) -> None:
         super().__init__()
         self.self_attn = Attention(shape)
         self.mlp = MLP(shape)
@@ -109,7 +109,7 @@ class Layer(nn.Module):
 class Backbone(nn.Module):
     """Embedding, layers, final norm: everything that mlx-lm names `model.*`."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: NetworkShape) -> None:
         super().__init__()
         self.shape = shape
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
@@ -128,7 +128,7 @@ class Backbone(nn.Module):
 class Network(nn.Module):
     """The language model. The head is the embedding, transposed."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: NetworkShape) -> None:
         super().__init__()
         self.shape = shape
         self.model = Backbone(shape)
@@ -162,7 +162,7 @@ def _initialise(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=0.04)
 
 
-def rope_table(shape: Shape, num_tokens: int) -> tuple[Tensor, Tensor]:
+def rope_table(shape: NetworkShape, num_tokens: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the rotations, each (tokens, head_dim), both halves alike."""
     exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
     angles = torch.outer(

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from random import Random
 
 from mlxserve.mini.training import words
-from mlxserve.mini.training.words import Split
+from mlxserve.mini.training.words import DataSplit
 
 _VERBS_PAST = """watched followed found carried passed painted repaired crossed noticed liked left
 reached guarded cleaned moved sold bought described missed opened""".split()
@@ -71,7 +71,7 @@ def salad(rng: Random) -> str:
     """A row of words or numbers that says nothing."""
     length = rng.randint(3, 12)
     if rng.random() < 0.3:
-        return " ".join(words.draw(rng, Split.TRAIN, _any_number) for _ in range(length)) + "."
+        return " ".join(words.draw(rng, DataSplit.TRAIN, _any_number) for _ in range(length)) + "."
     row = " ".join(rng.choice(_ROW_WORDS) for _ in range(length))
     return row[0].upper() + row[1:] + rng.choice((".", ".", "!", "?", ";"))
 
@@ -80,12 +80,12 @@ def _any_number(rng: Random) -> str:
     return str(rng.randrange(10 ** rng.randint(1, 4)))
 
 
-def sentence_of(rng: Random, split: Split) -> str:
+def sentence_of(rng: Random, split: DataSplit) -> str:
     """A sentence that belongs to `split`."""
     return words.draw(rng, split, sentence)
 
 
-def paragraph(rng: Random, split: Split, num_words: int) -> list[str]:
+def paragraph(rng: Random, split: DataSplit, num_words: int) -> list[str]:
     """Sentences of `split`, of about `num_words` words together; none at all for 0.
 
     Where digits and signs abound, two of them count as a word: it is the tokens that matter.

@@ -19,13 +19,13 @@ from mlxserve.mini.training.batches import batched, encoded
 from mlxserve.mini.training.curriculum import (
     CONTINUED_PLAN,
     FULL_PLAN,
-    Plan,
-    Stage,
+    TrainingPlan,
+    TrainingStage,
     examples,
     stage_at,
 )
 from mlxserve.mini.training.muon import Muon
-from mlxserve.mini.training.network import Network, Shape
+from mlxserve.mini.training.network import Network, NetworkShape
 from mlxserve.mini.training.tokenizer import ChatEncoder, load_tokenizer
 
 
@@ -47,7 +47,7 @@ class Recipe:
     only_stage: str | None = None  # instead of all of them
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> TrainingPlan:
         plan = CONTINUED_PLAN if self.is_continued else FULL_PLAN
         if self.only_stage is None:
             return plan
@@ -66,7 +66,7 @@ LOG_FIELDS = ("step", "stage", "loss", "tokens", "seconds")
 class Training:
     """A network under training: its optimisers, the steps and tokens done, the folder it is in."""
 
-    def __init__(self, recipe: Recipe, shape: Shape, tokenizer: Path, folder: Path) -> None:
+    def __init__(self, recipe: Recipe, shape: NetworkShape, tokenizer: Path, folder: Path) -> None:
         torch.manual_seed(recipe.seed)
         self.recipe = recipe
         self.folder = folder
@@ -83,7 +83,7 @@ class Training:
         self.num_tokens = 0
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> TrainingStage:
         return stage_at(self.recipe.plan, self.step / self.recipe.num_steps)
 
     @property

@@ -20,7 +20,7 @@ from random import Random
 from mlxserve.hub.embedded import model_path
 
 
-class Split(Enum):
+class DataSplit(Enum):
     """Which side of the fence a word or a phrasing is on."""
 
     TRAIN = "train"
@@ -146,7 +146,7 @@ _ACCENTS = (("a", "ä"), ("o", "ö"), ("u", "ü"), ("e", "é"), ("n", "ñ"), ("o
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def split_of(word: str) -> Split:
+def split_of(word: str) -> DataSplit:
     """The split a word belongs to, whatever its case.
 
     A compound with a listed word that is held out is held out (`acorn-42`); what is not listed goes
@@ -154,11 +154,11 @@ def split_of(word: str) -> Split:
     """
     folded = word.lower()
     if folded in ALWAYS_HELD_OUT or not _HELD_OUT_LISTED.isdisjoint(_WORD.findall(folded)):
-        return Split.HELD_OUT
+        return DataSplit.HELD_OUT
     if folded in _TRAINED_LISTED:
-        return Split.TRAIN
+        return DataSplit.TRAIN
     draw = int.from_bytes(hashlib.sha256(folded.encode()).digest()[:4], "big") / 2**32
-    return Split.HELD_OUT if draw < HELD_OUT_SHARE else Split.TRAIN
+    return DataSplit.HELD_OUT if draw < HELD_OUT_SHARE else DataSplit.TRAIN
 
 
 def trained(listed: Sequence[str]) -> list[str]:
@@ -166,20 +166,20 @@ def trained(listed: Sequence[str]) -> list[str]:
     return [word for word in listed if word.lower() not in _HELD_OUT_LISTED]
 
 
-def draw(rng: Random, split: Split, make: Callable[[Random], str]) -> str:
+def draw(rng: Random, split: DataSplit, make: Callable[[Random], str]) -> str:
     """A word that `make` produces and that belongs to `split`."""
     while split_of(word := make(rng)) is not split:
         pass
     return word
 
 
-def pick(rng: Random, split: Split, words: list[str]) -> str:
+def pick(rng: Random, split: DataSplit, words: list[str]) -> str:
     """One of `words` that belongs to `split`; in training, now and then an invented word instead.
 
     A listed word that trains is often a single token. Those held out are several, so a model has to
     learn that any word may be.
     """
-    if split is Split.TRAIN and rng.random() < INVENTED_SHARE:
+    if split is DataSplit.TRAIN and rng.random() < INVENTED_SHARE:
         word = draw(rng, split, rng.choice((patchwork, patchwork, blend, syllables)))
         return word.capitalize() if words[0][0].isupper() else word
     return draw(rng, split, lambda r: r.choice(words))
@@ -283,33 +283,35 @@ _CODE_KINDS = (
 _TRAIN_KINDS = (*_CODE_KINDS, fragment, patchwork, patchwork, patchwork)
 
 
-def code_word(rng: Random, split: Split) -> str:
+def code_word(rng: Random, split: DataSplit) -> str:
     """A code word of any kind, now and then capitalised. Training knows more kinds than tests."""
-    word = draw(rng, split, rng.choice(_CODE_KINDS if split is Split.HELD_OUT else _TRAIN_KINDS))
+    word = draw(
+        rng, split, rng.choice(_CODE_KINDS if split is DataSplit.HELD_OUT else _TRAIN_KINDS)
+    )
     return word.capitalize() if rng.random() < 0.12 else word
 
 
-def pass_phrase(rng: Random, split: Split) -> str:
+def pass_phrase(rng: Random, split: DataSplit) -> str:
     """Two to four English words in a row."""
     return " ".join(pick(rng, split, ENGLISH) for _ in range(rng.randint(2, 4)))
 
 
-def number(rng: Random, split: Split) -> str:
+def number(rng: Random, split: DataSplit) -> str:
     return draw(rng, split, digits)
 
 
-def first_name(rng: Random, split: Split) -> str:
+def first_name(rng: Random, split: DataSplit) -> str:
     """A given name: half of them from the list, half invented, so that copying is by letters."""
     if rng.random() < 0.5:
         return pick(rng, split, NAMES)
     return draw(rng, split, syllables).capitalize()
 
 
-def full_name(rng: Random, split: Split) -> str:
+def full_name(rng: Random, split: DataSplit) -> str:
     return f"{first_name(rng, split)} {draw(rng, split, syllables).capitalize()}"
 
 
-def place(rng: Random, split: Split) -> str:
+def place(rng: Random, split: DataSplit) -> str:
     if rng.random() < 0.6:
         return pick(rng, split, PLACES)
     return draw(rng, split, blend).capitalize()

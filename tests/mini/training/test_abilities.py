@@ -17,13 +17,13 @@ from mlxserve.mini.training.abilities import (
     structured,
     tools,
 )
-from mlxserve.mini.training.conversation import Conversation, mentions, says
-from mlxserve.mini.training.words import Split, split_of
+from mlxserve.mini.training.conversation import Dialogue, mentions, says
+from mlxserve.mini.training.words import DataSplit, split_of
 
 BY_NAME = pytest.mark.parametrize("ability", ABILITIES, ids=lambda ability: ability.name)
 
 
-def reference(conversation: Conversation) -> str:
+def reference(conversation: Dialogue) -> str:
     """The reference answer as a model would have to write it, tool calls and all."""
     message = conversation.messages[-1]
     calls = [call["function"] for call in message.get("tool_calls", [])]
@@ -61,7 +61,7 @@ def test_a_test_is_the_same_every_time(ability: Ability) -> None:
 
 @BY_NAME
 def test_the_turns_alternate_and_end_with_the_assistant(ability: Ability) -> None:
-    for split in Split:
+    for split in DataSplit:
         roles = [m["role"] for m in ability.make(Random(2), split, 60).messages]
         assert roles[-1] == "assistant"
         spoken = [role for role in roles if role not in ("system", "tool")]
@@ -82,7 +82,7 @@ def test_every_topic_accepts_its_own_answer_only_for_its_keywords() -> None:
 
 def test_a_jobs_article_fits_it() -> None:
     jobs = {
-        personal.Told(trait, "Ada", trait.make(Random(i), Split.TRAIN)).value
+        personal.Told(trait, "Ada", trait.make(Random(i), DataSplit.TRAIN)).value
         for i in range(200)
         for trait in personal.TRAITS
         if "{value}." in trait.answer
@@ -91,7 +91,7 @@ def test_a_jobs_article_fits_it() -> None:
 
 
 def test_what_nobody_said_is_not_known() -> None:
-    made = (personal.personal(Random(i), Split.HELD_OUT, 0) for i in range(100))
+    made = (personal.personal(Random(i), DataSplit.HELD_OUT, 0) for i in range(100))
     untold = [one for one in made if one.answer == personal.NOT_TOLD]
     assert untold
     assert not any(one.accepts("Your name is Ada.") for one in untold)
@@ -99,7 +99,7 @@ def test_what_nobody_said_is_not_known() -> None:
 
 def test_a_drill_asks_for_all_that_was_told_and_once_for_what_was_not() -> None:
     for seed in range(30):
-        made = personal.drill(Random(seed), Split.TRAIN, 0)
+        made = personal.drill(Random(seed), DataSplit.TRAIN, 0)
         answers = [m["content"] for m in made.messages if m["role"] == "assistant"]
         assert answers.count(personal.NOT_TOLD) == 1
         assert made.accepts(reference(made))
@@ -107,14 +107,14 @@ def test_a_drill_asks_for_all_that_was_told_and_once_for_what_was_not() -> None:
 
 def test_tools_offered_together_have_names_of_their_own() -> None:
     for seed in range(100):
-        offered = tools.tool_calls(Random(seed), Split.TRAIN, 0).tools
+        offered = tools.tool_calls(Random(seed), DataSplit.TRAIN, 0).tools
         assert len({tool["function"]["name"] for tool in offered}) == len(offered)
 
 
 def test_a_drill_asks_several_tools_one_question_after_another() -> None:
     called = []
     for seed in range(30):
-        made = tools.drill(Random(seed), Split.TRAIN, 0)
+        made = tools.drill(Random(seed), DataSplit.TRAIN, 0)
         names = [tool["function"]["name"] for tool in made.tools]
         chosen = [
             call["function"]["name"] for m in made.messages for call in m.get("tool_calls", [])
@@ -135,13 +135,13 @@ def test_json_is_compared_as_json() -> None:
 
 def test_facts_have_keys_and_values_of_their_own() -> None:
     for seed in range(50):
-        facts = recall.facts(Random(seed), Split.TRAIN, 8)
+        facts = recall.facts(Random(seed), DataSplit.TRAIN, 8)
         assert len({fact.key for fact in facts}) == 8
         assert len({fact.value for fact in facts}) == 8
 
 
 def test_a_recalled_value_is_of_the_split_that_was_asked_for() -> None:
-    for split in Split:
+    for split in DataSplit:
         for seed in range(100):
             for fact in recall.facts(Random(seed), split, 2):
                 assert all(split_of(part) is split for part in fact.value.split())
@@ -149,7 +149,7 @@ def test_a_recalled_value_is_of_the_split_that_was_asked_for() -> None:
 
 def test_a_long_context_is_as_long_as_asked() -> None:
     for make in (recall.in_one_turn, recall.over_turns):
-        text = " ".join(m["content"] for m in make(Random(0), Split.TRAIN, 130).prompt)
+        text = " ".join(m["content"] for m in make(Random(0), DataSplit.TRAIN, 130).prompt)
         assert 110 < len(text.split()) < 260
 
 
@@ -169,7 +169,7 @@ def test_naming_every_value_is_no_recall() -> None:
 
 
 def test_a_sum_is_judged_by_its_result() -> None:
-    made = arithmetic.add(Random(0), Split.HELD_OUT, 0)
+    made = arithmetic.add(Random(0), DataSplit.HELD_OUT, 0)
     left, right = made.answer.split(" = ")
     assert made.accepts(right)
     assert made.accepts(made.answer)

@@ -8,17 +8,17 @@ import pytest
 from mlxserve.mini.training import evaluate as examination
 from mlxserve.mini.training.__main__ import main
 from mlxserve.mini.training.abilities import ABILITIES, Ability, copying
-from mlxserve.mini.training.conversation import Conversation
-from mlxserve.mini.training.evaluate import HEADER, Result, evaluate, line
+from mlxserve.mini.training.conversation import Dialogue
+from mlxserve.mini.training.evaluate import HEADER, AbilityResult, evaluate, line
 
 COPY = Ability("copy", copying.copy, bar=0.9)
 
 
-def knows(conversations: Sequence[Conversation]) -> list[str]:
+def knows(conversations: Sequence[Dialogue]) -> list[str]:
     return [conversation.answer for conversation in conversations]
 
 
-def knows_half(conversations: Sequence[Conversation]) -> list[str]:
+def knows_half(conversations: Sequence[Dialogue]) -> list[str]:
     return [c.answer if i % 2 else "no idea" for i, c in enumerate(conversations)]
 
 
@@ -45,7 +45,7 @@ def test_an_ability_without_a_bar_is_measured_and_never_missed() -> None:
 def test_a_student_never_sees_the_answer() -> None:
     seen: list[str] = []
 
-    def spies(conversations: Sequence[Conversation]) -> list[str]:
+    def spies(conversations: Sequence[Dialogue]) -> list[str]:
         seen.extend(m["role"] for c in conversations for m in c.prompt[-1:])
         return knows(conversations)
 
@@ -56,7 +56,7 @@ def test_a_student_never_sees_the_answer() -> None:
 def test_the_table_names_every_ability_its_figure_its_bar_and_its_prompts() -> None:
     assert HEADER.split() == ["ability", "right", "bar", "prompts"]
     for ability in ABILITIES:
-        shown = line(Result(ability, 40, ()))
+        shown = line(AbilityResult(ability, 40, ()))
         figures = ["100.0%", "none" if ability.bar is None else f"{ability.bar:.0%}", "40"]
         assert shown.startswith(ability.name)
         assert shown.split()[-3:] == figures
@@ -64,7 +64,7 @@ def test_the_table_names_every_ability_its_figure_its_bar_and_its_prompts() -> N
 
 @pytest.mark.parametrize(("student", "status"), [(knows, 0), (knows_half, 1)])
 def test_the_commands_status_tells_whether_a_bar_was_missed(
-    student: examination.Answer,
+    student: examination.Answerer,
     status: int,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

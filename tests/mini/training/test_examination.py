@@ -12,7 +12,7 @@ import pytest
 from mlxserve.hub.embedded import model_path
 from mlxserve.mini.training.abilities import ABILITIES, Ability
 from mlxserve.mini.training.conditions import BAR, CONDITIONS, Condition, examine_under
-from mlxserve.mini.training.evaluate import Result, Student, examine
+from mlxserve.mini.training.evaluate import AbilityResult, Student, examine
 
 NUM_PROMPTS = 20
 QUICK = ("recall, short", "copy a line", "addition", "tool results")  # half a minute are the rest
@@ -41,7 +41,7 @@ def allowed_misses(bar: float, num_prompts: int = NUM_PROMPTS) -> int:
     return misses
 
 
-def check(result: Result, num_prompts: int = NUM_PROMPTS) -> None:
+def check(result: AbilityResult, num_prompts: int = NUM_PROMPTS) -> None:
     assert result.ability.bar is not None
     shown = [(miss.conversation.prompt[-1]["content"], miss.given) for miss in result.misses]
     assert len(shown) <= allowed_misses(result.ability.bar, num_prompts), shown

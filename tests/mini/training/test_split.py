@@ -10,8 +10,8 @@ import pytest
 
 from mlxserve.mini.training import curriculum, prose, words
 from mlxserve.mini.training.abilities import ABILITIES, Ability, arithmetic, knowledge, lists
-from mlxserve.mini.training.conversation import Conversation, Phrasings, Sheet
-from mlxserve.mini.training.words import Split, split_of
+from mlxserve.mini.training.conversation import Dialogue, Phrasings, Sheet
+from mlxserve.mini.training.words import DataSplit, split_of
 
 FIRST_STAGE = curriculum.CONTINUED_PLAN[0]
 TOO_FEW = "days and months"  # 19 words and two directions: only the phrasings are held out
@@ -25,7 +25,7 @@ def trained_on() -> list[curriculum.Example]:
 
 @pytest.fixture(scope="module")
 def trained_turns(trained_on: list[curriculum.Example]) -> set[str]:
-    conversations = (e for e in trained_on if isinstance(e, Conversation))
+    conversations = (e for e in trained_on if isinstance(e, Dialogue))
     return {m["content"] for c in conversations for m in c.messages if m["role"] == "user"}
 
 
@@ -37,7 +37,7 @@ def test_no_question_of_the_examination_is_a_turn_of_the_training(
     assert asked.isdisjoint(trained_turns)
 
 
-def user_turns(conversation: Conversation) -> list[str]:
+def user_turns(conversation: Dialogue) -> list[str]:
     return [m["content"] for m in conversation.prompt if m["role"] == "user"]
 
 
@@ -47,7 +47,7 @@ def test_no_pair_of_numbers_is_added_in_both_splits(
     sheets = [sheet for sheet in trained_on if isinstance(sheet, Sheet)]
     problems = (problem for sheet in sheets for problem, _ in sheet.problems)
     taught = {pair(problem) for problem in problems if problem.endswith(" = ")}
-    examined = {pair(arithmetic.add(Random(i), Split.HELD_OUT, 0).answer) for i in range(300)}
+    examined = {pair(arithmetic.add(Random(i), DataSplit.HELD_OUT, 0).answer) for i in range(300)}
     assert len(taught) > 1000
     assert examined.isdisjoint(taught)
 
@@ -62,8 +62,8 @@ def carried(rng: Random) -> set[str]:
     """The words and numbers that some tests of the examination want carried."""
     made = (words.code_word, words.number, words.first_name, words.place)
     listed = (words.ENGLISH, words.NAMES, words.PLACES, words.JOBS)
-    return {make(rng, Split.HELD_OUT) for make in made for _ in range(400)} | {
-        words.pick(rng, Split.HELD_OUT, some) for some in listed for _ in range(200)
+    return {make(rng, DataSplit.HELD_OUT) for make in made for _ in range(400)} | {
+        words.pick(rng, DataSplit.HELD_OUT, some) for some in listed for _ in range(200)
     }
 
 
@@ -87,14 +87,14 @@ def text_of(example: curriculum.Example) -> str:
 
 
 def test_no_set_of_numbers_is_sorted_in_both_splits() -> None:
-    def sets(split: Split) -> Iterator[tuple[str, ...]]:
+    def sets(split: DataSplit) -> Iterator[tuple[str, ...]]:
         return (tuple(lists.sort(Random(i), split).answer.split(", ")) for i in range(800))
 
-    assert set(sets(Split.TRAIN)).isdisjoint(sets(Split.HELD_OUT))
+    assert set(sets(DataSplit.TRAIN)).isdisjoint(sets(DataSplit.HELD_OUT))
 
 
-@pytest.mark.parametrize("split", Split)
-def test_documents_are_made_of_sentences_of_their_split(split: Split) -> None:
+@pytest.mark.parametrize("split", DataSplit)
+def test_documents_are_made_of_sentences_of_their_split(split: DataSplit) -> None:
     for seed in range(20):
         for sentence in prose.paragraph(Random(seed), split, 60):
             assert split_of(sentence) is split
@@ -105,16 +105,16 @@ def test_the_examination_asks_in_phrasings_of_its_own(
     ability: Ability, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every choice between phrasings is made by `Phrasings.pick`, and for the held-out side."""
-    picked: list[Split] = []
+    picked: list[DataSplit] = []
     pick = Phrasings.pick
 
-    def spy(self: Phrasings, rng: Random, split: Split) -> str:
+    def spy(self: Phrasings, rng: Random, split: DataSplit) -> str:
         picked.append(split)
         return pick(self, rng, split)
 
     monkeypatch.setattr(Phrasings, "pick", spy)
     ability.test(0, 0)
-    assert set(picked) <= {Split.HELD_OUT}
+    assert set(picked) <= {DataSplit.HELD_OUT}
 
 
 def test_phrasings_that_overlap_are_refused() -> None:
@@ -124,11 +124,11 @@ def test_phrasings_that_overlap_are_refused() -> None:
 
 def test_no_variation_of_a_question_is_a_held_out_one() -> None:
     rng = Random(0)
-    asked = {knowledge.exchange(rng, Split.TRAIN).question for _ in range(8000)}
+    asked = {knowledge.exchange(rng, DataSplit.TRAIN).question for _ in range(8000)}
     assert asked.isdisjoint(knowledge.HELD_OUT_QUESTIONS)
     assert len(asked) > len([q for topic in knowledge.TOPICS for q in topic.train])
 
 
 def test_the_example_of_the_readme_is_in_no_training_turn(trained_turns: set[str]) -> None:
     assert not any(re.search("plum-42", turn, re.IGNORECASE) for turn in trained_turns)
-    assert words.split_of("plum-42") is Split.HELD_OUT
+    assert words.split_of("plum-42") is DataSplit.HELD_OUT

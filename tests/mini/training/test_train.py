@@ -14,7 +14,7 @@ from mlxserve.hub.embedded import model_path
 from mlxserve.mini.training import curriculum
 from mlxserve.mini.training.__main__ import main
 from mlxserve.mini.training.abilities import ABILITIES
-from mlxserve.mini.training.conversation import Conversation, Example, Sheet
+from mlxserve.mini.training.conversation import Dialogue, Example, Sheet
 from mlxserve.mini.training.evaluate import Student, examine
 from mlxserve.mini.training.tokenizer import ChatEncoder, load_tokenizer
 
@@ -23,7 +23,7 @@ WHOLE = curriculum.FULL_PLAN[2]
 
 
 def text_of(example: Example) -> str:
-    if isinstance(example, Conversation):
+    if isinstance(example, Dialogue):
         return "\n".join(message["content"] for message in example.messages)
     return "\n".join("".join(problem) for problem in example.problems)
 
@@ -39,7 +39,7 @@ def test_a_step_has_the_same_conversations_every_time() -> None:
 def test_contexts_grow_from_stage_to_stage() -> None:
     encoder = ChatEncoder(load_tokenizer(model_path()))
 
-    def longest(stage: curriculum.Stage) -> int:
+    def longest(stage: curriculum.TrainingStage) -> int:
         made = islice(curriculum.examples(1, 0, stage), 60)
         return max(len(encoder.encode(text_of(example))) for example in made)
 
@@ -48,7 +48,7 @@ def test_contexts_grow_from_stage_to_stage() -> None:
 
 
 @pytest.mark.parametrize("plan", [curriculum.FULL_PLAN, curriculum.CONTINUED_PLAN])
-def test_the_shares_of_the_stages_make_a_whole(plan: curriculum.Plan) -> None:
+def test_the_shares_of_the_stages_make_a_whole(plan: curriculum.TrainingPlan) -> None:
     assert sum(stage.share for stage in plan) == pytest.approx(1)
     assert curriculum.stage_at(plan, 0) is plan[0]
     assert curriculum.stage_at(plan, 1) is plan[-1]
@@ -87,11 +87,11 @@ def test_only_the_results_on_a_sheet_are_taught() -> None:
 def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(tmp_path: Path) -> None:
     import torch
 
-    from mlxserve.mini.training.network import Shape
+    from mlxserve.mini.training.network import NetworkShape
     from mlxserve.mini.training.train import SMOKE, Training, train
 
     def training(name: str) -> Training:
-        shape = Shape(2048, hidden_size=64, num_layers=2, num_heads=2, mlp_size=64)
+        shape = NetworkShape(2048, hidden_size=64, num_layers=2, num_heads=2, mlp_size=64)
         return Training(SMOKE, shape, model_path(), tmp_path / name)
 
     whole = training("whole")
@@ -145,12 +145,12 @@ def test_mlx_lm_computes_the_same_logits_as_pytorch(tmp_path: Path) -> None:
     import torch
 
     from mlxserve.mini.training.export import PARITY_TOLERANCE, export, parity
-    from mlxserve.mini.training.network import Network, Shape
+    from mlxserve.mini.training.network import Network, NetworkShape
 
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(model_path() / name, tmp_path)
     torch.manual_seed(0)
-    network = Network(Shape(2048))
+    network = Network(NetworkShape(2048))
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     export(network, tmp_path)
@@ -161,10 +161,10 @@ def test_mlx_lm_computes_the_same_logits_as_pytorch(tmp_path: Path) -> None:
 def test_the_taught_tokens_alone_make_the_loss() -> None:
     import torch
 
-    from mlxserve.mini.training.network import Network, Shape
+    from mlxserve.mini.training.network import Network, NetworkShape
 
     torch.manual_seed(0)
-    network = Network(Shape(50, hidden_size=64, num_layers=1, num_heads=1, num_kv_heads=1))
+    network = Network(NetworkShape(50, hidden_size=64, num_layers=1, num_heads=1, num_kv_heads=1))
     tokens = torch.randint(0, 50, (2, 6))
     taught = torch.zeros(2, 6, dtype=torch.bool)
     taught[0, 3] = taught[1, 5] = True

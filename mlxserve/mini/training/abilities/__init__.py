@@ -21,10 +21,10 @@ from mlxserve.mini.training.abilities import (
     structured,
     tools,
 )
-from mlxserve.mini.training.conversation import Conversation
-from mlxserve.mini.training.words import Split
+from mlxserve.mini.training.conversation import Dialogue
+from mlxserve.mini.training.words import DataSplit
 
-Lesson = Callable[[Random, Split, int], Conversation]
+Lesson = Callable[[Random, DataSplit, int], Dialogue]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Ability:
     bar: float | None  # 0 to 1, of held-out prompts; None: measured, and not held to anything yet
     num_words: int = 0  # of context; a word is about two tokens
 
-    def test(self, seed: int, index: int) -> Conversation:
+    def test(self, seed: int, index: int) -> Dialogue:
         """Held-out prompt number `index` of a seed."""
-        return self.make(Random(f"{self.name}/{seed}/{index}"), Split.HELD_OUT, self.num_words)
+        return self.make(Random(f"{self.name}/{seed}/{index}"), DataSplit.HELD_OUT, self.num_words)
 
 
 ABILITIES = (

@@ -7,14 +7,14 @@ from __future__ import annotations
 from random import Random
 
 from mlxserve.mini.training.conversation import (
-    Conversation,
+    Dialogue,
     Exchange,
     Phrasings,
     Sheet,
     says,
     single,
 )
-from mlxserve.mini.training.words import Split, split_of
+from mlxserve.mini.training.words import DataSplit, split_of
 
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 MONTHS = """January February March April May June July August September October November
@@ -72,20 +72,20 @@ _LIMITS = ((10, 10), (100, 10), (10, 100), (100, 100))
 _LIMIT_WEIGHTS = (20, 12, 12, 56)
 
 
-def addition(rng: Random, split: Split) -> Exchange:
+def addition(rng: Random, split: DataSplit) -> Exchange:
     """a + b of up to two digits each; the pairs themselves are split."""
     a, b = _pair(rng, split, "+")
     return _answered(_SUM.pick(rng, split).format(a=a, b=b), f"{a} + {b} = {a + b}", str(a + b))
 
 
-def subtraction(rng: Random, split: Split) -> Exchange:
+def subtraction(rng: Random, split: DataSplit) -> Exchange:
     """a - b, never below 0."""
     a, b = sorted(_pair(rng, split, "-"), reverse=True)
     question = _DIFFERENCE.pick(rng, split).format(a=a, b=b)
     return _answered(question, f"{a} - {b} = {a - b}", str(a - b))
 
 
-def comparison(rng: Random, split: Split) -> Exchange:
+def comparison(rng: Random, split: DataSplit) -> Exchange:
     a, b = _pair(rng, split, "?")
     b += a == b
     answer = f"{max(a, b)} is larger than {min(a, b)}."
@@ -93,7 +93,7 @@ def comparison(rng: Random, split: Split) -> Exchange:
     return Exchange(question, answer, lambda text: text.strip().startswith(f"{max(a, b)} "))
 
 
-def calendar(rng: Random, split: Split) -> Exchange:
+def calendar(rng: Random, split: DataSplit) -> Exchange:
     """What day or month comes after or before another. There are too few to hold any out."""
     names = rng.choice((DAYS, MONTHS))
     unit = "day" if names is DAYS else "month"
@@ -104,44 +104,44 @@ def calendar(rng: Random, split: Split) -> Exchange:
     return _answered(question, f"{wanted} comes {side} {named}.", wanted)
 
 
-def sheet(rng: Random, split: Split, num_words: int) -> Sheet:
+def sheet(rng: Random, split: DataSplit, num_words: int) -> Sheet:
     """Sums and differences, nothing else: where arithmetic is learned."""
     del num_words
     return Sheet(tuple(_problem(rng, split) for _ in range(rng.randint(6, 20))))
 
 
-def exchange(rng: Random, split: Split) -> Exchange:
+def exchange(rng: Random, split: DataSplit) -> Exchange:
     """Any of the above, sums most often."""
     make = rng.choice((addition, addition, addition, subtraction, comparison, calendar))
     return make(rng, split)
 
 
-def add(rng: Random, split: Split, num_words: int) -> Conversation:
+def add(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     """One addition of two-digit numbers, alone in its conversation."""
     del num_words
     return single(addition(rng, split))
 
 
-def subtract(rng: Random, split: Split, num_words: int) -> Conversation:
+def subtract(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     """One subtraction, alone in its conversation."""
     del num_words
     return single(subtraction(rng, split))
 
 
-def compare(rng: Random, split: Split, num_words: int) -> Conversation:
+def compare(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     """One comparison, alone in its conversation."""
     del num_words
     return single(comparison(rng, split))
 
 
-def dates(rng: Random, split: Split, num_words: int) -> Conversation:
+def dates(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     """One question on days or months, alone in its conversation."""
     del num_words
     return single(calendar(rng, split))
 
 
 def _pair(
-    rng: Random, split: Split, sign: str, limits: tuple[int, int] = (100, 100)
+    rng: Random, split: DataSplit, sign: str, limits: tuple[int, int] = (100, 100)
 ) -> tuple[int, int]:
     """Two numbers, each below its limit. Either order of a pair is on the same side."""
     while True:
@@ -150,7 +150,7 @@ def _pair(
             return a, b
 
 
-def _problem(rng: Random, split: Split) -> tuple[str, str]:
+def _problem(rng: Random, split: DataSplit) -> tuple[str, str]:
     limits = rng.choices(_LIMITS, _LIMIT_WEIGHTS)[0]
     if rng.random() < 0.4:
         a, b = sorted(_pair(rng, split, "-", limits), reverse=True)

@@ -6,14 +6,14 @@ from random import Random
 
 from mlxserve.mini.training import prose, words
 from mlxserve.mini.training.conversation import (
-    Conversation,
+    Dialogue,
     Exchange,
     Phrasings,
     equals,
     says,
     single,
 )
-from mlxserve.mini.training.words import Split
+from mlxserve.mini.training.words import DataSplit
 
 _ASK = Phrasings(
     train=(
@@ -70,7 +70,7 @@ _ASK_NUMBERED = Phrasings(
 )
 
 
-def line(rng: Random, split: Split) -> str:
+def line(rng: Random, split: DataSplit) -> str:
     """A line to copy: a sentence, a list of words, a run of codes or of digits."""
     kind = rng.randrange(6)
     if kind == 0:
@@ -88,13 +88,13 @@ def line(rng: Random, split: Split) -> str:
     return f"{second} {rng.choice(('has', 'lost', 'sent', 'wants'))} {first} in {prose.sentence_of(rng, split)}"
 
 
-def repeat_line(rng: Random, split: Split) -> Exchange:
+def repeat_line(rng: Random, split: DataSplit) -> Exchange:
     """One line to give back as it is; its figure is exact equality."""
     text = line(rng, split)
     return Exchange(_ASK.pick(rng, split).format(line=text), text, equals(text))
 
 
-def pieces(rng: Random, split: Split) -> Exchange:
+def pieces(rng: Random, split: DataSplit) -> Exchange:
     """A line of fragments of words to give back: every piece of a word gets to be an answer."""
     kinds = (words.fragment, words.fragment, words.patchwork, words.english)
     gap = rng.choice((" ", " ", ", ", "-"))
@@ -102,7 +102,7 @@ def pieces(rng: Random, split: Split) -> Exchange:
     return Exchange(_ASK.pick(rng, split).format(line=text), text, equals(text))
 
 
-def numbered_line(rng: Random, split: Split) -> Exchange:
+def numbered_line(rng: Random, split: DataSplit) -> Exchange:
     """Some numbered lines, of which one is to be given back."""
     lines = [words.code_word(rng, split) for _ in range(rng.randint(2, 7))]
     n = rng.randint(1, len(lines))
@@ -113,7 +113,7 @@ def numbered_line(rng: Random, split: Split) -> Exchange:
     return Exchange(question, wanted, says(wanted, but_not=others))
 
 
-def copy(rng: Random, split: Split, num_words: int) -> Conversation:
+def copy(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     """A line to copy. `num_words` is not used: the line is all the context there is."""
     del num_words
     return single(repeat_line(rng, split))

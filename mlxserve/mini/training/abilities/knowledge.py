@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from mlxserve.mini.training.conversation import Conversation, Exchange, mentions, single
-from mlxserve.mini.training.words import Split
+from mlxserve.mini.training.conversation import Dialogue, Exchange, mentions, single
+from mlxserve.mini.training.words import DataSplit
 
 
 @dataclass(frozen=True, slots=True)
@@ -888,9 +888,9 @@ _OPENINGS = (
 HELD_OUT_QUESTIONS = frozenset(question for topic in TOPICS for question in topic.held_out)
 
 
-def ask(rng: Random, split: Split, topic: Topic) -> Exchange:
+def ask(rng: Random, split: DataSplit, topic: Topic) -> Exchange:
     """One question on one topic."""
-    if split is Split.TRAIN:
+    if split is DataSplit.TRAIN:
         question = _varied(rng, rng.choice(topic.train))
         if question in HELD_OUT_QUESTIONS:
             question = topic.train[0]
@@ -910,11 +910,11 @@ def _varied(rng: Random, question: str) -> str:
     return question
 
 
-def exchange(rng: Random, split: Split) -> Exchange:
+def exchange(rng: Random, split: DataSplit) -> Exchange:
     return ask(rng, split, rng.choice(TOPICS))
 
 
-def knowledge(rng: Random, split: Split, num_words: int) -> Conversation:
+def knowledge(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     """One question, alone in its conversation."""
     del num_words
     return single(exchange(rng, split))

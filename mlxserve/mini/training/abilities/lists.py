@@ -7,7 +7,7 @@ from random import Random
 
 from mlxserve.mini.training import words
 from mlxserve.mini.training.conversation import (
-    Conversation,
+    Dialogue,
     Exchange,
     Phrasings,
     Sheet,
@@ -15,7 +15,7 @@ from mlxserve.mini.training.conversation import (
     says,
     single,
 )
-from mlxserve.mini.training.words import Split, split_of
+from mlxserve.mini.training.words import DataSplit, split_of
 
 _REVERSE = Phrasings(
     train=(
@@ -94,19 +94,19 @@ _ENDS = Phrasings(
 _ITEM_KINDS = (words.english, words.syllables, words.fragment, words.blend)
 
 
-def reverse(rng: Random, split: Split) -> Exchange:
+def reverse(rng: Random, split: DataSplit) -> Exchange:
     items = _items(rng, split, 2, 5)
     answer = ", ".join(reversed(items))
     return _whole(_REVERSE.pick(rng, split), items, answer)
 
 
-def sort(rng: Random, split: Split) -> Exchange:
+def sort(rng: Random, split: DataSplit) -> Exchange:
     """Two to five numbers below 100, in ascending order."""
     numbers = _numbers(rng, split)
     return _whole(_SORT.pick(rng, split), [str(n) for n in numbers], _in_order(numbers))
 
 
-def count(rng: Random, split: Split) -> Exchange:
+def count(rng: Random, split: DataSplit) -> Exchange:
     items = _items(rng, split, 1, 7)
     answer = (
         f"There {'is' if len(items) == 1 else 'are'} {len(items)} item{'s' * (len(items) > 1)}."
@@ -115,19 +115,19 @@ def count(rng: Random, split: Split) -> Exchange:
     return Exchange(question, answer, says(str(len(items))))
 
 
-def upper(rng: Random, split: Split) -> Exchange:
+def upper(rng: Random, split: DataSplit) -> Exchange:
     """A word of syllables or letters: an English word is one token, whose letters nothing tells."""
     word = words.draw(rng, split, rng.choice((words.syllables, words.syllables, words.letters)))
     return _whole(_UPPER.pick(rng, split), [word], word.upper())
 
 
-def sheet(rng: Random, split: Split, num_words: int) -> Sheet:
+def sheet(rng: Random, split: DataSplit, num_words: int) -> Sheet:
     """Words in capitals and lists backwards, in order or counted: where those are learned."""
     del num_words
     return Sheet(tuple(_problem(rng, split) for _ in range(rng.randint(6, 16))))
 
 
-def _problem(rng: Random, split: Split) -> tuple[str, str]:
+def _problem(rng: Random, split: DataSplit) -> tuple[str, str]:
     kind = rng.random()
     if kind < 0.4:
         made = (words.syllables, words.letters, words.patchwork, words.blend)
@@ -143,7 +143,7 @@ def _problem(rng: Random, split: Split) -> tuple[str, str]:
     return f"{', '.join(map(str, numbers))} in order: ", _in_order(numbers)
 
 
-def ends(rng: Random, split: Split) -> Exchange:
+def ends(rng: Random, split: DataSplit) -> Exchange:
     """The first or the last item."""
     items = _items(rng, split, 2, 6)
     end, wanted = rng.choice((("first", items[0]), ("last", items[-1])))
@@ -151,19 +151,19 @@ def ends(rng: Random, split: Split) -> Exchange:
     return Exchange(question, wanted, says(wanted, but_not=[i for i in items if i != wanted]))
 
 
-def exchange(rng: Random, split: Split) -> Exchange:
+def exchange(rng: Random, split: DataSplit) -> Exchange:
     """Any of the above."""
     make = rng.choice((reverse, reverse, sort, sort, sort, count, upper, upper, ends))
     return make(rng, split)
 
 
-def transform(rng: Random, split: Split, num_words: int) -> Conversation:
+def transform(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     """One list to transform, alone in its conversation."""
     del num_words
     return single(exchange(rng, split))
 
 
-def _numbers(rng: Random, split: Split) -> list[int]:
+def _numbers(rng: Random, split: DataSplit) -> list[int]:
     """Two to five numbers below 100; the sets of numbers are split."""
     while True:
         numbers = rng.sample(range(100), rng.randint(2, 5))
@@ -175,12 +175,12 @@ def _in_order(numbers: list[int]) -> str:
     return ", ".join(str(n) for n in sorted(numbers))
 
 
-def _items(rng: Random, split: Split, least: int, most: int) -> list[str]:
+def _items(rng: Random, split: DataSplit, least: int, most: int) -> list[str]:
     """Words; in half of the lists some of them invented, which are several tokens."""
     kinds: Sequence[Callable[[Random], str]] = (
         _ITEM_KINDS[:1] if rng.random() < 0.5 else _ITEM_KINDS
     )
-    if split is Split.TRAIN and rng.random() < 0.4:
+    if split is DataSplit.TRAIN and rng.random() < 0.4:
         kinds = (words.english, words.patchwork, words.syllables)
     return [words.draw(rng, split, rng.choice(kinds)) for _ in range(rng.randint(least, most))]
 

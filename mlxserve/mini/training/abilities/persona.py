@@ -9,7 +9,7 @@ from mlxserve.mini.training import words
 from mlxserve.mini.training.abilities import arithmetic, copying, knowledge
 from mlxserve.mini.training.conversation import (
     Check,
-    Conversation,
+    Dialogue,
     Exchange,
     Phrasings,
     equals,
@@ -17,7 +17,7 @@ from mlxserve.mini.training.conversation import (
     single,
     system,
 )
-from mlxserve.mini.training.words import Split
+from mlxserve.mini.training.words import DataSplit
 
 _NAMED = Phrasings(
     train=(
@@ -132,44 +132,44 @@ _FIXED = Phrasings(
 )
 
 
-Reply = Callable[[Exchange], Exchange]  # an exchange -> the same under the system prompt
+PersonaReply = Callable[[Exchange], Exchange]  # an exchange -> the same under the system prompt
 
 
-def named(rng: Random, split: Split) -> Conversation:
+def named(rng: Random, split: DataSplit) -> Dialogue:
     """The system prompt gives a name; the user asks for it."""
     name = words.first_name(rng, split)
     return single(_name(rng, split, name), system(_NAMED.pick(rng, split).format(name=name)))
 
 
-def framed(rng: Random, split: Split) -> Conversation:
+def framed(rng: Random, split: DataSplit) -> Dialogue:
     """The system prompt asks for a word before or after each answer."""
     prompt, reply = _framing(rng, split, words.code_word(rng, split))
     return single(reply(_inner(rng, split)), system(prompt))
 
 
-def fixed(rng: Random, split: Split) -> Conversation:
+def fixed(rng: Random, split: DataSplit) -> Dialogue:
     """The system prompt fixes the one answer there is."""
     prompt, reply = _fixing(rng, split, words.code_word(rng, split))
     return single(reply(_inner(rng, split)), system(prompt))
 
 
-def persona(rng: Random, split: Split, num_words: int) -> Conversation:
+def persona(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     """Any of the above."""
     del num_words
     return rng.choice((named, named, framed, fixed))(rng, split)
 
 
-def at_length(rng: Random, split: Split, num_words: int) -> Conversation:
+def at_length(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     """Several questions under one system prompt, each answered as it says."""
     del num_words
     phrase = words.code_word(rng, split)
     prompt, reply = rng.choice((_framing, _framing, _fixing, _fixing, _naming))(rng, split, phrase)
     exchanges = [reply(_inner(rng, split)) for _ in range(rng.randint(2, 5))]
     messages = (message for exchange in exchanges for message in exchange.messages)
-    return Conversation((system(prompt), *messages), exchanges[-1].accepts)
+    return Dialogue((system(prompt), *messages), exchanges[-1].accepts)
 
 
-def _framing(rng: Random, split: Split, phrase: str) -> tuple[str, Reply]:
+def _framing(rng: Random, split: DataSplit, phrase: str) -> tuple[str, PersonaReply]:
     """The prompt that asks for `phrase` on one side of an answer, and what it makes of answers."""
     begins = rng.random() < 0.5
     side = "Begin" if begins else "End"
@@ -182,24 +182,24 @@ def _framing(rng: Random, split: Split, phrase: str) -> tuple[str, Reply]:
     return prompt, reply
 
 
-def _fixing(rng: Random, split: Split, phrase: str) -> tuple[str, Reply]:
+def _fixing(rng: Random, split: DataSplit, phrase: str) -> tuple[str, PersonaReply]:
     """The prompt that wants `phrase` for every answer."""
     prompt = _FIXED.pick(rng, split).format(p=phrase)
     return prompt, lambda inner: Exchange(inner.question, phrase, equals(phrase))
 
 
-def _naming(rng: Random, split: Split, phrase: str) -> tuple[str, Reply]:
+def _naming(rng: Random, split: DataSplit, phrase: str) -> tuple[str, PersonaReply]:
     """The prompt that gives a name; every other question asks for it, the rest are as ever."""
     name = phrase.capitalize()
     prompt = _NAMED.pick(rng, split).format(name=name)
     return prompt, lambda inner: _name(rng, split, name) if rng.random() < 0.5 else inner
 
 
-def _name(rng: Random, split: Split, name: str) -> Exchange:
+def _name(rng: Random, split: DataSplit, name: str) -> Exchange:
     return Exchange(_ASK_NAME.pick(rng, split), f"My name is {name}.", says(name))
 
 
-def _inner(rng: Random, split: Split) -> Exchange:
+def _inner(rng: Random, split: DataSplit) -> Exchange:
     makers = (copying.repeat_line, arithmetic.exchange, knowledge.exchange)
     return rng.choice(makers)(rng, split)
 

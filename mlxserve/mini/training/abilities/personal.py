@@ -12,19 +12,19 @@ from random import Random
 from mlxserve.mini.training import words
 from mlxserve.mini.training.abilities import recall
 from mlxserve.mini.training.conversation import (
-    Conversation,
+    Dialogue,
     Exchange,
-    Message,
     Phrasings,
+    TrainingMessage,
     assistant,
     mentions,
     says,
     user,
 )
-from mlxserve.mini.training.words import Split
+from mlxserve.mini.training.words import DataSplit
 
 # Of conversations: the last question is about what nobody said.
-UNTOLD_SHARE = {Split.TRAIN: 0.25, Split.HELD_OUT: 0.12}
+UNTOLD_SHARE = {DataSplit.TRAIN: 0.25, DataSplit.HELD_OUT: 0.12}
 NOT_TOLD = "I do not know. You have not told me."
 
 
@@ -32,17 +32,17 @@ NOT_TOLD = "I do not know. You have not told me."
 class Trait:
     """Something that can be said of the speaker, or of somebody called {who}."""
 
-    make: Callable[[Random, Split], str]
+    make: Callable[[Random, DataSplit], str]
     stated: Phrasings
     asked: Phrasings
     answer: str
     noted: str = ""  # what to say to it, where that is not the same for all
 
 
-def _listed_or_not(listed: list[str]) -> Callable[[Random, Split], str]:
+def _listed_or_not(listed: list[str]) -> Callable[[Random, DataSplit], str]:
     """One of `listed`, or an invented word, so that words never seen are carried like others."""
 
-    def make(rng: Random, split: Split) -> str:
+    def make(rng: Random, split: DataSplit) -> str:
         if rng.random() < 0.7:
             return words.pick(rng, split, listed)
         return words.draw(rng, split, rng.choice((words.blend, words.syllables)))
@@ -50,12 +50,12 @@ def _listed_or_not(listed: list[str]) -> Callable[[Random, Split], str]:
     return make
 
 
-def _job(rng: Random, split: Split) -> str:
+def _job(rng: Random, split: DataSplit) -> str:
     job = _listed_or_not(words.JOBS)(rng, split)
     return f"{'an' if job[0] in 'aeiou' else 'a'} {job}"
 
 
-def _age(rng: Random, split: Split) -> str:
+def _age(rng: Random, split: DataSplit) -> str:
     return words.draw(rng, split, lambda r: str(r.randrange(11, 100)))
 
 
@@ -422,18 +422,18 @@ class Told:
     who: str
     value: str
 
-    def stated(self, rng: Random, split: Split) -> str:
+    def stated(self, rng: Random, split: DataSplit) -> str:
         return self._filled(self.trait.stated.pick(rng, split))
 
     def noted(self, rng: Random) -> str:
         return self._filled(self.trait.noted or rng.choice(_NOTED))
 
-    def asked(self, rng: Random, split: Split, others: list[Told]) -> Exchange:
+    def asked(self, rng: Random, split: DataSplit, others: list[Told]) -> Exchange:
         check = says(self.value, [other.value for other in others])
         question = self._filled(self.trait.asked.pick(rng, split))
         return Exchange(question, self._filled(self.trait.answer), check)
 
-    def asked_untold(self, rng: Random, split: Split) -> Exchange:
+    def asked_untold(self, rng: Random, split: DataSplit) -> Exchange:
         """The same question where nobody has said it."""
         question = self._filled(self.trait.asked.pick(rng, split))
         return Exchange(question, NOT_TOLD, mentions("not told me"))
@@ -442,7 +442,7 @@ class Told:
         return text.format(who=self.who, value=self.value)
 
 
-def personal(rng: Random, split: Split, num_words: int) -> Conversation:
+def personal(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     """Some things told in one turn or in several, other talk, and questions about them."""
     told = _told(rng, split, rng.randint(1, 4))
     untold = told.pop() if rng.random() < UNTOLD_SHARE[split] else None
@@ -458,10 +458,10 @@ def personal(rng: Random, split: Split, num_words: int) -> Conversation:
         questions = others
     for exchange in questions:
         messages += exchange.messages
-    return Conversation(tuple(messages), (others or [first])[-1].accepts)
+    return Dialogue(tuple(messages), (others or [first])[-1].accepts)
 
 
-def drill(rng: Random, split: Split, num_words: int) -> Conversation:
+def drill(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     """Much told, and a question about each of it: the densest lesson in telling them apart."""
     del num_words
     told = _told(rng, split, rng.randint(3, 6))
@@ -470,16 +470,16 @@ def drill(rng: Random, split: Split, num_words: int) -> Conversation:
     exchanges.append(untold.asked_untold(rng, split))
     rng.shuffle(exchanges)
     messages = [*_said(rng, split, told), *(m for e in exchanges for m in e.messages)]
-    return Conversation(tuple(messages), exchanges[-1].accepts)
+    return Dialogue(tuple(messages), exchanges[-1].accepts)
 
 
-def _questions(rng: Random, split: Split, told: list[Told]) -> list[Exchange]:
+def _questions(rng: Random, split: DataSplit, told: list[Told]) -> list[Exchange]:
     """Questions about one of the traits told, or about several."""
     asked = rng.sample(told, rng.randint(1, len(told))) if told else []
     return [one.asked(rng, split, [o for o in told if o is not one]) for one in asked]
 
 
-def _told(rng: Random, split: Split, num_traits: int) -> list[Told]:
+def _told(rng: Random, split: DataSplit, num_traits: int) -> list[Told]:
     """Traits of different kinds, of one person each, no two with the same value."""
     found: dict[str, Told] = {}
     while len(found) < num_traits:
@@ -490,12 +490,12 @@ def _told(rng: Random, split: Split, num_traits: int) -> list[Told]:
     return list(found.values())
 
 
-def _said(rng: Random, split: Split, told: list[Told]) -> list[Message]:
+def _said(rng: Random, split: DataSplit, told: list[Told]) -> list[TrainingMessage]:
     """The statements: all in one message, or each in its own with an answer to it."""
     if told and rng.random() < 0.5:
         text = " ".join(one.stated(rng, split) for one in told)
         return [user(text), assistant(told[0].noted(rng))]
-    messages: list[Message] = []
+    messages: list[TrainingMessage] = []
     for one in told:
         messages += [user(one.stated(rng, split)), assistant(one.noted(rng))]
     return messages

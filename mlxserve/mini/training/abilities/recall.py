@@ -15,16 +15,16 @@ from random import Random
 from mlxserve.mini.training import prose, words
 from mlxserve.mini.training.abilities import arithmetic, copying, knowledge, lists
 from mlxserve.mini.training.conversation import (
-    Conversation,
+    Dialogue,
     Exchange,
-    Message,
     Phrasings,
+    TrainingMessage,
     assistant,
     says,
     system,
     user,
 )
-from mlxserve.mini.training.words import Split
+from mlxserve.mini.training.words import DataSplit
 
 _CODE_KEYS = """code word|code word|code word|code word|secret word|password|pass phrase|magic word|
 access code|security code|project name|safe word|code name|key word|user name|ship name|
@@ -152,11 +152,11 @@ class Fact:
     key: str
     value: str
 
-    def stated(self, rng: Random, split: Split) -> str:
+    def stated(self, rng: Random, split: DataSplit) -> str:
         text = _STATE.pick(rng, split).format(key=self.key, value=self.value)
         return text[0].upper() + text[1:] if text.startswith(self.key) else text
 
-    def asked(self, rng: Random, split: Split, others: list[Fact]) -> Exchange:
+    def asked(self, rng: Random, split: DataSplit, others: list[Fact]) -> Exchange:
         """The question, answered with a sentence or, where it says so, with the bare value."""
         bare = rng.random() < 0.25
         phrasing = (_ASK_BARE if bare else _ASK).pick(rng, split).format(key=self.key)
@@ -165,7 +165,7 @@ class Fact:
         return Exchange(question, answer, says(self.value, [fact.value for fact in others]))
 
 
-def facts(rng: Random, split: Split, num_facts: int) -> list[Fact]:
+def facts(rng: Random, split: DataSplit, num_facts: int) -> list[Fact]:
     """`num_facts` facts, no two with the same key or with a word of their values in common."""
     found: dict[str, Fact] = {}
     used: set[str] = set()
@@ -178,7 +178,7 @@ def facts(rng: Random, split: Split, num_facts: int) -> list[Fact]:
     return list(found.values())
 
 
-def _fact(rng: Random, split: Split) -> Fact:
+def _fact(rng: Random, split: DataSplit) -> Fact:
     kind = rng.randrange(8)
     if kind < 3:
         make = words.pass_phrase if rng.random() < 0.1 else words.code_word
@@ -205,33 +205,33 @@ def _fact(rng: Random, split: Split) -> Fact:
     return Fact(f"{holder} {attribute}", made(rng, split))
 
 
-def in_one_turn(rng: Random, split: Split, num_words: int) -> Conversation:
+def in_one_turn(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     """Facts, `num_words` words of other text around them, and the question, all in one message."""
     told = facts(rng, split, _few(rng, num_words))
     asked = rng.choice(told)
     text = _mixed(rng, split, [fact.stated(rng, split) for fact in told], num_words)
     exchange = asked.asked(rng, split, [fact for fact in told if fact is not asked])
     separator = rng.choice((" ", "\n", "\n\n"))
-    return Conversation(
+    return Dialogue(
         (user(f"{text}{separator}{exchange.question}"), assistant(exchange.answer)),
         exchange.accepts,
     )
 
 
-def in_system_prompt(rng: Random, split: Split, num_words: int) -> Conversation:
+def in_system_prompt(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     """The facts are in the system prompt, the question is the user's."""
     told = facts(rng, split, _few(rng, num_words))
     asked = rng.choice(told)
     text = _mixed(rng, split, [fact.stated(rng, split) for fact in told], num_words)
     exchange = asked.asked(rng, split, [fact for fact in told if fact is not asked])
     opening = rng.choice(("You are a helpful assistant. ", "You are a helpful assistant.\n\n", ""))
-    return Conversation((system(opening + text), *exchange.messages), exchange.accepts)
+    return Dialogue((system(opening + text), *exchange.messages), exchange.accepts)
 
 
-def over_turns(rng: Random, split: Split, num_words: int) -> Conversation:
+def over_turns(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     """Facts in earlier turns, other exchanges between, then the question."""
     told = facts(rng, split, rng.randint(1, 4))
-    messages: list[Message] = []
+    messages: list[TrainingMessage] = []
     for fact in told:
         share = num_words // (2 * len(told))
         stated = _mixed(rng, split, [fact.stated(rng, split)], share)
@@ -246,33 +246,33 @@ def over_turns(rng: Random, split: Split, num_words: int) -> Conversation:
         spent += len(f"{other.question} {other.answer}".split())
     asked = rng.choice(told)
     last = asked.asked(rng, split, [fact for fact in told if fact is not asked])
-    return Conversation((*messages, *last.messages), last.accepts)
+    return Dialogue((*messages, *last.messages), last.accepts)
 
 
-def many_questions(rng: Random, split: Split, num_words: int) -> Conversation:
+def many_questions(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     """Many facts at once, then one question after another: the densest lesson there is."""
     return _questioned(rng, split, num_words, rng.randint(2, 8))
 
 
-def _questioned(rng: Random, split: Split, num_words: int, num_facts: int) -> Conversation:
+def _questioned(rng: Random, split: DataSplit, num_words: int, num_facts: int) -> Dialogue:
     told = facts(rng, split, num_facts)
     text = _mixed(rng, split, [fact.stated(rng, split) for fact in told], num_words)
     asked = rng.sample(told, rng.randint(1, len(told)))
     exchanges = [fact.asked(rng, split, [f for f in told if f is not fact]) for fact in asked]
     separator = rng.choice((" ", "\n", "\n\n"))
     first = user(f"{text}{separator}{exchanges[0].question}")
-    messages: list[Message] = [first, assistant(exchanges[0].answer)]
+    messages: list[TrainingMessage] = [first, assistant(exchanges[0].answer)]
     for exchange in exchanges[1:]:
         messages += exchange.messages
-    return Conversation(tuple(messages), exchanges[-1].accepts)
+    return Dialogue(tuple(messages), exchanges[-1].accepts)
 
 
-def long_questions(rng: Random, split: Split, num_words: int) -> Conversation:
+def long_questions(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     """A long text with facts all over it, and many questions: long contexts, densely taught."""
     return _questioned(rng, split, num_words, rng.randint(6, 16))
 
 
-def table(rng: Random, split: Split, num_words: int) -> Conversation:
+def table(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     """Names and values in lines, as a file would list them, and questions about some."""
     del num_words
     make = rng.choice((words.code_word, words.number, words.place))
@@ -281,17 +281,17 @@ def table(rng: Random, split: Split, num_words: int) -> Conversation:
     shape = rng.choice(("{k}: {v}", "{k} = {v}", "- {k}: {v}", "| {k} | {v} |", "{k} has {v}."))
     listing = "\n".join(shape.format(k=k, v=v) for k, v in rows.items())
     asked = rng.sample(sorted(rows), rng.randint(1, len(rows)))
-    messages: list[Message] = []
+    messages: list[TrainingMessage] = []
     for i, key in enumerate(asked):
         question = _ASK_ROW.pick(rng, split).format(key=key)
         messages += [user(question if i else f"{listing}\n\n{question}"), assistant(rows[key])]
     others = [value for key, value in rows.items() if key != asked[-1] and value != rows[asked[-1]]]
-    return Conversation(tuple(messages), says(rows[asked[-1]], others))
+    return Dialogue(tuple(messages), says(rows[asked[-1]], others))
 
 
-def interlude(rng: Random, split: Split) -> Exchange:
+def interlude(rng: Random, split: DataSplit) -> Exchange:
     """A short exchange about something else."""
-    makers: tuple[Callable[[Random, Split], Exchange], ...] = (
+    makers: tuple[Callable[[Random, DataSplit], Exchange], ...] = (
         copying.repeat_line,
         copying.repeat_line,
         copying.numbered_line,
@@ -303,13 +303,13 @@ def interlude(rng: Random, split: Split) -> Exchange:
     return rng.choice(makers)(rng, split)
 
 
-def _remark(rng: Random, split: Split) -> Exchange:
+def _remark(rng: Random, split: DataSplit) -> Exchange:
     """A remark that asks for nothing."""
     answer = rng.choice(("I see.", "Thank you for telling me.", "OK.", "Good to know."))
     return Exchange(" ".join(prose.paragraph(rng, split, rng.randint(5, 30))), answer, bool)
 
 
-def _mixed(rng: Random, split: Split, statements: list[str], num_words: int) -> str:
+def _mixed(rng: Random, split: DataSplit, statements: list[str], num_words: int) -> str:
     """Statements in a paragraph of `num_words` words, each at a place of its own."""
     sentences = prose.paragraph(rng, split, num_words)
     for statement in statements:

@@ -8,10 +8,10 @@ from random import Random
 from typing import Any
 
 from mlxserve.mini.training import words
-from mlxserve.mini.training.conversation import Check, Conversation, Exchange, Phrasings, single
-from mlxserve.mini.training.words import Split
+from mlxserve.mini.training.conversation import Check, Dialogue, Exchange, Phrasings, single
+from mlxserve.mini.training.words import DataSplit
 
-_TEXT_FIELDS: dict[str, Callable[[Random, Split], str]] = {
+_TEXT_FIELDS: dict[str, Callable[[Random, DataSplit], str]] = {
     "name": words.first_name,
     "city": words.place,
     "code": words.code_word,
@@ -38,13 +38,13 @@ _ASK = Phrasings(
 )
 
 
-def structured(rng: Random, split: Split, num_words: int) -> Conversation:
+def structured(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     """One record, alone in its conversation."""
     del num_words
     return single(exchange(rng, split))
 
 
-def exchange(rng: Random, split: Split) -> Exchange:
+def exchange(rng: Random, split: DataSplit) -> Exchange:
     """One record of two to four fields; the answer is the JSON object and nothing else."""
     keys = rng.sample([*_TEXT_FIELDS, *_NUMBER_FIELDS], rng.randint(2, 4))
     record = {key: _value(rng, split, key) for key in keys}
@@ -67,7 +67,7 @@ def is_json(record: dict[str, Any]) -> Check:
     return accepts
 
 
-def _value(rng: Random, split: Split, key: str) -> str | int:
+def _value(rng: Random, split: DataSplit, key: str) -> str | int:
     if key in _NUMBER_FIELDS:
         return int(words.number(rng, split))
     return _TEXT_FIELDS[key](rng, split)

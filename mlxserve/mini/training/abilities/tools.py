@@ -18,30 +18,30 @@ from typing import Any
 from mlxserve.mini.training import words
 from mlxserve.mini.training.abilities import arithmetic, copying, knowledge
 from mlxserve.mini.training.conversation import (
-    Conversation,
+    Dialogue,
     Exchange,
-    Message,
     Phrasings,
+    TrainingMessage,
     assistant,
     says,
     user,
 )
-from mlxserve.mini.training.words import Split
+from mlxserve.mini.training.words import DataSplit
 
 Value = str | int
-Maker = Callable[[Random, Split], Value]
+ValueMaker = Callable[[Random, DataSplit], Value]
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class ExampleTool:
     """A tool of one or two arguments."""
 
     name: str
     description: str
-    arguments: dict[str, Maker]
+    arguments: dict[str, ValueMaker]
     asked: Phrasings  # with {argument} for each argument
     answered: str  # the same, and {result}
-    result: Callable[[Random, Split], str]
+    result: Callable[[Random, DataSplit], str]
 
     def schema(self, values: dict[str, Value]) -> dict[str, Any]:
         """The definition as the OpenAI API spells it; `values` tell the arguments' types."""
@@ -51,31 +51,31 @@ class Tool:
         function = {"name": self.name, "description": self.description, "parameters": parameters}
         return {"type": "function", "function": function}
 
-    def values(self, rng: Random, split: Split) -> dict[str, Value]:
+    def values(self, rng: Random, split: DataSplit) -> dict[str, Value]:
         return {key: make(rng, split) for key, make in self.arguments.items()}
 
 
-def _weather(rng: Random, split: Split) -> str:
+def _weather(rng: Random, split: DataSplit) -> str:
     del split
     weather = rng.choice("sunny rainy cloudy windy foggy snowy cold warm".split())
     return f"{weather}, {rng.randrange(40)} degrees"
 
 
-def _clock(rng: Random, split: Split) -> str:
+def _clock(rng: Random, split: DataSplit) -> str:
     del split
     return f"{rng.randrange(24):02}:{rng.randrange(60):02}"
 
 
-def _file(rng: Random, split: Split) -> str:
+def _file(rng: Random, split: DataSplit) -> str:
     return f"{words.code_word(rng, split)}.{rng.choice(('txt', 'md', 'py', 'json'))}"
 
 
-def _small(rng: Random, split: Split) -> int:
+def _small(rng: Random, split: DataSplit) -> int:
     return int(words.draw(rng, split, lambda r: str(r.randrange(1, 100))))
 
 
 TOOLS = (
-    Tool(
+    ExampleTool(
         "get_weather",
         "Get the weather in a city.",
         {"city": words.place},
@@ -100,7 +100,7 @@ TOOLS = (
         "The weather in {city} is {result}.",
         _weather,
     ),
-    Tool(
+    ExampleTool(
         "get_time",
         "Get the time in a city.",
         {"city": words.place},
@@ -120,7 +120,7 @@ TOOLS = (
         "In {city} it is {result}.",
         _clock,
     ),
-    Tool(
+    ExampleTool(
         "find_phone",
         "Find the phone number of a person.",
         {"name": words.full_name},
@@ -142,7 +142,7 @@ TOOLS = (
         "The phone number of {name} is {result}.",
         words.number,
     ),
-    Tool(
+    ExampleTool(
         "read_file",
         "Read a file.",
         {"path": _file},
@@ -166,7 +166,7 @@ TOOLS = (
         "The file {path} says: {result}",
         words.code_word,
     ),
-    Tool(
+    ExampleTool(
         "set_timer",
         "Set a timer.",
         {"minutes": _small},
@@ -185,7 +185,7 @@ TOOLS = (
         "The timer is set for {minutes} minutes: {result}.",
         words.code_word,
     ),
-    Tool(
+    ExampleTool(
         "send_message",
         "Send a message to a person.",
         {"to": words.first_name, "text": words.code_word},
@@ -217,7 +217,7 @@ TOOLS = (
         "The message to {to} is sent: {result}.",
         words.code_word,
     ),
-    Tool(
+    ExampleTool(
         "book_table",
         "Book a table in a restaurant.",
         {"name": words.first_name, "people": _small},
@@ -248,20 +248,20 @@ shop""".split()
 _NOUN_KINDS = (words.english, words.syllables, words.patchwork, words.blend)
 
 
-def invented(rng: Random, split: Split) -> Tool:
+def invented(rng: Random, split: DataSplit) -> ExampleTool:
     """A tool that looks up one thing of another: `get_price(item)`."""
 
     def name(draws: Random) -> str:
         return f"{draws.choice(_VERBS)}_{noun_of(draws)}"
 
     def noun_of(draws: Random) -> str:
-        if split is Split.TRAIN and draws.random() < 0.5:
+        if split is DataSplit.TRAIN and draws.random() < 0.5:
             return words.draw(draws, split, draws.choice(_NOUN_KINDS)).lower()
         return draws.choice(_NOUNS)
 
     drawn = words.draw(rng, split, name)
     noun, thing = drawn.rsplit("_", 1)[1], rng.choice(_THINGS)
-    if split is Split.TRAIN and rng.random() < 0.25:
+    if split is DataSplit.TRAIN and rng.random() < 0.25:
         thing = words.draw(rng, split, rng.choice(_NOUN_KINDS)).lower()
     verb = drawn.removesuffix(f"_{noun}").replace("_", " ")
     asked = Phrasings(
@@ -296,8 +296,8 @@ def invented(rng: Random, split: Split) -> Tool:
             f"Do you know the {noun} of {{{thing}}}?",
         ),
     )
-    made: tuple[Maker, ...] = (words.code_word, words.code_word, words.place, words.full_name)
-    return Tool(
+    made: tuple[ValueMaker, ...] = (words.code_word, words.code_word, words.place, words.full_name)
+    return ExampleTool(
         drawn,
         f"{verb.capitalize()} the {noun} of a {thing}.",
         {thing: rng.choice(made)},
@@ -307,21 +307,21 @@ def invented(rng: Random, split: Split) -> Tool:
     )
 
 
-def tool_calls(rng: Random, split: Split, num_words: int) -> Conversation:
+def tool_calls(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     """A question that an offered tool answers; the reference answer is the call."""
     del num_words
     offered = _offered(rng, split)
     tool = rng.choice(offered)
     values = tool.values(rng, split)
     question = tool.asked.pick(rng, split).format(**values)
-    return Conversation(
+    return Dialogue(
         (user(question), _call(tool, values)),
         calls(tool.name, values),
         tuple(t.schema(values if t is tool else t.values(rng, split)) for t in offered),
     )
 
 
-def no_call(rng: Random, split: Split, num_words: int) -> Conversation:
+def no_call(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     """Tools are offered, and the question needs none of them."""
     del num_words
     offered = _offered(rng, split)
@@ -330,16 +330,16 @@ def no_call(rng: Random, split: Split, num_words: int) -> Conversation:
     def accepts(answer: str) -> bool:
         return "<tool_call>" not in answer and exchange.accepts(answer)
 
-    return Conversation(
+    return Dialogue(
         exchange.messages, accepts, tuple(t.schema(t.values(rng, split)) for t in offered)
     )
 
 
-def session(rng: Random, split: Split, num_words: int) -> Conversation:
+def session(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     """Questions of all kinds under the same tools: definitions are long, so they serve often."""
     del num_words
     offered = _offered(rng, split)
-    messages: list[Message] = []
+    messages: list[TrainingMessage] = []
     for _ in range(rng.randint(1, 3)):
         if rng.random() < 0.3:
             messages += _other_talk(rng, split).messages
@@ -347,28 +347,28 @@ def session(rng: Random, split: Split, num_words: int) -> Conversation:
             messages += _call_and_answer(rng, split, rng.choice(offered))
     rest = _other_talk(rng, split)
     schemas = tuple(tool.schema(tool.values(rng, split)) for tool in offered)
-    return Conversation((*messages, *rest.messages), rest.accepts, schemas)
+    return Dialogue((*messages, *rest.messages), rest.accepts, schemas)
 
 
-def drill(rng: Random, split: Split, num_words: int) -> Conversation:
+def drill(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     """Call after call of the same tools: the densest lesson in choosing between them."""
     del num_words
     offered = _offered(rng, split, at_least=rng.randint(2, 4))
-    messages: list[Message] = []
+    messages: list[TrainingMessage] = []
     for _ in range(rng.randint(5, 9)):
         tool = rng.choice(offered)
         values = tool.values(rng, split)
         messages += [user(tool.asked.pick(rng, split).format(**values)), _call(tool, values)]
     schemas = tuple(t.schema(t.values(rng, split)) for t in offered)
-    return Conversation(tuple(messages), calls(tool.name, values), schemas)
+    return Dialogue(tuple(messages), calls(tool.name, values), schemas)
 
 
-def _other_talk(rng: Random, split: Split) -> Exchange:
+def _other_talk(rng: Random, split: DataSplit) -> Exchange:
     makers = (knowledge.exchange, knowledge.exchange, arithmetic.exchange, copying.repeat_line)
     return rng.choice(makers)(rng, split)
 
 
-def _call_and_answer(rng: Random, split: Split, tool: Tool) -> list[Message]:
+def _call_and_answer(rng: Random, split: DataSplit, tool: ExampleTool) -> list[TrainingMessage]:
     values = tool.values(rng, split)
     result = tool.result(rng, split)
     asked = user(tool.asked.pick(rng, split).format(**values))
@@ -376,13 +376,13 @@ def _call_and_answer(rng: Random, split: Split, tool: Tool) -> list[Message]:
     return [asked, _call(tool, values), {"role": "tool", "content": result}, answer]
 
 
-def tool_results(rng: Random, split: Split, num_words: int) -> Conversation:
+def tool_results(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     """The call has been made and has returned; the answer is a sentence with the result."""
     del num_words
     (tool, *_) = _offered(rng, split)
     messages = _call_and_answer(rng, split, tool)
     result = messages[2]["content"]
-    return Conversation(tuple(messages), says(result), (tool.schema(tool.values(rng, split)),))
+    return Dialogue(tuple(messages), says(result), (tool.schema(tool.values(rng, split)),))
 
 
 def calls(name: str, arguments: dict[str, Value]) -> Any:
@@ -401,9 +401,9 @@ def calls(name: str, arguments: dict[str, Value]) -> Any:
     return accepts
 
 
-def _offered(rng: Random, split: Split, at_least: int = 1) -> list[Tool]:
+def _offered(rng: Random, split: DataSplit, at_least: int = 1) -> list[ExampleTool]:
     """One to three tools with names of their own, in any order."""
-    found: dict[str, Tool] = {}
+    found: dict[str, ExampleTool] = {}
     for _ in range(max(at_least, rng.choice((1, 1, 2, 2, 3)))):
         tool = rng.choice(TOOLS) if rng.random() < 0.45 else invented(rng, split)
         if not any(_noun(tool) == _noun(other) for other in found.values()):
@@ -411,11 +411,11 @@ def _offered(rng: Random, split: Split, at_least: int = 1) -> list[Tool]:
     return list(found.values())
 
 
-def _noun(tool: Tool) -> str:
+def _noun(tool: ExampleTool) -> str:
     return tool.name.rsplit("_", 1)[1]
 
 
-def _call(tool: Tool, values: dict[str, Value]) -> Message:
+def _call(tool: ExampleTool, values: dict[str, Value]) -> TrainingMessage:
     function = {"name": tool.name, "arguments": values}
     return {
         "role": "assistant",
