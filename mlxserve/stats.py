@@ -1,42 +1,48 @@
-"""Stats: a frozen picture of the engine, for logs, metrics and screens."""
+"""Stats: what is counted, each number in one field, with its name and help text on /metrics.
+
+Each group is owned by the object that counts in it. The owner changes its group in place and hands
+out copies; a copy is never changed. `Stats` is one copy of every group.
+
+    scheduler ─ SchedulerStats ─┐
+    pool ────── PoolStats ──────┤
+    engine ──── StepStats ────┼─ Stats ── /metrics, the log line, `LLM.stats()`
+    swapper ─── SwapStats ──────┘
+
+To add a number: add a field here and count it where it happens.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal, Self, get_type_hints
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """How often values fell up to each bound (and not up to the one before), and their sum.
+@dataclass(slots=True)
+class Histogram:
+    """Counts values by the bound they fall under, and their sum.
 
-    `counts` has one entry more than `bounds`: for what lies above all of them.
+    `counts` has one entry per bound and one more for values above all of them; an entry does not
+    include those before it.
     """
 
     bounds: tuple[float, ...]
-    counts: tuple[int, ...]
+    counts: list[int] = field(default_factory=list)
     total: float = 0.0
 
-
-class Histogram:
-    """Counts values into a Distribution."""
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._total = 0.0
+    def __post_init__(self) -> None:
+        self.counts = self.counts or [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._total += value
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
 
-    def snapshot(self) -> Distribution:
-        return Distribution(self._bounds, tuple(self._counts), self._total)
+    def copy(self) -> Histogram:
+        return Histogram(self.bounds, self.counts.copy(), self.total)
 
 
 class Rate:
@@ -60,7 +66,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of the device's memory. What is reserved is kept by mlx for its next arrays."""
+    """Bytes of the device's memory. `reserved` is what mlx keeps for its next arrays."""
 
     kv_cache: int
     active: int
@@ -68,53 +74,177 @@ class Memory:
     peak: int
 
 
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """How /metrics shows a field: under `name`, or under the field's own name."""
+
+    kind: Literal["gauge", "counter", "histogram"]
+    help: str
+    name: str = ""
+    label: str = ""  # fields of one name differ in this label; a mapping's keys are its values
+    value: str = ""
+
+
+def gauge(help: str, name: str = "", *, label: str = "", value: str = "") -> Exported:  # noqa: A002
+    return Exported("gauge", help, name, label, value)
+
+
+def counter(help: str, name: str = "", *, label: str = "") -> Exported:  # noqa: A002
+    return Exported("counter", help, name, label)
+
+
+def histogram(help: str, name: str = "") -> Exported:  # noqa: A002
+    return Exported("histogram", help, name)
+
+
+class StatsGroup:
+    """A dataclass of numbers, histograms and counters by name."""
+
+    __slots__ = ()
+    __match_args__: ClassVar[tuple[str, ...]]  # the fields' names, in order, by `dataclass`
+
+    @classmethod
+    def of(cls, owner: object) -> Self:
+        """The owner's attributes of these names, as they are now."""
+        values = [getattr(owner, name) for name in cls.__match_args__]
+        return cls(*[v if type(v) in (int, float) else v.copy() for v in values])
+
+    def copy(self) -> Self:
+        return self.of(self)
+
+
+def exports_of(group: type[StatsGroup]) -> tuple[tuple[str, Exported], ...]:
+    """(attribute, how it is shown) of the fields and properties that /metrics shows."""
+    hints = get_type_hints(group, include_extras=True)
+    for name, attribute in vars(group).items():
+        if isinstance(attribute, property):
+            hints[name] = get_type_hints(attribute.fget, include_extras=True)["return"]
+    return tuple(
+        (name, extra)
+        for name, hint in hints.items()
+        for extra in getattr(hint, "__metadata__", ())
+        if isinstance(extra, Exported)
+    )
+
+
+@dataclass(slots=True)
+class SchedulerStats(StatsGroup):
+    """Counted by the scheduler, in total since the start unless a comment says otherwise."""
+
+    num_running: Annotated[int, gauge("Requests that hold pages.", "num_requests_running")] = 0
+    num_waiting: Annotated[int, gauge("Requests in the queue.", "num_requests_waiting")] = 0
+    num_preemptions: Annotated[
+        int, counter("Times a running request lost its pages to another.")
+    ] = 0
+    # Tokens, once per request: when it is admitted for the first time.
+    prefix_queries: Annotated[
+        int,
+        counter("Prompt tokens looked up in the prefix cache.", "prefix_cache_queries"),
+        counter("Prompt tokens of admitted requests.", "prompt_tokens"),
+    ] = 0
+    prefix_hits: Annotated[
+        int, counter("Prompt tokens found in the prefix cache.", "prefix_cache_hits")
+    ] = 0
+    # The same of requests that resume after a preemption.
+    resumed_queries: int = 0
+    resumed_hits: int = 0
+    recomputed_tokens: Annotated[int, counter("Tokens computed again after a preemption.")] = 0
+    swapped_tokens: Annotated[
+        int, counter("Tokens whose pages were written to disk in a preemption.")
+    ] = 0
+    restored_tokens: Annotated[
+        int, counter("Tokens whose pages were read back from disk instead of computed again.")
+    ] = 0
+    align_deferrals: Annotated[
+        int, counter("Chunks deferred because the step had less than a page of budget left.")
+    ] = 0
+    overtakes: Annotated[
+        int, counter("Times a request was admitted before an older one that did not fit.")
+    ] = 0
+    prefix_follow_waits: Annotated[
+        int, counter("Requests that waited for another to compute the prefix they share.")
+    ] = 0
+    immune_requests: Annotated[
+        int, counter("Requests preempted so often that others are preempted first from then on.")
+    ] = 0
+    rebound_pages: Annotated[
+        int, counter("Pages released in favour of another request's page with the same content.")
+    ] = 0
+    tail_copies: Annotated[int, counter("Pages that began as a copy of another page.")] = 0
+    pages_reserved: Annotated[
+        int, gauge("Pages kept free for running requests when a request last waited.")
+    ] = 0
+
+
+_PAGES = "Pages of the KV pool: free, active (held or pinned), cached (findable by hash)."
+
+
+@dataclass(slots=True)
+class PoolStats(StatsGroup):
+    """Pages of the pool now. A page is free or used; either kind can also be cached."""
+
+    num_pages: int = 0
+    num_free: Annotated[int, gauge(_PAGES, "pages", label="state", value="free")] = 0
+    num_used: Annotated[int, gauge(_PAGES, "pages", label="state", value="active")] = 0
+    num_cached: Annotated[int, gauge(_PAGES, "pages", label="state", value="cached")] = 0
+    num_pinned: Annotated[int, gauge("Pages that named prefixes keep.", "pages_pinned")] = 0
+    num_hot: Annotated[
+        int, gauge("Free pages that were found often and are evicted after others.", "pages_hot")
+    ] = 0
+    num_evicted: Annotated[
+        int, counter("Cached pages evicted to make room for new ones.", "evicted_pages")
+    ] = 0
+
+    @property
+    def usage(
+        self,
+    ) -> Annotated[
+        float,
+        gauge("Share of the pages that are held or pinned, 0 to 1.", "kv_cache_usage_perc"),
+    ]:
+        return self.num_used / self.num_pages if self.num_pages else 0.0
+
+
+@dataclass(slots=True)
+class StepStats(StatsGroup):
+    """Counted by the engine, in total since the start unless a comment says otherwise."""
+
+    num_steps: int = 0
+    sched_budget_tokens: Annotated[int, gauge("Tokens the last step was allowed to compute.")] = 0
+    prefill_tokens: Annotated[
+        int, counter("Prompt tokens computed, including those computed again.")
+    ] = 0
+    generation_tokens: Annotated[int, counter("Tokens generated.")] = 0
+    request_success: Annotated[
+        Counter[str], counter("Requests that ended, by reason.", label="finished_reason")
+    ] = field(default_factory=Counter)
+    queue_seconds: Annotated[
+        Histogram,
+        histogram("From a request's arrival to its first step.", "request_queue_time_seconds"),
+    ] = field(default_factory=lambda: Histogram(SECONDS))
+    prefill_seconds: Annotated[
+        Histogram,
+        histogram(
+            "From a request's first step to its first token.", "request_prefill_time_seconds"
+        ),
+    ] = field(default_factory=lambda: Histogram(SECONDS))
+    iteration_tokens: Annotated[Histogram, histogram("Tokens computed in a step.")] = field(
+        default_factory=lambda: Histogram(TOKENS)
+    )
+
+
+@dataclass(slots=True)
+class SwapStats(StatsGroup):
+    """Preempted pages on disk now."""
+
+    num_bytes: Annotated[int, gauge("Bytes of pages on disk.", "swap_bytes")] = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """Gauges of this moment, and counters since the engine started.
+    """A copy of every group, taken between two steps."""
 
-    A page is free or active (held by a running request, or pinned); either kind can be cached,
-    which means that its content is found by its hash.
-    """
-
-    num_requests_running: int = 0
-    num_requests_waiting: int = 0
-    pages_free: int = 0
-    pages_active: int = 0
-    pages_cached: int = 0
-    pages_pinned: int = 0  # of the active ones, those that named prefixes keep
-    pages_hot: int = 0  # of the free ones, those that outlive others as they were found often
-    pages_reserved: int = 0  # kept for running requests, when a new one last waited
-    swap_bytes: int = 0  # on disk
-    sched_budget_tokens: int = 0  # the step budget in force
-    # counters
-    prefix_cache_queries: int = 0  # tokens of admitted prompts
-    prefix_cache_hits: int = 0  # those found in the cache
-    num_preemptions: int = 0
-    prompt_tokens: int = 0  # computed, or found in the cache
-    prefill_tokens: int = 0  # of prompts, computed and not found; again after a preemption
-    generation_tokens: int = 0
-    recomputed_tokens: int = 0  # computed again after a preemption
-    swapped_tokens: int = 0  # written to disk in preemptions
-    restored_tokens: int = 0  # read back instead of computed again
-    align_deferrals: int = 0
-    overtakes: int = 0
-    prefix_follow_waits: int = 0
-    immune_requests: int = 0
-    rebound_pages: int = 0
-    tail_copies: int = 0
-    evicted_pages: int = 0
-    num_steps: int = 0
-    request_success: Mapping[str, int] = field(default_factory=dict)  # by finished_reason
-    # distributions since the engine started
-    queue_seconds: Distribution | None = None  # from a request's arrival to its first step
-    prefill_seconds: Distribution | None = None  # from there to its first token
-    iteration_tokens: Distribution | None = None  # tokens computed in a step
-
-    @property
-    def num_pages(self) -> int:
-        return self.pages_free + self.pages_active
-
-    @property
-    def kv_cache_usage_perc(self) -> float:
-        """Share of the pool that is held by running requests or pinned, 0 to 1."""
-        return self.pages_active / self.num_pages if self.num_pages else 0.0
+    scheduler: SchedulerStats = field(default_factory=SchedulerStats)
+    pool: PoolStats = field(default_factory=PoolStats)
+    engine: StepStats = field(default_factory=StepStats)
+    swap: SwapStats = field(default_factory=SwapStats)

@@ -60,7 +60,7 @@ async def collect(chat: Chat, prompt: Sequence[int], params: SamplingParams) -> 
 async def until_idle(chat: Chat) -> None:
     """Wait for the engine to come to rest, audit it, and see that it holds nothing."""
     async with asyncio.timeout(20):
-        while chat.stats().num_requests_running or chat.stats().pages_active:
+        while chat.stats().scheduler.num_running or chat.stats().pool.num_used:
             await chat.check()
     await chat.check()
 
@@ -222,10 +222,10 @@ def test_a_bad_request_is_refused_before_anything_is_computed(
     error: type[Exception],
     says: str,
 ) -> None:
-    steps = chat.stats().num_steps
+    steps = chat.stats().engine.num_steps
     with pytest.raises(error, match=says):
         run(collect(chat, prompt, params))
-    assert chat.stats().num_steps == steps
+    assert chat.stats().engine.num_steps == steps
 
 
 def test_a_named_prefix_is_computed_once_and_found_by_name(chat: Chat) -> None:
@@ -265,7 +265,7 @@ def test_a_named_prefix_is_still_cached_when_everything_else_was_evicted(chat: C
     usage = run(submit_named(chat, "law", [1, 2, 3])).usage
     assert usage is not None
     assert (usage.prompt_tokens, usage.cached_tokens) == (53, 50)
-    assert chat.stats().pages_pinned == 4  # the one that it ends in is copied
+    assert chat.stats().pool.num_pinned == 4  # the one that it ends in is copied
     run(chat.add_prefix("law", list(range(16))))  # replaces it
     assert chat.prefixes() == {"law": 16}
     chat.remove_prefix("law")
@@ -273,7 +273,7 @@ def test_a_named_prefix_is_still_cached_when_everything_else_was_evicted(chat: C
     with pytest.raises(UnknownPrefix, match="law"):
         run(submit_named(chat, "law", [1]))
     run(collect(chat, [1], GREEDY))
-    assert chat.stats().pages_pinned == 0
+    assert chat.stats().pool.num_pinned == 0
 
 
 def test_a_prefix_beyond_its_share_of_the_cache_is_refused(chat: Chat) -> None:
@@ -295,7 +295,7 @@ def test_a_prefix_whose_caller_goes_away_is_not_kept(chat: Chat) -> None:
 
     run(scenario())
     assert chat.prefixes() == {}
-    assert chat.stats().pages_pinned == 0
+    assert chat.stats().pool.num_pinned == 0
 
 
 def test_a_text_that_can_never_fit_is_refused_unread(

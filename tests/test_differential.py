@@ -85,12 +85,12 @@ def model(request: pytest.FixtureRequest, build_model: Callable[..., Any]) -> Mo
 def test_d1_with_and_without_the_cache(model: Model, tail: PageTail) -> None:
     engine = model.engine(page_tail=tail)
     assert serve(engine, PROMPTS) == model.alone  # some follow others, some share what is there
-    before = engine.stats().prefix_cache_hits
+    before = engine.stats().scheduler.prefix_hits
     assert serve(engine, PROMPTS) == model.alone
     # All but what fills no page, and each last token; and without copies that token's whole page.
     found = sum((len(ids) - 1) // PAGE * PAGE for ids in PROMPTS)
     found += 2 * (PAGE - 1) if tail is PageTail.COPY else 0
-    assert engine.stats().prefix_cache_hits - before == found
+    assert engine.stats().scheduler.prefix_hits - before == found
 
 
 @pytest.mark.parametrize(("size", "is_aligned"), [(PAGE, True), (PAGE + 8, True), (37, False)])
@@ -102,7 +102,7 @@ def test_d2_in_chunks_of_any_size(model: Model, size: int, is_aligned: bool) -> 
         long_prefill_token_threshold=0,
     )
     assert serve(engine, PROMPTS) == model.alone
-    assert engine.stats().num_steps > sum(map(len, PROMPTS[:4])) // size // 2
+    assert engine.stats().engine.num_steps > sum(map(len, PROMPTS[:4])) // size // 2
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -69,16 +69,16 @@ def answers() -> dict[str, Tokens]:
     found: dict[str, Tokens] = {}
     with LLM(num_pages=64, **OPTIONS) as llm:
         found["one by one"] = [t for q in QUESTIONS for t in conversations(llm, [q])]
-        hits = llm.stats().prefix_cache_hits
+        hits = llm.stats().scheduler.prefix_hits
         found["from the cache, in a batch of 4"] = list(conversations(llm, QUESTIONS))
-        assert llm.stats().prefix_cache_hits > hits
+        assert llm.stats().scheduler.prefix_hits > hits
     with LLM(num_pages=64, max_num_batched_tokens=20, max_num_seqs=4, **OPTIONS) as llm:
         found["in chunks beside decodes"] = list(conversations(llm, QUESTIONS))
-        assert llm.stats().num_steps > len(QUESTIONS) + GREEDY.max_tokens
+        assert llm.stats().engine.num_steps > len(QUESTIONS) + GREEDY.max_tokens
         found["each twice"] = list(forks(llm, QUESTIONS))
     with LLM(num_pages=9, max_model_len=112, **OPTIONS) as llm:
         found["with a preemption"] = list(conversations(llm, QUESTIONS))
-        assert llm.stats().num_preemptions > 0
+        assert llm.stats().scheduler.num_preemptions > 0
     return found
 
 

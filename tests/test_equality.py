@@ -80,4 +80,4 @@ def test_greedy_tokens_are_the_dense_ones_in_every_configuration(
         assert tokens(llm, prompts) == expected, "in chunks of one page"
     with LLM(path, num_pages=16, page_size=16, disable_log_stats=True) as llm:
         assert tokens(llm, prompts) == expected, "in a pool far too small"
-        assert llm.stats().num_preemptions > 0
+        assert llm.stats().scheduler.num_preemptions > 0

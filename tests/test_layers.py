@@ -65,7 +65,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/cache/kv": "metal_kernels mlxserve/cache/layout",
     "mlxserve/cache/store": "mlxserve/errors",
     "mlxserve/scheduler": (
-        "mlxserve/errors mlxserve/request mlxserve/cache/hashing mlxserve/cache/pages"
+        "mlxserve/errors mlxserve/stats mlxserve/request mlxserve/cache/hashing mlxserve/cache/pages"
     ),
     "mlxserve/model": (
         "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/request "

@@ -63,9 +63,9 @@ def test_one_prompt_or_many_of_text_or_of_tokens(llm: LLM) -> None:
 def test_n_answers_are_those_of_n_requests_with_their_seeds(llm: LLM, length: int) -> None:
     prompt = [(7 * i + length) % 90 for i in range(length)]
     params = SamplingParams(n=4, seed=11, **OPTIONS)
-    before = llm.stats().prefill_tokens
+    before = llm.stats().engine.prefill_tokens
     (answer,) = llm.generate([prompt], params, use_tqdm=False)
-    num_prefilled = llm.stats().prefill_tokens - before
+    num_prefilled = llm.stats().engine.prefill_tokens - before
     alone = [
         llm.generate([prompt], SamplingParams(seed=11 + number, **OPTIONS), use_tqdm=False)[0]
         for number in range(4)
@@ -105,7 +105,7 @@ def test_leaving_a_stream_early_ends_its_request(llm: LLM) -> None:
     stream.close()  # type: ignore[attr-defined]
     llm.generate("after", GREEDY, use_tqdm=False)
     llm.check()
-    assert llm.stats().request_success["abort"] >= 1
+    assert llm.stats().engine.request_success["abort"] >= 1
 
 
 def test_params_can_differ_by_prompt(llm: LLM) -> None:
@@ -151,7 +151,7 @@ def test_four_requests_with_one_long_prefix_hold_its_pages_once(
         outputs = small.generate([[*prefix, n] for n in range(4)], params, use_tqdm=False)
         stats = small.stats()
     # 20 shared pages and 2 for each request's own: apart they would need 88, and there are 40.
-    assert stats.num_preemptions == 0
+    assert stats.scheduler.num_preemptions == 0
     assert sorted(output.usage.cached_tokens for output in outputs) == [0, 320, 320, 320]
 
 
@@ -168,7 +168,7 @@ def answers(model_folder: Callable[[str], Path]) -> list[tuple[int, ...]]:
     folder = str(model_folder("llama"))
     with LLM(folder, num_pages=200, page_size=16, disable_log_stats=True) as roomy:
         outputs = roomy.generate(CROWD, LONG, use_tqdm=False)
-        assert roomy.stats().num_preemptions == 0
+        assert roomy.stats().scheduler.num_preemptions == 0
     return [output.token_ids for output in outputs]
 
 
@@ -190,18 +190,21 @@ def test_three_times_more_demand_than_pages_is_served_in_both_modes(
         page = bytes(Metrics(tight._llm._chat).response().body).decode()
         left = list(swap.iterdir()) if mode == "swap" else []
     assert [output.token_ids for output in outputs] == answers
-    assert stats.num_preemptions > 0
-    assert stats.pages_active == 0
+    assert stats.scheduler.num_preemptions > 0
+    assert stats.pool.num_used == 0
     if mode == "swap":
-        assert stats.restored_tokens > 0
-        assert stats.restored_tokens + stats.recomputed_tokens <= 2 * stats.swapped_tokens
+        assert stats.scheduler.restored_tokens > 0
+        assert (
+            stats.scheduler.restored_tokens + stats.scheduler.recomputed_tokens
+            <= 2 * stats.scheduler.swapped_tokens
+        )
         assert len(left) == 1
         assert not left[0].exists()
     for counter in ("num_preemptions", "recomputed_tokens", "swapped_tokens", "restored_tokens"):
-        value = float(getattr(stats, counter))
+        value = float(getattr(stats.scheduler, counter))
         assert re.search(rf"^mlxserve:{counter}_total{{[^}}]*}} {value}$", page, re.MULTILINE)
     said = [re.sub(r"Request \S+ is", "Request 7 is", r.message) for r in caplog.records]
-    for number in range(1, stats.num_preemptions + 1):
+    for number in range(1, stats.scheduler.num_preemptions + 1):
         warning = (
             f"Request 7 is preempted by PreemptionMode.{mode.upper()} mode because there is not "
             "enough KV cache space. This can affect the end-to-end performance. Increase "
@@ -252,8 +255,8 @@ def test_damaged_swap_files_change_no_answer(
     with LLM(folder, preemption_mode="swap", swap_dir=swap, **SMALL) as tight:
         outputs = tight.generate(CROWD, LONG, use_tqdm=False)
         assert [output.token_ids for output in outputs] == answers
-        assert tight.stats().num_preemptions > 0
-        assert tight.stats().recomputed_tokens > 0
+        assert tight.stats().scheduler.num_preemptions > 0
+        assert tight.stats().scheduler.recomputed_tokens > 0
     full_lines = [r for r in caplog.records if "No space left on device" in r.message]
     assert len(full_lines) == (damage == "never written")
 
@@ -304,10 +307,10 @@ def test_the_page_a_prefix_ends_in_is_copied_or_computed_again_for_the_same_answ
             cold = llm.generate([[*prefix, *q] for q in questions], GREEDY, use_tqdm=False)
             assert llm.reset_prefix_cache()
             llm.add_prefix("p", prefix)
-            before = llm.stats().prefill_tokens
+            before = llm.stats().engine.prefill_tokens
             named = llm.generate(questions, GREEDY, prefix_name="p", use_tqdm=False)
             named += llm.generate([prefix[:48]], GREEDY, use_tqdm=False)
-            computed[tail] = llm.stats().prefill_tokens - before
+            computed[tail] = llm.stats().engine.prefill_tokens - before
             llm.check()
         answers[tail] = [output.token_ids for output in named]
         assert answers[tail][:3] == [output.token_ids for output in cold]

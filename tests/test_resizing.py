@@ -44,7 +44,7 @@ async def answers(llm: AsyncLLM, sizes: Sequence[int] = ()) -> list[tuple[int, .
             tokens[number].extend(delta.token_ids)
             if number == 0 and (size := next(changes, None)) is not None:
                 resized = await llm.resize_cache(size)
-                assert (resized.num_pages, llm.stats().num_pages) == (size, size)
+                assert (resized.num_pages, llm.stats().pool.num_pages) == (size, size)
                 await llm.check()
 
     await asyncio.gather(*(collect(number) for number in range(len(streams))))
@@ -60,14 +60,16 @@ def test_answers_are_the_same_while_the_cache_grows_and_shrinks(mode: str, tmp_p
         llm = AsyncLLM(**OPTIONS, **swap)
         wanted = await answers(llm)
         await llm.add_prefix("rules", "You answer in one word. " * 12)
-        num_pinned = (await llm._chat.snapshot()).stats.pages_pinned
+        num_pinned = (await llm._chat.snapshot()).stats.pool.num_pinned
         assert num_pinned > 2
         few = 2 * num_pinned
         assert await answers(llm, [30, 100, few, 64, few + 1, 24, few, 22, 40] * 2) == wanted
-        assert llm.stats().num_preemptions > 0, "there was too little room for all of them"
-        assert (llm.stats().swapped_tokens > 0) == (mode == "swap")
+        assert llm.stats().scheduler.num_preemptions > 0, (
+            "there was too little room for all of them"
+        )
+        assert (llm.stats().scheduler.swapped_tokens > 0) == (mode == "swap")
         await llm.resize_cache(few)
-        assert llm.stats().pages_pinned == num_pinned
+        assert llm.stats().pool.num_pinned == num_pinned
         one = await llm.generate("Yes or no?", GREEDY, prefix_name="rules")
         assert one.usage.cached_tokens >= 16 * (num_pinned - 1)
         await llm.check()
@@ -110,7 +112,7 @@ def test_the_context_follows_the_cache_and_what_cannot_be_changes_nothing() -> N
                 llm.resize_cache(num_pages)  # type: ignore[arg-type]
         with pytest.raises(OutOfMemory, match=r"16777216 pages take 1024.00 GiB.*Ask for at most "):
             llm.resize_cache(1 << 24)
-        assert (llm.max_model_len, llm.stats().num_pages) == (512, 32)
+        assert (llm.max_model_len, llm.stats().pool.num_pages) == (512, 32)
         llm.check()
         (again,) = llm.generate([list(range(5, 150))], GREEDY, use_tqdm=False)
         assert again.token_ids == long.token_ids

@@ -1,10 +1,12 @@
-"""Rates and histograms by a clock that the test moves."""
+"""Rates by a clock that the test moves, histograms, and copies of what is still being counted."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from mlxserve.stats import Rate
+from mlxserve.stats import Histogram, Rate, StepStats, SwapStats
 
 
 def test_a_rate_is_that_of_the_last_seconds() -> None:
@@ -16,9 +18,31 @@ def test_a_rate_is_that_of_the_last_seconds() -> None:
     assert rate.per_second(109.75) == pytest.approx(60, rel=0.07)
 
 
-def test_a_rate_falls_to_nothing_when_nothing_happens() -> None:
+def test_a_rate_falls_to_zero_when_nothing_happens() -> None:
     rate = Rate()
     assert rate.per_second(7.0) == 0
     rate.add(7.0, 100)
     assert rate.per_second(8.0) == rate.per_second(11.0) == 25
     assert rate.per_second(12.0) == 0
+
+
+def test_a_histogram_counts_a_value_under_the_first_bound_that_is_not_below_it() -> None:
+    histogram = Histogram((1, 2))
+    for value in (0.5, 1, 1.5, 2, 3):
+        histogram.observe(value)
+    assert histogram.counts == [2, 2, 1]
+    assert histogram.total == 8
+
+
+def test_a_copy_does_not_follow_what_is_counted_later() -> None:
+    stats = StepStats()
+    before = stats.copy()
+    stats.num_steps += 1
+    stats.request_success["stop"] += 1
+    stats.iteration_tokens.observe(3)
+    assert before == StepStats()
+    assert stats.copy() == stats != before
+
+
+def test_a_group_takes_its_owners_attributes_by_name() -> None:
+    assert SwapStats.of(SimpleNamespace(num_bytes=7, other=1)) == SwapStats(num_bytes=7)

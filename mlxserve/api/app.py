@@ -139,9 +139,9 @@ class _Watch:
             {
                 "status": "ready",
                 "model": self._chat.model_name,
-                "num_requests_running": stats.num_requests_running,
-                "num_requests_waiting": stats.num_requests_waiting,
-                "kv_cache_usage_perc": stats.kv_cache_usage_perc,
+                "num_requests_running": stats.scheduler.num_running,
+                "num_requests_waiting": stats.scheduler.num_waiting,
+                "kv_cache_usage_perc": stats.pool.usage,
                 "seconds_since_step": round(silence, 3),
             }
         )

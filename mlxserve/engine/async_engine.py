@@ -357,17 +357,18 @@ class _Reporter:
             return
         last, seconds = self._last, now - self._time
         self._last, self._time = stats, now
-        if stats.num_steps == last.num_steps:
+        if stats.engine.num_steps == last.engine.num_steps:
             return
-        queries = stats.prefix_cache_queries - last.prefix_cache_queries
-        hits = stats.prefix_cache_hits - last.prefix_cache_hits
+        queries = stats.scheduler.prefix_queries - last.scheduler.prefix_queries
+        hits = stats.scheduler.prefix_hits - last.scheduler.prefix_hits
+        generated = stats.engine.generation_tokens - last.engine.generation_tokens
         log.info(
             "Prompt throughput: %.1f tokens/s, generation throughput: %.1f tokens/s, "
             "running: %d, waiting: %d, KV cache usage: %.1f%%, prefix cache hit rate: %.1f%%",
-            (stats.prompt_tokens - last.prompt_tokens) / seconds,
-            (stats.generation_tokens - last.generation_tokens) / seconds,
-            stats.num_requests_running,
-            stats.num_requests_waiting,
-            100 * stats.kv_cache_usage_perc,
+            queries / seconds,
+            generated / seconds,
+            stats.scheduler.num_running,
+            stats.scheduler.num_waiting,
+            100 * stats.pool.usage,
             100 * hits / queries if queries else 0.0,
         )

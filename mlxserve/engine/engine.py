@@ -13,7 +13,6 @@ most of a step.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 from mlxserve.engine.pace import Pace, PiecePace
@@ -25,7 +24,7 @@ from mlxserve.model.embedding import Embedding
 from mlxserve.model.runner import ModelRunner, Pending
 from mlxserve.request import Chunk, FinishReason, Output, Pooling, Request, Resized
 from mlxserve.scheduler.scheduler import Scheduler
-from mlxserve.stats import SECONDS, TOKENS, Histogram, Rate, Stats
+from mlxserve.stats import PoolStats, Rate, Stats, StepStats, SwapStats
 
 _MOST_EMBEDDED = 256  # tokens of a text's piece: a request that comes meanwhile waits for it
 
@@ -57,11 +56,9 @@ class Engine:
         self._last_read = 0.0
         self._last_plan: Sequence[Chunk] = ()
         self._prefill_budget: int | None = None
-        self._num_steps = 0
-        self._num_generated = 0
+        self._stats = StepStats()
         self._generated = Rate()
-        self._finished: Counter[str] = Counter()
-        self._timeline = _Timeline(clock)
+        self._timeline = _Timeline(clock, self._stats)
 
     @property
     def has_work(self) -> bool:
@@ -128,7 +125,7 @@ class Engine:
         self._transfer()
         launched = self._runner.launch(chunks, self._unread) if chunks else None
         outputs += self._read(launched)
-        self._num_steps += launched is not None
+        self._stats.num_steps += launched is not None
         self._transfer()
         if not chunks and not outputs and self._swapper is not None and self._swapper.is_reading:
             self._swapper.wait()  # nothing can be computed meanwhile
@@ -177,12 +174,12 @@ class Engine:
 
     def _counted(self, outputs: list[Output]) -> list[Output]:
         num_tokens = sum(len(output.token_ids) for output in outputs)
-        self._num_generated += num_tokens
+        self._stats.generation_tokens += num_tokens
         self._generated.add(self._clock(), num_tokens)
         for output in outputs:
             self._timeline.got(output)
             if output.finish_reason is not None:
-                self._finished[output.finish_reason] += 1
+                self._stats.request_success[output.finish_reason] += 1
         return outputs
 
     def keep(self, request: Request, seconds: float) -> None:
@@ -235,40 +232,14 @@ class Engine:
         self._scheduler.check()
 
     def stats(self) -> Stats:
-        now = self._scheduler.stats()
         most = self._scheduler.config.max_num_batched_tokens
+        budget = self._prefill_budget
+        self._stats.sched_budget_tokens = most if budget is None else budget
         return Stats(
-            num_requests_running=now.num_running,
-            num_requests_waiting=now.num_waiting,
-            pages_free=now.pages_free,
-            pages_active=now.pages_used,
-            pages_cached=now.pages_cached,
-            pages_pinned=now.pages_pinned,
-            pages_hot=now.pages_hot,
-            pages_reserved=now.pages_reserved,
-            sched_budget_tokens=most if self._prefill_budget is None else self._prefill_budget,
-            prefix_cache_queries=now.prefix_queries,
-            prefix_cache_hits=now.prefix_hits,
-            num_preemptions=now.num_preemptions,
-            prompt_tokens=now.prefix_queries,
-            prefill_tokens=self._timeline.num_prefilled,
-            generation_tokens=self._num_generated,
-            recomputed_tokens=now.recomputed_tokens,
-            swapped_tokens=now.swapped_tokens,
-            restored_tokens=now.restored_tokens,
-            swap_bytes=self._swapper.num_bytes if self._swapper else 0,
-            align_deferrals=now.align_deferrals,
-            overtakes=now.overtakes,
-            prefix_follow_waits=now.prefix_follow_waits,
-            immune_requests=now.immune_requests,
-            rebound_pages=now.rebound_pages,
-            tail_copies=now.tail_copies,
-            evicted_pages=now.evicted_pages,
-            num_steps=self._num_steps,
-            request_success=dict(self._finished),
-            queue_seconds=self._timeline.queue.snapshot(),
-            prefill_seconds=self._timeline.prefill.snapshot(),
-            iteration_tokens=self._timeline.tokens.snapshot(),
+            scheduler=self._scheduler.stats(),
+            pool=PoolStats.of(self._scheduler.pool),
+            engine=self._stats.copy(),
+            swap=SwapStats.of(self._swapper) if self._swapper else SwapStats(),
         )
 
     def snapshot(self) -> Snapshot:
@@ -293,12 +264,9 @@ class Engine:
 class _Timeline:
     """When requests arrived and started, as distributions."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.queue = Histogram(SECONDS)
-        self.prefill = Histogram(SECONDS)
-        self.tokens = Histogram(TOKENS)
+    def __init__(self, clock: Callable[[], float], stats: StepStats) -> None:
         self.prefilled = Rate()
-        self.num_prefilled = 0
+        self._stats = stats
         self._clock = clock
         self._arrived: dict[str, float] = {}  # of every live request
         self._queued: set[str] = set()  # requests that wait for their first step
@@ -312,21 +280,21 @@ class _Timeline:
         return now - self._arrived[request.id]
 
     def launched(self, chunks: Sequence[Chunk]) -> None:
-        self.tokens.observe(sum(chunk.length for chunk in chunks))
+        self._stats.iteration_tokens.observe(sum(chunk.length for chunk in chunks))
         now = self._clock()
         num_prefilled = sum(c.length for c in chunks if c.start < c.request.prefill_end)
-        self.num_prefilled += num_prefilled
+        self._stats.prefill_tokens += num_prefilled
         self.prefilled.add(now, num_prefilled)
         for chunk in chunks:
             if chunk.request.id in self._queued:
                 self._queued.remove(chunk.request.id)
-                self.queue.observe(now - self._arrived[chunk.request.id])
+                self._stats.queue_seconds.observe(now - self._arrived[chunk.request.id])
                 self._started[chunk.request.id] = now
 
     def got(self, output: Output) -> None:
         started = self._started.pop(output.request_id, None)
         if started is not None and output.token_ids:
-            self.prefill.observe(self._clock() - started)
+            self._stats.prefill_seconds.observe(self._clock() - started)
         if output.finish_reason is not None:
             self.forget(output.request_id)
 

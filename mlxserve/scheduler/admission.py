@@ -15,10 +15,10 @@ from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.limit import Limit, LimitReason, limit
 from mlxserve.scheduler.prefix_cache import PrefixCache, Tail
 from mlxserve.scheduler.siblings import Siblings
-from mlxserve.scheduler.stats import Counts
 from mlxserve.scheduler.step import Step
 from mlxserve.scheduler.swap import Swap
 from mlxserve.scheduler.waiting import WaitingQueue
+from mlxserve.stats import SchedulerStats
 
 MAX_PASSED = 3  # requests without memory looked past in one step, as each look costs its length
 MAX_CANDIDATES = 16  # waiting requests looked at in one step; bounds its time when they are long
@@ -41,14 +41,14 @@ class Admission:
         cache: PrefixCache,
         siblings: Siblings,
         swap: Swap,
-        counts: Counts,
+        stats: SchedulerStats,
     ) -> None:
         self._config = config
         self._pool = pool
         self._cache = cache
         self._siblings = siblings
         self._swap = swap
-        self._counts = counts
+        self._stats = stats
 
     def choose(
         self, waiting: WaitingQueue, running: Mapping[str, Request], step: Step, now: int
@@ -61,8 +61,8 @@ class Admission:
         """
         if not self._has_place(waiting, running, step):
             return
-        self._counts.reserved_pages = self.num_reserved(running)
-        available = self._pool.num_free - self._counts.reserved_pages
+        self._stats.pages_reserved = self.num_reserved(running)
+        available = self._pool.num_free - self._stats.pages_reserved
         passed: list[Request] = []
         for request in islice(waiting.in_order(now), MAX_CANDIDATES):
             if not self._has_place(waiting, running, step):
@@ -82,7 +82,7 @@ class Admission:
             start = len(cached) * self._pool.page_size + (tail.num_tokens if tail else 0)
             share = self._first_share(request, start, step)
             if share is not None and share.reason is LimitReason.ALIGNMENT:
-                self._counts.align_deferrals += 1
+                self._stats.align_deferrals += 1
                 continue
             if share is not None and share.reason is not None:
                 return
@@ -91,7 +91,7 @@ class Admission:
             yield Admitted(request, cached, tail, share)
             for other in passed:
                 other.num_overtaken += 1
-                self._counts.overtakes += 1
+                self._stats.overtakes += 1
 
     def _has_place(self, waiting: WaitingQueue, running: Mapping[str, Request], step: Step) -> bool:
         return len(waiting) > 0 and step.budget > 0 and len(running) < self._config.max_num_seqs
@@ -117,7 +117,7 @@ class Admission:
         of 93, preemptions 12 instead of 8; no reserve at all: 36 preemptions, five times the
         tokens computed again.
         """
-        growth = self._config.growth_pages * len(running) if self._counts.preemptions else 0
+        growth = self._config.growth_pages * len(running) if self._stats.num_preemptions else 0
         page_size = self._pool.page_size
         return growth + sum(
             max(0, -(-request.prefill_end // page_size) - len(request.page_table))

@@ -15,6 +15,7 @@ from enum import Enum, auto
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import Request
+from mlxserve.stats import SchedulerStats
 
 
 class PageTail(Enum):
@@ -37,7 +38,7 @@ class Copies:
     """Those that have to be made before the next launch, by the request they are for."""
 
     pool: PagePool
-    num_taken: int = 0  # in total
+    stats: SchedulerStats
     _copies: dict[Request, PageCopy] = field(default_factory=dict)
 
     def add(self, request: Request, source: int, target: int) -> None:
@@ -49,7 +50,7 @@ class Copies:
         """The copies to make now. A step that is launched after that may write to the sources."""
         copies = list(self._copies.values())
         self._copies.clear()
-        self.num_taken += len(copies)
+        self.stats.tail_copies += len(copies)
         self.pool.release([copy.source for copy in copies])
         return copies
 

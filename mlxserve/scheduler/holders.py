@@ -18,10 +18,10 @@ from mlxserve.scheduler.copies import Copies
 from mlxserve.scheduler.preemption import PreemptionMode, choose_victim
 from mlxserve.scheduler.prefix_cache import PrefixCache
 from mlxserve.scheduler.siblings import Siblings
-from mlxserve.scheduler.stats import Counts
 from mlxserve.scheduler.step import Step
 from mlxserve.scheduler.swap import Swap
 from mlxserve.scheduler.waiting import WaitingQueue
+from mlxserve.stats import SchedulerStats
 
 logger = logging.getLogger("mlxserve.scheduler")
 
@@ -39,7 +39,7 @@ class Holders:
         copies: Copies,
         swap: Swap,
         waiting: WaitingQueue,
-        counts: Counts,
+        stats: SchedulerStats,
     ) -> None:
         self.running: dict[str, Request] = {}  # in the order of admission
         self._config = config
@@ -50,7 +50,7 @@ class Holders:
         self._copies = copies
         self._swap = swap
         self._waiting = waiting
-        self._counts = counts
+        self._stats = stats
 
     def is_tight(self) -> bool:
         """Whether their next tokens might need more pages than are free.
@@ -123,19 +123,19 @@ class Holders:
         """Set it back for want of pages, its own saved first where that is the mode."""
         request.num_preemptions += 1
         is_immune = request.num_preemptions == self._config.immune_after_preemptions
-        self._counts.immune_requests += is_immune
+        self._stats.immune_requests += is_immune
         mode = PreemptionMode.RECOMPUTE
         if self._config.preemption_mode is PreemptionMode.SWAP:
             self._cache.hash(request)
-            self._counts.swapped_tokens += self._swap.save(request)
+            self._stats.swapped_tokens += self._swap.save(request)
             mode = PreemptionMode.SWAP if request.saved else mode
         self.set_back(request)
-        self._counts.preemptions += 1
+        self._stats.num_preemptions += 1
         logger.warning(
             "Request %s is preempted by %s mode because there is not enough KV cache space. "
             "This can affect the end-to-end performance. Increase gpu_memory_utilization or "
             "decrease max_num_seqs or max_num_batched_tokens. total_cumulative_preemption_cnt=%d",
             request.id,
             mode,
-            self._counts.preemptions,
+            self._stats.num_preemptions,
         )

@@ -20,7 +20,7 @@ from mlxserve.scheduler.copies import Copies
 from mlxserve.scheduler.holders import Holders
 from mlxserve.scheduler.pins import Pins
 from mlxserve.scheduler.prefix_cache import PrefixCache
-from mlxserve.scheduler.stats import Counts
+from mlxserve.stats import SchedulerStats
 
 
 class Resize:
@@ -34,7 +34,7 @@ class Resize:
         pins: Pins,
         copies: Copies,
         holders: Holders,
-        counts: Counts,
+        stats: SchedulerStats,
     ) -> None:
         self._pool = pool
         self._cache = cache
@@ -42,13 +42,13 @@ class Resize:
         self._pins = pins
         self._copies = copies
         self._holders = holders
-        self._counts = counts
+        self._stats = stats
 
     def resize(self, num_pages: int, live: Collection[Request]) -> Resized:
         """Have so many pages. Raises InvalidParameter, PrefixQuotaExceeded and QueueFull; nothing
         happened then."""
         self._refuse(num_pages, live)
-        preemptions, evicted = self._counts.preemptions, self._pool.num_evicted
+        preemptions, evicted = self._stats.num_preemptions, self._pool.num_evicted
         if num_pages < self._pool.num_pages:
             self._make_room(num_pages)
         moves = self._pool.resize(num_pages)
@@ -57,7 +57,7 @@ class Resize:
         return Resized(
             num_pages,
             self._capacity.most,
-            self._counts.preemptions - preemptions,
+            self._stats.num_preemptions - preemptions,
             self._pool.num_evicted - evicted,
             moves,
         )

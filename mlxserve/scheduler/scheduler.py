@@ -43,10 +43,10 @@ from mlxserve.scheduler.pins import Pins
 from mlxserve.scheduler.prefix_cache import PrefixCache
 from mlxserve.scheduler.resize import Resize
 from mlxserve.scheduler.siblings import Siblings
-from mlxserve.scheduler.stats import Counts, SchedulerStats
 from mlxserve.scheduler.step import Step
 from mlxserve.scheduler.swap import LOAD_PAGES, Load, Swap, Transfers
 from mlxserve.scheduler.waiting import WaitingQueue, order
+from mlxserve.stats import SchedulerStats
 
 
 class Scheduler:
@@ -57,11 +57,12 @@ class Scheduler:
         self.config = config
         self.pool = pool
         self._is_aligned = config.page_aligned_scheduling and can_align(config)
+        self._stats = SchedulerStats()
         self._service = Service()
         self._waiting = WaitingQueue(self._service, config.ageing_steps)
         self._ending: set[Request] = set()  # ended, but a step that uses their pages is unread
         self._live: dict[str, Request] = {}  # waiting or running
-        self._siblings = Siblings(config.prefix_follow_pages)
+        self._siblings = Siblings(config.prefix_follow_pages, self._stats)
         self._pins = Pins(pool, config.max_pinned_fraction)
         self._cache = PrefixCache(
             pool,
@@ -71,9 +72,8 @@ class Scheduler:
         )
         self._swap = Swap(pool)
         self._forks = Forks()
-        self._copies = Copies(pool)
+        self._copies = Copies(pool, self._stats)
         self._capacity = Capacity(config.max_model_len, pool, self._cache, self._pins)
-        self._counts = Counts()
         self._holders = Holders(
             config,
             pool,
@@ -83,7 +83,7 @@ class Scheduler:
             self._copies,
             self._swap,
             self._waiting,
-            self._counts,
+            self._stats,
         )
         self._running = self._holders.running
         self._resize = Resize(
@@ -93,14 +93,14 @@ class Scheduler:
             self._pins,
             self._copies,
             self._holders,
-            self._counts,
+            self._stats,
         )
         self._replaced: list[int] = []  # pages in nobody's table, but an unread step uses them
         self._num_unread = 0
         self._num_arrivals = 0
         self._num_steps = 0  # planned, empty ones included
         self._admission = Admission(
-            config, pool, self._cache, self._siblings, self._swap, self._counts
+            config, pool, self._cache, self._siblings, self._swap, self._stats
         )
 
     @property
@@ -334,7 +334,7 @@ class Scheduler:
         budget = min(step.budget, self._holders.room(request))
         stop = self._swap.stop(request, start)
         share = limit(start, stop, request.prefill_end, budget, step.ctx)
-        self._counts.align_deferrals += share.reason is LimitReason.ALIGNMENT
+        self._stats.align_deferrals += share.reason is LimitReason.ALIGNMENT
         if share.num_tokens and self._holders.grow(request, start + share.num_tokens, step):
             step.take(request, share)
 
@@ -381,8 +381,8 @@ class Scheduler:
         fork.cache = self._cache.report_fork(num_pages)
         fork.num_cached = fork.cache.num_tokens
         self._service.charge(fork.client, prefill=1)
-        self._counts.prefix_queries += fork.num_prompt
-        self._counts.prefix_hits += fork.num_cached
+        self._stats.prefix_queries += fork.num_prompt
+        self._stats.prefix_hits += fork.num_cached
 
     # ---- the disk
 
@@ -407,9 +407,9 @@ class Scheduler:
             self._release_replaced()
         num_tokens = num_pages * self.pool.page_size
         request.num_computed += num_tokens
-        self._counts.restored_tokens += num_tokens
+        self._stats.restored_tokens += num_tokens
         if num_pages < len(load.run.hashes):
-            self._counts.recomputed_tokens += self._swap.num_tokens(request, request.num_computed)
+            self._stats.recomputed_tokens += self._swap.num_tokens(request, request.num_computed)
             self._swap.drop(request)
         elif load.run.end == request.saved.end:
             self._swap.drop(request)
@@ -460,14 +460,14 @@ class Scheduler:
             request.num_cached = num_hits
             # What a preemption makes it compute again is not the client's doing.
             self._service.charge(request.client, prefill=len(request.token_ids) - num_hits)
-            self._counts.prefix_queries += len(request.token_ids)
-            self._counts.prefix_hits += num_hits
+            self._stats.prefix_queries += len(request.token_ids)
+            self._stats.prefix_hits += num_hits
         else:
-            self._counts.resumed_queries += len(request.token_ids)
-            self._counts.resumed_hits += num_hits
+            self._stats.resumed_queries += len(request.token_ids)
+            self._stats.resumed_hits += num_hits
             first = request.saved.first * self.pool.page_size if request.saved else 0
             num_read = self._swap.num_tokens(request, max(num_hits, first))
-            self._counts.recomputed_tokens += max(0, request.num_lost - num_hits - num_read)
+            self._stats.recomputed_tokens += max(0, request.num_lost - num_hits - num_read)
 
     # ---- commit
 
@@ -516,7 +516,7 @@ class Scheduler:
         """
         if not duplicates:
             return
-        self._counts.rebound_pages += len(duplicates)
+        self._stats.rebound_pages += len(duplicates)
         table = request.page_table[:]
         for index in duplicates:
             self._replaced.append(table[index])
@@ -581,32 +581,10 @@ class Scheduler:
         return list(self._running.values()), waiting
 
     def stats(self) -> SchedulerStats:
-        counts = self._counts
-        return SchedulerStats(
-            num_running=len(self._running),
-            num_waiting=len(self._waiting) + len(self._forks),
-            num_preemptions=counts.preemptions,
-            prefix_queries=counts.prefix_queries,
-            prefix_hits=counts.prefix_hits,
-            resumed_queries=counts.resumed_queries,
-            resumed_hits=counts.resumed_hits,
-            recomputed_tokens=counts.recomputed_tokens,
-            swapped_tokens=counts.swapped_tokens,
-            restored_tokens=counts.restored_tokens,
-            align_deferrals=counts.align_deferrals,
-            overtakes=counts.overtakes,
-            prefix_follow_waits=self._siblings.num_waits,
-            immune_requests=counts.immune_requests,
-            rebound_pages=counts.rebound_pages,
-            tail_copies=self._copies.num_taken,
-            evicted_pages=self.pool.num_evicted,
-            pages_free=self.pool.num_free,
-            pages_used=self.pool.num_used,
-            pages_cached=self.pool.num_cached,
-            pages_pinned=self.pool.num_pinned,
-            pages_hot=self.pool.num_hot,
-            pages_reserved=counts.reserved_pages,
-        )
+        """A copy of the counters as of now."""
+        self._stats.num_running = len(self._running)
+        self._stats.num_waiting = len(self._waiting) + len(self._forks)
+        return self._stats.copy()
 
     def check(self) -> None:
         """Audit requests and pool. Raises AssertionError."""

@@ -11,17 +11,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlxserve.request import Request
+from mlxserve.stats import SchedulerStats
 
 
 class Siblings:
     """Leaders are running; followers are waiting. Nobody follows a follower, so no wait is a ring."""
 
-    def __init__(self, min_shared_pages: int) -> None:
+    def __init__(self, min_shared_pages: int, stats: SchedulerStats) -> None:
         """`min_shared_pages`: for less, waiting costs more than computing."""
         self._min_shared_pages = min_shared_pages
         self._leaders: dict[bytes, Request] = {}  # hash of a page -> who is computing it
         self._followers: set[Request] = set()
-        self.num_waits = 0  # requests that followed, in total
+        self._stats = stats
 
     def lead(self, request: Request, hashes: Sequence[bytes]) -> None:
         """A request starts to compute the pages of these hashes, as far as nobody does already."""
@@ -51,7 +52,7 @@ class Siblings:
         if len(missing) < enough or any(h not in self._leaders for h in missing[:enough]):
             self._followers.discard(request)
             return False
-        self.num_waits += request not in self._followers
+        self._stats.prefix_follow_waits += request not in self._followers
         self._followers.add(request)
         return True
 

@@ -29,7 +29,7 @@ from mlxserve.errors import (
 from mlxserve.request import FinishReason, Pooling, Resized, TokenLogprob
 from mlxserve.request_options import AnswerTerms
 from mlxserve.sampling_params import SamplingParams
-from mlxserve.stats import Distribution, Memory, Stats
+from mlxserve.stats import Memory, PoolStats, SchedulerStats, Stats, SwapStats
 from mlxserve.text.deltas import Delta, Usage
 
 REAL_CONTEXT = 2_500
@@ -194,7 +194,7 @@ class FakeChat:
         return {name: len(token_ids) for name, token_ids in self.named.items()}
 
     async def reset_prefix_cache(self, *, force: bool = False) -> bool:
-        return force or self.stats().num_requests_running == 0
+        return force or self.stats().scheduler.num_running == 0
 
     async def resize_cache(self, num_pages: int) -> Resized:
         if self.submit_error is not None:
@@ -219,36 +219,13 @@ class FakeChat:
         return self.silence
 
     def stats(self) -> Stats:
+        running = sum(not answer.is_closed for answer in self.answers)
         return Stats(
-            num_requests_running=sum(not answer.is_closed for answer in self.answers),
-            num_requests_waiting=0,
-            prefix_cache_queries=100,
-            prefix_cache_hits=40,
-            num_preemptions=1,
-            prompt_tokens=100,
-            generation_tokens=20,
-            prefill_tokens=60,
-            pages_pinned=1,
-            swap_bytes=4096,
-            swapped_tokens=64,
-            restored_tokens=32,
-            recomputed_tokens=3,
-            sched_budget_tokens=2_048,
-            align_deferrals=0,
-            overtakes=0,
-            prefix_follow_waits=5,
-            immune_requests=7,
-            rebound_pages=8,
-            tail_copies=9,
-            evicted_pages=10,
-            pages_hot=2,
-            pages_reserved=4,
-            pages_free=6,
-            pages_active=2,
-            pages_cached=1,
-            request_success={"stop": 3, "length": 1},
-            queue_seconds=Distribution((0.5, 1), (2, 1, 1), 4.5),
-            iteration_tokens=Distribution((1, 2), (5, 0, 3), 30),
+            scheduler=SchedulerStats(
+                num_running=running, num_preemptions=1, prefix_queries=100, prefix_hits=40
+            ),
+            pool=PoolStats(num_pages=8, num_free=6, num_used=2),
+            swap=SwapStats(num_bytes=4096),
         )
 
     def is_alive(self) -> bool:

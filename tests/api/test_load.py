@@ -53,7 +53,7 @@ def num_tasks(server: Any) -> int:
 
 def is_at_rest(chat: Any) -> bool:
     stats = asyncio.run(chat.snapshot()).stats
-    return not (stats.num_requests_running or stats.num_requests_waiting or stats.pages_active)
+    return not (stats.scheduler.num_running or stats.scheduler.num_waiting or stats.pool.num_used)
 
 
 def seconds_until(condition: Callable[[], bool], *, at_most: float) -> float:

@@ -4,6 +4,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mlxserve.api.metrics import Metrics
 from mlxserve.request import FinishReason
+from mlxserve.stats import Histogram, PoolStats, SchedulerStats, Stats, StepStats
 
 HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -20,54 +21,71 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
     return found
 
 
-def test_the_engines_counters_are_shown_as_they_are(client):
+def shown(chat, stats: Stats) -> str:
+    """The page for these numbers."""
+    chat.stats = lambda: stats
+    return Metrics(chat).response().body.decode()
+
+
+def test_the_page_is_in_the_format_of_prometheus(client):
     reply = client.get("/metrics")
     assert reply.headers["content-type"].startswith("text/plain; version=")
-    found = samples(reply.text)
+    assert samples(reply.text)["prefix_cache_queries_total",] == 100
+
+
+def test_a_counter_is_shown_under_the_name_of_its_field(chat):
+    stats = SchedulerStats(tail_copies=9, num_preemptions=1)
+    found = samples(shown(chat, Stats(scheduler=stats)))
+    assert found["tail_copies_total",] == 9
+    assert found["num_preemptions_total",] == 1
+
+
+def test_vllms_dashboards_find_their_names(chat):
+    stats = Stats(
+        scheduler=SchedulerStats(num_running=3, num_waiting=4, prefix_queries=100, prefix_hits=40),
+        pool=PoolStats(num_pages=8, num_free=6, num_used=2, num_cached=1),
+        engine=StepStats(generation_tokens=20),
+    )
     expected = {
-        ("num_requests_running",): 0,
-        ("num_requests_waiting",): 0,
+        ("num_requests_running",): 3,
+        ("num_requests_waiting",): 4,
         ("kv_cache_usage_perc",): 0.25,
-        ("sched_budget_tokens",): 2_048,
         ("prefix_cache_queries_total",): 100,
         ("prefix_cache_hits_total",): 40,
-        ("num_preemptions_total",): 1,
         ("prompt_tokens_total",): 100,
         ("generation_tokens_total",): 20,
-        ("prefill_tokens_total",): 60,
-        ("pages_pinned",): 1,
-        ("swap_bytes",): 4096,
-        ("swapped_tokens_total",): 64,
-        ("restored_tokens_total",): 32,
-        ("recomputed_tokens_total",): 3,
-        ("align_deferrals_total",): 0,
-        ("overtakes_total",): 0,
-        ("prefix_follow_waits_total",): 5,
-        ("immune_requests_total",): 7,
-        ("rebound_pages_total",): 8,
-        ("tail_copies_total",): 9,
-        ("evicted_pages_total",): 10,
-        ("pages_hot",): 2,
-        ("pages_reserved",): 4,
-        ("pages", "free"): 6,
-        ("pages", "active"): 2,
-        ("pages", "cached"): 1,
-        ("request_success_total", "stop"): 3,
-        ("request_success_total", "length"): 1,
-        ("request_queue_time_seconds_count",): 4,
-        ("request_queue_time_seconds_sum",): 4.5,
-        ("iteration_tokens_count",): 8,
-        ("iteration_tokens_sum",): 30,
     }
+    found = samples(shown(chat, stats))
     assert {name: found[name] for name in expected} == expected
 
 
-def test_the_engines_distributions_have_cumulative_buckets(client):
-    lines = client.get("/metrics").text.splitlines()
+def test_pages_are_shown_by_state_and_ends_by_reason(chat):
+    pool = PoolStats(num_pages=8, num_free=6, num_used=2, num_cached=1, num_evicted=10)
+    engine = StepStats()
+    engine.request_success.update(["stop", "length", "stop"])
+    found = samples(shown(chat, Stats(pool=pool, engine=engine)))
+    assert [found["pages", state] for state in ("free", "active", "cached")] == [6, 2, 1]
+    assert found["request_success_total", "stop"] == 2
+    assert found["request_success_total", "length"] == 1
+    assert found["evicted_pages_total",] == 10
+
+
+def test_every_metric_has_a_help_text(chat):
+    page = shown(chat, Stats())
+    helps = [line.split(" ", 3) for line in page.splitlines() if line.startswith("# HELP")]
+    assert helps
+    assert all(text.endswith(".") for _, _, _, text in helps)
+
+
+def test_a_histogram_has_cumulative_buckets(chat):
+    engine = StepStats(queue_seconds=Histogram((0.5, 1), [2, 1, 1], 4.5))
+    page = shown(chat, Stats(engine=engine))
     name = 'mlxserve:request_queue_time_seconds_bucket{le="%s",model_name="fake"} %s'
     for bound, count in (("0.5", "2.0"), ("1.0", "3.0"), ("+Inf", "4.0")):
-        assert name % (bound, count) in lines
-    assert not [line for line in lines if "request_prefill_time_seconds" in line]
+        assert name % (bound, count) in page.splitlines()
+    found = samples(page)
+    assert found["request_queue_time_seconds_count",] == 4
+    assert found["request_queue_time_seconds_sum",] == 4.5
 
 
 def test_every_request_is_timed_streaming_or_not(client):
@@ -108,6 +126,6 @@ def test_latencies_are_what_the_clock_says(chat):
 
 def test_two_apps_do_not_share_numbers(chat):
     one, two = Metrics(chat), Metrics(chat)
-    one.e2e_latency.observe(1.0)
+    one.latencies.e2e_request_latency_seconds.observe(1.0)
     assert samples(one.response().body.decode())["e2e_request_latency_seconds_count",] == 1
     assert samples(two.response().body.decode())["e2e_request_latency_seconds_count",] == 0

@@ -144,7 +144,7 @@ def test_a_request_and_its_forks_are_queued_all_or_none() -> None:
     with pytest.raises(QueueFull):
         engine.add_all([leader, *forks])
     assert not engine.has_work
-    assert engine.stats().request_success == {}
+    assert engine.stats().engine.request_success == {}
 
 
 def test_memory_that_could_run_out_makes_it_read_before_it_plans() -> None:
@@ -153,7 +153,7 @@ def test_memory_that_could_run_out_makes_it_read_before_it_plans() -> None:
         engine.add(request(name, 14, max_tokens=30))
     tokens = drain(engine)
     assert {name: len(ids) for name, ids in tokens.items()} == {"a": 30, "b": 30, "c": 30}
-    assert engine.stats().num_preemptions > 0
+    assert engine.stats().scheduler.num_preemptions > 0
     pairs = list(pairwise(runner.calls))
     assert any(a.startswith("collect") and b.startswith("launch") for a, b in pairs)
 
@@ -168,8 +168,8 @@ def test_an_abort_between_steps_drops_what_is_in_flight_and_frees_its_pages() ->
     assert end.token_ids == ()
     assert engine.abort("a") == []
     drain(engine)
-    assert engine.stats().pages_active == 0
-    assert engine.stats().request_success == {"abort": 1}
+    assert engine.stats().pool.num_used == 0
+    assert engine.stats().engine.request_success == {"abort": 1}
 
 
 def test_counters_tell_tokens_and_ends() -> None:
@@ -178,10 +178,10 @@ def test_counters_tell_tokens_and_ends() -> None:
     engine.add(request("b", 30, max_tokens=2))
     drain(engine)
     stats = engine.stats()
-    assert stats.prompt_tokens == 50
-    assert stats.generation_tokens == 6
-    assert stats.request_success == {"length": 2}
-    assert stats.kv_cache_usage_perc == 0
+    assert stats.scheduler.prefix_queries == 50
+    assert stats.engine.generation_tokens == 6
+    assert stats.engine.request_success == {"length": 2}
+    assert stats.pool.usage == 0
 
 
 @pytest.mark.parametrize(("target", "longest"), [(None, 256), (0.05, 48)])
@@ -212,10 +212,7 @@ def test_distributions_tell_how_long_requests_wait_and_how_full_steps_are() -> N
     engine.add(request("gone", 20, max_tokens=1))
     engine.abort("gone")
     drain(engine)
-    stats = engine.stats()
-    assert stats.queue_seconds is not None
-    assert stats.prefill_seconds is not None
-    assert stats.iteration_tokens is not None
+    stats = engine.stats().engine
     assert sum(stats.queue_seconds.counts) == 2  # the aborted one never started
     # "a" starts at once; "b" waits for its 10 steps: 110 ms, then 9 times 11 ms.
     assert stats.queue_seconds.total == pytest.approx(0.11 + 9 * 0.011, abs=0.02)
@@ -241,7 +238,7 @@ def test_a_forced_reset_loses_no_token_of_the_step_that_was_unread() -> None:
         if number in (3, 9):
             assert not engine.reset_prefix_cache()
             assert engine.reset_prefix_cache(force=True)
-            assert engine.stats().pages_cached == 0
+            assert engine.stats().pool.num_cached == 0
         engine.check()
     assert tokens == wanted
 
@@ -264,7 +261,7 @@ def test_a_resize_reads_the_unread_step_and_loses_none_of_its_tokens() -> None:
             runner.calls.clear()
             engine.resize_cache(size)
             assert [call.split()[0] for call in runner.calls[:2]] == ["collect", "resize"]
-            assert engine.stats().num_pages == size
+            assert engine.stats().pool.num_pages == size
         engine.check()
     assert next(sizes, None) is None
     assert tokens == wanted
@@ -274,7 +271,7 @@ def test_memory_that_is_not_there_leaves_the_cache_as_it_is() -> None:
     engine, _ = build(num_pages=8)
     with pytest.raises(OutOfMemory):
         engine.resize_cache(100)
-    assert engine.stats().num_pages == 8
+    assert engine.stats().pool.num_pages == 8
     assert engine.max_model_len == 8 * PAGE
 
 
@@ -311,8 +308,8 @@ def test_a_snapshot_tells_every_request_and_every_page() -> None:
     drain(engine)
     seen = engine.snapshot()
     assert seen.requests == ()
-    assert seen.num_pages(PageState.CACHED) == seen.stats.pages_cached > 0
-    assert seen.stats.prefill_tokens == 160
+    assert seen.num_pages(PageState.CACHED) == seen.stats.pool.num_cached > 0
+    assert seen.stats.engine.prefill_tokens == 160
 
 
 def test_a_snapshot_of_a_shared_prefix_shows_its_pages_as_shared() -> None:

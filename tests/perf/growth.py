@@ -126,7 +126,7 @@ def pages_of_sessions(count: int) -> int:
         scheduler.add(Request(str(number), [1] * PREFIX + [2 + number] * OWN, long))
     while scheduler.stats().num_waiting:
         _step(scheduler)
-    return scheduler.stats().pages_used
+    return scheduler.pool.num_used
 
 
 def _decodes(running: int, context: int) -> list[Chunk]:

@@ -39,6 +39,7 @@ from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.copies import PageCopy, PageTail
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.swap import Load
+from mlxserve.stats import PoolStats
 
 VOCAB = 11
 EOS = 0
@@ -151,14 +152,15 @@ class GhostEngine:
         while self.unread:
             self.read()
         is_refused, pool = self._is_refused(num_pages), self.scheduler.pool
-        before = self.scheduler.stats()
+        before = self.scheduler.stats(), PoolStats.of(pool)
+        num_used = pool.num_used
         tables = {request: request.page_table for request in self._live()}
         are_loading = any(request.loading for request in tables)
         try:
             resized = self.scheduler.resize(num_pages)
         except MlxServeError:
             assert is_refused, "refused for no reason"
-            assert self.scheduler.stats() == before
+            assert (self.scheduler.stats(), PoolStats.of(pool)) == before
             assert all(request.page_table is table for request, table in tables.items())
             self.audit()
             raise
@@ -167,10 +169,10 @@ class GhostEngine:
         self._move(resized)
         self.tables.clear()  # of those that were preempted in between, some pages are others' now
         assert pool.num_pages == num_pages
-        num_known = before.pages_used + len(pool.eviction_order()) + resized.num_forgotten
-        assert bool(resized.num_preempted) <= (before.pages_used > num_pages)
+        num_known = num_used + len(pool.eviction_order()) + resized.num_forgotten
+        assert bool(resized.num_preempted) <= (num_used > num_pages)
         if not resized.num_preempted and not are_loading:
-            num_known -= before.pages_used - self.scheduler.stats().pages_used
+            num_known -= num_used - self.scheduler.pool.num_used
             assert resized.num_forgotten == max(0, num_known - num_pages)
         self._judge_ids()
         self.audit()

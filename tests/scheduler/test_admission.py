@@ -191,7 +191,7 @@ def test_siblings_of_other_salts_are_strangers(make_engine: Callable) -> None:
         pytest.param(
             Admission,
             "choose",
-            "self._pool.num_free - self._counts.reserved_pages",
+            "self._pool.num_free - self._stats.pages_reserved",
             "self._pool.num_free",
             test_two_prompts_that_only_fit_one_after_the_other_do_not_thrash,
             id="check instead of reserve",

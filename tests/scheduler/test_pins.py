@@ -21,7 +21,7 @@ def test_a_prefix_stays_when_everything_else_is_evicted(make_engine: Callable) -
     for number in range(20):
         engine.add([number] * 20)
         engine.drain()
-    assert engine.scheduler.stats().pages_pinned == 4
+    assert engine.scheduler.pool.num_pinned == 4
     request = engine.add([*PREFIX, 1, 2, 3])
     engine.drain()
     assert request.num_cached == 16
@@ -49,7 +49,7 @@ def test_prefixes_that_share_a_beginning_pin_it_once(make_engine: Callable) -> N
     engine.drain()
     engine.add([*PREFIX, *range(8)], 1, pins=True)
     engine.drain()
-    assert engine.scheduler.stats().pages_pinned == 6
+    assert engine.scheduler.pool.num_pinned == 6
     with pytest.raises(PrefixQuotaExceeded, match=r"1 more page.*6 of the 6.*max_pinned_fraction"):
         engine.add([*PREFIX, 1, 1, 1, 1], 1, pins=True)
     engine.drain()
@@ -71,7 +71,7 @@ def test_an_aborted_prefix_leaves_no_pin(make_engine: Callable) -> None:
     engine.launch()
     engine.abort(prefix.id, FinishReason.ABORT)
     engine.drain()
-    assert engine.scheduler.stats().pages_pinned == 0
+    assert engine.scheduler.pool.num_pinned == 0
 
 
 def test_what_can_never_fit_beside_the_pins_is_refused(make_engine: Callable) -> None:
@@ -123,7 +123,7 @@ def test_a_prefix_that_leans_on_a_dropped_one_keeps_its_claim(make_engine: Calla
     request = engine.add([3] * 7, 4)
     engine.drain()
     assert len(request.token_ids) == 8
-    assert engine.scheduler.stats().pages_pinned == 2
+    assert engine.scheduler.pool.num_pinned == 2
 
 
 def test_who_counted_on_a_dropped_prefix_still_has_a_place(make_engine: Callable) -> None:
@@ -153,7 +153,7 @@ def test_whoever_holds_only_pinned_pages_is_no_victim(make_engine: Callable) -> 
     for number in range(3):
         engine.add([*PREFIX, number], 16)
     engine.drain()
-    assert engine.scheduler.stats().pages_pinned == 4
+    assert engine.scheduler.pool.num_pinned == 4
 
 
 def test_a_prefix_is_pinned_though_what_it_had_in_common_with_others_was_evicted(
@@ -170,7 +170,7 @@ def test_a_prefix_is_pinned_though_what_it_had_in_common_with_others_was_evicted
     pool.release(pool.allocate(pool.num_free))  # evicts what the first one published
     engine.read()
     assert second.is_finished
-    assert engine.scheduler.stats().pages_pinned == 2
+    assert engine.scheduler.pool.num_pinned == 2
 
 
 def test_without_prefix_caching_there_are_no_prefixes(make_engine: Callable) -> None:
@@ -193,7 +193,7 @@ def test_a_prefixs_tail_is_copied_or_computed_again(
     engine = make_engine(page_tail=tail)
     engine.add(LONG, 1, pins=True)
     engine.drain()
-    assert engine.scheduler.stats().pages_pinned == pinned
+    assert engine.scheduler.pool.num_pinned == pinned
     computed = engine.num_computed
     for number in range(3):
         request = engine.add([*LONG, number, 7, 7], 2)
@@ -258,7 +258,7 @@ def test_of_two_prefixes_the_longer_tail_is_copied(make_engine: Callable) -> Non
     request = engine.add([*LONG, 1, 1], 1)
     engine.drain()
     assert request.num_cached == 19
-    assert engine.scheduler.stats().pages_pinned == 4 + 3
+    assert engine.scheduler.pool.num_pinned == 4 + 3
 
 
 def test_tails_of_another_salt_are_not_copied(make_engine: Callable) -> None:
@@ -276,7 +276,7 @@ def test_a_dropped_prefix_gives_its_tail_back(make_engine: Callable) -> None:
     prefix = engine.add(LONG, 1, pins=True)
     engine.drain()
     engine.unpin(prefix)
-    assert engine.scheduler.stats().pages_pinned == 0
+    assert engine.scheduler.pool.num_pinned == 0
     engine.add([1] * 36, 4)
     engine.drain()
     request = engine.add([*LONG, 1], 1)

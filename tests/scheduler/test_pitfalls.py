@@ -271,14 +271,14 @@ PLANTED: dict[str, tuple[Callable, type | ModuleType, str, str, str]] = {
         test_p02_prompts_that_only_fit_one_after_the_other_do_not_thrash,
         Admission,
         "choose",
-        "self._pool.num_free - self._counts.reserved_pages",
+        "self._pool.num_free - self._stats.pages_reserved",
         "self._pool.num_free",
     ),
     "P3 no room to grow": (
         test_p03_decodes_that_grow_do_not_preempt_each_other_for_ever,
         Admission,
         "num_reserved",
-        "growth = self._config.growth_pages * len(running) if self._counts.preemptions else 0",
+        "growth = self._config.growth_pages * len(running) if self._stats.num_preemptions else 0",
         "growth = 0",
     ),
     "P4 last in, first out": (
@@ -370,8 +370,7 @@ PLANTED: dict[str, tuple[Callable, type | ModuleType, str, str, str]] = {
         Admission,
         "choose",
         "cached = self._cache.match(request)",
-        "cached = self._cache.match(request); "
-        "self._counts.prefix_queries += len(request.token_ids)",
+        "cached = self._cache.match(request); self._stats.prefix_queries += len(request.token_ids)",
     ),
     "P13 longest match first": (
         test_p13_a_cold_request_is_not_passed_by_cached_ones,
@@ -393,7 +392,7 @@ PLANTED: dict[str, tuple[Callable, type | ModuleType, str, str, str]] = {
         "choose",
         "cached = self._cache.match(request)",
         "cached = self._cache.match(request); "
-        "self._counts.prefix_hits += 4 * len(cached); cached = []",
+        "self._stats.prefix_hits += 4 * len(cached); cached = []",
     ),
 }
 

@@ -101,7 +101,7 @@ def test_a_larger_pool_takes_longer_requests_and_more_of_them(make_engine: Calla
     engine.add(PREFIX, 1, pins=True)
     engine.drain()
     assert len(request.token_ids) > 16
-    assert engine.scheduler.stats().pages_free == 15
+    assert engine.scheduler.pool.num_free == 15
 
 
 # ---- smaller
@@ -126,7 +126,7 @@ def test_pages_that_two_share_move_once(make_engine: Callable) -> None:
     engine = make_engine(num_pages=32)
     first = occupy(engine, 10)
     engine.add(PREFIX[:16], 20)
-    run_until(engine, lambda: engine.scheduler.stats().pages_cached > 4)
+    run_until(engine, lambda: engine.scheduler.pool.num_cached > 4)
     engine.add([*PREFIX[:16], 1, 2], 8)
     run_until(engine, lambda: engine.scheduler.stats().num_running == 3)
     engine.abort(first.id)
@@ -159,7 +159,7 @@ def test_what_is_kept_for_a_conversation_outlives_a_smaller_pool(make_engine: Ca
         engine.add([number] * 16, 1)
         engine.drain()
     resized = engine.resize(6)
-    assert resized.num_forgotten == engine.scheduler.stats().evicted_pages == 10
+    assert resized.num_forgotten == engine.scheduler.pool.num_evicted == 10
     again = engine.add([*range(16), 5], 1)
     engine.drain()
     assert again.num_cached == 16
@@ -227,9 +227,9 @@ def test_a_smaller_pool_has_fewer_hot_pages_and_a_smaller_quota(make_engine: Cal
     for _ in range(3):
         engine.add(list(range(40)), 1)
         engine.drain()
-    assert engine.scheduler.stats().pages_hot > 5
+    assert engine.scheduler.pool.num_hot > 5
     engine.resize(10)
-    assert engine.scheduler.stats().pages_hot == 5
+    assert engine.scheduler.pool.num_hot == 5
     with pytest.raises(PrefixQuotaExceeded, match="of the 5"):
         engine.add([1] * 24, 1, pins=True)
 
@@ -300,10 +300,10 @@ def test_up_and_down_again_leaves_everything_as_it_was(make_engine: Callable) ->
     for number in range(3):
         engine.add([number] * 12, 1)
         engine.drain()
-    known = engine.scheduler.stats().pages_cached
+    known = engine.scheduler.pool.num_cached
     for num_pages in (40, 9, 30, 16):
         engine.resize(num_pages)
-    assert engine.scheduler.stats().pages_cached == known
+    assert engine.scheduler.pool.num_cached == known
     for number in range(3):
         assert engine.add([number] * 13, 1) is not None
         engine.drain()

@@ -371,7 +371,7 @@ def test_the_cache_is_reset_only_between_requests(make_engine: Callable) -> None
     engine.launch()
     assert not engine.scheduler.reset_prefix_cache()
     engine.drain()
-    assert engine.scheduler.stats().pages_cached == 3
+    assert engine.scheduler.pool.num_cached == 3
     assert engine.scheduler.reset_prefix_cache()
     engine.add(engine.pages(1, 2, 3))
     engine.drain()

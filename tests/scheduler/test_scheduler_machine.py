@@ -109,7 +109,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         try:
             self.engine.add(prompt, max_tokens, **options)
         except PromptTooLong:
-            assert self.engine.scheduler.stats().pages_pinned or self.engine.prefixes_under_way
+            assert self.engine.scheduler.pool.num_pinned or self.engine.prefixes_under_way
         self.engine.audit()
 
     @rule(prompt=prompts, max_tokens=st.integers(1, 6), n=st.integers(2, 4))
@@ -170,9 +170,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(num_pages=st.integers(2, 30), is_tight=st.booleans())
     def resize(self, num_pages: int, is_tight: bool) -> None:
         """To any size, or while requests share the pool to one that is too small for them."""
-        stats = self.engine.scheduler.stats()
-        if is_tight and stats.num_running > 1:
-            num_pages = max(2, stats.pages_used - num_pages % 5)
+        scheduler = self.engine.scheduler
+        if is_tight and scheduler.stats().num_running > 1:
+            num_pages = max(2, scheduler.pool.num_used - num_pages % 5)
         with suppress(QueueFull, PrefixQuotaExceeded):
             self.engine.resize(num_pages)
 

@@ -5,6 +5,7 @@ import pytest
 from mlxserve.request import Request
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.siblings import Siblings
+from mlxserve.stats import SchedulerStats
 
 HASHES = [bytes([n]) * 16 for n in range(8)]
 
@@ -14,21 +15,28 @@ def request(name: str) -> Request:
 
 
 @pytest.fixture
-def siblings() -> Siblings:
-    siblings = Siblings(4)
+def stats() -> SchedulerStats:
+    return SchedulerStats()
+
+
+@pytest.fixture
+def siblings(stats: SchedulerStats) -> Siblings:
+    siblings = Siblings(4, stats)
     siblings.lead(request("leader"), HASHES)
     return siblings
 
 
-def test_whoever_misses_four_pages_that_another_computes_waits(siblings: Siblings) -> None:
+def test_whoever_misses_four_pages_that_another_computes_waits(
+    siblings: Siblings, stats: SchedulerStats
+) -> None:
     assert siblings.must_wait(request("a"), HASHES[:4])
     assert not siblings.must_wait(request("b"), HASHES[:3])
-    assert siblings.num_waits == 1
+    assert stats.prefix_follow_waits == 1
 
 
 def test_how_many_pages_are_worth_waiting_for_is_an_option() -> None:
     for enough in (1, 4, 5):
-        siblings = Siblings(enough)
+        siblings = Siblings(enough, SchedulerStats())
         siblings.lead(request("leader"), HASHES)
         assert siblings.must_wait(request("a"), HASHES[:4]) == (enough <= 4)
 
@@ -39,17 +47,19 @@ def test_the_first_missing_page_decides(siblings: Siblings) -> None:
     assert siblings.must_wait(request("a"), [*HASHES[:4], b"other"])
 
 
-def test_a_follower_waits_for_the_whole_run_and_counts_once(siblings: Siblings) -> None:
+def test_a_follower_waits_for_the_whole_run_and_counts_once(
+    siblings: Siblings, stats: SchedulerStats
+) -> None:
     follower = request("a")
     for passed in range(8):
         assert siblings.must_wait(follower, HASHES[passed:])
         siblings.pass_by(HASHES[passed])
     assert not siblings.must_wait(follower, [])
-    assert siblings.num_waits == 1
+    assert stats.prefix_follow_waits == 1
 
 
 def test_a_follower_wakes_when_its_leader_leaves() -> None:
-    siblings, leader, follower = Siblings(4), request("leader"), request("a")
+    siblings, leader, follower = Siblings(4, SchedulerStats()), request("leader"), request("a")
     siblings.lead(leader, HASHES)
     assert siblings.must_wait(follower, HASHES)
     siblings.leave(leader)
@@ -57,7 +67,7 @@ def test_a_follower_wakes_when_its_leader_leaves() -> None:
 
 
 def test_the_first_leader_stays_the_leader() -> None:
-    siblings, first, second = Siblings(4), request("first"), request("second")
+    siblings, first, second = Siblings(4, SchedulerStats()), request("first"), request("second")
     siblings.lead(first, HASHES[:4])
     siblings.lead(second, HASHES)
     siblings.leave(second)
@@ -72,7 +82,7 @@ def test_an_audit_finds_a_leader_that_does_not_run(siblings: Siblings) -> None:
 
 
 def test_an_audit_finds_a_leader_that_is_done() -> None:
-    siblings, leader = Siblings(4), request("leader")
+    siblings, leader = Siblings(4, SchedulerStats()), request("leader")
     siblings.lead(leader, HASHES)
     siblings.check([leader], [])
     leader.num_computed = 32

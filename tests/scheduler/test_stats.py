@@ -56,11 +56,11 @@ def test_pages_found_often_are_hot_until_they_are_evicted(
     for _ in range(3):
         engine.add(PROMPT, max_tokens=1)
         engine.drain()
-    assert engine.scheduler.stats().pages_hot == num_hot
-    assert engine.scheduler.stats().evicted_pages == 0
+    assert engine.scheduler.pool.num_hot == num_hot
+    assert engine.scheduler.pool.num_evicted == 0
     engine.add([7] * 60, max_tokens=1)
     engine.drain()
-    assert engine.scheduler.stats().evicted_pages == 15 - 10
+    assert engine.scheduler.pool.num_evicted == 15 - 10
 
 
 def test_what_is_reserved_for_running_requests_is_told(make_engine: Callable) -> None:

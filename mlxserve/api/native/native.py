@@ -159,7 +159,7 @@ def _kv_stats(snapshot: Snapshot) -> dict[str, Any]:
     stats = snapshot.stats
     total = len(snapshot.pages)
     count = {state.name.lower(): snapshot.num_pages(state) for state in PageState}
-    queries, hits = stats.prefix_cache_queries, stats.prefix_cache_hits
+    queries, hits = stats.scheduler.prefix_queries, stats.scheduler.prefix_hits
     phases = [one.phase for one in snapshot.requests]
     return {
         "page_size": snapshot.page_size,
@@ -170,7 +170,7 @@ def _kv_stats(snapshot: Snapshot) -> dict[str, Any]:
             "active": snapshot.memory.active,
             "reserved": snapshot.memory.reserved,
             "peak": snapshot.memory.peak,
-            "swap": stats.swap_bytes,
+            "swap": stats.swap.num_bytes,
         },
         "prefix_cache": {
             "queries": queries,
@@ -185,5 +185,5 @@ def _kv_stats(snapshot: Snapshot) -> dict[str, Any]:
             "running": len(phases) - phases.count(Phase.QUEUED),
             "waiting": phases.count(Phase.QUEUED),
         },
-        "num_preemptions": stats.num_preemptions,
+        "num_preemptions": stats.scheduler.num_preemptions,
     }

@@ -291,7 +291,7 @@ def test_a_client_that_hangs_up_aborts_its_answer(start_server, chat, stream):
         assert chat.on_hold.wait(timeout=20)
         assert not chat.answers[0].is_closed
     chat.wait_until_closed()
-    assert chat.stats().num_requests_running == 0
+    assert chat.stats().scheduler.num_running == 0
     assert is_healthy(port)
 
 

@@ -133,9 +133,9 @@ def test_an_answer_under_a_schema_survives_the_loss_of_its_pages(chat: Chat) -> 
             await chat.reset_prefix_cache(force=True)  # it has to compute all of it again
         return "".join(delta.text for delta in (await task)[1])
 
-    lost = chat.stats().recomputed_tokens
+    lost = chat.stats().scheduler.recomputed_tokens
     assert asyncio.run(text(is_disturbed=True)) == asyncio.run(text(is_disturbed=False))
-    assert chat.stats().recomputed_tokens > lost
+    assert chat.stats().scheduler.recomputed_tokens > lost
 
 
 def test_an_answer_that_is_cut_says_so(chat: Chat) -> None:
