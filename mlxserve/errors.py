@@ -1,33 +1,33 @@
 """Every error mlxserve raises on purpose, in one tree.
 
     MlxServeError
-    ├── InvalidRequest          what was asked cannot be done; the message says what to change
-    │   ├── InvalidParameter    a value out of its range
-    │   ├── PromptTooLong       the prompt leaves no room in the context, or can never fit in memory
-    │   ├── UnknownPrefix       a prefix_name nobody added
-    │   └── PrefixQuotaExceeded a named prefix would take too much of the cache
+    ├── InvalidRequest          the request cannot be served; the message says what to change
+    │   ├── InvalidParameter    a value is out of range
+    │   ├── PromptTooLong       the prompt exceeds the context, or can never fit in the cache
+    │   ├── UnknownPrefix       no named prefix has this name
+    │   └── PrefixQuotaExceeded a named prefix would occupy too much of the cache
     ├── InvalidConfig           the engine cannot be built from these options
-    ├── ModelNotFound           neither a folder nor a repository that can be read
-    ├── UnsupportedModel        the architecture, or a file of it, is refused
-    ├── OutOfMemory             the model, or its cache, does not fit
-    ├── GrammarFailed           an answer's grammar took more work than is allowed, in the middle of it
+    ├── ModelNotFound           neither a local folder nor a repository that can be downloaded
+    ├── UnsupportedModel        the architecture, or a file in the model's folder, is refused
+    ├── OutOfMemory             the model or its cache does not fit in memory
+    ├── GrammarFailed           the grammar became too expensive in the middle of an answer
     ├── QueueFull               too many requests are waiting
-    └── EngineStopped           the engine has ended, or failed, and takes no more work
+    └── EngineStopped           the engine was closed or has failed and accepts no requests
 
-Messages are written for the person who has to act on them: what happened, then what to do.
+A message says what happened, then what to do about it.
 """
 
 
 class MlxServeError(Exception):
-    """Base of every error raised on purpose."""
+    """Base class of every error that mlxserve raises on purpose."""
 
 
 class InvalidRequest(MlxServeError, ValueError):
-    """What was asked cannot be done; nothing was computed."""
+    """The request cannot be served. Nothing was computed for it."""
 
 
 class InvalidParameter(InvalidRequest):
-    """One named value is out of its range."""
+    """A parameter's value is invalid or out of range. `name` is the parameter."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(f"{name}: {message}")
@@ -35,7 +35,7 @@ class InvalidParameter(InvalidRequest):
 
 
 class PromptTooLong(InvalidRequest):
-    """The prompt leaves no room for an answer, or can never fit in the cache."""
+    """The prompt exceeds the context, or can never fit in the cache."""
 
     def __init__(self, message: str, *, num_tokens: int, max_model_len: int) -> None:
         super().__init__(message)
@@ -44,11 +44,11 @@ class PromptTooLong(InvalidRequest):
 
 
 class UnknownPrefix(InvalidRequest):
-    """No prefix of this name was added."""
+    """No named prefix has this name. Add it first."""
 
 
 class PrefixQuotaExceeded(InvalidRequest):
-    """The pages of a named prefix are more than may be kept."""
+    """A named prefix needs more pages than named prefixes may pin."""
 
 
 class InvalidConfig(MlxServeError, ValueError):
@@ -56,24 +56,24 @@ class InvalidConfig(MlxServeError, ValueError):
 
 
 class ModelNotFound(MlxServeError):
-    """Neither a folder nor a repository that can be read."""
+    """Neither a local folder nor a repository that can be downloaded."""
 
 
 class UnsupportedModel(MlxServeError):
-    """The architecture, or something in the model's folder, is refused."""
+    """The model's architecture, or a file in its folder, is refused."""
 
 
 class OutOfMemory(MlxServeError):
-    """The model, or the smallest useful cache beside it, does not fit in memory."""
+    """The model, or the smallest useful cache next to it, does not fit in memory."""
 
 
 class GrammarFailed(MlxServeError):
-    """The grammar of an answer took more work than is allowed; the answer ends without its end."""
+    """The grammar exceeded its work limit in the middle of an answer, which stays incomplete."""
 
 
 class QueueFull(MlxServeError):
-    """Too many requests are waiting."""
+    """Too many requests are waiting. Try again later."""
 
 
 class EngineStopped(MlxServeError):
-    """The engine has ended and takes no more work."""
+    """The engine was closed or has failed and accepts no more requests."""

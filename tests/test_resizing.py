@@ -110,7 +110,7 @@ def test_the_context_follows_the_cache_and_what_cannot_be_changes_nothing() -> N
         ):
             with pytest.raises(error):
                 llm.resize_cache(num_pages)  # type: ignore[arg-type]
-        with pytest.raises(OutOfMemory, match=r"16777216 pages take 1024.00 GiB.*Ask for at most "):
+        with pytest.raises(OutOfMemory, match=r"16777216 pages need 1024.00 GiB.*Ask for at most "):
             llm.resize_cache(1 << 24)
         assert (llm.max_model_len, llm.stats().pool.num_pages) == (512, 32)
         llm.check()

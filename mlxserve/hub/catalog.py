@@ -1,7 +1,7 @@
-"""Which models there are: the one that comes along, those on this machine, and well-known ones; and
-whether each fits into memory with a context of a given length.
+"""Catalog: the bundled model, the models on this machine and well-known ones, and whether each
+fits in memory with a context of a given length.
 
-Reads configurations and file sizes only. Never imports mlx, and never asks the network.
+Reads only config files and file sizes. Never imports mlx and never uses the network.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from mlxserve.hub.embedded import MODEL_NAME, model_path
 
 class ModelSource(StrEnum):
     BUNDLED = "bundled"
-    DOWNLOADED = "downloaded"  # in the cache of huggingface_hub
+    DOWNLOADED = "downloaded"  # in huggingface_hub's cache
     FOLDER = "folder"
-    SUGGESTED = "suggested"  # not on this machine
+    SUGGESTED = "suggested"  # well-known, not on this machine
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A model that can be named after --model."""
+    """A model that --model accepts."""
 
     name: str
     source: ModelSource
     weight_size: int  # bytes
-    kv_heads: int  # key or value heads, over all layers
+    kv_heads: int  # key-value heads, summed over all layers
     head_dim: int
-    context: int  # tokens it was made for; 0 where it does not say
-    num_heads: int = 0  # of queries, in a layer
+    context: int  # tokens it was trained for; 0 if its config does not say
+    num_heads: int = 0  # query heads per layer
     width: int = 0  # hidden size
-    inner: int = 0  # intermediate size; of experts, that of all a token is sent to
+    inner: int = 0  # intermediate size; for experts, the sum over those active for a token
 
     def kv_size(self, bytes_per_value: int) -> int:
-        """Bytes of keys and values per token; an upper bound, windows are not taken off."""
+        """Bytes of keys and values per token; an upper bound, since it ignores sliding windows."""
         return 2 * self.kv_heads * self.head_dim * bytes_per_value
 
     def step_size(self, bytes_per_value: int, *, has_scores: bool) -> int:
-        """Bytes that a step of 2,048 tokens takes at its peak, beside weights and cache.
+        """Peak bytes of a step of 2,048 tokens, in addition to weights and cache.
 
-        has_scores: attention without Metal holds them, in float32, for 256 keys at a time
+        has_scores: attention without Metal keeps float32 scores for 256 keys at a time
 
-        A rule of thumb after what `model.sizing` measures for geometries of Llama and Qwen3 on a
+        A rule of thumb fitted to what `model.sizing` measures for Llama and Qwen3 geometries on a
         CPU: 7 values per hidden unit and 2 per intermediate one. For the embedded model it is
-        within a third of the measured peak; on Metal nobody has compared them.
+        within a third of the measured peak; it has not been compared on Metal.
         """
         values = 7 * self.width + 2 * self.inner
         scores = 8 * 256 * 4 * self.num_heads if has_scores else 0
@@ -58,21 +58,21 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFit:
-    """`num_tokens` fit beside the weights and a step; `fits` if they are as many as asked for."""
+    """Whether a model fits in memory with the requested context."""
 
     fits: bool
-    num_tokens: int
-    needed: int  # bytes, for weights, a step at its peak and the context asked for
-    context: int  # tokens, which that is
+    num_tokens: int  # tokens of cache that fit next to the weights and a step
+    needed: int  # bytes of weights, a step's peak and the requested context
+    context: int  # tokens of that context
 
 
-_STEP_TOKENS = 2048  # `max_num_batched_tokens` where nobody says otherwise
-_USUAL_CONTEXT = 8192  # tokens, of a model that does not say what it was made for
+_STEP_TOKENS = 2048  # the default of `max_num_batched_tokens`
+_USUAL_CONTEXT = 8192  # tokens, for a model whose config does not say what it was trained for
 # Name, billions of parameters, layers, key-value heads, head size, context, query heads, hidden and
-# intermediate size: as their config.json has them; the parameters follow from those and the size of
-# the vocabulary (tests/test_catalog.py does that sum). Their 4-bit files hold 4.5 bits per weight,
-# embeddings too: each group of 64 has a scale and a bias of 16 bits, and norms are too small to
-# count.
+# intermediate size, as in the model's config.json. The number of parameters follows from these and
+# the vocabulary size (tests/hub/test_catalog.py computes it). The 4-bit files have 4.5 bits per
+# weight, including embeddings: each group of 64 has a 16-bit scale and a 16-bit bias. Norms are too
+# small to count.
 _KNOWN = (
     ("mlx-community/Qwen3-0.6B-4bit", 0.6, 28, 8, 128, 40_960, 16, 1024, 3072),
     ("mlx-community/Llama-3.2-1B-Instruct-4bit", 1.24, 16, 8, 64, 131_072, 32, 2048, 8192),
@@ -88,11 +88,11 @@ _BITS_PER_WEIGHT = 4.5
 
 
 def judge(entry: Entry, *, context: int | None, memory: int, is_metal: bool) -> MemoryFit:
-    """Whether `context` tokens fit beside weights and a step.
+    """Whether `context` tokens fit next to the weights and a step.
 
-    context: None for all that the model was made for; never more than that
+    context: capped at the length that the model was trained for; None is that length
     """
-    bytes_per_value = 2 if is_metal else 4  # without Metal everything is computed in float32
+    bytes_per_value = 2 if is_metal else 4  # without Metal all computation is in float32
     made_for = entry.context or context or _USUAL_CONTEXT
     context = min(context or made_for, made_for)
     per_token = max(1, entry.kv_size(bytes_per_value))
@@ -103,7 +103,7 @@ def judge(entry: Entry, *, context: int | None, memory: int, is_metal: bool) -> 
 
 
 def entries() -> list[Entry]:
-    """Every model once: bundled, downloaded, in folders, and the well-known that are missing."""
+    """Every model once: bundled, downloaded, in local folders, then the missing well-known ones."""
     found: dict[str, Entry] = {}
     for name, source, folder in _places():
         entry = _entry(name, source, folder)
@@ -115,7 +115,7 @@ def entries() -> list[Entry]:
 
 
 def hub_cache() -> Path:
-    """Where huggingface_hub keeps what it downloads, by the same variables."""
+    """huggingface_hub's download folder, from the same environment variables."""
     if cache := os.environ.get("HF_HUB_CACHE"):
         return Path(cache).expanduser()
     home = os.environ.get("HF_HOME") or os.path.join(
@@ -125,7 +125,7 @@ def hub_cache() -> Path:
 
 
 def _places() -> Iterator[tuple[str, ModelSource, Path]]:
-    """(name, source, folder) of what may be a model."""
+    """(name, source, folder) of every candidate."""
     yield MODEL_NAME, ModelSource.BUNDLED, model_path()
     for repository in sorted(hub_cache().glob("models--*--*")):
         name = repository.name.removeprefix("models--").replace("--", "/", 1)
@@ -145,7 +145,7 @@ def _newest_first(folder: Path) -> list[Path]:
 
 
 def _entry(name: str, source: ModelSource, folder: Path) -> Entry | None:
-    """The model in a folder; None where it is incomplete or none that we read."""
+    """The model in a folder; None if it is incomplete or in a format we do not read."""
     config = _json(folder / "config.json")
     weights = sorted(folder.glob("model*.safetensors"))
     index = _json(folder / "model.safetensors.index.json").get("weight_map")
@@ -164,13 +164,13 @@ def _entry(name: str, source: ModelSource, folder: Path) -> Entry | None:
         inner = _inner(text, width)
         size = sum(file.stat().st_size for file in weights)
     except (KeyError, TypeError, ValueError, ZeroDivisionError, OSError):
-        return None  # a name in the list that could not be chosen would help nobody
+        return None  # do not list a model that cannot be loaded
     kv_heads *= num_layers
     return Entry(name, source, size, kv_heads, head_dim, context, num_heads, width, inner)
 
 
 def _inner(text: Mapping[str, Any], width: int) -> int:
-    """What a layer makes of a token: of experts, their inner values and what each gives back."""
+    """Intermediate values per token; for experts, their inner values and their outputs."""
     num_experts = int(text.get("num_experts_per_tok") or 0)
     inner = int(text.get("moe_intermediate_size") or text.get("intermediate_size") or 4 * width)
     return num_experts * (inner + width) if num_experts else inner

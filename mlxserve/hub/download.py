@@ -1,8 +1,8 @@
-"""Weights on their way: a download that is broken off goes on where it was.
+"""Resumable download of weight files: an interrupted download resumes where it stopped.
 
-huggingface_hub (2.x) keeps nothing of a file that it did not finish, and a file of weights has
-gigabytes. So each is downloaded here, into huggingface_hub's own cache and under the name it looks
-for, before it is asked for the model; then it finds them there.
+huggingface_hub (2.x) discards a file that it did not finish, and a weight file has gigabytes. So
+each weight file is downloaded here first, into huggingface_hub's cache and under the name that it
+looks for; huggingface_hub then finds it there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def fetch_weights(repository: str) -> None:
-    """Every file of weights that is not there yet. Raises ModelNotFound, OSError, or huggingface_hub's errors."""
+    """Download the weight files that are missing.
+
+    Raises ModelNotFound, OSError or huggingface_hub's errors.
+    """
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
     from huggingface_hub.file_download import repo_folder_name
@@ -29,7 +32,7 @@ def fetch_weights(repository: str) -> None:
     try:
         card: Any = HfApi().model_info(repository)
     except (HfHubHTTPError, HTTPError, OSError):
-        return  # offline, or no such model: which of them is said by who asks for the model next
+        return  # offline, or no such model: the caller's next request reports which
     folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model")
     for file in card.siblings or ():
         is_there = (folder / "snapshots" / card.sha / file.rfilename).exists()
@@ -47,17 +50,17 @@ def _fetch(repository: str, commit: str, name: str, blobs: Path) -> None:
     blobs.mkdir(parents=True, exist_ok=True)
     part = blobs / f"{found.etag}.part"
     with part.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # another process may be fetching the same
+        fcntl.flock(file, fcntl.LOCK_EX)  # another process may be downloading the same file
         if (blobs / found.etag).exists():
             return
-        _go_on(url, file, found.size)
+        _resume(url, file, found.size)
     if _SHA256.fullmatch(found.etag) and _digest(part) != found.etag:
         part.unlink()
-        raise ModelNotFound(f"{name} of {repository} has arrived damaged. Download it again.")
+        raise ModelNotFound(f"{name} of {repository} arrived damaged. Download it again.")
     part.replace(blobs / found.etag)
 
 
-def _go_on(url: str, file: BinaryIO, size: int | None) -> None:
+def _resume(url: str, file: BinaryIO, size: int | None) -> None:
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers
 

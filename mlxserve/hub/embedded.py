@@ -1,4 +1,4 @@
-"""The model that comes with the package, for demonstrations and tests. Standard library only."""
+"""The model in the package, for demonstrations and tests. Uses the standard library only."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ MODEL_NAME = "mlxserve-mini"
 
 
 def model_path() -> Path:
-    """The folder of the packaged model, in the layout that `mlx_lm.load` reads."""
+    """The packaged model's folder, in the layout that `mlx_lm.load` reads."""
     return Path(__file__).parents[1] / "mini" / "model"

@@ -1,8 +1,8 @@
-"""The headers of weight files, checked before mlx reads a byte behind them. Never imports mlx.
+"""Validates the headers of weight files before mlx reads any data. Never imports mlx.
 
-A safetensors file is 8 bytes of length, a JSON header of that length, and data. mlx maps the file
-and trusts what the header says about it, so what it says is compared with the file first: tensors
-that lie one behind the other, each as long as its shape and type make it, up to the file's end.
+A safetensors file is 8 bytes of length, a JSON header of that length, then data. mlx maps the file
+and trusts its header, so the header is compared with the file first: tensors must be contiguous,
+each as long as its shape and type require, and end at the end of the file.
 
     [ length ][ {"w": {"dtype": "F16", "shape": [2, 3], "data_offsets": [0, 12]}, ...} ][ data ... ]
 """
@@ -19,10 +19,10 @@ from typing import Any, TypeGuard
 
 from mlxserve.errors import UnsupportedModel
 
-MAX_HEADER = 100 * 2**20  # bytes; the format's own limit
+MAX_HEADER = 100 * 2**20  # bytes; the format's limit
 MAX_DIMENSIONS = 16
 _LENGTH = struct.Struct("<Q")
-_BYTES = {  # of an element
+_BYTES = {  # per element
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
     **dict.fromkeys(("U32", "I32", "F32"), 4),
@@ -46,7 +46,7 @@ def check_weights(file: Path, name: str) -> None:
     except (ValueError, RecursionError) as error:
         raise UnsupportedModel(
             f"{name} cannot be loaded: {file.name} is damaged or forged: {error}. Download it "
-            "again, from somebody you trust."
+            "again from a trusted source."
         ) from error
 
 
@@ -58,14 +58,14 @@ def _check(file: Path) -> None:
             raise ValueError("it has no header")
         [length] = _LENGTH.unpack(first)
         if length > min(MAX_HEADER, size - _LENGTH.size):
-            raise ValueError(f"its header says to be {length} bytes long")
+            raise ValueError(f"its header claims to be {length} bytes long")
         header = json.loads(opened.read(length))
     if not isinstance(header, dict):
-        raise ValueError("its header is no JSON object")
+        raise ValueError("its header is not a JSON object")
     end = 0
     for tensor in sorted(_tensors(header), key=lambda tensor: (tensor.start, tensor.end)):
         if tensor.start != end:
-            raise ValueError(f"{tensor.name!r} does not begin where the tensor before it ends")
+            raise ValueError(f"{tensor.name!r} does not start where the tensor before it ends")
         end = tensor.end
     if end != size - _LENGTH.size - length:
         raise ValueError(f"its tensors end at byte {end} of {size - _LENGTH.size - length}")
@@ -77,17 +77,17 @@ def _tensors(header: dict[str, Any]) -> Iterator[_Tensor]:
             continue
         name = key[:100]
         if not isinstance(entry, dict):
-            raise ValueError(f"{name!r} is not described")
+            raise ValueError(f"the entry of {name!r} is not an object")
         shape, offsets = entry.get("shape"), entry.get("data_offsets")
         if not _are_sizes(shape) or len(shape) > MAX_DIMENSIONS:
-            raise ValueError(f"the shape of {name!r} is no list of sizes")
+            raise ValueError(f"the shape of {name!r} is not a list of sizes")
         if not _are_sizes(offsets) or len(offsets) != 2:
-            raise ValueError(f"the place of {name!r} is no pair of offsets")
+            raise ValueError(f"the offsets of {name!r} are not two sizes")
         element = _BYTES.get(str(entry.get("dtype")))
         if element is None:
-            raise ValueError(f"the type of {name!r} is {str(entry.get('dtype'))[:40]!r}")
+            raise ValueError(f"{name!r} has the unknown type {str(entry.get('dtype'))[:40]!r}")
         if offsets[1] - offsets[0] != prod(shape) * element:
-            raise ValueError(f"{name!r} is not as long as its shape and type say")
+            raise ValueError(f"the length of {name!r} does not match its shape and type")
         yield _Tensor(name, *offsets)
 
 

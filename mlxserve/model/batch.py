@@ -1,8 +1,8 @@
-"""Batch: the rows of one step, as numpy on the host.
+"""Batch: the rows of one step, as numpy arrays on the host.
 
-Rows are laid out as the chunks come: decodes first, then the chunks of prompts. A row's token is
-known here, or it is still being sampled by the step before (`lazy_rows`), in which case the
-runner takes it from that step's pending array without reading it.
+Rows follow the order of the chunks: decodes first, then prompt chunks. A row's token is either
+known here or still being sampled by the previous step (`lazy_rows`); the runner then takes it from
+that step's pending array without reading it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Batch:
     tokens       (T,) int32; 0 where the token is lazy
     positions    (T,) int32
     slots        (T,) int32
-    sample_rows  rows whose logits are wanted, in the order of `sampling`
+    sample_rows  rows whose logits are needed, in the order of `sampling`
     sampling     the chunks that sample
-    lazy_rows    rows whose token comes from the step before, in the order of `lazy`
+    lazy_rows    rows whose token comes from the previous step, in the order of `lazy`
     lazy         the chunks of those rows
     """
 

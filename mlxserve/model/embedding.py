@@ -1,9 +1,8 @@
-"""Embedding: one text as one vector, from what the model's head would have been given.
+"""Embedding: one text as one vector, pooled from the hidden states that enter the model's head.
 
-The text runs once through mlx-lm's own dense path, piece by piece, so that answers under way get
-their step between two pieces. The last hidden states are caught where the head takes them: the
-same for every architecture whose head is wrapped, and the head itself is never computed, because
-mlx computes only what is asked for.
+The text runs once through mlx-lm's dense path, in pieces, so that running answers get their steps
+between two pieces. The hidden states are captured where the wrapped head receives them, the same
+way for every architecture; the head itself is never computed, because mlx is lazy.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _MODEL_ERRORS = (ValueError, TypeError, AttributeError, LookupError, RuntimeErro
 
 
 class Embedding:
-    """One text under way. Lives on the engine's thread."""
+    """One text being embedded. Lives on the engine's thread."""
 
     def __init__(
         self,
@@ -33,7 +32,7 @@ class Embedding:
         pooling: Pooling,
         dimensions: int | None = None,
     ) -> None:
-        """`dimensions`: keep this many of the first ones."""
+        """`dimensions`: length of the vector, which keeps the first ones; None keeps all."""
         self._model = model
         self._selector = selector
         self._token_ids = token_ids
@@ -44,17 +43,17 @@ class Embedding:
         self.num_done = 0
 
     def advance(self, num_tokens: int) -> list[float] | None:
-        """Compute so many tokens more; the vector, of length one, once all are.
+        """Compute up to `num_tokens` more tokens. Returns the unit vector once all are computed.
 
-        Raises InvalidParameter for more dimensions than there are, InvalidRequest for a model
-        that does not show its hidden states.
+        Raises InvalidParameter for more dimensions than the model has, InvalidRequest for a model
+        that does not expose its hidden states.
         """
         end = min(self.num_done + num_tokens, len(self._token_ids))
         try:
             hidden = self._hidden(self._token_ids[self.num_done : end])
-            self._pooled = self._with(hidden)
+            self._pooled = self._pooled_with(hidden)
             mx.eval(self._pooled)
-        except InvalidRequest:  # which is a ValueError, too
+        except InvalidRequest:  # a ValueError as well
             raise
         except _MODEL_ERRORS as error:
             raise InvalidRequest(f"input: the model failed on it: {error}") from error
@@ -62,7 +61,7 @@ class Embedding:
         return self._vector() if end == len(self._token_ids) else None
 
     def release(self) -> None:
-        """Give its arrays back, whether it has ended or not."""
+        """Free the arrays, finished or not."""
         self._cache = []
         self._pooled = None
 
@@ -71,10 +70,10 @@ class Embedding:
         with self._selector.capturing() as captured:
             self._model(mx.array([token_ids]), cache=self._cache)
         if len(captured) != 1 or captured[0].shape[:-1] != (1, len(token_ids)):
-            raise InvalidRequest("input: this model does not show the hidden states of a text")
+            raise InvalidRequest("input: this model does not expose the hidden states of a text")
         return captured[0][0].astype(mx.float32)
 
-    def _with(self, hidden: mx.array) -> mx.array:
+    def _pooled_with(self, hidden: mx.array) -> mx.array:
         if self._pooling is Pooling.LAST:
             return hidden[-1]
         total = hidden.sum(axis=0)

@@ -1,7 +1,7 @@
-"""Gemma 2 writes its attention out (its scores are capped, which no fused attention offers).
+"""Paged attention for Gemma 2, which caps its scores and therefore calls no fused attention.
 
-So replacing `scaled_dot_product_attention` does not reach it; the paged path is put beside the
-original in its attention class instead.
+Replacing `scaled_dot_product_attention` does not reach it, so its attention class gets a paged
+path next to the original one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MODULE = "mlx_lm.models.gemma2"
 
 
 def use_paged_attention(model: nn.Module) -> None:
-    """Give the Gemma 2 attention layers of `model` their paged path. Idempotent."""
+    """Add the paged path to the Gemma 2 attention layers of `model`. Idempotent."""
     for module in model.modules():
         kind = type(module)
         if kind.__module__ == _MODULE and kind.__name__ == "Attention":
@@ -41,7 +41,7 @@ def _extend(attention: Any) -> None:
 
 
 def _paged_call(layer: Any, x: mx.array, mask: Any, cache: LayerKV) -> mx.array:
-    """The layer's own steps, x (T, 1, hidden), with the attention over pages."""
+    """The layer's own computation, x (T, 1, hidden), with attention over pages."""
     rows = x.shape[0]
     queries = layer.q_proj(x).reshape(rows, layer.n_heads, 1, layer.head_dim)
     keys = layer.k_proj(x).reshape(rows, layer.n_kv_heads, 1, layer.head_dim)

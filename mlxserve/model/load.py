@@ -1,11 +1,11 @@
-"""A checked folder to a model that attends over pages, or a sentence that says why not.
+"""Loads a checked folder as a model that attends over pages, or refuses it with a reason.
 
 Every decoder-only mlx-lm architecture whose layers keep plain or sliding-window KV can be paged.
-What cannot is refused by name, by the kind of its caches, and last by running it (`probe.py`).
+Others are refused by name, by the kind of their caches, and finally by running them (`probe.py`).
 
-Projections stay as the weights have them: q, k, v in one product and gate, up in another took 0.97,
-1.03 and 1.13 of the time for 1, 16 and 256 rows (768 wide, 2-core x86), with the same bits. Rotations
-read from a table took 0.9 to 1.0 of `mx.fast.rope`'s 0.2 ms.
+Projections stay separate, as in the weights: fusing q, k, v into one product and gate, up into
+another took 0.97, 1.03 and 1.13 of the time for 1, 16 and 256 rows (768 wide, 2-core x86), with
+identical bits. Reading rotations from a table took 0.9 to 1.0 of `mx.fast.rope`'s 0.2 ms.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mlxserve.hub.files import ModelFiles
 from mlxserve.hub.headers import check_weights
 from mlxserve.model.paged import RowSelector, select_rows, use_paged_attention
 
-# Architectures that would pass for ordinary ones until they answer wrongly or fail.
+# Architectures that look ordinary until they answer wrongly or fail.
 _KNOWN_UNSUPPORTED = {
     "gemma4": "its layers share keys and values with one another",
     "gemma4_text": "its layers share keys and values with one another",
@@ -44,8 +44,8 @@ class LoadedModel:
 
     layers      the shape of each layer's keys and values
     selector    which rows the head turns into logits
-    vocab_size  logits of a row
-    max_length  positions the model was made for
+    vocab_size  number of logits per row
+    max_length  positions the model was trained for
     """
 
     name: str
@@ -62,17 +62,16 @@ class LoadedModel:
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of config.json about the language model."""
+    """The language model's part of config.json."""
     inner = config.get("text_config")
     return {**config, **inner} if isinstance(inner, Mapping) else config
 
 
 def load(files: ModelFiles, *, is_metal: bool, memory_limit: int) -> LoadedModel:
-    """Load the weights and prepare the model. `memory_limit` in bytes.
+    """Load the weights and prepare the model. `memory_limit` is in bytes.
 
-    On Metal weights stay as stored. On a CPU they are held as float32, quantised ones
-    dequantised where they fit: half-precision and 4-bit matmuls run at 1-3 GFLOP/s there,
-    float32 at 145.
+    On Metal weights stay as stored. On a CPU they are converted to float32, quantised ones only if
+    they fit: half-precision and 4-bit matmuls run at 1-3 GFLOP/s there, float32 at 145.
 
     Raises UnsupportedModel, OutOfMemory.
     """
@@ -81,7 +80,7 @@ def load(files: ModelFiles, *, is_metal: bool, memory_limit: int) -> LoadedModel
         raise UnsupportedModel(f"{files.name}: {kind} models cannot be paged, because {reason}.")
     if files.weight_bytes > memory_limit:
         raise OutOfMemory(
-            f"{files.name}: the weights take {_gib(files.weight_bytes)}, and "
+            f"{files.name}: the weights need {_gib(files.weight_bytes)}, but only "
             f"{_gib(memory_limit)} of memory may be used. Choose a smaller or more strongly "
             "quantised model, or raise gpu_memory_utilization."
         )
@@ -98,7 +97,7 @@ def load(files: ModelFiles, *, is_metal: bool, memory_limit: int) -> LoadedModel
 
 
 def prepare(model: nn.Module, config: Mapping[str, Any], name: str) -> LoadedModel:
-    """Make a model in memory ready for the paged path. Raises UnsupportedModel."""
+    """Prepare a model in memory for the paged path. Raises UnsupportedModel."""
     layers, vocab_size = _shapes(model, name, str(config.get("model_type")))
     selector = RowSelector()
     use_paged_attention(model)
@@ -118,15 +117,15 @@ def _max_length(config: Mapping[str, Any], name: str) -> int:
 
 
 def _shapes(model: nn.Module, name: str, kind: str) -> tuple[tuple[LayerSpec, ...], int]:
-    """(each layer's shapes, the vocabulary's size), as a short dense forward shows them.
+    """(each layer's shapes, vocabulary size), taken from a short dense forward.
 
-    Not every config.json says them: a default of the architecture's class needs no entry.
+    config.json may omit them: the architecture's class has defaults.
     """
     caches = make_prompt_cache(model)
     for cache in caches:
         if type(cache) not in (KVCache, RotatingKVCache):
             raise UnsupportedModel(
-                f"{name}: {kind} models keep a {type(cache).__name__}, and only plain and "
+                f"{name}: {kind} models use a {type(cache).__name__}, and only plain and "
                 "sliding-window keys and values can be paged."
             )
     try:
@@ -138,7 +137,7 @@ def _shapes(model: nn.Module, name: str, kind: str) -> tuple[tuple[LayerSpec, ..
         ) from error
     if unused := [index for index, cache in enumerate(caches) if cache.empty()]:
         raise UnsupportedModel(
-            f"{name}: layers {unused} of this {kind} model keep no keys and values of their own, "
+            f"{name}: layers {unused} of this {kind} model store no keys and values of their own, "
             "so it cannot be paged."
         )
     return tuple(_spec(cache) for cache in caches), int(logits.shape[-1])
@@ -160,10 +159,10 @@ def _in_float32(model: nn.Module, name: str, memory_limit: int) -> nn.Module:
     needed = _float32_bytes(model)
     if needed > memory_limit:
         if quantised:
-            return model  # slow, but it answers; doctor and the log say on what it runs
+            return model  # slow, but it works; the doctor and the log show the device
         raise OutOfMemory(
-            f"{name}: on a CPU the weights are held as float32 and take {_gib(needed)}; "
-            f"{_gib(memory_limit)} of memory may be used. Choose a smaller model."
+            f"{name}: on a CPU the weights are converted to float32 and need {_gib(needed)}, but "
+            f"only {_gib(memory_limit)} of memory may be used. Choose a smaller model."
         )
     if quantised:
         model = dequantize_model(model)

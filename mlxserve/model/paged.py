@@ -1,7 +1,7 @@
 """use_paged_attention: lets an unmodified mlx-lm model attend over pages.
 
 mlx-lm's model modules import the name `scaled_dot_product_attention` from their `base`. In every
-module that a model's layers come from, that name is replaced by a function which looks at the
+module that defines one of a model's layers, that name is replaced by a function that looks at the
 cache it is given: a paged layer attends over its pages, any other cache gets the original, so a
 dense reference still runs in the same process.
 """
@@ -24,7 +24,7 @@ _MARK = "_mlxserve_paged"
 
 
 def use_paged_attention(model: nn.Module) -> None:
-    """Make every attention layer of `model` understand LayerKV. Idempotent."""
+    """Make every attention layer of `model` accept a LayerKV as its cache. Idempotent."""
     # A layer may inherit its attention from another architecture's module.
     kinds = {kind for module in model.modules() for kind in type(module).__mro__}
     for name in {kind.__module__ for kind in kinds}:
@@ -61,7 +61,7 @@ def _paged(dense: Callable[..., mx.array]) -> Callable[..., mx.array]:
 class RowSelector:
     """Which rows of a step are turned into logits: the head costs as much as several layers.
 
-    Holds the rows for the forward under way; the wrapped head reads them. None keeps all rows.
+    Holds the rows of the current forward; the wrapped head reads them. None keeps all rows.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class RowSelector:
 
     @contextmanager
     def capturing(self) -> Iterator[list[mx.array]]:
-        """Collects what the head is given while the model is called."""
+        """Collect the head's input while the model is called."""
         self._captured = []
         try:
             yield self._captured
@@ -84,7 +84,7 @@ class RowSelector:
 
 
 class SelectedRowsHead(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
-    """A language model's head that computes the selected rows only."""
+    """A language model's head that computes only the selected rows."""
 
     def __init__(self, head: nn.Module, selector: RowSelector) -> None:
         super().__init__()
@@ -99,8 +99,8 @@ class SelectedRowsHead(nn.Module):  # type: ignore[misc]  # mlx's nn has no type
 def select_rows(model: nn.Module, selector: RowSelector) -> None:
     """Wrap the head of `model`: its `lm_head`, or the tied embedding's `as_linear`.
 
-    A model whose head is neither computes the logits of all rows; `ModelRunner.logits`
-    then selects afterwards.
+    A model whose head is neither computes the logits of all rows, and `ModelRunner.logits`
+    selects afterwards.
     """
     for _, module in model.named_modules():
         head = module.get("lm_head") if isinstance(module, dict) else None

@@ -1,8 +1,8 @@
-"""The load-time probe: a model is served only if its paged answers are its dense ones.
+"""The load-time probe: a model is served only if its paged logits equal its dense ones.
 
-An architecture can be silently wrong on the paged path (its attention never asks the cache, a
-layer looks at its neighbours' rows, a mask is its own). So some 40 tokens of two sequences run
-once through mlx-lm's own path and once, in mixed chunks over scattered pages, through ours.
+An architecture can be silently wrong on the paged path (its attention ignores the cache, a layer
+reads neighbouring rows, it builds its own mask). So some 40 tokens of two sequences run once
+through mlx-lm's dense path and once, in mixed chunks over scattered pages, through the paged path.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from mlxserve.request import Chunk, Request, as_page_table
 from mlxserve.sampling_params import SamplingParams
 
 _LENGTH = 20  # tokens of each of two sequences: two pages of 16
-# A window shows only in a context longer than itself. Up to this length it is looked at; the
-# probe of a longer one would cost seconds of start-up on a CPU.
+# A sliding window only matters in a context longer than the window. Windows up to this length are
+# probed; longer ones would cost seconds of start-up on a CPU.
 _LONGEST = 264
-# Relative to the largest dense logit. A wrong page, mask or position gives differences of its
-# order. Rows-as-batch and dense differ by up to 2e-5 in float32 over some 60 architectures; half
-# precisions round each layer's output differently for different shapes.
+# Relative to the largest dense logit. A wrong page, mask or position causes differences of the same
+# order as the logits. Rows-as-batch and dense differ by up to 2e-5 in float32 over some 60
+# architectures; half precisions round each layer's output differently for different shapes.
 _TOLERANCES = {mx.float32: 2e-3, mx.float16: 3e-2, mx.bfloat16: 1e-1}
 
 
 def probe(loaded: LoadedModel, backend: Backend, page_size: int = 16) -> float:
-    """The largest difference, relative to the largest logit. Raises UnsupportedModel."""
+    """The largest difference relative to the largest logit. Raises UnsupportedModel."""
     kind = loaded.config.get("model_type")
     try:
         difference = _difference(loaded, backend, page_size)
@@ -46,9 +46,9 @@ def probe(loaded: LoadedModel, backend: Backend, page_size: int = 16) -> float:
     tolerance = _TOLERANCES.get(loaded.layers[0].dtype, 1e-1)
     if not difference <= tolerance:
         raise UnsupportedModel(
-            f"{loaded.name}: with a paged cache this {kind} model answers differently than "
-            f"without (by {difference:.1e} of its largest logit; {tolerance:.0e} is allowed), so "
-            "it is not served."
+            f"{loaded.name}: this {kind} model computes different logits with a paged cache (by "
+            f"{difference:.1e} of the largest logit; {tolerance:.0e} is allowed), so it cannot be "
+            "served."
         )
     return difference
 
@@ -62,11 +62,11 @@ def _difference(loaded: LoadedModel, backend: Backend, page_size: int) -> float:
     for sequence, start, paged in _paged(loaded, backend, page_size, sequences):
         expected = dense[sequence][start : start + len(paged)]
         differences.append(np.abs(paged - expected).max() / np.abs(expected).max())
-    return float(np.max(differences))  # NaN if one of them is, unlike max()
+    return float(np.max(differences))  # unlike max(), NaN if any of them is NaN
 
 
 def _length(loaded: LoadedModel) -> int:
-    """Tokens of each sequence: a few more than the smallest window, where that is no long way."""
+    """Length of each sequence: slightly longer than the smallest window, if that is short."""
     windows = [spec.window for spec in loaded.layers if spec.window is not None]
     of_config = text_config(loaded.config).get("sliding_window")
     if isinstance(of_config, int):
@@ -76,8 +76,8 @@ def _length(loaded: LoadedModel) -> int:
 
 
 def _steps(length: int) -> tuple[tuple[tuple[int, int, int], ...], ...]:
-    """(sequence, first token, token after the last) of each step's chunks, decodes first: a chunk
-    alone, a single token beside a chunk, and chunks that start and end in the middle of a page."""
+    """(sequence, start, end) of each step's chunks, decodes first: a chunk alone, a single token
+    next to a chunk, and chunks that start and end in the middle of a page."""
     return (
         ((0, 0, 5),),
         ((0, 5, 6), (1, 0, 7)),
@@ -94,7 +94,7 @@ def _dense(loaded: LoadedModel, token_ids: Sequence[int]) -> np.ndarray:
 def _paged(
     loaded: LoadedModel, backend: Backend, page_size: int, sequences: Sequence[list[int]]
 ) -> Iterator[tuple[int, int, np.ndarray]]:
-    """(sequence, first position, logits of the rows from there on) of each chunk."""
+    """(sequence, first position, logits of its rows) of each chunk."""
     length = len(sequences[0])
     each = -(-length // page_size)
     kv = KVPool(loaded.layers, num_pages=2 * each, page_size=page_size, backend=backend)

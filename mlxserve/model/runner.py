@@ -1,7 +1,7 @@
 """ModelRunner: one forward for all chunks of a step, sampled on the device, read one step later.
 
-launch(chunks, previous) -> Pending     the step's graph; its lazy tokens come from `previous`
-start(pending)                          the device begins (at once where writes are in place)
+launch(chunks, previous) -> Pending     builds the graph; lazy tokens come from `previous`
+start(pending)                          starts the device (launch does if writes are in place)
 collect(pending) -> [Sampled | None]    waits for the device
 """
 
@@ -28,8 +28,8 @@ _MASK64 = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A launched step that nobody has read. Holds no array of the pool: a second reference
-    would make the next write to it a copy."""
+    """A launched step that was not collected yet. References no array of the pool: a second
+    reference would turn the next write to it into a copy."""
 
     chunks: tuple[Chunk, ...]
     draws: tuple[Draw, ...]  # of the chunks that sample, in order
@@ -37,11 +37,11 @@ class Pending:
     done: mx.array  # small; computed when the step is
 
     def row_of(self, chunk: Chunk) -> int:
-        """The row of the sample that belongs to the chunk's request."""
+        """The sampled row of the chunk's request."""
         for row, draw in enumerate(self.draws):
             if draw.request is chunk.request:
                 return row
-        raise LookupError(f"request {chunk.request.id} did not sample in the step before")
+        raise LookupError(f"request {chunk.request.id} did not sample in the previous step")
 
 
 class ModelRunner:
@@ -55,7 +55,7 @@ class ModelRunner:
         seed: int = 0,
         memory_limit: int | None = None,
     ) -> None:
-        """`memory_limit`: bytes of the device beyond which the pool does not grow."""
+        """`memory_limit`: bytes of device memory that a growing pool may use."""
         self._memory_limit = memory_limit
         self._model = model
         self._selector = selector
@@ -63,7 +63,7 @@ class ModelRunner:
         self._seed = seed
 
     def launch(self, chunks: Sequence[Chunk], previous: Pending | None = None) -> Pending:
-        """Build the step. The device begins with it only where the pool's writes are in place."""
+        """Build the step's graph. If the pool's writes are in place, also start it."""
         batch = Batch.of(chunks, self._kv.page_size)
         lazy = self._lazy_rows(batch, previous)
         logits = self.logits(batch, self._tokens(batch, previous, lazy))
@@ -79,12 +79,12 @@ class ModelRunner:
         return pending
 
     def start(self, pending: Pending) -> None:
-        """The device begins, if it has not. Every earlier step must have been collected."""
+        """Start the device unless `launch` did. Every earlier step must have been collected."""
         if not self._kv.backend.writes_in_place:
             self._begin(pending)
 
     def collect(self, pending: Pending) -> list[Sampled | None]:
-        """Wait for the step; one entry per chunk, None where it does not sample."""
+        """Wait for the step; one entry per chunk, None for a chunk that does not sample."""
         if pending.sample is None:
             mx.eval(pending.done)
             return [None] * len(pending.chunks)
@@ -94,24 +94,24 @@ class ModelRunner:
     def embedding(
         self, token_ids: Sequence[int], pooling: Pooling, dimensions: int | None
     ) -> Embedding:
-        """A text to be embedded, beside the steps and without the pool."""
+        """A text to embed, in between steps and without the pool."""
         return Embedding(self._model, self._selector, token_ids, pooling, dimensions)
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """As `KVPool.copy_pages`: between the steps launched so far and the next one."""
+        """`KVPool.copy_pages`, ordered after the steps launched so far and before the next one."""
         self._kv.copy_pages(sources, targets)
 
     def resize(self, num_pages: int, moves: Mapping[int, int]) -> None:
-        """As `KVPool.resize`: every step must have been collected.
+        """`KVPool.resize`. Every step must have been collected.
 
-        Raises OutOfMemory, and nothing happened, for more than the device can hold.
+        Raises OutOfMemory, and changes nothing, if the device cannot hold that many pages.
         """
         if num_pages > self._kv.num_pages:
             self._refuse_too_many(num_pages)
         self._kv.resize(num_pages, moves)
 
     def _refuse_too_many(self, num_pages: int) -> None:
-        """While an array grows it is there twice."""
+        """Growing an array needs memory for the old and the new one at once."""
         if self._memory_limit is None:
             return
         twice = max(array.nbytes for array in self._kv.arrays())
@@ -119,20 +119,21 @@ class ModelRunner:
         if self._kv.nbytes_of(num_pages) > left:
             most = max(self._kv.num_pages, left // self._kv.nbytes_of(1))
             raise OutOfMemory(
-                f"{num_pages} pages take {self._kv.nbytes_of(num_pages) / (1 << 30):.2f} GiB, and "
-                f"beside the model the device has {max(0, left) / (1 << 30):.2f} GiB for them. Ask "
-                f"for at most {most} pages."
+                f"{num_pages} pages need {self._kv.nbytes_of(num_pages) / (1 << 30):.2f} GiB, but "
+                f"next to the model the device has {max(0, left) / (1 << 30):.2f} GiB. Ask for at "
+                f"most {most} pages."
             )
 
     def read_pages(self, pages: Sequence[int]) -> list[bytes]:
-        """As `KVPool.read_pages`: every step must have been collected."""
+        """`KVPool.read_pages`. Every step must have been collected."""
         return self._kv.read_pages(pages)
 
     def write_pages(self, pages: Sequence[int], payloads: Sequence[bytes]) -> None:
+        """`KVPool.write_pages`."""
         self._kv.write_pages(pages, payloads)
 
     def memory(self) -> Memory:
-        """What is allocated now, by mlx's own count."""
+        """What is allocated now, according to mlx."""
         return Memory(
             kv_cache=self._kv.nbytes,
             active=mx.get_active_memory(),
@@ -141,8 +142,8 @@ class ModelRunner:
         )
 
     def logits(self, batch: Batch, tokens: mx.array, *, all_rows: bool = False) -> mx.array:
-        """(rows, vocabulary), not evaluated: of the rows that sample (of the last row, where none
-        does), or of all rows."""
+        """(rows, vocabulary), not evaluated: the rows that sample (the last row if none does), or
+        all rows."""
         layout = StepLayout(
             positions=mx.array(batch.positions),
             slots=batch.slots,
@@ -158,7 +159,7 @@ class ModelRunner:
         finally:
             self._selector.rows = None
         if wanted is not None and logits.shape[0] != len(rows):
-            logits = logits[wanted]  # a head that could not be wrapped computed every row
+            logits = logits[wanted]  # a head that is not wrapped computed every row
         return logits[:, 0]
 
     def _begin(self, pending: Pending) -> None:
@@ -167,10 +168,10 @@ class ModelRunner:
 
     @staticmethod
     def _lazy_rows(batch: Batch, previous: Pending | None) -> dict[Chunk, int]:
-        """Where in the step before the token of each lazy chunk is being sampled."""
+        """For each lazy chunk, the row of the previous step that samples its token."""
         if not batch.lazy:
             return {}
-        assert previous is not None, "a lazy token needs the step before"
+        assert previous is not None, "a lazy token needs the previous step"
         return {chunk: previous.row_of(chunk) for chunk in batch.lazy}
 
     @staticmethod
@@ -187,7 +188,7 @@ class ModelRunner:
         return Draw(chunk.request, self._seed_of(chunk), chunk.end, lazy.get(chunk))
 
     def _seed_of(self, chunk: Chunk) -> int:
-        """The request's own seed, or one from the engine's and the order of arrival."""
+        """The request's seed, or one derived from the engine's seed and the order of arrival."""
         seed = chunk.request.params.seed
         if seed is None:
             return (self._seed * 0x9E3779B97F4A7C15 + chunk.request.arrival + 1) & _MASK64

@@ -1,15 +1,15 @@
-"""Sampling on the device: logits of the rows that sample, to one token id each.
+"""Sampling on the device: from the logits of the rows that sample to one token id each.
 
-Rows fall into groups by their own parameters alone, so that what a request gets never depends on
-its neighbours: greedy rows (an argmax), plain rows (temperature and min-p) and filtered rows, which
-need tokens in order: the best few for a top-k, the whole vocabulary for a top-p alone. To sort it
-is most of what sampling costs (16 rows of 26,000: 47 of 71 ms of a 2-core x86 box, the best 64 of
-them 5), and a top-p has no bound that is known before the device has read the logits. To look for
-its threshold in place of sorting was no better there: 22-24 ms for 15 halvings, which is not exact,
-40-83 for the 30 that are, 37 for sorting values without their tokens.
+Rows are grouped by their own parameters alone, so a request's tokens never depend on its
+neighbours: greedy rows (an argmax), plain rows (temperature and min-p) and filtered rows, which
+need sorted tokens: the best few for top-k, the whole vocabulary for top-p alone. Sorting dominates
+the cost of sampling (16 rows of 26,000 tokens: 47 of 71 ms on a 2-core x86 machine; the best 64 of
+them: 5 ms), and top-p has no bound that is known before the device has computed the logits.
+Searching for its threshold instead of sorting was no better there: 22-24 ms for 15 bisections,
+which is not exact, 40-83 ms for the 30 that are, 37 ms for sorting values without their tokens.
 
-Random numbers come from a key made of the request's seed and the position of the token, so a
-seeded answer is the same alone, in a batch, and after a preemption.
+Random numbers come from a key made of the request's seed and the token's position, so a seeded
+answer is the same alone, in a batch, and after a preemption.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from mlxserve.request import Request, Sampled, TokenLogprob
 from mlxserve.sampling_params import SamplingParams
 
 _MASK64 = (1 << 64) - 1
-_BEST = (64, 1024)  # tokens that are put in order for a top-k of at most as many
-_COLDEST = 1e-6  # below it only the best token is ever drawn, and float32 ends at 1e-38
+_BEST = (64, 1024)  # how many of the best tokens are sorted: the smallest that covers the top-k
+_COLDEST = 1e-6  # any lower temperature always draws the best token; float32 underflows at 1e-38
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One row to sample: whose it is, at which position, and the output still being sampled.
+    """One row to sample: its request, seed and position.
 
-    `lazy_index` is the row of the step before whose token belongs to this request's history but
-    has not been read yet; None where the whole history is known.
+    `lazy_index` is the row of the previous step whose token belongs to this request's history but
+    has not been read yet; None if the whole history is known.
     """
 
     request: Request
@@ -50,7 +50,7 @@ _Choose: TypeAlias = Callable[[mx.array, Sequence[Draw], int], mx.array]
 
 @dataclass(frozen=True, slots=True)
 class PendingSample:
-    """Sampled tokens on their way: arrays that nobody has read."""
+    """Sampled tokens as device arrays that have not been read yet."""
 
     ids: mx.array  # (rows,) int32
     logprob_rows: tuple[int, ...]
@@ -86,10 +86,10 @@ class PendingSample:
 def sample(
     logits: mx.array, draws: Sequence[Draw], pending_ids: mx.array | None = None
 ) -> PendingSample:
-    """Choose a token for each row; nothing is computed yet.
+    """Choose a token for each row; nothing is evaluated yet.
 
     logits: (rows, vocabulary), any float type; draws: one per row
-    pending_ids: the ids of the step before, for draws with a lazy_index
+    pending_ids: the previous step's ids, for draws with a lazy_index
     """
     raw = logits.astype(mx.float32)
     logits = _guided(_with_bias(_with_penalties(raw, draws, pending_ids), draws), draws)
@@ -115,7 +115,7 @@ def _choose(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
 
 
 def _group(params: SamplingParams, vocabulary: int) -> tuple[_Choose, int]:
-    """(how a row is sampled, of how many of the best tokens)."""
+    """(how a row is sampled, how many of its best tokens are needed)."""
     if params.temperature == 0:
         return _greedy, 1
     if params.top_k:
@@ -136,7 +136,7 @@ def _plain(logits: mx.array, draws: Sequence[Draw], size: int) -> mx.array:
 
 
 def _filtered(logits: mx.array, draws: Sequence[Draw], size: int) -> mx.array:
-    """Top-k, then top-p and min-p over what is left, on the best `size` in descending order."""
+    """Top-k, then top-p and min-p on the remaining tokens, over the best `size`, best first."""
     params = [draw.request.params for draw in draws]
     order = _best(logits, size)
     ranked = mx.take_along_axis(_tempered(logits, draws), order, axis=-1)
@@ -147,7 +147,7 @@ def _filtered(logits: mx.array, draws: Sequence[Draw], size: int) -> mx.array:
     kept = (before < _column([p.top_p for p in params])) & (
         probabilities >= probabilities[:, :1] * _column([p.min_p for p in params])
     )
-    kept = kept | (mx.arange(size)[None] == 0)  # rounding must not leave a row empty
+    kept = kept | (mx.arange(size)[None] == 0)  # rounding must never exclude every token
     ranked = mx.where(kept, ranked, -mx.inf)
     rank = mx.argmax(ranked + _gumbel(draws, size), axis=-1, keepdims=True)
     return mx.take_along_axis(order, rank, axis=-1)[:, 0]
@@ -163,7 +163,7 @@ def _best(logits: mx.array, size: int) -> mx.array:
 
 
 def _tempered(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
-    """Relative to the best, so that a small temperature neither overflows nor drowns the noise."""
+    """Relative to the largest, so that a low temperature neither overflows nor drowns the noise."""
     temperatures = [max(draw.request.params.temperature, _COLDEST) for draw in draws]
     return (logits - mx.max(logits, axis=-1, keepdims=True)) / _column(temperatures)
 
@@ -248,7 +248,7 @@ def _with_bias(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
 
 
 def _guided(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
-    """Takes away what the rows' guides do not allow. A lazy row's guide has nothing to say."""
+    """Mask tokens that the rows' guides forbid. A lazy row's guide cannot constrain it."""
     masks = {
         row: mask
         for row, draw in enumerate(draws)
@@ -269,7 +269,7 @@ def _guided(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
 
 
 def _bits(words: mx.array, size: int) -> mx.array:
-    """(rows, size) booleans of (rows, words) uint32; what has no bit is not allowed."""
+    """(rows, words) uint32 as (rows, size) booleans; tokens without a bit are not allowed."""
     bits = (words[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1
     bits = bits.reshape(words.shape[0], -1)[:, :size]
     missing = size - bits.shape[1]
@@ -279,7 +279,7 @@ def _bits(words: mx.array, size: int) -> mx.array:
 def _logprobs_of(
     raw: mx.array, ids: mx.array, draws: Sequence[Draw], rows: Sequence[int]
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """(chosen, top ids, top logprobs) of some rows, under the model's own distribution."""
+    """(chosen, top ids, top logprobs) of some rows, from the model's unmodified distribution."""
     where = mx.array(list(rows))
     some = raw[where]
     logprobs = some - mx.logsumexp(some, axis=-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""How many pages fit: memory that may be used, minus weights, minus a measured step's peak."""
+"""How many pages fit: the usable memory minus the weights and a measured step's peak."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from mlxserve.sampling_params import SamplingParams
 
 log = logging.getLogger("mlxserve.sizing")
 
-# Rows of the measured forward. A step's temporaries grow with its rows, so the peak of a full
-# step is taken in proportion; measuring all 2,048 rows would cost seconds of start-up on a CPU.
+# Rows of the measured forward. A step's temporaries grow with its rows, so the peak of a full step
+# is extrapolated; measuring all 2,048 rows would cost seconds of start-up on a CPU.
 _MEASURED_ROWS = 256
 
 
@@ -31,15 +31,15 @@ def fit_pages(
     max_num_batched_tokens: int,
     max_tokens: int,
 ) -> int:
-    """Pages of the pool: what `memory_limit` bytes leave, at most `max_tokens` tokens' worth.
+    """Number of pages that fit in `memory_limit` bytes, at most enough for `max_tokens` tokens.
 
-    Raises OutOfMemory when not even two pages fit beside the weights.
+    Raises OutOfMemory if fewer than two pages fit next to the weights.
     """
     peak = _peak_of_a_step(loaded, backend, page_size, max_num_batched_tokens)
     page_bytes = page_size * sum(spec.bytes_per_token() for spec in loaded.layers)
     left = memory_limit - loaded.weight_bytes - peak
     log.info(
-        "Memory: %.2f GiB to use, weights %.2f GiB, a step's peak %.2f GiB, a page %.0f KiB",
+        "Memory: %.2f GiB usable, weights %.2f GiB, peak of a step %.2f GiB, page %.0f KiB",
         memory_limit / (1 << 30),
         loaded.weight_bytes / (1 << 30),
         peak / (1 << 30),
@@ -48,9 +48,9 @@ def fit_pages(
     num_pages = min(left // page_bytes, max(2, -(-max_tokens // page_size)))
     if num_pages < 2:
         raise OutOfMemory(
-            f"{loaded.name}: weights and a step of {max_num_batched_tokens} tokens leave no room "
-            "for a cache. Raise gpu_memory_utilization, lower max_num_batched_tokens, or choose a "
-            "smaller model."
+            f"{loaded.name}: the weights and a step of {max_num_batched_tokens} tokens leave no "
+            "memory for a cache. Raise gpu_memory_utilization, lower max_num_batched_tokens, or "
+            "choose a smaller model."
         )
     return int(num_pages)
 
@@ -58,7 +58,7 @@ def fit_pages(
 def _peak_of_a_step(
     loaded: LoadedModel, backend: Backend, page_size: int, max_num_batched_tokens: int
 ) -> int:
-    """Bytes that a step of `max_num_batched_tokens` rows takes beside weights and pool."""
+    """Bytes that a step of `max_num_batched_tokens` rows needs next to weights and pool."""
     rows = min(_MEASURED_ROWS, max_num_batched_tokens)
     pages = as_page_table(range(-(-rows // page_size)))
     kv = KVPool(loaded.layers, len(pages), page_size, backend)

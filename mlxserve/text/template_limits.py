@@ -1,11 +1,12 @@
-"""Limits of chat templates: a model's template may not hang the server, nor fill its memory.
+"""Limits for chat templates, so that a model's template can neither hang the server nor exhaust
+its memory.
 
-Templates come from a model's folder and run in transformers' sandbox, which forbids to reach out but
-not to go on for ever. Here that sandbox gets a deadline, and a size that no text may exceed, neither
-the rendered one nor any on the way there.
+Templates come from a model's folder and run in transformers' sandbox, which blocks access to the
+outside but not endless loops. This module adds a deadline to that sandbox, and a maximum size for
+the rendered text and for every intermediate value.
 
-The deadline is an exception that another thread sets. Python delivers it between two instructions,
-so single operations that could take long are bounded by size before they are begun.
+The deadline is an exception that another thread sets. Python delivers it between two bytecode
+instructions, so single operations that could take long are bounded by size before they start.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 MAX_SECONDS = 1.0  # ten thousand messages take a quarter of it
 MAX_SIZE = 8_000_000  # characters of a text, or items of a list
 _MAX_NUMBER = 10**18
-# A width of six digits, or one that is an argument: "%*d", "{:{}}".
+# A width of six digits, or one passed as an argument: "%*d", "{:{}}".
 _WIDE_FORMAT = re.compile(r"[0-9]{6}|%[^%a-zA-Z]*\*|\{[^{}]*:[^{}]*\{")
 
 
 class TemplateLimitExceeded(TemplateRuntimeError):
-    """The template took too long, or wanted to make something too large."""
+    """The template took too long, or tried to create a value that is too large."""
 
     def __init__(self, message: str = f"it took longer than {MAX_SECONDS:g} seconds") -> None:
         super().__init__(message)
 
 
 class Deadline:
-    """Raises TemplateLimitExceeded in the thread that entered it, if it stays too long."""
+    """Raises TemplateLimitExceeded in the thread that entered it, after `seconds` inside."""
 
     def __init__(self, seconds: float) -> None:
         self._timer = threading.Timer(seconds, self._fire)
@@ -62,10 +63,10 @@ class Deadline:
             with self._lock:
                 self._is_over = True
             self._timer.cancel()
-            if self._has_fired:  # perhaps not delivered yet: nobody else shall get it
+            if self._has_fired:  # may be pending still: it must not reach later code
                 _set_exception(self._thread, None)
         except TemplateLimitExceeded:
-            return  # delivered just now; what was computed came in time
+            return  # delivered just now; the rendering itself finished in time
 
     def _fire(self) -> None:
         with self._lock:
@@ -89,7 +90,7 @@ class BoundedTemplate(Template):
 
 
 class _Generator(CodeGenerator):
-    """Joins texts (`a ~ b`) and keeps the output of macros and blocks through the environment."""
+    """Routes `a ~ b` and the output of macros and blocks through the environment's checks."""
 
     def buffer(self, frame: Frame) -> None:
         frame.buffer = self.temporary_identifier()
@@ -104,7 +105,7 @@ class _Generator(CodeGenerator):
 
 
 class _Output(list[str]):
-    """What a macro or a block has put out so far."""
+    """The output of a macro or a block so far."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +122,7 @@ class _Output(list[str]):
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """transformers' sandbox, with limits."""
+    """transformers' sandbox with limits."""
 
     template_class = BoundedTemplate
     code_generator_class = _Generator
@@ -164,13 +165,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return check_size(super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """A method of a text gets no number that makes it long, and replaces no more than fits."""
+        """Bound the size of what string methods create before they run."""
         if isinstance(obj, BuiltinMethodType) and isinstance(obj.__self__, str):
             _check_method(obj.__self__, obj.__name__, args)
         return check_size(super().call(context, obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """`text.format`, which the sandbox replaces by its own."""
+        """`text.format`, which the sandbox replaces with its own."""
         wrapped = super().wrap_str_format(value)
         if wrapped is not None:
             _check_format(value.__self__)
@@ -178,7 +179,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def bound_chat_templates() -> None:
-    """Have transformers compile every chat template with these limits, from now on."""
+    """From now on, transformers compiles every chat template with these limits."""
     from transformers.utils import chat_template_utils
 
     if chat_template_utils.ImmutableSandboxedEnvironment is not BoundedEnvironment:
@@ -187,21 +188,21 @@ def bound_chat_templates() -> None:
 
 
 def check_size(value: Any) -> Any:
-    """The value, if it is not too large. Raises TemplateLimitExceeded."""
+    """Returns the value. Raises TemplateLimitExceeded if it is too large."""
     if isinstance(value, (str, list, tuple)):
         _require(len(value))
     elif isinstance(value, int) and abs(value) > _MAX_NUMBER:
-        raise TemplateLimitExceeded("it computes with numbers that are too large")
+        raise TemplateLimitExceeded("it computes a number that is too large")
     return value
 
 
 def _require(size: int) -> None:
     if size > MAX_SIZE:
-        raise TemplateLimitExceeded(f"it makes more than {MAX_SIZE:,} characters or items")
+        raise TemplateLimitExceeded(f"it creates more than {MAX_SIZE:,} characters or items")
 
 
 def _product_size(left: Any, right: Any) -> int:
-    """Of a text or a list taken so many times; numbers are checked by their product."""
+    """Length of a repeated text or list; 0 for numbers, whose product is checked afterwards."""
     for sequence, count in ((left, right), (right, left)):
         if isinstance(sequence, (str, list, tuple)) and isinstance(count, int):
             return len(sequence) * max(0, count)
@@ -226,9 +227,9 @@ def _check_numbers(values: Iterable[Any]) -> None:
 
 
 def _check_format(text: str) -> None:
-    """Widths in a format are few digits, and stand in it."""
+    """Only literal widths of a few digits are allowed in a format."""
     if _WIDE_FORMAT.search(text):
-        raise TemplateLimitExceeded("it formats text to a width that is too large")
+        raise TemplateLimitExceeded("it formats text to a width that is too large or computed")
 
 
 def _with_small_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -241,7 +242,7 @@ def _with_small_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _replaced(text: Any, old: Any, new: Any, count: int | None = None) -> str:
-    """As jinja's own."""
+    """Like jinja's filter, with its size checked first."""
     _require(_replaced_size(str(text), str(old), str(new)))
     return str(text).replace(str(old), str(new), -1 if count is None else count)
 
@@ -250,7 +251,7 @@ def _replaced(text: Any, old: Any, new: Any, count: int | None = None) -> str:
 def _joined(
     environment: Environment, values: Any, separator: Any = "", attribute: Any = None
 ) -> str:
-    """As jinja's own."""
+    """Like jinja's filter, with its size checked first."""
     if attribute is not None:
         values = map(make_attrgetter(environment, attribute), values)
     texts = [str(value) for value in values]
@@ -259,14 +260,14 @@ def _joined(
 
 
 def _indented(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    """As jinja's own."""
+    """Like jinja's filter, with its size checked first."""
     size = len(width) if isinstance(width, str) else width
     _require(len(text) + size * (text.count("\n") + 1))
     return do_indent(text, width, first, blank)
 
 
 def _formatted(text: Any, *args: Any, **kwargs: Any) -> str:
-    """As jinja's own."""
+    """Like jinja's filter, with its widths checked first."""
     _check_format(str(text))
     return do_format(text, *args, **kwargs)
 

@@ -1,7 +1,7 @@
-"""Tokenizer: text to token ids and back, chat messages to a prompt, and text as it streams.
+"""Tokenizer: text to token ids and back, chat messages to a prompt, and streaming decoding.
 
-Loads the files beside a model through mlx-lm (which adds its fixes per model family to
-transformers). Safe to use from several threads; needs no mlx arrays.
+Loads a model folder's tokenizer through mlx-lm, which adds fixes for each model family to
+transformers. Thread-safe; uses no mlx arrays.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from mlxserve.errors import InvalidParameter, InvalidRequest, UnsupportedModel
 from mlxserve.text.parsing.markup import Markup, markup_of
 from mlxserve.text.template_limits import bound_chat_templates
 
-# A folder with none of these would get a tokenizer without a single token.
+# Without any of these, transformers would build a tokenizer with an empty vocabulary.
 _TABLES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "*.tiktoken")
-# What transformers takes for itself instead of passing it on to the template: with some of these
-# the answer would be no list of token ids, or the template another one.
+# Arguments that transformers consumes instead of passing them to the template. Some of them would
+# replace the template or change the result's type from a list of token ids.
 _RESERVED = frozenset(
     {
         "chat_template",
@@ -57,7 +57,7 @@ _TEMPLATE_ERRORS = (
     AttributeError,
     RecursionError,
 )
-_REPLACEMENT = "\ufffd"  # what a decoder writes where bytes are not (yet) a character
+_REPLACEMENT = "\ufffd"  # decoders emit this for bytes that do not (yet) form a character
 
 
 class Tokenizer:
@@ -67,40 +67,40 @@ class Tokenizer:
         """Raises UnsupportedModel when the folder's tokenizer cannot be read."""
         self._wrapper = _load(path, eos_token_ids)
         self._fast = getattr(self._wrapper, "backend_tokenizer", None)
-        # transformers sets truncation on the shared Rust object in each call; two threads at once
+        # Every transformers call sets truncation on the shared Rust object; two concurrent calls
         # fail with "Already borrowed".
         self._lock = threading.Lock()
         self._added_tokens = frozenset(self._wrapper.get_added_vocab())
-        self._texts: dict[frozenset[int] | None, dict[int, str]] = {}  # by what is shown
+        self._texts: dict[frozenset[int] | None, dict[int, str]] = {}  # per set of shown tokens
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
         return frozenset(self._wrapper.eos_token_ids)
 
-    def _takes(self, word: str) -> bool:
-        """Whether the chat template speaks of something. One that is code may do anything."""
+    def _mentions(self, word: str) -> bool:
+        """Whether the chat template contains `word`. True for a template written in Python."""
         template = self._wrapper.chat_template
         if isinstance(template, dict):
             return any(word in text for text in template.values())
         return word in template if isinstance(template, str) else self.has_chat_template
 
     def _with_arguments(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of earlier calls as objects, unless the template says that it takes text.
+        """The message with the arguments of its tool calls parsed, unless the template takes text.
 
-        As text they are what the model wrote, so that the conversation is found in the cache.
+        Text keeps the arguments exactly as the model wrote them, so the prefix cache matches.
         """
         calls = message.get("tool_calls")
-        if not calls or self._takes("arguments is string"):
+        if not calls or self._mentions("arguments is string"):
             return dict(message)
         return {**message, "tool_calls": [_with_object(call) for call in calls]}
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that it knows; the model may have places for more."""
+        """Number of tokens in the vocabulary. The model's embedding may be larger."""
         return len(self._wrapper)
 
     def serialized(self) -> str | None:
-        """The contents of a tokenizer.json; None for the few tokenizers that are not made so."""
+        """The contents of a tokenizer.json; None for the few tokenizers without a Rust backend."""
         if self._fast is None:
             return None
         with self._lock:
@@ -111,9 +111,10 @@ class Tokenizer:
 
     @cached_property
     def longest_token(self) -> int:
-        """Bytes of the longest token, or more: no text has fewer tokens than it has of these.
+        """Upper bound for the bytes of one token: n bytes of text take at least n / this tokens.
 
-        Tables write a byte as a character of one or two bytes, or by a name in angle brackets.
+        An upper bound because vocabularies write a byte as a character of one or two bytes, or as
+        a name in angle brackets.
         """
         with self._lock:
             tokens = self._wrapper.get_vocab().keys()
@@ -125,17 +126,17 @@ class Tokenizer:
 
     @property
     def knows_tools(self) -> bool:
-        """Whether the chat template shows tools to the model."""
-        return self.has_chat_template and self._takes("tools")
+        """Whether the chat template renders tool definitions."""
+        return self.has_chat_template and self._mentions("tools")
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of plain text, with the model's own beginning token where it has one."""
+        """Token ids of plain text, starting with the BOS token if the model has one."""
         _check_text(text)
         with self._lock:
             return list(self._wrapper.encode(text))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens left out."""
+        """The text of token ids, without special tokens."""
         if self._fast is not None:
             return str(self._fast.decode(list(token_ids), skip_special_tokens=True))
         with self._lock:
@@ -151,22 +152,23 @@ class Tokenizer:
     ) -> list[int]:
         """Token ids of a conversation in the model's chat template. Raises InvalidRequest.
 
-        A control token that somebody typed is text: only the template writes control tokens.
+        Control tokens typed in a message are encoded as text: only the template emits them.
         """
         if not messages:
             raise InvalidRequest("messages: at least one is needed")
         if not self.has_chat_template:
             raise InvalidRequest(
-                "This model has no chat template. Send a plain prompt to the completions endpoint."
+                "This model has no chat template. Send a plain prompt instead (/v1/completions, or "
+                "LLM.generate)."
             )
         if reserved := sorted(_RESERVED & template_kwargs.keys()):
             raise InvalidRequest(
-                f"chat_template_kwargs: {', '.join(reserved)} cannot be set; give variables of the "
-                "model's template only."
+                f"chat_template_kwargs: {', '.join(reserved)} cannot be set. Only variables of the "
+                "model's chat template are allowed."
             )
         if tools and not self.knows_tools:
             raise InvalidParameter(
-                "tools", "the chat template of this model knows no tools; leave them out"
+                "tools", "the chat template of this model does not support tools; remove them"
             )
         for message in messages:
             if not isinstance(message, Mapping):
@@ -186,17 +188,17 @@ class Tokenizer:
                 )
         except _TEMPLATE_ERRORS as error:
             raise InvalidRequest(
-                f"The model's chat template does not accept these messages: {_first_line(error)}"
+                f"The model's chat template rejects these messages: {_first_line(error)}"
             ) from error
         return list(ids)
 
     @cached_property
     def markup(self) -> Markup:
-        """How the model marks its thinking and its calls of tools."""
-        return markup_of(self._wrapper, self._takes)
+        """How the model marks its thinking and its tool calls."""
+        return markup_of(self._wrapper, self._mentions)
 
     def stream(self, shown: frozenset[int] | None = None) -> StreamDecoder:
-        """Special tokens are left out, but for those that are to be shown."""
+        """A streaming decoder. It omits special tokens except those in `shown`."""
         texts = self._texts.setdefault(shown, {})
         if shown is None:
             return StreamDecoder(self.decode, texts)
@@ -221,10 +223,10 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> bool:
-        """Whether a control token stands in what people or tools said, or in what tools are.
+        """Whether user or tool messages, or tool definitions, contain a control token.
 
-        Without one the plain rendering is the same, and templates that look into earlier answers
-        (to drop their thinking, say) see them unmarked.
+        If none does, rendering without sanitising gives the same tokens, and templates that
+        inspect earlier answers (to drop their thinking, for example) see them unchanged.
         """
         said = [str(message.get("content")) for message in messages if _is_from_outside(message)]
         said.append(json.dumps(list(tools or ()), ensure_ascii=False))
@@ -232,20 +234,20 @@ class Tokenizer:
 
 
 class StreamDecoder:
-    """Text of a growing list of token ids, piece by piece, never half a character.
+    """Decodes a growing list of token ids piece by piece, never splitting a character.
 
         ids    [ ......... | prefix .... | read ......... ]
-                            ^ _prefix     ^ _read          what came since _read is decoded
-                                                           together with the few ids before it
+                            ^ _prefix     ^ _read          ids after _read are decoded together
+                                                           with the few ids before them
 
-    The pieces' concatenation is the decoding of all ids. The window is what vLLM and
-    text-generation-inference use; it makes the work per token constant.
+    The pieces concatenate to the decoding of all ids. vLLM and text-generation-inference use the
+    same window; it makes the work per token constant.
     """
 
     def __init__(
         self, decode: Callable[[Sequence[int]], str], texts: dict[int, str] | None = None
     ) -> None:
-        """`texts` of tokens alone, kept between streams: half of what is decoded."""
+        """`texts` caches single tokens' texts across streams, which halves the decoding work."""
         self._decode = decode
         self._texts = {} if texts is None else texts
         self._ids: list[int] = []
@@ -254,7 +256,7 @@ class StreamDecoder:
         self._shown = ""  # text of ids[_prefix:_read]
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that these ids complete; empty while a character is unfinished."""
+        """The text that these ids complete; empty while a character is incomplete."""
         self._ids.extend(token_ids)
         text = self._decode(self._ids[self._prefix :])
         if text.endswith(_REPLACEMENT) or len(text) <= len(self._shown):
@@ -275,7 +277,7 @@ class StreamDecoder:
         return text
 
     def finish(self) -> str:
-        """What was held back: bytes that never became a character show as U+FFFD."""
+        """The remaining text. Bytes that never formed a character become U+FFFD."""
         text = self._decode(self._ids[self._prefix :])[len(self._shown) :]
         self._prefix = self._read = len(self._ids)
         self._shown = ""
@@ -288,15 +290,15 @@ def _load(path: Path, eos_token_ids: Sequence[int]) -> Any:
     bound_chat_templates()
     try:
         if not any(file for pattern in _TABLES for file in path.glob(pattern)):
-            raise ValueError("it has no tokens")
+            raise ValueError("there is no vocabulary file")
         return load(path, {"trust_remote_code": False}, eos_token_ids=list(eos_token_ids) or None)
     except Exception as error:
-        # The Rust library raises a bare Exception for a table it cannot read.
+        # The Rust library raises a bare Exception for a vocabulary that it cannot read.
         if type(error) is not Exception and not isinstance(error, _READ_ERRORS):
             raise
         raise UnsupportedModel(
-            f"The tokenizer in {path} cannot be read: {_first_line(error)}. The folder needs a "
-            "tokenizer.json (or tokenizer.model) and a tokenizer_config.json."
+            f"The tokenizer in {path} cannot be read: {_first_line(error)}. The folder must contain "
+            "a tokenizer.json (or tokenizer.model) and a tokenizer_config.json."
         ) from error
 
 
@@ -307,7 +309,8 @@ def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
             function["arguments"] = json.loads(function["arguments"])
         except ValueError as error:
             raise InvalidRequest(
-                f"messages: the arguments of a call of {function.get('name')!r} are no JSON: {error}"
+                f"messages: the arguments of the call to {function.get('name')!r} are not valid "
+                f"JSON: {error}"
             ) from error
     return {**call, "function": function}
 
@@ -321,7 +324,7 @@ def _check_text(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequest(
-            f"The text holds a lone surrogate at character {error.start}, which is no Unicode text."
+            f"The text contains a lone surrogate at character {error.start}; it is not valid Unicode."
         ) from error
 
 

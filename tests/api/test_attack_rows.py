@@ -501,7 +501,7 @@ def test_a_template_without_end_is_a_400_and_keeps_nobody_waiting(start_server, 
 
     def render(*_args: Any, **_kwargs: Any) -> list[int]:
         assert others_were_answered.wait(30)
-        raise InvalidRequest("The model's chat template does not accept these messages: too long")
+        raise InvalidRequest("The model's chat template rejects these messages: too long")
 
     chat.render = render
     url = start_server().url

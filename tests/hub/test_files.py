@@ -93,9 +93,9 @@ def test_a_folder_without_a_config_is_no_models_folder(folder: Path) -> None:
         ("{", "config.json cannot be read"),
         ("", "config.json cannot be read"),
         ("[" * 100_000, "config.json cannot be read"),
-        ("[1]", "must hold a JSON object"),
-        ({"hidden_size": 8}, "names no model_type"),
-        ({"model_type": 3}, "names no model_type"),
+        ("[1]", "must contain a JSON object"),
+        ({"hidden_size": 8}, "has no model_type"),
+        ({"model_type": 3}, "has no model_type"),
     ],
     ids=["cut", "empty", "deep", "list", "no_type", "type_3"],
 )
@@ -136,7 +136,7 @@ def test_a_config_that_names_code_is_refused(folder: Path, file: str, key: str) 
 @pytest.mark.parametrize("name", ["modeling.py", "inner/tokenization.py", "a/.hidden.py"])
 def test_a_python_file_anywhere_in_the_folder_is_refused(folder: Path, name: str) -> None:
     write(folder / name, "raise SystemExit")
-    assert f"holds Python files ({name})" in refusal(folder)
+    assert f"contains Python files ({name})" in refusal(folder)
 
 
 def test_no_pattern_of_a_download_takes_python_files() -> None:
@@ -155,7 +155,7 @@ def not_found(model: str, revision: str | None = None) -> str:
 
 
 def test_a_file_is_not_a_folder(folder: Path) -> None:
-    assert "is a file; name the folder" in not_found(str(folder / "config.json"))
+    assert "is a file. Name the folder" in not_found(str(folder / "config.json"))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_file_is_not_a_folder(folder: Path) -> None:
     ids=lambda name: name[:20].encode("unicode_escape").decode(),
 )
 def test_a_name_that_is_neither_folder_nor_repository_is_not_found(name: str) -> None:
-    assert "not a Hugging Face repository id" in not_found(name)
+    assert "neither an existing folder nor a Hugging Face repository id" in not_found(name)
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def test_a_repository_that_is_not_here_is_not_found_without_a_network() -> None:
 @pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize("name", ["org/two--dashes", "org/two..dots", "org/name.git", "org/end-"])
 def test_a_name_no_repository_can_have_is_not_found(name: str) -> None:
-    assert f"There is no folder {name!r}" in not_found(name)
+    assert f"{name!r} is neither an existing folder" in not_found(name)
 
 
 def response(status: int) -> Any:
@@ -212,9 +212,15 @@ def response(status: int) -> Any:
 @pytest.mark.parametrize(
     ("failure", "message"),
     [
-        (errors.GatedRepoError("gated", response=response(403)), "accept conditions first"),
+        (
+            errors.GatedRepoError("gated", response=response(403)),
+            "requires accepting its conditions",
+        ),
         (errors.RevisionNotFoundError("x", response=response(404)), "has no revision 'v9'"),
-        (errors.RepositoryNotFoundError("x", response=response(404)), "no Hugging Face repository"),
+        (
+            errors.RepositoryNotFoundError("x", response=response(404)),
+            "no folder or Hugging Face repository",
+        ),
         (errors.HfHubHTTPError("x", response=response(500)), "cannot be downloaded now"),
         (errors.HTTPError("the connection broke"), "cannot be downloaded now (HTTPError)"),
         (OSError(28, "No space left on device"), "cannot be downloaded now (OSError)"),
@@ -249,5 +255,5 @@ def test_a_downloaded_folder_is_checked_and_keeps_the_repositorys_name(
         "allow_patterns": list(DATA_FILES),
     }
     write(folder / "modeling.py", "")
-    with pytest.raises(UnsupportedModel, match=r"some-org/some-model: the folder holds Python"):
+    with pytest.raises(UnsupportedModel, match=r"some-org/some-model: the folder contains Python"):
         find_model("some-org/some-model")

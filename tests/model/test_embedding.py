@@ -65,7 +65,7 @@ def test_a_model_whose_head_is_not_wrapped_is_refused(build_model):
     model, config = build_model("llama")
     loaded = prepare(model, config, "llama")
     del model.model.embed_tokens.as_linear  # the wrapper, which hides the class's own
-    with pytest.raises(InvalidRequest, match="does not show"):
+    with pytest.raises(InvalidRequest, match="does not expose"):
         embed(loaded, TEXT, Pooling.MEAN)
 
 

@@ -239,7 +239,7 @@ def test_weights_larger_than_memory_are_refused_before_they_are_read(llama: Path
     size = find_model(str(llama)).weight_bytes
     file = llama / "model.safetensors"
     file.write_bytes(b"\0" * size)  # nothing that could be loaded
-    assert "the weights take 0.0 GiB" in refusal(llama, OutOfMemory, memory_limit=size - 1)
+    assert "the weights need 0.0 GiB" in refusal(llama, OutOfMemory, memory_limit=size - 1)
 
 
 def test_weights_that_fit_only_in_half_precision_are_refused_on_a_cpu(llama: Path) -> None:
@@ -247,7 +247,7 @@ def test_weights_that_fit_only_in_half_precision_are_refused_on_a_cpu(llama: Pat
     model.set_dtype(mx.bfloat16)
     save(llama, model)
     limit = find_model(str(llama)).weight_bytes + 1000
-    assert "held as float32" in refusal(llama, OutOfMemory, memory_limit=limit)
+    assert "converted to float32" in refusal(llama, OutOfMemory, memory_limit=limit)
     assert load_folder(llama, is_metal=True, memory_limit=limit).vocab_size
 
 
@@ -286,7 +286,7 @@ def test_a_recurrent_model_is_refused_by_the_kind_of_its_cache() -> None:
     from mlx_lm.models import mamba2
 
     model = mamba2.Model(mamba2.ModelArgs.from_dict(MAMBA2))
-    with pytest.raises(UnsupportedModel, match="tiny: mamba2 models keep a ArraysCache"):
+    with pytest.raises(UnsupportedModel, match="tiny: mamba2 models use a ArraysCache"):
         prepare(model, MAMBA2, "tiny")
 
 
@@ -300,7 +300,7 @@ def test_a_model_whose_layer_keeps_nothing_is_refused_by_its_number(
             return x
 
     model.model.layers[1].self_attn = Identity()
-    with pytest.raises(UnsupportedModel, match=r"layers \[1\] of this llama model keep no keys"):
+    with pytest.raises(UnsupportedModel, match=r"layers \[1\] of this llama model store no keys"):
         prepare(model, config, "tiny")
 
 

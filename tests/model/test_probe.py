@@ -190,18 +190,20 @@ def test_a_layer_that_answers_otherwise_is_caught(
     kind: type[nn.Module], layer: int, build_model: BuildModel
 ) -> None:
     text = planted(kind, build_model, layer)
-    assert "this llama model answers differently" in text
-    assert "it is not served" in text
+    assert "this llama model computes different logits" in text
+    assert "it cannot be served" in text
 
 
 def test_a_window_that_only_a_longer_prompt_shows_is_caught_where_the_config_names_it(
     build_model: BuildModel,
 ) -> None:
-    assert "llama model answers differently" in planted(LongWindow, build_model, sliding_window=40)
+    assert "llama model computes different logits" in planted(
+        LongWindow, build_model, sliding_window=40
+    )
 
 
 def test_answers_that_are_not_numbers_are_caught(build_model: BuildModel) -> None:
-    assert "this llama model answers differently than without (by nan" in planted(
+    assert "this llama model computes different logits with a paged cache (by nan" in planted(
         NotANumber, build_model
     )
 

@@ -188,7 +188,7 @@ def test_a_lazy_token_of_a_request_that_did_not_sample_is_an_error(loaded: Loade
     runner = runner_of(loaded)
     pending = run(runner, [chunk(request([5, 6]), 0, 2, (1,))])
     stranger = request([7, 8, 9])
-    with pytest.raises(LookupError, match="request 7 did not sample in the step before"):
+    with pytest.raises(LookupError, match="request 7 did not sample in the previous step"):
         runner.launch([chunk(stranger, 2, 3, (0,), is_lazy=True)], pending)
 
 

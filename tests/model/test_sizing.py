@@ -69,7 +69,7 @@ def test_memory_for_less_than_a_cache_is_refused_with_what_to_do(
 ) -> None:
     with pytest.raises(OutOfMemory) as caught:
         pages(loaded, int(loaded.weight_bytes * share))
-    assert str(caught.value).startswith("tiny: weights and a step of 64 tokens leave no room")
+    assert str(caught.value).startswith("tiny: the weights and a step of 64 tokens leave no")
     assert "Raise gpu_memory_utilization" in str(caught.value)
 
 

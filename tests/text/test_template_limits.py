@@ -134,7 +134,7 @@ def test_a_models_own_template_is_bounded(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
     tokenizer = Tokenizer(tmp_path)
-    with pytest.raises(InvalidRequest, match="makes more than"):
+    with pytest.raises(InvalidRequest, match="creates more than"):
         tokenizer.render([{"role": "user", "content": "Hi"}])
     bound_chat_templates()  # again: nothing happens
     assert Tokenizer(model_path()).render([{"role": "user", "content": "Hi"}])

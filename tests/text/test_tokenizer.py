@@ -125,7 +125,7 @@ def test_a_template_sees_messages_tools_and_its_own_variables(folder: Path) -> N
 
 def test_tools_that_a_template_does_not_show_are_refused(folder: Path) -> None:
     tokenizer = with_template(folder, "{{ messages[0].content }}")
-    with pytest.raises(InvalidParameter, match="tools: the chat template of this model knows no"):
+    with pytest.raises(InvalidParameter, match="tools: the chat template of this model does not"):
         tokenizer.render(USER, tools=[{"name": "clock"}])
 
 
@@ -142,7 +142,7 @@ def test_a_template_gets_the_arguments_of_earlier_calls_as_it_takes_them(folder:
     assert tokenizer.decode(tokenizer.render(said)) == '{"at":  1}'
     broken = {"type": "function", "function": {"name": "look", "arguments": "{"}}
     tokenizer = with_template(folder, show % ".at")
-    with pytest.raises(InvalidRequest, match="the arguments of a call of 'look' are no JSON"):
+    with pytest.raises(InvalidRequest, match="the arguments of the call to 'look' are not valid"):
         tokenizer.render([{"role": "assistant", "content": "", "tool_calls": [broken]}])
 
 
@@ -191,7 +191,7 @@ def test_a_template_that_fails_is_a_bad_request_in_one_line(template: str, folde
     tokenizer = with_template(folder, template)
     with pytest.raises(InvalidRequest) as caught:
         tokenizer.render(USER)
-    assert str(caught.value).startswith("The model's chat template does not accept these messages:")
+    assert str(caught.value).startswith("The model's chat template rejects these messages:")
     assert "\n" not in str(caught.value)
 
 
@@ -249,7 +249,7 @@ def test_a_tokenizer_that_cannot_be_read_is_refused_with_what_is_needed(
     with pytest.raises(UnsupportedModel) as caught:
         Tokenizer(folder)
     assert f"The tokenizer in {folder} cannot be read" in str(caught.value)
-    assert "needs a tokenizer.json" in str(caught.value)
+    assert "must contain a tokenizer.json" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -1,7 +1,8 @@
-"""Grammars of calls: in a family's own markup, with arguments that follow the tools' schemas.
+"""Grammars of tool calls, in a family's own markup, with arguments that follow the tools' schemas.
 
-A grammar either follows the marker that opens a section of calls, or is the whole answer, marker
-included, where a call is required. Formats that no family has can be made to open a call, no more.
+A grammar covers either what follows the opening marker of a section of calls, or, if a call is
+required, the whole answer including the marker. For unknown formats the planner can only force the
+opening marker.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from mlxserve.text.guidance.grammars import check_schema
 from mlxserve.text.parsing.markup import Markup
 
 _Tool: TypeAlias = Mapping[str, Any]
-# Several calls stand in one section.
+# Formats that put several calls into one section.
 _SECTIONS = frozenset({"kimi_k2", "kimi_k3", "minimax_m2", "muse_spark"})
-# Markers that are no single token, in the pieces that may be one.
+# Markers that are not a single token, in the pieces that may be one.
 _STARTS = {
     "kimi_k3": ("<|open|>", "tools", "<|sep|>"),
     "minicpm5": ("<function name=",),
@@ -28,13 +29,13 @@ _ENDS = {"kimi_k3": ("<|close|>", "tools", "<|sep|>")}
 def call_grammar(
     markup: Markup, tools: Sequence[_Tool], *, is_whole: bool, repeats: bool, otherwise: str = ""
 ) -> str | None:
-    """In Lark; None for a format that is not known here, and for arguments that it cannot write.
+    """The grammar in Lark; None for an unknown format, or for arguments it cannot express.
 
-    Raises ValueError for a tool's schema.
-    is_whole: the answer is calls and nothing else; else the grammar begins behind the marker, or
-        with its last token, where more may be joined to that
+    Raises ValueError for an invalid tool schema.
+    is_whole: the answer consists of calls only; otherwise the grammar starts after the marker, or
+        with its last token if the tokenizer may merge that with what follows
     repeats: several calls are allowed
-    otherwise: in Lark, what the whole answer may be instead
+    otherwise: an alternative for the whole answer, in Lark
     """
     if not _is_known(markup, is_whole=is_whole):
         return None
@@ -50,11 +51,11 @@ def call_grammar(
 
 
 def _is_known(markup: Markup, *, is_whole: bool) -> bool:
-    """Whether it can be told how a call is written, and where it begins."""
+    """Whether the call format, and where a call starts, are known."""
     if markup.call_format not in BODIES:
         return False
     if markup.is_bare or markup.call_format == "harmony":
-        return is_whole  # nothing says that a call begins; a text begins with the same token
+        return is_whole  # no marker shows that a call starts: a text starts with the same token
     return len(markup.call_start) == 1 or markup.call_format in _STARTS
 
 
@@ -75,7 +76,7 @@ def _top(markup: Markup, *, is_whole: bool, repeats: bool) -> str:
 
 
 def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the arguments. What a tool did not declare, the model does not make up."""
+    """The schema of the arguments. Undeclared arguments are not allowed."""
     schema = dict(function.get("parameters") or {})
     try:
         check_schema(schema)

@@ -1,7 +1,7 @@
-"""How each family of models writes one call: its name and its arguments, as Lark.
+"""How each model family writes one call, its name and its arguments, as a Lark grammar.
 
-A body is what stands between the markers of a call. Its texts are as the family's parser in mlx-lm
-reads them, which is not always as the model's makers meant them.
+A body is the text between the markers of a call. It follows what the family's parser in mlx-lm
+reads, which is not always what the model's authors intended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mlxserve.text.parsing.markup import Markup
 Body: TypeAlias = Callable[[Markup, str, dict[str, Any]], str]  # (markup, name, schema) -> Lark
 
 _LINE = "\n"
-# Free text up to a marker that is written in letters: the rule's name, and what the text is.
+# Free text up to a marker that is not a single token: marker -> (rule name, pattern of the text).
 _TEXTS = {
     **{
         end: (f"text{number}", "/(?s:.*)/")
@@ -26,10 +26,10 @@ _TEXTS = {
         )
     },
     "<|close|>": ("text_k3", "/(?s:.*)/"),
-    # Its parser ends a call at the first brace, wherever that is.
+    # FunctionGemma's parser ends a call at the first closing brace, even inside a text.
     "<escape>": ("text_fg", "/[^}]*/"),
     "]]></param>": ("text_cdata", "/(?s:.*)/ & ~/(?s:.*)(<\\/param>|<\\/function>)(?s:.*)/"),
-    # What is JSON is read as JSON.
+    # Muse Spark's parser reads a text that is valid JSON as JSON, so such a text is excluded.
     "</atem:parameter>": (
         "text_atem",
         r'/[^\s\d"\[{\-](?s:.*)/ & ~/(true|false|null|NaN|Infinity)\s*/'
@@ -38,18 +38,18 @@ _TEXTS = {
 }
 RULES = (
     *(f"{name}[suffix={json.dumps(end)}]: {text}" for end, (name, text) in _TEXTS.items()),
-    # Without markup; one that says null is read as none.
+    # Text without markup. Its parser reads the text "null" as a missing value.
     r"UNMARKED: /[^<&\n]*/ & ~/(?i:\s*null\s*)/",
 )
 
 
 class Unwritable(Exception):
-    """The family has no way to write what the schema requires."""
+    """The family's format cannot express what the schema requires."""
 
 
 def _json(schema: Mapping[str, Any]) -> str:
-    # Formats and keywords that the compiler does not know are not followed: other servers' tools
-    # are full of them, and a call is better than an error.
+    # Lenient: formats and keywords unknown to the compiler are ignored. Tools in the wild are full
+    # of them, and a call is better than an error.
     return json_text(schema, is_lenient=True)
 
 
@@ -58,7 +58,7 @@ def lark_text(text: str) -> str:
 
 
 def lark_token(markup: Markup, text: str) -> str:
-    """A marker: the one token that it is, or its letters."""
+    """A marker: as one token if it is one, else as text."""
     token = markup.token_ids.get(text)
     return lark_text(text) if token is None else f"<[{token}]>"
 
@@ -115,7 +115,7 @@ def _glm47(markup: Markup, name: str, schema: dict[str, Any]) -> str:
 
 
 def _longcat(markup: Markup, name: str, schema: dict[str, Any]) -> str:
-    if not schema.get("required"):  # its parser takes a name without arguments for JSON alone
+    if not schema.get("required"):  # its parser accepts a call without arguments only as JSON
         return _json_tools(markup, name, schema)
 
     def parameter(key: str, value: Mapping[str, Any]) -> str:
@@ -129,7 +129,10 @@ def _longcat(markup: Markup, name: str, schema: dict[str, Any]) -> str:
 def _pythonic(markup: Markup, name: str, schema: dict[str, Any]) -> str:  # noqa: ARG001
     for word in (*name.split("."), *schema["properties"]):
         if not word.isidentifier():
-            raise ValueError(f"{name!r}: {word!r} is no name in Python, as this model writes calls")
+            raise ValueError(
+                f"{name!r}: {word!r} is not a Python identifier, and this model writes calls in "
+                "Python syntax"
+            )
 
     def argument(key: str, value: Mapping[str, Any]) -> str:
         return f"{lark_text(f'{key}=')} {_json(value)}"
@@ -137,7 +140,7 @@ def _pythonic(markup: Markup, name: str, schema: dict[str, Any]) -> str:  # noqa
     return f'{lark_text(f"[{name}(")} {_listed(schema, argument, ", ")} ")]"'
 
 
-_QUOTE = '<|"|>'  # Gemma 4's own, so that nothing in a text has to be escaped
+_QUOTE = '<|"|>'  # Gemma 4's own quote, so that texts need no escaping
 
 
 def _gemma4(markup: Markup, name: str, schema: dict[str, Any]) -> str:
@@ -152,7 +155,7 @@ def _gemma4_object(markup: Markup, schema: Mapping[str, Any]) -> str:
 
 
 def _gemma4_value(markup: Markup, schema: Mapping[str, Any]) -> str:
-    """Texts in its quotes wherever they are; what holds none is JSON."""
+    """Texts in Gemma 4's quotes at any depth; values without texts are JSON."""
     kind, items = schema.get("type"), schema.get("items")
     if kind == "string":
         return f"{lark_token(markup, _QUOTE)} {_value(markup, schema, _QUOTE)}"
@@ -175,7 +178,7 @@ def _array(item: str, least: int, most: int | None) -> str:
 def _listed(
     schema: Mapping[str, Any], write: Callable[[str, Mapping[str, Any]], str], separator: str
 ) -> str:
-    """What is required, then any of the rest in order, with a separator between two."""
+    """The required properties, then any of the optional ones in order, joined by a separator."""
     required = schema.get("required", [])
     pairs = {
         key: write(key, value if isinstance(value, dict) else {})
@@ -194,7 +197,7 @@ def _listed(
 
 
 def _parameters(schema: Mapping[str, Any], write: Callable[[str, Mapping[str, Any]], str]) -> str:
-    """Each by its own markup, in the order of the schema."""
+    """Each property in its own markup, in the order of the schema."""
     required = schema.get("required", [])
     return " ".join(
         f"({write(key, value if isinstance(value, dict) else {})}){'' if key in required else '?'}"
@@ -203,7 +206,7 @@ def _parameters(schema: Mapping[str, Any], write: Callable[[str, Mapping[str, An
 
 
 def _value(markup: Markup, schema: Mapping[str, Any], end: str) -> str:
-    """A text stands as it is up to the marker behind it, all else as JSON."""
+    """A text is written verbatim up to the marker that follows it; other values as JSON."""
     if schema.get("type", "string") != "string":
         return f"{_json(schema)} {lark_token(markup, end)}"
     choices = schema.get("enum")
@@ -221,7 +224,7 @@ def _harmony(markup: Markup, name: str, schema: dict[str, Any]) -> str:
 
 
 def _function_gemma(markup: Markup, name: str, schema: dict[str, Any]) -> str:
-    """Texts, numbers and the like: its parser looks for the next comma, and for a brace."""
+    """Scalars only: its parser ends a value at the next comma and the call at a brace."""
     _check_names((name, *schema["properties"]), r"\w+")
 
     def pair(key: str, value: Mapping[str, Any]) -> str:
@@ -232,7 +235,7 @@ def _function_gemma(markup: Markup, name: str, schema: dict[str, Any]) -> str:
 
 
 def _plain(markup: Markup, schema: Mapping[str, Any]) -> str:
-    """A text within its quotes, or a word of JSON. Raises Unwritable."""
+    """A quoted text, or a JSON scalar. Raises Unwritable."""
     choices, kinds = _choices(schema), _kinds(schema)
     if choices is not None:
         words = [_plain_word(markup, choice) for choice in choices if not _is_cut(choice)]
@@ -251,7 +254,7 @@ _ESCAPE = "<escape>"
 
 
 def _is_cut(value: Any) -> bool:
-    """Whether its text would be cut."""
+    """Whether the family's parser would cut this value off."""
     text = value if isinstance(value, str) else json.dumps(value)
     return "}" in text or _ESCAPE in text or ("," in text and not isinstance(value, str))
 
@@ -281,7 +284,7 @@ def _kimi_k3(markup: Markup, name: str, schema: dict[str, Any]) -> str:
 
 
 def _typed(markup: Markup, schema: Mapping[str, Any]) -> tuple[str, str]:
-    """(the type that is told, the value in it): what is not told to be a string is read as JSON."""
+    """(declared type, value): the parser reads values not declared as strings as JSON."""
     choices, kinds = _choices(schema), _kinds(schema)
     if choices is not None and all(isinstance(choice, str) for choice in choices):
         return "string", _value(markup, {"enum": choices}, "<|close|>")
@@ -311,7 +314,7 @@ def _minicpm5(markup: Markup, name: str, schema: dict[str, Any]) -> str:  # noqa
 
 
 def _marked_up(schema: Mapping[str, Any]) -> str:
-    """A text as it is, or in CDATA where it holds what looks like markup; else JSON."""
+    """A text verbatim, or in CDATA if it contains what looks like markup; other values as JSON."""
     choices, kinds = _choices(schema), _kinds(schema)
     if _is_composed(schema):
         raise Unwritable
@@ -346,7 +349,7 @@ def _muse_spark(markup: Markup, name: str, schema: dict[str, Any]) -> str:  # no
 
 
 def _read_as_json(schema: Mapping[str, Any]) -> str:
-    """JSON, which a text may be, too; and has to, where it would be read as something else."""
+    """JSON. A text may also be verbatim, unless that would be read as another type."""
     as_json = f'{_json(schema)} "</atem:parameter>"'
     kinds = _kinds(schema)
     is_listed = _choices(schema) is not None or _is_composed(schema)
@@ -356,7 +359,7 @@ def _read_as_json(schema: Mapping[str, Any]) -> str:
 
 
 def _choices(schema: Mapping[str, Any]) -> list[Any] | None:
-    """The values that a schema lists."""
+    """The values of a schema's const or enum; None without either."""
     if "const" in schema:
         return [schema["const"]]
     choices = schema.get("enum")
@@ -364,26 +367,26 @@ def _choices(schema: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _kinds(schema: Mapping[str, Any]) -> list[str]:
-    """The types that a schema allows; none where it does not say."""
+    """The types that a schema allows; empty if it names none."""
     kinds = schema.get("type", [])
     return [kinds] if isinstance(kinds, str) else list(kinds)
 
 
 def _is_composed(schema: Mapping[str, Any]) -> bool:
-    """Whether its types are told by other schemas."""
+    """Whether its types depend on subschemas."""
     return any(word in schema for word in ("anyOf", "oneOf", "allOf", "$ref", "not"))
 
 
 def _check_names(names: Iterable[str], pattern: str) -> None:
     for name in names:
         if not re.fullmatch(pattern, name):
-            raise ValueError(f"{name!r} cannot stand in a call as this model writes calls")
+            raise ValueError(f"{name!r} cannot be written in this model's call format")
 
 
 def _without_optional(
     schema: Mapping[str, Any], write: Callable[[Mapping[str, Any]], str]
 ) -> dict[str, Any]:
-    """A schema without those properties that cannot be written and need not."""
+    """A schema without the optional properties that cannot be written."""
     required = schema.get("required", [])
 
     def is_kept(key: str, value: Mapping[str, Any]) -> bool:

@@ -1,8 +1,7 @@
-"""Structures to compiled grammars: bounded, beside the event loop, and kept.
+"""Grammars: compiles structures with llguidance, off the event loop, and caches the results.
 
-llguidance does the work: its compiler lets other threads run, and a compiled grammar is copied in
-microseconds. What is asked is bounded before it is compiled; a schema of 10,000 properties would
-take half a minute.
+llguidance's compiler releases the GIL, and copying a compiled grammar takes microseconds. Sources
+are bounded before they are compiled: a schema with 10,000 properties would take half a minute.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ if TYPE_CHECKING:
 
     from mlxserve.text.tokenizer import Tokenizer
 
-MAX_SOURCE = 64 << 10  # characters of what a client wrote
-MAX_GRAMMAR = 512 << 10  # of a grammar for all tools of a client
+MAX_SOURCE = 64 << 10  # characters of a source that a client sent
+MAX_GRAMMAR = 512 << 10  # characters of a grammar generated for all tools of a request
 MAX_PROPERTIES = 500  # 300 compile in 25 ms, 1,000 in 0.2 s, 3,000 in 1.7 s
 MAX_DEPTH = 32
 COMPILE_SECONDS = 2.0
-MAX_KEPT = 64
-# JSON as people write it. Without a bound small models lose themselves in white space.
+MAX_KEPT = 64  # compiled grammars in the cache
+# The white space of usual JSON. Unbounded, small models never stop generating white space.
 WHITE_SPACE = r"[ ]|\n[ ]{0,32}"
 
 
 class Grammars:
-    """Compiles for one tokenizer. Its methods may be called from any event loop."""
+    """Compiles grammars for one tokenizer. Its methods may be called from any event loop."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self.vocab_size = max(vocab_size, tokenizer.vocab_size)
@@ -46,9 +45,9 @@ class Grammars:
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="mlxserve-grammar")
 
     async def compile(self, structure: Structure, *, limit: int = MAX_SOURCE) -> LLMatcher:
-        """A matcher of its own. `limit`: characters of its source.
+        """A new matcher for the structure. `limit`: maximum length of its source in characters.
 
-        Raises InvalidParameter, naming the structure's field, and EngineStopped.
+        Raises InvalidParameter, which names the structure's field, and EngineStopped.
         """
         if len(structure.source) > limit:
             raise _refused(structure, f"is longer than {limit} characters")
@@ -61,7 +60,7 @@ class Grammars:
             compiled = await asyncio.wait_for(work, COMPILE_SECONDS)
         except TimeoutError:
             raise _refused(
-                structure, f"takes more than {COMPILE_SECONDS:g} s to compile; make it simpler"
+                structure, f"takes more than {COMPILE_SECONDS:g} s to compile; simplify it"
             ) from None
         return compiled.deep_copy()
 
@@ -70,7 +69,7 @@ class Grammars:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _load_tokenizer(self) -> None:
-        """Takes about a second where the vocabulary is large."""
+        """Takes about a second for a large vocabulary."""
         from llguidance import LLTokenizer
 
         with self._lock:
@@ -133,9 +132,9 @@ def _grammar(structure: Structure) -> str:
 
 
 def inline(structure: Structure) -> str | None:
-    """A structure as a part of a grammar in Lark; None for one that is a whole grammar already.
+    """A structure as an expression inside a Lark grammar; None for one that is a whole grammar.
 
-    Raises InvalidParameter for a schema that is none, or too large.
+    Raises InvalidParameter for an invalid or too large schema.
     """
     from llguidance import regex_to_lark
 
@@ -158,7 +157,7 @@ def inline(structure: Structure) -> str | None:
 
 
 def json_text(schema: Mapping[str, Any], *, is_lenient: bool = False) -> str:
-    """JSON that follows a schema, in Lark."""
+    """A Lark expression for JSON that follows a schema."""
     guidance = {"whitespace_pattern": WHITE_SPACE, "lenient": is_lenient}
     return f"%json {json.dumps({**schema, 'x-guidance': guidance}, ensure_ascii=False)}"
 
@@ -168,9 +167,9 @@ def _spaced(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_schema(schema: object) -> None:
-    """Raises ValueError for what is no schema, or one larger than what is compiled."""
+    """Raises ValueError for a value that is not a schema, or one too large to compile."""
     if not isinstance(schema, dict):
-        raise ValueError("a JSON schema is an object")
+        raise ValueError("a JSON schema must be an object")
     num_properties = 0
     for value, depth in _walk(schema):
         if depth > MAX_DEPTH:
@@ -182,7 +181,7 @@ def check_schema(schema: object) -> None:
 
 
 def _walk(value: object) -> Iterator[tuple[dict[str, Any], int]]:
-    """Every object inside, and how deep it is."""
+    """Every object in the value, with its depth."""
     waiting = [(value, 1)]
     while waiting:
         found, depth = waiting.pop()

@@ -1,12 +1,12 @@
-"""AnswerGuide: what may come next in one answer, known from the tokens it has so far.
+"""AnswerGuide: which tokens may come next in one answer, derived from its tokens so far.
 
     START ──▶ THINKING ──▶ GRAMMAR      the whole answer follows a grammar
           └─────────────────▶
-    THINKING ──▶ FREE ◀──▶ CALL         calls of tools follow one once they have begun
-               (FORCED ▲)               and may have to begin
+    THINKING ──▶ FREE ◀──▶ CALL         a tool call follows a grammar once it has started,
+               (FORCED ▲)               and may be forced to start
 
-Nothing here depends on the past but through the tokens, so an answer that is computed again is
-guided the same. After its request is submitted a guide belongs to the engine's thread.
+The state depends on the tokens alone, so a recomputed answer is guided identically. Once its
+request is submitted, a guide belongs to the engine's thread.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """
-    vocab_size: of the model; masks have a bit for each token
+    """What guides one answer.
+
+    vocab_size: the model's; a mask has one bit per token
     end_ids: tokens that end the answer
-    think_start, think_end: markers, empty for a model that does not think
-    may_think: an answer that follows something may think first
-    is_thinking: the prompt ends within thinking
-    thinking_budget: tokens after which the end of the thinking is forced
-    answer: what all behind the thinking follows
-    opening: tokens that have to come behind the thinking, where there is no such grammar
-    call_start, call: the marker of a call, and what follows it from there on
-    call_joins: the token behind the marker tells whether it is one, because it may hold its end
+    think_start, think_end: thinking markers; empty for a model that does not think
+    may_think: a constrained answer may think first
+    is_thinking: the prompt ends inside thinking
+    thinking_budget: number of tokens after which thinking is forced to end
+    answer: grammar of everything after the thinking
+    opening: tokens forced after the thinking, if there is no such grammar
+    call_start, call: the marker of a call, and the grammar of what follows it
+    call_joins: only the token after the marker shows whether it is one, because the tokenizer may
+        merge the marker's end with what follows
     """
 
     vocab_size: int
@@ -59,17 +61,17 @@ class _Phase(Enum):
 
 
 class AnswerGuide:
-    """One answer's. Masks are little-endian bits, one for each token, in words of 32."""
+    """Guides one answer. Masks have one bit per token, little-endian, in words of 32 bits."""
 
     def __init__(self, plan: Plan) -> None:
         self.num_read = 0
-        self.error: str | None = None  # why the grammar could not be followed to its end
+        self.error: str | None = None  # why the grammar could not be completed
         self._plan = plan
         self._phase = _Phase.THINKING if plan.is_thinking else _Phase.START
         self._matcher: LLMatcher | None = None
         self._num_thought = 0
-        self._num_opened = 0  # tokens of `opening`
-        self._begun: list[int] = []  # the first tokens, as long as they could open the thinking
+        self._num_opened = 0  # tokens of `opening` seen
+        self._begun: list[int] = []  # first tokens, while they may be the opening thinking marker
         longest = max(len(plan.think_start), len(plan.think_end), len(plan.call_start))
         self._tail: deque[int] = deque(maxlen=longest + 1)
         if self._phase is _Phase.START:
@@ -78,7 +80,7 @@ class AnswerGuide:
                 self._leave_thinking()
 
     def read(self, token_ids: Sequence[int]) -> None:
-        """Tokens that were chosen."""
+        """Advance by the tokens that were sampled."""
         for token in token_ids:
             self.num_read += 1
             self._tail.append(token)
@@ -86,7 +88,7 @@ class AnswerGuide:
 
     @property
     def must_wait(self) -> bool:
-        """Whether the token after the next one cannot be chosen before that one is known."""
+        """Whether sampling the token after the next requires knowing the next one."""
         match self._phase:
             case _Phase.THINKING:
                 budget = self._plan.thinking_budget
@@ -98,7 +100,7 @@ class AnswerGuide:
         return self._phase is not _Phase.START or self._is_strict
 
     def mask(self) -> bytes | None:
-        """The tokens that may come next; None for all."""
+        """Mask of the tokens that may come next; None allows all."""
         match self._phase:
             case _Phase.START:
                 return self._start_mask()
@@ -109,7 +111,7 @@ class AnswerGuide:
                 return self._bits({left[0]}) if left else None
         return self._matcher_mask()
 
-    # ---- what was chosen
+    # ---- tokens that were sampled
 
     def _step(self, token: int) -> None:
         match self._phase:
@@ -120,14 +122,14 @@ class AnswerGuide:
                 if self._ends_with(self._plan.think_end):
                     self._leave_thinking()
             case _Phase.FREE:
-                self._go_on(token)
+                self._step_freely(token)
             case _Phase.CALL:
                 self._follow_call(token)
             case _Phase.GRAMMAR:
                 self._follow(token)
 
     def _begin(self, token: int) -> None:
-        """The first tokens open the thinking, or the answer has begun without it."""
+        """The first tokens open the thinking, or the answer has started without any."""
         self._begun.append(token)
         begun, marker = tuple(self._begun), self._plan.think_start
         if begun == marker:
@@ -147,7 +149,7 @@ class AnswerGuide:
         self._phase = _Phase.GRAMMAR
         self._matcher = self._plan.answer.deep_copy()
 
-    def _go_on(self, token: int) -> None:
+    def _step_freely(self, token: int) -> None:
         if self._num_opened < len(self._plan.opening):
             self._num_opened += 1
         if self._plan.think_start and self._ends_with(self._plan.think_start):
@@ -157,7 +159,7 @@ class AnswerGuide:
             self._matcher = call
 
     def _begun_call(self, token: int) -> LLMatcher | None:
-        """What a call that begins with this token, or behind it, follows."""
+        """The grammar of a call that starts with or after this token; None if none does."""
         plan = self._plan
         if plan.call is None:
             return None
@@ -169,7 +171,7 @@ class AnswerGuide:
         return call if call.try_consume_tokens([token]) == 1 else None
 
     def _follow_call(self, token: int) -> None:
-        """A token that was chosen before the marker was known may not fit: the call is free then."""
+        """A token sampled before the marker was known may not fit; the call is then unconstrained."""
         assert self._matcher is not None
         if not self._matcher.consume_token(token) or self._matcher.is_stopped():
             self._phase = _Phase.FREE
@@ -181,19 +183,19 @@ class AnswerGuide:
             self.error = self._matcher.get_error()
 
     def _ends_with(self, marker: tuple[int, ...], before: int = 0) -> bool:
-        """`before`: so many tokens ago."""
+        """Whether the tokens, except the last `before`, end with `marker`."""
         end = len(self._tail) - before
         return tuple(self._tail)[max(end - len(marker), 0) : end] == marker
 
-    # ---- what may be chosen
+    # ---- tokens that may be sampled
 
     @property
     def _is_strict(self) -> bool:
-        """Whether something has to follow the thinking."""
+        """Whether what follows the thinking is constrained."""
         return self._plan.answer is not None or bool(self._plan.opening)
 
     def _start_mask(self) -> bytes | None:
-        """What opens the thinking, or what has to follow it."""
+        """What opens the thinking, or what must follow it."""
         if not self._is_strict:
             return None
         begun, opening = tuple(self._begun), self._plan.opening
@@ -214,7 +216,7 @@ class AnswerGuide:
 
     @property
     def _num_closed(self) -> int:
-        """Tokens of the marker that ends the thinking which are there already."""
+        """How many tokens of the marker that ends the thinking were sampled already."""
         marker, tail = self._plan.think_end, tuple(self._tail)
         lengths = range(min(len(marker) - 1, self._num_thought), 0, -1)
         return next((n for n in lengths if tail[-n:] == marker[:n]), 0)

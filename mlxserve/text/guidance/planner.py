@@ -1,7 +1,7 @@
-"""Planner: from what was asked of an answer to the guide that sees to it.
+"""Planner: builds the guide that an answer's options require.
 
-Most answers need none: without a structure, required calls or a budget of thinking, and without
-tools whose calls can be followed, nothing stands between the model and its next token.
+Most answers need none: only a structure, required calls, a thinking budget, or tools whose call
+format has a grammar constrain what the model may generate.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger("mlxserve.guidance")
 
 
 class Planner:
-    """Makes guides for one model. Its methods may be called from any event loop."""
+    """Builds guides for one model. Its methods may be called from any event loop."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
@@ -36,7 +36,7 @@ class Planner:
     async def guide(
         self, prompt: Sequence[int], params: SamplingParams, turn: AssistantTurn | None
     ) -> AnswerGuide | None:
-        """Raises InvalidParameter for what cannot be followed."""
+        """The guide of an answer, or None. Raises InvalidParameter for unsupported constraints."""
         if turn is None and params.structure is None:
             return None
         turn, markup = (
@@ -62,13 +62,13 @@ class Planner:
         is_known = markup.first is not Part.HEADER or markup.text_start
         if not is_known and (is_required or structure is not None):
             field = structure.field if structure is not None else "tool_choice"
-            raise InvalidParameter(field, "is not supported with this model's way of answering")
+            raise InvalidParameter(field, "is not supported with this model's answer format")
         if is_required:
             return await self._required(plan, structure, turn, markup)
         if structure is not None and turn.may_call:
             return await self._structured_or_calls(plan, structure, turn, markup)
         if structure is not None:
-            structure = self._behind(markup.text_start, structure)
+            structure = self._after(markup.text_start, structure)
             return replace(plan, answer=await self._grammars.compile(structure))
         return await self._followed(plan, turn, markup) if turn.may_call else plan
 
@@ -76,22 +76,20 @@ class Planner:
         self, plan: Plan, structure: Structure | None, turn: AssistantTurn, markup: Markup
     ) -> Plan:
         if structure is not None:
-            raise InvalidParameter(
-                structure.field, "an answer cannot be both this and a required call of a tool"
-            )
+            raise InvalidParameter(structure.field, "cannot be combined with a required tool call")
         grammar = await asyncio.to_thread(_grammar, markup, turn, "tools", is_whole=True)
         if grammar is not None:
             return replace(plan, answer=await self._grammars.compile(grammar, limit=MAX_GRAMMAR))
         if turn.tool_name is not None:
             raise InvalidParameter(
-                "tool_choice", "a tool cannot be named with this model; 'required' can be asked for"
+                "tool_choice", "this model does not support naming a tool; use 'required' instead"
             )
         return replace(plan, opening=markup.call_start)
 
     async def _structured_or_calls(
         self, plan: Plan, structure: Structure, turn: AssistantTurn, markup: Markup
     ) -> Plan:
-        await self._grammars.compile(structure)  # its errors are its own
+        await self._grammars.compile(structure)  # errors in it name its own field
         inner = inline(structure)
         if inner is None:
             raise InvalidParameter(structure.field, "cannot be combined with tools")
@@ -104,8 +102,8 @@ class Planner:
         return replace(plan, answer=await self._grammars.compile(grammar, limit=MAX_GRAMMAR))
 
     @staticmethod
-    def _behind(start: str, structure: Structure) -> Structure:
-        """The same structure behind the markup that opens a text."""
+    def _after(start: str, structure: Structure) -> Structure:
+        """The same structure after the markup that opens the text."""
         if not start:
             return structure
         inner = inline(structure)
@@ -114,14 +112,14 @@ class Planner:
         return Structure(StructureKind.GRAMMAR, f"start: {start} ({inner})", structure.field)
 
     async def _followed(self, plan: Plan, turn: AssistantTurn, markup: Markup) -> Plan:
-        """Calls follow their schemas once they have begun. One that cannot be followed is free."""
+        """Constrain calls to their schemas once they start, if a grammar can express them."""
         try:
             grammar = await asyncio.to_thread(_grammar, markup, turn, "tools", is_whole=False)
             if grammar is None:
                 return plan
             call = await self._grammars.compile(grammar, limit=MAX_GRAMMAR)
         except InvalidParameter as error:
-            log.info("Calls of tools are not held to their schemas: %s", error)
+            log.info("Tool calls are not constrained to their schemas: %s", error)
             return plan
         joins = bool(markup.call_tail)
         marker = markup.call_start[:-1] if joins else markup.call_start
@@ -131,7 +129,7 @@ class Planner:
 def _grammar(
     markup: Markup, turn: AssistantTurn, field: str, *, is_whole: bool, otherwise: str = ""
 ) -> Structure | None:
-    """The grammar of a turn's calls. Raises InvalidParameter for a tool's schema."""
+    """The grammar of a turn's calls. Raises InvalidParameter for an invalid tool schema."""
     try:
         source = call_grammar(
             markup,

@@ -1,1 +1,1 @@
-"""What an answer says beside text: thinking and calls of tools, told apart as the text streams."""
+"""Separates thinking and tool calls from an answer's text while it streams."""

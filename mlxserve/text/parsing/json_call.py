@@ -1,7 +1,7 @@
-"""One call written as a JSON object, {"name": ..., "arguments": {...}}, read as it comes.
+"""Incremental parser of one call written as a JSON object: {"name": ..., "arguments": {...}}.
 
-The arguments are passed on as the model wrote them, character by character, but that line breaks
-and other control characters inside of strings, which models write and JSON forbids, are escaped.
+Arguments are passed on character by character, as the model wrote them, except that control
+characters inside strings (models write raw line breaks, which JSON forbids) are escaped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _At(Enum):
 
 
 class JsonText:
-    """The text of one JSON value, up to its end, one character at a time."""
+    """Collects the text of one JSON value, character by character, and detects its end."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -37,10 +37,11 @@ class JsonText:
         self._first = ""
 
     def push(self, char: str) -> bool:
-        """True when the value is complete, and `text` is it.
+        """Add a character. True when the value is complete; `text` then holds it.
 
-        A number or a word ends before a character that is not its own, and does not take it.
-        A < outside of strings is in no JSON: it begins the marker that cuts the value short.
+        A number or a word ends before the first character that is not part of it, and leaves that
+        character to the caller. JSON has no < outside strings: it starts a marker that cuts the
+        value short.
         """
         if not self._first:
             self._first = char
@@ -68,13 +69,13 @@ class JsonText:
         return False
 
     def take(self) -> str:
-        """What has come since the last time."""
+        """The text added since the last call."""
         taken = "".join(self._pieces)
         self._pieces.clear()
         return taken
 
     def ends_before(self, char: str) -> bool:
-        """Whether this character, after a number or a word, is not part of it."""
+        """Whether the value is a number or a word that ends before this character."""
         return self._first not in '{["' and (char in _BLANKS or char in ",}]<")
 
     def _push_in_string(self, char: str) -> None:
@@ -92,15 +93,15 @@ class JsonText:
 
 
 class JsonCall:
-    """Reads the object. `name` is known before the first arguments are handed out."""
+    """Parses the object. `name` is set before `take` returns any arguments."""
 
     def __init__(self) -> None:
         self.name: str | None = None
         self._at = _At.OPENING
         self._key = ""
         self._value = JsonText()
-        self._arguments: str | None = None  # whole, where they came before the name or as a string
-        self._is_streaming = False  # the value under way goes out as it comes
+        self._arguments: str | None = None  # complete; came before the name, or as a string
+        self._is_streaming = False  # pass the current value on as it arrives
         self._has_streamed = False
         self._ready = ""
 
@@ -114,7 +115,7 @@ class JsonCall:
 
     @property
     def is_complete(self) -> bool:
-        """Whether a name and arguments are there, though the last brace may be missing."""
+        """Whether name and arguments are known; the closing brace may still be missing."""
         return self.name is not None and (self._has_streamed or self._arguments is not None)
 
     def push(self, char: str) -> None:
@@ -138,7 +139,7 @@ class JsonCall:
                 self._in_value(char)
 
     def take(self) -> str:
-        """Arguments that have come since the last time; empty before the name."""
+        """Arguments added since the last call; empty before the name is known."""
         if self.is_done and not self._has_streamed:
             self._has_streamed = True
             self._ready = "{}" if self._arguments is None else self._arguments
@@ -156,7 +157,7 @@ class JsonCall:
             self._at = _At.BROKEN
 
     def _begin_value(self, char: str) -> None:
-        if char in ",}]<":  # no value at all
+        if char in ",}]<":  # the value is missing
             self._at = _At.BROKEN
             return
         self._value = JsonText()
@@ -192,7 +193,7 @@ class JsonCall:
 
 
 def _string(text: str) -> str | None:
-    """The value of a JSON string; None where it is something else, or none."""
+    """The value of a JSON string; None for any other text."""
     if not text.startswith('"'):
         return None
     try:

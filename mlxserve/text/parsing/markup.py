@@ -1,11 +1,11 @@
-"""How a family of models marks its thinking and its calls, read off the model's tokenizer.
+"""How a model family marks its thinking and its tool calls, taken from the model's tokenizer.
 
-The knowledge of families is mlx-lm's: its tokenizer wrapper says which markers a model uses and
-which of its parsers reads a whole call. OpenAI's harmony format and Llama 3's calls, which are
-answers in JSON without a marker, are added here.
+mlx-lm knows the families: its tokenizer wrapper says which markers a model uses and which of its
+parsers reads a whole call. Two formats are added here: OpenAI's harmony, and Llama 3's calls,
+which are JSON answers without a marker.
 
     part     TEXT      THINKING         CALL              HEADER
-    edge       <think> ──▶ </think> ──▶ ...               between messages, shown to nobody
+    edge       <think> ──▶ </think> ──▶ ...               between messages, never shown
                <tool_call> ───────────▶ (its reader finds the end)
 """
 
@@ -20,7 +20,7 @@ ParseCall: TypeAlias = Callable[[str, Sequence[Mapping[str, Any]]], Any]
 
 
 class Part(Enum):
-    """What the text of an answer is at some place."""
+    """What a part of an answer's text is."""
 
     TEXT = auto()
     THINKING = auto()
@@ -34,20 +34,20 @@ Edges: TypeAlias = Mapping[Part, tuple[tuple[str, Part], ...]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Markup:
     """
-    edges: in each part, the markers that end it and what follows; no marker is ever shown
-    first: the part an answer begins in
+    edges: for each part, the markers that end it and the part that follows; markers are not shown
+    first: the part an answer starts in
     call_format: the name of mlx-lm's parser, "harmony" or "llama3"
     is_bare: an answer may be a call without a marker
-    call_end: the marker that ends a call; empty where only the answer's end does
-    parse_call: mlx-lm's parser of one whole call; it may raise almost anything
-    think_start, think_end: the same markers as token ids; empty where the model does not think
-    is_taught: the chat template speaks of thinking; some vocabularies have the markers in vain
-    text_start: in Lark, what opens the text of an answer; empty where it begins at once
+    call_end: the marker that ends a call; empty if only the end of the answer does
+    parse_call: mlx-lm's parser of one whole call; it may raise almost any exception
+    think_start, think_end: the thinking markers as token ids; empty if the model does not think
+    is_taught: the chat template mentions thinking; some vocabularies have unused markers
+    text_start: in Lark, what precedes an answer's text; empty if nothing does
     call_start: the marker that opens a call, as token ids
-    call_tail: the text of its last token, where the next one may begin with that and go on
-    token_ids: of the markers that are one token
-    tokens: special tokens that are markup, and are text to the parser
-    call_tokens: those among them that only calls have
+    call_tail: the text of its last token, if the tokenizer may merge it with what follows
+    token_ids: token ids of the markers that are single tokens
+    tokens: special tokens of the markup, which the parser has to see as text
+    call_tokens: the subset of `tokens` that occurs only in calls
     """
 
     edges: Edges = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Markup:
         return bool(self.think_end)
 
     def opens_thinking(self, token_ids: Sequence[int], text_of: Callable[..., str]) -> bool:
-        """Whether a prompt ends within thinking: the template has written the opening marker."""
+        """Whether a prompt ends inside thinking, because the template wrote the opening marker."""
         length = len(self.think_start)
         tail = token_ids[-(length + _MOST_BLANKS) :]
         if not length:
@@ -86,8 +86,8 @@ class Markup:
         return False
 
 
-_MOST_BLANKS = 4  # tokens of white space that a template writes behind the opening marker
-# Special tokens inside of calls, which a decoder would leave out.
+_MOST_BLANKS = 4  # most tokens of white space that a template writes after the opening marker
+# Special tokens inside calls, which the decoder would otherwise drop.
 _INNER_TOKENS = {
     "gemma4": ('<|"|>',),
     "function_gemma": ("<escape>",),
@@ -99,7 +99,7 @@ _INNER_TOKENS = {
     "muse_spark": ("<|message|>", "<|eom|>", "<|eot|>"),
     "harmony": ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>"),
 }
-_PYTHON_TAG = "<|python_tag|>"  # stands before some calls of Llama 3
+_PYTHON_TAG = "<|python_tag|>"  # precedes some calls of Llama 3
 _PARTS = {
     "normal": Part.TEXT,
     "reasoning": Part.THINKING,
@@ -118,15 +118,15 @@ _HARMONY: Edges = {
 }
 
 
-def markup_of(wrapper: Any, takes: Callable[[str], bool]) -> Markup:
+def markup_of(wrapper: Any, mentions: Callable[[str], bool]) -> Markup:
     """The markup of the model whose tokenizer mlx-lm has wrapped.
 
-    takes: whether its chat template speaks of something
+    mentions: whether the chat template contains a word
     """
     vocabulary = wrapper.get_vocab()
     if wrapper.tool_parser is None and all(t in vocabulary for t in _INNER_TOKENS["harmony"]):
         return _harmony(wrapper)
-    if wrapper.tool_parser is None and takes(_PYTHON_TAG) and _PYTHON_TAG in vocabulary:
+    if wrapper.tool_parser is None and mentions(_PYTHON_TAG) and _PYTHON_TAG in vocabulary:
         return Markup(
             edges={Part.TEXT: ((_PYTHON_TAG, Part.CALL),)},
             call_format="llama3",
@@ -150,7 +150,7 @@ def markup_of(wrapper: Any, takes: Callable[[str], bool]) -> Markup:
         think_start=tuple(wrapper.think_start_tokens or ()),
         think_end=tuple(wrapper.think_end_tokens or ()),
         is_taught=wrapper.has_thinking
-        and (takes(wrapper.think_start) or takes(wrapper.think_end) or takes("enable_thinking")),
+        and any(map(mentions, (wrapper.think_start, wrapper.think_end, "enable_thinking"))),
         call_start=tuple(wrapper.tool_call_start_tokens or ()),
         call_tail=_tail(wrapper, wrapper.tool_call_start_tokens or ()),
         token_ids={marker: vocabulary[marker] for marker in call_markers if marker in vocabulary},
@@ -160,14 +160,14 @@ def markup_of(wrapper: Any, takes: Callable[[str], bool]) -> Markup:
 
 
 def _tail(wrapper: Any, marker: Sequence[int]) -> str:
-    """The text of the last of several tokens, unless it is one that is never joined to others."""
+    """The text of the last of several tokens; empty for a token that never merges with others."""
     if len(marker) < 2 or marker[-1] in wrapper.added_tokens_decoder:
         return ""
     return str(wrapper.decode([marker[-1]]))
 
 
 def _special(wrapper: Any, markers: Sequence[str]) -> frozenset[int]:
-    """The special tokens that these markers are made of."""
+    """The special tokens that occur in these markers."""
     added = wrapper.added_tokens_decoder.items()
     return frozenset(
         token_id
@@ -194,7 +194,7 @@ def _harmony(wrapper: Any) -> Markup:
 
 
 def _again(vocabulary: Mapping[str, int]) -> str:
-    """Behind its thinking the model says once more that it is the assistant."""
+    """After its thinking the model repeats that it is the assistant."""
     return f'(<[{vocabulary["<|start|>"]}]> "assistant")?'
 
 
@@ -207,7 +207,7 @@ def _edges(wrapper: Any) -> Edges:
     if wrapper.has_thinking:
         edges[Part.TEXT] += [
             (wrapper.think_start, Part.THINKING),
-            (wrapper.think_end, Part.TEXT),  # it closes what nobody opened
+            (wrapper.think_end, Part.TEXT),  # a closing marker without an opening one
         ]
         edges[Part.THINKING].append((wrapper.think_end, Part.TEXT))
     found = {
@@ -216,7 +216,7 @@ def _edges(wrapper: Any) -> Edges:
     }
     calls_in_header = any(to is Part.CALL for pairs in found.values() for _, to in pairs)
     if wrapper.has_tool_calling and not calls_in_header:
-        # Models that think sometimes call without closing their thinking.
+        # Thinking models sometimes start a call without closing their thinking.
         edges[Part.TEXT].append((wrapper.tool_call_start, Part.CALL))
         edges[Part.THINKING].append((wrapper.tool_call_start, Part.CALL))
     edges[Part.TEXT] += [(marker, Part.TEXT) for marker in wrapper.structural_markers]

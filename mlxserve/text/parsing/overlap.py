@@ -1,4 +1,4 @@
-"""How much of a text's end has to be held back."""
+"""How much of a text's end may be the beginning of a marker."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from functools import lru_cache
 
 
 def overlap(text: str, markers: tuple[str, ...]) -> int:
-    """Length of the longest end of `text` that begins a marker and is not all of it."""
+    """Length of the longest suffix of `text` that is a proper prefix of a marker."""
     if not markers:
         return 0
     longest, firsts = _outline(markers)
     tail = text[-longest:] if longest else ""
-    if firsts.isdisjoint(tail):  # most texts, most of the time, and for every token
+    if firsts.isdisjoint(tail):  # the usual case; this runs once per token
         return 0
     for at, char in enumerate(tail):
         if char in firsts and any(_begins(marker, tail[at:]) for marker in markers):
@@ -21,7 +21,7 @@ def overlap(text: str, markers: tuple[str, ...]) -> int:
 
 @lru_cache(maxsize=64)
 def _outline(markers: tuple[str, ...]) -> tuple[int, frozenset[str]]:
-    """(how long an end can be, the characters it can begin with)."""
+    """(longest possible overlap, first characters of the markers)."""
     return max(map(len, markers)) - 1, frozenset(marker[0] for marker in markers)
 
 

@@ -1,8 +1,8 @@
-"""TurnParser: an answer's text, in pieces of any size, told apart into what it is.
+"""TurnParser: splits an answer's text into text, thinking and tool calls while it streams.
 
-Nothing is given out before it is certain: what could become a marker is held back, and so is
-white space around the parts, which belongs to the markup. However the text is cut into pieces,
-the joined events are the same.
+Text that may turn out to be a marker is held back until that is known, and so is white space
+around the parts, which belongs to the markup. The joined events do not depend on how the input is
+cut into pieces.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mlxserve.text.parsing.turn import AssistantTurn
 
 
 class TurnParser:
-    """Text to events. `is_over` says that a call was the last that was asked for."""
+    """Text to events. `is_over` becomes true after the last call that the request allows."""
 
     def __init__(self, markup: Markup, turn: AssistantTurn, *, is_thinking: bool = False) -> None:
         self._markup = markup
@@ -36,9 +36,9 @@ class TurnParser:
         self._part = Part.THINKING if is_thinking else markup.first
         self._numbers = CallNumbers()
         self._reader: CallReader | None = None
-        self._held = ""  # could be the beginning of a marker
-        self._blanks = ""  # could be the white space before one
-        self._is_fresh = self._part is Part.THINKING  # nothing of this part was given out
+        self._held = ""  # may be the beginning of a marker
+        self._blanks = ""  # may be the white space before one
+        self._is_fresh = self._part is Part.THINKING  # no text of this part was emitted yet
         self.is_over = False
         if markup.is_bare and turn.may_call:
             self._enter(Part.CALL)
@@ -49,7 +49,7 @@ class TurnParser:
 
     @property
     def tokens(self) -> frozenset[int]:
-        """Special tokens that have to be in the text; no others belong there."""
+        """Special tokens that must appear in the input text; all others must not."""
         hidden = frozenset() if self._turn.may_call else self._markup.call_tokens
         return self._markup.tokens - hidden
 
@@ -63,7 +63,7 @@ class TurnParser:
             rest = yield from self._read(rest) if self._reader else self._scan(rest)
 
     def finish(self) -> Iterator[Event]:
-        """The answer is over: what was held back is what it looked like."""
+        """End of the answer: emit what was held back as plain text."""
         if self.is_over:
             return
         if self._reader is not None:
@@ -74,7 +74,7 @@ class TurnParser:
             yield TextDelta(self._blanks)
 
     def _scan(self, text: str) -> Generator[Event, None, str | None]:
-        """Look for the next marker; returns what is behind it."""
+        """Look for the next marker; returns the text after it."""
         self._held += text
         edges = self._edges.get(self._part, ())
         found = [(at, -len(m), m, to) for m, to in edges if (at := self._held.find(m)) >= 0]
@@ -99,7 +99,7 @@ class TurnParser:
             self._reader = reader_of(self._markup, self._turn.tools, self._numbers)
 
     def _read(self, text: str) -> Generator[Event, None, str | None]:
-        """Let the reader of calls have the text; returns what is behind the section."""
+        """Pass the text to the reader of calls; returns the text after the section."""
         assert self._reader is not None
         yield from self._limited(self._reader.push(text))
         rest, first = self._reader.rest, self._reader.first
@@ -114,7 +114,7 @@ class TurnParser:
         return rest
 
     def _limited(self, events: Iterator[Event]) -> Iterator[Event]:
-        """Where one call is allowed, a second one ends the turn, unseen."""
+        """If only one call is allowed, end the turn at the second one and drop it."""
         for event in events:
             if not self._turn.parallel_tool_calls and self._numbers.count > 1:
                 self._numbers.count = 1
@@ -123,7 +123,7 @@ class TurnParser:
             yield event
 
     def _show(self, text: str) -> Iterator[Event]:
-        """Give out text of this part without the white space at its ends."""
+        """Emit text of this part without the white space at its ends."""
         if self._part not in (Part.TEXT, Part.THINKING) or not text:
             return
         text = self._blanks + text

@@ -1,8 +1,8 @@
-"""Readers of one section of calls: what comes between the marker that opens it and its end.
+"""Readers of one section of calls: the text from its opening marker to its end.
 
-A reader takes text in pieces of any size and gives events; `rest` is what it left behind the
-section. Where a format is JSON the arguments stream; elsewhere mlx-lm's parser reads the whole
-section at its end. What cannot be read is text, so that nothing a model said is lost.
+A reader accepts text in pieces of any size and yields events; `rest` is the text after the
+section. Arguments of JSON formats stream; for other formats mlx-lm's parser reads the whole section
+at its end. Whatever cannot be parsed becomes text, so that no output of the model is lost.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from mlxserve.text.parsing.markup import Markup
 from mlxserve.text.parsing.overlap import overlap
 from mlxserve.text.parsing.turn import ToolCallDelta
 
-MAX_SECTION = 1 << 20  # characters handed to mlx-lm's parsers, some of which are slower than linear
-# Whatever a parser written for well-formed calls may raise on others.
+MAX_SECTION = 1 << 20  # characters passed to mlx-lm's parsers, some of which are superlinear
+# What a parser written for well-formed calls may raise on malformed ones.
 _PARSE_ERRORS = (
     ValueError,
     TypeError,
@@ -30,7 +30,7 @@ _PARSE_ERRORS = (
     ArithmeticError,
     SyntaxError,
     RecursionError,
-    MemoryError,  # of ast, when it is nested too deep
+    MemoryError,  # raised by ast for deep nesting
 )
 
 
@@ -48,7 +48,7 @@ Event: TypeAlias = TextDelta | ReasoningDelta | ToolCallDelta
 
 
 class CallNumbers:
-    """Gives each call of an answer its index and its id."""
+    """Numbers an answer's calls and gives each an id."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -63,13 +63,13 @@ class CallNumbers:
 
 
 class CallReader(ABC):
-    """One section. `rest` is None until its end was seen."""
+    """Reads one section. `rest` is None until the end of the section was seen."""
 
     def __init__(
         self, markup: Markup, tools: Sequence[Mapping[str, Any]], numbers: CallNumbers
     ) -> None:
         self.rest: str | None = None
-        self.first = numbers.count  # the index of its first call
+        self.first = numbers.count  # index of the section's first call
         self._markup = markup
         self._tools = tools
         self._numbers = numbers
@@ -79,14 +79,14 @@ class CallReader(ABC):
 
     @abstractmethod
     def finish(self) -> Iterator[Event]:
-        """The answer is over."""
+        """End of the answer."""
 
     def _parsed(self, section: str) -> Iterator[Event]:
-        """The calls of a whole section as mlx-lm reads them, or the section as text."""
+        """The calls of a whole section as mlx-lm parses them, or the section as text."""
         parse = self._markup.parse_call
         try:
             if parse is None or len(section) > MAX_SECTION:
-                raise ValueError("nobody reads it")
+                raise ValueError("no parser, or too long for it")
             found = parse(section, list(self._tools))
             calls = [_checked(call) for call in (found if isinstance(found, list) else [found])]
         except _PARSE_ERRORS:
@@ -98,14 +98,14 @@ class CallReader(ABC):
 
 
 class SectionReader(CallReader):
-    """Any format: waits for the end of the section."""
+    """Reads any format by waiting for the end of the section."""
 
     def __init__(
         self, markup: Markup, tools: Sequence[Mapping[str, Any]], numbers: CallNumbers
     ) -> None:
         super().__init__(markup, tools, numbers)
         self._pieces: list[str] = []
-        self._tail = ""  # could be the beginning of the end
+        self._tail = ""  # may be the beginning of the end marker
 
     def push(self, text: str) -> Iterator[Event]:
         end = self._markup.call_end
@@ -125,14 +125,14 @@ class SectionReader(CallReader):
 
 
 class _Skip(SectionReader):
-    """The rest of a section that has been read."""
+    """Drops the rest of a section whose calls have been read."""
 
     def _parsed(self, section: str) -> Iterator[Event]:  # noqa: ARG002
         yield from ()
 
 
 class _Streaming(CallReader):
-    """Reads character by character until another reader takes over."""
+    """Reads character by character, until another reader takes over."""
 
     def __init__(
         self, markup: Markup, tools: Sequence[Mapping[str, Any]], numbers: CallNumbers
@@ -170,11 +170,11 @@ class _Streaming(CallReader):
 
     @abstractmethod
     def _pending(self) -> Iterator[Event]:
-        """Arguments that have come and were not handed out."""
+        """Arguments that were read but not yielded yet."""
 
 
 class JsonReader(_Streaming):
-    """`{"name": ..., "arguments": {...}}`: one call, and the closing marker."""
+    """Reads `{"name": ..., "arguments": {...}}`: one call, then the closing marker."""
 
     def __init__(
         self, markup: Markup, tools: Sequence[Mapping[str, Any]], numbers: CallNumbers
@@ -185,14 +185,23 @@ class JsonReader(_Streaming):
 
     def _push(self, char: str) -> Iterator[Event]:
         self._call.push(char)
-        if self._call.name and not self._is_named:
+        name = self._call.name
+        if name and not self._is_named and self._accepts(name):
             self._is_named = True
-            yield self._numbers.open(self._call.name)
+            yield self._numbers.open(name)
         if self._is_named and (self._call.is_done or self._call.is_broken):
             yield from self._pending()
             yield from self._hand_over(_Skip, char)
-        elif self._call.is_broken:
-            yield from self._hand_over(SectionReader, "".join(self._seen))
+        elif not self._is_named and (self._call.is_broken or name):
+            yield from self._give_up()
+
+    def _accepts(self, name: str) -> bool:  # noqa: ARG002
+        """Whether this name makes it a call."""
+        return True
+
+    def _give_up(self) -> Iterator[Event]:
+        """The section is not a call in this format."""
+        yield from self._hand_over(SectionReader, "".join(self._seen))
 
     def _pending(self) -> Iterator[Event]:
         if self._is_named and (arguments := self._call.take()):
@@ -200,33 +209,26 @@ class JsonReader(_Streaming):
 
 
 class BareReader(JsonReader):
-    """A call of one of the tools without any marker; whatever else it is, is text."""
+    """Reads a call without a marker. An answer that does not call one of the tools is text."""
 
-    def _push(self, char: str) -> Iterator[Event]:
-        self._call.push(char)
-        if self._call.name and not self._is_named:
-            self._is_named = self._call.name in self._names()
-            if self._is_named:
-                yield self._numbers.open(self._call.name)
-        if self._is_named and (self._call.is_done or self._call.is_broken):
-            yield from self._pending()
-            yield from self._hand_over(_Skip, char)
-        elif self._call.is_broken or (self._call.name and not self._is_named):
-            self.rest = "".join(self._seen)
+    def _accepts(self, name: str) -> bool:
+        return any(tool["function"]["name"] == name for tool in self._tools)
+
+    def _give_up(self) -> Iterator[Event]:
+        self.rest = "".join(self._seen)
+        yield from ()
 
     def finish(self) -> Iterator[Event]:
         if not self._is_named and self._seen:
             yield TextDelta("".join(self._seen))
-
-    def _names(self) -> set[str]:
-        return {tool["function"]["name"] for tool in self._tools}
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
     """How a format writes the name before a call's arguments.
 
-    pattern: finds the name, and where the format has one the call's id, before the separator
+    separator: what ends the header
+    pattern: finds the name before the separator, and the call's id if the format has one
     """
 
     separator: str
@@ -245,7 +247,7 @@ _LONGEST_HEADER = 512
 
 
 class HeaderReader(_Streaming):
-    """A name, a separator, arguments as JSON; any number of them."""
+    """Reads calls written as a name, a separator and JSON arguments; any number of them."""
 
     def __init__(
         self, markup: Markup, tools: Sequence[Mapping[str, Any]], numbers: CallNumbers
@@ -253,7 +255,7 @@ class HeaderReader(_Streaming):
         super().__init__(markup, tools, numbers)
         self._format = HEADERS[markup.call_format or ""]
         self._header = ""
-        self._named: re.Match[str] | None = None  # a header whose arguments have not begun
+        self._named: re.Match[str] | None = None  # a header whose arguments have not started
         self._value: JsonText | None = None
 
     def _push(self, char: str) -> Iterator[Event]:
@@ -294,7 +296,7 @@ class HeaderReader(_Streaming):
         self._value.push(char)
 
     def _give_up(self) -> Iterator[Event]:
-        """What comes now is no further call."""
+        """What follows is not another call."""
         if self._numbers.count == self.first:
             yield from self._hand_over(SectionReader, "".join(self._seen))
         else:
@@ -308,7 +310,7 @@ class HeaderReader(_Streaming):
 def reader_of(
     markup: Markup, tools: Sequence[Mapping[str, Any]], numbers: CallNumbers
 ) -> CallReader:
-    """A reader of the section that begins now."""
+    """A reader for the section that starts here."""
     if markup.call_format == "json_tools":
         return JsonReader(markup, tools, numbers)
     if markup.is_bare:

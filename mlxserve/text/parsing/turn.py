@@ -1,6 +1,6 @@
-"""What the next turn of a conversation may hold, and the pieces it comes in.
+"""What the assistant's next turn may contain, and its tool calls, whole and as streamed pieces.
 
-Data only: the API, the library and the parser all speak of it.
+Data only: the vocabulary of the API, the library and the parser.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 class ToolChoice(StrEnum):
     """Whether a turn calls a tool."""
 
-    AUTO = "auto"  # as the model likes
-    NONE = "none"  # no: what looks like a call is text
-    REQUIRED = "required"  # at least one
+    AUTO = "auto"  # the model decides
+    NONE = "none"  # no calls; what looks like one is text
+    REQUIRED = "required"  # at least one call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssistantTurn:
-    """An assistant's turn, whose thinking and calls are told apart from its text.
+    """What the assistant may do in its turn: call tools, and think for how long.
 
-    tools: definitions as OpenAI spells them, {"type": "function", "function": {...}}
-    tool_name: the one tool to call, which goes with `REQUIRED`
+    tools: definitions in OpenAI's format, {"type": "function", "function": {...}}
+    tool_name: the only tool to call; requires `ToolChoice.REQUIRED`
     parallel_tool_calls: False ends the turn after its first call
-    thinking_budget: tokens after which the end of the thinking is forced; None is no limit
+    thinking_budget: number of tokens after which thinking is forced to end; None: no limit
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
@@ -42,10 +42,10 @@ class AssistantTurn:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of one call of a tool.
+    """A streamed piece of one tool call.
 
-    The first of its `index` has the id and the name; the arguments, joined, are JSON. The calls of
-    an answer come one after the other.
+    The first piece of an `index` has the id and the name; the joined arguments are JSON. The calls
+    of an answer come one after another.
     """
 
     index: int
@@ -56,7 +56,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One whole call; `arguments` is JSON, unless the answer was cut short within it."""
+    """One complete tool call. `arguments` is JSON unless the answer was cut off inside it."""
 
     id: str
     name: str
@@ -64,7 +64,7 @@ class ToolCall:
 
 
 def join_calls(deltas: Sequence[ToolCallDelta]) -> tuple[ToolCall, ...]:
-    """The calls that these pieces make."""
+    """The calls that these pieces add up to."""
     calls: list[ToolCall] = []
     for delta in deltas:
         if delta.id is not None:

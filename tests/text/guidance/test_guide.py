@@ -204,7 +204,7 @@ BAD: Sequence[tuple[StructureKind, str, str]] = [
     (StructureKind.JSON_SCHEMA, '{"type": "string", "pattern": "(?=a)b"}', "look-around"),
     (StructureKind.JSON_SCHEMA, '{"$ref": "http://x/y"}', "does not fetch"),
     (StructureKind.JSON_SCHEMA, '{"not": {}}', "Unimplemented"),
-    (StructureKind.JSON_SCHEMA, "[]", "a JSON schema is an object"),
+    (StructureKind.JSON_SCHEMA, "[]", "a JSON schema must be an object"),
     (
         StructureKind.JSON_SCHEMA,
         json.dumps({"properties": {str(n): {} for n in range(MAX_PROPERTIES + 1)}}),
