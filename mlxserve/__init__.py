@@ -30,14 +30,17 @@ if TYPE_CHECKING:
         UnsupportedModel,
     )
     from mlxserve.llm import LLM, AsyncLLM, RequestOutput, Usage
-    from mlxserve.request import FinishReason, TokenLogprob
+    from mlxserve.request import FinishReason, Resized, TokenLogprob
     from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
+    from mlxserve.stats import Stats
+    from mlxserve.text.deltas import Delta
     from mlxserve.text.parsing.turn import AssistantTurn, ToolCall, ToolChoice
 
 __all__ = [
     "LLM",
     "AssistantTurn",
     "AsyncLLM",
+    "Delta",
     "EngineConfig",
     "EngineStopped",
     "FinishReason",
@@ -52,7 +55,9 @@ __all__ = [
     "PromptTooLong",
     "QueueFull",
     "RequestOutput",
+    "Resized",
     "SamplingParams",
+    "Stats",
     "Structure",
     "StructureKind",
     "TokenLogprob",
@@ -86,6 +91,9 @@ _MODULE_OF = {
     "ToolCall": "mlxserve.text.parsing.turn",
     "ToolChoice": "mlxserve.text.parsing.turn",
     "AssistantTurn": "mlxserve.text.parsing.turn",
+    "Delta": "mlxserve.text.deltas",
+    "Stats": "mlxserve.stats",
+    "Resized": "mlxserve.request",
     "FinishReason": "mlxserve.request",
     "SamplingParams": "mlxserve.sampling_params",
     "Structure": "mlxserve.sampling_params",

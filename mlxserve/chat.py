@@ -23,7 +23,7 @@ from mlxserve.errors import (
     PromptTooLong,
     UnknownPrefix,
 )
-from mlxserve.request import MAX_PAGES, MIN_PAGES, FinishReason, Pooling, Request, Resized
+from mlxserve.request import FinishReason, Pooling, Request, Resized, check_num_pages
 from mlxserve.request_options import AnswerTerms
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.stats import Stats
@@ -156,11 +156,8 @@ class Chat:
         """
         num_tokens = num_characters // (_MARGIN * self._tokenizer.longest_token)
         if num_tokens >= self.max_model_len:
-            raise PromptTooLong(
-                f"the prompt has {num_characters} characters, which is more than {num_tokens} "
-                f"tokens, but the context has {self.max_model_len}. Shorten the prompt.",
-                num_tokens=num_tokens,
-                max_model_len=self.max_model_len,
+            raise PromptTooLong.for_answer(
+                num_tokens, self.max_model_len, num_characters=num_characters
             )
 
     def encode(self, text: str) -> list[int]:
@@ -268,13 +265,7 @@ class Chat:
         if not prompt:
             raise InvalidRequest("prompt: it is empty; at least one token is needed")
         if len(prompt) >= self.max_model_len:
-            raise PromptTooLong(
-                f"the prompt has {len(prompt)} tokens, but the context has {self.max_model_len}, "
-                "and the answer needs at least one. Shorten the prompt, or raise max_model_len if "
-                "the model and the memory allow it.",
-                num_tokens=len(prompt),
-                max_model_len=self.max_model_len,
-            )
+            raise PromptTooLong.for_answer(len(prompt), self.max_model_len)
         self._check_ids(prompt, "prompt")
         for name, ids in (
             ("logit_bias", params.logit_bias),
@@ -310,12 +301,7 @@ class Chat:
         if not token_ids:
             raise InvalidRequest("input: it is empty; at least one token is needed")
         if len(token_ids) > self.max_model_len:
-            raise PromptTooLong(
-                f"the text has {len(token_ids)} tokens, but the context has {self.max_model_len}. "
-                "Embed it in parts.",
-                num_tokens=len(token_ids),
-                max_model_len=self.max_model_len,
-            )
+            raise PromptTooLong.for_embedding(len(token_ids), self.max_model_len)
         self._check_ids(token_ids, "input")
         return await self._engine.embed(token_ids, pooling, dimensions)
 
@@ -369,8 +355,7 @@ class Chat:
     def _named(self, name: str) -> NamedPrefix:
         prefix = self._prefixes.get(name)
         if prefix is None:
-            known = ", ".join(sorted(self._prefixes)) or "none"
-            raise UnknownPrefix(f"there is no prefix named {name!r}; known: {known}")
+            raise UnknownPrefix.named(name, self._prefixes)
         return prefix
 
     # ---- the engine
@@ -406,11 +391,7 @@ class Chat:
         have too many pages for so few, QueueFull where a request has grown too long for them, and
         EngineStopped; nothing happened then.
         """
-        if not isinstance(num_pages, int) or not MIN_PAGES <= num_pages <= MAX_PAGES:
-            raise InvalidParameter(
-                "num_pages",
-                f"must be a whole number from {MIN_PAGES} to {MAX_PAGES}, got {num_pages!r}",
-            )
+        check_num_pages(num_pages)
         return await self._engine.resize_cache(num_pages)
 
     async def check(self) -> None:

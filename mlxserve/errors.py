@@ -14,8 +14,14 @@
     ├── QueueFull               too many requests are waiting
     └── EngineStopped           the engine was closed or has failed and accepts no requests
 
-A message says what happened, then what to do about it.
+A message says what happened, then what to do about it. Where several modules check the same rule,
+a classmethod of the error builds its sentence.
 """
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Self
 
 
 class MlxServeError(Exception):
@@ -42,9 +48,50 @@ class PromptTooLong(InvalidRequest):
         self.num_tokens = num_tokens
         self.max_model_len = max_model_len
 
+    @classmethod
+    def for_answer(
+        cls,
+        num_tokens: int,
+        max_model_len: int,
+        *,
+        num_characters: int | None = None,
+        limit: str = "the context has",
+        advice: str = "raise max_model_len if the model and the memory allow it",
+    ) -> Self:
+        """A prompt whose answer would have no room.
+
+        num_characters: of a text that was not tokenised, as it has more than `num_tokens` in any case
+        limit, advice: what holds only `max_model_len` tokens, and how to change that
+        """
+        size = f"{num_tokens} tokens"
+        if num_characters is not None:
+            size = f"{num_characters} characters, which is more than {size}"
+        return cls(
+            f"the prompt has {size}, but {limit} {max_model_len}, and the answer needs at least "
+            f"one. Shorten the prompt, or {advice}.",
+            num_tokens=num_tokens,
+            max_model_len=max_model_len,
+        )
+
+    @classmethod
+    def for_embedding(cls, num_tokens: int, max_model_len: int) -> Self:
+        """A text to embed that is longer than the context."""
+        return cls(
+            f"input: a text has {num_tokens} tokens, but the context has {max_model_len}. Embed it "
+            "in parts.",
+            num_tokens=num_tokens,
+            max_model_len=max_model_len,
+        )
+
 
 class UnknownPrefix(InvalidRequest):
     """No named prefix has this name. Add it first."""
+
+    @classmethod
+    def named(cls, name: str, known: Iterable[str]) -> Self:
+        """`known`: the names that the caller may see."""
+        names = ", ".join(sorted(known)) or "none"
+        return cls(f"There is no prefix named {name[:100]!r}; known: {names}.")
 
 
 class PrefixQuotaExceeded(InvalidRequest):

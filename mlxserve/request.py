@@ -7,14 +7,19 @@ changes a `Request`; everything else here is frozen.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Iterable, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from typing import NamedTuple, Protocol, TypeAlias
 
-from mlxserve.sampling_params import SamplingParams
+from mlxserve.sampling_params import SamplingParams, check_whole
 
 MIN_PAGES, MAX_PAGES = 2, 1 << 24  # of the cache, whatever the memory
+
+
+def check_num_pages(num_pages: object) -> None:
+    """Raises InvalidParameter."""
+    check_whole(num_pages, "num_pages", MIN_PAGES, MAX_PAGES)
 
 
 class FinishReason(StrEnum):
@@ -95,13 +100,13 @@ def as_page_table(pages: Iterable[int] = ()) -> PageTable:
 
 @dataclass(frozen=True, slots=True)
 class Resized:
-    """What has become of the cache when it got another number of pages."""
+    """What changing the number of pages did to the cache."""
 
     num_pages: int
     max_model_len: int  # longest prompt plus answer from now on, where no prefix is pinned
     num_preempted: int  # requests that gave their pages back, and start again later
     num_forgotten: int  # cached pages
-    moves: Mapping[int, int]  # page -> where to it has moved
+    num_moved: int  # pages whose content has another id now
 
 
 @dataclass(frozen=True, slots=True)

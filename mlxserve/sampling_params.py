@@ -76,19 +76,19 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        _whole(self.n, "n", 1, self.MAX_CHOICES)
+        check_whole(self.n, "n", 1, self.MAX_CHOICES)
         if self.max_tokens is not None:
-            _whole(self.max_tokens, "max_tokens", 1, None)
+            check_whole(self.max_tokens, "max_tokens", 1, None)
         _number(self.temperature, "temperature", 0.0, 100.0)
         _number(self.top_p, "top_p", 0.0, 1.0)
         if self.top_p == 0:
             raise InvalidParameter(
                 "top_p", "must be above 0; use temperature=0 for greedy decoding"
             )
-        _whole(self.top_k, "top_k", 0, None)
+        check_whole(self.top_k, "top_k", 0, None)
         _number(self.min_p, "min_p", 0.0, 1.0)
         if self.seed is not None:
-            _whole(self.seed, "seed", -(2**63), 2**64 - 1)
+            check_whole(self.seed, "seed", -(2**63), 2**64 - 1)
         _strings(self.stop, "stop", self.MAX_STOP_STRINGS)
         _whole_all(self.stop_token_ids, "stop_token_ids")
         if not isinstance(self.ignore_eos, bool):
@@ -104,7 +104,7 @@ class SamplingParams:
         for bias in self.logit_bias.values():
             _number(bias, "logit_bias", -1e4, 1e4)
         if self.logprobs is not None:
-            _whole(self.logprobs, "logprobs", 0, self.MAX_LOGPROBS)
+            check_whole(self.logprobs, "logprobs", 0, self.MAX_LOGPROBS)
         if not isinstance(self.structure, Structure | None):
             raise InvalidParameter("structure", f"must be a Structure, got {self.structure!r:.80}")
         if self.structure is not None and self.ignore_eos:
@@ -120,7 +120,8 @@ class SamplingParams:
         return [replace(self, n=1, seed=s if s < 2**64 else s - 2**64) for s in seeds]
 
 
-def _whole(value: object, name: str, low: int | None, high: int | None) -> None:
+def check_whole(value: object, name: str, low: int | None = None, high: int | None = None) -> None:
+    """Raises InvalidParameter for anything but a whole number within the bounds."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidParameter(name, f"must be a whole number, got {value!r}")
     if (low is not None and value < low) or (high is not None and value > high):
@@ -131,7 +132,7 @@ def _whole_all(values: object, name: str) -> None:
     if not isinstance(values, (Sequence, Mapping)) or isinstance(values, (str, bytes)):
         raise InvalidParameter(name, f"must be a collection of token ids, got {values!r}")
     for value in values:
-        _whole(value, name, 0, 2**31 - 1)
+        check_whole(value, name, 0, 2**31 - 1)
 
 
 def _number(value: object, name: str, low: float, high: float) -> None:

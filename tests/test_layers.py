@@ -90,8 +90,8 @@ ARROWS: dict[str, str] = {
         "mlxserve/machine mlxserve/text/parsing mlxserve/chat mlxserve/build"
     ),
     "mlxserve/__init__": (
-        "mlxserve/version mlxserve/errors mlxserve/sampling_params mlxserve/config "
-        "mlxserve/request mlxserve/text/parsing mlxserve/llm"
+        "mlxserve/version mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config "
+        "mlxserve/request mlxserve/text/parsing mlxserve/text/deltas mlxserve/llm"
     ),
     "mlxserve/mini/training": (
         "mlxserve/stats mlxserve/config mlxserve/machine mlxserve/hub mlxserve/__init__"

@@ -70,10 +70,8 @@ class Prompts:
             return list(self._chat.prefix(in_namespace(request, name)))
         except UnknownPrefix as error:
             names = (without_namespace(request, known) for known in self._chat.prefixes())
-            known = ", ".join(sorted(own for own in names if own is not None)) or "none"
-            raise UnknownPrefix(
-                f"There is no prefix named {name[:100]!r}; known: {known}."
-            ) from error
+            own = [known for known in names if known is not None]
+            raise UnknownPrefix.named(name, own) from error
 
     def _encoded(self, prompt: Prompt) -> list[int]:
         token_ids = self._chat.encode(prompt) if isinstance(prompt, str) else list(prompt)

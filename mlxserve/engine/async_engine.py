@@ -198,7 +198,7 @@ class AsyncEngine:
                 "%d forgotten, %d requests preempted",
                 resized.num_pages,
                 resized.max_model_len,
-                len(resized.moves),
+                resized.num_moved,
                 resized.num_forgotten,
                 resized.num_preempted,
             )

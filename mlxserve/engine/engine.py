@@ -225,7 +225,7 @@ class Engine:
         resized = self._scheduler.resize(num_pages)
         self._transfer()  # what is saved is read before anything moves
         self._runner.resize(num_pages, resized.moves)
-        return resized
+        return resized.public()
 
     def check(self) -> None:
         """Audit requests and pages. Raises AssertionError."""

@@ -11,16 +11,38 @@ Decides and says which pages move; whoever has the arrays moves what they hold.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from mlxserve.cache.pages import PagePool
-from mlxserve.errors import InvalidParameter, PrefixQuotaExceeded, QueueFull
-from mlxserve.request import MIN_PAGES, Request, Resized
+from mlxserve.errors import PrefixQuotaExceeded, QueueFull
+from mlxserve.request import Request, Resized, check_num_pages
 from mlxserve.scheduler.capacity import Capacity
 from mlxserve.scheduler.copies import Copies
 from mlxserve.scheduler.holders import Holders
 from mlxserve.scheduler.pins import Pins
 from mlxserve.scheduler.prefix_cache import PrefixCache
 from mlxserve.stats import SchedulerStats
+
+
+@dataclass(frozen=True, slots=True)
+class PoolResize:
+    """What `Resized` tells users, and where pages went. Those who hold arrays move their content."""
+
+    num_pages: int
+    max_model_len: int
+    num_preempted: int
+    num_forgotten: int
+    moves: Mapping[int, int]  # old page id -> new page id
+
+    def public(self) -> Resized:
+        """Without page ids, which mean nothing outside the engine."""
+        return Resized(
+            self.num_pages,
+            self.max_model_len,
+            self.num_preempted,
+            self.num_forgotten,
+            len(self.moves),
+        )
 
 
 class Resize:
@@ -44,7 +66,7 @@ class Resize:
         self._holders = holders
         self._stats = stats
 
-    def resize(self, num_pages: int, live: Collection[Request]) -> Resized:
+    def resize(self, num_pages: int, live: Collection[Request]) -> PoolResize:
         """Have so many pages. Raises InvalidParameter, PrefixQuotaExceeded and QueueFull; nothing
         happened then."""
         self._refuse(num_pages, live)
@@ -54,7 +76,7 @@ class Resize:
         moves = self._pool.resize(num_pages)
         self._follow(moves)
         self._capacity.measure_all(live)
-        return Resized(
+        return PoolResize(
             num_pages,
             self._capacity.most,
             self._stats.num_preemptions - preemptions,
@@ -63,8 +85,7 @@ class Resize:
         )
 
     def _refuse(self, num_pages: int, live: Collection[Request]) -> None:
-        if num_pages < MIN_PAGES:
-            raise InvalidParameter("num_pages", f"must be at least {MIN_PAGES}, got {num_pages}")
+        check_num_pages(num_pages)
         quota = self._pins.quota_of(num_pages)
         if self._pins.num_pages > quota:
             raise PrefixQuotaExceeded(

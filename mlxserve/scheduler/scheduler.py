@@ -25,7 +25,6 @@ from mlxserve.request import (
     Output,
     Request,
     RequestState,
-    Resized,
     Sampled,
     TokenLogprob,
     as_page_table,
@@ -41,7 +40,7 @@ from mlxserve.scheduler.holders import Holders
 from mlxserve.scheduler.limit import DECODE, LimitContext, LimitReason, limit
 from mlxserve.scheduler.pins import Pins
 from mlxserve.scheduler.prefix_cache import PrefixCache
-from mlxserve.scheduler.resize import Resize
+from mlxserve.scheduler.resize import PoolResize, Resize
 from mlxserve.scheduler.siblings import Siblings
 from mlxserve.scheduler.step import Step
 from mlxserve.scheduler.swap import LOAD_PAGES, Load, Swap, Transfers
@@ -149,19 +148,13 @@ class Scheduler:
         if num_tokens < capacity:
             return
         if capacity == self.config.max_model_len:
-            limit_, advice = "the context has", "Shorten the prompt or raise max_model_len."
-        else:
-            limit_ = f"the cache's {self.pool.num_pages} pages hold"
-            advice = "Shorten the prompt, or raise gpu_memory_utilization or num_pages."
-            if self._pins.num_pages:
-                limit_ = f"beside {self._pins.num_pages} pinned pages the cache holds"
-                advice = "Shorten the prompt, or remove a named prefix."
-        raise PromptTooLong(
-            f"the prompt has {num_tokens} tokens, but {limit_} {capacity}, and the answer "
-            f"needs at least one. {advice}",
-            num_tokens=num_tokens,
-            max_model_len=capacity,
-        )
+            raise PromptTooLong.for_answer(num_tokens, capacity)
+        limit_ = f"the cache's {self.pool.num_pages} pages hold"
+        advice = "raise gpu_memory_utilization or num_pages"
+        if self._pins.num_pages:
+            limit_ = f"beside {self._pins.num_pages} pinned pages the cache holds"
+            advice = "remove a named prefix"
+        raise PromptTooLong.for_answer(num_tokens, capacity, limit=limit_, advice=advice)
 
     # ---- prefixes that stay
 
@@ -217,7 +210,7 @@ class Scheduler:
                 self._holders.set_back(request)
         return self.pool.reset()
 
-    def resize(self, num_pages: int) -> Resized:
+    def resize(self, num_pages: int) -> PoolResize:
         """Have so many pages, by preempting if it must. No step may be unread.
 
         Whoever has the arrays takes what is to be saved first, and then moves the pages. Raises

@@ -26,7 +26,7 @@ from mlxserve.errors import (
     PromptTooLong,
     UnknownPrefix,
 )
-from mlxserve.request import FinishReason, Pooling, Resized, TokenLogprob
+from mlxserve.request import FinishReason, Pooling, Resized, TokenLogprob, check_num_pages
 from mlxserve.request_options import AnswerTerms
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.stats import Memory, PoolStats, SchedulerStats, Stats, SwapStats
@@ -199,7 +199,8 @@ class FakeChat:
     async def resize_cache(self, num_pages: int) -> Resized:
         if self.submit_error is not None:
             raise self.submit_error
-        return Resized(num_pages, 16 * num_pages, 1, 2, {9: 3, 8: 4})
+        check_num_pages(num_pages)
+        return Resized(num_pages, 16 * num_pages, 1, 2, 2)
 
     async def snapshot(self) -> Snapshot:
         if self.is_closed:

@@ -30,13 +30,13 @@ from mlxserve.request import (
     Output,
     Request,
     RequestState,
-    Resized,
     Sampled,
 )
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.admission import MAX_CANDIDATES
 from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.copies import PageCopy, PageTail
+from mlxserve.scheduler.resize import PoolResize
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.swap import Load
 from mlxserve.stats import PoolStats
@@ -147,7 +147,7 @@ class GhostEngine:
         self.audit()
         return done
 
-    def resize(self, num_pages: int) -> Resized:
+    def resize(self, num_pages: int) -> PoolResize:
         """Refused if, and only if, it should be; and then nothing has happened."""
         while self.unread:
             self.read()
@@ -205,7 +205,7 @@ class GhostEngine:
             for request in self._live()
         )
 
-    def _move(self, resized: Resized) -> None:
+    def _move(self, resized: PoolResize) -> None:
         assert not resized.moves.keys() & set(resized.moves.values())
         for source, target in resized.moves.items():
             self._copy(PageCopy(source, target))

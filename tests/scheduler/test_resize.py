@@ -39,7 +39,7 @@ def occupy(engine: object, num_pages: int) -> Request:
 
 
 def test_less_than_two_pages_are_refused(make_engine: Callable) -> None:
-    with pytest.raises(InvalidParameter, match="num_pages: must be at least 2, got 1"):
+    with pytest.raises(InvalidParameter, match="num_pages: must be between 2 and 16777216, got 1"):
         make_engine().scheduler.resize(1)
 
 

@@ -25,7 +25,7 @@ from mlxserve.api.bodies.model import Body, NotYet, read_request
 from mlxserve.api.errors import ApiError, from_engine, json_response
 from mlxserve.api.server.retry_after import Turnover
 from mlxserve.api.service import Service
-from mlxserve.errors import MlxServeError, QueueFull
+from mlxserve.errors import MlxServeError, PromptTooLong, QueueFull
 from mlxserve.request import Pooling
 
 MAX_TOKENS = 300_000  # of all texts of one request, as with OpenAI
@@ -104,13 +104,8 @@ class Embeddings:
         if not all(texts):
             raise ApiError(400, "input: a text is empty.", param="input", code="invalid_value")
         if longest > self._service.chat.max_model_len:
-            raise ApiError(
-                400,
-                f"input: a text has {longest} tokens, but the context has "
-                f"{self._service.chat.max_model_len}. Embed it in parts.",
-                param="input",
-                code="context_length_exceeded",
-            )
+            too_long = PromptTooLong.for_embedding(longest, self._service.chat.max_model_len)
+            raise from_engine(too_long, prompt_param="input")
         if num_tokens > MAX_TOKENS:
             raise ApiError(
                 400,

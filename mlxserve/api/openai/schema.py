@@ -296,7 +296,8 @@ class PrefixRequest(Body):
 class CacheResizeRequest(Body):
     """The body of `POST /api/v1/cache/resize`."""
 
-    num_pages: Annotated[int, Field(ge=MIN_PAGES, le=MAX_PAGES)]
+    # `Chat` checks the bounds; here they are only told to readers of the API's description.
+    num_pages: Annotated[int, Field(json_schema_extra={"minimum": MIN_PAGES, "maximum": MAX_PAGES})]
 
 
 class DetokenizeRequest(Body):
