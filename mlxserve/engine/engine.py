@@ -114,7 +114,7 @@ class Engine:
         self.start()
         self._scheduler.expire(self._clock())
         is_reading = self._swapper is not None and self._swapper.is_reading
-        if self._unread is not None and (is_reading or self._scheduler.is_tight()):
+        if self._unread is not None and (is_reading or self._scheduler.might_preempt()):
             outputs += self._read(None)
         if self._swapper is not None:
             self._swapper.restore()

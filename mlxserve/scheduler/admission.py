@@ -14,7 +14,7 @@ from mlxserve.request import Request
 from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.limit import Limit, LimitReason, limit
 from mlxserve.scheduler.prefix_cache import PrefixCache, Tail
-from mlxserve.scheduler.siblings import Siblings
+from mlxserve.scheduler.prefix_followers import PrefixFollowers
 from mlxserve.scheduler.step import Step
 from mlxserve.scheduler.swap import Swap
 from mlxserve.scheduler.waiting import WaitingQueue
@@ -39,14 +39,14 @@ class Admission:
         config: SchedulerConfig,
         pool: PagePool,
         cache: PrefixCache,
-        siblings: Siblings,
+        followers: PrefixFollowers,
         swap: Swap,
         stats: SchedulerStats,
     ) -> None:
         self._config = config
         self._pool = pool
         self._cache = cache
-        self._siblings = siblings
+        self._followers = followers
         self._swap = swap
         self._stats = stats
 
@@ -70,7 +70,7 @@ class Admission:
             if passed and not self._may_overtake(request, passed):
                 return
             cached = self._cache.match(request)
-            if self._siblings.must_wait(request, self._cache.matchable(request, len(cached))):
+            if self._followers.must_wait(request, self._cache.matchable(request, len(cached))):
                 continue
             if passed and not self._is_short(request, len(cached)):
                 return

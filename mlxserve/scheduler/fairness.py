@@ -1,4 +1,4 @@
-"""Service: how many tokens each client has got, so that the one with the least goes first.
+"""FairShare: how many tokens each client has got, so that the one with the least goes first.
 
 The virtual token counter of arXiv 2401.00588: prompt tokens that had to be computed, and answer
 tokens, which cost more. A client that comes back starts at the least of those who are there: it is
@@ -13,7 +13,7 @@ PREFILL_WEIGHT = 1
 DECODE_WEIGHT = 2  # the paper's
 
 
-class Service:
+class FairShare:
     """Counters of the clients that have requests, and of those that left with more than they."""
 
     def __init__(self) -> None:

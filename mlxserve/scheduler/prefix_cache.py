@@ -13,7 +13,7 @@ from mlxserve.cache.hashing import extend_hashes, page_hash, root
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import CacheMiss, CacheReport, Chunk, Request
 from mlxserve.scheduler.explain import Explainer
-from mlxserve.scheduler.siblings import Siblings
+from mlxserve.scheduler.prefix_followers import PrefixFollowers
 
 
 class Tail(NamedTuple):
@@ -51,12 +51,12 @@ class PrefixCache:
     """Finds nothing and publishes nothing where it is off. Tails it finds only to be copied."""
 
     def __init__(
-        self, pool: PagePool, siblings: Siblings, *, is_on: bool, copies_tails: bool
+        self, pool: PagePool, followers: PrefixFollowers, *, is_on: bool, copies_tails: bool
     ) -> None:
         self.is_on = is_on
         self._copies_tails = is_on and copies_tails
         self._pool = pool
-        self._siblings = siblings
+        self._followers = followers
         self._explainer = Explainer(pool)
         self._matches: dict[Request, _Match] = {}
 
@@ -142,7 +142,7 @@ class PrefixCache:
             tokens = request.token_ids[index * page_size : (index + 1) * page_size]
             if not self._pool.publish(page, hash_, parent, tokens):
                 duplicates.append(index)
-            self._siblings.pass_by(hash_)
+            self._followers.page_published(hash_)
             parent = hash_
         return duplicates
 

@@ -18,7 +18,7 @@ from mlxserve.errors import PrefixQuotaExceeded, QueueFull
 from mlxserve.request import Request, Resized, check_num_pages
 from mlxserve.scheduler.capacity import Capacity
 from mlxserve.scheduler.copies import Copies
-from mlxserve.scheduler.holders import Holders
+from mlxserve.scheduler.page_tables import PageTables
 from mlxserve.scheduler.pins import Pins
 from mlxserve.scheduler.prefix_cache import PrefixCache
 from mlxserve.stats import SchedulerStats
@@ -55,7 +55,7 @@ class Resize:
         capacity: Capacity,
         pins: Pins,
         copies: Copies,
-        holders: Holders,
+        page_tables: PageTables,
         stats: SchedulerStats,
     ) -> None:
         self._pool = pool
@@ -63,7 +63,7 @@ class Resize:
         self._capacity = capacity
         self._pins = pins
         self._copies = copies
-        self._holders = holders
+        self._page_tables = page_tables
         self._stats = stats
 
     def resize(self, num_pages: int, live: Collection[Request]) -> PoolResize:
@@ -104,18 +104,18 @@ class Resize:
                 )
 
     def _make_room(self, num_pages: int) -> None:
-        for request in list(self._holders.running.values()):
+        for request in list(self._page_tables.running.values()):
             if request.loading:
-                self._holders.set_back(request)
+                self._page_tables.requeue(request)
         while self._pool.num_used > num_pages:
-            self._holders.preempt(self._holders.victim() or self._youngest())
+            self._page_tables.preempt(self._page_tables.victim() or self._youngest())
 
     def _youngest(self) -> Request:
         """Of requests that share all their pages with each other, so that one alone frees none."""
-        return next(reversed(self._holders.running.values()))
+        return next(reversed(self._page_tables.running.values()))
 
     def _follow(self, moves: Mapping[int, int]) -> None:
         self._cache.forget_all()
         self._copies.renumber(moves)
-        for request in self._holders.running.values():
-            self._holders.renumber(request, moves)
+        for request in self._page_tables.running.values():
+            self._page_tables.renumber(request, moves)

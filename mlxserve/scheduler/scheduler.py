@@ -34,14 +34,14 @@ from mlxserve.scheduler.audit import check_ending, check_running, check_waiting
 from mlxserve.scheduler.capacity import Capacity
 from mlxserve.scheduler.config import BudgetMode, SchedulerConfig, can_align
 from mlxserve.scheduler.copies import Copies, PageCopy, PageTail
-from mlxserve.scheduler.fairness import Service
+from mlxserve.scheduler.fairness import FairShare
 from mlxserve.scheduler.forks import Forks
-from mlxserve.scheduler.holders import Holders
 from mlxserve.scheduler.limit import DECODE, LimitContext, LimitReason, limit
+from mlxserve.scheduler.page_tables import PageTables
 from mlxserve.scheduler.pins import Pins
 from mlxserve.scheduler.prefix_cache import PrefixCache
+from mlxserve.scheduler.prefix_followers import PrefixFollowers
 from mlxserve.scheduler.resize import PoolResize, Resize
-from mlxserve.scheduler.siblings import Siblings
 from mlxserve.scheduler.step import Step
 from mlxserve.scheduler.swap import LOAD_PAGES, Load, Swap, Transfers
 from mlxserve.scheduler.waiting import WaitingQueue, order
@@ -57,15 +57,15 @@ class Scheduler:
         self.pool = pool
         self._is_aligned = config.page_aligned_scheduling and can_align(config)
         self._stats = SchedulerStats()
-        self._service = Service()
-        self._waiting = WaitingQueue(self._service, config.ageing_steps)
+        self._fair_share = FairShare()
+        self._waiting = WaitingQueue(self._fair_share, config.ageing_steps)
         self._ending: set[Request] = set()  # ended, but a step that uses their pages is unread
         self._live: dict[str, Request] = {}  # waiting or running
-        self._siblings = Siblings(config.prefix_follow_pages, self._stats)
+        self._followers = PrefixFollowers(config.prefix_follow_pages, self._stats)
         self._pins = Pins(pool, config.max_pinned_fraction)
         self._cache = PrefixCache(
             pool,
-            self._siblings,
+            self._followers,
             is_on=config.enable_prefix_caching,
             copies_tails=config.page_tail is PageTail.COPY,
         )
@@ -73,25 +73,25 @@ class Scheduler:
         self._forks = Forks()
         self._copies = Copies(pool, self._stats)
         self._capacity = Capacity(config.max_model_len, pool, self._cache, self._pins)
-        self._holders = Holders(
+        self._page_tables = PageTables(
             config,
             pool,
             self._cache,
             self._capacity,
-            self._siblings,
+            self._followers,
             self._copies,
             self._swap,
             self._waiting,
             self._stats,
         )
-        self._running = self._holders.running
+        self._running = self._page_tables.running
         self._resize = Resize(
             pool,
             self._cache,
             self._capacity,
             self._pins,
             self._copies,
-            self._holders,
+            self._page_tables,
             self._stats,
         )
         self._replaced: list[int] = []  # pages in nobody's table, but an unread step uses them
@@ -99,7 +99,7 @@ class Scheduler:
         self._num_arrivals = 0
         self._num_steps = 0  # planned, empty ones included
         self._admission = Admission(
-            config, pool, self._cache, self._siblings, self._swap, self._stats
+            config, pool, self._cache, self._followers, self._swap, self._stats
         )
 
     @property
@@ -133,7 +133,7 @@ class Scheduler:
         self._num_arrivals += 1
         request.queued_at = self._num_steps
         self._live[request.id] = request
-        self._service.arrive(request.client)
+        self._fair_share.arrive(request.client)
         leader = request.fork_of
         if leader is not None and leader.id in self._live and not leader.num_outputs:
             assert request.token_ids == leader.token_ids, f"{request.id} has another prompt"
@@ -207,7 +207,7 @@ class Scheduler:
         if force:
             assert not self._num_unread, "an unread step uses pages"
             for request in reversed(list(self._running.values())):
-                self._holders.set_back(request)
+                self._page_tables.requeue(request)
         return self.pool.reset()
 
     def resize(self, num_pages: int) -> PoolResize:
@@ -237,9 +237,9 @@ class Scheduler:
 
     # ---- decide
 
-    def is_tight(self) -> bool:
+    def might_preempt(self) -> bool:
         """Whether a plan made now might have to preempt: read the unread step first, then plan."""
-        return self._holders.is_tight()
+        return self._page_tables.might_preempt()
 
     def schedule(self, prefill_budget: int | None = None) -> list[Chunk]:
         """Plan a step: decodes, then prompts under way, then new ones as far as budget and pages go.
@@ -253,7 +253,7 @@ class Scheduler:
         step = Step(self._limit_context(), self.config.max_num_batched_tokens, not self._num_unread)
         prefills = self._plan_decodes(step)
         for client, count in Counter([request.client for request in step.plan]).items():
-            self._service.charge(client, decode=count)
+            self._fair_share.charge(client, decode=count)
         if prefill_budget is not None and step.plan and self.config.enable_chunked_prefill:
             step.budget = min(step.budget, max(prefill_budget, self.pool.page_size))
         for request in sorted(prefills, key=order):
@@ -303,7 +303,7 @@ class Scheduler:
         if request.guide is not None and _must_wait(request):
             return
         share = limit(start, start + 1, request.prefill_end, step.budget, step.ctx)
-        if share.num_tokens and self._holders.grow(request, start + 1, step):
+        if share.num_tokens and self._page_tables.grow(request, start + 1, step):
             step.take(request, share)
             if request.guide is None:
                 num_slots = len(request.page_table) * self.pool.page_size
@@ -316,19 +316,19 @@ class Scheduler:
         if request.loading:
             return
         # Without a free page it waits for the others; only if there are none does it preempt.
-        if self._holders.room(request) == 0 and (
-            step.plan or not self._holders.grow(request, start + 1, step)
+        if self._page_tables.room(request) == 0 and (
+            step.plan or not self._page_tables.grow(request, start + 1, step)
         ):
             return
         if self._swap.num_tokens(request, start):
             if not request.num_in_flight:
                 self._load(request, step)
             return
-        budget = min(step.budget, self._holders.room(request))
+        budget = min(step.budget, self._page_tables.room(request))
         stop = self._swap.stop(request, start)
         share = limit(start, stop, request.prefill_end, budget, step.ctx)
         self._stats.align_deferrals += share.reason is LimitReason.ALIGNMENT
-        if share.num_tokens and self._holders.grow(request, start + share.num_tokens, step):
+        if share.num_tokens and self._page_tables.grow(request, start + share.num_tokens, step):
             step.take(request, share)
 
     def take_copies(self) -> list[PageCopy]:
@@ -373,7 +373,7 @@ class Scheduler:
         fork.prefill_end = fork.num_prompt
         fork.cache = self._cache.report_fork(num_pages)
         fork.num_cached = fork.cache.num_tokens
-        self._service.charge(fork.client, prefill=1)
+        self._fair_share.charge(fork.client, prefill=1)
         self._stats.prefix_queries += fork.num_prompt
         self._stats.prefix_hits += fork.num_cached
 
@@ -413,7 +413,7 @@ class Scheduler:
         first = request.num_computed // self.pool.page_size
         room = len(request.page_table) - first + self.pool.num_free
         end = min(request.saved.end, first + min(LOAD_PAGES, room))
-        grown = self._holders.grow(request, end * self.pool.page_size, step)
+        grown = self._page_tables.grow(request, end * self.pool.page_size, step)
         assert grown, "there was room for them"
         self._swap.load(request, end)
 
@@ -427,7 +427,7 @@ class Scheduler:
         self._waiting.remove(request)
         self._cache.forget(request)
         if self.config.enable_prefix_caching:
-            self._siblings.lead(request, request.page_hashes[len(cached) :])
+            self._followers.lead(request, request.page_hashes[len(cached) :])
         self._running[request.id] = request
         request.state = RequestState.RUNNING
         request.page_table = as_page_table(cached)
@@ -441,7 +441,7 @@ class Scheduler:
         if share is None:
             self._load(request, step)
             return
-        grown = self._holders.grow(request, request.num_computed + share.num_tokens, step)
+        grown = self._page_tables.grow(request, request.num_computed + share.num_tokens, step)
         assert grown, "admitted without the pages it needs"
         if tail:
             self._copies.add(request, tail.page, request.page_table[len(cached)])
@@ -452,7 +452,7 @@ class Scheduler:
         if not request.has_run:
             request.num_cached = num_hits
             # What a preemption makes it compute again is not the client's doing.
-            self._service.charge(request.client, prefill=len(request.token_ids) - num_hits)
+            self._fair_share.charge(request.client, prefill=len(request.token_ids) - num_hits)
             self._stats.prefix_queries += len(request.token_ids)
             self._stats.prefix_hits += num_hits
         else:
@@ -537,7 +537,7 @@ class Scheduler:
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         del self._live[request.id]
-        self._service.leave(request.client)
+        self._fair_share.leave(request.client)
         if request in self._forks:
             self._forks.remove(request)
         elif request.state is RequestState.WAITING:
@@ -547,7 +547,7 @@ class Scheduler:
             del self._running[request.id]
         if (heir := self._forks.succeed(request)) is not None:
             self._waiting.add(heir)
-        self._siblings.leave(request)
+        self._followers.leave(request)
         self._swap.drop(request)
         request.loading = None
         request.state = RequestState.FINISHED
@@ -564,7 +564,7 @@ class Scheduler:
             self._ending.add(request)
         else:
             self._ending.discard(request)
-            self._holders.release(request)
+            self._page_tables.release(request)
 
     # ---- look inside
 
@@ -587,9 +587,9 @@ class Scheduler:
         num_waiting = len(self._waiting) + len(self._forks)
         assert len(self._live) == num_waiting + len(self._running), "a request is in limbo"
         assert len(self._running) <= self.config.max_num_seqs, "too many requests are running"
-        self._service.check(Counter(request.client for request in self._live.values()))
+        self._fair_share.check(Counter(request.client for request in self._live.values()))
         self._pins.check(list(self._live.values()))
-        self._siblings.check(list(self._running.values()), list(self._waiting))
+        self._followers.check(list(self._running.values()), list(self._waiting))
         self._forks.check()
         self._copies.check()
         check_waiting([*self._waiting, *self._forks], self.config.max_overtakes)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from mlxserve.request import Request
-from mlxserve.scheduler.fairness import Service
+from mlxserve.scheduler.fairness import FairShare
 
 _Bucket: TypeAlias = list[Request]  # of one class, client and history, by arrival
 _Key: TypeAlias = tuple[int, bool, int, int]
@@ -23,10 +23,10 @@ _Key: TypeAlias = tuple[int, bool, int, int]
 class WaitingQueue:
     """Kept in buckets within which nothing but arrival counts; merged as far as one looks."""
 
-    def __init__(self, service: Service, ageing_steps: int) -> None:
+    def __init__(self, fair_share: FairShare, ageing_steps: int) -> None:
         """`ageing_steps`: in which a waiting request rises by one class. In steps and not in
         seconds, because an engine that makes none passes nobody over either."""
-        self._service = service
+        self._fair_share = fair_share
         self._ageing_steps = ageing_steps
         self._buckets: dict[tuple[int, bool, str], _Bucket] = {}
         self._count = 0
@@ -76,7 +76,7 @@ class WaitingQueue:
         return (
             max(best, request.priority - risen),
             not request.has_run,
-            self._service.of(request.client),
+            self._fair_share.of(request.client),
             request.arrival,
         )
 

@@ -286,7 +286,7 @@ class GhostEngine:
 
     def step(self) -> list[Chunk]:
         """One turn of the pipelined loop: step n+1 is launched before step n is read."""
-        while len(self.unread) > 1 or (self.unread and self.scheduler.is_tight()):
+        while len(self.unread) > 1 or (self.unread and self.scheduler.might_preempt()):
             self._read()
         while self.loads:
             self.finish_load(self.loads[0])
@@ -485,7 +485,7 @@ class GhostEngine:
             "overtaken": {request: request.num_overtaken for request in waiting},
             "deferrals": self.scheduler.stats().align_deferrals,
             "preemptions": self.scheduler.stats().num_preemptions,
-            "tight": self.scheduler.is_tight(),
+            "tight": self.scheduler.might_preempt(),
             "unread": len(self.unread),
         }
 
@@ -522,7 +522,7 @@ class GhostEngine:
         follows a sibling. Only memory lets one pass, and only within the class."""
         if self.scheduler.stats().align_deferrals > before["deferrals"]:
             return
-        followers = self.scheduler._siblings._followers
+        followers = self.scheduler._followers._followers
         for request in before["waiting"] - admitted - followers:
             if request.state is not RequestState.WAITING or request.fork_of is not None:
                 continue
@@ -554,7 +554,7 @@ class GhostEngine:
             return
         left = config.max_num_batched_tokens - sum(map(self._most_charged, chunks))
         for request in waiting:
-            is_follower = request in scheduler._siblings._followers
+            is_follower = request in scheduler._followers._followers
             assert is_follower or len(request.token_ids) > left, f"{request.id} is left out"
 
     def _most_charged(self, chunk: Chunk) -> int:

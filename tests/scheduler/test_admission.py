@@ -215,8 +215,8 @@ def test_siblings_of_other_salts_are_strangers(make_engine: Callable) -> None:
         pytest.param(
             Admission,
             "choose",
-            "self._siblings.must_wait(",
-            "not self._siblings.must_wait(",
+            "self._followers.must_wait(",
+            "not self._followers.must_wait(",
             test_four_cold_requests_compute_and_hold_their_long_prefix_once,
             id="everyone computes",
         ),

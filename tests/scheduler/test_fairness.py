@@ -7,47 +7,47 @@ from collections.abc import Callable
 
 import pytest
 
-from mlxserve.scheduler.fairness import DECODE_WEIGHT, PREFILL_WEIGHT, Service
+from mlxserve.scheduler.fairness import DECODE_WEIGHT, PREFILL_WEIGHT, FairShare
 
 
 def test_a_client_that_comes_back_is_owed_nothing_for_its_absence() -> None:
-    service = Service()
-    service.arrive("a")
-    service.charge("a", prefill=1000)
-    service.arrive("b")
-    assert service.of("b") == 1000 * PREFILL_WEIGHT
-    service.charge("a", decode=5)
-    service.leave("b")
-    service.charge("a", decode=5)
-    service.arrive("b")
-    assert service.of("b") == service.of("a") == 1000 * PREFILL_WEIGHT + 10 * DECODE_WEIGHT
+    fair_share = FairShare()
+    fair_share.arrive("a")
+    fair_share.charge("a", prefill=1000)
+    fair_share.arrive("b")
+    assert fair_share.of("b") == 1000 * PREFILL_WEIGHT
+    fair_share.charge("a", decode=5)
+    fair_share.leave("b")
+    fair_share.charge("a", decode=5)
+    fair_share.arrive("b")
+    assert fair_share.of("b") == fair_share.of("a") == 1000 * PREFILL_WEIGHT + 10 * DECODE_WEIGHT
 
 
 def test_a_client_that_had_more_than_others_keeps_its_debt_while_they_are_there() -> None:
-    service = Service()
+    fair_share = FairShare()
     for client in "ab":
-        service.arrive(client)
-    service.charge("a", prefill=1000)
-    service.leave("a")
-    service.arrive("a")
-    assert service.of("a") - service.of("b") == 1000
-    service.leave("a")
-    service.leave("b")
-    service.check(Counter())
+        fair_share.arrive(client)
+    fair_share.charge("a", prefill=1000)
+    fair_share.leave("a")
+    fair_share.arrive("a")
+    assert fair_share.of("a") - fair_share.of("b") == 1000
+    fair_share.leave("a")
+    fair_share.leave("b")
+    fair_share.check(Counter())
     for client in "ab":
-        service.arrive(client)
-    assert service.of("a") == service.of("b")
+        fair_share.arrive(client)
+    assert fair_share.of("a") == fair_share.of("b")
 
 
 def test_a_later_request_of_a_client_changes_no_counter() -> None:
-    service = Service()
-    service.arrive("a")
-    service.arrive("b")
-    service.charge("b", prefill=7)
-    service.arrive("a")
-    service.leave("a")
-    assert service.of("a") == 0
-    service.check(Counter("ab"))
+    fair_share = FairShare()
+    fair_share.arrive("a")
+    fair_share.arrive("b")
+    fair_share.charge("b", prefill=7)
+    fair_share.arrive("a")
+    fair_share.leave("a")
+    assert fair_share.of("a") == 0
+    fair_share.check(Counter("ab"))
 
 
 def serve(engine: object, steps: int) -> Counter[str]:
@@ -76,10 +76,10 @@ def test_requests_of_another_length_do_not_change_the_shares(make_engine: Callab
         for repeat in range(10):
             engine.add([number, repeat + 100, 3], 2, client="short")
     engine.scheduler.pool.check()
-    service, worst = engine.scheduler._service, 0
+    fair_share, worst = engine.scheduler._fair_share, 0
     for _ in range(300):
         engine.step()
-        worst = max(worst, abs(service.of("long") - service.of("short")))
+        worst = max(worst, abs(fair_share.of("long") - fair_share.of("short")))
     assert {r.client for r in engine.scheduler._waiting} == {"long", "short"}, "not backlogged"
     assert worst <= 2 * 71 * PREFILL_WEIGHT  # arXiv 2401.00588: twice the longest prompt
 
@@ -90,7 +90,7 @@ def test_found_tokens_are_not_charged(make_engine: Callable) -> None:
     engine.drain()
     engine.add([1] * 21, 1, client="second")
     engine.launch()
-    assert engine.scheduler._service.of("second") == PREFILL_WEIGHT
+    assert engine.scheduler._fair_share.of("second") == PREFILL_WEIGHT
     engine.drain()
 
 
@@ -100,7 +100,7 @@ def test_what_a_preemption_makes_it_compute_again_is_not_charged(make_engine: Ca
         engine.add([number] * 9, 16, client="me")
     spent = 0
     while engine.scheduler.has_work:
-        spent = max(spent, engine.scheduler._service.of("me"))
+        spent = max(spent, engine.scheduler._fair_share.of("me"))
         engine.step()
     assert engine.scheduler.stats().num_preemptions
     assert spent <= 3 * (9 * PREFILL_WEIGHT + 15 * DECODE_WEIGHT)

@@ -234,7 +234,7 @@ def test_a_step_that_preempts_admits_nobody(make_engine: Callable) -> None:
     engine = make_engine(num_pages=4, page_size=4, max_model_len=16)
     engine.add([1] * 5, max_tokens=10)
     engine.add([2] * 5, max_tokens=10)
-    while not engine.scheduler.is_tight():
+    while not engine.scheduler.might_preempt():
         engine.step()
     engine.add([3], max_tokens=1)
     while engine.unread:
@@ -248,7 +248,7 @@ def test_nothing_is_preempted_while_a_step_is_unread(make_engine: Callable) -> N
     engine.add([1] * 8, max_tokens=4)
     engine.add([2] * 8, max_tokens=4)
     engine.launch()
-    assert engine.scheduler.is_tight()
+    assert engine.scheduler.might_preempt()
     assert engine.launch() == []
     engine.read()
     assert [chunk.request.id for chunk in engine.launch()] == ["r0"]

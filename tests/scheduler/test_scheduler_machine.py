@@ -27,12 +27,12 @@ from mlxserve.scheduler.admission import Admission
 from mlxserve.scheduler.capacity import Capacity
 from mlxserve.scheduler.config import BudgetMode
 from mlxserve.scheduler.copies import Copies, PageTail
-from mlxserve.scheduler.holders import Holders
+from mlxserve.scheduler.page_tables import PageTables
 from mlxserve.scheduler.preemption import PreemptionMode
 from mlxserve.scheduler.prefix_cache import PrefixCache
+from mlxserve.scheduler.prefix_followers import PrefixFollowers
 from mlxserve.scheduler.resize import Resize
 from mlxserve.scheduler.scheduler import Scheduler
-from mlxserve.scheduler.siblings import Siblings
 
 PAGE_SIZE = 4
 MAX_MODEL_LEN = 48
@@ -167,11 +167,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         pool = self.engine.scheduler.pool
         assert pool.num_cached == pool.num_used == pool.num_pinned
 
-    @rule(num_pages=st.integers(2, 30), is_tight=st.booleans())
-    def resize(self, num_pages: int, is_tight: bool) -> None:
+    @rule(num_pages=st.integers(2, 30), might_preempt=st.booleans())
+    def resize(self, num_pages: int, might_preempt: bool) -> None:
         """To any size, or while requests share the pool to one that is too small for them."""
         scheduler = self.engine.scheduler
-        if is_tight and scheduler.stats().num_running > 1:
+        if might_preempt and scheduler.stats().num_running > 1:
             num_pages = max(2, scheduler.pool.num_used - num_pages % 5)
         with suppress(QueueFull, PrefixQuotaExceeded):
             self.engine.resize(num_pages)
@@ -254,7 +254,7 @@ BUGS: dict[str, tuple[type, str, str, str]] = {
     "never wake the followers": (
         PrefixCache,
         "publish_pages",
-        "self._siblings.pass_by(hash_)",
+        "self._followers.page_published(hash_)",
         "pass",
     ),
     "decode past a certain end": (
@@ -264,12 +264,12 @@ BUGS: dict[str, tuple[type, str, str, str]] = {
         "if start >= request.full_at:",
     ),
     "keep computed tokens over a preemption": (
-        Holders,
-        "set_back",
+        PageTables,
+        "requeue",
         "request.num_computed = 0",
         "pass",
     ),
-    "never tight": (Holders, "is_tight", "needed > num_free", "False"),
+    "never tight": (PageTables, "might_preempt", "needed > num_free", "False"),
     "let a decode wait behind a prompt": (
         Scheduler,
         "_plan_decodes",
@@ -408,14 +408,14 @@ SLOW_BUGS: dict[str, tuple[type, str, str, str]] = {
         "needed += self._pool.num_idle(cached)",
         "pass",
     ),
-    "plan for a preempted request": (Holders, "grow", "step.refund(victim)", "pass"),
+    "plan for a preempted request": (PageTables, "grow", "step.refund(victim)", "pass"),
     "admit in a step that preempted": (
         Scheduler,
         "schedule",
         "if not step.has_preempted:",
         "if True:",
     ),
-    "follow a leader that is gone": (Siblings, "leave", "del self._leaders[hash_]", "pass"),
+    "follow a leader that is gone": (PrefixFollowers, "leave", "del self._leaders[hash_]", "pass"),
     "leave pages on disk": (Scheduler, "_end", "self._swap.drop(request)", "pass"),
 }
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from mlxserve.request import Request
 from mlxserve.sampling_params import SamplingParams
-from mlxserve.scheduler.fairness import Service
+from mlxserve.scheduler.fairness import FairShare
 from mlxserve.scheduler.waiting import WaitingQueue
 
 AGEING_STEPS = 1000
@@ -23,13 +23,13 @@ def request(arrival: int, priority: int = 0, client: str = "") -> Request:
     )
 
 
-def queue_of(*requests: Request) -> tuple[WaitingQueue, Service]:
-    service = Service()
-    queue = WaitingQueue(service, AGEING_STEPS)
+def queue_of(*requests: Request) -> tuple[WaitingQueue, FairShare]:
+    fair_share = FairShare()
+    queue = WaitingQueue(fair_share, AGEING_STEPS)
     for r in requests:
-        service.arrive(r.client)
+        fair_share.arrive(r.client)
         queue.add(r)
-    return queue, service
+    return queue, fair_share
 
 
 def arrivals(queue: WaitingQueue, now: int = 20) -> list[int]:
@@ -50,20 +50,20 @@ def test_a_request_that_comes_back_is_at_the_front_of_its_class() -> None:
 
 
 def test_the_client_that_has_got_least_goes_first() -> None:
-    queue, service = queue_of(*(request(n, client="aab"[n % 3]) for n in range(6)))
+    queue, fair_share = queue_of(*(request(n, client="aab"[n % 3]) for n in range(6)))
     assert arrivals(queue) == [0, 1, 2, 3, 4, 5]
-    service.charge("a", prefill=100)
+    fair_share.charge("a", prefill=100)
     assert arrivals(queue) == [2, 5, 0, 1, 3, 4]
-    service.charge("b", decode=51)
+    fair_share.charge("b", decode=51)
     assert arrivals(queue) == [0, 1, 3, 4, 2, 5]
 
 
 def test_clients_take_turns_within_one_look_as_they_are_charged() -> None:
-    queue, service = queue_of(*(request(n, client="aaab"[n // 2]) for n in range(8)))
+    queue, fair_share = queue_of(*(request(n, client="aaab"[n // 2]) for n in range(8)))
     order = []
     for r in queue.in_order(20):
         queue.remove(r)
-        service.charge(r.client, prefill=10)
+        fair_share.charge(r.client, prefill=10)
         order.append(r.client)
     assert order == [*"abab", *"aaaa"]
 
@@ -78,14 +78,14 @@ def test_waiting_lifts_a_request_to_the_best_class_that_waits_and_no_further() -
 
 
 def test_a_client_does_not_grow_old_into_more_than_its_share() -> None:
-    queue, service = queue_of(*(request(n, client="a") for n in range(3)))
-    service.charge("a", prefill=100)
-    service.arrive("b")
-    service.charge("b", decode=1)
+    queue, fair_share = queue_of(*(request(n, client="a") for n in range(3)))
+    fair_share.charge("a", prefill=100)
+    fair_share.arrive("b")
+    fair_share.charge("b", decode=1)
     queue.add(request(9 * AGEING_STEPS, client="b"))
     queue.add(request(3, priority=1, client="a"))
     assert arrivals(queue, 9 * AGEING_STEPS) == [0, 1, 2, 3, 9 * AGEING_STEPS]
-    service.charge("a", prefill=100)
+    fair_share.charge("a", prefill=100)
     assert arrivals(queue, 9 * AGEING_STEPS)[0] == 9 * AGEING_STEPS
 
 

@@ -1,4 +1,4 @@
-"""Holders: the running requests, and the pages that they get, grow by, and have to give up.
+"""PageTables: the running requests, and the pages that they get, grow by, and have to give up.
 
 waiting ── started ──▶ running ─┬─ grow: free pages, or those of a victim, who is set back
    ▲                            │
@@ -17,7 +17,7 @@ from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.copies import Copies
 from mlxserve.scheduler.preemption import PreemptionMode, choose_victim
 from mlxserve.scheduler.prefix_cache import PrefixCache
-from mlxserve.scheduler.siblings import Siblings
+from mlxserve.scheduler.prefix_followers import PrefixFollowers
 from mlxserve.scheduler.step import Step
 from mlxserve.scheduler.swap import Swap
 from mlxserve.scheduler.waiting import WaitingQueue
@@ -26,7 +26,7 @@ from mlxserve.stats import SchedulerStats
 logger = logging.getLogger("mlxserve.scheduler")
 
 
-class Holders:
+class PageTables:
     """The scheduler puts requests into `running` and takes those out that end."""
 
     def __init__(
@@ -35,7 +35,7 @@ class Holders:
         pool: PagePool,
         cache: PrefixCache,
         capacity: Capacity,
-        siblings: Siblings,
+        followers: PrefixFollowers,
         copies: Copies,
         swap: Swap,
         waiting: WaitingQueue,
@@ -46,13 +46,13 @@ class Holders:
         self._pool = pool
         self._cache = cache
         self._capacity = capacity
-        self._siblings = siblings
+        self._followers = followers
         self._copies = copies
         self._swap = swap
         self._waiting = waiting
         self._stats = stats
 
-    def is_tight(self) -> bool:
+    def might_preempt(self) -> bool:
         """Whether their next tokens might need more pages than are free.
 
         Errs on the side of yes: counts one page for each running request that has no slot left.
@@ -89,14 +89,14 @@ class Holders:
         request.page_table = table + as_page_table(pages)
         return True
 
-    def set_back(self, request: Request) -> None:
+    def requeue(self, request: Request) -> None:
         """From running to waiting, without its pages."""
         request.num_lost = request.num_computed
         self.release(request)
         request.loading = None
         request.num_computed = 0
         request.state = RequestState.WAITING
-        self._siblings.leave(request)
+        self._followers.leave(request)
         del self.running[request.id]
         self._waiting.add(request)
         self._capacity.measure(request)
@@ -129,7 +129,7 @@ class Holders:
             self._cache.hash(request)
             self._stats.swapped_tokens += self._swap.save(request)
             mode = PreemptionMode.SWAP if request.saved else mode
-        self.set_back(request)
+        self.requeue(request)
         self._stats.num_preemptions += 1
         logger.warning(
             "Request %s is preempted by %s mode because there is not enough KV cache space. "

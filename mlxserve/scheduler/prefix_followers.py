@@ -1,4 +1,4 @@
-"""Siblings: cold requests with a common prefix, of which one computes it and the others wait.
+"""PrefixFollowers: cold requests with a common prefix, of which one computes it and the others wait.
 
 Matching by hash finds pages only once they are published, so requests that arrive together would
 each compute and hold the same prefix. Here it is known which running request is about to compute a
@@ -14,7 +14,7 @@ from mlxserve.request import Request
 from mlxserve.stats import SchedulerStats
 
 
-class Siblings:
+class PrefixFollowers:
     """Leaders are running; followers are waiting. Nobody follows a follower, so no wait is a ring."""
 
     def __init__(self, min_shared_pages: int, stats: SchedulerStats) -> None:
@@ -30,7 +30,7 @@ class Siblings:
         for hash_ in hashes:
             self._leaders.setdefault(hash_, request)
 
-    def pass_by(self, hash_: bytes) -> None:
+    def page_published(self, hash_: bytes) -> None:
         """A page was published."""
         self._leaders.pop(hash_, None)
 

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import pytest
+
+from mlxserve.request import Request
+from mlxserve.sampling_params import SamplingParams
+from mlxserve.scheduler.prefix_followers import PrefixFollowers
+from mlxserve.stats import SchedulerStats
+
+HASHES = [bytes([n]) * 16 for n in range(8)]
+
+
+def request(name: str) -> Request:
+    return Request(name, [1] * 32, SamplingParams(), page_hashes=list(HASHES), prefill_end=32)
+
+
+@pytest.fixture
+def stats() -> SchedulerStats:
+    return SchedulerStats()
+
+
+@pytest.fixture
+def followers(stats: SchedulerStats) -> PrefixFollowers:
+    followers = PrefixFollowers(4, stats)
+    followers.lead(request("leader"), HASHES)
+    return followers
+
+
+def test_whoever_misses_four_pages_that_another_computes_waits(
+    followers: PrefixFollowers, stats: SchedulerStats
+) -> None:
+    assert followers.must_wait(request("a"), HASHES[:4])
+    assert not followers.must_wait(request("b"), HASHES[:3])
+    assert stats.prefix_follow_waits == 1
+
+
+def test_how_many_pages_are_worth_waiting_for_is_an_option() -> None:
+    for enough in (1, 4, 5):
+        followers = PrefixFollowers(enough, SchedulerStats())
+        followers.lead(request("leader"), HASHES)
+        assert followers.must_wait(request("a"), HASHES[:4]) == (enough <= 4)
+
+
+def test_the_first_missing_page_decides(followers: PrefixFollowers) -> None:
+    assert not followers.must_wait(request("a"), [b"other", *HASHES])
+    assert not followers.must_wait(request("a"), [*HASHES[:3], b"other"])
+    assert followers.must_wait(request("a"), [*HASHES[:4], b"other"])
+
+
+def test_a_follower_waits_for_the_whole_run_and_counts_once(
+    followers: PrefixFollowers, stats: SchedulerStats
+) -> None:
+    follower = request("a")
+    for passed in range(8):
+        assert followers.must_wait(follower, HASHES[passed:])
+        followers.page_published(HASHES[passed])
+    assert not followers.must_wait(follower, [])
+    assert stats.prefix_follow_waits == 1
+
+
+def test_a_follower_wakes_when_its_leader_leaves() -> None:
+    followers, leader, follower = (
+        PrefixFollowers(4, SchedulerStats()),
+        request("leader"),
+        request("a"),
+    )
+    followers.lead(leader, HASHES)
+    assert followers.must_wait(follower, HASHES)
+    followers.leave(leader)
+    assert not followers.must_wait(follower, HASHES)
+
+
+def test_the_first_leader_stays_the_leader() -> None:
+    followers, first, second = (
+        PrefixFollowers(4, SchedulerStats()),
+        request("first"),
+        request("second"),
+    )
+    followers.lead(first, HASHES[:4])
+    followers.lead(second, HASHES)
+    followers.leave(second)
+    assert followers.must_wait(request("a"), HASHES)
+    followers.leave(first)
+    assert not followers.must_wait(request("a"), HASHES)
+
+
+def test_an_audit_finds_a_leader_that_does_not_run(followers: PrefixFollowers) -> None:
+    with pytest.raises(AssertionError, match="not running"):
+        followers.check([], [])
+
+
+def test_an_audit_finds_a_leader_that_is_done() -> None:
+    followers, leader = PrefixFollowers(4, SchedulerStats()), request("leader")
+    followers.lead(leader, HASHES)
+    followers.check([leader], [])
+    leader.num_computed = 32
+    with pytest.raises(AssertionError, match="nothing left to compute"):
+        followers.check([leader], [])
