@@ -24,10 +24,10 @@ from mlxserve.errors import (
     UnknownPrefix,
 )
 from mlxserve.request import FinishReason, Pooling, Request, Resized, check_num_pages
-from mlxserve.request_options import AnswerTerms
+from mlxserve.request_options import RequestOptions
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.stats import Stats
-from mlxserve.text.deltas import AnswerText, Delta, Usage
+from mlxserve.text.deltas import Delta, DeltaDecoder, Usage
 from mlxserve.text.guidance.planner import Planner
 from mlxserve.text.parsing.parser import TurnParser
 from mlxserve.text.parsing.turn import AssistantTurn
@@ -37,9 +37,9 @@ if TYPE_CHECKING:  # they import mlx, which waits for machine.prepare()
     from mlxserve.engine.async_engine import AsyncEngine, OutputStream
     from mlxserve.engine.snapshot import Snapshot
 
-__all__ = ["Answer", "AnswerTerms", "AnswerText", "Chat", "Delta", "NamedPrefix", "Usage"]
+__all__ = ["Answer", "Chat", "Delta", "DeltaDecoder", "NamedPrefix", "RequestOptions", "Usage"]
 
-_NO_TERMS = AnswerTerms()
+_DEFAULTS = RequestOptions()
 _MARGIN = 4  # how much longer a text may look than it can be, before it is refused unread
 
 
@@ -55,7 +55,7 @@ class NamedPrefix:
 class Answer:
     """The deltas of one request. Closing it early aborts the request."""
 
-    def __init__(self, outputs: OutputStream, text: AnswerText, tool_keep_seconds: float) -> None:
+    def __init__(self, outputs: OutputStream, text: DeltaDecoder, tool_keep_seconds: float) -> None:
         """An answer that ends in calls of tools is about to go on: for so long its pages are
         evicted after those of others."""
         self.request_id = outputs.request.id
@@ -174,7 +174,7 @@ class Chat:
     # ---- answers
 
     async def submit(
-        self, prompt: Sequence[int], params: SamplingParams, terms: AnswerTerms = _NO_TERMS
+        self, prompt: Sequence[int], params: SamplingParams, options: RequestOptions = _DEFAULTS
     ) -> Answer:
         """Queue a prompt. Whatever is wrong with it is raised here, before anything is computed.
 
@@ -185,27 +185,27 @@ class Chat:
             raise InvalidParameter(
                 "n", "must be 1 where one answer is streamed; ask for all at once"
             )
-        [answer] = await self.submit_all(prompt, params, terms)
+        [answer] = await self.submit_all(prompt, params, options)
         return answer
 
     async def submit_all(
-        self, prompt: Sequence[int], params: SamplingParams, terms: AnswerTerms = _NO_TERMS
+        self, prompt: Sequence[int], params: SamplingParams, options: RequestOptions = _DEFAULTS
     ) -> list[Answer]:
         """As `submit`, with as many answers as `params.n` says: the prompt is computed once."""
-        if terms.prefix_name is not None:
-            prefix = self._named(terms.prefix_name)
+        if options.prefix_name is not None:
+            prefix = self._named(options.prefix_name)
             prompt = (*prefix.token_ids, *prompt)
-            salt = prefix.cache_salt if terms.cache_salt is None else terms.cache_salt
-            terms = replace(terms, cache_salt=salt)
-        names = terms.request_ids or [None] * params.n
+            salt = prefix.cache_salt if options.cache_salt is None else options.cache_salt
+            options = replace(options, cache_salt=salt)
+        names = options.request_ids or [None] * params.n
         return await self._submit(
             [
-                await self._answer_to(prompt, choice, terms, request_id=name)
+                await self._answer_to(prompt, choice, options, request_id=name)
                 for choice, name in zip(params.choices(), names, strict=True)
             ]
         )
 
-    async def _submit(self, asked: Sequence[tuple[Request, AnswerText]]) -> list[Answer]:
+    async def _submit(self, asked: Sequence[tuple[Request, DeltaDecoder]]) -> list[Answer]:
         """All but the first are forks of it."""
         requests = [request for request, _ in asked]
         for fork in requests[1:]:
@@ -220,13 +220,13 @@ class Chat:
         self,
         prompt: Sequence[int],
         params: SamplingParams,
-        terms: AnswerTerms,
+        options: RequestOptions,
         *,
         pins: bool = False,
         request_id: str | None = None,
-    ) -> tuple[Request, AnswerText]:
+    ) -> tuple[Request, DeltaDecoder]:
         """A request that is not yet queued, and what makes text of its tokens."""
-        turn = terms.turn
+        turn = options.turn
         self._check(prompt, params)
         params = self._without_calls(params, turn)
         stop_ids = self._tokenizer.eos_token_ids
@@ -236,14 +236,14 @@ class Chat:
             params=params,
             stop_ids=stop_ids,
             # The fingerprint has no zero byte: no salt can pass for another model's.
-            cache_salt=f"{self._fingerprint}\0{terms.cache_salt or ''}".encode(),
-            client=terms.client,
-            priority=terms.priority,
+            cache_salt=f"{self._fingerprint}\0{options.cache_salt or ''}".encode(),
+            client=options.client,
+            priority=options.priority,
             pins=pins,
         )
         parser = self._parser(prompt, turn) if turn is not None else None
         request.guide = await self._planner.guide(prompt, params, turn)
-        return request, AnswerText(self._tokenizer, params, stop_ids, parser)
+        return request, DeltaDecoder(self._tokenizer, params, stop_ids, parser)
 
     def _without_calls(self, params: SamplingParams, turn: AssistantTurn | None) -> SamplingParams:
         """Where tools are shown but none may be called, the marker of a call is never chosen."""
@@ -320,8 +320,10 @@ class Chat:
         if not name:
             raise InvalidParameter("prefix_name", "must not be empty")
         params = SamplingParams(max_tokens=1, temperature=0)
-        terms = AnswerTerms(cache_salt=cache_salt)
-        [answer] = await self._submit([await self._answer_to(token_ids, params, terms, pins=True)])
+        options = RequestOptions(cache_salt=cache_salt)
+        [answer] = await self._submit(
+            [await self._answer_to(token_ids, params, options, pins=True)]
+        )
         try:
             reason = [delta.finish_reason async for delta in answer][-1]
             if reason is FinishReason.ABORT:

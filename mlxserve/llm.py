@@ -17,15 +17,16 @@ import weakref
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import Any, Self, TypeAlias, TypeVar, Unpack
 
 from tqdm import tqdm
 
 from mlxserve import machine
-from mlxserve.chat import Answer, AnswerTerms, Delta, Usage
+from mlxserve.chat import Answer, Delta, Usage
 from mlxserve.config import EngineConfig, EngineOptions
 from mlxserve.errors import EngineStopped, InvalidParameter, InvalidRequest
 from mlxserve.request import FinishReason, Resized, TokenLogprob
+from mlxserve.request_options import RequestOptions
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.stats import Stats
 from mlxserve.text.parsing.turn import AssistantTurn, ToolCall, ToolCallDelta, join_calls
@@ -60,21 +61,6 @@ class RequestOutput:
     alternatives: tuple[RequestOutput, ...] = ()
 
 
-class Terms(TypedDict, total=False):
-    """On what terms a request runs beside others.
-
-    prefix_name: a named prefix that the prompt is put behind
-    cache_salt: what is cached is shared only by requests with the same
-    priority: lower goes first; waiting lifts a request by and by
-    client: whose it is; clients share the engine fairly
-    """
-
-    prefix_name: str | None
-    cache_salt: str | None
-    priority: int
-    client: str
-
-
 class AsyncLLM:
     """A model and its engine, for use in an event loop. Loading blocks; everything else awaits."""
 
@@ -104,17 +90,17 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         turn: AssistantTurn | None = None,
-        **terms: Unpack[Terms],
+        **options: Any,
     ) -> RequestOutput:
         """Answer one prompt: text or token ids as they are, messages in the chat template.
 
-        `turn`: what an answer to messages may hold, such as calls of tools.
-        Raises InvalidRequest and its kin, QueueFull, EngineStopped.
+        turn: what an answer to messages may hold, such as tool calls
+        options: the fields of RequestOptions, such as `prefix_name`, `cache_salt` and `priority`
+        Raises InvalidRequest and its subclasses, QueueFull, EngineStopped.
         """
         params = params or self._default
-        _check(terms)
-        token_ids, turn = await self._asked(prompt, turn)
-        answers = await self._chat.submit_all(token_ids, params, AnswerTerms(turn=turn, **terms))
+        token_ids, request_options = await self._prepared(prompt, turn, options)
+        answers = await self._chat.submit_all(token_ids, params, request_options)
         try:
             folds = (
                 _fold(answer, wants_logprobs=params.logprobs is not None) for answer in answers
@@ -132,7 +118,7 @@ class AsyncLLM:
         *,
         tools: Tools = (),
         turn: AssistantTurn | None = None,
-        **terms: Unpack[Terms],
+        **options: Any,
     ) -> RequestOutput:
         """Answer one conversation. Raises what `generate` raises.
 
@@ -140,7 +126,7 @@ class AsyncLLM:
         """
         turn = turn or AssistantTurn(tools=tools)
         messages = _conversation(messages)
-        return await self.generate(messages, params, turn=turn, **terms)
+        return await self.generate(messages, params, turn=turn, **options)
 
     async def stream(
         self,
@@ -148,13 +134,12 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         turn: AssistantTurn | None = None,
-        **terms: Unpack[Terms],
+        **options: Any,
     ) -> AsyncIterator[Delta]:
         """The answer's pieces as they come. Leaving the loop early aborts the request."""
         params = params or self._default
-        _check(terms)
-        token_ids, turn = await self._asked(prompt, turn)
-        answer = await self._chat.submit(token_ids, params, AnswerTerms(turn=turn, **terms))
+        token_ids, request_options = await self._prepared(prompt, turn, options)
+        answer = await self._chat.submit(token_ids, params, request_options)
         try:
             async for delta in answer:
                 yield delta
@@ -168,7 +153,6 @@ class AsyncLLM:
         stay until the prefix is removed; others do only with its `cache_salt`.
         Raises PrefixQuotaExceeded, and what `generate` raises.
         """
-        _check({"cache_salt": cache_salt})
         token_ids = await self._token_ids(prefix, add_generation_prompt=False)
         await self._chat.add_prefix(name, token_ids, cache_salt=cache_salt)
 
@@ -213,16 +197,17 @@ class AsyncLLM:
     def _default(self) -> SamplingParams:
         return self._chat.default_params
 
-    async def _asked(
-        self, prompt: Prompt, turn: AssistantTurn | None
-    ) -> tuple[list[int], AssistantTurn | None]:
-        """What `Chat` takes: token ids, and a turn where it is a conversation."""
+    async def _prepared(
+        self, prompt: Prompt, turn: AssistantTurn | None, options: Mapping[str, Any]
+    ) -> tuple[list[int], RequestOptions]:
+        """What `Chat` takes. Only the answer to a conversation has a turn."""
         is_conversation = not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping)
         turn = (turn or AssistantTurn()) if is_conversation else None
+        request_options = RequestOptions(turn=turn, **options)
         token_ids = await self._token_ids(
             prompt, add_generation_prompt=True, tools=turn.tools if turn else ()
         )
-        return token_ids, turn
+        return token_ids, request_options
 
     async def _token_ids(
         self, prompt: Prompt, *, add_generation_prompt: bool, tools: Tools = ()
@@ -272,7 +257,7 @@ class LLM:
         params: Params = None,
         *,
         use_tqdm: bool = True,
-        **terms: Unpack[Terms],
+        **options: Any,
     ) -> list[RequestOutput]:
         """Continue each prompt as it is, without a chat template; all at once, in order.
 
@@ -284,7 +269,7 @@ class LLM:
         for prompt in prompts:
             if not isinstance(prompt, str) and not isinstance(prompt, Sequence):
                 raise InvalidParameter("prompts", "must be texts or lists of token ids")
-        return self._all(list(prompts), params, use_tqdm, None, terms)
+        return self._all(list(prompts), params, use_tqdm, None, options)
 
     def chat(
         self,
@@ -294,7 +279,7 @@ class LLM:
         tools: Tools = (),
         turn: AssistantTurn | None = None,
         use_tqdm: bool = True,
-        **terms: Unpack[Terms],
+        **options: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several at once, in the model's chat template.
 
@@ -304,7 +289,7 @@ class LLM:
         is_one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Any = [messages] if is_one or not messages else messages
         prompts = [_conversation(c) for c in conversations]
-        return self._all(prompts, params, use_tqdm, turn, terms)
+        return self._all(prompts, params, use_tqdm, turn, options)
 
     def stream(
         self,
@@ -312,10 +297,10 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         turn: AssistantTurn | None = None,
-        **terms: Unpack[Terms],
+        **options: Any,
     ) -> Iterator[Delta]:
         """The pieces of one answer as they come. Leaving the loop early aborts the request."""
-        deltas = self._llm.stream(prompt, params, turn=turn, **terms)
+        deltas = self._llm.stream(prompt, params, turn=turn, **options)
         try:
             while (delta := self._run(anext(deltas, None))) is not None:
                 yield delta
@@ -370,13 +355,13 @@ class LLM:
         params: Params,
         use_tqdm: bool,
         turn: AssistantTurn | None,
-        terms: Terms,
+        options: Mapping[str, Any],
     ) -> list[RequestOutput]:
         if params is None or isinstance(params, SamplingParams):
             params = [params or self._llm._default] * len(prompts)
         if len(params) != len(prompts):
             raise InvalidParameter("params", f"{len(params)} for {len(prompts)} prompts")
-        return self._run(self._gather(prompts, params, use_tqdm, turn, terms))
+        return self._run(self._gather(prompts, params, use_tqdm, turn, options))
 
     async def _gather(
         self,
@@ -384,7 +369,7 @@ class LLM:
         params: Sequence[SamplingParams],
         use_tqdm: bool,
         turn: AssistantTurn | None,
-        terms: Terms,
+        options: Mapping[str, Any],
     ) -> list[RequestOutput]:
         most = max((p.n for p in params), default=1)
         room = asyncio.Semaphore(max(1, self._llm.config.max_num_waiting // most))
@@ -392,7 +377,7 @@ class LLM:
 
             async def one(prompt: Prompt, params: SamplingParams) -> RequestOutput:
                 async with room:
-                    output = await self._llm.generate(prompt, params, turn=turn, **terms)
+                    output = await self._llm.generate(prompt, params, turn=turn, **options)
                 bar.update()
                 return output
 
@@ -462,14 +447,3 @@ def _conversation(messages: Any) -> Messages:
                 f"got {str(message)[:80]!r}"
             )
     return messages
-
-
-def _check(terms: Terms) -> None:
-    """Raises InvalidParameter. The engine takes what it gets."""
-    if not isinstance(terms.get("cache_salt"), str | None):
-        raise InvalidParameter("cache_salt", f"must be a text, got {terms['cache_salt']!r:.80}")
-    if not isinstance(terms.get("client", ""), str):
-        raise InvalidParameter("client", f"must be a text, got {terms['client']!r:.80}")
-    priority = terms.get("priority", 0)
-    if not isinstance(priority, int) or isinstance(priority, bool):
-        raise InvalidParameter("priority", f"must be a whole number, got {priority!r:.80}")

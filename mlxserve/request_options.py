@@ -1,22 +1,26 @@
-"""AnswerTerms: on what terms a prompt is answered, beside what is sampled. Data only."""
+"""RequestOptions: how a request runs beside others, apart from how its tokens are sampled."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mlxserve.errors import InvalidParameter
+from mlxserve.sampling_params import check_whole
 from mlxserve.text.parsing.turn import AssistantTurn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerTerms:
-    """
-    cache_salt: what is cached is shared only by requests with the same
-    priority: lower goes first; waiting lifts a request by and by
-    prefix_name: a named prefix that the prompt is put behind; its salt goes where none is given
-    client: whose it is: a key, a user, an agent with its helpers; they share the engine fairly
-    request_ids: what each answer is called in snapshots and logs; no two live ones are the same
-    turn: tells thinking and calls of tools apart from text; without it all is text
+class RequestOptions:
+    """Validated when constructed. Raises InvalidParameter.
+
+    cache_salt: cached pages are shared only between requests with the same salt
+    priority: lower runs first; waiting raises a request step by step
+    prefix_name: named prefix to prepend; its salt applies where none is given
+    client: owner of the request, such as a key or a user; clients share the engine fairly
+    request_ids: the id of each answer in snapshots and logs, unique among live requests; None for
+        one that is made up
+    turn: tells reasoning and tool calls from text; without it everything is text
     """
 
     cache_salt: str | None = None
@@ -25,3 +29,19 @@ class AnswerTerms:
     client: str = ""
     request_ids: Sequence[str | None] = ()
     turn: AssistantTurn | None = None
+
+    def __post_init__(self) -> None:
+        _check_text(self.cache_salt, "cache_salt")
+        _check_text(self.prefix_name, "prefix_name")
+        if not isinstance(self.client, str):
+            raise InvalidParameter("client", f"must be a string, got {self.client!r:.80}")
+        check_whole(self.priority, "priority")
+        for request_id in self.request_ids:
+            _check_text(request_id, "request_ids")
+        if not isinstance(self.turn, AssistantTurn | None):
+            raise InvalidParameter("turn", f"must be an AssistantTurn, got {self.turn!r:.80}")
+
+
+def _check_text(value: object, name: str) -> None:
+    if not isinstance(value, str | None):
+        raise InvalidParameter(name, f"must be a string or None, got {value!r:.80}")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxserve.build import build_chat
-from mlxserve.chat import AnswerTerms, AnswerText, Chat, Delta
+from mlxserve.chat import Chat
 from mlxserve.config import EngineConfig
 from mlxserve.engine.snapshot import Phase
 from mlxserve.errors import (
@@ -26,7 +26,9 @@ from mlxserve.errors import (
 )
 from mlxserve.hub.embedded import model_path
 from mlxserve.request import CacheMiss, CacheReport, FinishReason, Output, Pooling
+from mlxserve.request_options import RequestOptions
 from mlxserve.sampling_params import SamplingParams
+from mlxserve.text.deltas import Delta, DeltaDecoder
 from mlxserve.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -77,8 +79,8 @@ def test_any_split_of_any_text_gives_the_same_text(
     ids = tokenizer.encode(text)
     bounds = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
     pieces = [ids[a:b] for a, b in pairwise(bounds)]
-    answer = AnswerText(tokenizer, SamplingParams(), frozenset())
-    deltas = [answer.push(output) for output in outputs_of(pieces)]
+    decoder = DeltaDecoder(tokenizer, SamplingParams(), frozenset())
+    deltas = [decoder.push(output) for output in outputs_of(pieces)]
     assert "".join(delta.text for delta in deltas) == tokenizer.decode(ids)
 
 
@@ -93,10 +95,10 @@ def test_the_text_ends_before_the_first_stop_string_in_any_split(
 ) -> None:
     text = "".join(words)
     ids = tokenizer.encode(text)
-    answer = AnswerText(tokenizer, SamplingParams(stop=tuple(stops)), frozenset())
+    decoder = DeltaDecoder(tokenizer, SamplingParams(stop=tuple(stops)), frozenset())
     seen, reason, stop = "", None, None
     for output in outputs_of([[token] for token in ids]):
-        delta = answer.push(output)
+        delta = decoder.push(output)
         seen, reason, stop = seen + delta.text, delta.finish_reason, delta.stop
         if reason is not None:
             assert delta.usage is not None
@@ -115,8 +117,8 @@ def test_the_text_ends_before_the_first_stop_string_in_any_split(
 def test_an_end_token_is_counted_and_not_shown(tokenizer: Tokenizer) -> None:
     end = min(tokenizer.eos_token_ids)
     hello = tokenizer.encode("hello")
-    answer = AnswerText(tokenizer, SamplingParams(), frozenset({end}))
-    last = answer.push(Output("r", (*hello, end), FinishReason.STOP, num_prompt=3, num_cached=2))
+    decoder = DeltaDecoder(tokenizer, SamplingParams(), frozenset({end}))
+    last = decoder.push(Output("r", (*hello, end), FinishReason.STOP, num_prompt=3, num_cached=2))
     assert last.text == "hello"
     assert last.usage is not None
     assert last.usage.completion_tokens == len(hello) + 1
@@ -196,7 +198,7 @@ def test_a_salt_shares_no_page(chat: Chat) -> None:
     prompt = list(range(200, 280))
 
     async def cached(salt: str | None) -> int:
-        answer = await chat.submit(prompt, GREEDY, AnswerTerms(cache_salt=salt))
+        answer = await chat.submit(prompt, GREEDY, RequestOptions(cache_salt=salt))
         usage = [delta async for delta in answer][-1].usage
         assert usage is not None
         return usage.cached_tokens
@@ -254,7 +256,7 @@ def test_an_answer_ends_with_what_the_cache_did_for_it(chat: Chat) -> None:
 
 
 async def submit_named(chat: Chat, name: str, prompt: Sequence[int]) -> Delta:
-    answer = await chat.submit(prompt, GREEDY, AnswerTerms(prefix_name=name))
+    answer = await chat.submit(prompt, GREEDY, RequestOptions(prefix_name=name))
     return [delta async for delta in answer][-1]
 
 
@@ -318,8 +320,8 @@ def test_a_text_that_can_never_fit_is_refused_unread(
 def test_a_snapshot_names_the_requests_that_are_under_way(chat: Chat) -> None:
     async def scenario() -> None:
         params = SamplingParams(max_tokens=200, ignore_eos=True)
-        terms = AnswerTerms(client="me", request_ids=["mine"])
-        answer = await chat.submit(list(range(40)), params, terms)
+        options = RequestOptions(client="me", request_ids=["mine"])
+        answer = await chat.submit(list(range(40)), params, options)
         await anext(answer)
         snapshot = await chat.snapshot()
         [seen] = [one for one in snapshot.requests if one.id == "mine"]

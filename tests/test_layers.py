@@ -55,7 +55,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/errors mlxserve/sampling_params mlxserve/text/parsing mlxserve/text/tokenizer"
     ),
     "mlxserve/text/__init__": "",
-    "mlxserve/request_options": "mlxserve/text/parsing",
+    "mlxserve/request_options": "mlxserve/errors mlxserve/sampling_params mlxserve/text/parsing",
     "mlxserve/cache/__init__": "",
     "mlxserve/cache/hashing": "",
     "mlxserve/cache/runs": "",
@@ -87,7 +87,8 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/llm": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config mlxserve/request "
-        "mlxserve/machine mlxserve/text/parsing mlxserve/chat mlxserve/build"
+        "mlxserve/machine mlxserve/text/parsing mlxserve/request_options "
+        "mlxserve/chat mlxserve/build"
     ),
     "mlxserve/__init__": (
         "mlxserve/version mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config "

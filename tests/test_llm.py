@@ -330,8 +330,8 @@ def test_a_request_runs_on_its_own_terms(llm: LLM, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(engine, "submit_all", watched)
 
-    def cached(**terms: Any) -> int:
-        (output,) = llm.generate([[9] * 100], GREEDY, use_tqdm=False, **terms)
+    def cached(**options: Any) -> int:
+        (output,) = llm.generate([[9] * 100], GREEDY, use_tqdm=False, **options)
         return output.usage.cached_tokens
 
     assert cached(cache_salt="a", client="ann") == cached(cache_salt="b", priority=2) == 0
@@ -344,11 +344,11 @@ def test_a_request_runs_on_its_own_terms(llm: LLM, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    "terms", [{"priority": "high"}, {"priority": True}, {"client": None}, {"cache_salt": b"a"}]
+    "option", [{"priority": "high"}, {"priority": True}, {"client": None}, {"cache_salt": b"a"}]
 )
-def test_terms_that_nobody_can_keep_are_refused(llm: LLM, terms: Any) -> None:
-    with pytest.raises(InvalidParameter, match=next(iter(terms))):
-        llm.generate("x", GREEDY, use_tqdm=False, **terms)
+def test_an_invalid_request_option_is_refused(llm: LLM, option: Any) -> None:
+    with pytest.raises(InvalidParameter, match=next(iter(option))):
+        llm.generate("x", GREEDY, use_tqdm=False, **option)
     with pytest.raises(TypeError, match="salt"):
         llm.generate("x", GREEDY, use_tqdm=False, salt="a")
 

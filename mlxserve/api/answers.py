@@ -19,7 +19,7 @@ from mlxserve.api.metrics import Metrics, Timed
 from mlxserve.api.server.sse import until_disconnect
 from mlxserve.errors import EngineStopped
 from mlxserve.request import CacheReport, FinishReason, TokenLogprob
-from mlxserve.request_options import AnswerTerms
+from mlxserve.request_options import RequestOptions
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.parsing.turn import ToolCall, ToolCallDelta, join_calls
 
@@ -69,7 +69,7 @@ class Answers:
         chat: Chat,
         prompts: Sequence[Sequence[int]],
         params: SamplingParams,
-        terms: AnswerTerms,
+        options: RequestOptions,
         metrics: Metrics,
         *,
         num_choices: int = 1,
@@ -86,7 +86,7 @@ class Answers:
         params = replace(params, n=num_choices)
         tasks = [
             asyncio.ensure_future(
-                _submit(chat, prompt, params, _called(terms, names, num_choices), metrics)
+                _submit(chat, prompt, params, _called(options, names, num_choices), metrics)
             )
             for prompt in prompts
         ]
@@ -185,12 +185,12 @@ async def _submit(
     chat: Chat,
     prompt: Sequence[int],
     params: SamplingParams,
-    terms: AnswerTerms,
+    options: RequestOptions,
     metrics: Metrics,
 ) -> list[Timed]:
     """The choices of one prompt."""
     timed = [metrics.timed() for _ in range(params.n)]
-    answers = await chat.submit_all(prompt, params, terms)
+    answers = await chat.submit_all(prompt, params, options)
     for choice, answer in zip(timed, answers, strict=True):
         choice.start(answer)
     return timed
@@ -209,9 +209,9 @@ async def _next(answer: Timed) -> Delta | None:
     return await anext(answer, None)
 
 
-def _called(terms: AnswerTerms, names: Iterator[str | None], count: int) -> AnswerTerms:
-    """The same terms under the next names."""
-    return replace(terms, request_ids=list(islice(names, count)))
+def _called(options: RequestOptions, names: Iterator[str | None], count: int) -> RequestOptions:
+    """The same options under the next names."""
+    return replace(options, request_ids=list(islice(names, count)))
 
 
 def _names(request_id: str | None, count: int) -> Iterator[str | None]:

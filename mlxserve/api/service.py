@@ -21,7 +21,7 @@ from mlxserve.api.metrics import Metrics
 from mlxserve.api.prompts import Prompts
 from mlxserve.api.server.sse import EventStream
 from mlxserve.errors import MlxServeError, QueueFull
-from mlxserve.request_options import AnswerTerms
+from mlxserve.request_options import RequestOptions
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.parsing.turn import AssistantTurn
 
@@ -78,7 +78,7 @@ class Service:
         """Admit what was asked, in the name of its API key. Raises what `Chat.submit` raises, but
         ApiError for a full queue."""
         claim(request, len(prompts) * num_choices)
-        terms = AnswerTerms(
+        options = RequestOptions(
             cache_salt=cache_namespace(request, asked.cache_salt),
             client=client_name(request),
             priority=asked.priority,
@@ -89,7 +89,7 @@ class Service:
                 self.chat,
                 prompts,
                 params,
-                terms,
+                options,
                 self.metrics,
                 num_choices=num_choices,
                 request_id=request_id(request),

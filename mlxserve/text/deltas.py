@@ -53,7 +53,7 @@ class Delta(NamedTuple):
     stop: str | None = None
 
 
-class AnswerText:
+class DeltaDecoder:
     """Outputs to deltas: decodes, tells thinking and calls from text, stops at stop strings.
 
     Only the text is searched for stop strings. Without a parser all is text.

@@ -27,7 +27,7 @@ from mlxserve.errors import (
     UnknownPrefix,
 )
 from mlxserve.request import FinishReason, Pooling, Resized, TokenLogprob, check_num_pages
-from mlxserve.request_options import AnswerTerms
+from mlxserve.request_options import RequestOptions
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.stats import Memory, PoolStats, SchedulerStats, Stats, SwapStats
 from mlxserve.text.deltas import Delta, Usage
@@ -113,11 +113,11 @@ class FakeChat:
         self,
         prompt: Sequence[int],
         params: SamplingParams,
-        terms: AnswerTerms | None = None,
+        options: RequestOptions | None = None,
         *,
         request_id: str | None = None,
     ) -> FakeAnswer:
-        terms = terms or AnswerTerms()
+        options = options or RequestOptions()
         if self.submit_error is not None:
             raise self.submit_error
         if len(prompt) >= self.max_model_len:
@@ -130,11 +130,11 @@ class FakeChat:
             SimpleNamespace(
                 prompt=list(prompt),
                 params=params,
-                cache_salt=terms.cache_salt,
-                priority=terms.priority,
-                client=terms.client,
+                cache_salt=options.cache_salt,
+                priority=options.priority,
+                client=options.client,
                 request_id=request_id,
-                turn=terms.turn,
+                turn=options.turn,
             )
         )
         script = self.script if self.script is not None else self.reply(prompt)
@@ -146,11 +146,11 @@ class FakeChat:
         self,
         prompt: Sequence[int],
         params: SamplingParams,
-        terms: AnswerTerms,
+        options: RequestOptions,
     ) -> list[FakeAnswer]:
-        names = terms.request_ids or [None] * params.n
+        names = options.request_ids or [None] * params.n
         return [
-            await self.submit(prompt, choice, terms, request_id=name)
+            await self.submit(prompt, choice, options, request_id=name)
             for choice, name in zip(params.choices(), names, strict=True)
         ]
 
@@ -176,8 +176,8 @@ class FakeChat:
     async def add_prefix(
         self, name: str, token_ids: Sequence[int], *, cache_salt: str | None = None
     ) -> None:
-        terms = AnswerTerms(cache_salt=cache_salt)
-        await self.submit(token_ids, SamplingParams(max_tokens=1), terms)
+        options = RequestOptions(cache_salt=cache_salt)
+        await self.submit(token_ids, SamplingParams(max_tokens=1), options)
         self.answers.pop()
         self.named[name] = tuple(token_ids)
 

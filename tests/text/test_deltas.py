@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mlxserve.hub.embedded import model_path
 from mlxserve.request import FinishReason, Output
 from mlxserve.sampling_params import SamplingParams
-from mlxserve.text.deltas import AnswerText
+from mlxserve.text.deltas import DeltaDecoder
 from mlxserve.text.parsing.parser import TurnParser
 from mlxserve.text.parsing.turn import AssistantTurn, join_calls
 from mlxserve.text.tokenizer import Tokenizer
@@ -45,11 +45,11 @@ def tokenizer() -> Tokenizer:
 
 def said(tokenizer: Tokenizer, steps: Sequence[Sequence[int]]) -> tuple[Any, ...]:
     parser = TurnParser(tokenizer.markup, AssistantTurn(tools=[TOOL]))
-    answer = AnswerText(tokenizer, SamplingParams(stop=["STOP"]), frozenset({2}), parser)
+    decoder = DeltaDecoder(tokenizer, SamplingParams(stop=["STOP"]), frozenset({2}), parser)
     outputs = [Output("r", tuple(step), num_prompt=3) for step in steps]
     deltas = []
     for output in [*outputs, Output("r", (2,), FinishReason.STOP, num_prompt=3)]:
-        deltas.append(answer.push(output))
+        deltas.append(decoder.push(output))
         if deltas[-1].finish_reason is not None:
             break
     calls = join_calls([piece for delta in deltas for piece in delta.tool_calls])
@@ -75,10 +75,10 @@ def test_any_steps_give_the_same_message(text: str, cuts: list[int], tokenizer: 
 def test_reasoning_is_counted_by_its_tokens(tokenizer: Tokenizer) -> None:
     thought = tokenizer.encode("a b c")
     ids = tokenizer.encode("<think>a b c</think>d")
-    answer = AnswerText(
+    decoder = DeltaDecoder(
         tokenizer, SamplingParams(), frozenset(), TurnParser(tokenizer.markup, AssistantTurn())
     )
-    usage = answer.push(Output("r", tuple(ids), FinishReason.STOP, num_prompt=3)).usage
+    usage = decoder.push(Output("r", tuple(ids), FinishReason.STOP, num_prompt=3)).usage
     assert usage is not None
     assert usage.reasoning_tokens == len(thought) + 1  # and the marker that ends it
     assert usage.completion_tokens == len(ids)

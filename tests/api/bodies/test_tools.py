@@ -10,7 +10,7 @@ import pytest
 from mlxserve.api.errors import ApiError
 from mlxserve.api.openai.schema import ChatRequest
 from mlxserve.errors import InvalidParameter
-from mlxserve.request_options import AnswerTerms
+from mlxserve.request_options import RequestOptions
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.parsing.turn import ToolChoice
 
@@ -114,5 +114,5 @@ def test_tools_of_a_model_whose_calls_nobody_can_read_are_refused(
     turn = asked(tools=[tool("a")]).turn()
     prompt = chat.render(HELLO, tools=turn.tools)
     with pytest.raises(InvalidParameter, match="tools: how this model writes calls of tools"):
-        asyncio.run(chat.submit(prompt, SamplingParams(), AnswerTerms(turn=turn)))
+        asyncio.run(chat.submit(prompt, SamplingParams(), RequestOptions(turn=turn)))
     chat.close()

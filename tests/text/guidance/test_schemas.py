@@ -12,10 +12,12 @@ import jsonschema
 import pytest
 
 from mlxserve.build import build_chat
-from mlxserve.chat import AnswerTerms, Chat, Delta
+from mlxserve.chat import Chat
 from mlxserve.config import EngineConfig
 from mlxserve.request import FinishReason
+from mlxserve.request_options import RequestOptions
 from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
+from mlxserve.text.deltas import Delta
 from mlxserve.text.parsing.turn import AssistantTurn
 
 WORDS = ("city", "name", "n", "tags", "kind", "größe", "a b", "is_open")
@@ -88,7 +90,7 @@ async def answer(chat: Chat, number: int) -> tuple[dict[str, Any], list[Delta]]:
         structure=structure,
     )
     prompt = chat.render([{"role": "user", "content": rng.choice(ASKED)}])
-    submitted = await chat.submit(prompt, params, AnswerTerms(turn=AssistantTurn()))
+    submitted = await chat.submit(prompt, params, RequestOptions(turn=AssistantTurn()))
     return schema, [delta async for delta in submitted]
 
 

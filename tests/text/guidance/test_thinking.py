@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from mlxserve.build import build_chat
-from mlxserve.chat import AnswerTerms, Chat, Delta
+from mlxserve.chat import Chat
 from mlxserve.config import EngineConfig
 from mlxserve.errors import GrammarFailed
 from mlxserve.request import FinishReason
+from mlxserve.request_options import RequestOptions
 from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
+from mlxserve.text.deltas import Delta
 from mlxserve.text.parsing.turn import AssistantTurn, ToolChoice, join_calls
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -52,7 +54,7 @@ async def ask(
 ) -> list[Delta]:
     prompt = chat.render(HELLO, enable_thinking=thinks, tools=turn.tools)
     sampling = SamplingParams(**{"max_tokens": 90, **params})
-    answer = await chat.submit(prompt, sampling, AnswerTerms(turn=turn))
+    answer = await chat.submit(prompt, sampling, RequestOptions(turn=turn))
     return [delta async for delta in answer]
 
 

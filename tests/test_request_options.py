@@ -1,0 +1,43 @@
+"""Options of a request are checked when they are constructed, whoever constructs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mlxserve.errors import InvalidParameter
+from mlxserve.request_options import RequestOptions
+from mlxserve.text.parsing.turn import AssistantTurn
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cache_salt", b"salt"),
+        ("cache_salt", 7),
+        ("prefix_name", ["rules"]),
+        ("client", None),
+        ("priority", "high"),
+        ("priority", True),
+        ("priority", 0.5),
+        ("request_ids", [7]),
+        ("turn", {"tools": []}),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_by_its_name(name: str, value: Any) -> None:
+    with pytest.raises(InvalidParameter, match=f"^{name}: must be") as caught:
+        RequestOptions(**{name: value})
+    assert caught.value.name == name
+
+
+def test_values_of_the_right_kind_are_kept() -> None:
+    turn = AssistantTurn()
+    options = RequestOptions(cache_salt="a", priority=-3, client="b", prefix_name="c", turn=turn)
+    assert (options.cache_salt, options.priority, options.client) == ("a", -3, "b")
+    assert (options.prefix_name, options.turn) == ("c", turn)
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(TypeError, match="salt"):
+        RequestOptions(salt="a")  # type: ignore[call-arg]
