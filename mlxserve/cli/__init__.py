@@ -1,7 +1,7 @@
-"""The command line: parse, build, hand over to a front. One file for each command.
+"""The command line: parse the options, build what a command needs, run it. One file per command.
 
-Importing this costs nothing, so that `mlxserve chat` has its first picture on the screen before
-anything else is imported.
+Importing this package is cheap, so `mlxserve chat` can show its first screen before it imports
+anything else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def main() -> NoReturn:
-    """The console script. What a user can act on is one line, never a traceback."""
+    """The console script. An error the user can act on is printed in one line, no traceback."""
     try:
         with _first_frame() or nullcontext() as frame:
             _run(frame)
@@ -45,5 +45,5 @@ def _first_frame() -> FirstFrame | None:
     try:
         from tui.opening import first_frame
     except ImportError:
-        return None  # another package is in the way, which is said when the terminal is needed
+        return None  # another package named tui; reported when the terminal is started
     return first_frame(sys.argv[1:])

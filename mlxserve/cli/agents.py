@@ -1,8 +1,9 @@
-"""What each coding agent has to be told to use a local server.
+"""How to point each coding agent at a local server.
 
-For one session nothing is written: Claude Code reads its environment, Codex overrides on its command
-line, opencode a configuration in a variable. To stay, the same goes into the agent's own file.
-Checked against the agents' documentation as of November 2026; no agent is run in our tests.
+A single session writes no files: Claude Code is configured by environment variables, Codex by
+overrides on its command line, opencode by a configuration in a variable. A permanent installation
+writes the same settings to the agent's own file. Checked against the agents' documentation as of
+November 2026; the tests run no agent.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from typing import Any
 from mlxserve.errors import InvalidConfig
 
 KEY_VARIABLE = "MLXSERVE_API_KEY"
-NO_KEY = "none"  # where an agent insists on one
-MAX_OUTPUT = 32_000  # tokens; what agents ask for at most
+NO_KEY = "none"  # for agents that require a key
+MAX_OUTPUT = 32_000  # tokens; the most that agents ask for
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The server, and which of its models. `url` has no path."""
+    """The server and the model to use. `url` has no path."""
 
     url: str
     model: str
@@ -34,7 +35,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class AgentSession:
-    """One run of an agent: its command line, variables to set, and variables to take away."""
+    """One run of an agent: its command line, the variables to set and the variables to unset."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
@@ -49,17 +50,17 @@ class Agent(ABC):
 
     @abstractmethod
     def session(self, target: Target) -> AgentSession:
-        """One run against the server."""
+        """One run that uses the server."""
 
     @abstractmethod
     def file(self) -> Path:
-        """Where it keeps its configuration."""
+        """The agent's configuration file."""
 
     @abstractmethod
     def configured(self, text: str, target: Target) -> str:
-        """Its configuration, with the server in it. Raises InvalidConfig."""
+        """The configuration `text` with the server added. Raises InvalidConfig."""
 
-    def stays_how(self) -> str:
+    def usage(self) -> str:
         """How to use the configuration once it is written."""
         return f"`{self.name}` uses this server from now on"
 
@@ -69,7 +70,7 @@ class Claude(Agent):
     install_hint = "npm install -g @anthropic-ai/claude-code"
 
     def session(self, target: Target) -> AgentSession:
-        # With both set it would send the key of the real service here as well.
+        # If both were set, it would also send the key of the real service here.
         return AgentSession((self.name,), _claude_variables(target), without=("ANTHROPIC_API_KEY",))
 
     def file(self) -> Path:
@@ -99,11 +100,11 @@ class Codex(Agent):
         return AgentSession((self.name, "--model", target.model, *flags), environment)
 
     def file(self) -> Path:
-        """A profile is a file of its own, so that the user's stays as it is."""
+        """A profile in a file of its own, so the user's configuration stays unchanged."""
         home = Path(os.environ.get("CODEX_HOME") or Path.home() / ".codex")
         return home / "mlxserve.config.toml"
 
-    def configured(self, text: str, target: Target) -> str:  # noqa: ARG002  (it is ours alone)
+    def configured(self, text: str, target: Target) -> str:  # noqa: ARG002  (the file is ours)
         lines = [
             f"model = {json.dumps(target.model)}",
             'model_provider = "mlxserve"',
@@ -114,7 +115,7 @@ class Codex(Agent):
         ]
         return "\n".join(lines) + "\n"
 
-    def stays_how(self) -> str:
+    def usage(self) -> str:
         return "`codex --profile mlxserve` uses this server from now on"
 
 
@@ -150,14 +151,14 @@ def _claude_variables(target: Target) -> dict[str, str]:
         "ANTHROPIC_DEFAULT_OPUS_MODEL": target.model,
         "ANTHROPIC_DEFAULT_SONNET_MODEL": target.model,
         "ANTHROPIC_DEFAULT_HAIKU_MODEL": target.model,
-        # A line that differs in each request, before everything that could be cached.
+        # The header differs in every request and precedes everything that could be cached.
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
 
 
 def _codex_provider(target: Target) -> dict[str, str]:
-    """As TOML values. It speaks nothing but responses."""
+    """The provider's settings as TOML values. Codex only speaks the Responses API."""
     provider = {
         "name": '"mlxserve"',
         "base_url": json.dumps(f"{target.url}/v1"),
@@ -186,16 +187,16 @@ def _opencode(target: Target) -> dict[str, Any]:
 
 
 def _object(text: str, file: Path) -> dict[str, Any]:
-    """A JSON object; an empty file is an empty one."""
+    """Parse a JSON object; an empty file is an empty object."""
     try:
         content = json.loads(text) if text.strip() else {}
     except ValueError as error:
         raise InvalidConfig(
-            f"{file} is not plain JSON ({error}), so nothing was written. Without --install the "
-            "agent is launched with no change to its files."
+            f"{file} is not plain JSON ({error}), so nothing was written. Leave out --install to "
+            "launch the agent without changing its files."
         ) from error
     if not isinstance(content, dict):
-        raise InvalidConfig(f"{file} holds no JSON object, so nothing was written.")
+        raise InvalidConfig(f"{file} does not contain a JSON object, so nothing was written.")
     return content
 
 

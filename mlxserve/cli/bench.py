@@ -1,4 +1,4 @@
-"""`mlxserve bench`: hands everything to the benchmarks' own command line."""
+"""`mlxserve bench`: passes its arguments to the benchmarks' own command line."""
 
 # Annotations are read by typer at run time, so this file does not postpone them.
 
@@ -6,7 +6,7 @@ import typer
 
 
 def bench(context: typer.Context) -> None:
-    """Measure this machine, always beside a baseline in the same run."""
+    """Measure this machine, with a baseline in the same run."""
     from mlxserve import machine
     from mlxserve.bench.cli import app as bench_app
 

@@ -1,4 +1,4 @@
-"""The way from options to a model that answers, for the commands that load one."""
+"""Builds the engine and its chat from options, for the commands that load a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def build(config: EngineConfig) -> Chat:
-    """Loads mlx and the model. Raises MlxServeError; for a model that is not there, at once."""
+    """Import mlx and load the model. Raises MlxServeError; a missing model fails before mlx loads."""
     from mlxserve import machine
     from mlxserve.hub.files import find_model
 

@@ -1,4 +1,4 @@
-"""`mlxserve chat`: the terminal, over a server of its own or one that runs already."""
+"""`mlxserve chat`: the terminal chat, on a server that it starts or one that is running."""
 
 # Annotations are read by typer at run time, so this file does not postpone them.
 
@@ -12,10 +12,10 @@ from mlxserve.cli.talk import run_terminal
 
 
 class ChatCommand(PanelCommand):
-    """Its context's `obj` is what the terminal shows already, or None."""
+    """Its context's `obj` is the first frame already on the screen, or None."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """What is wrong with a flag is printed: not on a screen that is about to go."""
+        """Close the first frame before an invalid flag is reported, so the message stays visible."""
         try:
             return super().make_context(*args, **kwargs)
         except BaseException:
@@ -30,8 +30,8 @@ def chat(
     settings: Settings,
     url: Annotated[
         str | None,
-        typer.Option(help="A running OpenAI-compatible server to attach to; else one is started."),
+        typer.Option(help="Use this running OpenAI-compatible server instead of starting one."),
     ] = None,
 ) -> None:
-    """Chat in the terminal."""
+    """Chat with a model in the terminal."""
     run_terminal(settings, url, ctx.obj)

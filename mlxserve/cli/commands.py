@@ -1,7 +1,7 @@
-"""Every command and its flags.
+"""Registers every command and its flags.
 
-Imports of the engine, the server and the terminal happen inside the commands, so that `--help`
-answers at once and `mlxserve chat` never loads mlx.
+The commands import the engine, the server and the terminal inside their functions, so `--help` is
+immediate and `mlxserve chat` never loads mlx.
 """
 
 # Annotations are read by typer at run time, so this file does not postpone them.
@@ -40,7 +40,7 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    """What every command shares: nothing but the version."""
+    """Options before the command."""
 
 
 app.command(cls=PanelCommand)(with_settings(ServerConfig, EngineConfig)(serve.serve))

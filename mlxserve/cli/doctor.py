@@ -1,4 +1,4 @@
-"""`mlxserve doctor`: what this machine and this installation can do, and what a server refuses."""
+"""`mlxserve doctor`: checks this machine and this installation, or a server's security."""
 
 # Annotations are read by typer at run time, so this file does not postpone them.
 
@@ -16,14 +16,17 @@ def doctor(
     security: Annotated[
         bool,
         typer.Option(
-            "--security", help="Try harmless attacks on a running server of yours instead."
+            "--security", help="Try harmless attacks against your own running server instead."
         ),
     ] = False,
     url: Url = None,
 ) -> None:
-    """Check this machine and this installation; the table can be pasted into a report."""
+    """Check this machine and this installation.
+
+    Prints a table that can be pasted into a bug report. Exits with 1 if a check fails.
+    """
     if url is not None and not security:
-        raise InvalidConfig("--url names the server for --security; say that, too.")
+        raise InvalidConfig("--url only applies to --security. Add --security, or omit --url.")
     is_well = _examine(url) if security else _diagnose()
     if not is_well:
         sys.exit(1)
@@ -49,6 +52,7 @@ def _examine(url: str | None) -> bool:
         counts[row.verdict] += 1
     bad = counts[Verdict.BAD]
     print(
-        f"{counts[Verdict.OK]} refused as they should be, {bad} not, {counts[Verdict.SKIPPED]} not tried"
+        f"{counts[Verdict.OK]} refused as expected, {bad} not refused, "
+        f"{counts[Verdict.SKIPPED]} skipped"
     )
     return bad == 0

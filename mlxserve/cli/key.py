@@ -1,4 +1,4 @@
-"""`mlxserve key`: makes, lists and revokes the API keys of this machine's server."""
+"""`mlxserve key`: creates, lists and revokes API keys for servers on this machine."""
 
 # Annotations are read by typer at run time, so this file does not postpone them.
 
@@ -14,14 +14,14 @@ from mlxserve.api.access.keys import Key, KeyFile, Scope, usual_file
 app = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="API keys: create, list and revoke them. A running server notices at once.",
+    help="Create, list and revoke API keys. Running servers reload them at once.",
 )
 
 File = Annotated[
     Path | None,
-    typer.Option(help="The keys' file; by default keys.json in the configuration folder."),
+    typer.Option(help="The key file; by default keys.json in the configuration folder."),
 ]
-Name = Annotated[str, typer.Argument(help="What the key is called in lists.")]
+Name = Annotated[str, typer.Argument(help="Name of the key in lists.")]
 
 
 @app.command()
@@ -29,16 +29,16 @@ def create(
     name: Name,
     file: File = None,
     scope: Annotated[
-        Scope, typer.Option(help="An admin also sees and changes what belongs to others.")
+        Scope, typer.Option(help="An admin can also see and change what belongs to other keys.")
     ] = Scope.USER,
     max_requests: Annotated[
-        int | None, typer.Option(min=1, help="Its answers under way at the same time.")
+        int | None, typer.Option(min=1, help="Maximum number of concurrent answers.")
     ] = None,
     requests_per_minute: Annotated[
-        int | None, typer.Option(min=1, help="Its requests in a minute.")
+        int | None, typer.Option(min=1, help="Maximum number of requests per minute.")
     ] = None,
 ) -> None:
-    """Make a key and show it, once: only its digest is kept."""
+    """Create a key and print it. It is shown only once: the file stores its digest."""
     secret = _keys(file).create(
         name, scope, max_requests=max_requests, requests_per_minute=requests_per_minute
     )
@@ -48,12 +48,12 @@ def create(
 @app.command(name="list")
 def list_(
     file: File = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
 ) -> None:
-    """Show the names, scopes, dates and limits of all keys."""
+    """List all keys with scope, date of creation and limits."""
     keys = _keys(file).read()
     if as_json:
-        print(json.dumps([_told(key) for key in keys], indent=2))
+        print(json.dumps([_public_fields(key) for key in keys], indent=2))
         return
     for key in keys:
         print(f"{key.name:<24}{key.scope:<8}{key.created:<12}{_limits(key)}".rstrip())
@@ -61,7 +61,7 @@ def list_(
 
 @app.command()
 def revoke(name: Name, file: File = None) -> None:
-    """Refuse a key from now on."""
+    """Revoke a key. Servers refuse it from now on."""
     _keys(file).revoke(name)
 
 
@@ -69,14 +69,14 @@ def _keys(file: Path | None) -> KeyFile:
     return KeyFile(file or usual_file())
 
 
-def _told(key: Key) -> dict[str, object]:
+def _public_fields(key: Key) -> dict[str, object]:
     return {name: value for name, value in asdict(key).items() if name != "sha256"}
 
 
 def _limits(key: Key) -> str:
-    told = []
+    limits = []
     if key.max_requests is not None:
-        told.append(f"{key.max_requests} at once")
+        limits.append(f"{key.max_requests} at once")
     if key.requests_per_minute is not None:
-        told.append(f"{key.requests_per_minute} a minute")
-    return ", ".join(told)
+        limits.append(f"{key.requests_per_minute} a minute")
+    return ", ".join(limits)

@@ -1,10 +1,10 @@
-"""`mlxserve launch`: a coding agent on a running server, for one session or to stay.
+"""`mlxserve launch`: runs a coding agent on a running server, once or (--install) permanently.
 
-To stay, the agent's file is changed, and what it was before is kept beside it:
+--install changes the agent's configuration file and keeps the previous content next to it:
 
-    settings.json                      the agent's, with the server in it
-    settings.json.before-mlxserve      as it was; empty if there was none
-    settings.json.with-mlxserve        as it was when --undo took it back
+    settings.json                      the agent's file with the server added
+    settings.json.before-mlxserve      the file before --install; empty if there was none
+    settings.json.with-mlxserve        the file that --undo replaced
 """
 
 # Annotations are read by typer at run time, so this file does not postpone them.
@@ -24,27 +24,29 @@ from mlxserve.cli.agents import AGENTS, Agent, AgentSession, Target
 from mlxserve.cli.remote import Url, ask, url_of
 from mlxserve.errors import InvalidConfig, MlxServeError
 
-ENOUGH_CONTEXT = 32_000  # tokens; an agent's own prompt and tools take about half of that
+ENOUGH_CONTEXT = 32_000  # tokens; an agent's own prompt and tools need about half of that
 AgentName = StrEnum("AgentName", list(AGENTS))  # type: ignore[misc]
 
 
 def launch(
-    agent: Annotated[AgentName, typer.Argument(help="Which agent.")],
+    agent: Annotated[AgentName, typer.Argument(help="The agent to start.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(help="What it is given, after --.", metavar="-- ...")
+        list[str] | None,
+        typer.Argument(help="Arguments for the agent, after --.", metavar="-- ..."),
     ] = None,
     url: Url = None,
     model: Annotated[
-        str | None, typer.Option(help="One of the server's names; by default its own.")
+        str | None, typer.Option(help="The model to use; by default the server's first.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")
+        bool, typer.Option("--dry-run", help="Print what would be done without doing it.")
     ] = False,
     install: Annotated[
-        bool, typer.Option("--install", help="Write it into the agent's configuration, to stay.")
+        bool,
+        typer.Option("--install", help="Configure the agent permanently instead of starting it."),
     ] = False,
     undo: Annotated[
-        bool, typer.Option("--undo", help="Take back what --install wrote, and do nothing else.")
+        bool, typer.Option("--undo", help="Undo --install instead of starting the agent.")
     ] = False,
 ) -> None:
     """Start a coding agent that uses a running server."""
@@ -65,34 +67,34 @@ def launch(
 
 
 def _target(url: str | None, model: str | None) -> Target:
-    """The running server. Raises ServerError where there is none."""
+    """The running server and the model to use. Raises ServerError if no server answers."""
     cards = ask(url, "GET", "/v1/models")["data"]
     names = [name for card in cards for name in (card["id"], *card.get("aliases", ()))]
     if model is not None and model not in names:
-        raise InvalidConfig(f"The server has no model {model[:80]!r}; it has {', '.join(names)}.")
+        raise InvalidConfig(f"The server has no model {model[:80]!r}. It has {', '.join(names)}.")
     context = int(cards[0].get("max_model_len", 0))
     if context < ENOUGH_CONTEXT:
         print(
-            f"note: the context is {context} tokens, and agents want {ENOUGH_CONTEXT} or more",
+            f"note: the context is {context} tokens; agents need {ENOUGH_CONTEXT} or more",
             file=sys.stderr,
         )
     return Target(url_of(url), model or names[0], context, os.environ.get("MLXSERVE_API_KEY"))
 
 
 def _start(agent: Agent, session: AgentSession, command: tuple[str, ...]) -> None:
-    """Becomes the agent."""
+    """Replace this process with the agent."""
     program = shutil.which(command[0])
     if program is None:
         raise MlxServeError(
-            f"{agent.name} is not installed, or not on the path. Install it with "
-            f"`{agent.install_hint}`, or see with --dry-run what it would be given."
+            f"{agent.name} is not installed, or not on the PATH. Install it with "
+            f"`{agent.install_hint}`, or use --dry-run to see how it would be started."
         )
     kept = {name: value for name, value in os.environ.items() if name not in session.without}
     os.execve(program, command, {**kept, **session.environment})
 
 
 def _script(session: AgentSession, command: tuple[str, ...]) -> str:
-    """The session as lines for a shell; the key stays in its variable."""
+    """The session as shell commands; the key stays in its variable."""
     key = os.environ.get("MLXSERVE_API_KEY")
     lines = [f"unset {name}" for name in session.without]
     for name, value in session.environment.items():
@@ -113,12 +115,12 @@ def _install(agent: Agent, target: Target, *, dry_run: bool) -> None:
         return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        if not backup.exists():  # of what the user had, not of what we wrote last time
+        if not backup.exists():  # keep the user's file, not what an earlier --install wrote
             _write(backup, old)
         _write(file, new)
     except OSError as error:
         raise InvalidConfig(f"{file} cannot be written: {error}") from error
-    print(f"{agent.stays_how()}. `mlxserve launch {agent.name} --undo` takes it back.")
+    print(f"{agent.usage()}. Undo with `mlxserve launch {agent.name} --undo`.")
 
 
 def _undo(file: Path, *, dry_run: bool) -> None:
@@ -126,9 +128,8 @@ def _undo(file: Path, *, dry_run: bool) -> None:
     if not backup.exists():
         raise InvalidConfig(f"There is nothing to undo: {backup} does not exist.")
     old = _read(backup)
-    what = f"{file} as it was before" if old else f"no {file}, as before"
     if dry_run:
-        print(f"There would be {what}.")
+        print(f"Would restore {file}." if old else f"Would remove {file}: there was none before.")
         return
     if file.exists():
         file.replace(file.with_name(f"{file.name}.with-mlxserve"))
@@ -136,7 +137,7 @@ def _undo(file: Path, *, dry_run: bool) -> None:
         backup.replace(file)
     else:
         backup.unlink()
-    print(f"There is {what}.")
+    print(f"Restored {file}." if old else f"Removed {file}: there was none before.")
 
 
 def _backup(file: Path) -> Path:
@@ -153,7 +154,7 @@ def _read(file: Path) -> str:
 
 
 def _write(file: Path, text: str) -> None:
-    """For its owner alone, as there may be a key in it; a file that is there keeps its mode."""
+    """A new file is readable by its owner only, since it may contain a key."""
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
         opened.write(text)

@@ -1,4 +1,4 @@
-"""`mlxserve models` and `mlxserve pull`: which models there are, and getting one."""
+"""`mlxserve models` and `mlxserve pull`: lists models and downloads one."""
 
 # Annotations are read by typer at run time, so this file does not postpone them.
 
@@ -19,14 +19,15 @@ from mlxserve.errors import MlxServeError
 
 _REPORT_SECONDS = 0.5
 
-Json = Annotated[bool, typer.Option("--json", help="For programs: JSON instead of words.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 def models(settings: Settings, json: Json = False) -> None:
-    """Models on this machine and well-known ones, and whether each fits into memory.
+    """List models and whether each fits in memory.
 
-    With all of the context that it was made for, or with --max-model-len, in the share of memory
-    that a server with these options would take.
+    Lists the models on this machine and well-known ones. A model fits if its weights and the
+    context that it was trained for (or --max-model-len) fit in the memory that a server with these
+    options would use.
     """
     from mlxserve import machine
     from mlxserve.hub import catalog
@@ -63,11 +64,13 @@ def _card(entry: Any, verdict: Any) -> dict[str, Any]:
 
 
 def pull(
-    name: Annotated[str, typer.Argument(help="A repository id: mlx-community/Qwen3-4B-4bit.")],
+    name: Annotated[
+        str, typer.Argument(help="A repository id, such as mlx-community/Qwen3-4B-4bit.")
+    ],
     json: Json = False,
 ) -> None:
-    """Download a model; one that was broken off goes on where it was."""
-    # What was half downloaded can be gone on with only over plain HTTP.
+    """Download a model. An interrupted download resumes where it stopped."""
+    # Only plain HTTP can resume a partial download.
     os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
     if json:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
@@ -95,14 +98,14 @@ def pull(
 
 
 def _report(name: str, done: threading.Event) -> None:
-    """Bytes that are there, and of how many, until it is done."""
+    """Print the bytes downloaded so far and the total, until the download is done."""
     total = _total_size(name)
     while not done.wait(_REPORT_SECONDS):
         _say(done=_present_size(name), total=total)
 
 
 def _total_size(name: str) -> int | None:
-    """None where the hub does not answer: what is wrong is said by the download itself."""
+    """Bytes to download; None if the hub does not answer, which the download itself reports."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 
@@ -126,7 +129,7 @@ def _present_size(name: str) -> int:
 def _size(file: Path) -> int:
     try:
         return file.stat().st_size
-    except FileNotFoundError:  # an incomplete file that has just got its name
+    except FileNotFoundError:  # a partial file that was just renamed
         return 0
 
 

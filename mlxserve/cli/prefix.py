@@ -1,4 +1,4 @@
-"""`mlxserve prefix`: named prefixes of a running server."""
+"""`mlxserve prefix`: manages named prefixes of a running server."""
 
 # Annotations are read by typer at run time, so this file does not postpone them.
 
@@ -16,25 +16,27 @@ from mlxserve.errors import InvalidRequest
 app = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Named prefixes of a running server: computed once, kept until they are removed.",
+    help="Keep named prompt prefixes computed on a running server.",
 )
 
-Name = Annotated[str, typer.Argument(help="What requests call it, in `prefix_name`.")]
+Name = Annotated[str, typer.Argument(help="The name that requests give as `prefix_name`.")]
 
 
 @app.command()
 def add(
     name: Name,
-    file: Annotated[Path | None, typer.Argument(help="Its text; - or nothing is stdin.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="File with its text; by default, or with -, stdin.")
+    ] = None,
     system: Annotated[
         bool,
         typer.Option(
-            "--system", help="The text is a system prompt, for conversations; else it is as it is."
+            "--system", help="Render the text as a conversation's system prompt, not verbatim."
         ),
     ] = False,
     url: Url = None,
 ) -> None:
-    """Compute a prefix and keep it; one that had the name is replaced."""
+    """Compute a prefix and keep it in the cache; replaces one of the same name."""
     text = _text(file)
     body: dict[str, Any] = {"prompt": text}
     if system:
@@ -45,10 +47,10 @@ def add(
 
 @app.command(name="list")
 def list_(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
     url: Url = None,
 ) -> None:
-    """Show the prefixes of this API key and how many tokens each has."""
+    """List the prefixes of this API key and their number of tokens."""
     found = ask(url, "GET", "/v1/prefixes")["data"]
     if as_json:
         print(json.dumps(found, indent=2))
@@ -59,7 +61,7 @@ def list_(
 
 @app.command()
 def remove(name: Name, url: Url = None) -> None:
-    """Forget a prefix."""
+    """Remove a prefix."""
     ask(url, "DELETE", _path(name))
 
 
@@ -68,11 +70,11 @@ def _path(name: str) -> str:
 
 
 def _text(file: Path | None) -> str:
-    """Raises InvalidRequest."""
+    """The prefix's text. Raises InvalidRequest."""
     try:
         text = sys.stdin.read() if file in (None, Path("-")) else file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise InvalidRequest(f"The text of the prefix cannot be read: {error}") from error
+        raise InvalidRequest(f"The prefix's text cannot be read: {error}") from error
     if not text:
-        raise InvalidRequest("The prefix has no text: name a file or pipe it in.")
+        raise InvalidRequest("The prefix is empty. Name a file or pipe the text in.")
     return text

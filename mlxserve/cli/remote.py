@@ -1,4 +1,4 @@
-"""A running server, for the commands that ask it something."""
+"""Requests to a running server, for the commands that need one."""
 
 # Annotations are read by typer at run time, so this file does not postpone them.
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     import httpx
 
 USUAL_URL = "http://127.0.0.1:8000"
-_SECONDS = 600.0  # a long prefix is computed before the answer comes
+_SECONDS = 600.0  # timeout; a long prefix is computed before the server replies
 
 Url = Annotated[
     str | None,
     typer.Option(
-        help=f"The running server; by default MLXSERVE_URL in the environment, or {USUAL_URL}. "
-        "Its API key is taken from MLXSERVE_API_KEY."
+        help=f"The running server; by default MLXSERVE_URL from the environment, else {USUAL_URL}. "
+        "The API key is taken from MLXSERVE_API_KEY."
     ),
 ]
 
 
 class ServerError(MlxServeError):
-    """The server refused, or is not there."""
+    """The server refused the request or cannot be reached."""
 
 
 def url_of(given: str | None) -> str:
@@ -33,20 +33,20 @@ def url_of(given: str | None) -> str:
 
 
 def ask(url: str | None, method: str, path: str, body: Any = None) -> Any:
-    """The server's JSON. Raises ServerError with its own words."""
+    """The server's JSON reply. Raises ServerError with the server's message."""
     import httpx
 
     key = os.environ.get("MLXSERVE_API_KEY")
     base = url_of(url)
     try:
-        # A proxy from the environment must never see what goes to this machine itself.
+        # trust_env=False: a proxy from the environment must not see local traffic.
         with httpx.Client(base_url=base, timeout=_SECONDS, trust_env=False) as client:
             headers = {"authorization": f"Bearer {key}"} if key else {}
             reply = client.request(method, path, json=body, headers=headers)
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
         raise ServerError(
-            f"No server answers at {base} ({error}). Start one with `mlxserve serve`, or name "
-            "another with --url."
+            f"No server answers at {base} ({error}). Start one with `mlxserve serve`, or pass the "
+            "address of another with --url."
         ) from error
     return _content(reply, base)
 
@@ -55,7 +55,7 @@ def _content(reply: "httpx.Response", base: str) -> Any:
     try:
         content = reply.json()
     except ValueError as error:
-        raise ServerError(f"What answers at {base} is not mlxserve.") from error
+        raise ServerError(f"The server at {base} is not mlxserve.") from error
     if reply.is_success:
         return content
     try:
@@ -63,5 +63,5 @@ def _content(reply: "httpx.Response", base: str) -> Any:
     except (KeyError, TypeError):
         message = f"status {reply.status_code}"
     if reply.status_code == 401:
-        message += " This command takes it from MLXSERVE_API_KEY."
+        message += " This command reads the key from MLXSERVE_API_KEY."
     raise ServerError(f"The server at {base} refused: {message}")

@@ -1,4 +1,4 @@
-"""`mlxserve run`: one answer on the terminal or in a pipe."""
+"""`mlxserve run`: answers one prompt on the terminal or in a pipe."""
 
 # Annotations are read by typer at run time, so this file does not postpone them.
 
@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 def run(
     settings: Settings,
     prompt: Annotated[
-        str | None, typer.Argument(help="What to ask; piped input is added to it. - is stdin.")
+        str | None, typer.Argument(help="The prompt; piped input is appended. - reads stdin only.")
     ] = None,
-    system: Annotated[str | None, typer.Option(help="A system prompt.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="End the answer after so many.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer in tokens.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature; 0 is greedy.")
+    ] = None,
     stats: Annotated[
-        bool, typer.Option("--stats", help="Report speed and cached tokens on stderr.")
+        bool, typer.Option("--stats", help="Print speed and cached tokens to stderr.")
     ] = False,
 ) -> None:
     """Answer one prompt on the terminal or in a pipe."""
@@ -44,7 +46,7 @@ def run(
     chat = build(config)
     try:
         report = asyncio.run(_stream_answer(chat, messages, given))
-    except BrokenPipeError:  # the reader (`head`, say) has had enough
+    except BrokenPipeError:  # the reader (such as `head`) closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     finally:
@@ -54,25 +56,25 @@ def run(
 
 
 def whole_prompt(prompt: str | None) -> str:
-    """The argument and the piped text, as one. Raises InvalidRequest when there is neither."""
+    """The argument followed by the piped text. Raises InvalidRequest if both are missing."""
     wants_stdin = prompt is None or prompt == "-" or not sys.stdin.isatty()
     piped = sys.stdin.read().rstrip("\n") if wants_stdin else ""
     parts = [part for part in (None if prompt == "-" else prompt, piped) if part]
     if not parts:
-        raise InvalidRequest("There is no prompt: give it as an argument or pipe it in.")
+        raise InvalidRequest("There is no prompt. Pass it as an argument or pipe it in.")
     return "\n\n".join(parts)
 
 
 async def _stream_answer(
     chat: "Chat", messages: Sequence[Mapping[str, str]], given: Mapping[str, Any]
 ) -> str:
-    """Prints the answer as it comes; returns a line about its speed."""
+    """Print the answer while it streams; returns a line about its speed."""
     from mlxserve.api.server.logs import ESCAPES
 
     asked = {name: value for name, value in given.items() if value is not None}
     params = replace(chat.default_params, **asked)
     prompt = await asyncio.to_thread(chat.render, messages)
-    # A model's text goes to the terminal as text: it moves no cursor and sets no title.
+    # Escape control characters: a model's output must not move the cursor or set the title.
     escapes = {code: text for code, text in ESCAPES.items() if chr(code) not in "\n\t"}
     started = time.perf_counter()
     first = started

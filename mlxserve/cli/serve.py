@@ -1,4 +1,4 @@
-"""`mlxserve serve`: the model over HTTP."""
+"""`mlxserve serve`: serves a model over HTTP."""
 
 # Annotations are read by typer at run time, so this file does not postpone them.
 
@@ -19,16 +19,15 @@ from mlxserve.config import EngineConfig
 def serve(
     settings: Settings,
     exit_with_parent: Annotated[
-        bool, typer.Option("--exit-with-parent", help="Stop when stdin reaches its end.")
+        bool, typer.Option("--exit-with-parent", help="Stop when stdin is closed.")
     ] = False,
 ) -> None:
-    """Serve the model over HTTP, in OpenAI's shapes.
+    """Serve a model over HTTP (OpenAI and Anthropic APIs).
 
-    Every option may also stand in the configuration file, as max_num_seqs = 32, or in the
-    environment, as MLXSERVE_MAX_NUM_SEQS=32. A flag goes before the environment, and that before
-    the file.
+    Every option can also be set in the configuration file (max_num_seqs = 32) or the environment
+    (MLXSERVE_MAX_NUM_SEQS=32). Flags override the environment, which overrides the file.
     """
-    signal.signal(signal.SIGTERM, _leave)  # until the server has handlers of its own
+    signal.signal(signal.SIGTERM, _leave)  # until the server installs its own handlers
     server = settings.build(ServerConfig)
     config = settings.build(EngineConfig)
     from mlxserve.api.access.access import read_access

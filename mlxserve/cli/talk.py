@@ -1,6 +1,6 @@
-"""What `mlxserve chat` does with its flags: check them, and run the terminal.
+"""Runs the terminal for `mlxserve chat`, after checking its flags.
 
-Without typer, because most people give none or one: then there is nothing to wait for.
+Without typer, whose import takes time, for the usual call with at most a few simple flags.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from mlxserve.errors import InvalidConfig
 if TYPE_CHECKING:
     from tui.opening import FirstFrame
 
-# The server is for this terminal alone, so the keys that were made for others do not lock it.
+# The server is for this terminal alone, so keys created for other clients do not apply.
 _SERVER_ARGS = ("--keys-file", NO_FILE)
 _PLAIN = {"--url": "url", "--model": "model", "-m": "model"}
 
 
 def plain_flags(arguments: Sequence[str]) -> dict[str, str] | None:
-    """Of `chat` with nothing but these, each written `--flag value`; else None: typer's to read."""
+    """The flags of a `chat` command that has only `_PLAIN` ones, as `--flag value`; else None."""
     names, values = arguments[1::2], arguments[2::2]
     if (
         arguments[:1] != ["chat"]
@@ -38,19 +38,19 @@ def plain_flags(arguments: Sequence[str]) -> dict[str, str] | None:
 
 
 def talk(flags: Mapping[str, str], frame: FirstFrame | None) -> NoReturn:
-    """Run the terminal with these flags alone. Raises InvalidConfig."""
+    """Run the terminal with only these flags. Raises InvalidConfig."""
     engine = {name: value for name, value in flags.items() if name != "url"}
     settings = Settings.read((EngineConfig, ServerConfig), engine, os.environ)
     run_terminal(settings, flags.get("url"), frame)
 
 
 def run_terminal(settings: Settings, url: str | None, frame: FirstFrame | None) -> NoReturn:
-    """Run the terminal. Raises InvalidConfig, also for what the server would refuse."""
+    """Run the terminal. Raises InvalidConfig, also for options that the server would refuse."""
     given = {name: value for name, value in settings.flags.items() if name != "model"}
     if url is not None and given:
         raise InvalidConfig(
-            f"{flags_of(given)[0]} sets up a server that is started here; with --url it has no "
-            "effect. Leave one of the two out."
+            f"{flags_of(given)[0]} configures a server that is started here and has no effect with "
+            "--url. Remove one of the two."
         )
     config = settings.build(EngineConfig)
     settings.build(ServerConfig)
@@ -67,7 +67,7 @@ def run_terminal(settings: Settings, url: str | None, frame: FirstFrame | None) 
 
 
 def _engine_flags(settings: Settings, config: EngineConfig) -> list[str]:
-    """What was given here, for the server; the rest it reads where this process did."""
+    """The given flags, for the server. It reads the environment and the file itself."""
     flags = ["--model", config.model] if "model" in settings.flags and config.model else []
     given = {name: value for name, value in settings.flags.items() if name != "model"}
     if settings.file is not None:
@@ -77,14 +77,14 @@ def _engine_flags(settings: Settings, config: EngineConfig) -> list[str]:
 
 @contextmanager
 def _import_errors_explained() -> Iterator[None]:
-    """Raises InvalidConfig when another package is in our terminal's way, or one is missing."""
+    """Raises InvalidConfig if a dependency is missing or another package named `tui` hides ours."""
     try:
         yield
     except ImportError as error:
         if error.name is not None and error.name.split(".")[0] != "tui":
             raise InvalidConfig(
                 f"`mlxserve chat` needs the package {error.name.split('.')[0]!r}, which is not "
-                "installed. Install mlxserve again to get it."
+                "installed. Reinstall mlxserve to get it."
             ) from error
         raise InvalidConfig(_why_tui_is_hidden()) from error
 
@@ -98,10 +98,10 @@ def _why_tui_is_hidden() -> str:
     ]
     spec = find_spec("tui")
     if spec is None:
-        return "`mlxserve chat` cannot find its package `tui`. Install mlxserve again."
+        return "`mlxserve chat` cannot find its package `tui`. Reinstall mlxserve."
     where = spec.origin or next(iter(spec.submodule_search_locations or ()), "in memory")
     owner = f"the package {owners[0]!r}" if owners else "something"
     return (
-        f"`mlxserve chat` is hidden by {owner}, which also has a module named `tui` ({where}). "
-        "Uninstall it, or install mlxserve in an environment of its own."
+        f"`mlxserve chat` cannot start because {owner} also contains a module named `tui` "
+        f"({where}). Uninstall it, or install mlxserve in a separate environment."
     )

@@ -1,27 +1,24 @@
-"""The doctor's look at the attention kernels, which need Metal.
+"""The doctor's check of the attention kernels, which need Metal.
 
-    for name, value, verdict in examine(): ...
-
-Knows nothing of models: `metal_kernels.checkup` does the work, and this file words it.
+Independent of models: `metal_kernels.checkup` measures, and this file puts it into words.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from mlxserve import machine
+from mlxserve.doctor.finding import Finding, Grade
 
 if TYPE_CHECKING:
     from metal_kernels.checkup import OpCheck
     from metal_kernels.metal import MetalBackend
 
-Line = tuple[str, str, Literal["ok", "BROKEN", ""]]
 
-
-def examine() -> Iterator[Line]:
-    """(name, value, verdict) of each finding, as soon as it is known. Imports mlx."""
+def check_kernels() -> Iterator[Finding]:
+    """Yields each finding as soon as it is known. Imports mlx."""
     machine.prepare()
     from metal_kernels.checkup import check_ops
     from metal_kernels.kernels import on_metal
@@ -29,30 +26,27 @@ def examine() -> Iterator[Line]:
     from metal_kernels.ops import HEAD_DIMS
 
     if not machine.is_metal():
-        yield "Metal kernels", "not run: there is no Metal on this machine", ""
+        yield Finding("Metal kernels", "not run: there is no Metal on this machine")
         return
     metal = MetalBackend(on_metal)
-    yield from _in_place(metal)
-    yield from _described(check_ops(metal, HEAD_DIMS), "Metal")
+    yield _writes_in_place(metal)
+    yield from _op_errors(check_ops(metal, HEAD_DIMS))
     yield from _speeds(metal)
 
 
-def _in_place(backend: MetalBackend) -> Iterator[Line]:
+def _writes_in_place(backend: MetalBackend) -> Finding:
     from metal_kernels.selftest import why_not_in_place
 
-    reason = why_not_in_place(backend)
+    name, reason = "in-place writes", why_not_in_place(backend)
     if reason is None:
-        yield (
-            "in-place writes",
-            "every step attended over its own keys, with others under way",
-            "ok",
-        )
-    else:
-        yield "in-place writes", f"not possible, attention is by plain mlx: {reason}", "BROKEN"
+        value = "every step attended over its own keys while other steps were running"
+        return Finding(name, value, Grade.OK)
+    value = f"not possible, so attention falls back to plain mlx: {reason}"
+    return Finding(name, value, Grade.BROKEN)
 
 
-def _described(checks: Iterator[OpCheck], machine: str) -> Iterator[Line]:
-    """One line per dtype: each op's largest error, and the head dimensions it was seen at."""
+def _op_errors(checks: Iterator[OpCheck]) -> Iterator[Finding]:
+    """One finding per dtype: each op's largest error at each head dimension."""
     for dtype, of_dtype in groupby(checks, key=lambda check: check.dtype):
         found = list(of_dtype)
         parts = []
@@ -68,17 +62,17 @@ def _described(checks: Iterator[OpCheck], machine: str) -> Iterator[Line]:
             worst = max(wrong, key=lambda c: c.error)
             parts.append(f"{worst.op} at {worst.head_dim} may be {worst.tolerance:.0e}")
         name = str(dtype).removeprefix("mlx.core.")
-        yield f"{name} ops", f"on {machine}: {', '.join(parts)}", "BROKEN" if wrong else "ok"
+        grade = Grade.BROKEN if wrong else Grade.OK
+        yield Finding(f"{name} ops", f"on Metal: {', '.join(parts)}", grade)
 
 
-def _speeds(backend: MetalBackend) -> Iterator[Line]:
+def _speeds(backend: MetalBackend) -> Iterator[Finding]:
     from metal_kernels.checkup import measure
 
     speeds = measure(backend)
-    yield "decode reads", f"{speeds.decode:.0f} GB/s of keys and values", ""
-    yield (
+    yield Finding("decode reads", f"{speeds.decode:.0f} GB/s of keys and values")
+    yield Finding(
         "page writes",
-        f"{speeds.write_pages:.0f} GB/s by whole pages, {speeds.write_tokens:.0f} GB/s by rows: "
+        f"{speeds.write_pages:.0f} GB/s in whole pages, {speeds.write_tokens:.0f} GB/s row by row: "
         f"{speeds.page_gain:.1f} times",
-        "",
     )

@@ -57,7 +57,7 @@ def test_the_command_prints_the_table_and_its_exit_code_is_the_verdict(
     assert (code, len(lines)) == (0, 1 + 3 + 1 + 1)
     assert lines[0].split() == ["attack", "expected", "got"]
     assert lines[1].startswith("ok   another name in Host")
-    assert lines[-1] == "4 refused as they should be, 0 not, 0 not tried"
+    assert lines[-1] == "4 refused as expected, 0 not refused, 0 skipped"
     code, lines = run(yes_man)
     assert (code, lines[1][:3]) == (1, "BAD")
 

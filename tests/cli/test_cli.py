@@ -338,14 +338,12 @@ def test_a_missing_dependency_of_the_terminal_is_named(
 
 def test_doctors_exit_code_is_its_verdict(monkeypatch, capsys):
     from mlxserve.doctor import report
+    from mlxserve.doctor.finding import Finding, Grade
 
-    findings = [
-        report.Finding("python", "3.11"),
-        report.Finding("matmul", "1", report.Grade.SLOW),
-    ]
+    findings = [Finding("python", "3.11"), Finding("matmul", "1", Grade.SLOW)]
     monkeypatch.setattr(report, "diagnose", lambda: iter(findings))
     assert invoke(monkeypatch, "doctor") == 0
-    broken = report.Finding("self-test", "no", report.Grade.BROKEN)
+    broken = Finding("self-test", "no", Grade.BROKEN)
     monkeypatch.setattr(report, "diagnose", lambda: iter([broken, *findings]))
     assert invoke(monkeypatch, "doctor") == 1
     out = capsys.readouterr().out

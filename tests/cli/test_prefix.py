@@ -62,7 +62,7 @@ def test_what_goes_wrong_is_one_line(run, server, tmp_path):
     missing = run("add", "x", str(tmp_path / "none"))
     assert "cannot be read" in missing[2]
     empty = run("add", "x")
-    assert "has no text" in empty[2]
+    assert "prefix is empty" in empty[2]
     nobody = run("list", "--url", "http://127.0.0.1:1")
     assert "No server answers at http://127.0.0.1:1" in nobody[2]
     for code, out, err in (refused, locked, foreign, missing, empty, nobody):

@@ -1,4 +1,4 @@
-"""What the doctor says of the attention kernels, on a Mac and where there is none."""
+"""What the doctor reports about the attention kernels, with Metal and without."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from metal_kernels import checkup, kernels, selftest
 from metal_kernels.checkup import OpCheck
 from mlxserve import machine
-from mlxserve.doctor.kernels import examine
+from mlxserve.doctor.finding import Finding, Grade
+from mlxserve.doctor.kernels import check_kernels
 from tests.emulated import emulated_factory
 
 NAMES = ["in-place writes", "float16 ops", "bfloat16 ops", "float32 ops"]
@@ -24,7 +25,7 @@ def no_mac(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def mac(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Metal's place taken by the emulator, and small sizes."""
+    """The emulator in place of Metal, and small sizes."""
     monkeypatch.setattr(machine, "is_metal", lambda: True)
     monkeypatch.setattr(kernels, "on_metal", emulated_factory())
     real = checkup.check_ops
@@ -35,17 +36,13 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_mac")
 def test_without_metal_it_says_that_its_kernels_were_not_run() -> None:
-    ((name, value, verdict),) = examine()
-    assert (name, value, verdict) == (
-        "Metal kernels",
-        "not run: there is no Metal on this machine",
-        "",
-    )
+    value = "not run: there is no Metal on this machine"
+    assert list(check_kernels()) == [Finding("Metal kernels", value)]
 
 
 @pytest.mark.usefixtures("mac")
 def test_on_metal_speeds_and_the_gain_of_page_writes_are_reported() -> None:
-    lines = {name: value for name, value, _ in examine()}
+    lines = {finding.name: finding.value for finding in check_kernels()}
     assert list(lines) == [*NAMES, "decode reads", "page writes"]
     assert lines["float16 ops"].startswith("on Metal: ")
     assert "GB/s of keys and values" in lines["decode reads"]
@@ -59,9 +56,11 @@ def test_an_op_that_is_wrong_is_broken_and_named(monkeypatch: pytest.MonkeyPatch
         OpCheck("paged_decode", mx.float16, 128, 0.5, 3e-3),
     ]
     monkeypatch.setattr(checkup, "check_ops", lambda _backend, _dims: iter(wrong))
-    value, verdict = {name: found for name, *found in examine()}["float16 ops"]
-    assert verdict == "BROKEN"
-    assert "paged_decode off by 64:1e-04 128:5e-01, paged_decode at 128 may be 3e-03" in value
+    finding = {finding.name: finding for finding in check_kernels()}["float16 ops"]
+    assert finding.grade is Grade.BROKEN
+    assert (
+        "paged_decode off by 64:1e-04 128:5e-01, paged_decode at 128 may be 3e-03" in finding.value
+    )
 
 
 @pytest.mark.usefixtures("mac")
@@ -70,6 +69,6 @@ def test_writes_that_are_not_in_place_are_broken_and_say_why(
 ) -> None:
     monkeypatch.setattr(selftest, "why_not_in_place", lambda _backend: "step 1 came late")
     monkeypatch.setattr(checkup, "check_ops", lambda _backend, _dims: iter(()))
-    name, value, verdict = next(iter(examine()))
-    assert (name, verdict) == ("in-place writes", "BROKEN")
-    assert "step 1 came late" in value
+    finding = next(iter(check_kernels()))
+    assert (finding.name, finding.grade) == ("in-place writes", Grade.BROKEN)
+    assert "step 1 came late" in finding.value

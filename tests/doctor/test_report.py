@@ -1,39 +1,51 @@
+"""`mlxserve doctor`'s report, and what its self-test notices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from mlxserve.config import EngineConfig
 from mlxserve.doctor import report
-from mlxserve.doctor.report import Finding, Grade, diagnose, measure_matmul, self_test
+from mlxserve.doctor.finding import Finding, Grade
+from mlxserve.doctor.report import diagnose, measure_matmul, self_test
+
+ModelFolder = Callable[[str], Path]
 
 
 def small(folder: Path, **options: bool) -> EngineConfig:
     return EngineConfig(model=str(folder), num_pages=32, disable_log_stats=True, **options)
 
 
-def test_a_finding_is_one_aligned_line():
+def test_a_finding_is_one_aligned_line() -> None:
     assert str(Finding("mlx", "0.32")) == "       mlx             0.32"
     assert str(Finding("self-test", "no", Grade.BROKEN)) == "BROKEN self-test       no"
 
 
-def test_matmul_is_measured():
+def test_matmul_is_measured() -> None:
     finding = measure_matmul()
     assert "GFLOP/s" in finding.value
     assert finding.grade in (Grade.OK, Grade.SLOW)
 
 
-def test_a_model_that_cannot_be_loaded_is_broken_and_says_why(tmp_path):
+def test_a_model_that_cannot_be_loaded_is_broken_and_says_why(tmp_path: Path) -> None:
     finding = self_test(EngineConfig(model=str(tmp_path)))
     assert finding.is_broken
     assert "config.json" in finding.value
 
 
-def test_an_answer_that_makes_no_sense_is_broken(model_folder):
+def test_an_answer_that_makes_no_sense_is_broken(model_folder: ModelFolder) -> None:
     finding = self_test(small(model_folder("qwen3")))
     assert finding.is_broken
     assert report.EXPECTED in finding.value
 
 
-def test_a_cache_that_finds_nothing_is_broken(model_folder, monkeypatch):
-    """A random model's answer is taken for the right one: everything else is real."""
+def test_a_cache_that_finds_nothing_is_broken(
+    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The random model's answer counts as right; everything else is real."""
     monkeypatch.setattr(report, "EXPECTED", "")
     folder = model_folder("qwen3")
     assert self_test(small(folder)).grade is Grade.OK
@@ -43,12 +55,12 @@ def test_a_cache_that_finds_nothing_is_broken(model_folder, monkeypatch):
     assert not self_test(small(folder, enable_prefix_caching=False)).is_broken
 
 
-def test_the_embedded_model_passes():
+def test_the_embedded_model_passes() -> None:
     finding = self_test(EngineConfig(num_pages=64, disable_log_stats=True))
     assert finding.grade is Grade.OK, finding.value
 
 
-def test_the_facts_of_the_machine_come_first(model_folder):
+def test_the_facts_of_the_machine_come_first(model_folder: ModelFolder) -> None:
     findings = {finding.name: finding for finding in diagnose(small(model_folder("qwen3")))}
     for name in ("python", "system", "memory", "mlx", "mlx-lm", "device", "blas"):
         assert findings[name].value
