@@ -1,1 +1,1 @@
-"""`mlxserve bench`: what this machine does, always beside a baseline in the same run."""
+"""`mlxserve bench`: measurements of this machine, always next to a baseline in the same run."""

@@ -1,13 +1,13 @@
-"""A client that measures: any server with OpenAI's `/v1/completions`, asked in many streams at once.
+"""A measuring client: concurrent streams to any server with OpenAI's `/v1/completions`.
 
-Knows the protocol and the clock, not who is asked nor what for.
+It knows the protocol and the clock, not the contenders or the workloads.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import TracebackType
@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-# A cold prompt on a slow machine may take minutes; nothing waits for ever.
+# A cold prompt on a slow machine may take minutes.
 _TIMEOUT = httpx.Timeout(600.0, connect=10.0)
 
 
@@ -35,7 +35,7 @@ class TimedRequest:
 
     @property
     def ttft(self) -> float:
-        """Seconds until the first text. NaN if there was none."""
+        """Seconds to the first text. NaN if none arrived."""
         return self.times[0] - self.started if self.times else float("nan")
 
     @property
@@ -45,13 +45,11 @@ class TimedRequest:
 
 
 class LoadClient:
-    """Sends prompts to one server and keeps what was measured of each."""
+    """Sends prompts to one server and keeps the measurements of each."""
 
-    def __init__(self, url: str, model: str, api_key: str | None = None) -> None:
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    def __init__(self, url: str, model: str) -> None:
         self._http = httpx.AsyncClient(
             base_url=url.rstrip("/").removesuffix("/v1"),
-            headers=headers,
             timeout=_TIMEOUT,
             limits=httpx.Limits(max_connections=None),
             trust_env=False,
@@ -79,9 +77,9 @@ class LoadClient:
         on_text: Callable[[TimedRequest], None] = lambda _: None,
         fields: Mapping[str, Any] = {},
     ) -> TimedRequest:
-        """Send a prompt, read the answer to its end, greedy unless `fields` of the body say more.
+        """Send a prompt and read the whole answer, decoded greedily unless `fields` override it.
 
-        An error is kept, not raised. What `on_text` raises closes the connection.
+        Errors are recorded, not raised. An exception from `on_text` closes the connection.
         """
         request = TimedRequest(label, time.perf_counter())
         self.requests.append(request)
@@ -101,31 +99,30 @@ class LoadClient:
                     request.error = f"{response.status_code}: {text:.200}"
                 else:
                     async for data in _events(response):
-                        if _take(request, data):
+                        if _record(request, data):
                             on_text(request)
         except httpx.HTTPError as error:
             request.error = f"{type(error).__name__}: {error}"
         request.ended = time.perf_counter()
         return request
 
-    async def look(self, path: str) -> Any:
-        """The JSON of a path. Raises httpx.HTTPError."""
+    async def get_json(self, path: str) -> Any:
+        """Raises httpx.HTTPError."""
         return (await self._http.get(path)).raise_for_status().json()
 
     async def metric(self, name: str) -> float:
-        """The sum of a counter or gauge over its labels; NaN where the server has none."""
+        """The sum of a counter or gauge over its labels; NaN if the server has none."""
         response = await self._http.get("/metrics")
         if response.status_code != httpx.codes.OK:
             return float("nan")
         lines = response.text.splitlines()
-        values = [float(line.rsplit(" ", 1)[1]) for line in lines if _names(line, name)]
+        values = [float(line.rsplit(" ", 1)[1]) for line in lines if _is_sample_of(name, line)]
         return sum(values) if values else float("nan")
 
 
-async def find_model(url: str, api_key: str | None = None) -> str:
-    """The first model a server lists. Raises httpx.HTTPError, or LookupError for none."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    async with httpx.AsyncClient(headers=headers, trust_env=False) as http:
+async def find_model(url: str) -> str:
+    """The first model a server lists. Raises httpx.HTTPError, or LookupError if it lists none."""
+    async with httpx.AsyncClient(trust_env=False) as http:
         response = await http.get(f"{url.rstrip('/').removesuffix('/v1')}/v1/models")
         response.raise_for_status()
         models = response.json()["data"]
@@ -134,22 +131,14 @@ async def find_model(url: str, api_key: str | None = None) -> str:
     return str(models[0]["id"])
 
 
-def quantile(values: Sequence[float], part: float) -> float:
-    """The value that `part` of all are at most (nearest rank). NaN of none."""
-    if not values:
-        return float("nan")
-    ranked = sorted(values)
-    return ranked[min(len(ranked) - 1, int(part * len(ranked)))]
-
-
 async def _events(response: httpx.Response) -> AsyncGenerator[str, None]:
     async for line in response.aiter_lines():
         if line.startswith("data:") and (data := line[5:].strip()) != "[DONE]":
             yield data
 
 
-def _take(request: TimedRequest, data: str) -> bool:
-    """Note an event; whether it brought text."""
+def _record(request: TimedRequest, data: str) -> bool:
+    """Add an event to the request; True if it contained text."""
     num_pieces = len(request.times)
     content = json.loads(data)
     if error := content.get("error"):
@@ -166,5 +155,5 @@ def _take(request: TimedRequest, data: str) -> bool:
     return len(request.times) > num_pieces
 
 
-def _names(line: str, name: str) -> bool:
+def _is_sample_of(name: str, line: str) -> bool:
     return line.startswith((f"{name} ", f"{name}{{"))

@@ -1,7 +1,7 @@
-"""Which defaults hold: every option changed alone, against the defaults, on the same sessions.
+"""Which defaults hold: change one option at a time, and compare with the defaults on equal sessions.
 
-What is judged is the difference of two runs of one seed, and its standard error over seeds. One run
-says nothing: with one seed, options that do nothing have looked like 30 % here.
+The verdict rests on the differences of paired runs with the same seed, and their standard error
+over seeds. A single run proves nothing: with one seed, options without effect have shown 30 %.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from rich.console import Console
 from rich.table import Table
 
 from mlxserve.bench.costs import CostModel
+from mlxserve.bench.report import quantile
 from mlxserve.bench.simulator import Simulation, SimulationResult
 from mlxserve.bench.workloads import Scenario
 from mlxserve.build import scheduler_config
 from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidConfig
 
-MIN_ERRORS = 3.0  # a difference counts from so many standard errors on,
-MIN_SHARE = 0.02  # and if it is so much of the default's value
+# A difference counts if it is at least this many standard errors and this share of the default.
+MIN_ERRORS = 3.0
+MIN_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One number of a run; lower is better unless it says otherwise."""
+    """One number of a run; lower is better unless `is_higher_better`."""
 
     name: str
     unit: str
     of: Callable[[SimulationResult], float]
-    floor: float  # differences below it are of no interest
+    floor: float  # smaller differences do not matter
     is_higher_better: bool = False
 
 
@@ -66,7 +68,7 @@ class OptionVariant:
     def of(self, base: EngineConfig, scenario: Scenario) -> EngineConfig:
         changed: dict[str, Any] = {self.option: self.value}
         if self.option == "enable_chunked_prefill" and not self.value:
-            changed["max_num_batched_tokens"] = scenario.max_context  # which it then needs
+            changed["max_num_batched_tokens"] = scenario.max_context  # a whole prompt per step
         return replace(base, **changed)
 
 
@@ -89,24 +91,24 @@ VARIANTS = (
     OptionVariant("page_size", 64),
     OptionVariant("enable_chunked_prefill", False),
     OptionVariant("enable_prefix_caching", False),
-    OptionVariant("prefix_follow_pages", 10_000),  # nobody waits for anybody
+    OptionVariant("prefix_follow_pages", 10_000),  # no request waits for another's prefix
     OptionVariant("growth_pages", 0),
     OptionVariant("growth_pages", 8),
-    OptionVariant("hot_after_hits", 10_000),  # least recently used, and nothing else
+    OptionVariant("hot_after_hits", 10_000),  # plain least recently used
 )
 
 
 def find_variants(options: Sequence[str] | None) -> tuple[OptionVariant, ...]:
-    """The variants of these options, or all. Raises InvalidConfig with the options there are."""
+    """The variants of these options, or all. Raises InvalidConfig, which lists the options."""
     known = dict.fromkeys(variant.option for variant in VARIANTS)
     if unknown := [option for option in options or () if option not in known]:
-        raise InvalidConfig(f"{unknown[0]!r} is not varied; there are {', '.join(known)}")
+        raise InvalidConfig(f"{unknown[0]!r} is not varied; choose from {', '.join(known)}")
     return tuple(v for v in VARIANTS if not options or v.option in options)
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A metric under a variant, minus the same under the defaults: mean and standard error."""
+    """A metric under a variant minus the same under the defaults: mean and standard error."""
 
     metric: Metric
     default: float
@@ -172,9 +174,9 @@ class Comparison:
             f"KV cache of {self.scenario.pool_tokens:,} tokens; differences of {self.seeds} paired "
             "runs, ± standard error"
         )
-        # Two lines a cell, so that eight metrics fit into 80 columns.
+        # Two lines per cell, so that eight metrics fit into 80 columns.
         table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0, 0, 1))
-        # Folded where a terminal is narrow: an ellipsis would hide digits.
+        # Fold in narrow terminals: an ellipsis would hide digits.
         first, others = (9, 7) if console.width < 100 else (None, None)
         table.add_column("", overflow="fold", width=first)
         for metric in METRICS:
@@ -182,7 +184,7 @@ class Comparison:
             table.add_column(heading, justify="right", overflow="fold", width=others)
         table.add_row("defaults", *map(_short, self.defaults), end_section=True)
         for outcome in self.outcomes:
-            # Spaces, as a line is broken at them.
+            # With spaces, so that the line can break.
             name = f"{outcome.variant.option.replace('_', ' ')}\n{outcome.variant.value}"
             table.add_row(name, *(d.text() for d in outcome.differences))
         console.print(table)
@@ -219,7 +221,7 @@ def compare(
     base: EngineConfig = DEFAULTS,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
-    """Run the defaults and every variant on the same `seeds` workloads."""
+    """Run the defaults and every variant on the same workloads, one per seed."""
 
     def run(config: EngineConfig, name: str) -> list[SimulationResult]:
         results = []
@@ -264,7 +266,7 @@ def simulation(
     *,
     jumps: bool = True,
 ) -> Simulation:
-    """A run that has not begun."""
+    """A run that has not started."""
     # No request is refused, or variants would differ in their work.
     patient = replace(config, max_num_waiting=1_000_000)
     return Simulation(
@@ -288,7 +290,7 @@ def _differences(
 
 
 def show_verdicts(comparisons: Sequence[Comparison], console: Console) -> None:
-    """Per option: what speaks against its default on which workload."""
+    """One row per variant: the verdict on its default, and what got better and worse."""
     table = Table(title="Are the defaults supported?", title_justify="left")
     for column in ("changed to", "verdict", "better", "worse"):
         table.add_column(column)
@@ -307,7 +309,7 @@ def show_verdicts(comparisons: Sequence[Comparison], console: Console) -> None:
 
 
 def overall(verdicts: set[str]) -> str:
-    """What the verdicts of one variant on several workloads say about the default."""
+    """The verdict on a default, from those of one variant on several workloads."""
     if verdicts <= {"no difference"}:
         return "no difference"
     if verdicts <= {"no difference", "better"}:
@@ -331,12 +333,6 @@ def write_json(
         "workloads": [comparison.as_json() for comparison in comparisons],
     }
     file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of all values do not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def _short(value: float, *, sign: bool = False) -> str:

@@ -1,10 +1,10 @@
-"""CostModel: how long a step takes, from what is in it.
+"""CostModel: the time of a step as a function of its contents.
 
     seconds = a + b * prefill tokens + c * their context + d * decodes + e * contexts of the decodes
 
-Linear in what a transformer does: `a` reads the weights, `b` and `d` multiply them with rows, `c`
-and `e` attend. The form and the idea of fitting it to recorded steps are Vidur's (arXiv 2405.05319).
-Knows nothing of schedulers or clocks.
+Linear in a transformer's work: `a` reads the weights, `b` and `d` multiply them with rows, `c` and
+`e` attend. The form and the idea of fitting it to recorded steps are Vidur's (arXiv 2405.05319).
+It knows nothing of schedulers or clocks.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from mlxserve.request import Chunk
 
 Array = npt.NDArray[np.float64]
 
-MIN_STEPS = 20  # fewer say little about five coefficients
+MIN_STEPS = 20  # fewer do not determine five coefficients
 REWEIGHTINGS = 10
-HOLD_OUT = 5  # every fifth step is not fitted, but predicted
+HOLD_OUT = 5  # every fifth step is predicted instead of fitted
 
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What a step does. Contexts are in tokens, and taken at the middle of a prompt's chunk."""
+    """A step's work. Contexts are in tokens; a prompt chunk's is taken at its middle."""
 
     prefill: int = 0  # prompt tokens
     prefill_context: float = 0.0  # sum over prompt tokens of the tokens before them
@@ -81,9 +81,9 @@ class CostModel:
         )
 
 
-# Worked out, not measured: 8e9 weights at 4.5 bits read at 400 GB/s, 2 flops per weight and row at
+# Calculated, not measured: 8e9 weights at 4.5 bits read at 400 GB/s, 2 flops per weight and row at
 # 11 Tflops, 131 kB of keys and values per token. A decode costs half a row's flops, because part of
-# it hides behind the reading of the weights.
+# them overlaps with reading the weights.
 ASSUMED = CostModel(
     step=0.0125, prefill=1.4e-3, prefill_context=4.8e-8, decode=7e-4, decode_context=3.3e-7
 )
@@ -91,28 +91,28 @@ ASSUMED = CostModel(
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A cost model, and how well it predicts steps that it has not seen."""
+    """A cost model and its prediction errors on held-out steps."""
 
     model: CostModel
     num_fitted: int
     num_held_out: int
     mean_error: float  # of the held-out steps, relative and absolute
     median_error: float
-    total_error: float  # predicted over measured time of all of them, minus 1
+    total_error: float  # predicted over measured total time, minus 1
 
     def text(self) -> str:
         return (
-            f"fitted to {self.num_fitted} steps; of {self.num_held_out} others the prediction is off "
-            f"by {self.mean_error:.1%} (mean), {self.median_error:.1%} (median), and by "
+            f"fitted to {self.num_fitted} steps; prediction error on {self.num_held_out} others: "
+            f"{self.mean_error:.1%} mean, {self.median_error:.1%} median, "
             f"{self.total_error:+.1%} in total"
         )
 
 
 def fit(steps: Sequence[RecordedStep]) -> Fit:
-    """Least squares of relative errors with no coefficient below 0. Raises InvalidConfig."""
+    """Non-negative least squares of relative errors. Raises InvalidConfig for too few steps."""
     if len(steps) < MIN_STEPS:
         raise InvalidConfig(
-            f"the trace has {len(steps)} steps, and a fit needs {MIN_STEPS}: record a longer load"
+            f"the recording has {len(steps)} steps, but a fit needs {MIN_STEPS}: record a longer load"
         )
     fitted = [step for index, step in enumerate(steps) if index % HOLD_OUT]
     others = steps[::HOLD_OUT]
@@ -130,10 +130,10 @@ def fit(steps: Sequence[RecordedStep]) -> Fit:
 
 
 def _fit(steps: Sequence[RecordedStep]) -> CostModel:
-    """Errors count relative to what is predicted, so the weights are found in a few rounds.
+    """Errors are relative to the predicted time, so the weights are found in a few rounds.
 
-    Relative to what was measured, a noisy machine's slow steps would hardly count, and the whole
-    model came out too fast (by 36 % where equal steps differed by a factor of 3).
+    Relative to the measured time, a noisy machine's slow steps hardly counted, and the model came
+    out too fast (by 36 % where equal steps differed by a factor of 3).
     """
     work = np.array([(1.0, *astuple(step.work)[:4]) for step in steps])
     seconds = np.array([step.seconds for step in steps])
@@ -145,11 +145,11 @@ def _fit(steps: Sequence[RecordedStep]) -> CostModel:
 
 
 def _non_negative(rows: Array, targets: Array) -> Array:
-    """The best of all subsets of the coefficients whose own least squares are above 0.
+    """The best least-squares solution over all subsets of coefficients with no negative value.
 
-    That is the constrained optimum, and for five coefficients there are only 31 subsets.
+    That is the constrained optimum, and five coefficients have only 31 subsets.
     """
-    # Columns of equal size, as contexts are counted in millions and decodes in units.
+    # Scale the columns, as contexts are counted in millions and decodes in units.
     scale = np.maximum(rows.max(axis=0), np.finfo(float).tiny)
     best, least = np.zeros(5), math.inf
     for size in range(1, 6):
@@ -164,7 +164,7 @@ def _non_negative(rows: Array, targets: Array) -> Array:
 
 
 def read_trace(file: Path) -> list[RecordedStep]:
-    """The steps of a trace file. Raises InvalidConfig with the line that is wrong."""
+    """The steps of a recording. Raises InvalidConfig, which names the invalid line."""
     steps = []
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         try:

@@ -1,5 +1,5 @@
-"""Decode in one process, beside mlx-lm's own loops on the same weights: `stream_generate` for one
-answer, `BatchGenerator` for several that begin alike.
+"""Decode speed in one process next to mlx-lm's own loops on the same weights: `stream_generate` for
+one answer, `BatchGenerator` for several with a shared prefix.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mlxserve.hub.files import find_model
 from mlxserve.request import Request
 
 _PAGE_SIZE = 32
-Seconds = tuple[float, float]  # on the clock, and of this process's CPUs
+Seconds = tuple[float, float]  # wall time, and CPU time of this process
 
 
 def bench_decode(model: str, *, pairs: int, context: int, tokens: int) -> Report:
@@ -65,8 +65,10 @@ def _rate(stream: Callable[[], Iterable[object]]) -> float:
 def bench_batch_decode(
     model: str, *, pairs: int, batch: int, shared: int, own: int, tokens: int
 ) -> Report:
-    """Tokens per second of `batch` answers whose prompts share `shared` tokens and have `own` more,
-    from when all of them have their first. Pairs are interleaved, and the first warms up.
+    """Tokens per second of `batch` answers after all of them have their first token.
+
+    The prompts share a prefix of `shared` tokens and have `own` more each. Pairs are interleaved,
+    and the first one warms up.
     """
     from mlx_lm.utils import load_model
 

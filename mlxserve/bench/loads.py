@@ -1,7 +1,8 @@
-"""Loads for a real server: who asks what, when. Each answers a headline of the system's sources.
+"""Loads for a real server: which requests are sent when. Each tests a headline claim of the
+systems that mlxserve learned from.
 
-A load gets a client and a generator of random words, sends its requests, and returns when the last
-is answered. It knows no server's options: `serving.py` says which contenders it is run against.
+A load gets a client and a generator of random words, sends its requests, and returns when all are
+answered. It knows no server options: `serving.py` chooses the contenders.
 """
 
 from __future__ import annotations
@@ -18,32 +19,32 @@ from mlxserve.bench.client import LoadClient, TimedRequest
 Play = Callable[["LoadContext"], Awaitable[None]]
 Ratios = Callable[
     [Sequence[TimedRequest]], dict[str, float]
-]  # what a load is after, from its answers
+]  # a load's own figures, from its answers
 
 
 @dataclass(frozen=True, slots=True)
 class LoadContext:
-    """What a load plays on. `size` scales its prompts: 1 is what two CPU cores do in a minute."""
+    """What a load runs with. `size` scales its prompts: 1 takes two CPU cores about a minute."""
 
     client: LoadClient
     draw: random.Random
     size: float = 1.0
 
     def words(self, count: int) -> list[str]:
-        """New words; one is one token of the synthetic models."""
+        """New words; each is one token of the synthetic models."""
         return [f"w{self.draw.randrange(1, 3000)}" for _ in range(count)]
 
     def scaled(self, count: int) -> int:
         return max(1, round(count * self.size))
 
     async def ask(self, words: Sequence[str], max_tokens: int, label: str = "") -> list[str]:
-        """The prompt with its answer, as the start of a next prompt."""
+        """The words of the prompt and its answer: the start of the next prompt."""
         request = await self.client.ask(" ".join(words), max_tokens, label=label)
         return [*words, *request.text.split()]
 
 
 async def prefix(context: LoadContext, *, share: float = 1 / 3.05, count: int = 12) -> None:
-    """Prompts of one length that begin alike, four at a time; the first one comes alone."""
+    """Prompts of one length with a shared prefix: the first one alone, then four at a time."""
     length = context.scaled(400)
     shared = context.words(round(length * share))
     prompts = [shared + context.words(length - len(shared)) for _ in range(count)]
@@ -52,7 +53,7 @@ async def prefix(context: LoadContext, *, share: float = 1 / 3.05, count: int = 
 
 
 async def admission(context: LoadContext, *, count: int = 12) -> None:
-    """Prompts of 16 pages with 12 of them cached, all at once."""
+    """Prompts of 16 pages, 12 of them cached, all at once."""
     page = 32
     shared = context.words(12 * page)
     await context.ask([*shared, "w1"], 1, label="warm-up")
@@ -61,7 +62,7 @@ async def admission(context: LoadContext, *, count: int = 12) -> None:
 
 
 async def chunked(context: LoadContext) -> None:
-    """Four answers run, and then a long prompt comes."""
+    """A long prompt arrives while four answers run."""
     running: set[int] = set()
     all_run = asyncio.Event()
 
@@ -76,19 +77,19 @@ async def chunked(context: LoadContext) -> None:
         *(context.client.ask(prompt, 160, label="stream", on_text=on_text) for prompt in prompts)
     )
     either: list[asyncio.Future[Any]] = [streams, asyncio.create_task(all_run.wait())]
-    # Streams that end without text have failed, which their requests tell.
+    # Streams that end without text have failed; their requests hold the error.
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     either[1].cancel()
     await context.ask(context.words(context.scaled(1000)), 4, label="long prompt")
     await streams
 
 
-_IDLE = 24  # pieces of the answer that runs, before anybody else comes
+_IDLE = 24  # pieces of the running answer before other requests arrive
 GAP, SHORT = "longest gap in idle steps", "short prompt's first token in idle steps"
 
 
 async def beside(context: LoadContext) -> None:
-    """One answer runs; a short prompt comes, and when that is answered a long one."""
+    """One answer runs; a short prompt arrives, and when that is answered a long one."""
     pieces: dict[int, asyncio.Event] = {_IDLE: asyncio.Event()}
 
     def on_text(request: TimedRequest) -> None:
@@ -98,7 +99,7 @@ async def beside(context: LoadContext) -> None:
     prompt = " ".join(context.words(32))
     stream = asyncio.ensure_future(context.client.ask(prompt, 400, label="stream", on_text=on_text))
     idle = asyncio.create_task(pieces[_IDLE].wait())
-    # A stream that ends without text has failed, which its request tells.
+    # A stream that ends without text has failed; its request holds the error.
     await asyncio.wait((stream, idle), return_when=asyncio.FIRST_COMPLETED)
     idle.cancel()
     await context.ask(context.words(8), 4, label="short prompt")
@@ -107,7 +108,7 @@ async def beside(context: LoadContext) -> None:
 
 
 def beside_ratios(requests: Sequence[TimedRequest]) -> dict[str, float]:
-    """Against the median gap of the answer while it was alone."""
+    """In units of the median gap of the running answer while it was alone."""
     first = {request.label: request for request in requests}
     gaps = first["stream"].gaps
     idle = statistics.median(gaps[4 : _IDLE - 1])
@@ -115,13 +116,13 @@ def beside_ratios(requests: Sequence[TimedRequest]) -> dict[str, float]:
 
 
 async def preempt(context: LoadContext, *, count: int = 10) -> None:
-    """More answers at once than there is memory for."""
+    """More concurrent answers than fit into memory."""
     prompts = [context.words(context.scaled(120)) for _ in range(count)]
     await asyncio.gather(*(context.ask(prompt, context.scaled(100)) for prompt in prompts))
 
 
 async def chat(context: LoadContext, *, people: int = 3, turns: int = 5) -> None:
-    """People who talk on: each turn's prompt is all that was said before and some more."""
+    """Conversations: each turn's prompt is the whole conversation so far and some new words."""
 
     async def talk(words: list[str]) -> None:
         for turn in range(1, turns + 1):
@@ -132,7 +133,7 @@ async def chat(context: LoadContext, *, people: int = 3, turns: int = 5) -> None
 
 
 async def agents(context: LoadContext, *, calls: int = 5, fan_out: int = 3) -> None:
-    """An agent reads on and on, then sends out others that begin where it began."""
+    """An agent whose context grows call by call, then a fan-out of agents with its template."""
     template = context.words(context.scaled(600))
 
     async def work(words: list[str], calls: int) -> None:
@@ -148,7 +149,7 @@ TOGETHER = "all together, in times of one alone"
 
 
 async def siblings(context: LoadContext, *, count: int = 4) -> None:
-    """A cold prompt alone, then others with one long beginning, all at once."""
+    """A cold prompt alone, then several that share a long prefix, all at once."""
     length = context.scaled(600)
     await context.ask(context.words(length + 16), 4, label="alone")
     shared = context.words(length)
@@ -157,7 +158,7 @@ async def siblings(context: LoadContext, *, count: int = 4) -> None:
 
 
 def siblings_ratios(requests: Sequence[TimedRequest]) -> dict[str, float]:
-    """From the first request to the last answer."""
+    """Times from the first request to the last answer."""
     seconds = {}
     for label in ("alone", "together"):
         of_label = [request for request in requests if request.label == label]
@@ -169,14 +170,14 @@ COMPUTED_AGAIN = "prompt tokens computed again"
 
 
 async def again(context: LoadContext) -> None:
-    """One prompt, three times over."""
+    """One prompt, three times."""
     words = context.words(context.scaled(600))
     for turn in ("cold", "again", "again"):
         await context.ask(words, 4, label=turn)
 
 
 def again_ratios(requests: Sequence[TimedRequest]) -> dict[str, float]:
-    """The most of any repetition."""
+    """The maximum over the repetitions."""
     repeated = [request for request in requests if request.label == "again"]
     return {COMPUTED_AGAIN: float(max(e.num_prompt - e.num_cached for e in repeated))}
 

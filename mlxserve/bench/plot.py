@@ -1,4 +1,4 @@
-"""A report as a picture: one panel per figure, a bar per contender, its spread as a line."""
+"""Plot a report: one panel per figure, one bar per contender, with its spread as an error bar."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def draw(report: Report, file: Path) -> None:
         import matplotlib.figure
     except ImportError as error:
         raise InvalidConfig(
-            "--plot needs matplotlib: `pip install 'mlxserve[bench]'`, or leave it out and use --json"
+            "--plot needs matplotlib: `pip install 'mlxserve[bench]'`, or use --json instead"
         ) from error
-    panels = _panels(report)
+    panels = panels_of(report)
     rows = -(-len(panels) // _COLUMNS)
     canvas = matplotlib.figure.Figure(figsize=(4 * _COLUMNS, 2.4 * rows), layout="constrained")
     canvas.suptitle(f"mlxserve bench {report.workload}")
@@ -36,8 +36,8 @@ def draw(report: Report, file: Path) -> None:
     canvas.savefig(file, dpi=110)
 
 
-def _panels(report: Report) -> dict[str, list[Figure]]:
-    """Figures of one kind together; ratios are read in the table."""
+def panels_of(report: Report) -> dict[str, list[Figure]]:
+    """Figures grouped by name. Ratios are shown in the table only."""
     panels: dict[str, list[Figure]] = {}
     for figure in report.figures:
         if not figure.who.startswith("÷"):

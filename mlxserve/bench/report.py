@@ -1,8 +1,9 @@
-"""Figures of a benchmark: medians with their spread, paired ratios, a table and JSON."""
+"""Benchmark figures: medians with their spread, paired ratios, a table and JSON."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import statistics
@@ -18,12 +19,12 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What was measured under one name, once per run."""
+    """One measured quantity, one value per run."""
 
     name: str
     unit: str
     values: tuple[float, ...]
-    who: str = ""  # the contender it was measured of, where there are several
+    who: str = ""  # the contender, where a report compares several
 
     @property
     def median(self) -> float:
@@ -38,7 +39,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One workload's figures, and what they were measured on."""
+    """One workload's figures, with its settings and the machine."""
 
     workload: str
     settings: dict[str, Any]
@@ -49,9 +50,7 @@ class Report:
         """Print a table; `program` is what the workload is a command of."""
         console = console or Console()
         table = Table(title=f"{program} {self.workload}", title_justify="left")
-        (_side_by_side if any(f.who for f in self.figures) else _one_below_the_other)(
-            table, self.figures
-        )
+        (_add_columns if any(f.who for f in self.figures) else _add_rows)(table, self.figures)
         console.print(table)
         facts = {**self.settings, **self.machine}
         console.print(", ".join(f"{name} {value}" for name, value in facts.items()), style="dim")
@@ -75,15 +74,15 @@ class Report:
         file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _one_below_the_other(table: Table, figures: Sequence[Figure]) -> None:
+def _add_rows(table: Table, figures: Sequence[Figure]) -> None:
     for column in ("", "median", "spread", "runs"):
         table.add_column(column, justify="left" if not column else "right")
     for figure in figures:
         table.add_row(figure.name, figure.text(), figure.spread(), str(len(figure.values)))
 
 
-def _side_by_side(table: Table, figures: Sequence[Figure]) -> None:
-    """A column per contender; each cell a median and, below it, its spread."""
+def _add_columns(table: Table, figures: Sequence[Figure]) -> None:
+    """One column per contender; each cell shows a median above its spread."""
     contenders = list(dict.fromkeys(figure.who for figure in figures))
     table.add_column("")
     for who in contenders:
@@ -98,7 +97,7 @@ def _side_by_side(table: Table, figures: Sequence[Figure]) -> None:
 
 
 def machine() -> dict[str, str]:
-    """What absolute numbers mean nothing without."""
+    """The machine and versions that absolute numbers depend on."""
     load = os.getloadavg()[0]
     return {
         "system": f"{platform.system()} {platform.machine()}",
@@ -110,5 +109,13 @@ def machine() -> dict[str, str]:
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, ...]:
-    """Ours over theirs, run by run: what both runs of a pair suffered cancels out."""
+    """Ours over theirs, run by run: noise common to both runs of a pair cancels out."""
     return tuple(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` of all values do not exceed. NaN if there are none."""
+    if not values:
+        return math.nan
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

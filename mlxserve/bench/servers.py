@@ -1,6 +1,6 @@
-"""Servers to measure: ours and mlx-lm's as child processes, or any that listens at an address.
+"""Servers to measure: ours and mlx-lm's as child processes, or any running server by its address.
 
-Each child gets a free port, a log file, and an end: by us, or with us.
+Each child has a free port and a log file, and is stopped by this process or when this process ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _START_SECONDS = 300.0
 _STOP_SECONDS = 15.0
 _POLL_SECONDS = 0.02
 
-# mlx-lm's server with the BLAS that ours loads: the ratio is to be about the engines.
+# mlx-lm's server with the BLAS that ours loads, so that the ratio compares the engines.
 _MLX_LM = (
     "import sys; from mlxserve.machine import prepare; prepare(); "
     "from mlx_lm.server import main; sys.argv[0] = 'mlx_lm.server'; main()"
@@ -39,13 +39,13 @@ class ServerFailed(MlxServeError):
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """Where a contender listens, and what to call it in the tables."""
+    """A running server: its name in the tables, its address and its model."""
 
     name: str
     url: str
     model: str
-    start_seconds: float = 0.0  # from the start of its process to its first answer
-    process_id: int | None = None  # of one that we started
+    start_seconds: float = 0.0  # from the start of its process until it is ready
+    process_id: int | None = None  # if we started it
 
 
 @contextlib.contextmanager
@@ -55,34 +55,37 @@ def our_server(
     options: Sequence[str] = (),
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Contender]:
-    """`mlxserve serve` with some options. Raises ServerFailed with the end of its log."""
+    """Run `mlxserve serve` with these options. Raises ServerFailed with the end of its log."""
     command = [sys.executable, "-m", "mlxserve", "serve", "--model", model, "--exit-with-parent"]
     command += ["--disable-log-stats", *options]
-    with _child(name, command, "/ready", environment) as (url, child):
-        yield Contender(name, url, _first_model(url), child.seconds, child.process_id)
+    with run_child(name, command, "/ready", environment) as (url, child):
+        yield Contender(name, url, _first_model(url), child.start_seconds, child.process_id)
 
 
 @contextlib.contextmanager
 def mlx_lm_server(
     model: str, environment: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[Contender]:
-    """mlx-lm's own server on the same files. Raises ServerFailed with the end of its log."""
+    """Run mlx-lm's server on the same files. Raises ServerFailed with the end of its log."""
     path = str(find_model(model).path)
     command = [sys.executable, "-c", _MLX_LM, "--model", path]
-    with _child("mlx-lm", command, "/health", environment) as (url, child):
-        yield Contender("mlx-lm", url, path, child.seconds, child.process_id)
+    with run_child("mlx-lm", command, "/health", environment) as (url, child):
+        yield Contender("mlx-lm", url, path, child.start_seconds, child.process_id)
 
 
 @dataclass(frozen=True, slots=True)
-class _Child:
+class Child:
+    """A server process of ours."""
+
     process_id: int
-    seconds: float  # until it was ready
+    start_seconds: float  # until it was ready
 
 
 @contextlib.contextmanager
-def _child(
+def run_child(
     name: str, command: list[str], ready: str, environment: Mapping[str, str]
-) -> Iterator[tuple[str, _Child]]:
+) -> Iterator[tuple[str, Child]]:
+    """(address, process) of a command, once its path `ready` answers. Raises ServerFailed."""
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as folder:
@@ -98,7 +101,7 @@ def _child(
             )
         try:
             _wait(name, process, url + ready, log)
-            yield url, _Child(process.pid, time.perf_counter() - started)
+            yield url, Child(process.pid, time.perf_counter() - started)
         finally:
             process.terminate()
             try:
@@ -112,7 +115,7 @@ def _child(
 
 def _wait(name: str, process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     deadline = time.monotonic() + _START_SECONDS
-    # One client, as each one reads certificates for 50 ms of the CPU that the server starts on.
+    # One client for all polls: creating one takes 50 ms of the CPU that the server needs to start.
     with httpx.Client(trust_env=False, verify=False) as client:
         while process.poll() is None and time.monotonic() < deadline:
             try:

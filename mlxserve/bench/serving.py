@@ -1,7 +1,7 @@
-"""Runs a load against several servers in turns, and compares what the client measured.
+"""Run a load on several servers in turn, and compare what the client measured.
 
-All contenders are up at once and one is asked at a time, with the same prompts in each round, so
-that what the machine suffers in a round is suffered by all of them. The first round warms up.
+All contenders run at the same time. In each round they get the same prompts one after another, so
+that noise of the machine in a round affects all of them. The first round warms up.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from mlxserve.bench import loads
-from mlxserve.bench.client import LoadClient, TimedRequest, find_model, quantile
-from mlxserve.bench.report import Figure, Report, ratios
+from mlxserve.bench.client import LoadClient, TimedRequest, find_model
+from mlxserve.bench.report import Figure, Report, quantile, ratios
 from mlxserve.bench.servers import Contender, mlx_lm_server, our_server
 
-# The counters of ours that explain a figure.
+# Counters of our server that explain a figure.
 _COUNTERS = ("num_preemptions", "prefix_follow_waits", "overtakes")
 MLX_LM = "mlx-lm"  # as an address: start mlx-lm's server on the same files
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A contender of ours: its name in the tables and its options."""
+    """Our server with some options, under its name in the tables."""
 
     name: str
     options: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A load and the variants it tells apart; the first is the one that ratios are of."""
+    """A load and the variants it compares; ratios are the first variant's over each other one's."""
 
     name: str
     play: loads.Play
@@ -51,7 +51,12 @@ _FEW_PAGES = ("--num-pages", "26")
 WORKLOADS = {
     workload.name: workload
     for workload in (
-        Workload("prefix", loads.prefix, (_ON, _OFF), "Prompts that begin alike, cached and not."),
+        Workload(
+            "prefix",
+            loads.prefix,
+            (_ON, _OFF),
+            "Prompts that share a prefix, with and without the cache.",
+        ),
         Workload(
             "admission",
             loads.admission,
@@ -59,7 +64,7 @@ WORKLOADS = {
                 Variant(variant.name, (*variant.options, "--num-pages", "64"))
                 for variant in (_ON, _OFF)
             ),
-            "Prompts of 16 pages with 12 cached, in a pool of 64 pages.",
+            "Prompts of 16 pages, 12 of them cached, in a pool of 64 pages.",
         ),
         Workload(
             "chunked",
@@ -78,13 +83,13 @@ WORKLOADS = {
                     ),
                 ),
             ),
-            "Answers that run while a long prompt comes.",
+            "Running answers while a long prompt is computed.",
         ),
         Workload(
             "aligned",
             loads.prefix,
             (_ON, Variant("unaligned", ("--no-page-aligned-scheduling",))),
-            "Chunks that end where pages end, and anywhere.",
+            "Chunks that end at page boundaries, and chunks that end anywhere.",
         ),
         Workload(
             "preempt",
@@ -94,23 +99,25 @@ WORKLOADS = {
                 Variant("swap", (*_FEW_PAGES, "--preemption-mode", "swap")),
                 Variant("enough pages"),
             ),
-            "More answers than there is memory for.",
+            "More answers than fit into memory.",
         ),
-        Workload("chat", loads.chat, (_ON, _OFF), "Conversations that grow."),
-        Workload("agents", loads.agents, (_ON, _OFF), "An agent's calls, and a fan-out."),
+        Workload("chat", loads.chat, (_ON, _OFF), "Growing conversations."),
+        Workload("agents", loads.agents, (_ON, _OFF), "An agent's calls and a fan-out."),
         Workload(
             "siblings",
             loads.siblings,
             (_ON, _OFF),
-            "Cold prompts with one long beginning, beside one alone.",
+            "Cold prompts that share a long prefix, compared with one alone.",
             loads.siblings_ratios,
         ),
-        Workload("again", loads.again, (_ON, _OFF), "The same prompt again.", loads.again_ratios),
+        Workload(
+            "again", loads.again, (_ON, _OFF), "The same prompt repeated.", loads.again_ratios
+        ),
         Workload(
             "beside",
             loads.beside,
             (_ON,),
-            "An answer that runs while a short prompt comes, then a long one.",
+            "A running answer while a short prompt arrives, then a long one.",
             loads.beside_ratios,
         ),
     )
@@ -133,9 +140,9 @@ def bench_serving(
         for contender in _contenders(workload, model, against, num_pages):
             progress("starting servers")
             servers.append(stack.enter_context(contender))
-        runs = asyncio.run(_rounds(workload, servers, pairs, size, progress))
+        runs = asyncio.run(play_rounds(workload, servers, pairs, size, progress))
     settings = {"model": Path(model).name, "pairs": pairs, "size": size}
-    return Report(workload.name, settings, tuple(_figures(runs)))
+    return Report(workload.name, settings, tuple(figures(runs)))
 
 
 def _contenders(
@@ -158,13 +165,14 @@ def _running(url: str) -> Iterator[Contender]:
 Runs = dict[str, list[dict[str, float]]]  # contender -> rounds -> figure -> value
 
 
-async def _rounds(
+async def play_rounds(
     workload: Workload,
     servers: Sequence[Contender],
     pairs: int,
     size: float,
     progress: Callable[[str], None],
 ) -> Runs:
+    """Play the workload on each server in each round; the warm-up round is left out."""
     runs: Runs = {server.name: [] for server in servers}
     for number in range(pairs + 1):
         for server in servers:
@@ -173,7 +181,7 @@ async def _rounds(
             async with LoadClient(server.url, server.model) as client:
                 before = {name: await client.metric(f"mlxserve:{name}_total") for name in _COUNTERS}
                 await workload.play(loads.LoadContext(client, draw, size))
-                measured = _measure(client.requests, workload.ratios)
+                measured = measure(client.requests, workload.ratios)
                 for name, value in before.items():
                     measured[name] = await client.metric(f"mlxserve:{name}_total") - value
             if number:
@@ -181,12 +189,12 @@ async def _rounds(
     return runs
 
 
-def _measure(
+def measure(
     requests: Sequence[TimedRequest], of_load: loads.Ratios = lambda _: {}
 ) -> dict[str, float]:
     """Milliseconds, and rates over the time from the first request to the last answer.
 
-    `of_load` is what the load is after; it is left out where a request failed.
+    `of_load` adds the load's own ratios, unless a request failed.
     """
     done = [request for request in requests if request.error is None]
     seconds = max(e.ended for e in requests) - min(e.started for e in requests)
@@ -209,13 +217,13 @@ def _measure(
     return found | (of_load(requests) if len(done) == len(requests) else {})
 
 
-def _figures(runs: Runs) -> Iterator[Figure]:
-    """Each figure of every contender, then the first one's over each other's."""
+def figures(runs: Runs) -> Iterator[Figure]:
+    """Each figure of every contender, then its ratios: the first contender's over each other's."""
     first, *others = runs
     names = dict.fromkeys(name for rounds in runs.values() for run in rounds for name in run)
     for name in names:
         values = {who: tuple(run.get(name, math.nan) for run in runs[who]) for who in runs}
-        if not _says_something(values):
+        if not _is_informative(values):
             continue
         for who in runs:
             yield Figure(name, "", values[who], who)
@@ -224,7 +232,7 @@ def _figures(runs: Runs) -> Iterator[Figure]:
                 yield Figure(name, "", ratios(values[first], values[other]), f"÷ {other}")
 
 
-def _says_something(values: dict[str, tuple[float, ...]]) -> bool:
-    """Counters that stayed at 0 with everybody, or that nobody has, are left out."""
+def _is_informative(values: dict[str, tuple[float, ...]]) -> bool:
+    """False for counters that are 0 or missing in all contenders."""
     flat: list[Any] = [value for each in values.values() for value in each]
     return any(not math.isnan(value) and value != 0 for value in flat)

@@ -1,17 +1,17 @@
 """Simulation: the real engine, scheduler and page pool under a simulated clock.
 
-Only the runner is replaced: a step takes what the cost model says, and samples placeholders. What
-the engine does between steps is what it does in production, one step planned ahead included.
+Only the runner is replaced: a step takes the time of the cost model, and samples placeholders.
+Between steps the engine does what it does in production, including planning one step ahead.
 
-Stretches of pure decoding are jumped in one step of many tokens:
+Runs of pure decode steps are jumped in one step of many tokens:
 
-    step by step   [d][d][d][d][d][d]     pages allocated when a request crosses a page's end
+    step by step   [d][d][d][d][d][d]     a page allocated when a request crosses a page boundary
     jumped         [d  x  6        ]      the same pages, allocated in the same order
 
-A jump is taken only where the plans in between could not have been different, so that requests,
-pages and counters end up the same; only clock readings differ, by rounding.
-That holds for requests of one class and one client, as all workloads here are: ageing counts plans,
-of which a jump makes one, and fairness charges by plan.
+A jump is taken only if the plans in between could not have differed, so requests, pages and
+counters end up the same; clock readings differ only by rounding. This holds for requests of one
+priority class and one client, as in all workloads here: ageing counts plans, of which a jump makes
+one, and fairness charges by plan.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _PACE_MEMORY = 40  # steps after which a running average has forgotten: 0.7 ** 4
 
 @dataclass(eq=False, slots=True)
 class SimulatedStep:
-    """A launched step; of a jump, several steps that differ only in their contexts' lengths.
+    """A launched step; for a jump, several steps that differ only in their contexts' lengths.
 
     Steps 0 .. length - 1 take first, first + slope, first + 2 * slope, ... seconds.
     """
 
     chunks: tuple[Chunk, ...]
-    is_decode: bool  # nothing but decodes
+    is_decode: bool  # only decodes
     first: float
     slope: float = 0.0
     length: int = 1
@@ -56,7 +56,7 @@ class SimulatedStep:
         return self.first + self.slope * (self.length - 1)
 
     def seconds(self, length: int) -> float:
-        """Of its first steps, together."""
+        """Total time of its first `length` steps."""
         return length * (self.first + self.slope * (length - 1) / 2)
 
     @property
@@ -65,7 +65,7 @@ class SimulatedStep:
 
 
 class SimulatedRunner:
-    """Plays the device: takes time by the cost model. Its clock is the simulation's."""
+    """Stands in for the device: time passes by the cost model. Its clock is the simulation's."""
 
     def __init__(self, cost: CostModel, scheduler: Scheduler, *, jumps: bool) -> None:
         self.now = 0.0
@@ -103,19 +103,19 @@ class SimulatedRunner:
         return [_SAMPLED if chunk.samples else None for chunk in step.chunks]
 
     def settle(self) -> None:
-        """Give the jump in flight its tokens, once the step before it is read."""
+        """Append the tokens of the jump in flight, once the step before it has been read."""
         if self._unsettled is not None:
             for chunk in self._unsettled.chunks:
                 chunk.request.token_ids.extend([_SAMPLED.token_id] * (chunk.length - 1))
             self._unsettled = None
 
     def _jump(self, step: SimulatedStep, began: float) -> None:
-        """Make a step of decodes as many steps as would all have had the same plan."""
+        """Turn a decode step into as many steps as would all have had the same plan."""
         requests = [chunk.request for chunk in step.chunks]
         stats = self._scheduler.stats()
         has_preempted = stats.num_preemptions > self._num_preemptions
         self._num_preemptions = stats.num_preemptions
-        # After a preemption, or when one is ending, the next plan may let others in.
+        # After a preemption, or when a request ends, the next plan may admit others.
         if has_preempted or len(requests) < stats.num_running:
             return
         step.slope = self._cost.decode_context * len(requests)
@@ -125,7 +125,7 @@ class SimulatedRunner:
             return
         pool = self._scheduler.pool
         growths = _growths(step.chunks, length, pool.page_size)
-        # A page must be left for everyone in every step, or the engine would plan differently.
+        # Leave a page for every request in every step, or the engine would plan differently.
         room = max(0, pool.num_free - len(requests))
         if len(growths) > room:
             length = growths[room][0]
@@ -143,7 +143,7 @@ class SimulatedRunner:
         self._unsettled = step
 
     def _before_arrival(self, step: SimulatedStep, began: float, length: int) -> int:
-        """The most steps of which the last one begins before the next request comes."""
+        """The most steps of which the last one begins before the next request arrives."""
         if self.next_arrival is None or began + step.seconds(length - 1) < self.next_arrival:
             return length
         low, high = 0, length - 1  # seconds(low) is before the arrival or low is 0; high is not
@@ -157,7 +157,7 @@ class SimulatedRunner:
 
 
 def _remaining(chunk: Chunk) -> int:
-    """Tokens until its request is certainly full, this chunk's included."""
+    """Tokens until its request certainly ends, including this chunk's."""
     request = chunk.request
     known = chunk.end  # its own token is known when this chunk runs
     room = request.capacity - known
@@ -167,7 +167,7 @@ def _remaining(chunk: Chunk) -> int:
 
 
 def _growths(chunks: Sequence[Chunk], length: int, page_size: int) -> list[tuple[int, int]]:
-    """(step, request) of every page that a jump allocates, in the order of single steps."""
+    """(step, request index) of every page that a jump allocates, in the order of single steps."""
     growths = []
     for index, chunk in enumerate(chunks):
         first = len(chunk.page_table) * page_size - chunk.start
@@ -189,7 +189,7 @@ def _allocate(
 
 
 class JumpingPace(Pace):
-    """Learns from a jump what it would have learned from its steps."""
+    """Learns the same from a jump as from its single steps."""
 
     def __init__(self, target: float | None, runner: SimulatedRunner) -> None:
         super().__init__(target)
@@ -207,7 +207,7 @@ class JumpingPace(Pace):
 @dataclass(slots=True)
 class _Progress:
     turn: SimulatedRequest
-    first: float | None = None  # when its first token came, and its last one
+    first: float | None = None  # times of its first and its last token
     last: float = 0.0
     longest_gap: float = 0.0
 
@@ -227,11 +227,11 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What a run came to."""
+    """The outcome of a run."""
 
     makespan: float
-    num_launched: int  # steps that were scheduled
-    num_steps: int  # steps that the device would have run
+    num_launched: int  # scheduled steps
+    num_steps: int  # steps that a device would have run
     preemptions: int
     recomputed_tokens: int
     hit_rate: float  # of the prompts' tokens
@@ -251,7 +251,7 @@ class Simulation:
         itl_target: float | None = None,
         jumps: bool = True,
     ) -> None:
-        """`jumps=False`: every step; for comparison."""
+        """`jumps=False`: simulate every single step, for comparison."""
         self.pool = PagePool(num_pages, config.page_size, config.hot_after_hits)
         self.scheduler = Scheduler(config, self.pool)
         self.runner = SimulatedRunner(cost, self.scheduler, jumps=jumps)
@@ -267,7 +267,7 @@ class Simulation:
     def run(self) -> SimulationResult:
         """Play the workload to its end."""
         logger = logging.getLogger("mlxserve.scheduler")
-        is_disabled, logger.disabled = logger.disabled, True  # preemptions are counted, not told
+        is_disabled, logger.disabled = logger.disabled, True  # preemptions are counted, not logged
         try:
             self._send(self._workload.begin())
             while self.engine.has_work or self._arrivals:
@@ -291,7 +291,7 @@ class Simulation:
             heapq.heappush(self._arrivals, (turn.time, next(self._order), turn))
 
     def _receive(self) -> None:
-        """Hand the engine what has been sent by now."""
+        """Give the engine the requests sent by now."""
         while self._arrivals and self._arrivals[0][0] <= self.runner.now:
             _, _, turn = heapq.heappop(self._arrivals)
             self._running[turn.request.id] = _Progress(turn)

@@ -1,4 +1,4 @@
-"""From the start of a server's process to its first answers."""
+"""Start-up time: from the start of a server's process until it is ready, and to its first token."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ _NAMES = ("until it is ready, s", "first token after that, s")
 
 
 def bench_startup(model: str, *, against: Sequence[str], pairs: int) -> Report:
-    """Start servers in turns, each alone. Raises ServerFailed, InvalidConfig."""
+    """Start each server alone, in turn. Raises ServerFailed, InvalidConfig."""
     if others := [address for address in against if address != MLX_LM]:
-        raise InvalidConfig(f"--against {others[0]}: a server that runs has started; use {MLX_LM}")
+        raise InvalidConfig(
+            f"--against {others[0]}: a running server cannot be started; use {MLX_LM}"
+        )
     starts: dict[str, Callable[[Mapping[str, str]], AbstractContextManager[Contender]]] = {
         "mlxserve": lambda environment: our_server("mlxserve", model, environment=environment)
     }
@@ -27,12 +29,12 @@ def bench_startup(model: str, *, against: Sequence[str], pairs: int) -> Report:
         starts[MLX_LM] = lambda environment: mlx_lm_server(model, environment)
     runs: dict[str, list[tuple[float, float]]] = {name: [] for name in starts}
     with tempfile.TemporaryDirectory() as folder:
-        # What is installed has been compiled; an empty value means that bytecode is written.
+        # Installed packages have bytecode; the empty value lets Python write it here as well.
         environment = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": folder}
         for number in range(pairs + 1):
             for name, start in starts.items():
                 measured = _start(start(environment))
-                if number:  # the first round compiles, and brings the files into memory
+                if number:  # the first round compiles, and reads the files into memory
                     runs[name].append(measured)
     figures = []
     for at, what in enumerate(_NAMES):

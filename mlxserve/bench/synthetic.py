@@ -1,8 +1,8 @@
-"""Models of real geometries with random weights: speed can be measured with no download.
+"""Models of real geometries with random weights: measure speed without a download.
 
-Written once as ordinary model folders, with a tokenizer and a chat template, so that any server can
-load them. Their answers are noise, but countable: token 17 is the word `w17`, so that a prompt of n
-words has n tokens, and every token of an answer is seen in its text.
+They are written once as ordinary model folders, with a tokenizer and a chat template, so that any
+server can load them. Their answers are noise but countable: token 17 is the word `w17`, so a prompt
+of n words has n tokens, and every token of an answer is visible in its text.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _cache_folder() -> Path:
 
 
 def _write(folder: Path, config: dict[str, Any]) -> None:
-    """Write beside the place and rename, so that an interrupted run leaves no half model."""
+    """Write a temporary folder and rename it, so that an interrupted run leaves no partial model."""
     prepare()
     import importlib
 

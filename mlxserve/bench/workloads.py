@@ -1,19 +1,19 @@
-"""Workloads of the simulator: who sends which prompt when.
+"""Workloads of the simulator: which prompts are sent when.
 
     slot ── session 0 ─ gap ─ session 1 ─ ...        a slot is a person, an agent, a stream
               └ turn ─ pause ─ turn ─ ...            a turn is one request
 
-Every session draws from a generator of its own, seeded by (seed, slot, session), so that two
-schedulers that finish turns in different orders still get the same turns: their difference is the
-schedulers', not the dice's.
+Each session draws from its own generator, seeded by (seed, slot, session). Two schedulers that
+finish turns in different orders still get the same turns, so a difference between them is not
+chance.
 
-Tokens are symbols. Every stretch of text (a template, what was appended, an answer) is one token id
-repeated: as a page's hash chains over all pages before it, stretches are told apart like real text,
-and a prompt of 100,000 tokens is made in a tenth of a millisecond. A session's next turn takes over
-the list of tokens and the page hashes of the turn before.
+Tokens are symbols. Each piece of text (a template, an appended message, an answer) is one token id
+repeated. A page's hash chains over all pages before it, so pieces are as distinct as real text, and
+a prompt of 100,000 tokens takes a tenth of a millisecond to make. A session's next turn takes over
+the token list and the page hashes of the previous turn.
 
-Shapes are those of published traces (ShareGPT, BurstGPT, Mooncake, TraceLab and the Codex card of
-SWE-bench Pro); none of their data is used.
+The distributions follow published traces (ShareGPT, BurstGPT, Mooncake, TraceLab and the Codex card
+of SWE-bench Pro); none of their data is used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mlxserve.errors import InvalidConfig
 from mlxserve.request import Request, TokenIds, as_token_ids
 from mlxserve.sampling_params import SamplingParams
 
-_TEMPLATES = 1 << 30  # token ids from here on are templates, below are a session's own
+_TEMPLATES = 1 << 30  # token ids from here on are templates; lower ones belong to one session
 
 
 @dataclass(eq=False, slots=True)
@@ -40,17 +40,17 @@ class Session:
     slot: int
     draw: random.Random
     turns_left: int
-    template: int = 0  # tokens of its prompts that it shares with others
+    template: int = 0  # number of the template that its prompts begin with
     parent: Session | None = None  # the session that waits for this one
-    children: int = 0  # that it waits for
-    # Empty while a turn of its own is running.
+    children: int = 0  # sessions that it waits for
+    # Empty while one of its turns is running.
     token_ids: MutableSequence[int] = field(default_factory=as_token_ids)
     page_hashes: list[bytes] = field(default_factory=list)
 
 
 @dataclass(eq=False, slots=True)
 class SimulatedRequest:
-    """A request, and when it is sent."""
+    """One turn of a session: a request and the time it is sent."""
 
     time: float
     session: Session
@@ -61,7 +61,7 @@ class SimulatedWorkload(ABC):
     """Slots that each play a fixed number of sessions."""
 
     def __init__(self, *, seed: int, num_slots: int, num_sessions: int, max_context: int) -> None:
-        """`num_sessions`: of each slot. `max_context`: no prompt with its answer is longer."""
+        """`num_sessions`: per slot. `max_context`: most tokens of a prompt plus its answer."""
         self.num_slots = num_slots
         self._seed = seed
         self._num_sessions = num_sessions
@@ -76,11 +76,11 @@ class SimulatedWorkload(ABC):
         return [turn for slot in range(self.num_slots) for turn in self._next_session(slot, 0.0)]
 
     def arrived(self, turn: SimulatedRequest) -> list[SimulatedRequest]:  # noqa: ARG002
-        """What is sent because this turn was sent: nothing, unless arrivals wait for nobody."""
+        """The turns that follow from sending this one: none, unless arrivals are open-loop."""
         return []
 
     def finished(self, turn: SimulatedRequest, now: float) -> list[SimulatedRequest]:
-        """What is sent because this turn was answered."""
+        """The turns that follow from answering this one."""
         session, request = turn.session, turn.request
         session.token_ids, session.page_hashes = request.token_ids, request.page_hashes
         session.turns_left -= 1
@@ -99,7 +99,7 @@ class SimulatedWorkload(ABC):
         return self._start(slot, draw, now)
 
     def _turn(self, session: Session, time: float, max_tokens: int) -> SimulatedRequest:
-        """Send the session's tokens; they are the turn's until it is answered."""
+        """Send the session's tokens; the turn owns them until it is answered."""
         params = SamplingParams(max_tokens=max_tokens, temperature=0)
         request = Request(
             str(next(self._names)),
@@ -112,7 +112,7 @@ class SimulatedWorkload(ABC):
         return SimulatedRequest(time, session, request)
 
     def _write(self, session: Session, length: int) -> None:
-        """Append text that nobody else has."""
+        """Append text that is unique to the session."""
         session.token_ids.extend(as_token_ids([next(self._symbols)]) * length)
 
     @abstractmethod
@@ -120,8 +120,8 @@ class SimulatedWorkload(ABC):
         """The first turns of a slot's next session."""
 
     def _next_turns(self, session: Session, now: float) -> list[SimulatedRequest]:  # noqa: ARG002
-        """What follows an answered turn of a session that has turns left."""
-        raise AssertionError("a session of one turn went on")
+        """The turns after an answered turn of a session with turns left."""
+        raise AssertionError("a session of one turn was continued")
 
     def _child_ended(self, parent: Session, now: float) -> list[SimulatedRequest]:
         parent.children -= 1
@@ -131,7 +131,7 @@ class SimulatedWorkload(ABC):
 
 
 class ChatWorkload(SimulatedWorkload):
-    """People: a shared system prompt, short messages, a text pasted now and then, and thinking."""
+    """People: a shared system prompt, short messages, sometimes a pasted text, and pauses."""
 
     MEAN_TURNS = 5.0
 
@@ -156,7 +156,7 @@ class ChatWorkload(SimulatedWorkload):
 
 
 class FanOutWorkload(SimulatedWorkload):
-    """Jobs of one template: a document, and 2 to 8 questions about it at the same moment."""
+    """Jobs with a common template: a document and 2 to 8 questions about it at the same moment."""
 
     MEAN_TURNS = 5.0
     TEMPLATE = 4096
@@ -175,12 +175,12 @@ class FanOutWorkload(SimulatedWorkload):
 
 
 class AgentsWorkload(SimulatedWorkload):
-    """Coding agents: about 12,000 tokens at first, tool results of heavy-tailed lengths, pauses of
-    seconds and for 8 % of the turns of minutes, compaction when the context is full, and sometimes
-    2 to 8 sub-agents that share the context so far.
+    """Coding agents: about 12,000 tokens at first, tool results with heavy-tailed lengths, pauses of
+    seconds (of minutes for 8 % of the turns), compaction when the context is full, and sometimes 2
+    to 8 sub-agents that share the context so far.
     """
 
-    MEAN_TURNS = 54.0  # with those of the sub-agents; measured
+    MEAN_TURNS = 54.0  # including the sub-agents' turns; measured
     TEMPLATE = 10_240
     MAX_ANSWER = 4000
 
@@ -191,7 +191,7 @@ class AgentsWorkload(SimulatedWorkload):
         return self._ask(session, now + draw.expovariate(1 / 60))
 
     def _open(self, session: Session) -> None:
-        """The template, and a task."""
+        """Start with the template and a task."""
         session.token_ids = _template(session.template, self.TEMPLATE)
         session.page_hashes = []
         self._write(session, int(draw_lognormal(session.draw, 1400, 0.6, 50, 20_000)))
@@ -212,7 +212,7 @@ class AgentsWorkload(SimulatedWorkload):
         return self._ask(session, now + pause)
 
     def _compact(self, session: Session) -> None:
-        """The template stays; the rest becomes a summary of a tenth to a fifth."""
+        """Keep the template; replace the rest by a summary of 10 to 20 % of the context."""
         length = int(self._max_context * session.draw.uniform(0.1, 0.2))
         self._open(session)
         self._write(session, length)
@@ -247,11 +247,11 @@ class AgentsWorkload(SimulatedWorkload):
 
 
 class BurstyWorkload(SimulatedWorkload):
-    """Arrivals that wait for nobody, in bursts (Gamma gaps), at 80 % of what the machine can do."""
+    """Open-loop arrivals in bursts (Gamma gaps), at 80 % of the machine's capacity."""
 
     MEAN_TURNS = 1.0
     LOAD = 0.8
-    SHAPE = 0.25  # of the gaps; 1 is Poisson, less is burstier
+    SHAPE = 0.25  # of the gaps' Gamma distribution; 1 is Poisson, less is burstier
     _PROMPT, _ANSWER = (1000, 1.2, 8, 24_000), (150, 1.0, 1, 2000)
 
     def __init__(
@@ -263,7 +263,7 @@ class BurstyWorkload(SimulatedWorkload):
         self._gap = self.num_slots * self._service(cost) / self.LOAD
 
     def _service(self, cost: CostModel) -> float:
-        """Seconds that one request costs a machine that decodes 8 at a time."""
+        """Seconds that one request takes on a machine that decodes 8 at a time."""
         prompt, answer = _mean(*self._PROMPT[:2]), _mean(*self._ANSWER[:2])
         decodes = StepWork(decodes=8, decode_context=int(8 * (prompt + answer / 2)))
         prefill = StepWork(prefill=int(prompt), prefill_context=prompt * prompt / 2)
@@ -287,9 +287,9 @@ class BurstyWorkload(SimulatedWorkload):
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A workload with the sizes at which it presses on the scheduler.
+    """A workload with sizes that put the scheduler under pressure.
 
-    pool_tokens: what the KV cache holds. num_slots: people, agents or streams.
+    pool_tokens: capacity of the KV cache. num_slots: people, agents or streams.
     """
 
     name: str
@@ -300,7 +300,7 @@ class Scenario:
     max_context: int
 
     def make(self, *, seed: int, num_requests: int, cost: CostModel) -> SimulatedWorkload:
-        """About `num_requests` requests: whole sessions, the same number in every slot."""
+        """About `num_requests` requests: whole sessions, equally many in every slot."""
         sessions = max(1, round(num_requests / (self.num_slots * self.mean_turns)))
         sizes = {
             "seed": seed,
@@ -325,16 +325,16 @@ SCENARIOS = {
 
 
 def find_scenario(name: str) -> Scenario:
-    """Raises InvalidConfig with the names there are."""
+    """Raises InvalidConfig, which lists the known names."""
     if name not in SCENARIOS:
-        raise InvalidConfig(f"there is no workload {name!r}; there are {', '.join(SCENARIOS)}")
+        raise InvalidConfig(f"unknown workload {name!r}; choose one of {', '.join(SCENARIOS)}")
     return SCENARIOS[name]
 
 
 def draw_lognormal(
     draw: random.Random, median: float, sigma: float, low: float, high: float
 ) -> float:
-    """A heavy-tailed positive number, cut off at `low` and `high`."""
+    """A heavy-tailed positive number, clipped to `low` and `high`."""
     return min(high, max(low, draw.lognormvariate(math.log(median), sigma)))
 
 
@@ -347,7 +347,7 @@ def _geometric(draw: random.Random, mean: float) -> int:
 
 
 def _zipf(draw: random.Random, number: int) -> int:
-    """0 .. number - 1; each is drawn in proportion to 1 / (rank + 1)."""
+    """A number from 0 to number - 1, drawn in proportion to 1 / (itself + 1)."""
     return draw.choices(range(number), [1 / rank for rank in range(1, number + 1)])[0]
 
 
@@ -356,7 +356,7 @@ def _template(number: int, length: int) -> TokenIds:
 
 
 def symbols(token_ids: Sequence[int]) -> Iterator[int]:
-    """The stretches of a prompt, in order: what a test compares."""
+    """The pieces of a prompt, in order, for tests."""
     previous = None
     for token_id in token_ids:
         if token_id != previous:

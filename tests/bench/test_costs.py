@@ -1,4 +1,4 @@
-"""The cost model: what a step contains, and coefficients found again from steps."""
+"""The cost model: a step's work, and coefficients recovered from recorded steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def steps(model: CostModel, number: int, noise: float = 0.0) -> list[RecordedSte
     return recorded
 
 
-def test_a_fit_finds_the_coefficients_again() -> None:
+def test_a_fit_recovers_the_coefficients() -> None:
     found = fit(steps(MODEL, 200))
     assert astuple(found.model) == pytest.approx(astuple(MODEL), rel=1e-6)
     assert found.mean_error < 1e-9
@@ -43,7 +43,7 @@ def test_a_fit_finds_the_coefficients_again() -> None:
     assert (found.num_fitted, found.num_held_out) == (160, 40)
 
 
-def test_the_error_is_that_of_steps_that_were_not_fitted() -> None:
+def test_the_error_is_measured_on_held_out_steps() -> None:
     recorded = steps(MODEL, 200)
     spoilt = [
         RecordedStep(step.seconds * 2, step.work) if index % 5 == 0 else step
@@ -72,7 +72,7 @@ def test_a_step_that_is_sometimes_three_times_slower_counts_as_its_mean() -> Non
 
 
 def test_no_coefficient_is_below_zero() -> None:
-    # Steps that get faster with their decodes: plain least squares would say so.
+    # Steps that get faster with more decodes: plain least squares would fit a negative cost.
     odd = [
         RecordedStep(1.0 - 0.01 * n, StepWork(decodes=n, decode_context=n * n, chunks=n))
         for n in range(1, 41)
@@ -83,7 +83,7 @@ def test_no_coefficient_is_below_zero() -> None:
     assert model.step > 0
 
 
-def test_what_never_happened_costs_nothing() -> None:
+def test_work_that_was_never_recorded_costs_nothing() -> None:
     decodes = [
         RecordedStep(0.01 + 0.001 * n, StepWork(decodes=n, decode_context=100 * n * n, chunks=n))
         for n in range(1, 31)
@@ -93,7 +93,7 @@ def test_what_never_happened_costs_nothing() -> None:
     assert model.step == pytest.approx(0.01)
 
 
-def test_a_chunk_is_prefill_by_its_position() -> None:
+def test_the_position_of_a_chunk_decides_whether_it_is_prefill() -> None:
     request = Request("a", list(range(100)), SamplingParams())
     request.prefill_end = 100
     prefill = Chunk(request, 64, 36, as_page_table(), samples=True)
@@ -104,7 +104,7 @@ def test_a_chunk_is_prefill_by_its_position() -> None:
     assert StepWork.of([last]) == StepWork(1, 99.5, 0, 0, 1)
 
 
-def test_a_step_costs_the_sum_of_its_parts() -> None:
+def test_a_step_costs_the_sum_of_its_terms() -> None:
     assert ASSUMED.seconds(StepWork()) == ASSUMED.step
     work = StepWork(100, 5000.0, 3, 700, 4)
     assert MODEL.seconds(work) == pytest.approx(0.02 + 0.1 + 1e-4 + 0.0045 + 2.1e-4)
@@ -115,7 +115,7 @@ def test_too_few_steps_are_refused() -> None:
         fit(steps(MODEL, 19))
 
 
-def test_a_trace_is_read_back(tmp_path: Path) -> None:
+def test_a_recording_is_read_back(tmp_path: Path) -> None:
     recorded = steps(MODEL, 25)
     file = tmp_path / "trace.jsonl"
     lines = [json.dumps({"seconds": s.seconds, **asdict(s.work)}) for s in recorded]
@@ -134,7 +134,7 @@ def test_a_trace_is_read_back(tmp_path: Path) -> None:
         '{"seconds": 1, "prefill": null, "prefill_context": 0, "decodes": 1, "decode_context": 1, "chunks": 1}',
     ],
 )
-def test_a_wrong_line_is_named(tmp_path: Path, line: str) -> None:
+def test_an_invalid_line_is_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "trace.jsonl"
     good = json.dumps({"seconds": 1.0, **asdict(StepWork(1, 1.0, 1, 1, 1))})
     file.write_text(f"{good}\n{line}\n")

@@ -1,4 +1,4 @@
-"""Decoding is timed beside mlx-lm, on the same prompts, from when every answer has begun."""
+"""Decoding is timed next to mlx-lm, on the same prompts, after every answer has started."""
 
 from __future__ import annotations
 

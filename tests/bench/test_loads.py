@@ -1,4 +1,4 @@
-"""Each load sends what its headline is about."""
+"""Each load sends the requests that its claim is about."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlxserve.bench.client import TimedRequest
 
 
 class Client:
-    """Answers at once with as many words as it may, and remembers how many were asked at once."""
+    """Answers at once with the most words allowed, and records the concurrency."""
 
     def __init__(self) -> None:
         self.requests: list[TimedRequest] = []
@@ -52,7 +52,7 @@ def played(play: loads.Play, size: float = 1.0, **options: Any) -> Client:
 
 
 def common(prompts: list[list[str]]) -> int:
-    """Words that all begin with."""
+    """Length of the common prefix, in words."""
     return next(
         (at for at, words in enumerate(zip(*prompts, strict=False)) if len(set(words)) > 1),
         min(map(len, prompts)),
@@ -60,7 +60,7 @@ def common(prompts: list[list[str]]) -> int:
 
 
 @pytest.mark.parametrize("share", [0.1, 1 / 3.05, 0.9])
-def test_prefix_shares_that_part_of_every_prompt(share: float) -> None:
+def test_prefix_prompts_share_the_given_part(share: float) -> None:
     client = played(loads.prefix, share=share)
     assert {len(prompt) for prompt in client.prompts} == {400}
     assert common(client.prompts) == pytest.approx(share * 400, abs=1)
@@ -81,7 +81,7 @@ def test_chunked_sends_its_long_prompt_while_answers_run() -> None:
     assert client.together[-1] == 5
 
 
-def test_each_turn_of_a_chat_goes_on_from_the_one_before() -> None:
+def test_each_turn_of_a_chat_continues_the_previous_one() -> None:
     client = played(loads.chat, people=1, turns=3)
     first, second, third = client.prompts
     assert second[: len(first)] == first
@@ -96,7 +96,7 @@ def test_agents_fan_out_from_one_template() -> None:
     assert common(client.prompts) == 600
 
 
-def test_siblings_come_at_once_and_begin_alike() -> None:
+def test_siblings_arrive_together_and_share_a_prefix() -> None:
     client = played(loads.siblings)
     alone, *together = client.prompts
     assert client.together == [1, 1, 2, 3, 4]
@@ -109,12 +109,12 @@ def test_again_is_one_prompt_three_times() -> None:
     assert client.prompts[0] == client.prompts[1] == client.prompts[2]
 
 
-def test_preempt_asks_for_all_at_once_and_a_size_scales_it() -> None:
+def test_preempt_sends_all_prompts_at_once_and_a_size_scales_them() -> None:
     assert max(played(loads.preempt).together) == 10
     assert {len(prompt) for prompt in played(loads.preempt, size=0.1).prompts} == {12}
 
 
-def test_beside_lets_an_answer_run_alone_first() -> None:
+def test_beside_starts_with_one_running_answer() -> None:
     client = played(loads.beside, 0.01)
     labels = [request.label for request in client.requests]
     assert labels == ["stream", "short prompt", "long prompt"]
@@ -122,20 +122,20 @@ def test_beside_lets_an_answer_run_alone_first() -> None:
     assert [len(prompt) for prompt in client.prompts] == [32, 8, 25]
 
 
-def test_beside_is_told_in_steps_of_the_answer_while_it_was_alone() -> None:
+def test_beside_is_reported_in_gaps_of_the_lone_answer() -> None:
     stream = TimedRequest("stream", 0.0, [float(at) for at in range(24)] + [30.0, 31.0])
     short = TimedRequest("short prompt", 24.0, [26.0])
     found = loads.beside_ratios([stream, short])
     assert found == {loads.SHORT: 2.0, loads.GAP: 7.0}
 
 
-def test_siblings_are_told_in_times_of_one_that_is_alone() -> None:
+def test_siblings_are_reported_in_times_of_the_lone_prompt() -> None:
     alone = TimedRequest("alone", 0.0, ended=2.0)
     together = [TimedRequest("together", 2.0, ended=4.5), TimedRequest("together", 2.5, ended=5.0)]
     assert loads.siblings_ratios([alone, *together]) == {loads.TOGETHER: 1.5}
 
 
-def test_again_counts_what_a_repetition_computed() -> None:
+def test_again_reports_the_tokens_that_a_repetition_computed() -> None:
     made = [TimedRequest(label, 0.0) for label in ("cold", "again", "again")]
     for request, cached in zip(made, (0, 96, 64), strict=True):
         request.num_prompt, request.num_cached = 100, cached

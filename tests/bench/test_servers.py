@@ -1,4 +1,4 @@
-"""mlx-lm's server is given files that it can read, and told nothing else."""
+"""mlx-lm's server gets a folder that it can read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlxserve.bench import servers
 from mlxserve.hub.embedded import model_path
 
 
-def test_mlx_lm_gets_the_folder_of_a_model_that_only_we_know_by_name(
+def test_mlx_lm_gets_the_folder_of_the_embedded_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     commands: list[list[str]] = []
@@ -19,12 +19,12 @@ def test_mlx_lm_gets_the_folder_of_a_model_that_only_we_know_by_name(
     @contextlib.contextmanager
     def child(
         _name: str, command: list[str], _ready: str, environment: Mapping[str, str]
-    ) -> Iterator[tuple[str, servers._Child]]:
+    ) -> Iterator[tuple[str, servers.Child]]:
         assert environment == {"A": "b"}
         commands.append(command)
-        yield "http://127.0.0.1:9", servers._Child(1, 2.0)
+        yield "http://127.0.0.1:9", servers.Child(1, 2.0)
 
-    monkeypatch.setattr(servers, "_child", child)
+    monkeypatch.setattr(servers, "run_child", child)
     with servers.mlx_lm_server("mlxserve-mini", {"A": "b"}) as server:
         assert server.model == str(model_path())
     assert commands[0][-2:] == ["--model", str(model_path())]

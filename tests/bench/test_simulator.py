@@ -1,4 +1,4 @@
-"""The simulation: the real core, and jumps that change nothing but the time it takes."""
+"""The simulation: the real engine, and jumps that only shorten the run."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def test_jumps_change_nothing_but_the_number_of_plans(case: str) -> None:
 
 
 def state(simulation: Simulation) -> list[object]:
-    """Every page: what it holds, and when it will be evicted."""
+    """Each page's hash, and the order of eviction."""
     pool = simulation.pool
     simulation.scheduler.check()
     hashes = [pool.hash_of(page) for page in range(pool.num_pages)]
     evicted_in_order: list[object] = []
     assert pool.num_used == 0
-    for _ in range(pool.num_pages):  # taking every page shows the order in which they are given up
+    for _ in range(pool.num_pages):  # allocating every page shows the order of eviction
         evicted_in_order += pool.allocate(1) or []
     return [hashes, evicted_in_order]
 

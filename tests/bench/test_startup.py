@@ -1,4 +1,4 @@
-"""Starts are measured one at a time, in turns, after one that warms up."""
+"""Starts are measured one at a time, in turn, after a warm-up round."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mlxserve.errors import InvalidConfig
 
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Stands for both servers; what was started and ended, in order."""
+    """Replaces both servers; the log of starts and ends, in order."""
     log: list[str] = []
 
     @contextlib.contextmanager
@@ -47,11 +47,11 @@ def test_each_server_starts_alone_and_the_first_round_is_not_counted(starts: lis
     assert [len(figure.values) for figure in report.figures[3:]] == [2, 2, 2]
 
 
-def test_without_another_there_are_no_ratios(starts: list[str]) -> None:
+def test_one_contender_has_no_ratios(starts: list[str]) -> None:
     report = startup.bench_startup("m", against=[], pairs=1)
     assert {figure.who for figure in report.figures} == {"mlxserve"}
 
 
-def test_a_server_that_runs_cannot_be_started() -> None:
-    with pytest.raises(InvalidConfig, match="a server that runs has started"):
+def test_a_running_server_cannot_be_started() -> None:
+    with pytest.raises(InvalidConfig, match="a running server cannot be started"):
         startup.bench_startup("m", against=["http://127.0.0.1:1"], pairs=1)

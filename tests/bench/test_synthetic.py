@@ -1,4 +1,4 @@
-"""Synthetic models: ordinary folders whose words are tokens."""
+"""Synthetic models: ordinary folders whose tokens are words."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return synthetic.synthetic_model("synthetic:tiny")
 
 
-def test_a_word_is_a_token_and_back(folder: Path) -> None:
+def test_words_and_tokens_map_to_each_other(folder: Path) -> None:
     tokenizer = Tokenizer(folder)
     assert tokenizer.encode("w3 w57 w0") == [3, 57, 0]
     assert tokenizer.decode([3, 57, 0]) == "w3 w57 w0"
@@ -37,7 +37,7 @@ def test_a_word_is_a_token_and_back(folder: Path) -> None:
     assert tokenizer.eos_token_ids == {63}
 
 
-def test_every_token_is_seen_in_the_text(folder: Path) -> None:
+def test_every_token_is_visible_in_the_text(folder: Path) -> None:
     decoder = Tokenizer(folder).stream()
     pieces = [decoder.push([token]) for token in (3, 57, 4)]
     assert "".join(pieces) == "w3 w57 w4"
@@ -57,6 +57,6 @@ def test_it_is_written_once(folder: Path) -> None:
     assert json.loads((folder / "config.json").read_text())["eos_token_id"] == 63
 
 
-def test_an_unknown_one_is_answered_with_the_known() -> None:
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ModelNotFound, match="synthetic:llama-100m"):
         synthetic.synthetic_model("synthetic:gpt-5")

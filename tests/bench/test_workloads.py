@@ -1,4 +1,4 @@
-"""Workloads: the same turns whatever the scheduler does, and prompts that grow as real ones do."""
+"""Workloads: the same turns for every scheduler, with prompts that grow as real ones do."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_about_as_many_requests_come_as_were_asked_for(name: str) -> None:
     assert 0.7 * 2000 < len(turns) < 1.4 * 2000
 
 
-def test_agents_begin_at_12000_tokens_and_grow_by_what_was_said() -> None:
+def test_agents_begin_at_12000_tokens_and_keep_their_context() -> None:
     workload = SCENARIOS["agents"].make(seed=0, num_requests=200, cost=ASSUMED)
     assert isinstance(workload, AgentsWorkload)
     first = workload.begin()[0]
@@ -100,7 +100,7 @@ def test_a_full_agent_context_is_compacted_to_the_template_and_a_summary() -> No
     drops = [(a, b) for told in prompts.values() for a, b in pairwise(told) if b < a]
     assert drops
     for before, after in drops:
-        assert before > 60_000  # what was appended may be 30,000 tokens
+        assert before > 60_000  # the last message may have 30,000 tokens
         assert 20_000 < after < 51_000
 
 
@@ -117,7 +117,7 @@ def test_the_questions_of_a_job_share_its_text_and_come_together() -> None:
         assert len({tuple(symbols(turn.request.token_ids)) for turn in job}) == len(job)
 
 
-def test_bursts_keep_up_with_the_machine() -> None:
+def test_bursts_scale_with_the_speed_of_the_machine() -> None:
     slow = CostModel(*(10 * value for value in (0.01, 1e-3, 1e-8, 1e-3, 1e-7)))
     fast = CostModel(0.01, 1e-3, 1e-8, 1e-3, 1e-7)
     ends = []
@@ -135,4 +135,4 @@ def test_bursts_keep_up_with_the_machine() -> None:
 
 def test_an_unknown_workload_is_refused_with_the_known_ones() -> None:
     with pytest.raises(InvalidConfig, match="chat, fan-out, agents, bursty"):
-        find_scenario("nobody")
+        find_scenario("unknown")

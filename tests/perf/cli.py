@@ -104,7 +104,7 @@ def targets(
     measured.show(rows)
     if json is not None:
         json.write_text(dumps(measured.as_json(rows), indent=2) + "\n", encoding="utf-8")
-    raise typer.Exit(0 if all(row.is_kept for row in rows) else 1)
+    raise typer.Exit(0 if all(row.is_met for row in rows) else 1)
 
 
 @app.command()

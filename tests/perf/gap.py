@@ -1,4 +1,4 @@
-"""A long prompt arrives while another stream decodes: how long does that stream stand still?"""
+"""The longest gap of a decoding stream while a long prompt is computed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from itertools import pairwise
 from mlxserve import AsyncLLM, SamplingParams
 from mlxserve.bench.report import Figure, Report
 
-_IDLE_TOKENS = 48  # of the running stream, before the long prompt comes
+_IDLE_TOKENS = 48  # of the running stream, before the long prompt arrives
 
 
 def bench_gap(model: str, *, runs: int, prompt_length: int, max_num_batched_tokens: int) -> Report:
-    """The running stream's longest gap, beside its step when nobody else is there."""
+    """The running stream's longest gap next to its step time when it is alone."""
     return asyncio.run(_bench(model, runs, prompt_length, max_num_batched_tokens))
 
 
@@ -47,7 +47,7 @@ async def _bench(model: str, runs: int, prompt_length: int, max_num_batched_toke
         },
         (
             Figure("idle step of the stream", "ms", tuple(1e3 * s for s in idle)),
-            Figure("its longest gap meanwhile", "ms", tuple(1e3 * g for g in gaps)),
+            Figure("longest gap meanwhile", "ms", tuple(1e3 * g for g in gaps)),
             Figure("gap in idle steps", "", tuple(g / s for g, s in zip(gaps, idle, strict=True))),
             Figure("first token of the long prompt", "s", tuple(first_token)),
         ),
@@ -77,6 +77,6 @@ async def _run(
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     idle = statistics.median(b - a for a, b in pairwise(times[8:before]))
-    # A stream that got nothing while the prompt was computed stood still for all of it.
+    # A stream that got no token while the prompt was computed stalled for all of that time.
     gap = max(b - a for a, b in pairwise([*times[before - 1 :], start + ttft]))
     return idle, gap, ttft

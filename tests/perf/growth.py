@@ -1,9 +1,9 @@
-"""How costs grow: a step with its requests and their contexts, an admission with the length of its
-prompt and with the chats that are cached, memory with sessions that share a beginning.
+"""How costs grow: a step with its requests and their contexts, an admission with its prompt's length
+and with the number of cached chats, memory with the number of sessions that share a prefix.
 
-Each curve ends in its exponent: e where the cost of its last points grows like n ** e, so that 1 is
-linear, 0 is flat and 2 would be a defect. Times are the process's own where a CPU computes, so that
-a busy machine counts little; Metal's are on the clock.
+Each curve ends with its exponent e: between its last two points the cost grows like n ** e, so 1 is
+linear, 0 is flat and 2 would be a defect. On a CPU, times are CPU times of the process, so that
+other load counts little; on Metal they are wall times.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.scheduler import Scheduler
 
 PAGE_SIZE = 32
-RUNNING = (1, 4, 16, 32, 64)  # requests of a step, each with SHORT tokens
-CONTEXTS = (128, 512, 2048, 4096, 8192)  # tokens of a step's one request
+RUNNING = (1, 4, 16, 32, 64)  # requests in a step, each with SHORT tokens
+CONTEXTS = (128, 512, 2048, 4096, 8192)  # tokens of the only request in a step
 PROMPTS = (512, 2048, 8192, 32_768)
 CHATS = (1, 10, 100, 1000)
 SESSIONS = (1, 4, 16, 64)
@@ -42,7 +42,7 @@ _PARAMS = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A cost at several sizes: `values[i]` are the runs at `sizes[i]`."""
+    """A cost by size: `values[i]` are the runs at `sizes[i]`."""
 
     name: str
     unit: str
@@ -50,7 +50,7 @@ class Curve:
     values: tuple[tuple[float, ...], ...]
 
     def exponent(self) -> float:
-        """Of the last step but one to the last: the first sizes are mostly a constant."""
+        """From the last size but one to the last: at the first sizes a constant dominates."""
         costs = [statistics.median(values) for values in self.values[-2:]]
         return math.log(costs[1] / costs[0]) / math.log(self.sizes[-1] / self.sizes[-2])
 
@@ -60,16 +60,21 @@ class Curve:
                 Figure(f"{self.name.format(f'{size:,}')}", self.unit, values)
                 for size, values in zip(self.sizes, self.values, strict=True)
             ),
-            Figure("  grows in the end like n to the", "", (self.exponent(),)),
+            Figure("  exponent of growth at the end", "", (self.exponent(),)),
         ]
 
 
 def bench_growth(model: str, *, rounds: int) -> Report:
-    """All curves. Raises what loading a model does."""
+    """All curves. Raises the errors of loading a model."""
     curves = [
         *step_curves(model, rounds),
-        Curve("admit a cached prompt of {} tokens", "us", PROMPTS, _each(PROMPTS, _prompt, rounds)),
-        Curve("admit a chat, {} cached", "us", CHATS, _each(CHATS, _chat_among, rounds)),
+        Curve(
+            "admit a cached prompt of {} tokens",
+            "us",
+            PROMPTS,
+            _each(PROMPTS, cached_prompt, rounds),
+        ),
+        Curve("admit a chat, {} cached", "us", CHATS, _each(CHATS, cached_chat, rounds)),
         Curve(
             f"pages of {{}} sessions on {PREFIX:,} shared tokens",
             "",
@@ -82,7 +87,7 @@ def bench_growth(model: str, *, rounds: int) -> Report:
 
 
 def step_curves(model: str, rounds: int) -> list[Curve]:
-    """A step of decodes on the real model, whose contexts are zeros: what is read costs the same."""
+    """Decode steps of the real model. Contexts are zeros, which cost the same to read."""
     is_metal = machine.is_metal()
     files = find_model(model)
     loaded = load(files, is_metal=is_metal, memory_limit=machine.memory().working_set)
@@ -106,19 +111,19 @@ def step_curves(model: str, rounds: int) -> list[Curve]:
             f"step of {{}} requests with {SHORT} tokens",
             "ms",
             RUNNING,
-            _interleaved(RUNNING, lambda running: 1e3 * step(running, SHORT), rounds),
+            interleaved(RUNNING, lambda running: 1e3 * step(running, SHORT), rounds),
         ),
         Curve(
             "step of one request with {} tokens",
             "ms",
             contexts,
-            _interleaved(contexts, lambda context: 1e3 * step(1, context), rounds),
+            interleaved(contexts, lambda context: 1e3 * step(1, context), rounds),
         ),
     ]
 
 
 def pages_of_sessions(count: int) -> int:
-    """Pages that `count` running sessions hold, whose prompts begin alike."""
+    """Pages held by `count` running sessions that share a prefix."""
     scheduler = _scheduler(num_pages=PREFIX + count * 2 * OWN // PAGE_SIZE)
     long = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
     _answer(scheduler, [1] * PREFIX)
@@ -143,16 +148,16 @@ def _decodes(running: int, context: int) -> list[Chunk]:
     ]
 
 
-def _prompt(length: int) -> Callable[[], float]:
-    """Admits a prompt again that was computed before."""
+def cached_prompt(length: int) -> Callable[[], float]:
+    """A function that admits a cached prompt and returns microseconds."""
     scheduler = _scheduler(num_pages=3 * length // PAGE_SIZE)
     prompt = list(range(length))
     _answer(scheduler, prompt)
     return lambda: 1e6 * _admit(scheduler, prompt)
 
 
-def _chat_among(count: int) -> Callable[[], float]:
-    """Admits the next turn of one of many cached chats."""
+def cached_chat(count: int) -> Callable[[], float]:
+    """A function that admits the next turn of one of `count` cached chats."""
     pages = CHAT // PAGE_SIZE
     scheduler = _scheduler(num_pages=(count + 2) * (pages + 1))
     for number in range(count):
@@ -161,7 +166,7 @@ def _chat_among(count: int) -> Callable[[], float]:
 
 
 def _admit(scheduler: Scheduler, prompt: Sequence[int]) -> float:
-    """Seconds of this thread until the request has its first chunk; then it is answered."""
+    """CPU seconds until the request has its first chunk; the request is then answered."""
     request = Request("admitted", list(prompt), _PARAMS)
     began = time.thread_time()
     scheduler.add(request)
@@ -197,14 +202,14 @@ def _scheduler(num_pages: int) -> Scheduler:
 def _each(
     sizes: Sequence[int], make: Callable[[int], Callable[[], float]], rounds: int
 ) -> tuple[tuple[float, ...], ...]:
-    """As `_interleaved`, of measurements that are made ready first."""
+    """As `interleaved`, with measurements that are prepared first."""
     ready = {size: make(size) for size in sizes}
-    return _interleaved(sizes, lambda size: ready[size](), rounds)
+    return interleaved(sizes, lambda size: ready[size](), rounds)
 
 
-def _interleaved(
+def interleaved(
     sizes: Sequence[int], measure: Callable[[int], float], rounds: int
 ) -> tuple[tuple[float, ...], ...]:
-    """The runs at each size, taken in turns; the first of each warms up."""
+    """The runs at each size, taken in turn; the first of each warms up."""
     runs = [[measure(size) for size in sizes] for _ in range(rounds + 1)]
     return tuple(zip(*runs[1:], strict=True))

@@ -1,10 +1,9 @@
-"""What the API costs beside the engine: CPU time of the event loop's thread per streamed token.
+"""The API's cost: CPU time of the event loop's thread per streamed token.
 
-The server runs in this process, its loop and the engine each on a thread of their own, so that the
-loop's time is known apart from what computing takes; the client has a process of its own, as
-clients do. The time holds all that happens to a token between the engine and the socket:
-detokenising, stop strings, framing, writing. What a request costs once, however long its answer is,
-is told from that by asking for one token, too.
+The server runs in this process, with its event loop and the engine on separate threads, so that the
+loop's time is separate from the time of computing; the client runs in its own process. The time
+includes all that happens to a token between engine and socket: detokenising, stop strings, framing,
+writing. Requests for a single token measure the fixed cost of a request, which is subtracted.
 """
 
 from __future__ import annotations
@@ -30,17 +29,19 @@ _PAGES = 512
 
 
 def bench_overhead(model: str, *, runs: int, streams: int, tokens: int) -> Report:
-    """Microseconds of CPU per token and per request with so many answers at once.
+    """Microseconds of CPU per token and per request with `streams` concurrent answers.
 
     The first run warms up.
     """
     chat = build_chat(EngineConfig(model=model, num_pages=_PAGES, disable_log_stats=True))
     per_request, per_token = [], []
-    with _served(chat) as (url, loop_time), _client() as client:
+    with served(chat) as (url, loop_time), _client() as client:
 
         def spent(num_tokens: int) -> tuple[float, int]:
             before = loop_time()
-            count = client.submit(_ask, url, chat.model_name, streams, num_tokens).result()
+            count = client.submit(
+                stream_answers, url, chat.model_name, streams, num_tokens
+            ).result()
             return 1e6 * (loop_time() - before), count
 
         spent(tokens)
@@ -53,14 +54,14 @@ def bench_overhead(model: str, *, runs: int, streams: int, tokens: int) -> Repor
         "overhead",
         {"model": chat.model_name, "streams": streams, "tokens": tokens, "runs": runs},
         (
-            Figure("the event loop's CPU per streamed token", "µs", tuple(per_token)),
-            Figure("and per request, its first token included", "µs", tuple(per_request)),
+            Figure("event loop's CPU per streamed token", "µs", tuple(per_token)),
+            Figure("per request, including its first token", "µs", tuple(per_request)),
         ),
     )
 
 
 @contextlib.contextmanager
-def _served(chat: Chat) -> Iterator[tuple[str, Callable[[], float]]]:
+def served(chat: Chat) -> Iterator[tuple[str, Callable[[], float]]]:
     """(address, a function that reads the CPU seconds of the server's event loop)."""
     ready = threading.Event()
     loops: list[asyncio.AbstractEventLoop] = []
@@ -99,8 +100,8 @@ def _client() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn"))
 
 
-def _ask(url: str, model: str, streams: int, tokens: int) -> int:
-    """In the client's process: the number of tokens that came. Raises RuntimeError."""
+def stream_answers(url: str, model: str, streams: int, tokens: int) -> int:
+    """Number of tokens received. Runs in the client's process. Raises RuntimeError."""
 
     async def ask() -> list[TimedRequest]:
         async with LoadClient(url, model) as client:

@@ -1,4 +1,4 @@
-"""What the scheduler itself costs: microseconds of schedule() and update() for a step of decodes."""
+"""The scheduler's own cost: microseconds of schedule() and update() for a step of decodes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _SAMPLED = Sampled(0)
 
 
 def bench_sched(*, running: Sequence[int], contexts: Sequence[int], rounds: int) -> Report:
-    """Growth over running requests at the longest context, and over contexts at the most requests.
+    """Times by running requests at the longest context, and by context at the most requests.
 
-    Time is the thread's own, so that a busy machine does not count.
+    Times are CPU times of the thread, so that other load does not count.
     """
     most, longest = max(running), max(contexts)
     sizes = [(n, longest) for n in sorted(running)]
@@ -35,10 +35,12 @@ def bench_sched(*, running: Sequence[int], contexts: Sequence[int], rounds: int)
 
 
 def measure(num_running: int, context: int, rounds: int) -> list[float]:
-    """Seconds a step, one value per round; a round is as many steps as a page has tokens, so that
-    every request takes and publishes exactly one page in it. The first round warms up.
+    """Seconds per step, one value per round.
+
+    A round has as many steps as a page has tokens, so that every request allocates and publishes
+    exactly one page in it. The first round warms up.
     """
-    scheduler = _running(num_running, context, PAGE_SIZE * (rounds + 2) + num_running)
+    scheduler = prefilled_scheduler(num_running, context, PAGE_SIZE * (rounds + 2) + num_running)
     chunks = scheduler.schedule()
     seconds = []
     for _ in range(rounds + 1):
@@ -50,26 +52,26 @@ def measure(num_running: int, context: int, rounds: int) -> list[float]:
 
 
 def _step(scheduler: Scheduler, unread: list[Chunk]) -> list[Chunk]:
-    """As the engine does it: plan a step, read the one before."""
+    """As in the engine: plan a step, then read the one before."""
     chunks = scheduler.schedule()
     scheduler.update(unread, [_SAMPLED] * len(unread))
     return chunks
 
 
-def _running(num_running: int, context: int, max_tokens: int) -> Scheduler:
-    """A scheduler whose requests have all been prefilled, each with a text of its own."""
+def prefilled_scheduler(num_running: int, context: int, max_tokens: int) -> Scheduler:
+    """A scheduler whose requests are all prefilled, each with a text of its own."""
     pages = num_running * -(-(context + max_tokens + PAGE_SIZE) // PAGE_SIZE)
     longest = context + max_tokens
     config = SchedulerConfig(
         page_size=PAGE_SIZE,
-        max_num_batched_tokens=num_running * longest,  # as many prompts in a step as it admits
+        max_num_batched_tokens=num_running * longest,  # all prompts in one step
         max_num_seqs=num_running,
         max_model_len=longest,
         long_prefill_token_threshold=0,
     )
     scheduler = Scheduler(config, PagePool(pages, PAGE_SIZE))
     for index in range(num_running):
-        # Of different lengths, so that their pages are not all full in the same step.
+        # Different lengths, so that their pages do not fill in the same step.
         length = max(1, context - index % PAGE_SIZE)
         params = SamplingParams(max_tokens=max_tokens, temperature=0)
         scheduler.add(Request(str(index), [index] * length, params))

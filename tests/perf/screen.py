@@ -1,8 +1,8 @@
-"""What the terminal costs: its first picture, until what is typed is seen, a core's time while
-idle, and how long it is held up while an answer comes, each beside a baseline.
+"""The terminal's costs: time to the first frame and until typing is visible, CPU while idle, and
+stalls while an answer streams, each next to a baseline.
 
-Everything runs in child processes, in pseudo-terminals of their own, as it does for a reader; this
-module knows of the terminal only its command lines (`mlxserve chat`, `python -m tests.perf.screen_child`).
+Everything runs in child processes in their own pseudo-terminals, as for a user; this module knows
+only the command lines (`mlxserve chat`, `python -m tests.perf.screen_child`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fcntl import ioctl
 from pathlib import Path
 from termios import TIOCSWINSZ
 
-from mlxserve.bench.report import Figure, Report
+from mlxserve.bench.report import Figure, Report, quantile
 
 TEXTS = {
     "prose": "prose",
@@ -28,8 +28,8 @@ TEXTS = {
     "list": "a 200-item list",
     "long": "200,000 characters",
 }
-# The smallest program in Textual that has a line to write in: nothing of ours is in it.
-_EMPTY = [
+# The smallest Textual program with an input line, without our code.
+EMPTY_APP = [
     sys.executable,
     "-c",
     "from textual.app import App\n"
@@ -40,14 +40,14 @@ _EMPTY = [
 ]
 _ROOT = Path(__file__).parents[2]  # where `tests` can be imported
 _ROWS, _COLUMNS = 40, 120
-# What an empty line to write in says, but for the letter under the cursor: the picture is there.
+# Placeholder of the empty input line, without the letter under the cursor: the first frame is drawn.
 _PLACEHOLDER = "sk anything"
-_KEY = "¤"  # in no escape sequence: once it is written, what is typed is seen
+_KEY = "¤"  # not part of any escape sequence: once it is drawn, typing is visible
 _PATIENCE = 120.0  # seconds
 
 
 def bench_screen(*, runs: int, seconds: float, texts: Sequence[str]) -> Report:
-    """Interleaved runs, ours and the baseline one after the other in each round."""
+    """Interleaved runs: in each round ours, then the baseline."""
     figures = _start_figures(runs)
     figures.append(Figure("idle, of one core", "%", tuple(_idle(seconds) for _ in range(runs))))
     for text in texts:
@@ -57,28 +57,28 @@ def bench_screen(*, runs: int, seconds: float, texts: Sequence[str]) -> Report:
 
 
 def _start_figures(runs: int) -> list[Figure]:
-    """The first picture stands before the app does: it is not yet ready for typing."""
-    starts = {"mlxserve chat": _chat(), "an empty Textual app": _EMPTY}
+    """The first frame is drawn before the app is ready for typing."""
+    starts = {"mlxserve chat": _chat(), "an empty Textual app": EMPTY_APP}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in starts}
     alone = []
     for _ in range(runs):
-        alone.append(_python_alone())
+        alone.append(python_alone())
         for name, command in starts.items():
-            found[name].append(_start(command))
+            found[name].append(time_start(command))
     figures = [
         Figure(f"{what}, {name}", "ms", _in_milliseconds([times[at] for times in found[name]]))
-        for at, what in enumerate(("first frame", "typing is seen"))
+        for at, what in enumerate(("first frame", "typing is visible"))
         for name in starts
     ]
     return [*figures, Figure("Python alone, start to end", "ms", _in_milliseconds(alone))]
 
 
 def _stall_figures(text: str, runs: int, seconds: float) -> list[Figure]:
-    """`work` is the CPU time of the process in a stall: all of it, where nothing else runs."""
+    """`work` is the CPU time of the process within a stall: all of it on an idle machine."""
     found: dict[str, list[dict[str, list[float]]]] = {"ours": [], "textual": []}
     for _ in range(runs):
         for whose, results in found.items():
-            results.append(_result("stream", text, whose, str(seconds)))
+            results.append(result_of("stream", text, whose, str(seconds)))
     figures = []
     for whose, label in (("ours", TEXTS[text]), ("textual", "  Textual's Markdown")):
         for what, key, measure in (
@@ -92,12 +92,7 @@ def _stall_figures(text: str, runs: int, seconds: float) -> list[Figure]:
 
 
 def _p95(values: Sequence[float]) -> float:
-    return percentile(values, 0.95)
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value that so much of them is not above."""
-    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+    return quantile(values, 0.95)
 
 
 def _in_milliseconds(seconds: Sequence[float]) -> tuple[float, ...]:
@@ -109,18 +104,18 @@ def _measure(*arguments: str) -> list[str]:
 
 
 def _chat() -> list[str]:
-    # Nobody listens there; the first picture is drawn before that is known.
+    # No server listens there; the first frame is drawn before that is known.
     return [sys.executable, "-m", "mlxserve", "chat", "--url", "http://127.0.0.1:9"]
 
 
-def _python_alone() -> float:
+def python_alone() -> float:
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", "pass"], check=True)
     return time.perf_counter() - began
 
 
-def _start(command: Sequence[str]) -> tuple[float, float]:
-    """Seconds from starting a program to its picture, and until a key typed at once is in it."""
+def time_start(command: Sequence[str]) -> tuple[float, float]:
+    """Seconds from starting a program to its first frame, and until a key typed then is visible."""
     with tempfile.TemporaryDirectory() as home, Terminal(command, home) as terminal:
         picture = terminal.seconds_until(_PLACEHOLDER)
         terminal.press(_KEY)
@@ -128,11 +123,11 @@ def _start(command: Sequence[str]) -> tuple[float, float]:
 
 
 def _idle(seconds: float) -> float:
-    return _result("idle", str(seconds))["cpu_percent"][0]
+    return result_of("idle", str(seconds))["cpu_percent"][0]
 
 
-def _result(*arguments: str) -> dict[str, list[float]]:
-    """What a measurement wrote."""
+def result_of(*arguments: str) -> dict[str, list[float]]:
+    """Run a measurement in a terminal; the result it wrote."""
     with tempfile.TemporaryDirectory() as home:
         out = Path(home) / "out.json"
         with Terminal(_measure(*arguments, str(out)), home) as terminal:
@@ -142,7 +137,7 @@ def _result(*arguments: str) -> dict[str, list[float]]:
 
 
 class Terminal:
-    """A program in a pseudo-terminal; it is ended at the end."""
+    """A program in a pseudo-terminal. `with` kills it."""
 
     def __init__(self, command: Sequence[str], home: str) -> None:
         self._command = " ".join(command)
@@ -168,27 +163,27 @@ class Terminal:
         os.write(self._ours, key.encode())
 
     def seconds_until(self, words: str) -> float:
-        """From its start until it has written these words. Raises RuntimeError if it never does."""
-        looked_for, seen = words.encode(), self._tail
-        while looked_for not in seen:
+        """Seconds from its start until it has written `words`. Raises RuntimeError if it never does."""
+        wanted, seen = words.encode(), self._tail
+        while wanted not in seen:
             if not self._read():
                 raise RuntimeError(f"{self._command} showed nothing: {self._tail!r}")
-            seen = seen[-len(looked_for) :] + self._tail
+            seen = seen[-len(wanted) :] + self._tail
         return time.perf_counter() - self._began
 
     def wait(self) -> None:
-        """Until it has ended by itself; what it draws is read and forgotten."""
+        """Read and discard its output until it exits."""
         while self._read():
             pass
         if self._process.wait(_PATIENCE) != 0:
             raise RuntimeError(f"{self._command} failed: {self._tail!r}")
 
     def _read(self) -> bool:
-        """Some of what it wrote; False when it has ended, or does nothing for too long."""
+        """Read some output; False if the program has exited or is silent for too long."""
         if not select.select([self._ours], [], [], _PATIENCE)[0]:
             return False
         try:
             self._tail = os.read(self._ours, 65_536)
-        except OSError:  # what Linux says when the program has gone
+        except OSError:  # on Linux: the program has exited
             return False
         return bool(self._tail)

@@ -1,12 +1,11 @@
 """`python -m tests.perf.screen_child`: one measurement of the screen, in the terminal it is started in.
 
-    idle SECONDS OUT               the share of a core that the chat takes while nothing happens
-    stream TEXT ours|textual SECONDS OUT
-                                   how long the event loop is held up while an answer comes, in
-                                   the chat or in Textual's own Markdown widget
+    idle SECONDS OUT                       the chat's share of a core while nothing happens
+    stream TEXT ours|textual SECONDS OUT   stalls of the event loop while an answer streams, in the
+                                           chat or in Textual's own Markdown widget
 
-What was measured is written to OUT as JSON. `python -m tests.perf screen` starts this in terminals of
-its own and makes a table of it.
+The result is written to OUT as JSON. `python -m tests.perf screen` starts this in terminals of its
+own and shows the results in a table.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ TEXTS: Mapping[str, str] = {
     "list": "".join(f"- item **{n}** with some words and `code`\n" for n in range(200)),
     "long": ("Some words of *ordinary* prose with `code`. " * 5 + "\n\n") * 900,
 }
-_LOOK_SECONDS = 0.01  # between two looks at how late the loop is
-_SETTLE_SECONDS = 2.0  # from the first picture to what is called idle
+_LOOK_SECONDS = 0.01  # between two samples of the loop's delay
+_SETTLE_SECONDS = 2.0  # from the first frame to idle
 
 Measurement = Mapping[str, Sequence[float]]
 
 
-async def _pieces(text: str, seconds: float) -> AsyncGenerator[str, None]:
-    """All but its end at once; the end at the speed of a fast model."""
+async def pieces_of(text: str, seconds: float) -> AsyncGenerator[str, None]:
+    """All but the end of the text at once, then the end at the speed of a fast model."""
     rest = min(len(text), int(PIECES_PER_SECOND * seconds) * PIECE_SIZE)
     start = len(text) - rest
     yield text[:start]
@@ -56,7 +55,7 @@ async def _pieces(text: str, seconds: float) -> AsyncGenerator[str, None]:
 
 
 class ScriptedClient(ChatClient):
-    """A server that says one text."""
+    """A client whose server answers with one text."""
 
     def __init__(self, text: str, seconds: float) -> None:
         super().__init__("http://127.0.0.1:1")
@@ -70,7 +69,7 @@ class ScriptedClient(ChatClient):
         model: str,
         continues: bool = False,
     ) -> AsyncGenerator[Piece, None]:
-        async with aclosing(_pieces(self._text, self._seconds)) as pieces:
+        async with aclosing(pieces_of(self._text, self._seconds)) as pieces:
             async for piece in pieces:
                 yield TextPiece(piece)
         yield Finish("stop")
@@ -88,7 +87,7 @@ class ScriptedConnector(Connector):
 
 
 class TextualMarkdownApp(App[None]):
-    """An answer in the widget that Textual has for it."""
+    """An answer in Textual's own Markdown widget."""
 
     def compose(self) -> ComposeResult:
         with VerticalScroll():
@@ -97,7 +96,7 @@ class TextualMarkdownApp(App[None]):
     async def answer(self, text: str, seconds: float) -> None:
         self.query_one(VerticalScroll).anchor()
         stream = Markdown.get_stream(self.query_one(Markdown))
-        async with aclosing(_pieces(text, seconds)) as pieces:
+        async with aclosing(pieces_of(text, seconds)) as pieces:
             async for piece in pieces:
                 await stream.write(piece)
         await stream.stop()
@@ -123,7 +122,7 @@ def _status(app: ChatApp) -> str:
 
 
 async def idle(seconds: float) -> Measurement:
-    """Per cent of one core, in one value."""
+    """Percent of one core, as one value."""
 
     async def measure(_: ChatApp) -> Measurement:
         await asyncio.sleep(_SETTLE_SECONDS)
@@ -136,8 +135,8 @@ async def idle(seconds: float) -> Measurement:
 
 
 async def stream_ours(text: str, seconds: float) -> Measurement:
-    """Seconds by which each look at the clock was late while the answer came, and how many of them
-    this process worked: what is left of a stall where nothing else runs.
+    """Seconds by which each sample was late while the answer streamed (`stalls`), and the CPU time of
+    this process in them (`busy`).
     """
 
     async def measure(app: ChatApp) -> Measurement:
@@ -149,7 +148,7 @@ async def stream_ours(text: str, seconds: float) -> Measurement:
 
 
 async def stream_textual(text: str, seconds: float) -> Measurement:
-    """The same, in Textual's own widget."""
+    """The same in Textual's own widget."""
     app = TextualMarkdownApp()
     running = asyncio.create_task(app.run_async())
     await _until(lambda: app.is_running and bool(app.query(Markdown)))
@@ -171,7 +170,7 @@ async def _until(is_so: Callable[[], bool]) -> None:
 
 
 async def _stalls(is_going: Callable[[], bool], seconds: float) -> Measurement:
-    """While it goes on, at most three times as long as it should."""
+    """Sample until the answer ends, at most three times `seconds`."""
     stalls, busy, deadline = list[float](), list[float](), time.monotonic() + 3 * seconds
     while is_going() and time.monotonic() < deadline:
         began, worked = time.perf_counter(), time.process_time()

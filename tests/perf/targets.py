@@ -1,6 +1,6 @@
-"""What mlxserve promises to be, in one table: each promise measured beside its baseline in one run.
+"""mlxserve's speed targets in one table, each measured next to its baseline in one run.
 
-A row is a figure of one of the other benches, held against a bound. Nothing here measures.
+A row compares a figure of another measurement with a bound. This module measures nothing itself.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Measure = Callable[[], Report]
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where a promise begins to be kept."""
+    """The limit that a figure must meet."""
 
     value: float
-    is_floor: bool = False  # the figure is to be at least this, else at most
+    is_floor: bool = False  # the figure must be at least the value, else at most
 
-    def is_kept(self, value: float) -> bool:
+    def is_met(self, value: float) -> bool:
         return value >= self.value if self.is_floor else value <= self.value
 
     def text(self) -> str:
@@ -41,44 +41,44 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class SpeedTarget:
-    """A promise: a figure of a bench, of whom, and its bound; None only measures."""
+    """A figure of a measurement and its bound; a bound of None only reports it."""
 
-    promise: str
+    name: str
     bench: str
     figure: str
     bound: Bound | None
-    who: str = ""
-    baseline: str = ""  # whose same figure stands beside it
+    who: str = ""  # the contender
+    baseline: str = ""  # contender whose same figure is shown for comparison
 
 
 TARGETS = (
     SpeedTarget(
-        "longest gap of an answer while 2,500 tokens are computed, in idle steps",
+        "longest gap of an answer while 2,500 prompt tokens are computed, in idle steps",
         *("beside", loads.GAP, Bound(2.0), _OURS, MLX_LM),
     ),
     SpeedTarget(
-        "first token of a short prompt beside an answer, in idle steps",
+        "first token of a short prompt while an answer runs, in idle steps",
         *("beside", loads.SHORT, Bound(2.0), _OURS, MLX_LM),
     ),
     SpeedTarget(
-        "four cold prompts with 1,500 tokens in common, in times of one",
+        "four cold prompts that share 1,500 tokens, in times of one",
         *("siblings", loads.TOGETHER, Bound(1.3), _OURS, MLX_LM),
     ),
     SpeedTarget(
-        "tokens of a prompt computed when it comes again",
+        "tokens computed for a repeated prompt",
         *("again", loads.COMPUTED_AGAIN, Bound(32), _OURS, MLX_LM),
     ),
     SpeedTarget("one answer, tokens/s over mlx-lm's", "decode", "ratio", Bound(0.97, True)),
     SpeedTarget(
-        "16 answers on one prefix, tokens/s over mlx-lm's",
+        "16 answers that share a prefix, tokens/s over mlx-lm's",
         *("batch decode", "ratio", Bound(1.5, True)),
     ),
     SpeedTarget(
-        "prompts with a third in common, requests/s over those without a cache",
+        "prompts that share a third, requests/s over those without the cache",
         *("prefix", "requests/s", Bound(1.25, True), f"÷ {_OFF}"),
     ),
     SpeedTarget(
-        "prompts of 16 pages with 12 cached, requests/s over those without a cache",
+        "prompts of 16 pages, 12 cached, requests/s over those without the cache",
         *("admission", "requests/s", Bound(1.25, True), f"÷ {_OFF}"),
     ),
     SpeedTarget(
@@ -90,7 +90,7 @@ TARGETS = (
         *("aligned", "requests/s", None, "÷ unaligned"),
     ),
     SpeedTarget(
-        "planning a step of 256 answers with 100,000 tokens each, in microseconds",
+        "plan and commit a step of 256 answers with 100,000 tokens each, in microseconds",
         *("sched", "256 running, 100,000 tokens each", Bound(1000)),
     ),
     SpeedTarget(
@@ -102,25 +102,25 @@ TARGETS = (
 
 @dataclass(frozen=True, slots=True)
 class TargetRow:
-    """A target as it was measured: once per run."""
+    """A target with its measured values, one per run."""
 
     target: SpeedTarget
     values: tuple[float, ...]
     baseline: tuple[float, ...]
 
     @property
-    def is_kept(self) -> bool:
+    def is_met(self) -> bool:
         bound = self.target.bound
-        return bound is None or bound.is_kept(statistics.median(self.values))
+        return bound is None or bound.is_met(statistics.median(self.values))
 
 
 def measures(
     model: str, small: str, pairs: int, progress: Callable[[str], None]
 ) -> dict[str, Measure]:
-    """The benches by the names that targets have for them. `small` is the model that starts."""
+    """The measurements by name. `small` is the model of the timed start."""
 
     def served(name: str, size: float, is_beside_mlx_lm: bool = False) -> Report:
-        """Ours in its variants, or our default beside mlx-lm's server."""
+        """Our server's variants, or our default next to mlx-lm's server."""
         workload = WORKLOADS[name]
         if is_beside_mlx_lm:
             workload = replace(workload, variants=workload.variants[:1])
@@ -155,7 +155,7 @@ def bench_targets(
     targets: Sequence[SpeedTarget] = TARGETS,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Iterator[TargetRow]:
-    """Each target's row, as soon as its bench is done; each bench runs once."""
+    """Each target's row as soon as its measurement is done; each measurement runs once."""
 
     @cache
     def report(bench: str) -> Report:
@@ -169,7 +169,7 @@ def bench_targets(
 
 
 def _values(report: Report, name: str, who: str) -> tuple[float, ...]:
-    """Raises LookupError where the bench has no such figure: a request of it failed."""
+    """Raises LookupError if the report has no such figure, because a request failed."""
     for figure in report.figures:
         if (figure.name, figure.who) == (name, who):
             return figure.values
@@ -184,11 +184,11 @@ def show(rows: Sequence[TargetRow], console: Console | None = None) -> None:
     for row in rows:
         bound = row.target.bound
         table.add_row(
-            row.target.promise,
+            row.target.name,
             _text(row.values),
             f"{_text(row.baseline)}\n[dim]{row.target.baseline}[/]" if row.baseline else "",
             bound.text() if bound else "measured",
-            "" if bound is None else "kept" if row.is_kept else "[red]missed[/]",
+            "" if bound is None else "met" if row.is_met else "[red]missed[/]",
         )
     console.print(table)
     console.print(", ".join(f"{name} {value}" for name, value in machine().items()), style="dim")
@@ -203,13 +203,13 @@ def as_json(rows: Sequence[TargetRow]) -> dict[str, Any]:
         "machine": machine(),
         "targets": [
             {
-                "promise": row.target.promise,
+                "name": row.target.name,
                 "bench": row.target.bench,
                 "median": statistics.median(row.values),
                 "values": list(row.values),
                 "baseline": list(row.baseline),
                 "bound": row.target.bound.text() if row.target.bound else None,
-                "kept": row.is_kept,
+                "met": row.is_met,
             }
             for row in rows
         ],

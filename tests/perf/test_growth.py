@@ -1,4 +1,4 @@
-"""Each curve is of what it says, and ends in its exponent."""
+"""Each curve measures what it names, and ends with its exponent."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def test_a_curve_has_a_figure_per_size_and_one_for_its_growth() -> None:
     assert [figure.name.strip() for figure in figures] == [
         "cost of 1",
         "cost of 10",
-        "grows in the end like n to the",
+        "exponent of growth at the end",
     ]
     assert [figure.values for figure in figures[:2]] == [(0.5, 1, 9), (1, 2, 18)]
 
 
-def test_measurements_take_turns_and_the_first_ones_warm_up() -> None:
+def test_measurements_are_interleaved_and_the_first_ones_warm_up() -> None:
     seen: list[int] = []
 
     def measure(size: int) -> float:
         seen.append(size)
         return float(len(seen))
 
-    assert growth._interleaved((7, 8), measure, rounds=2) == ((3, 5), (4, 6))
+    assert growth.interleaved((7, 8), measure, rounds=2) == ((3, 5), (4, 6))
     assert seen == [7, 8] * 3
 
 
@@ -48,7 +48,7 @@ def test_sessions_hold_their_shared_pages_once() -> None:
     assert growth.pages_of_sessions(16) == shared + 16 * own
 
 
-@pytest.mark.parametrize("make", [growth._prompt, growth._chat_among])
+@pytest.mark.parametrize("make", [growth.cached_prompt, growth.cached_chat])
 def test_an_admission_can_be_measured_again_and_again(make) -> None:  # type: ignore[no-untyped-def]
     admit = make(512)
     assert all(admit() > 0 for _ in range(3))
@@ -61,7 +61,7 @@ def test_steps_of_the_embedded_model_have_a_time_for_each_size(
     monkeypatch.setattr(growth, "CONTEXTS", (32, 64, 1 << 20))
     over_running, over_context = growth.step_curves("mlxserve-mini", rounds=2)
     assert over_running.sizes == (1, 2)
-    assert over_context.sizes == (32, 64)  # the model was made for no more
+    assert over_context.sizes == (32, 64)  # the model supports no more
     for steps in (over_running, over_context):
         assert [len(values) for values in steps.values] == [2, 2]
         assert min(map(min, steps.values)) > 0

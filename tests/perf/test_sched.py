@@ -1,4 +1,4 @@
-"""The scheduler's own cost: what is measured is a full step of decodes."""
+"""The scheduler's own cost is measured on full steps of decodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.perf.cli import app
 
 
 def test_every_request_decodes_in_the_measured_steps() -> None:
-    scheduler = sched._running(20, 500, max_tokens=200)
+    scheduler = sched.prefilled_scheduler(20, 500, max_tokens=200)
     chunks = scheduler.schedule()
     assert len(chunks) == 20
     assert all(chunk.length == 1 and chunk.samples for chunk in chunks)
@@ -23,7 +23,7 @@ def test_every_request_decodes_in_the_measured_steps() -> None:
 
 
 def test_a_round_takes_a_page_for_every_request() -> None:
-    scheduler = sched._running(8, 300, max_tokens=200)
+    scheduler = sched.prefilled_scheduler(8, 300, max_tokens=200)
     published = scheduler.pool.num_published
     chunks = scheduler.schedule()
     for _ in range(sched.PAGE_SIZE):

@@ -1,51 +1,44 @@
-"""The bench of the terminal measures something; how much is not for a test to say."""
+"""The measurement of the terminal runs; its results are not tested."""
 
 import asyncio
 
 import pytest
 
 from tests.perf import screen, screen_child
-from tests.perf.screen import TEXTS, bench_screen, percentile
+from tests.perf.screen import bench_screen
 
 
-def test_every_text_of_the_table_can_be_streamed() -> None:
-    assert set(TEXTS) == set(screen_child.TEXTS)
+def test_the_texts_have_the_sizes_that_the_table_names() -> None:
     assert screen_child.TEXTS["fence"].count("\n") == 601
     assert screen_child.TEXTS["list"].count("\n") == 200
     assert len(screen_child.TEXTS["long"]) > 190_000
 
 
-def test_a_text_comes_whole_its_end_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_end_of_a_text_is_streamed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(screen_child, "PIECES_PER_SECOND", 10_000)
 
     async def collect() -> list[str]:
-        return [piece async for piece in screen_child._pieces("x" * 100, 0.0005)]
+        return [piece async for piece in screen_child.pieces_of("x" * 100, 0.0005)]
 
     pieces = asyncio.run(collect())
     assert [len(piece) for piece in pieces] == [80, 4, 4, 4, 4, 4]
 
 
-def test_a_percentile_is_one_of_the_values() -> None:
-    values = [float(n) for n in range(100, 0, -1)]
-    assert percentile(values, 0.95) == 96.0
-    assert percentile([7.0], 0.95) == 7.0
-
-
-def test_the_report_puts_a_baseline_beside_each_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(screen, "_python_alone", lambda: 0.02)
-    monkeypatch.setattr(screen, "_start", lambda command: (0.2, 0.5))
+def test_the_report_has_a_baseline_for_each_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen, "python_alone", lambda: 0.02)
+    monkeypatch.setattr(screen, "time_start", lambda command: (0.2, 0.5))
     results = {
         "idle": {"cpu_percent": [0.5]},
         "stream": {"stalls": [0.001, 0.03], "busy": [0.002, 0.02]},
     }
-    monkeypatch.setattr(screen, "_result", lambda kind, *more: results[kind])
+    monkeypatch.setattr(screen, "result_of", lambda kind, *more: results[kind])
     report = bench_screen(runs=2, seconds=1.0, texts=["fence"])
     medians = {figure.name: figure.text() for figure in report.figures}
     assert medians == {
         "first frame, mlxserve chat": "200 ms",
         "first frame, an empty Textual app": "200 ms",
-        "typing is seen, mlxserve chat": "500 ms",
-        "typing is seen, an empty Textual app": "500 ms",
+        "typing is visible, mlxserve chat": "500 ms",
+        "typing is visible, an empty Textual app": "500 ms",
         "Python alone, start to end": "20 ms",
         "idle, of one core": "0.5 %",
         "a 600-line fence: stall p95": "30 ms",
@@ -59,12 +52,12 @@ def test_the_report_puts_a_baseline_beside_each_figure(monkeypatch: pytest.Monke
 
 def test_a_program_that_shows_nothing_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="showed nothing"):
-        screen._start(["sh", "-c", "true"])
+        screen.time_start(["sh", "-c", "true"])
 
 
 @pytest.mark.slow
 def test_a_measurement_runs_in_a_terminal_of_its_own() -> None:
-    found = screen._result("stream", "fence", "ours", "1")
+    found = screen.result_of("stream", "fence", "ours", "1")
     assert len(found["stalls"]) > 5
-    picture, seen = screen._start(screen._EMPTY)
+    picture, seen = screen.time_start(screen.EMPTY_APP)
     assert 0 < picture < seen

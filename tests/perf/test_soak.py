@@ -1,4 +1,4 @@
-"""What a soak sees is told minute by minute, and five minutes of it hold."""
+"""A soak reports minute by minute, and a server passes five minutes of it."""
 
 from __future__ import annotations
 
@@ -31,34 +31,34 @@ def observed() -> Observed:
     return Observed(100.0, [before, first, second, several], memory, work, pages_left=3)
 
 
-def test_each_minute_stands_beside_the_first() -> None:
+def test_each_minute_is_compared_with_the_first() -> None:
     found = {figure.name: figure.values for figure in soak.figures(observed(), 2)}
     assert found["gap p99"] == pytest.approx((10, 30))
     assert found["gap p99 over the first minute's"] == pytest.approx((1, 3))
-    assert found["the same of the fixed work"] == (1, 2)
+    assert found["fixed work over the first minute's"] == (1, 2)
     assert found["answers"] == (1, 2)
     assert found["errors"] == (0,)
-    assert found["pages not given back"] == (3,)
+    assert found["pages not released"] == (3,)
 
 
-def test_the_slope_is_of_the_second_half() -> None:
+def test_memory_growth_is_that_of_the_second_half() -> None:
     assert soak.slope_per_hour(observed()) == pytest.approx(60, rel=0.01)
 
 
-def test_the_memory_of_a_process_is_that_of_its_pages() -> None:
+def test_resident_memory_grows_with_written_pages() -> None:
     before = soak.resident_bytes(os.getpid())
     size = 64 << 20
-    with mmap.mmap(-1, size) as filled:  # a bytearray may take pages that were freed before
+    with mmap.mmap(-1, size) as filled:  # a bytearray may reuse freed memory
         filled.write(bytes([1]) * size)
         assert 0.9 * size < soak.resident_bytes(os.getpid()) - before < 3 * size
 
 
-def test_a_process_that_is_not_there_is_told() -> None:
-    with pytest.raises(SoakFailed, match="says nothing about process 99999999"):
+def test_a_missing_process_is_an_error() -> None:
+    with pytest.raises(SoakFailed, match="does not know process 99999999"):
         soak.resident_bytes(99_999_999)
 
 
-def test_who_leaves_has_no_answer_to_go_on_with() -> None:
+def test_a_client_that_disconnects_has_no_answer() -> None:
     class Client:
         async def ask(
             self,
@@ -77,7 +77,7 @@ def test_who_leaves_has_no_answer_to_go_on_with() -> None:
 
     def words(leaves_after: int | None) -> list[str]:
         client: Any = Client()
-        return asyncio.run(soak._ask(client, ["w2"], 3, "greedy", leaves_after))
+        return asyncio.run(soak.ask(client, ["w2"], 3, "greedy", leaves_after))
 
     assert words(None) == ["w1"] * 3
     assert words(2) == []
@@ -85,7 +85,7 @@ def test_who_leaves_has_no_answer_to_go_on_with() -> None:
 
 def test_no_prompt_outgrows_the_pool() -> None:
     """A word is at most six tokens of the embedded model."""
-    assert 6 * (soak._MOST_WORDS + 64) < soak._NUM_PAGES * 32
+    assert 6 * (soak.MOST_WORDS + 64) < soak.NUM_PAGES * 32
 
 
 @pytest.mark.slow
@@ -96,13 +96,13 @@ def test_minutes_of_mixed_load_hold(tmp_path: Path) -> None:
     found: Mapping[str, list[float]] = {
         figure["name"]: figure["values"] for figure in json.loads(file.read_text())["figures"]
     }
-    assert found["pages not given back"] == [0]
+    assert found["pages not released"] == [0]
     assert found["errors"] == [0]
     assert min(found["answers"]) > 0
     memory = found["memory"]
-    assert memory[-1] < 1.2 * memory[0], memory  # its largest steps come before the first
+    assert memory[-1] < 1.2 * memory[0], memory  # the largest steps run before the first minute
 
 
-def test_people_are_different_and_repeatable() -> None:
-    draws = [soak._words(random.Random(number), 8) for number in (0, 0, 1)]
+def test_clients_differ_and_are_repeatable() -> None:
+    draws = [soak.random_words(random.Random(number), 8) for number in (0, 0, 1)]
     assert draws[0] == draws[1] != draws[2]

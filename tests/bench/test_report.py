@@ -1,0 +1,58 @@
+"""Reports: quantiles, paired ratios, tables with one column or one per contender, and JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from mlxserve.bench.report import Figure, Report, quantile, ratios
+
+
+def shown(report: Report) -> str:
+    console = Console(record=True, width=80, file=io.StringIO())
+    report.show(console)
+    return console.export_text()
+
+
+@pytest.mark.parametrize(
+    ("share", "value"), [(0.0, 1.0), (0.2, 1.0), (0.5, 3.0), (0.95, 5.0), (1.0, 5.0)]
+)
+def test_a_quantile_is_one_of_the_values(share: float, value: float) -> None:
+    assert quantile([5.0, 1.0, 4.0, 2.0, 3.0], share) == value
+
+
+def test_a_quantile_of_nothing_is_not_a_number() -> None:
+    assert math.isnan(quantile([], 0.5))
+
+
+def test_ratios_are_taken_pair_by_pair() -> None:
+    assert ratios((2.0, 9.0), (1.0, 3.0)) == (2.0, 3.0)
+
+
+def test_a_report_of_one_contender_has_a_row_per_figure() -> None:
+    text = shown(Report("demo", {"pairs": 3}, (Figure("rate", "/s", (1.0, 2.0, 9.0)),), {"n": "2"}))
+    for part in ("mlxserve bench demo", "rate", "2 /s", "1…9", "pairs 3, n 2"):
+        assert part in text
+
+
+def test_a_report_of_several_contenders_has_a_column_for_each() -> None:
+    figures = (
+        Figure("rate", "", (1.0, 3.0), "ours"),
+        Figure("rate", "", (1.0, 1.0), "theirs"),
+        Figure("rate", "", (1.0, 3.0), "÷ theirs"),
+    )
+    text = shown(Report("demo", {}, figures, {}))
+    for part in ("ours", "÷ theirs", "1…3"):
+        assert part in text
+
+
+def test_json_has_every_value_and_its_median(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    Report("demo", {}, (Figure("rate", "/s", (1.0, 2.0, 9.0)),), {}).write_json(file)
+    [figure] = json.loads(file.read_text())["figures"]
+    assert figure == {"name": "rate", "unit": "/s", "median": 2.0, "values": [1.0, 2.0, 9.0]}
