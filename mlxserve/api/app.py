@@ -17,8 +17,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlxserve.api.access.access import Access
 from mlxserve.api.access.limits import KeyLimits, LimitCheck
+from mlxserve.api.access.policy import Access
 from mlxserve.api.access.security import (
     LOOPBACK_HOSTS,
     ApiKeyCheck,
@@ -32,7 +32,7 @@ from mlxserve.api.bodies.names import ModelNames
 from mlxserve.api.errors import RETRY_SOON, ApiError, error_response, json_response
 from mlxserve.api.metrics import Metrics
 from mlxserve.api.native.cache import Cache
-from mlxserve.api.native.native import Native
+from mlxserve.api.native.monitoring import Native
 from mlxserve.api.native.prefixes import Prefixes
 from mlxserve.api.native.tokenization import Tokenization
 from mlxserve.api.openai.embeddings import Embeddings

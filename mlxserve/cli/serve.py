@@ -30,7 +30,7 @@ def serve(
     signal.signal(signal.SIGTERM, _leave)  # until the server installs its own handlers
     server = settings.build(ServerConfig)
     config = settings.build(EngineConfig)
-    from mlxserve.api.access.access import read_access
+    from mlxserve.api.access.policy import read_access
     from mlxserve.api.app import create_app
     from mlxserve.api.server import logs
     from mlxserve.api.server.connection import Limits

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from mlxserve.api.access.access import Access
+from mlxserve.api.access.policy import Access
 from mlxserve.api.app import create_app
 from mlxserve.api.server.connection import Limits
 from mlxserve.api.server.drain import Drain

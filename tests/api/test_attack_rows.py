@@ -23,7 +23,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from mlxserve.api.access.access import Access
+from mlxserve.api.access.policy import Access
 from mlxserve.api.app import create_app
 from mlxserve.api.bodies.json_body import PARSE_INLINE as INLINE
 from mlxserve.api.bodies.json_body import parse_json
@@ -54,7 +54,7 @@ ROWS: dict[int, tuple[str, ...]] = {
         f"{HERE}::test_pages_and_forms_are_refused_before_their_body_is_sent",
     ),
     3: (  # another address without a key
-        "api/access/test_access.py::test_listening_to_the_network_without_a_key_is_refused_with_what_to_do",
+        "api/access/test_policy.py::test_listening_to_the_network_without_a_key_is_refused_with_what_to_do",
     ),
     4: (  # keys: none, wrong, of another scope, in the query
         "api/access/test_security.py::test_every_route_but_health_needs_a_key",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from mlxserve import cli
-from mlxserve.api.access.access import Access
+from mlxserve.api.access.policy import Access
 from mlxserve.doctor.attacks import TRIES, Peer, Row, Verdict, examine
 from mlxserve.errors import InvalidConfig, MlxServeError
 

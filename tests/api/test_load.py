@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mlxserve.api.access.access import Access
+from mlxserve.api.access.policy import Access
 
 CHAT, MESSAGES, EMBEDDINGS = "/v1/chat/completions", "/v1/messages", "/v1/embeddings"
 NUM_LEAVING = 200

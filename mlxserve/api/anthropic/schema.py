@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from mlxserve.api.bodies.fields import MAX_NAME_LENGTH
-from mlxserve.api.bodies.model import Body, NotYet, Strict, sampling_params
+from mlxserve.api.bodies.request_body import Body, NotYet, Strict, sampling_params
 from mlxserve.api.bodies.structured import OutputFormat
 from mlxserve.api.bodies.tools import Choice, Name, thinking_budget, turn_of
 from mlxserve.sampling_params import SamplingParams

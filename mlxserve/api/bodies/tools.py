@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, PlainValidator
 
-from mlxserve.api.bodies.model import Strict
+from mlxserve.api.bodies.request_body import Strict
 from mlxserve.api.errors import ApiError
 from mlxserve.text.parsing.turn import AssistantTurn, ToolChoice
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.access.security import cache_namespace, in_namespace, without_namespace
-from mlxserve.api.bodies.model import read_request
+from mlxserve.api.bodies.request_body import read_request
 from mlxserve.api.errors import ApiError, from_engine, json_response
 from mlxserve.api.openai.schema import PrefixRequest
 from mlxserve.api.service import Service

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlxserve.api.bodies.model import read_request
+from mlxserve.api.bodies.request_body import read_request
 from mlxserve.api.errors import from_engine, json_response
 from mlxserve.api.openai.schema import DetokenizeRequest, TokenizeRequest
 from mlxserve.api.service import Service

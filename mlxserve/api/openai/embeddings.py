@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from mlxserve.api.answers import unless_disconnected
 from mlxserve.api.bodies.fields import Prompt, prompts
-from mlxserve.api.bodies.model import Body, NotYet, read_request
+from mlxserve.api.bodies.request_body import Body, NotYet, read_request
 from mlxserve.api.errors import ApiError, from_engine, json_response
 from mlxserve.api.server.retry_after import Turnover
 from mlxserve.api.service import Service

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from mlxserve.api.access.security import request_id
 from mlxserve.api.anthropic.reply import model_info, model_page
-from mlxserve.api.bodies.model import read_request
+from mlxserve.api.bodies.request_body import read_request
 from mlxserve.api.errors import from_engine, json_response, speaks_anthropic
 from mlxserve.api.openai.replies import ChatShape, CompletionShape
 from mlxserve.api.openai.schema import ChatRequest, CompletionRequest

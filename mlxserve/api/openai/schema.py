@@ -25,7 +25,7 @@ from mlxserve.api.bodies.fields import (
     text,
     token_biases,
 )
-from mlxserve.api.bodies.model import Body, NotYet, Strict, sampling_params
+from mlxserve.api.bodies.request_body import Body, NotYet, Strict, sampling_params
 from mlxserve.api.bodies.structured import ResponseFormat, StructuredOutputs
 from mlxserve.api.bodies.tools import (
     Budget,

@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from mlxserve.api.access.security import client_name, request_id
 from mlxserve.api.answers import Answers, Tokens
-from mlxserve.api.bodies.model import read_request
+from mlxserve.api.bodies.request_body import read_request
 from mlxserve.api.errors import ApiError, encode_json, from_engine, json_response
 from mlxserve.api.openai.replies import cache_report
 from mlxserve.api.responses.items import Output

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
 
 from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, items, text
-from mlxserve.api.bodies.model import NotYet, Strict
+from mlxserve.api.bodies.request_body import NotYet, Strict
 from mlxserve.api.bodies.structured import text_format
 from mlxserve.api.bodies.tools import (
     MAX_TOOLS,

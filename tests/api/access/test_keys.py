@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from mlxserve.api.access.access import Access
 from mlxserve.api.access.keys import Key, KeyFile, Keyring, Scope, digest_of
+from mlxserve.api.access.policy import Access
 from mlxserve.api.app import create_app
 from mlxserve.errors import InvalidConfig
 

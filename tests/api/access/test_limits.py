@@ -1,9 +1,9 @@
 import pytest
 from starlette.testclient import TestClient
 
-from mlxserve.api.access.access import Access
 from mlxserve.api.access.keys import Key, KeyFile, Scope
 from mlxserve.api.access.limits import KeyLimits
+from mlxserve.api.access.policy import Access
 from mlxserve.api.app import create_app
 from mlxserve.api.errors import ApiError
 

@@ -2,7 +2,7 @@ import pytest
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from mlxserve.api.access.access import Access
+from mlxserve.api.access.policy import Access
 from mlxserve.api.access.security import is_loopback
 from mlxserve.api.app import create_app
 

@@ -11,7 +11,7 @@ import anthropic
 import pytest
 from pydantic import BaseModel
 
-from mlxserve.api.access.access import Access
+from mlxserve.api.access.policy import Access
 from mlxserve.api.anthropic.reply import SIGNATURE
 from mlxserve.errors import EngineStopped, PromptTooLong, QueueFull
 from mlxserve.request import FinishReason

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from starlette.testclient import TestClient
 
-from mlxserve.api.access.access import Access
+from mlxserve.api.access.policy import Access
 from mlxserve.api.app import create_app
 from mlxserve.errors import EngineStopped, OutOfMemory, PrefixQuotaExceeded, QueueFull
 

@@ -1,7 +1,7 @@
 import pytest
 from starlette.testclient import TestClient
 
-from mlxserve.api.access.access import Access
+from mlxserve.api.access.policy import Access
 from mlxserve.api.app import create_app
 from mlxserve.api.native.prefixes import MAX_PREFIXES
 

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from mlxserve.api.access.access import Access
+from mlxserve.api.access.policy import Access
 
 ALICE, BOB = "a" * 32, "b" * 32
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from mlxserve.api.access.access import Access, keys_file, read_access
 from mlxserve.api.access.keys import KeyFile, Scope
+from mlxserve.api.access.policy import Access, keys_file, read_access
 from mlxserve.api.config import ServerConfig
 from mlxserve.errors import InvalidConfig
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 from starlette.testclient import TestClient
 
-from mlxserve.api.access.access import Access
+from mlxserve.api.access.policy import Access
 from mlxserve.api.app import create_app
-from mlxserve.api.native.native import MAX_MAPS, Looks, Native
+from mlxserve.api.native.monitoring import MAX_MAPS, Looks, Native
 from mlxserve.api.native.page_map import PageMap
 from mlxserve.api.server.drain import Drain
 from mlxserve.engine.snapshot import Phase, RequestView
@@ -147,7 +147,7 @@ def test_the_map_begins_with_everything_and_ends_with_the_engine(chat):
 
 
 def test_an_engine_at_rest_is_not_asked_again(chat, monkeypatch):
-    monkeypatch.setattr("mlxserve.api.native.native.MAP_INTERVAL", 0.01)
+    monkeypatch.setattr("mlxserve.api.native.monitoring.MAP_INTERVAL", 0.01)
 
     async def scenario() -> None:
         frames = Native(chat, Drain())._frames(PageMap(lambda _: True))
@@ -234,7 +234,7 @@ def test_the_headers_of_the_map_do_not_take_for_ever(client):
 
 
 def test_the_number_of_maps_is_bounded(client, chat, monkeypatch):
-    monkeypatch.setattr("mlxserve.api.native.native.MAX_MAPS", 0)
+    monkeypatch.setattr("mlxserve.api.native.monitoring.MAX_MAPS", 0)
     reply = client.get("/api/v1/kv/map")
     assert MAX_MAPS > 0
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlxserve.api.bodies.model import INERT
+from mlxserve.api.bodies.request_body import INERT
 from mlxserve.api.openapi import BODIES
 
 USER = {"role": "user", "content": "x"}
