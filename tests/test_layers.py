@@ -97,10 +97,60 @@ ARROWS: dict[str, str] = {
     "mlxserve/mini/training": (
         "mlxserve/stats mlxserve/config mlxserve/machine mlxserve/hub mlxserve/__init__"
     ),
+    "mlxserve/api/errors": "mlxserve/errors",
+    "mlxserve/api/config": "mlxserve/errors",
+    "mlxserve/api/usage": "mlxserve/request",
+    "mlxserve/api/access": (
+        "mlxserve/errors mlxserve/config mlxserve/api/errors mlxserve/api/config"
+    ),
+    "mlxserve/api/bodies": (
+        "mlxserve/errors mlxserve/sampling_params mlxserve/text/parsing mlxserve/api/errors"
+    ),
+    "mlxserve/api/server": (
+        "mlxserve/errors mlxserve/api/errors mlxserve/api/config mlxserve/api/access"
+    ),
+    "mlxserve/api/metrics": "mlxserve/stats mlxserve/chat mlxserve/api/server",
+    "mlxserve/api/answers": (
+        "mlxserve/errors mlxserve/sampling_params mlxserve/request mlxserve/text/parsing "
+        "mlxserve/request_options mlxserve/chat mlxserve/api/server mlxserve/api/metrics"
+    ),
+    "mlxserve/api/prompts": (
+        "mlxserve/errors mlxserve/chat mlxserve/api/errors mlxserve/api/access mlxserve/api/bodies"
+    ),
+    "mlxserve/api/service": (
+        "mlxserve/errors mlxserve/sampling_params mlxserve/text/parsing "
+        "mlxserve/request_options mlxserve/chat mlxserve/api/errors mlxserve/api/access "
+        "mlxserve/api/bodies mlxserve/api/server mlxserve/api/metrics mlxserve/api/answers "
+        "mlxserve/api/prompts"
+    ),
+    "mlxserve/api/models": "mlxserve/api/errors mlxserve/api/service",
+    "mlxserve/api/openapi": "mlxserve/version mlxserve/api/errors mlxserve/api/bodies",
+    "mlxserve/api/openai": (
+        "mlxserve/version mlxserve/errors mlxserve/sampling_params mlxserve/request "
+        "mlxserve/text/parsing mlxserve/chat mlxserve/api/errors mlxserve/api/usage "
+        "mlxserve/api/access mlxserve/api/bodies mlxserve/api/server mlxserve/api/answers "
+        "mlxserve/api/service"
+    ),
+    "mlxserve/api/responses": (
+        "mlxserve/errors mlxserve/sampling_params mlxserve/request mlxserve/text/parsing "
+        "mlxserve/chat mlxserve/api/errors mlxserve/api/usage mlxserve/api/access "
+        "mlxserve/api/bodies mlxserve/api/server mlxserve/api/answers mlxserve/api/service"
+    ),
+    "mlxserve/api/anthropic": (
+        "mlxserve/errors mlxserve/sampling_params mlxserve/request mlxserve/text/parsing "
+        "mlxserve/chat mlxserve/api/errors mlxserve/api/usage mlxserve/api/access "
+        "mlxserve/api/bodies mlxserve/api/server mlxserve/api/answers mlxserve/api/service"
+    ),
+    "mlxserve/api/native": (
+        "mlxserve/version mlxserve/errors mlxserve/request mlxserve/engine mlxserve/chat "
+        "mlxserve/api/errors mlxserve/api/access mlxserve/api/bodies mlxserve/api/server "
+        "mlxserve/api/metrics mlxserve/api/service"
+    ),
     "mlxserve/api": (
-        "mlxserve/version mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config "
-        "mlxserve/request mlxserve/text/parsing mlxserve/request_options mlxserve/engine "
-        "mlxserve/chat"
+        "mlxserve/chat mlxserve/api/errors mlxserve/api/access mlxserve/api/bodies "
+        "mlxserve/api/server mlxserve/api/metrics mlxserve/api/service mlxserve/api/models "
+        "mlxserve/api/openapi mlxserve/api/openai mlxserve/api/responses "
+        "mlxserve/api/anthropic mlxserve/api/native"
     ),
     "mlxserve/doctor": (
         "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/config mlxserve/machine "
@@ -112,8 +162,9 @@ ARROWS: dict[str, str] = {
         "mlxserve/engine mlxserve/build mlxserve/__init__"
     ),
     "mlxserve/cli": (
-        "tui tui/opening mlxserve/version mlxserve/errors mlxserve/config mlxserve/machine "
-        "mlxserve/hub mlxserve/chat mlxserve/build mlxserve/api mlxserve/doctor mlxserve/bench"
+        "tui/opening tui mlxserve/version mlxserve/errors mlxserve/config mlxserve/machine "
+        "mlxserve/hub mlxserve/chat mlxserve/build mlxserve/api/config mlxserve/api/access "
+        "mlxserve/api/server mlxserve/api mlxserve/doctor mlxserve/bench"
     ),
     "mlxserve/__main__": "mlxserve/cli",
 }

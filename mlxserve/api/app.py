@@ -5,8 +5,6 @@ Order, outermost first: request id, Host, Origin, API key, drain, limits of the 
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,10 +13,9 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from mlxserve.api.access.limits import KeyLimits, LimitCheck
-from mlxserve.api.access.policy import Access
+from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.access.security import (
     LOOPBACK_HOSTS,
     ApiKeyCheck,
@@ -28,12 +25,14 @@ from mlxserve.api.access.security import (
     request_id,
 )
 from mlxserve.api.anthropic.routes import Anthropic
-from mlxserve.api.bodies.names import ModelNames
-from mlxserve.api.errors import RETRY_SOON, ApiError, error_response, json_response
+from mlxserve.api.bodies.model_names import ModelNames
+from mlxserve.api.errors import ApiError, error_response
 from mlxserve.api.metrics import Metrics
+from mlxserve.api.models import Models
 from mlxserve.api.native.cache import Cache
-from mlxserve.api.native.monitoring import Native
+from mlxserve.api.native.monitoring import Monitoring
 from mlxserve.api.native.prefixes import Prefixes
+from mlxserve.api.native.status import Status
 from mlxserve.api.native.tokenization import Tokenization
 from mlxserve.api.openai.embeddings import Embeddings
 from mlxserve.api.openai.routes import OpenAI
@@ -41,25 +40,20 @@ from mlxserve.api.openapi import OpenAPI
 from mlxserve.api.responses.routes import Responses
 from mlxserve.api.server.drain import Drain, DrainCheck
 from mlxserve.api.service import Service
-from mlxserve.version import __version__
 
 if TYPE_CHECKING:
     from mlxserve.chat import Chat
-
-logger = logging.getLogger(__name__)
-
-MAX_SILENCE = 30.0  # seconds; steps take a tenth of one, the longest on a slow machine a few
 
 
 def create_app(
     chat: Chat,
     *,
     aliases: Sequence[str] = (),
-    access: Access | None = None,
+    access: AccessPolicy | None = None,
     drain: Drain | None = None,
 ) -> Starlette:
     """The API over one model, which also answers to `aliases`. `drain` is the server's, too."""
-    access = access or Access()
+    access = access or AccessPolicy()
     drain = drain or Drain()
     limits = KeyLimits(access.max_requests_per_key, access.requests_per_minute_per_key)
     metrics = Metrics(chat)
@@ -68,12 +62,13 @@ def create_app(
         *OpenAI(service).routes(),
         *Responses(service).routes(),
         *Anthropic(service).routes(),
+        *Models(service).routes(),
         *Embeddings(service).routes(),
         *Prefixes(service).routes(),
         *Tokenization(service).routes(),
-        *Native(chat, drain).routes(),
+        *Monitoring(chat, drain).routes(),
         *Cache(service).routes(),
-        *_Watch(chat, metrics, drain).routes(),
+        *Status(chat, metrics, drain).routes(),
     ]
     app = Starlette(
         routes=[*routes, *OpenAPI(routes).routes()],
@@ -98,65 +93,6 @@ def create_app(
     )
     app.router.redirect_slashes = False
     return app
-
-
-class _Watch:
-    """The routes of those who watch the server."""
-
-    def __init__(self, chat: Chat, metrics: Metrics, drain: Drain) -> None:
-        self._chat = chat
-        self._metrics = metrics
-        self._drain = drain
-
-    def routes(self) -> list[Route]:
-        return [
-            Route("/health", self.health, methods=["GET"]),
-            Route("/ready", self.ready, methods=["GET"]),
-            Route("/metrics", self.metrics, methods=["GET"]),
-            Route("/version", self.version, methods=["GET"]),
-        ]
-
-    async def health(self, _request: Request) -> Response:
-        """Whether the engine lives; if not, only a restart helps. Told without a key."""
-        self._require_engine()
-        return json_response({"status": "ok"})
-
-    async def ready(self, _request: Request) -> Response:
-        """Whether a request would be answered now, and what it would wait behind."""
-        self._require_engine()
-        if self._drain.is_on:
-            raise self._drain.refusal()
-        silence = self._chat.seconds_since_beat()
-        if silence > MAX_SILENCE:
-            raise ApiError(
-                503,
-                f"The engine has ended no step for {silence:.0f} seconds.",
-                code="engine_stalled",
-                headers=RETRY_SOON,
-            )
-        stats = self._chat.stats()
-        return json_response(
-            {
-                "status": "ready",
-                "model": self._chat.model_name,
-                "num_requests_running": stats.scheduler.num_running,
-                "num_requests_waiting": stats.scheduler.num_waiting,
-                "kv_cache_usage_perc": stats.pool.usage,
-                "seconds_since_step": round(silence, 3),
-            }
-        )
-
-    async def version(self, _request: Request) -> Response:
-        return json_response({"version": __version__})
-
-    def _require_engine(self) -> None:
-        if not self._chat.is_alive():
-            raise ApiError(
-                503, "The engine has stopped. Restart the server.", code="engine_stopped"
-            )
-
-    async def metrics(self, _request: Request) -> Response:
-        return await asyncio.to_thread(self._metrics.response)
 
 
 async def _api_error(_request: Request, error: Exception) -> Response:

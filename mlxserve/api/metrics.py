@@ -23,7 +23,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from mlxserve.api.server.retry_after import Turnover
+from mlxserve.api.server.retry_after import RetryAfter
 from mlxserve.stats import SECONDS, Exported, Histogram, StatsGroup, exports_of, histogram
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Metrics:
         self.registry = CollectorRegistry(auto_describe=False)
         self.latencies = Latencies()
         self.registry.register(_Collector(chat, self.latencies))
-        self.turnover = Turnover()
+        self.retry_after = RetryAfter()
 
     def timed(self, clock: Callable[[], float] = time.perf_counter) -> Timed:
         return Timed(self, clock)
@@ -96,7 +96,7 @@ class Timed:
         if delta.token_ids:
             self._observe_tokens(now, len(delta.token_ids))
         if delta.finish_reason is not None:
-            self._metrics.turnover.ended()
+            self._metrics.retry_after.ended()
             self._metrics.latencies.e2e_request_latency_seconds.observe(now - self._submitted)
             if self._first is not None:
                 self._metrics.latencies.request_decode_time_seconds.observe(now - self._first)

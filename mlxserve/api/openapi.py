@@ -1,7 +1,4 @@
-"""`/openapi.json`: the API as a document, made of the routes and of the models that validate bodies.
-
-What is written here is only what neither of them knows: which body belongs to which route.
-"""
+"""`/openapi.json`, generated from the routes and from the models that validate their bodies."""
 
 from __future__ import annotations
 
@@ -10,41 +7,16 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlxserve.api.anthropic.schema import Conversation, MessagesRequest
+from mlxserve.api.bodies.route import BodyRoute
 from mlxserve.api.errors import json_response
-from mlxserve.api.openai.embeddings import EmbeddingsRequest
-from mlxserve.api.openai.schema import (
-    CacheResizeRequest,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    PrefixRequest,
-    TokenizeRequest,
-)
-from mlxserve.api.responses.schema import ResponsesRequest
 from mlxserve.version import __version__
 
 PATH = "/openapi.json"
-BODIES: Mapping[tuple[str, str], type[BaseModel]] = {
-    ("post", "/v1/chat/completions"): ChatRequest,
-    ("post", "/v1/completions"): CompletionRequest,
-    ("post", "/v1/responses"): ResponsesRequest,
-    ("post", "/v1/messages"): MessagesRequest,
-    ("post", "/v1/messages/count_tokens"): Conversation,
-    ("post", "/v1/embeddings"): EmbeddingsRequest,
-    ("post", "/tokenize"): TokenizeRequest,
-    ("post", "/detokenize"): DetokenizeRequest,
-    ("put", "/v1/prefixes/{name}"): PrefixRequest,
-    ("post", "/api/v1/cache/resize"): CacheResizeRequest,
-}
-# Work without a body.
-BODILESS = frozenset({("post", "/api/v1/cache/reset"), ("post", "/v1/responses/{id}/cancel")})
 _ANTHROPIC = "/v1/messages"
 _PARAMETER = re.compile(r"\{([a-z_]+)(?::[a-z]+)?\}")
 _REF = "#/components/schemas/{model}"
@@ -98,7 +70,9 @@ class OpenAPI:
 
 def document(routes: Iterable[Route]) -> dict[str, Any]:
     """OpenAPI 3.1 of these routes."""
-    models = [(model, "validation") for model in dict.fromkeys(BODIES.values())]
+    routes = list(routes)
+    bodies = dict.fromkeys(route.body for route in routes if isinstance(route, BodyRoute))
+    models = [(body, "validation") for body in bodies]
     _, schemas = models_json_schema(models, ref_template=_REF)  # type: ignore[arg-type]
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
@@ -133,8 +107,9 @@ def _operation(route: Route, path: str, method: str) -> dict[str, Any]:
     }
     if lines:
         operation["summary"] = lines[0]
-    if (body := BODIES.get((method, path))) is not None:
-        operation["requestBody"] = {"required": True, "content": _json(_ref(body.__name__))}
+    if isinstance(route, BodyRoute):
+        content = _json(_ref(route.body.__name__))
+        operation["requestBody"] = {"required": True, "content": content}
     return operation
 
 

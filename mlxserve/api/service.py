@@ -1,6 +1,6 @@
 """What the routes stand on: a chat, its names, and the way from a request to its reply.
 
-A route reads its own kind of body and brings a `Shape`, which knows its dialect; admission, streams
+A route reads its own kind of body and brings a `Reply`, which knows its dialect; admission, streams
 and whole replies are the same for all of them and live here.
 """
 
@@ -15,7 +15,8 @@ from starlette.responses import Response
 from mlxserve.api.access.limits import claim
 from mlxserve.api.access.security import cache_namespace, client_name, request_id
 from mlxserve.api.answers import Answers, unless_disconnected
-from mlxserve.api.bodies.names import ModelNames, UnknownFields
+from mlxserve.api.bodies.model_names import ModelNames
+from mlxserve.api.bodies.unknown_fields import UnknownFields
 from mlxserve.api.errors import from_engine, json_response
 from mlxserve.api.metrics import Metrics
 from mlxserve.api.prompts import Prompts
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from mlxserve.chat import Chat
 
 
-class Shape(Protocol):
+class Reply(Protocol):
     """One reply in one dialect."""
 
     def frames(self, answers: Answers) -> AsyncGenerator[bytes, None]:
@@ -95,22 +96,22 @@ class Service:
                 request_id=request_id(request),
             )
         except QueueFull as error:
-            raise self.metrics.turnover.refusal(error) from error
+            raise self.metrics.retry_after.refusal(error) from error
 
     async def reply(
-        self, request: Request, asked: Asked, answers: Answers, shape: Shape
+        self, request: Request, asked: Asked, answers: Answers, reply: Reply
     ) -> Response:
         """The answers as they come, or whole. Either way they are closed when the client leaves."""
         headers = self.unknown_fields.warn(asked.unknown_fields)
         if asked.stream:
             return EventStream(
-                shape.frames(answers),
+                reply.frames(answers),
                 close=answers.aclose,
                 headers=headers,
-                keepalive=shape.keepalive,
+                keepalive=reply.keepalive,
             )
         try:
-            whole = await unless_disconnected(request.receive, shape.whole(answers))
+            whole = await unless_disconnected(request.receive, reply.whole(answers))
         except MlxServeError as error:
             raise from_engine(error) from error
         finally:

@@ -43,16 +43,13 @@ def _diagnose() -> bool:
 
 
 def _examine(url: str | None) -> bool:
-    from mlxserve.doctor.attacks import HEADING, Verdict, examine
+    from mlxserve.doctor.attacks import HEADING, AttackOutcome, examine
 
     print(HEADING)
-    counts = dict.fromkeys(Verdict, 0)
+    counts = dict.fromkeys(AttackOutcome, 0)
     for row in examine(url_of(url), os.environ.get("MLXSERVE_API_KEY")):
         print(row, flush=True)
-        counts[row.verdict] += 1
-    bad = counts[Verdict.BAD]
-    print(
-        f"{counts[Verdict.OK]} refused as expected, {bad} not refused, "
-        f"{counts[Verdict.SKIPPED]} skipped"
-    )
-    return bad == 0
+        counts[row.outcome] += 1
+    refused, accepted, skipped = (counts[outcome] for outcome in AttackOutcome)
+    print(f"{refused} refused as expected, {accepted} not refused, {skipped} skipped")
+    return accepted == 0

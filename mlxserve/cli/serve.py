@@ -35,7 +35,7 @@ def serve(
     from mlxserve.api.server import logs
     from mlxserve.api.server.connection import Limits
     from mlxserve.api.server.drain import Drain
-    from mlxserve.api.server.server import Server, bind, stop_at_end_of_input, url_of
+    from mlxserve.api.server.server import HttpServer, bind, stop_at_end_of_input, url_of
     from mlxserve.api.server.server import serve as run_server
 
     logs.configure(server.log_level)
@@ -45,7 +45,7 @@ def serve(
             stop_at_end_of_input()
         chat = build(config)
         drain = Drain()
-        running = Server(
+        running = HttpServer(
             create_app(chat, aliases=server.alias, access=access, drain=drain),
             on_ready=lambda: print(f"mlxserve is ready at {url_of(listener)}", flush=True),
             stop_engine=chat.close,

@@ -30,14 +30,14 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _QUESTION = [{"role": "user", "content": "x"}]
 
 
-class Verdict(StrEnum):
-    OK = "ok"
-    BAD = "BAD"
+class AttackOutcome(StrEnum):
+    REFUSED = "ok"
+    ACCEPTED = "BAD"
     SKIPPED = "-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Try:
+class Attack:
     """One request, and the statuses that refuse it. `b""` for a header takes it away."""
 
     name: str
@@ -51,24 +51,24 @@ class Try:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class AttackResult:
     """One line of the table."""
 
-    verdict: Verdict
+    outcome: AttackOutcome
     name: str
     expected: str
     got: str
 
     def __str__(self) -> str:
-        return f"{self.verdict:<5}{self.name:<40}{self.expected:<17}{self.got}"
+        return f"{self.outcome:<5}{self.name:<40}{self.expected:<17}{self.got}"
 
 
 HEADING = f"{'':<5}{'attack':<40}{'expected':<17}got"
 
 
-def _asks(name: str, path: str = COMPLETIONS, status: int = 400, **fields: object) -> Try:
+def _asks(name: str, path: str = COMPLETIONS, status: int = 400, **fields: object) -> Attack:
     body = {"messages": _QUESTION} if path == CHAT else {"prompt": "x"}
-    return Try(
+    return Attack(
         name=name,
         expected=(status,),
         path=path,
@@ -76,8 +76,8 @@ def _asks(name: str, path: str = COMPLETIONS, status: int = 400, **fields: objec
     )
 
 
-def _says(name: str, body: bytes, *expected: int) -> Try:
-    return Try(name=name, expected=expected or (400,), body=body)
+def _says(name: str, body: bytes, *expected: int) -> Attack:
+    return Attack(name=name, expected=expected or (400,), body=body)
 
 
 _DEEP = b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
@@ -91,37 +91,37 @@ _FORMAT = {
 }
 _HOST = (400, 403, 404, 421)
 
-TRIES = (
-    Try(name="another name in Host", expected=_HOST, headers={"host": b"evil.example"}),
-    Try(name="our name with more behind it", expected=_HOST, headers={"host": b"localhost.evil.io"}),
-    Try(name="a name that means this machine", expected=_HOST, headers={"host": b"127.0.0.1.nip.io"}),
-    Try(name="an empty Host", expected=_HOST, headers={"host": b" "}),
-    Try(name="no Host", expected=_HOST, headers={"host": b""}),
-    Try(name="two Hosts", expected=_HOST, extra=b"Host: evil.example\r\n"),
-    Try(name="another Host for /metrics", expected=_HOST, method="GET", path="/metrics", body=b"",
+ATTACKS = (
+    Attack(name="another name in Host", expected=_HOST, headers={"host": b"evil.example"}),
+    Attack(name="our name with more behind it", expected=_HOST, headers={"host": b"localhost.evil.io"}),
+    Attack(name="a name that means this machine", expected=_HOST, headers={"host": b"127.0.0.1.nip.io"}),
+    Attack(name="an empty Host", expected=_HOST, headers={"host": b" "}),
+    Attack(name="no Host", expected=_HOST, headers={"host": b""}),
+    Attack(name="two Hosts", expected=_HOST, extra=b"Host: evil.example\r\n"),
+    Attack(name="another Host for /metrics", expected=_HOST, method="GET", path="/metrics", body=b"",
         headers={"host": b"evil.example"}),
-    Try(name="the address of another site", expected=_HOST, path=f"http://evil.example{CHAT}",
+    Attack(name="the address of another site", expected=_HOST, path=f"http://evil.example{CHAT}",
         headers={"host": b"evil.example"}),
-    Try(name="a request of another web page", expected=(403,), headers={"origin": b"https://evil.example"}),
-    Try(name="a request of a page without origin", expected=(403,), headers={"origin": b"null"}),
-    Try(name="a request of a browser extension", expected=(403,),
+    Attack(name="a request of another web page", expected=(403,), headers={"origin": b"https://evil.example"}),
+    Attack(name="a request of a page without origin", expected=(403,), headers={"origin": b"null"}),
+    Attack(name="a request of a browser extension", expected=(403,),
         headers={"origin": b"chrome-extension://x"}),
-    Try(name="a navigation from another site", expected=(403,), headers={"sec-fetch-site": b"cross-site"}),
-    Try(name="a preflight of another web page", expected=(403,), method="OPTIONS", body=b"",
+    Attack(name="a navigation from another site", expected=(403,), headers={"sec-fetch-site": b"cross-site"}),
+    Attack(name="a preflight of another web page", expected=(403,), method="OPTIONS", body=b"",
         headers={"origin": b"https://evil.example", "access-control-request-method": b"POST"}),
-    Try(name="a form's plain text", expected=(415,), headers={"content-type": b"text/plain"}),
-    Try(name="a compressed body", expected=(415,), headers={"content-encoding": b"gzip"}),
-    Try(name="no API key", expected=(401,), sends_key=False),
-    Try(name="no API key for /metrics", expected=(401,), method="GET", path="/metrics", body=b"",
+    Attack(name="a form's plain text", expected=(415,), headers={"content-type": b"text/plain"}),
+    Attack(name="a compressed body", expected=(415,), headers={"content-encoding": b"gzip"}),
+    Attack(name="no API key", expected=(401,), sends_key=False),
+    Attack(name="no API key for /metrics", expected=(401,), method="GET", path="/metrics", body=b"",
         sends_key=False),
-    Try(name="a wrong API key", expected=(401,), sends_key=False,
+    Attack(name="a wrong API key", expected=(401,), sends_key=False,
         headers={"authorization": b"Bearer wrong-wrong-wrong"}),
-    Try(name="an API key in the address", expected=(401,), path=f"{CHAT}?api_key=KEY", sends_key=False),
-    Try(name="a header of 1 MB", expected=(400, 431), extra=b"X: " + b"x" * 2**20 + b"\r\n"),
-    Try(name="100,000 headers", expected=(400, 431), extra=b"x: y\r\n" * 100_000),
-    Try(name="a body said to be of 10 GB", expected=(413,), headers={"content-length": b"10000000000"}),
-    Try(name="a body of negative length", expected=(400,), headers={"content-length": b"-1"}),
-    Try(name="a body of two lengths", expected=(400,), body=b"0\r\n\r\n",
+    Attack(name="an API key in the address", expected=(401,), path=f"{CHAT}?api_key=KEY", sends_key=False),
+    Attack(name="a header of 1 MB", expected=(400, 431), extra=b"X: " + b"x" * 2**20 + b"\r\n"),
+    Attack(name="100,000 headers", expected=(400, 431), extra=b"x: y\r\n" * 100_000),
+    Attack(name="a body said to be of 10 GB", expected=(413,), headers={"content-length": b"10000000000"}),
+    Attack(name="a body of negative length", expected=(400,), headers={"content-length": b"-1"}),
+    Attack(name="a body of two lengths", expected=(400,), body=b"0\r\n\r\n",
         extra=b"Transfer-Encoding: chunked\r\n"),
     _says("JSON 100,000 levels deep", _DEEP),
     _says("JSON with NaN", b'{"temperature": NaN}'),
@@ -144,16 +144,16 @@ TRIES = (
     _asks("a schema of 10,000 properties", CHAT, response_format=_FORMAT),
     _asks("a path for a model", CHAT, 404, model="../../etc/passwd"),
     _asks("a repository for a model", CHAT, 404, model="evil/repo"),
-    Try(name="a file of the machine", expected=(400, 404), method="GET", path="/../../etc/passwd", body=b""),
-    Try(name="a response of somebody else", expected=(404,), method="GET", body=b"",
+    Attack(name="a file of the machine", expected=(400, 404), method="GET", path="/../../etc/passwd", body=b""),
+    Attack(name="a response of somebody else", expected=(404,), method="GET", body=b"",
         path="/v1/responses/resp_00000000000000000000000000000000"),
 )  # fmt: skip
 
 
-def examine(url: str, key: str | None) -> Iterator[Row]:
+def examine(url: str, key: str | None) -> Iterator[AttackResult]:
     """A row for every try, then whether the server is still well. Raises MlxServeError."""
     peer = Peer(url, key)
-    health = Try(
+    health = Attack(
         name="the server afterwards", expected=(200,), method="GET", path="/health", body=b""
     )
     if peer.send(health) != "200":
@@ -161,27 +161,35 @@ def examine(url: str, key: str | None) -> Iterator[Row]:
             f"No server that is well answers at {url}: start it, or name it by --url."
         )
     is_locked = peer.send(_WITHOUT_KEY).startswith("401")
-    for one in (*TRIES, health):
+    for one in (*ATTACKS, health):
         if 401 in one.expected and not is_locked and peer.is_loopback:
-            yield Row(Verdict.SKIPPED, one.name, _told(one), "this machine alone, without a key")
+            yield AttackResult(
+                AttackOutcome.SKIPPED, one.name, _told(one), "this machine alone, without a key"
+            )
             continue
         got = peer.send(one)
-        yield Row(_judge(one, got), one.name, _told(one), got)
+        yield AttackResult(_judge(one, got), one.name, _told(one), got)
 
 
-_WITHOUT_KEY = Try(name="", expected=(), method="GET", path="/v1/models", body=b"", sends_key=False)
+_WITHOUT_KEY = Attack(
+    name="", expected=(), method="GET", path="/v1/models", body=b"", sends_key=False
+)
 
 
-def _judge(one: Try, got: str) -> Verdict:
+def _judge(one: Attack, got: str) -> AttackOutcome:
     """A limit of the key keeps us from knowing; a closed connection refuses what is no HTTP."""
     if got.startswith("429"):
-        return Verdict.SKIPPED
+        return AttackOutcome.SKIPPED
     if got == "closed":
-        return Verdict.OK if 431 in one.expected or 413 in one.expected else Verdict.BAD
-    return Verdict.OK if int(got[:3]) in one.expected else Verdict.BAD
+        return (
+            AttackOutcome.REFUSED
+            if 431 in one.expected or 413 in one.expected
+            else AttackOutcome.ACCEPTED
+        )
+    return AttackOutcome.REFUSED if int(got[:3]) in one.expected else AttackOutcome.ACCEPTED
 
 
-def _told(one: Try) -> str:
+def _told(one: Attack) -> str:
     return " ".join(map(str, one.expected))
 
 
@@ -197,7 +205,7 @@ class Peer:
     def is_loopback(self) -> bool:
         return self._parts.hostname in ("127.0.0.1", "localhost", "::1")
 
-    def send(self, one: Try) -> str:
+    def send(self, one: Attack) -> str:
         """The status and the error's code, or "closed"."""
         data = b""
         # Who refuses early may close before all of it has been sent; what it said still counts.
@@ -212,7 +220,7 @@ class Peer:
         code = _CODE.search(data)
         return status[1].decode() + (f" {code[1].decode()}" if code else "")
 
-    def _written(self, one: Try) -> bytes:
+    def _written(self, one: Attack) -> bytes:
         headers = {
             "host": self._parts.netloc.encode(),
             "content-type": b"application/json",

@@ -1,265 +1,31 @@
-"""A scripted `Chat`, for what no model can be made to do on demand, and apps and servers over it."""
+"""Apps and servers over a scripted chat, a real engine, and an engine that says what it is told to.
+
+mlx is imported only by the fixtures that need it: it takes seconds.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from starlette.testclient import TestClient
 
-from mlxserve.api.access.policy import Access
 from mlxserve.api.app import create_app
-from mlxserve.api.server.connection import Limits
-from mlxserve.api.server.drain import Drain
-from mlxserve.api.server.server import Server, bind, serve, url_of
-from mlxserve.engine.snapshot import RequestView, Snapshot
-from mlxserve.errors import (
-    EngineStopped,
-    InvalidParameter,
-    MlxServeError,
-    PromptTooLong,
-    UnknownPrefix,
-)
-from mlxserve.request import FinishReason, Pooling, Resized, TokenLogprob, check_num_pages
-from mlxserve.request_options import RequestOptions
+from mlxserve.config import EngineConfig
+from mlxserve.hub.embedded import model_path
 from mlxserve.sampling_params import SamplingParams
-from mlxserve.stats import Memory, PoolStats, SchedulerStats, Stats, SwapStats
-from mlxserve.text.deltas import Delta, Usage
+from mlxserve.text.tokenizer import Tokenizer
+from tests.api.fake_chat import FakeChat
+from tests.api.scripted_engine import ScriptedEngine
+from tests.api.serving import Running, StartServer, serving
+
+if TYPE_CHECKING:
+    from mlxserve.chat import Chat
 
 REAL_CONTEXT = 2_500
-HOLD = object()  # in a script: wait until `FakeChat.release` is called
-
-
-class FakeAnswer:
-    def __init__(self, chat: FakeChat, request_id: str, num_prompt: int, script: list[Any]):
-        self.request_id = request_id
-        self.num_prompt = num_prompt
-        self.is_closed = False
-        self._chat = chat
-        self._script = script
-
-    async def __aiter__(self) -> AsyncIterator[Delta]:
-        for step in self._script:
-            if step is HOLD:
-                await self._chat.wait_for_release()
-            elif isinstance(step, BaseException):
-                raise step
-            else:
-                yield step
-
-    async def aclose(self) -> None:
-        with self._chat.changed:
-            self.is_closed = True
-            self._chat.changed.notify_all()
-
-
-@dataclass
-class FakeChat:
-    """Answers every request with `script`, or with what `reply` makes of the prompt."""
-
-    HOLD = HOLD
-    Delta = Delta
-    Usage = Usage
-
-    model_name: str = "fake"
-    max_model_len: int = 1_000
-    created: int = 1_700_000_000
-    can_call: bool = True
-    can_think: bool = False
-    script: list[Any] | None = None
-    submit_error: MlxServeError | None = None
-    default_params: SamplingParams = field(default_factory=SamplingParams)
-    answers: list[FakeAnswer] = field(default_factory=list)
-    submitted: list[SimpleNamespace] = field(default_factory=list)
-    rendered: list[SimpleNamespace] = field(default_factory=list)
-    embedded: list[SimpleNamespace] = field(default_factory=list)
-    named: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    alive: bool = True
-    silence: float = 0.0  # seconds since the engine's last step
-    pages: bytes = bytes([4, 1, 2, 3, 0, 0, 0, 0])
-    views: list[RequestView] = field(default_factory=list)
-    num_snapshots: int = 0
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    on_hold: threading.Event = field(default_factory=threading.Event)
-    is_closed: bool = False
-
-    def __post_init__(self) -> None:
-        self._is_released = False
-        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
-
-    def render(
-        self, messages: Sequence[Mapping[str, Any]], *, tools: Any = None, **kwargs: Any
-    ) -> list[int]:
-        self.rendered.append(
-            SimpleNamespace(messages=list(messages), tools=list(tools or ()), kwargs=kwargs)
-        )
-        return self.encode("".join(str(message["content"]) for message in messages))
-
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        if max(token_ids, default=0) > 255:
-            raise InvalidParameter("tokens", "must be from 0 to 255")
-        return bytes(token_ids).decode(errors="replace")
-
-    async def submit(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        options: RequestOptions | None = None,
-        *,
-        request_id: str | None = None,
-    ) -> FakeAnswer:
-        options = options or RequestOptions()
-        if self.submit_error is not None:
-            raise self.submit_error
-        if len(prompt) >= self.max_model_len:
-            raise PromptTooLong(
-                f"The prompt has {len(prompt)} tokens.",
-                num_tokens=len(prompt),
-                max_model_len=self.max_model_len,
-            )
-        self.submitted.append(
-            SimpleNamespace(
-                prompt=list(prompt),
-                params=params,
-                cache_salt=options.cache_salt,
-                priority=options.priority,
-                client=options.client,
-                request_id=request_id,
-                turn=options.turn,
-            )
-        )
-        script = self.script if self.script is not None else self.reply(prompt)
-        answer = FakeAnswer(self, str(len(self.answers)), len(prompt), script)
-        self.answers.append(answer)
-        return answer
-
-    async def submit_all(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        options: RequestOptions,
-    ) -> list[FakeAnswer]:
-        names = options.request_ids or [None] * params.n
-        return [
-            await self.submit(prompt, choice, options, request_id=name)
-            for choice, name in zip(params.choices(), names, strict=True)
-        ]
-
-    async def embed(
-        self, token_ids: Sequence[int], *, pooling: Pooling, dimensions: int | None = None
-    ) -> list[float]:
-        """Of the numbers 1, 2, 3 ... the k-th, for the k-th text."""
-        if self.submit_error is not None:
-            raise self.submit_error
-        self.embedded.append(SimpleNamespace(token_ids=list(token_ids), pooling=pooling))
-        number = len(self.embedded)
-        if self.script is not None:
-            await self.wait_for_release()
-        return [float(number), 0.5, -0.5][:dimensions]
-
-    def reply(self, prompt: Sequence[int]) -> list[Any]:
-        usage = Usage(len(prompt), 2, len(prompt) // 2)
-        return [
-            Delta("Hel", (72,), (TokenLogprob(72, -0.5, ((72, -0.5), (74, -1.5))),)),
-            Delta("lo", (108,), (TokenLogprob(108, -0.25),), FinishReason.STOP, usage),
-        ]
-
-    async def add_prefix(
-        self, name: str, token_ids: Sequence[int], *, cache_salt: str | None = None
-    ) -> None:
-        options = RequestOptions(cache_salt=cache_salt)
-        await self.submit(token_ids, SamplingParams(max_tokens=1), options)
-        self.answers.pop()
-        self.named[name] = tuple(token_ids)
-
-    def remove_prefix(self, name: str) -> None:
-        self.prefix(name)
-        del self.named[name]
-
-    def prefix(self, name: str) -> tuple[int, ...]:
-        if name not in self.named:
-            raise UnknownPrefix(f"there is no prefix named {name!r}")
-        return self.named[name]
-
-    def prefixes(self) -> dict[str, int]:
-        return {name: len(token_ids) for name, token_ids in self.named.items()}
-
-    async def reset_prefix_cache(self, *, force: bool = False) -> bool:
-        return force or self.stats().scheduler.num_running == 0
-
-    async def resize_cache(self, num_pages: int) -> Resized:
-        if self.submit_error is not None:
-            raise self.submit_error
-        check_num_pages(num_pages)
-        return Resized(num_pages, 16 * num_pages, 1, 2, 2)
-
-    async def snapshot(self) -> Snapshot:
-        if self.is_closed:
-            raise EngineStopped("The engine has stopped.")
-        self.num_snapshots += 1
-        return Snapshot(
-            stats=self.stats(),
-            memory=Memory(kv_cache=8_000, active=9_000, reserved=10, peak=9_500),
-            page_size=16,
-            pages=self.pages,
-            requests=tuple(self.views),
-            prefill_rate=12.5,
-            generation_rate=3.0,
-        )
-
-    def seconds_since_beat(self) -> float:
-        return self.silence
-
-    def stats(self) -> Stats:
-        running = sum(not answer.is_closed for answer in self.answers)
-        return Stats(
-            scheduler=SchedulerStats(
-                num_running=running, num_preemptions=1, prefix_queries=100, prefix_hits=40
-            ),
-            pool=PoolStats(num_pages=8, num_free=6, num_used=2),
-            swap=SwapStats(num_bytes=4096),
-        )
-
-    def is_alive(self) -> bool:
-        return self.alive
-
-    def release(self) -> None:
-        """Lets answers on HOLD go on; from any thread."""
-        self._is_released = True
-        for loop, event in self._waiters:
-            loop.call_soon_threadsafe(event.set)
-        self._waiters.clear()
-
-    def wait_until_closed(self) -> None:
-        """Until every answer given so far was closed; from the test's thread."""
-        with self.changed:
-            assert self.changed.wait_for(
-                lambda: self.answers and all(answer.is_closed for answer in self.answers),
-                timeout=20,
-            )
-
-    def close(self) -> None:
-        """As the engine's end: answers under way raise EngineStopped."""
-        self.is_closed = True
-        self.release()
-
-    async def wait_for_release(self) -> None:
-        waiter = (asyncio.get_running_loop(), asyncio.Event())
-        self._waiters.append(waiter)
-        self.on_hold.set()
-        if not self._is_released:
-            await waiter[1].wait()
-        if self.is_closed:
-            raise EngineStopped("The engine has stopped.")
 
 
 @pytest.fixture
@@ -269,57 +35,9 @@ def chat() -> FakeChat:
 
 @pytest.fixture
 def client(chat: FakeChat) -> Iterator[TestClient]:
-    app = create_app(chat, aliases=["default"])
+    app = create_app(chat, aliases=["default"])  # type: ignore[arg-type]
     with TestClient(app, base_url="http://127.0.0.1:8000", raise_server_exceptions=False) as client:
         yield client
-
-
-@dataclass
-class Running:
-    """A server in a thread of this process."""
-
-    url: str
-    port: int
-    server: Server
-    thread: threading.Thread
-
-    def stop(self) -> None:
-        self.server.stop()
-        self.thread.join(timeout=30)
-        assert not self.thread.is_alive()
-
-
-@contextlib.contextmanager
-def serving(
-    chat: Any,
-    *,
-    access: Access | None = None,
-    limits: Limits | None = None,
-    drain_seconds: float = 0.2,
-    stop_engine: Callable[[], None] | None = None,
-) -> Iterator[Running]:
-    """A server over a chat, on a thread of its own."""
-    listener = bind("127.0.0.1", 0)
-    url = url_of(listener)
-    port = listener.getsockname()[1]
-    is_ready = threading.Event()
-    drain = Drain()
-    server = Server(
-        create_app(chat, access=access, drain=drain),
-        on_ready=is_ready.set,
-        stop_engine=stop_engine or chat.close,
-        limits=limits,
-        drain=drain,
-        drain_seconds=drain_seconds,
-    )
-    thread = threading.Thread(target=serve, args=(server, listener))
-    thread.start()
-    assert is_ready.wait(timeout=30)
-    running = Running(url, port, server, thread)
-    try:
-        yield running
-    finally:
-        running.stop()
 
 
 @pytest.fixture
@@ -331,10 +49,11 @@ def start_server(chat: FakeChat) -> Iterator[Callable[..., Running]]:
 
 
 @pytest.fixture(scope="session")
-def real_chat(write_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def real_chat(
+    write_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Chat]:
     """A real engine in this process, for the session."""
     from mlxserve.build import build_chat
-    from mlxserve.config import EngineConfig
 
     folder = write_model(
         tmp_path_factory.mktemp("real"), "qwen3", max_position_embeddings=REAL_CONTEXT
@@ -347,69 +66,15 @@ def real_chat(write_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture(scope="session")
-def serve_real(real_chat: Any) -> Callable[..., contextlib.AbstractContextManager[Running]]:
+def serve_real(real_chat: Chat) -> StartServer:
     """A function that serves it, with access and limits as given; the engine outlives the server."""
     return lambda **options: serving(real_chat, stop_engine=lambda: None, **options)
 
 
-class ScriptedEngine:
-    """In the place of an AsyncEngine: every request is answered with `says`, token by token.
-
-    What it says goes through the real decoder and parser, as a model's own words would.
-    """
-
-    max_model_len = 4_096
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.says = ""
-        self.requests: list[Any] = []
-        self.ends: list[FinishReason] = []  # of those that were ended early
-        self.kept: list[float] = []  # for how long, of those whose pages are kept
-        self._tokenizer = tokenizer
-
-    async def submit_all(self, requests: Sequence[Any]) -> list[Any]:
-        return [await self.submit(request) for request in requests]
-
-    async def submit(self, request: Any) -> Any:
-        from mlxserve.engine.async_engine import OutputStream
-        from mlxserve.request import Output
-
-        self.requests.append(request)
-        stream = OutputStream(self, request)  # type: ignore[arg-type]
-        tokens = self._tokenizer.encode(self.says)
-        limit = request.params.max_tokens or len(tokens) + 1
-        for token in tokens[:limit]:
-            stream.deliver(Output(request.id, (token,), num_prompt=request.num_prompt))
-        end = ((), FinishReason.LENGTH) if limit <= len(tokens) else (self._end, FinishReason.STOP)
-        stream.deliver(Output(request.id, *end, num_prompt=request.num_prompt))
-        return stream
-
-    @property
-    def _end(self) -> tuple[int, ...]:
-        return (min(self._tokenizer.eos_token_ids),)
-
-    def abort(self, _request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
-        self.ends.append(reason)
-
-    def keep(self, _request: Any, seconds: float) -> None:
-        self.kept.append(seconds)
-
-    def stats(self) -> Stats:
-        return Stats()
-
-    def is_alive(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        pass
-
-
 @pytest.fixture(scope="session")
-def scripted_chat() -> Iterator[tuple[Any, ScriptedEngine]]:
+def scripted_chat() -> Iterator[tuple[Chat, ScriptedEngine]]:
     """(a real Chat, the engine whose words it parses)."""
     from mlxserve.chat import Chat
-    from mlxserve.hub.embedded import model_path
-    from mlxserve.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(model_path())
     engine = ScriptedEngine(tokenizer)
@@ -425,8 +90,6 @@ def scripted_chat() -> Iterator[tuple[Any, ScriptedEngine]]:
 
 
 @pytest.fixture(scope="session")
-def serve_scripted(
-    scripted_chat: tuple[Any, ScriptedEngine],
-) -> Callable[..., contextlib.AbstractContextManager[Running]]:
-    """A function that serves it; its words outlive the server."""
+def serve_scripted(scripted_chat: tuple[Chat, ScriptedEngine]) -> StartServer:
+    """A function that serves it; the engine's words outlive the server."""
     return lambda **options: serving(scripted_chat[0], stop_engine=lambda: None, **options)

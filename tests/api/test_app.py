@@ -6,12 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlxserve.api.bodies.json_body import MAX_BODY_SIZE
-from mlxserve.api.openai.schema import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-)
+from mlxserve.api.native.schema import DetokenizeRequest, TokenizeRequest
+from mlxserve.api.openai.schema import ChatRequest, CompletionRequest
 from mlxserve.api.responses.schema import ResponsesRequest
 from mlxserve.version import __version__
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from mlxserve import cli
-from mlxserve.api.access.policy import Access
-from mlxserve.doctor.attacks import TRIES, Peer, Row, Verdict, examine
+from mlxserve.api.access.policy import AccessPolicy
+from mlxserve.doctor.attacks import ATTACKS, AttackOutcome, AttackResult, Peer, examine
 from mlxserve.errors import InvalidConfig, MlxServeError
 
 KEY = "0123456789abcdef"
-SMALL = [one for one in TRIES if len(one.body) + len(one.extra) < 1_000]
+SMALL = [one for one in ATTACKS if len(one.body) + len(one.extra) < 1_000]
 
 
 class YesMan(http.server.BaseHTTPRequestHandler):
@@ -38,14 +38,14 @@ def yes_man() -> Iterator[str]:
         thread.join()
 
 
-def by_verdict(rows: list[Row], verdict: Verdict) -> list[str]:
-    return [str(row) for row in rows if row.verdict is verdict]
+def by_outcome(rows: list[AttackResult], outcome: AttackOutcome) -> list[str]:
+    return [str(row) for row in rows if row.outcome is outcome]
 
 
 def test_the_command_prints_the_table_and_its_exit_code_is_the_verdict(
     start_server, yes_man, monkeypatch, capsys
 ):
-    monkeypatch.setattr("mlxserve.doctor.attacks.TRIES", TRIES[:3])
+    monkeypatch.setattr("mlxserve.doctor.attacks.ATTACKS", ATTACKS[:3])
 
     def run(url: str) -> tuple[int, list[str]]:
         monkeypatch.setattr(sys, "argv", ["mlxserve", "doctor", "--security", "--url", url])
@@ -63,26 +63,26 @@ def test_the_command_prints_the_table_and_its_exit_code_is_the_verdict(
 
 
 def test_our_server_refuses_everything(start_server):
-    server = start_server(access=Access(api_keys=[KEY]))
+    server = start_server(access=AccessPolicy(api_keys=[KEY]))
     rows = list(examine(server.url, KEY))
-    assert by_verdict(rows, Verdict.BAD) == []
-    assert by_verdict(rows, Verdict.SKIPPED) == []
-    assert len(rows) == len(TRIES) + 1
+    assert by_outcome(rows, AttackOutcome.ACCEPTED) == []
+    assert by_outcome(rows, AttackOutcome.SKIPPED) == []
+    assert len(rows) == len(ATTACKS) + 1
 
 
 def test_a_server_of_this_machine_alone_needs_no_key(start_server, monkeypatch):
-    monkeypatch.setattr("mlxserve.doctor.attacks.TRIES", SMALL)
+    monkeypatch.setattr("mlxserve.doctor.attacks.ATTACKS", SMALL)
     rows = list(examine(start_server().url, None))
-    assert by_verdict(rows, Verdict.BAD) == []
-    assert all("key" in row for row in by_verdict(rows, Verdict.SKIPPED))
-    assert len(by_verdict(rows, Verdict.SKIPPED)) == 4
+    assert by_outcome(rows, AttackOutcome.ACCEPTED) == []
+    assert all("key" in row for row in by_outcome(rows, AttackOutcome.SKIPPED))
+    assert len(by_outcome(rows, AttackOutcome.SKIPPED)) == 4
 
 
 def test_a_server_that_says_yes_is_found_out(yes_man, monkeypatch):
-    monkeypatch.setattr("mlxserve.doctor.attacks.TRIES", SMALL)
+    monkeypatch.setattr("mlxserve.doctor.attacks.ATTACKS", SMALL)
     rows = list(examine(yes_man, None))
-    assert len(by_verdict(rows, Verdict.BAD)) > 25
-    assert rows[-1].verdict is Verdict.OK
+    assert len(by_outcome(rows, AttackOutcome.ACCEPTED)) > 25
+    assert rows[-1].outcome is AttackOutcome.REFUSED
 
 
 def test_nobody_at_the_address_is_said_so():

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mlxserve.api.access.policy import Access
+from mlxserve.api.access.policy import AccessPolicy
 
 CHAT, MESSAGES, EMBEDDINGS = "/v1/chat/completions", "/v1/messages", "/v1/embeddings"
 NUM_LEAVING = 200
@@ -127,7 +127,7 @@ def test_two_keys_share_no_page(serve_real, real_chat):
     messages = [{"role": "user", "content": "The same words again and again. " * 20}]
     body = long_answer(messages=messages, stream=True)
     with (
-        serve_real(access=Access(api_keys=[alice, bob])) as server,
+        serve_real(access=AccessPolicy(api_keys=[alice, bob])) as server,
         contextlib.ExitStack() as open_,
     ):
         for key in (alice, bob, alice, bob):

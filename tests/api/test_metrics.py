@@ -5,6 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mlxserve.api.metrics import Metrics
 from mlxserve.request import FinishReason
 from mlxserve.stats import Histogram, PoolStats, SchedulerStats, Stats, StepStats
+from mlxserve.text.deltas import Delta, Usage
 
 HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -104,9 +105,9 @@ def test_every_request_is_timed_streaming_or_not(client):
 def test_latencies_are_what_the_clock_says(chat):
     times = iter([100.0, 100.5, 100.9, 101.9])
     chat.script = [
-        chat.Delta("a", (1,)),
-        chat.Delta("bc", (2, 3)),
-        chat.Delta("", (4,), (), FinishReason.STOP, chat.Usage(1, 4, 0)),
+        Delta("a", (1,)),
+        Delta("bc", (2, 3)),
+        Delta("", (4,), (), FinishReason.STOP, Usage(1, 4, 0)),
     ]
     metrics = Metrics(chat)
 

@@ -18,7 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 from mlxserve.api.app import create_app
 from mlxserve.api.server.drain import Drain
-from mlxserve.api.server.server import Server, bind, serve, url_of
+from mlxserve.api.server.server import HttpServer, bind, serve, url_of
 from mlxserve.bench.client import LoadClient, TimedRequest
 from mlxserve.bench.report import Figure, Report
 from mlxserve.build import build_chat
@@ -74,7 +74,7 @@ def served(chat: Chat) -> Iterator[tuple[str, Callable[[], float]]]:
         return time.thread_time()
 
     drain = Drain()
-    server = Server(
+    server = HttpServer(
         create_app(chat, drain=drain),
         on_ready=on_ready,
         stop_engine=chat.close,

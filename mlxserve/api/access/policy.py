@@ -23,7 +23,7 @@ MIN_KEY_LENGTH = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
+class AccessPolicy:
     """
     hosts: what the Host header may name besides loopback, IPv6 in brackets
     any_address: it may also be any literal address; only names can be rebound by a web page
@@ -50,11 +50,11 @@ class Access:
         return Keyring(keys, KeyFile(self.keys_file) if self.keys_file is not None else None)
 
 
-def read_access(config: ServerConfig, environment_key: str | None = None) -> Access:
+def read_access(config: ServerConfig, environment_key: str | None = None) -> AccessPolicy:
     """What the options and the environment allow. Raises InvalidConfig."""
     host = config.host
     own_names = () if is_loopback(host) else _own_names(host)
-    access = Access(
+    access = AccessPolicy(
         hosts=tuple(host_header_name(name) for name in (*own_names, *config.allowed_host)),
         any_address=_is_wildcard(host),
         origins=tuple(_origin(origin) for origin in config.allowed_origin),

@@ -1,4 +1,4 @@
-"""Anthropic's message, whole and as events, and its list of models.
+"""Anthropic's message, whole and as events.
 
     message_start
       content_block_start, ping                               the first block
@@ -18,19 +18,18 @@ import json
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from mlxserve.api.answers import Answers, Tokens
 from mlxserve.api.errors import from_engine
-from mlxserve.api.openai.replies import cache_report
 from mlxserve.api.server.sse import named_event
+from mlxserve.api.usage import cache_report
 from mlxserve.errors import MlxServeError
 from mlxserve.request import FinishReason
 from mlxserve.text.parsing.turn import ToolCallDelta
 
 if TYPE_CHECKING:
-    from mlxserve.chat import Chat, Delta
+    from mlxserve.chat import Delta
 
 Event = dict[str, Any]
 # Clients keep a thinking block only with a signature, and send it back; nothing here checks it.
@@ -111,7 +110,7 @@ class Blocks:
 
 
 @dataclass(slots=True, kw_only=True)
-class MessageShape:
+class MessageReply:
     """One message under way."""
 
     id: str
@@ -194,26 +193,6 @@ class MessageShape:
             is_asked = tokens.completion >= self.max_tokens
             return "max_tokens" if is_asked else "model_context_window_exceeded"
         return "end_turn" if last.stop is None else "stop_sequence"
-
-
-def model_info(chat: Chat) -> dict[str, Any]:
-    """The model that is served, as Anthropic's clients know models."""
-    created = datetime.fromtimestamp(chat.created, UTC)
-    return {
-        "type": "model",
-        "id": chat.model_name,
-        "display_name": chat.model_name,
-        "created_at": created.isoformat().replace("+00:00", "Z"),
-        "lifecycle": "active",
-        "max_input_tokens": chat.max_model_len,
-        "max_tokens": chat.max_model_len,
-    }
-
-
-def model_page(chat: Chat) -> dict[str, Any]:
-    """All models, which are one."""
-    name = chat.model_name
-    return {"data": [model_info(chat)], "has_more": False, "first_id": name, "last_id": name}
 
 
 def _usage(tokens: Tokens) -> dict[str, Any]:

@@ -15,14 +15,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.access.security import request_id
-from mlxserve.api.anthropic.reply import MessageShape
-from mlxserve.api.anthropic.schema import Conversation, MessagesRequest
+from mlxserve.api.anthropic.reply import MessageReply
+from mlxserve.api.anthropic.schema import CountTokensRequest, MessagesRequest
 from mlxserve.api.bodies.request_body import read_request
+from mlxserve.api.bodies.route import BodyRoute
 from mlxserve.api.errors import ApiError, from_engine, json_response
 from mlxserve.api.service import Service
 from mlxserve.errors import MlxServeError
 
-AskedT = TypeVar("AskedT", bound=Conversation)
+AskedT = TypeVar("AskedT", bound=CountTokensRequest)
 
 # Of the API, which only restricted requests since: what the first one allows is allowed. Whatever
 # comes later will mostly be understood, and refusing it would lock the newest clients out.
@@ -38,8 +39,8 @@ class Anthropic:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/v1/messages", self.messages, methods=["POST"]),
-            Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
+            BodyRoute("/v1/messages", self.messages, body=MessagesRequest),
+            BodyRoute("/v1/messages/count_tokens", self.count_tokens, body=CountTokensRequest),
         ]
 
     async def messages(self, request: Request) -> Response:
@@ -51,18 +52,18 @@ class Anthropic:
             answers = await self._service.submit(request, asked, [prompt], params, turn=turn)
         except MlxServeError as error:
             raise from_engine(error, prompt_param="messages") from error
-        shape = MessageShape(
+        reply = MessageReply(
             id=f"msg_{request_id(request)}",
             model=self._service.chat.model_name,
             num_prompt=len(prompt),
             max_tokens=asked.max_tokens,
             shows_thinking=asked.shows_thinking,
         )
-        return await self._service.reply(request, asked, answers, shape)
+        return await self._service.reply(request, asked, answers, reply)
 
     async def count_tokens(self, request: Request) -> Response:
         """Exactly what a message with the same fields will be counted as: the same prompt."""
-        asked = await self._read(Conversation, request)
+        asked = await self._read(CountTokensRequest, request)
         try:
             prompt = await self._prompt(request, asked)
         except MlxServeError as error:
@@ -76,7 +77,7 @@ class Anthropic:
         self._service.names.check(asked.model, is_anthropic=True)
         return asked
 
-    async def _prompt(self, request: Request, asked: Conversation) -> list[int]:
+    async def _prompt(self, request: Request, asked: CountTokensRequest) -> list[int]:
         return await self._service.prompts.of_messages(
             request,
             asked.messages_for_template(),

@@ -22,9 +22,10 @@ from pydantic import (
 )
 
 from mlxserve.api.bodies.fields import MAX_NAME_LENGTH
-from mlxserve.api.bodies.request_body import Body, NotYet, Strict, sampling_params
+from mlxserve.api.bodies.generation import sampling_params
+from mlxserve.api.bodies.request_body import NotYet, RequestBody, StrictModel
 from mlxserve.api.bodies.structured import OutputFormat
-from mlxserve.api.bodies.tools import Choice, Name, thinking_budget, turn_of
+from mlxserve.api.bodies.tools import ChosenTools, Name, thinking_budget, turn_of
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.parsing.turn import AssistantTurn, ToolChoice
 
@@ -40,7 +41,7 @@ _SEPARATOR = "\n\n"  # between blocks of text, which are paragraphs of their own
 _UNREADABLE = ("image", "file", "container_upload")
 
 
-class _Block(Strict):
+class _Block(StrictModel):
     """cache_control: every prompt is cached, so that marking a place changes nothing."""
 
     cache_control: object = None
@@ -52,7 +53,7 @@ class TextBlock(_Block):
     citations: object = None
 
 
-class _TextSource(Strict):
+class _TextSource(StrictModel):
     type: Literal["text"]
     media_type: Literal["text/plain"]
     data: str
@@ -94,7 +95,7 @@ class ToolUseBlock(_Block):
         return {"id": self.id, "type": "function", "function": function}
 
 
-class UnreadableBlock(Strict):
+class UnreadableBlock(StrictModel):
     type: str
 
     @model_validator(mode="after")
@@ -102,7 +103,7 @@ class UnreadableBlock(Strict):
         raise ValueError(f"{self.type} blocks are not supported: this server reads text only")
 
 
-class UnknownBlock(Strict):
+class UnknownBlock(StrictModel):
     """Left out; `unknown_fields` names its type."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
@@ -174,7 +175,7 @@ def _texts(blocks: Sequence[object], separator: str) -> str:
     )
 
 
-class InputMessage(Strict):
+class AnthropicMessage(StrictModel):
     role: Literal["user", "assistant", "system"]
     content: _Blocks
 
@@ -221,7 +222,7 @@ class InputMessage(Strict):
         return answer
 
 
-class Tool(_Block):
+class AnthropicTool(_Block):
     """A tool the client runs itself. Anthropic's own, which have no schema, are left out."""
 
     name: Name
@@ -246,7 +247,7 @@ _TOOL_CHOICES = {
 }
 
 
-class ToolChoiceField(Strict):
+class AnthropicToolChoice(StrictModel):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool = False
@@ -257,12 +258,12 @@ class ToolChoiceField(Strict):
             raise ValueError('a name goes with {"type": "tool"}, and with nothing else')
         return self
 
-    def chosen(self) -> Choice:
+    def chosen(self) -> ChosenTools:
         names = None if self.name is None else (self.name,)
-        return Choice(_TOOL_CHOICES[self.type], names, is_one=self.name is not None)
+        return ChosenTools(_TOOL_CHOICES[self.type], names, is_one=self.name is not None)
 
 
-class Thinking(Strict):
+class AnthropicThinking(StrictModel):
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Field(ge=MIN_THINKING_BUDGET, le=MAX_MAX_TOKENS)] | None = None
     display: Literal["summarized", "omitted"] | None = None
@@ -274,12 +275,12 @@ class Thinking(Strict):
         return self
 
 
-class OutputConfig(Strict):
+class OutputConfig(StrictModel):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat = None
 
 
-class Conversation(Body):
+class CountTokensRequest(RequestBody):
     """What both of Anthropic's routes take: everything that becomes a part of the prompt."""
 
     NOT_YET: ClassVar[NotYet] = {
@@ -290,20 +291,22 @@ class Conversation(Body):
     }
 
     messages: Annotated[
-        list[InputMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
+        list[AnthropicMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
     ]
     system: Annotated[
         list[TextBlock], Field(fail_fast=True, max_length=MAX_BLOCKS), BeforeValidator(_as_blocks)
     ] = Field(default_factory=list)
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
-    tool_choice: ToolChoiceField | None = None
-    thinking: Thinking | None = None
+    tools: Annotated[list[AnthropicTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tool_choice: AnthropicToolChoice | None = None
+    thinking: AnthropicThinking | None = None
     output_config: OutputConfig | None = None
     cache_control: object = None
 
     @field_validator("messages")
     @classmethod
-    def _ends_where_an_answer_may_begin(cls, messages: list[InputMessage]) -> list[InputMessage]:
+    def _ends_where_an_answer_may_begin(
+        cls, messages: list[AnthropicMessage]
+    ) -> list[AnthropicMessage]:
         last = messages[-1]
         if last.role == "assistant" and not all(isinstance(b, TextBlock) for b in last.content):
             raise ValueError(
@@ -352,7 +355,7 @@ class Conversation(Body):
 
     def turn(self) -> AssistantTurn:
         """Raises ApiError 400."""
-        choice = self.tool_choice or ToolChoiceField(type="auto")
+        choice = self.tool_choice or AnthropicToolChoice(type="auto")
         asked = self.thinking.budget_tokens if self.thinking else None
         return turn_of(
             self.definitions,
@@ -372,7 +375,7 @@ class Conversation(Body):
         return kwargs
 
 
-class MessagesRequest(Conversation):
+class MessagesRequest(CountTokensRequest):
     """The body of `POST /v1/messages`. `min_p`, `seed`, `cache_salt` and `priority` are ours."""
 
     max_tokens: Annotated[int, Field(ge=1, le=MAX_MAX_TOKENS)]

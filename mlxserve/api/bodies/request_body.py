@@ -6,8 +6,7 @@ Knows no endpoint: what each of them takes is in `schema.py` and `anthropic_sche
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -15,10 +14,8 @@ from starlette.requests import Request
 
 from mlxserve.api.bodies.json_body import read_json
 from mlxserve.api.errors import ApiError
-from mlxserve.errors import InvalidParameter
-from mlxserve.sampling_params import SamplingParams
 
-T = TypeVar("T", bound="Body")
+T = TypeVar("T", bound="RequestBody")
 NotYet: TypeAlias = Mapping[str, tuple[object, ...]]  # and the values that ask for nothing
 
 # Fields whose values, whatever they are, change nothing here: they identify or route.
@@ -33,11 +30,11 @@ INERT = frozenset(
 )
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
 
-class Body(Strict):
+class RequestBody(StrictModel):
     """A request's body."""
 
     NOT_YET: ClassVar[NotYet] = {}
@@ -57,21 +54,6 @@ class Body(Strict):
     @property
     def unknown_fields(self) -> list[str]:
         return [path for path in _extras(self, "") if path not in INERT]
-
-
-def sampling_params(
-    defaults: SamplingParams, given: Mapping[str, Any], field_named: Callable[[str], str]
-) -> SamplingParams:
-    """The model's defaults with what was given. Raises ApiError 400.
-
-    `field_named` turns a name of ours into the field that the client sent.
-    """
-    try:
-        return dataclasses.replace(defaults, **given)
-    except InvalidParameter as error:
-        name = field_named(error.name)
-        message = str(error).removeprefix(f"{error.name}: ")
-        raise ApiError(400, f"{name}: {message}", param=name, code="invalid_value") from error
 
 
 def _refuse_unsupported(body: Mapping[str, Any], not_yet: NotYet) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, PlainValidator
 
-from mlxserve.api.bodies.request_body import Strict
+from mlxserve.api.bodies.request_body import StrictModel
 from mlxserve.api.errors import ApiError
 from mlxserve.text.parsing.turn import AssistantTurn, ToolChoice
 
@@ -24,7 +24,7 @@ Budget: TypeAlias = Annotated[int, Field(ge=0, le=MAX_BUDGET)]
 _NO_THINKING = ("none", "minimal")
 
 
-class Function(Strict):
+class FunctionDefinition(StrictModel):
     """A tool's function. `strict` changes nothing: arguments always follow the schema."""
 
     name: Name
@@ -39,19 +39,19 @@ class Function(Strict):
         return {"type": "function", "function": given}
 
 
-class Tool(Strict):
+class FunctionTool(StrictModel):
     type: Literal["function"]
-    function: Function
+    function: FunctionDefinition
 
     def definition(self) -> dict[str, Any]:
         return self.function.definition()
 
 
-Tools: TypeAlias = Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)]
+Tools: TypeAlias = Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenTools:
     """
     names: the tools to choose from; None for all
     is_one: it was named
@@ -64,25 +64,25 @@ class Choice:
     sent: Any = "auto"
 
 
-def choice(value: object) -> Choice | None:
+def choice(value: object) -> ChosenTools | None:
     """A word, one tool, or some allowed tools. The chat endpoint nests what the other does not."""
     if value is None:
         return None
     if isinstance(value, str) and value in _MODES:
-        return Choice(_MODES[value], sent=value)
+        return ChosenTools(_MODES[value], sent=value)
     kind = value.get("type") if isinstance(value, dict) else None
     if isinstance(value, dict) and kind in ("function", "custom"):
-        return Choice(ToolChoice.REQUIRED, (_name_of(value),), is_one=True, sent=value)
+        return ChosenTools(ToolChoice.REQUIRED, (_name_of(value),), is_one=True, sent=value)
     if isinstance(value, dict) and kind == "allowed_tools":
         return replace(_allowed(value.get("allowed_tools", value)), sent=value)
     raise ValueError("must be 'none', 'auto', 'required', a function, or allowed_tools")
 
 
-def _allowed(value: object) -> Choice:
+def _allowed(value: object) -> ChosenTools:
     mode, tools = (value.get("mode"), value.get("tools")) if isinstance(value, dict) else ("", [])
     if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
         raise ValueError("allowed_tools need a mode, 'auto' or 'required', and a list of tools")
-    return Choice(_MODES[mode], tuple(_name_of(tool) for tool in tools[:MAX_TOOLS]))
+    return ChosenTools(_MODES[mode], tuple(_name_of(tool) for tool in tools[:MAX_TOOLS]))
 
 
 def _name_of(value: object) -> str:
@@ -93,18 +93,18 @@ def _name_of(value: object) -> str:
     return name
 
 
-ToolChoiceField: TypeAlias = Annotated[Choice | None, PlainValidator(choice)]
+ToolChoiceField: TypeAlias = Annotated[ChosenTools | None, PlainValidator(choice)]
 
 
 def turn_of(
     tools: Sequence[Mapping[str, Any]],
-    choice: Choice | None,
+    choice: ChosenTools | None,
     *,
     parallel: bool | None,
     thinking_budget: int | None,
 ) -> AssistantTurn:
     """What the answer may hold. Raises ApiError for a choice among tools that are not there."""
-    choice = choice or Choice()
+    choice = choice or ChosenTools()
     tools = tools if choice.names is None else _only(tools, choice.names)
     if choice.mode is ToolChoice.REQUIRED and not tools:
         raise _refused("there are no `tools` to choose from")

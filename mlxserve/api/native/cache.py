@@ -12,8 +12,9 @@ from starlette.routing import Route
 
 from mlxserve.api.access.security import require_admin
 from mlxserve.api.bodies.request_body import read_request
+from mlxserve.api.bodies.route import BodyRoute
 from mlxserve.api.errors import ApiError, from_engine, json_response
-from mlxserve.api.openai.schema import CacheResizeRequest
+from mlxserve.api.native.schema import CacheResizeRequest
 from mlxserve.api.service import Service
 from mlxserve.errors import MlxServeError, QueueFull
 
@@ -29,7 +30,7 @@ class Cache:
     def routes(self) -> list[Route]:
         return [
             Route("/api/v1/cache/reset", self.reset, methods=["POST"]),
-            Route("/api/v1/cache/resize", self.resize, methods=["POST"]),
+            BodyRoute("/api/v1/cache/resize", self.resize, body=CacheResizeRequest),
         ]
 
     async def reset(self, request: Request) -> Response:

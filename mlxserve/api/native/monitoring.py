@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from mlxserve.api.access.security import client_name, is_admin
 from mlxserve.api.errors import RETRY_SOON, ApiError, from_engine, json_response
-from mlxserve.api.native.page_map import PageMap
+from mlxserve.api.native.page_map import PageMapFeed
 from mlxserve.api.server.drain import Drain
 from mlxserve.api.server.sse import EventStream, named_event
 from mlxserve.engine.snapshot import PageState, Phase, RequestView, Snapshot
@@ -33,13 +33,13 @@ MAP_INTERVAL = 0.25  # seconds between two events of a map
 MAX_MAPS = 32  # that are watched at the same time
 
 
-class Native:
+class Monitoring:
     """The endpoints over one `Chat`."""
 
     def __init__(self, chat: Chat, drain: Drain) -> None:
         self._chat = chat
         self._drain = drain
-        self._looks = Looks(chat)
+        self._snapshots = SharedSnapshots(chat)
         self._num_maps = 0
 
     def routes(self) -> list[Route]:
@@ -74,21 +74,21 @@ class Native:
         async def close() -> None:
             self._num_maps -= 1
 
-        return EventStream(self._frames(PageMap(_sight(request))), close=close)
+        return EventStream(self._frames(PageMapFeed(_sight(request))), close=close)
 
     async def _look(self) -> Snapshot:
         try:
-            return await self._looks.take()
+            return await self._snapshots.take()
         except MlxServeError as error:
             raise from_engine(error) from error
 
-    async def _frames(self, page_map: PageMap) -> AsyncGenerator[bytes, None]:
+    async def _frames(self, page_map: PageMapFeed) -> AsyncGenerator[bytes, None]:
         """The engine is asked only when its counters moved. Ends with the server."""
         seen = None
         try:
             while not self._drain.is_on:
                 if seen is None or self._chat.stats() != seen.stats:
-                    seen = await self._looks.take()
+                    seen = await self._snapshots.take()
                 # Also where nothing moved: what did not fit into the last event is still to come.
                 event = await asyncio.to_thread(page_map.next_event, seen)
                 if event is not None:
@@ -98,7 +98,7 @@ class Native:
             yield named_event("error", from_engine(error).body())
 
 
-class Looks:
+class SharedSnapshots:
     """Snapshots of the engine, shared by all callers who wait for the same one.
 
     A caller never gets a snapshot that was asked for before it called: one who has been told that

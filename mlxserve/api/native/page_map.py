@@ -41,7 +41,7 @@ MAX_RUNS = 10_000
 States = NDArray[np.uint8]
 
 
-class PageMap:
+class PageMapFeed:
     """What one listener knows, and what it has to be told next."""
 
     def __init__(self, sees: Callable[[RequestView], bool]) -> None:

@@ -14,8 +14,9 @@ from starlette.routing import Route
 
 from mlxserve.api.access.security import cache_namespace, in_namespace, without_namespace
 from mlxserve.api.bodies.request_body import read_request
+from mlxserve.api.bodies.route import BodyRoute
 from mlxserve.api.errors import ApiError, from_engine, json_response
-from mlxserve.api.openai.schema import PrefixRequest
+from mlxserve.api.native.schema import PrefixRequest
 from mlxserve.api.service import Service
 from mlxserve.errors import MlxServeError, UnknownPrefix
 
@@ -36,7 +37,7 @@ class Prefixes:
         return [
             Route("/v1/prefixes", self.index, methods=["GET"]),
             Route("/v1/prefixes/{name}", self.get, methods=["GET"]),
-            Route("/v1/prefixes/{name}", self.put, methods=["PUT"]),
+            BodyRoute("/v1/prefixes/{name}", self.put, body=PrefixRequest, method="PUT"),
             Route("/v1/prefixes/{name}", self.delete, methods=["DELETE"]),
         ]
 

@@ -9,8 +9,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.bodies.request_body import read_request
+from mlxserve.api.bodies.route import BodyRoute
 from mlxserve.api.errors import from_engine, json_response
-from mlxserve.api.openai.schema import DetokenizeRequest, TokenizeRequest
+from mlxserve.api.native.schema import DetokenizeRequest, TokenizeRequest
 from mlxserve.api.service import Service
 from mlxserve.errors import MlxServeError
 
@@ -26,8 +27,8 @@ class Tokenization:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/tokenize", self.tokenize, methods=["POST"]),
-            Route("/detokenize", self.detokenize, methods=["POST"]),
+            BodyRoute("/tokenize", self.tokenize, body=TokenizeRequest),
+            BodyRoute("/detokenize", self.detokenize, body=DetokenizeRequest),
         ]
 
     async def tokenize(self, request: Request) -> Response:

@@ -21,9 +21,10 @@ from starlette.routing import Route
 
 from mlxserve.api.answers import unless_disconnected
 from mlxserve.api.bodies.fields import Prompt, prompts
-from mlxserve.api.bodies.request_body import Body, NotYet, read_request
+from mlxserve.api.bodies.request_body import NotYet, RequestBody, read_request
+from mlxserve.api.bodies.route import BodyRoute
 from mlxserve.api.errors import ApiError, from_engine, json_response
-from mlxserve.api.server.retry_after import Turnover
+from mlxserve.api.server.retry_after import RetryAfter
 from mlxserve.api.service import Service
 from mlxserve.errors import MlxServeError, PromptTooLong, QueueFull
 from mlxserve.request import Pooling
@@ -33,7 +34,7 @@ MAX_DIMENSIONS = 65_536
 MAX_WAITING = 64  # requests
 
 
-class EmbeddingsRequest(Body):
+class EmbeddingsRequest(RequestBody):
     """The body of `POST /v1/embeddings`. `pooling` is ours."""
 
     NOT_YET: ClassVar[NotYet] = {}
@@ -51,10 +52,10 @@ class Embeddings:
         self._service = service
         self._turn = asyncio.Lock()
         self._num_waiting = 0
-        self._turnover = Turnover()
+        self._retry_after = RetryAfter()
 
     def routes(self) -> list[Route]:
-        return [Route("/v1/embeddings", self.create, methods=["POST"])]
+        return [BodyRoute("/v1/embeddings", self.create, body=EmbeddingsRequest)]
 
     async def create(self, request: Request) -> Response:
         asked = await read_request(EmbeddingsRequest, request)
@@ -92,7 +93,7 @@ class Embeddings:
                 vectors.append(vector)
         finally:
             self._num_waiting -= 1
-            self._turnover.ended()
+            self._retry_after.ended()
         return vectors
 
     def _encoded(self, text: Prompt) -> Sequence[int]:
@@ -114,7 +115,7 @@ class Embeddings:
                 code="invalid_value",
             )
         if self._num_waiting >= MAX_WAITING:
-            raise self._turnover.refusal(QueueFull("Too many embeddings are waiting."))
+            raise self._retry_after.refusal(QueueFull("Too many embeddings are waiting."))
 
 
 def _item(index: int, vector: Sequence[float], asked: EmbeddingsRequest) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from mlxserve.api.answers import Answers, Folded, Tokens
 from mlxserve.api.errors import from_engine
 from mlxserve.api.server.sse import DONE, KEEPALIVE, TextEvents, event
+from mlxserve.api.usage import cache_report
 from mlxserve.errors import MlxServeError
-from mlxserve.request import CacheReport, TokenLogprob
+from mlxserve.request import TokenLogprob
 from mlxserve.text.parsing.turn import ToolCallDelta
 from mlxserve.version import __version__
 
@@ -28,7 +29,7 @@ _REPLACEMENT = "\ufffd"
 
 
 @dataclass(slots=True, kw_only=True)
-class _Shape:
+class _Reply:
     """What every object of one reply has in common.
 
     token_text: the text of one token alone, for log-probabilities
@@ -100,7 +101,7 @@ class _Shape:
 
 
 @dataclass(slots=True, kw_only=True)
-class ChatShape(_Shape):
+class ChatReply(_Reply):
     """`chat.completion` and `chat.completion.chunk`."""
 
     _opened: set[int] = field(default_factory=set)  # choices whose role was sent
@@ -172,7 +173,7 @@ class ChatShape(_Shape):
 
 
 @dataclass(slots=True, kw_only=True)
-class CompletionShape(_Shape):
+class CompletionReply(_Reply):
     """`text_completion`, whose chunks are the same object with less text."""
 
     _offsets: dict[int, int] = field(default_factory=dict)  # by index: characters so far
@@ -272,21 +273,6 @@ def usage(tokens: Tokens) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": tokens.cached},
         "completion_tokens_details": {"reasoning_tokens": tokens.reasoning},
         "cache": cache_report(tokens.cache),
-    }
-
-
-def cache_report(cache: CacheReport | None) -> dict[str, Any] | None:
-    """Our own field of every dialect's usage: why no more of the prompt was in the cache.
-
-    None for several prompts in one request, and for one that ended before it was started.
-    """
-    if cache is None:
-        return None
-    return {
-        "num_pages": cache.num_pages,
-        "num_tokens": cache.num_tokens,
-        "differs_at": cache.differs_at,
-        "reason": str(cache.reason),
     }
 
 

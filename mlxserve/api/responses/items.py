@@ -169,15 +169,10 @@ class CallItem(OutputItem):
         yield "function_call_arguments.done", {**self._place, **done}
 
 
-class CustomCallItem(OutputItem):
+class CustomCallItem(CallItem):
     """A call of a tool that takes text: the model was told of one argument, `input`."""
 
     PREFIX = "ctc"
-
-    def __init__(self, response_id: str, index: int, call_id: str, tool: ToolAddress) -> None:
-        super().__init__(response_id, index)
-        self._call_id = call_id
-        self._tool = tool
 
     def empty(self) -> dict[str, Any]:
         return {**self.whole("in_progress"), "input": ""}
@@ -209,7 +204,7 @@ class CustomCallItem(OutputItem):
         return text if isinstance(text, str) else self.text
 
 
-class Output:
+class ResponseOutput:
     """All items of a response. `tools` are those that have another address than their name."""
 
     def __init__(self, response_id: str, tools: Mapping[str, ToolAddress]) -> None:

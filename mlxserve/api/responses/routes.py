@@ -1,43 +1,29 @@
-"""OpenAI's newer route, `/v1/responses`: output items one after the other, or their events.
+"""OpenAI's newer route, `/v1/responses`.
 
-    created, in_progress                                      at once
-      what `response_items.py` says                           with the first piece of each item
-    completed | incomplete | failed
-
-The events' numbers rise by one; clients index items and parts, so each is added before it is used.
-A reply is kept for a while (`response_store.py`) unless `store` is false: it can be read again, and
-`previous_response_id` goes on with its conversation. Instructions are those of each request alone.
+A reply is stored for a while (`store.py`) unless `store` is false: it can be read again, and
+`previous_response_id` continues its conversation. Instructions apply to their own request only.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.access.security import client_name, request_id
-from mlxserve.api.answers import Answers, Tokens
 from mlxserve.api.bodies.request_body import read_request
+from mlxserve.api.bodies.route import BodyRoute
 from mlxserve.api.errors import ApiError, encode_json, from_engine, json_response
-from mlxserve.api.openai.replies import cache_report
-from mlxserve.api.responses.items import Output
+from mlxserve.api.responses.reply import ResponseReply
 from mlxserve.api.responses.schema import ResponsesRequest
 from mlxserve.api.responses.store import ResponseStore, StoredResponse
-from mlxserve.api.server.sse import named_event
 from mlxserve.api.service import Service
 from mlxserve.errors import MlxServeError
-from mlxserve.request import FinishReason
-from mlxserve.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from mlxserve.chat import Delta
 
 
 class Responses:
@@ -49,7 +35,7 @@ class Responses:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/v1/responses", self.create, methods=["POST"]),
+            BodyRoute("/v1/responses", self.create, body=ResponsesRequest),
             Route("/v1/responses/{id}", self.get, methods=["GET"]),
             Route("/v1/responses/{id}", self.delete, methods=["DELETE"]),
             Route("/v1/responses/{id}/input_items", self.input_items, methods=["GET"]),
@@ -103,7 +89,7 @@ class Responses:
         asked = new.after(self._earlier(request, new.previous_response_id))
         params = asked.sampling(self._service.chat.default_params)
         turn = asked.turn()
-        reply = Reply(
+        reply = ResponseReply(
             id=request_id(request),
             created=int(time.time()),
             model=self._service.chat.model_name,
@@ -140,124 +126,6 @@ class Responses:
         items = [*asked.input, *answered]
         size = sum(len(item.model_dump_json()) for item in items) + len(encode_json(response))
         self._store.put(StoredResponse(owner, response, items, size, asked.previous_response_id))
-
-
-@dataclass(slots=True, kw_only=True)
-class Reply:
-    """One response under way: its output so far, and the number of the next event."""
-
-    id: str
-    created: int
-    model: str
-    asked: ResponsesRequest
-    params: SamplingParams
-    on_end: Callable[[dict[str, Any]], None]
-    _number: int = 0
-    _output: Output = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._output = Output(self.id, self.asked.addresses)
-
-    async def frames(self, answers: Answers) -> AsyncGenerator[bytes, None]:
-        """The events of one stream. An engine's error ends it as `response.failed`."""
-        yield b"".join(self.opening())
-        try:
-            async with aclosing(answers.deltas()) as deltas:
-                async for _, delta in deltas:
-                    frames = b"".join(self.more(delta))
-                    if delta.finish_reason is not None:
-                        frames += b"".join(self.closing(delta.finish_reason, answers.tokens))
-                    if frames:
-                        yield frames
-        except MlxServeError as error:
-            yield self.failed(from_engine(error))
-
-    async def whole(self, answers: Answers) -> dict[str, Any]:
-        """The same output, without the events."""
-        async with aclosing(answers.deltas()) as deltas:
-            async for _, delta in deltas:
-                for _event in self._output.push(delta):
-                    pass
-        status = _status(delta.finish_reason)
-        for _event in self._output.finish(status):
-            pass
-        return self._ended(status, answers.tokens)
-
-    # Events.
-
-    def opening(self) -> Iterator[bytes]:
-        yield self._event("created", response=self._response("in_progress"))
-        yield self._event("in_progress", response=self._response("in_progress"))
-
-    def keepalive(self) -> bytes:
-        """A real event: some clients give up on a stream that only sends comments."""
-        return self._event("in_progress", response=self._response("in_progress"))
-
-    def more(self, delta: Delta) -> Iterator[bytes]:
-        for kind, data in self._output.push(delta):
-            yield self._event(kind, **data)
-
-    def closing(self, reason: FinishReason | None, tokens: Tokens) -> Iterator[bytes]:
-        status = _status(reason)
-        for kind, data in self._output.finish(status):
-            yield self._event(kind, **data)
-        yield self._event(status, response=self._ended(status, tokens))
-
-    def failed(self, error: ApiError) -> bytes:
-        response = self._response("failed")
-        response["error"] = {"code": "server_error", "message": error.message}
-        return self._event("failed", response=response)
-
-    # Objects.
-
-    def _ended(self, status: str, tokens: Tokens) -> dict[str, Any]:
-        response = self._response(status)
-        if status == "incomplete":
-            response["incomplete_details"] = {"reason": "max_output_tokens"}
-        response["output"] = self._output.whole(status)
-        response["usage"] = {
-            "input_tokens": tokens.prompt,
-            "input_tokens_details": {"cached_tokens": tokens.cached},
-            "output_tokens": tokens.completion,
-            "output_tokens_details": {"reasoning_tokens": tokens.reasoning},
-            "total_tokens": tokens.prompt + tokens.completion,
-            "cache": cache_report(tokens.cache),
-        }
-        self.on_end(response)
-        return response
-
-    def _response(self, status: str) -> dict[str, Any]:
-        return {
-            "id": f"resp_{self.id}",
-            "object": "response",
-            "created_at": self.created,
-            "status": status,
-            "error": None,
-            "incomplete_details": None,
-            "instructions": self.asked.instructions,
-            "max_output_tokens": self.asked.max_output_tokens,
-            "metadata": self.asked.metadata or {},
-            "model": self.model,
-            "output": [],
-            "previous_response_id": self.asked.previous_response_id,
-            "reasoning": {"effort": self.asked.effort, "summary": None},
-            "store": self.asked.store is not False,
-            "temperature": self.params.temperature,
-            **self.asked.echo(),
-            "top_p": self.params.top_p,
-            "truncation": "disabled",
-            "usage": None,
-        }
-
-    def _event(self, kind: str, **data: Any) -> bytes:
-        number = self._number
-        self._number += 1
-        kind = f"response.{kind}"
-        return named_event(kind, {"type": kind, "sequence_number": number, **data})
-
-
-def _status(reason: FinishReason | None) -> str:
-    return "incomplete" if reason is FinishReason.LENGTH else "completed"
 
 
 def page_of(items: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:

@@ -9,23 +9,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
 
 from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, items, text
-from mlxserve.api.bodies.request_body import NotYet, Strict
+from mlxserve.api.bodies.generation import MAX_MAX_TOKENS, ToolGenerationFields
+from mlxserve.api.bodies.messages import MAX_MESSAGES
+from mlxserve.api.bodies.request_body import NotYet, StrictModel
 from mlxserve.api.bodies.structured import text_format
-from mlxserve.api.bodies.tools import (
-    MAX_TOOLS,
-    Budget,
-    Effort,
-    Name,
-    ToolChoiceField,
-    thinking_budget,
-    thinking_kwargs,
-    turn_of,
-)
+from mlxserve.api.bodies.tools import MAX_TOOLS, Effort, Name
 from mlxserve.api.errors import ApiError
-from mlxserve.api.openai.schema import MAX_MAX_TOKENS, MAX_MESSAGES, Generation, TemplateKwargs
 from mlxserve.api.responses.items import ToolAddress
 from mlxserve.sampling_params import Structure
-from mlxserve.text.parsing.turn import AssistantTurn
 
 _NEEDS: Mapping[str, tuple[str, ...]] = {
     "message": ("role",),
@@ -37,7 +28,7 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-class Item(Strict):
+class InputItem(StrictModel):
     """A message, a call, what a call returned, or reasoning. Each kind uses some of the fields."""
 
     type: Literal[
@@ -107,7 +98,7 @@ _ID_PREFIXES = {
 }
 
 
-def messages_of(items: Sequence[Item]) -> list[dict[str, Any]]:
+def messages_of(items: Sequence[InputItem]) -> list[dict[str, Any]]:
     """Messages for a template: an answer's reasoning, text and calls become one."""
     messages: list[dict[str, Any]] = []
     reasoning = ""
@@ -144,7 +135,7 @@ def _as_input(text: str) -> str:
     return json.dumps({"input": text}, ensure_ascii=False)
 
 
-class ResponsesTool(Strict):
+class ResponsesTool(StrictModel):
     """A function, a custom tool, or a namespace of them; what OpenAI's own servers would run is
     left out."""
 
@@ -206,7 +197,7 @@ _TEXT_INPUT = {
 }
 
 
-class Reasoning(Strict):
+class ReasoningOptions(StrictModel):
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
 
@@ -216,12 +207,12 @@ def _format(value: dict[str, Any] | None) -> dict[str, Any] | None:
     return value
 
 
-class TextOptions(Strict):
+class TextOptions(StrictModel):
     format: Annotated[dict[str, Any] | None, AfterValidator(_format)] = None
     verbosity: Literal["medium"] | None = None
 
 
-class ResponsesRequest(Generation):
+class ResponsesRequest(ToolGenerationFields):
     """The body of `POST /v1/responses`. Sampling fields it lacks are extensions."""
 
     NOT_YET: ClassVar[NotYet] = {
@@ -242,7 +233,7 @@ class ResponsesRequest(Generation):
     }
 
     input: Annotated[
-        list[Item],
+        list[InputItem],
         Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES),
         BeforeValidator(items),
     ]
@@ -251,13 +242,9 @@ class ResponsesRequest(Generation):
     store: bool | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_MAX_TOKENS)] | None = None
     metadata: dict[str, str] | None = None
-    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
     tools: Annotated[list[ResponsesTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
-    tool_choice: ToolChoiceField = None
-    parallel_tool_calls: bool | None = None
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
-    thinking_budget: Budget | None = None
 
     @property
     def unknown_fields(self) -> list[str]:
@@ -289,10 +276,6 @@ class ResponsesRequest(Generation):
     def effort(self) -> str | None:
         return self.reasoning.effort if self.reasoning is not None else None
 
-    @property
-    def template_kwargs(self) -> dict[str, bool | str]:
-        return thinking_kwargs(self.effort, self.chat_template_kwargs)
-
     def echo(self) -> dict[str, Any]:
         """What the reply says about how it was asked for."""
         choice = self.tool_choice
@@ -303,16 +286,7 @@ class ResponsesRequest(Generation):
             "tools": [tool.model_dump(exclude_none=True) for tool in self.tools or ()],
         }
 
-    def turn(self) -> AssistantTurn:
-        """Raises ApiError 400."""
-        return turn_of(
-            self.definitions,
-            self.tool_choice,
-            parallel=self.parallel_tool_calls,
-            thinking_budget=thinking_budget(self.thinking_budget, self.template_kwargs),
-        )
-
-    def after(self, earlier: Sequence[Item]) -> Self:
+    def after(self, earlier: Sequence[InputItem]) -> Self:
         """The same request at the end of a conversation. Raises ApiError 400."""
         if len(earlier) + len(self.input) > MAX_MESSAGES:
             raise ApiError(

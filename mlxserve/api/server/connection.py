@@ -19,8 +19,8 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, Request
 
 from mlxserve.api.config import ServerConfig
 from mlxserve.api.errors import ApiError, encode_json
-from mlxserve.api.server.open_connections import Crowd
-from mlxserve.api.server.retry_after import Turnover
+from mlxserve.api.server.open_connections import OpenConnections
+from mlxserve.api.server.retry_after import RetryAfter
 from mlxserve.api.server.sse import CHUNKS
 
 
@@ -80,13 +80,19 @@ class Connection(H11Protocol):
     """Made per connection by uvicorn; `limited` makes the class it is given."""
 
     limits: Limits
-    crowd: Crowd[Connection]
-    turnover: Turnover  # how fast replies end, after which a connection can make room
+    open_connections: OpenConnections[Connection]
+    retry_after: RetryAfter  # how fast replies end, after which a connection can make room
 
     @classmethod
     def limited(cls, limits: Limits) -> type[Connection]:
-        crowd: Crowd[Connection] = Crowd(limits.connections, limits.connections_per_address)
-        shared = {"limits": limits, "crowd": crowd, "turnover": Turnover()}
+        open_connections: OpenConnections[Connection] = OpenConnections(
+            limits.connections, limits.connections_per_address
+        )
+        shared = {
+            "limits": limits,
+            "open_connections": open_connections,
+            "retry_after": RetryAfter(),
+        }
         return type(cls.__name__, (cls,), shared)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -101,17 +107,17 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._wait_for(_Waiting.HEADER)
-        leaver = self.crowd.enter(self, self.client[0] if self.client else "")
+        leaver = self.open_connections.enter(self, self.client[0] if self.client else "")
         if leaver is not None:
             leaver.make_room()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._wait_for(self._what_is_missing())
-        self.crowd.set_idle(self, self._is_idle)
+        self.open_connections.set_idle(self, self._is_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.crowd.leave(self)
+        self.open_connections.leave(self)
         self._wait_for(None)
         super().connection_lost(exc)  # says that the client is gone, before writing goes on
         self.resume_writing()
@@ -130,8 +136,8 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self.turnover.ended()
-        self.crowd.set_idle(self, self._is_idle)
+        self.retry_after.ended()
+        self.open_connections.set_idle(self, self._is_idle)
         if not self.transport.is_closing():
             self._wait_for(self._what_is_missing())
 
@@ -142,7 +148,7 @@ class Connection(H11Protocol):
 
     def make_room(self) -> None:
         """Nothing is asked for here, and somebody else needs the place."""
-        message, headers = "Too many connections are open.", self.turnover.headers()
+        message, headers = "Too many connections are open.", self.retry_after.headers()
         self._refuse(ApiError(503, message, code="overloaded", headers=headers))
 
     def _with_chunks(self, app: ASGIApp) -> ASGIApp:

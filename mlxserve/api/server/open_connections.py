@@ -1,7 +1,7 @@
-"""Crowd: the open connections of a server, counted by address, and those that ask for nothing.
+"""The open connections of a server: counted by address, with the idle ones in order.
 
-Anybody can open sockets and say nothing. When there is no more room, the one that has been idle
-longest makes some: a crowd of the silent then costs those who ask nothing. Knows no socket.
+Anyone can open sockets and send nothing. When the server is full, the connection that has been idle
+longest is closed, so a flood of silent connections only displaces idle ones. Knows no socket.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Generic, TypeVar
 C = TypeVar("C", bound=Hashable)
 
 
-class Crowd(Generic[C]):
-    """Of at most `most` connections, and `most_per_address` from one address."""
+class OpenConnections(Generic[C]):
+    """At most `most` connections, `most_per_address` of them from one address."""
 
     def __init__(self, most: int, most_per_address: int) -> None:
         self._most = most
         self._most_per_address = most_per_address
         self._addresses: dict[C, str] = {}
         self._counts: Counter[str] = Counter()
-        self._idle: dict[C, None] = {}  # in the order in which they fell silent
+        self._idle: dict[C, None] = {}  # longest idle first
 
     def enter(self, connection: C, address: str) -> C | None:
-        """Count one more, idle as yet; returns which has to leave for that, perhaps this one."""
+        """Add a connection, idle at first. Returns the one to close for it, which may be itself."""
         leaver = self._leaver(connection, address)
         self._addresses[connection] = address
         self._counts[address] += 1
@@ -34,7 +34,7 @@ class Crowd(Generic[C]):
         return leaver
 
     def leave(self, connection: C) -> None:
-        """No-op for one that has left."""
+        """Does nothing for a connection that has left."""
         address = self._addresses.pop(connection, None)
         if address is None:
             return
@@ -44,7 +44,7 @@ class Crowd(Generic[C]):
             del self._counts[address]
 
     def set_idle(self, connection: C, is_idle: bool) -> None:
-        """Whether it waits for nothing of ours; idle again, it is the last to make room."""
+        """Idle: not waiting for a reply. A connection that becomes idle again is closed last."""
         if not is_idle:
             self._idle.pop(connection, None)
         elif connection in self._addresses:
@@ -52,7 +52,7 @@ class Crowd(Generic[C]):
 
     def _leaver(self, connection: C, address: str) -> C | None:
         if self._counts[address] >= self._most_per_address:
-            # The first, where one address has all; else a walk over at most `most`.
+            # The first if one address has them all; otherwise a walk over at most `most`.
             return next((c for c in self._idle if self._addresses[c] == address), connection)
         if len(self._addresses) >= self._most:
             return next(iter(self._idle), connection)

@@ -1,4 +1,4 @@
-"""Turnover: how fast places become free, and so when there is likely to be one where all are taken."""
+"""The Retry-After header, estimated from how fast places have become free."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from collections.abc import Callable
 from mlxserve.api.errors import ApiError
 from mlxserve.errors import QueueFull
 
-_LAST = 32  # ends that count: the pace of now, not of the whole day
-_LEAST, _MOST = 1.0, 60.0  # seconds that a client is told to wait
+_LAST = 32  # recent ends only: the current rate, not the whole day's
+_LEAST, _MOST = 1.0, 60.0  # seconds a client is told to wait
 
 
-class Turnover:
-    """One for each kind of place: answers, embeddings, connections. Lives in an event loop."""
+class RetryAfter:
+    """One for each kind of place: answers, embeddings, connections. Used in the event loop only."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._ends: deque[float] = deque(maxlen=_LAST)
 
     def ended(self) -> None:
-        """Something has made room."""
+        """A place became free."""
         self._ends.append(self._clock())
 
     def seconds(self) -> float:
-        """Between one end and the next, by the last few; they may have stopped coming since."""
+        """The mean time between recent ends, the time since the last one included."""
         if not self._ends:
             return _LEAST
         gap = (self._clock() - self._ends[0]) / len(self._ends)

@@ -64,7 +64,7 @@ def url_of(listener: socket.socket) -> str:
     return f"http://{host_header_name(host)}:{port}"
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """uvicorn's server with our protocol, our signals, and `stop_engine` in its shutdown.
 
     on_ready: called once it accepts connections
@@ -152,7 +152,7 @@ class Server(uvicorn.Server):
         await asyncio.gather(finished, return_exceptions=True)
 
 
-def serve(server: Server, listener: socket.socket) -> None:
+def serve(server: HttpServer, listener: socket.socket) -> None:
     """Runs until it is asked to stop. Raises AddressInUse when another began to listen first."""
     _allow_open_files()
     try:

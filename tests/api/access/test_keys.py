@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from mlxserve.api.access.keys import Key, KeyFile, Keyring, Scope, digest_of
-from mlxserve.api.access.policy import Access
+from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
 from mlxserve.errors import InvalidConfig
 
@@ -146,7 +146,7 @@ def test_a_new_key_of_an_old_name_is_somebody_else(file):
 
 def test_scopes_are_told_apart_on_the_routes(chat, file):
     user, admin = (file.create(scope, Scope(scope)) for scope in ("user", "admin"))
-    app = create_app(chat, access=Access(keys_file=file.path))
+    app = create_app(chat, access=AccessPolicy(keys_file=file.path))
     client = TestClient(app, base_url="http://127.0.0.1")
 
     def reset(key: str) -> int:

@@ -3,7 +3,7 @@ from starlette.testclient import TestClient
 
 from mlxserve.api.access.keys import Key, KeyFile, Scope
 from mlxserve.api.access.limits import KeyLimits
-from mlxserve.api.access.policy import Access
+from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
 from mlxserve.api.errors import ApiError
 
@@ -72,7 +72,7 @@ def test_a_keys_own_limits_go_before_the_servers():
 def test_a_limit_is_told_in_the_clients_terms(chat, tmp_path):
     file = KeyFile(tmp_path / "keys.json")
     headers = {"authorization": f"Bearer {file.create('small', Scope.USER, requests_per_minute=2)}"}
-    app = create_app(chat, access=Access(keys_file=file.path, max_requests_per_key=4))
+    app = create_app(chat, access=AccessPolicy(keys_file=file.path, max_requests_per_key=4))
     client = TestClient(app, base_url="http://127.0.0.1")
 
     def ask(**body):
@@ -90,6 +90,6 @@ def test_a_limit_is_told_in_the_clients_terms(chat, tmp_path):
 
 
 def test_without_keys_there_are_no_limits(chat):
-    app = create_app(chat, access=Access(max_requests_per_key=1))
+    app = create_app(chat, access=AccessPolicy(max_requests_per_key=1))
     client = TestClient(app, base_url="http://127.0.0.1")
     assert client.post("/v1/completions", json={"prompt": ["x"] * 5}).status_code == 200

@@ -3,14 +3,14 @@ from pathlib import Path
 import pytest
 
 from mlxserve.api.access.keys import KeyFile, Scope
-from mlxserve.api.access.policy import Access, keys_file, read_access
+from mlxserve.api.access.policy import AccessPolicy, keys_file, read_access
 from mlxserve.api.config import ServerConfig
 from mlxserve.errors import InvalidConfig
 
 KEY = "0123456789abcdef"
 
 
-def access_to(host: str, *, environment_key: str | None = None, **options) -> Access:
+def access_to(host: str, *, environment_key: str | None = None, **options) -> AccessPolicy:
     options = {"keys_file": "none", **options}
     return read_access(ServerConfig(host=host, **options), environment_key)
 
@@ -25,7 +25,7 @@ def key_file(tmp_path: Path) -> Path:
 
 def test_loopback_needs_no_key():
     for host in ("127.0.0.1", "localhost", "::1"):
-        assert access_to(host) == Access()
+        assert access_to(host) == AccessPolicy()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "studio.local", ""])

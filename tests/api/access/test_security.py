@@ -2,7 +2,7 @@ import pytest
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from mlxserve.api.access.policy import Access
+from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.access.security import is_loopback
 from mlxserve.api.app import create_app
 
@@ -12,7 +12,7 @@ PAGE = "https://chat.example"
 
 
 def client_of(chat, **access) -> TestClient:
-    app = create_app(chat, access=Access(**access))
+    app = create_app(chat, access=AccessPolicy(**access))
     return TestClient(app, base_url="http://127.0.0.1:8000")
 
 

@@ -6,14 +6,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlxserve.api.anthropic.reply import SIGNATURE, MessageShape
+from mlxserve.api.anthropic.reply import SIGNATURE, MessageReply
 from mlxserve.api.bodies.json_body import MAX_BODY_SIZE
 from mlxserve.errors import EngineStopped, OutOfMemory, PromptTooLong, QueueFull
 from mlxserve.hub.embedded import model_path
 from mlxserve.request import FinishReason
 from mlxserve.sampling_params import StructureKind
+from mlxserve.text.deltas import Delta, Usage
 from mlxserve.text.parsing.turn import ToolCallDelta, ToolChoice
 from mlxserve.text.tokenizer import Tokenizer
+from tests.api.fake_chat import HOLD
 
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
@@ -105,10 +107,10 @@ def test_a_stream_has_anthropics_events_in_order(client):
 
 
 def test_the_start_of_a_stream_says_what_was_cached(client, chat):
-    usage = chat.Usage(10, 1, 8)
+    usage = Usage(10, 1, 8)
     chat.script = [
-        chat.Delta("a", usage=usage),
-        chat.Delta("b", finish_reason=FinishReason.STOP, usage=chat.Usage(10, 2, 8)),
+        Delta("a", usage=usage),
+        Delta("b", finish_reason=FinishReason.STOP, usage=Usage(10, 2, 8)),
     ]
     start, *_, end, _stop = events_of(post(client, stream=True))
     first = start["message"]["usage"]
@@ -117,8 +119,8 @@ def test_the_start_of_a_stream_says_what_was_cached(client, chat):
 
 
 def test_while_nothing_comes_a_ping_follows_the_start_of_the_message():
-    shape = MessageShape(id="msg_1", model="fake", num_prompt=7, max_tokens=5)
-    first, again = shape.keepalive(), shape.keepalive()
+    reply = MessageReply(id="msg_1", model="fake", num_prompt=7, max_tokens=5)
+    first, again = reply.keepalive(), reply.keepalive()
     assert first.startswith(b"event: message_start\n")
     assert first.endswith(again)
     assert b'"input_tokens":7' in first
@@ -127,16 +129,16 @@ def test_while_nothing_comes_a_ping_follows_the_start_of_the_message():
 
 def mixed_answer(chat) -> list[Any]:
     return [
-        chat.Delta(reasoning="I "),
-        chat.Delta(reasoning="think."),
-        chat.Delta("Let me"),
-        chat.Delta(" look.", tool_calls=(ToolCallDelta(0, "call_1", "look"),)),
-        chat.Delta(tool_calls=(ToolCallDelta(0, arguments='{"at":'),)),
-        chat.Delta(tool_calls=(ToolCallDelta(0, arguments=' "é"}'),)),
-        chat.Delta(
+        Delta(reasoning="I "),
+        Delta(reasoning="think."),
+        Delta("Let me"),
+        Delta(" look.", tool_calls=(ToolCallDelta(0, "call_1", "look"),)),
+        Delta(tool_calls=(ToolCallDelta(0, arguments='{"at":'),)),
+        Delta(tool_calls=(ToolCallDelta(0, arguments=' "é"}'),)),
+        Delta(
             tool_calls=(ToolCallDelta(1, "call_2", "wait"),),
             finish_reason=FinishReason.TOOL_CALLS,
-            usage=chat.Usage(4, 9, 0),
+            usage=Usage(4, 9, 0),
         ),
     ]
 
@@ -221,16 +223,16 @@ def test_a_whole_message_is_its_folded_stream(client, chat, parts):
     for kind, piece in parts:
         if kind == "call":
             arguments = json.dumps({"x": piece})
-            script.append(chat.Delta(tool_calls=(ToolCallDelta(calls, f"call_{calls}", "f"),)))
+            script.append(Delta(tool_calls=(ToolCallDelta(calls, f"call_{calls}", "f"),)))
             cut = len(piece)
             script += [
-                chat.Delta(tool_calls=(ToolCallDelta(calls, arguments=part),))
+                Delta(tool_calls=(ToolCallDelta(calls, arguments=part),))
                 for part in (arguments[:cut], arguments[cut:])
             ]
             calls += 1
         else:
-            script.append(chat.Delta(**{kind: piece}))
-    last = chat.Delta(finish_reason=FinishReason.STOP, usage=chat.Usage(3, 5, 1))
+            script.append(Delta(**{kind: piece}))
+    last = Delta(finish_reason=FinishReason.STOP, usage=Usage(3, 5, 1))
     chat.script = [*script, last]
     whole = post(client).json()
     assert folded(events_of(post(client, stream=True))) == {**whole, "id": None}
@@ -241,8 +243,8 @@ def test_a_whole_message_is_its_folded_stream(client, chat, parts):
 
 def test_a_call_that_was_cut_says_that_its_input_is_no_json(client, chat):
     chat.script = [
-        chat.Delta(tool_calls=(ToolCallDelta(0, "call_1", "f", '{"a": "b'),)),
-        chat.Delta(finish_reason=FinishReason.LENGTH, usage=chat.Usage(4, 10, 0)),
+        Delta(tool_calls=(ToolCallDelta(0, "call_1", "f", '{"a": "b'),)),
+        Delta(finish_reason=FinishReason.LENGTH, usage=Usage(4, 10, 0)),
     ]
     message = post(client).json()
     assert message["content"][0]["input"] == {"INVALID_JSON": '{"a": "b'}
@@ -260,14 +262,14 @@ def test_a_call_that_was_cut_says_that_its_input_is_no_json(client, chat):
     ],
 )
 def test_the_reason_for_the_end_is_told(client, chat, reason, stop, num_tokens, expected):
-    usage = chat.Usage(4, num_tokens, 0)
-    chat.script = [chat.Delta("x", finish_reason=reason, usage=usage, stop=stop)]
+    usage = Usage(4, num_tokens, 0)
+    chat.script = [Delta("x", finish_reason=reason, usage=usage, stop=stop)]
     message = post(client, stop_sequences=["END"]).json()
     assert (message["stop_reason"], message["stop_sequence"]) == (expected, stop)
 
 
 def test_an_engine_that_ends_ends_the_stream_with_an_error_event(client, chat):
-    chat.script = [chat.Delta("a"), EngineStopped("The engine has stopped.")]
+    chat.script = [Delta("a"), EngineStopped("The engine has stopped.")]
     *_, last = events_of(post(client, stream=True))
     assert last["type"] == "error"
     assert last["error"]["type"] == "overloaded_error"
@@ -710,7 +712,7 @@ def test_a_bug_is_a_500_in_shape(client, chat):
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_hangs_up_aborts_its_message(start_server, chat, stream):
-    chat.script = [chat.Delta("a"), chat.HOLD]
+    chat.script = [Delta("a"), HOLD]
     data = json.dumps({**HELLO, "stream": stream}).encode()
     head = f"POST {MESSAGES} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", start_server().port), timeout=20) as peer:

@@ -11,10 +11,11 @@ import anthropic
 import pytest
 from pydantic import BaseModel
 
-from mlxserve.api.access.policy import Access
+from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.anthropic.reply import SIGNATURE
 from mlxserve.errors import EngineStopped, PromptTooLong, QueueFull
 from mlxserve.request import FinishReason
+from mlxserve.text.deltas import Delta, Usage
 from mlxserve.text.parsing.turn import ToolCallDelta
 
 HELLO: dict[str, Any] = {
@@ -127,13 +128,13 @@ def test_the_model_is_listed_as_anthropics_are(real, real_chat):
 
 def tool_call(chat: Any) -> list[Any]:
     return [
-        chat.Delta(reasoning="I should look."),
-        chat.Delta("One moment."),
-        chat.Delta(tool_calls=(ToolCallDelta(0, "call_1", "weather", '{"city"'),)),
-        chat.Delta(
+        Delta(reasoning="I should look."),
+        Delta("One moment."),
+        Delta(tool_calls=(ToolCallDelta(0, "call_1", "weather", '{"city"'),)),
+        Delta(
             tool_calls=(ToolCallDelta(0, arguments=': "Köln"}'),),
             finish_reason=FinishReason.TOOL_CALLS,
-            usage=chat.Usage(20, 9, 4),
+            usage=Usage(20, 9, 4),
         ),
     ]
 
@@ -211,7 +212,7 @@ def test_errors_are_the_clients_own(fake, chat):
 
 
 def test_a_stream_that_breaks_raises(fake, chat):
-    chat.script = [chat.Delta("a"), EngineStopped("The engine has stopped.")]
+    chat.script = [Delta("a"), EngineStopped("The engine has stopped.")]
     with (
         pytest.raises(anthropic.APIStatusError, match="has stopped"),
         fake.messages.stream(**HELLO) as stream,
@@ -220,7 +221,7 @@ def test_a_stream_that_breaks_raises(fake, chat):
 
 
 def test_a_key_is_shown_in_either_header(chat, start_server):
-    url = start_server(access=Access(api_keys=["k" * 32])).url
+    url = start_server(access=AccessPolicy(api_keys=["k" * 32])).url
     with anthropic.Anthropic(base_url=url, api_key="k" * 32) as client:
         assert client.messages.create(**HELLO).content[0].text == "Hello"
     with anthropic.Anthropic(base_url=url, auth_token="k" * 32) as client:
@@ -264,7 +265,7 @@ def test_a_tool_that_is_asked_for_is_called_with_what_its_schema_allows(real):
 
 
 def test_limits_and_refused_pages_are_the_clients_own_errors(chat, start_server):
-    access = Access(api_keys=["k" * 32], requests_per_minute_per_key=1)
+    access = AccessPolicy(api_keys=["k" * 32], requests_per_minute_per_key=1)
     url = start_server(access=access).url
     with anthropic.Anthropic(base_url=url, api_key="k" * 32, max_retries=0) as client:
         client.messages.create(**HELLO)

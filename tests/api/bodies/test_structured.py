@@ -11,6 +11,7 @@ from mlxserve.api.errors import ApiError
 from mlxserve.api.openai.schema import ChatRequest, CompletionRequest
 from mlxserve.errors import GrammarFailed
 from mlxserve.sampling_params import SamplingParams, StructureKind
+from mlxserve.text.deltas import Delta
 
 HELLO = [{"role": "user", "content": "Hello"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -114,7 +115,7 @@ def test_plain_completions_have_the_extension() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_grammar_that_fails_in_the_middle_is_an_error_of_the_request(client, chat, stream):
-    chat.script = [chat.Delta("He", (1,)), GrammarFailed("The grammar became too much work.")]
+    chat.script = [Delta("He", (1,)), GrammarFailed("The grammar became too much work.")]
     body = {"messages": HELLO, "stream": stream}
     reply = client.post("/v1/chat/completions", json=body)
     assert reply.status_code == (200 if stream else 400)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from starlette.testclient import TestClient
 
-from mlxserve.api.access.policy import Access
+from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
 from mlxserve.errors import EngineStopped, OutOfMemory, PrefixQuotaExceeded, QueueFull
 
@@ -14,7 +14,7 @@ RESIZE = "/api/v1/cache/resize"
 
 @pytest.fixture
 def keyed(chat):
-    app = create_app(chat, access=Access(api_keys=["a-key"]))
+    app = create_app(chat, access=AccessPolicy(api_keys=["a-key"]))
     return TestClient(app, base_url="http://127.0.0.1")
 
 

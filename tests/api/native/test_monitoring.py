@@ -5,13 +5,14 @@ from types import SimpleNamespace
 import pytest
 from starlette.testclient import TestClient
 
-from mlxserve.api.access.policy import Access
+from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
-from mlxserve.api.native.monitoring import MAX_MAPS, Looks, Native
-from mlxserve.api.native.page_map import PageMap
+from mlxserve.api.native.monitoring import MAX_MAPS, Monitoring, SharedSnapshots
+from mlxserve.api.native.page_map import PageMapFeed
 from mlxserve.api.server.drain import Drain
 from mlxserve.engine.snapshot import Phase, RequestView
 from mlxserve.request import CacheMiss, CacheReport, FinishReason
+from mlxserve.text.deltas import Delta, Usage
 
 KEYS = ["first-key", "second-key"]
 STATS = "/api/v1/kv/stats"
@@ -38,7 +39,7 @@ def seen(name: str, client: str = "", **changes) -> RequestView:
 
 @pytest.fixture
 def keyed(chat):
-    app = create_app(chat, access=Access(api_keys=KEYS))
+    app = create_app(chat, access=AccessPolicy(api_keys=KEYS))
     return TestClient(app, base_url="http://127.0.0.1")
 
 
@@ -128,7 +129,7 @@ def test_an_engine_that_has_ended_is_said_so(client, chat, path):
 
 def test_the_map_begins_with_everything_and_ends_with_the_engine(chat):
     async def scenario() -> list[bytes]:
-        frames = Native(chat, Drain())._frames(PageMap(lambda _: True))
+        frames = Monitoring(chat, Drain())._frames(PageMapFeed(lambda _: True))
         first = await anext(frames)
         chat.pages = bytes([4, 1, 2, 3, 1, 0, 0, 0])
         chat.answers.append(type("Open", (), {"is_closed": False}))  # the counters move
@@ -150,7 +151,7 @@ def test_an_engine_at_rest_is_not_asked_again(chat, monkeypatch):
     monkeypatch.setattr("mlxserve.api.native.monitoring.MAP_INTERVAL", 0.01)
 
     async def scenario() -> None:
-        frames = Native(chat, Drain())._frames(PageMap(lambda _: True))
+        frames = Monitoring(chat, Drain())._frames(PageMapFeed(lambda _: True))
         await anext(frames)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(frames), timeout=0.2)
@@ -179,10 +180,10 @@ def test_callers_at_the_same_moment_share_one_snapshot() -> None:
     async def scenario() -> None:
         engine = SlowEngine()
         engine.is_done.set()
-        looks = Looks(engine)
-        taken = await asyncio.gather(*(looks.take() for _ in range(9)))
+        snapshots = SharedSnapshots(engine)
+        taken = await asyncio.gather(*(snapshots.take() for _ in range(9)))
         assert len({id(one) for one in taken}) == 1
-        await looks.take()
+        await snapshots.take()
         assert engine.num_snapshots == 2
 
     asyncio.run(scenario())
@@ -193,11 +194,11 @@ def test_a_snapshot_is_never_older_than_the_call_for_it() -> None:
 
     async def scenario() -> None:
         engine = SlowEngine()
-        looks = Looks(engine)
-        early = asyncio.ensure_future(looks.take())
+        snapshots = SharedSnapshots(engine)
+        early = asyncio.ensure_future(snapshots.take())
         await engine.is_asked.wait()
         engine.num_pages = 6
-        late = [asyncio.ensure_future(looks.take()) for _ in range(3)]
+        late = [asyncio.ensure_future(snapshots.take()) for _ in range(3)]
         await asyncio.sleep(0)
         engine.is_done.set()
         assert (await early).num_pages == 1_000
@@ -210,8 +211,8 @@ def test_a_snapshot_is_never_older_than_the_call_for_it() -> None:
 def test_a_caller_who_leaves_does_not_take_the_snapshot_from_the_others() -> None:
     async def scenario() -> None:
         engine = SlowEngine()
-        looks = Looks(engine)
-        leaves, stays = (asyncio.ensure_future(looks.take()) for _ in range(2))
+        snapshots = SharedSnapshots(engine)
+        leaves, stays = (asyncio.ensure_future(snapshots.take()) for _ in range(2))
         await engine.is_asked.wait()
         leaves.cancel()
         await asyncio.sleep(0)
@@ -242,8 +243,8 @@ def test_the_number_of_maps_is_bounded(client, chat, monkeypatch):
 
 def test_usage_says_what_the_cache_did(client, chat):
     report = CacheReport(3, 48, 50, CacheMiss.NEW_TEXT)
-    usage = chat.Usage(100, 1, 48, cache=report)
-    chat.script = [chat.Delta("x", (1,), (), FinishReason.STOP, usage)]
+    usage = Usage(100, 1, 48, cache=report)
+    chat.script = [Delta("x", (1,), (), FinishReason.STOP, usage)]
     told = {"num_pages": 3, "num_tokens": 48, "differs_at": 50, "reason": "new_text"}
     hello = {"messages": [{"role": "user", "content": "Hi"}]}
     asked = [

@@ -6,7 +6,7 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxserve.api.native.page_map import LETTERS, MAX_RUNS, PageMap
+from mlxserve.api.native.page_map import LETTERS, MAX_RUNS, PageMapFeed
 from mlxserve.engine.snapshot import Phase, RequestView, Snapshot
 from mlxserve.stats import Memory, Stats
 
@@ -93,7 +93,7 @@ snapshots = st.builds(
 @settings(derandomize=True, database=None, max_examples=60, deadline=None)
 @given(st.lists(snapshots, min_size=1, max_size=6))
 def test_a_reader_of_the_events_knows_what_the_engine_knows(seen):
-    page_map, reader = PageMap(lambda _: True), Reader()
+    page_map, reader = PageMapFeed(lambda _: True), Reader()
     for one in seen:
         event = page_map.next_event(one)
         if event is not None:
@@ -103,14 +103,14 @@ def test_a_reader_of_the_events_knows_what_the_engine_knows(seen):
 
 
 def test_nothing_is_sent_when_nothing_changes():
-    page_map = PageMap(lambda _: True)
+    page_map = PageMapFeed(lambda _: True)
     same = snapshot(bytes(8), holder("a", (1, 2)))
     assert page_map.next_event(same)
     assert page_map.next_event(same) is None
 
 
 def test_the_format_is_the_one_that_is_written_down():
-    page_map = PageMap(lambda _: True)
+    page_map = PageMapFeed(lambda _: True)
     first = snapshot(bytes([4, 4, 1, 1, 1, 0, 0, 0]), holder("8f", (2, 3, 4)), holder("77", (2,)))
     frame = page_map.next_event(first)
     assert frame == (
@@ -128,7 +128,7 @@ def test_the_format_is_the_one_that_is_written_down():
 
 
 def test_requests_of_others_are_left_out_and_their_pages_are_not():
-    page_map = PageMap(lambda one: one.client == "me")
+    page_map = PageMapFeed(lambda one: one.client == "me")
     reader = Reader()
     pages = bytes([1, 1, 0, 0])
     reader.read(page_map.next_event(snapshot(pages, holder("a", (0,), "me"), holder("b", (1,)))))
@@ -138,7 +138,7 @@ def test_requests_of_others_are_left_out_and_their_pages_are_not():
 
 def test_what_does_not_fit_into_one_event_comes_with_the_next():
     scattered = tuple(range(0, 4 * MAX_RUNS, 2))
-    page_map, reader = PageMap(lambda _: True), Reader()
+    page_map, reader = PageMapFeed(lambda _: True), Reader()
     seen = snapshot(bytes(4 * MAX_RUNS), holder("a", scattered), holder("b", scattered[::-1]))
     sizes = []
     while (event := page_map.next_event(seen)) is not None:
@@ -150,7 +150,7 @@ def test_what_does_not_fit_into_one_event_comes_with_the_next():
 
 
 def test_another_number_of_pages_starts_over() -> None:
-    page_map, reader = PageMap(lambda _: True), Reader()
+    page_map, reader = PageMapFeed(lambda _: True), Reader()
     for pages, tables in (
         (bytes([1, 1, 1, 0, 0, 0]), {"a": (0, 1), "b": (2,)}),
         (bytes([1, 1, 0]), {"a": (0, 1)}),

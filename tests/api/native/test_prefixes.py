@@ -1,7 +1,7 @@
 import pytest
 from starlette.testclient import TestClient
 
-from mlxserve.api.access.policy import Access
+from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
 from mlxserve.api.native.prefixes import MAX_PREFIXES
 
@@ -83,7 +83,7 @@ def test_the_number_of_prefixes_is_bounded_but_old_ones_can_be_replaced(client, 
 
 def test_a_prefix_belongs_to_its_key(chat):
     keys = ["first-key", "second-key"]
-    app = create_app(chat, access=Access(api_keys=keys))
+    app = create_app(chat, access=AccessPolicy(api_keys=keys))
     client = TestClient(app, base_url="http://127.0.0.1")
     first, second = ({"authorization": f"Bearer {key}"} for key in keys)
     client.put("/v1/prefixes/mine", json={"prompt": "abc"}, headers=first)

@@ -10,7 +10,7 @@ import pytest
 
 from mlxserve.api.openai import embeddings
 from mlxserve.api.openai.embeddings import MAX_TOKENS
-from mlxserve.api.server.retry_after import Turnover
+from mlxserve.api.server.retry_after import RetryAfter
 from mlxserve.errors import EngineStopped, InvalidParameter
 from mlxserve.request import Pooling
 
@@ -124,7 +124,7 @@ def test_texts_of_several_clients_are_computed_in_turn(client, chat):
 
 def test_who_finds_the_queue_full_is_told_when_there_may_be_room(start_server, chat, monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(embeddings, "Turnover", lambda: Turnover(lambda: clock[0]))
+    monkeypatch.setattr(embeddings, "RetryAfter", lambda: RetryAfter(lambda: clock[0]))
     monkeypatch.setattr(embeddings, "MAX_WAITING", 1)
     server = start_server()
     ask = partial(httpx.post, server.url + PATH, json={"input": "Hi"}, timeout=30)

@@ -16,6 +16,7 @@ from mlxserve.errors import (
     UnknownPrefix,
 )
 from mlxserve.request import FinishReason, TokenLogprob
+from mlxserve.text.deltas import Delta, Usage
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -124,12 +125,12 @@ def test_completion_logprobs_have_openais_shape(client):
 
 def test_an_impossible_token_has_a_finite_logprob(client, chat):
     chat.script = [
-        chat.Delta(
+        Delta(
             "H",
             (72,),
             (TokenLogprob(72, 0.0, ((255, -math.inf),)),),
             FinishReason.LENGTH,
-            chat.Usage(1, 1, 0),
+            Usage(1, 1, 0),
         )
     ]
     content = client.post(CHAT, json={**HELLO, "logprobs": True, "top_logprobs": 1}).json()
@@ -242,8 +243,8 @@ def test_when_one_of_many_is_refused_none_is_left_running(client, chat):
 
 
 def test_text_held_back_makes_no_chunk(client, chat):
-    usage = chat.Usage(1, 2, 0)
-    chat.script = [chat.Delta("", (1,)), chat.Delta("x", (2,), (), FinishReason.STOP, usage)]
+    usage = Usage(1, 2, 0)
+    chat.script = [Delta("", (1,)), Delta("x", (2,), (), FinishReason.STOP, usage)]
     *chunks, _ = events(client.post(CHAT, json={**HELLO, "stream": True}).text)
     contents = [chunk["choices"][0]["delta"].get("content") for chunk in chunks]
     assert contents == ["", "x", None]
@@ -251,7 +252,7 @@ def test_text_held_back_makes_no_chunk(client, chat):
 
 def test_a_stream_survives_readers_that_split_lines_at_anything(client, chat):
     text = "a\u2028b\u2029c\x85d\r\ne\x0bf\x0cg\x1ch\ni"
-    chat.script = [chat.Delta(text, (1,), (), FinishReason.STOP, chat.Usage(1, 1, 0))]
+    chat.script = [Delta(text, (1,), (), FinishReason.STOP, Usage(1, 1, 0))]
     stream = client.post(CHAT, json={**HELLO, "stream": True}).text
     chunks = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
     assert chunks[1]["choices"][0]["delta"]["content"] == text
@@ -259,7 +260,7 @@ def test_a_stream_survives_readers_that_split_lines_at_anything(client, chat):
 
 
 def test_an_engine_that_dies_ends_the_stream_with_an_error_and_no_done(client, chat):
-    chat.script = [chat.Delta("Hel", (72,)), EngineStopped("The engine has stopped.")]
+    chat.script = [Delta("Hel", (72,)), EngineStopped("The engine has stopped.")]
     *chunks, last = events(client.post(CHAT, json={**HELLO, "stream": True}).text)
     assert chunks[1]["choices"][0]["delta"] == {"content": "Hel"}
     assert last == {
@@ -274,8 +275,8 @@ def test_an_engine_that_dies_ends_the_stream_with_an_error_and_no_done(client, c
 
 @pytest.mark.parametrize("end", [[], ["abort"]])
 def test_an_answer_without_a_real_end_is_an_error(client, chat, end):
-    aborted = chat.Delta("", (), (), FinishReason.ABORT, chat.Usage(1, 1, 0))
-    chat.script = [chat.Delta("Hel", (72,)), *(aborted for _ in end)]
+    aborted = Delta("", (), (), FinishReason.ABORT, Usage(1, 1, 0))
+    chat.script = [Delta("Hel", (72,)), *(aborted for _ in end)]
     assert client.post(CHAT, json=HELLO).status_code == 503
     assert "error" in events(client.post(CHAT, json={**HELLO, "stream": True}).text)[-1]
 

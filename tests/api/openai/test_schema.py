@@ -3,13 +3,9 @@ from typing import Any
 import pytest
 
 from mlxserve.api.bodies.fields import MAX_LOGIT_BIASES, MAX_PROMPTS
+from mlxserve.api.bodies.messages import MAX_MESSAGES
 from mlxserve.api.errors import ApiError
-from mlxserve.api.openai.schema import (
-    COMPLETION_MAX_TOKENS,
-    MAX_MESSAGES,
-    ChatRequest,
-    CompletionRequest,
-)
+from mlxserve.api.openai.schema import COMPLETION_MAX_TOKENS, ChatRequest, CompletionRequest
 from mlxserve.sampling_params import SamplingParams
 
 DEFAULTS = SamplingParams(temperature=0.7, top_k=20)

@@ -7,14 +7,14 @@ from typing import Any
 import openai
 import pytest
 
-from mlxserve.api.access.policy import Access
+from mlxserve.api.access.policy import AccessPolicy
 
 ALICE, BOB = "a" * 32, "b" * 32
 
 
 @pytest.fixture(scope="module")
 def url(serve_real: Callable[..., Any]) -> Iterator[str]:
-    with serve_real(access=Access(api_keys=[ALICE, BOB])) as server:
+    with serve_real(access=AccessPolicy(api_keys=[ALICE, BOB])) as server:
         yield f"{server.url}/v1"
 
 

@@ -6,6 +6,7 @@ import pytest
 from mlxserve.api.bodies.tools import MAX_TOOLS
 from mlxserve.errors import EngineStopped, QueueFull
 from mlxserve.request import FinishReason
+from mlxserve.text.deltas import Delta, Usage
 from mlxserve.text.parsing.turn import ToolCallDelta
 
 PATH = "/v1/responses"
@@ -83,7 +84,7 @@ def test_a_stream_has_openais_order(client):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_was_cut_is_incomplete(client, chat, stream):
-    chat.script = [chat.Delta("He", (1,), (), FinishReason.LENGTH, chat.Usage(1, 1, 0))]
+    chat.script = [Delta("He", (1,), (), FinishReason.LENGTH, Usage(1, 1, 0))]
     reply = client.post(PATH, json={**HELLO, "max_output_tokens": 1, "stream": stream})
     response = events(reply.text)[-1]["response"] if stream else reply.json()
     assert response["status"] == "incomplete"
@@ -95,7 +96,7 @@ def test_an_answer_that_was_cut_is_incomplete(client, chat, stream):
 
 
 def test_an_answer_without_text_is_still_an_item(client, chat):
-    chat.script = [chat.Delta("", (1,), (), FinishReason.STOP, chat.Usage(1, 1, 0))]
+    chat.script = [Delta("", (1,), (), FinishReason.STOP, Usage(1, 1, 0))]
     found = events(client.post(PATH, json={**HELLO, "stream": True}).text)
     kinds = [event["type"] for event in found]
     assert "response.output_item.added" in kinds
@@ -104,7 +105,7 @@ def test_an_answer_without_text_is_still_an_item(client, chat):
 
 
 def test_an_engine_that_dies_ends_the_stream_as_failed(client, chat):
-    chat.script = [chat.Delta("Hel", (72,)), EngineStopped("The engine has stopped.")]
+    chat.script = [Delta("Hel", (72,)), EngineStopped("The engine has stopped.")]
     last = events(client.post(PATH, json={**HELLO, "stream": True}).text)[-1]
     assert last["type"] == "response.failed"
     assert last["response"]["status"] == "failed"
@@ -292,7 +293,7 @@ def test_a_conversation_without_its_beginning_is_not_gone_on_with(client):
 
 
 def test_a_response_that_failed_is_not_kept(client, chat):
-    chat.script = [chat.Delta("a"), EngineStopped("The engine has stopped.")]
+    chat.script = [Delta("a"), EngineStopped("The engine has stopped.")]
     body = events(client.post(PATH, json={**HELLO, "stream": True}).text)[-1]["response"]
     assert not_found(client.get(f"{PATH}/{body['id']}"), "id")
 
@@ -308,20 +309,20 @@ TOOLS = [
 
 def thinking_and_calling(chat) -> list[Any]:
     return [
-        chat.Delta(reasoning="Hm"),
-        chat.Delta("I look.", reasoning="."),
-        chat.Delta(tool_calls=(ToolCallDelta(0, "call_a", "look"),)),
-        chat.Delta(tool_calls=(ToolCallDelta(0, arguments='{"at":'),)),
-        chat.Delta(
+        Delta(reasoning="Hm"),
+        Delta("I look.", reasoning="."),
+        Delta(tool_calls=(ToolCallDelta(0, "call_a", "look"),)),
+        Delta(tool_calls=(ToolCallDelta(0, arguments='{"at":'),)),
+        Delta(
             tool_calls=(
                 ToolCallDelta(0, arguments="1}"),
                 ToolCallDelta(1, "call_b", "patch", '{"input": "a\\n'),
             )
         ),
-        chat.Delta(
+        Delta(
             tool_calls=(ToolCallDelta(1, arguments='b"}'),),
             finish_reason=FinishReason.TOOL_CALLS,
-            usage=chat.Usage(3, 9, 0, reasoning_tokens=2),
+            usage=Usage(3, 9, 0, reasoning_tokens=2),
         ),
     ]
 
@@ -389,14 +390,14 @@ CRM = {
 
 def test_tools_of_a_namespace_are_called_by_both_names_and_remembered(client, chat):
     chat.script = [
-        chat.Delta(
+        Delta(
             tool_calls=(
                 ToolCallDelta(0, "call_a", "crm.find", "{}"),
                 ToolCallDelta(1, "call_b", "crm.note", '{"input": "x"}'),
                 ToolCallDelta(2, "call_c", "look", "{}"),
             ),
             finish_reason=FinishReason.TOOL_CALLS,
-            usage=chat.Usage(3, 9, 0),
+            usage=Usage(3, 9, 0),
         )
     ]
     reply = client.post(PATH, json={**HELLO, "tools": [CRM, TOOLS[0]]}).json()
@@ -515,19 +516,19 @@ def test_a_format_of_text_is_a_structure_and_is_told_again(client, chat):
 
 def answers_of_every_kind(chat: Any) -> dict[str, list[Any]]:
     def end(reason: FinishReason, **fields: Any) -> Any:
-        return chat.Delta(finish_reason=reason, usage=chat.Usage(3, 5, 1), **fields)
+        return Delta(finish_reason=reason, usage=Usage(3, 5, 1), **fields)
 
     opened = ToolCallDelta(0, "call_1", "look", '{"at": "')
     return {
         "nothing": [end(FinishReason.STOP)],
-        "thinking alone": [chat.Delta(reasoning="Hm."), end(FinishReason.LENGTH)],
+        "thinking alone": [Delta(reasoning="Hm."), end(FinishReason.LENGTH)],
         "all of it": [
-            chat.Delta(reasoning="Hm."),
-            chat.Delta("Well."),
-            chat.Delta(tool_calls=(opened, ToolCallDelta(0, arguments='here"}'))),
+            Delta(reasoning="Hm."),
+            Delta("Well."),
+            Delta(tool_calls=(opened, ToolCallDelta(0, arguments='here"}'))),
             end(FinishReason.TOOL_CALLS),
         ],
-        "a call that was cut": [chat.Delta(tool_calls=(opened,)), end(FinishReason.LENGTH)],
+        "a call that was cut": [Delta(tool_calls=(opened,)), end(FinishReason.LENGTH)],
     }
 
 

@@ -13,7 +13,9 @@ import pytest
 
 from mlxserve.api.server import connection
 from mlxserve.api.server.connection import Limits
-from mlxserve.api.server.retry_after import Turnover
+from mlxserve.api.server.retry_after import RetryAfter
+from mlxserve.text.deltas import Delta
+from tests.api.fake_chat import HOLD
 
 CHAT = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -193,7 +195,7 @@ def test_a_second_request_on_a_connection_has_its_own_deadline(start_server):
 
 
 def test_a_slow_answer_is_not_a_slow_request(start_server, chat):
-    chat.script = [chat.HOLD, *chat.reply([1])]
+    chat.script = [HOLD, *chat.reply([1])]
     body = b'{"messages": [{"role": "user", "content": "x"}]}'
     with Peer(start_server(limits=Limits(header=0.1, body=0.1)).port) as peer:
         peer.send(CHAT + b"Content-Length: %d\r\n\r\n" % len(body) + body)
@@ -206,7 +208,7 @@ def test_a_slow_answer_is_not_a_slow_request(start_server, chat):
 
 
 def test_a_reader_that_stalls_is_cut_off_and_its_answer_closed(start_server, chat):
-    chat.script = [chat.Delta("x" * 1_000_000, (1,))] * 40 + [chat.HOLD]
+    chat.script = [Delta("x" * 1_000_000, (1,))] * 40 + [HOLD]
     body = b'{"messages": [{"role": "user", "content": "x"}], "stream": true}'
     port = start_server(limits=Limits(write=0.3)).port
     with Peer(port) as peer:
@@ -239,7 +241,7 @@ def test_a_stream_is_framed_as_its_reader_can_read_it(start_server, version):
 
 
 def test_connections_beyond_the_cap_are_a_503(start_server, chat):
-    chat.script = [chat.Delta("one", (1,)), chat.HOLD, *chat.reply([1])]
+    chat.script = [Delta("one", (1,)), HOLD, *chat.reply([1])]
     body = b'{"messages": [{"role": "user", "content": "x"}], "stream": true}'
     port = start_server(limits=Limits(connections=4, connections_per_address=3)).port
     with contextlib.ExitStack() as sockets:
@@ -263,8 +265,8 @@ def test_connections_beyond_the_cap_are_a_503(start_server, chat):
 
 def test_a_connection_too_many_is_told_when_one_may_be_free(start_server, chat, monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(connection, "Turnover", lambda: Turnover(lambda: clock[0]))
-    chat.script = [chat.Delta("one", (1,)), chat.HOLD, *chat.reply([1])]
+    monkeypatch.setattr(connection, "RetryAfter", lambda: RetryAfter(lambda: clock[0]))
+    chat.script = [Delta("one", (1,)), HOLD, *chat.reply([1])]
     body = b'{"messages": [{"role": "user", "content": "x"}], "stream": true}'
     port = start_server(limits=Limits(connections=1)).port
     for _ in range(3):
@@ -283,7 +285,7 @@ def test_a_connection_too_many_is_told_when_one_may_be_free(start_server, chat, 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_hangs_up_aborts_its_answer(start_server, chat, stream):
-    chat.script = [chat.Delta("one", (1,)), chat.HOLD]
+    chat.script = [Delta("one", (1,)), HOLD]
     body = json.dumps({"messages": [{"role": "user", "content": "x"}], "stream": stream}).encode()
     port = start_server().port
     with Peer(port) as peer:
@@ -296,7 +298,7 @@ def test_a_client_that_hangs_up_aborts_its_answer(start_server, chat, stream):
 
 
 def test_a_storm_of_resets_leaves_nothing_running(start_server, chat):
-    chat.script = [chat.Delta("one", (1,)), chat.HOLD]
+    chat.script = [Delta("one", (1,)), HOLD]
     body = b'{"messages": [{"role": "user", "content": "x"}], "stream": true}'
     port = start_server().port
     for _ in range(50):
@@ -314,7 +316,7 @@ FLOOD = 5_000
 FLOODED = """
 import logging, sys
 from mlxserve.api.server.drain import Drain
-from mlxserve.api.server.server import Server, bind, serve
+from mlxserve.api.server.server import HttpServer, bind, serve
 
 async def app(scope, receive, send):
     while (await receive()).get("more_body"):
@@ -324,7 +326,7 @@ async def app(scope, receive, send):
 
 listener = bind("127.0.0.1", 0)
 ready = lambda: print(listener.getsockname()[1], flush=True)
-serve(Server(app, on_ready=ready, stop_engine=int, drain=Drain(), drain_seconds=0), listener)
+serve(HttpServer(app, on_ready=ready, stop_engine=int, drain=Drain(), drain_seconds=0), listener)
 """
 
 

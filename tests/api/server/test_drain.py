@@ -6,6 +6,8 @@ from starlette.testclient import TestClient
 
 from mlxserve.api.app import create_app
 from mlxserve.api.server.drain import Drain
+from mlxserve.text.deltas import Delta, Usage
+from tests.api.fake_chat import HOLD
 
 
 def test_an_ending_server_refuses_new_work_and_still_tells_how_it_is(chat):
@@ -39,8 +41,8 @@ def test_it_is_finished_when_nothing_is_under_way():
 
 
 def test_answers_under_way_finish_while_new_work_is_refused(start_server, chat):
-    usage = chat.Usage(1, 1, 0)
-    chat.script = [chat.HOLD, chat.Delta("done", (1,), (), "stop", usage)]
+    usage = Usage(1, 1, 0)
+    chat.script = [HOLD, Delta("done", (1,), (), "stop", usage)]
     server = start_server(drain_seconds=60)
     replies = []
 

@@ -5,56 +5,56 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxserve.api.server.open_connections import Crowd
+from mlxserve.api.server.open_connections import OpenConnections
 
 HOME, AWAY = "127.0.0.1", "10.0.0.2"
 
 
 def test_the_one_that_is_idle_longest_makes_room() -> None:
-    crowd = Crowd[str](3, 3)
-    assert [crowd.enter(name, HOME) for name in "abc"] == [None, None, None]
-    crowd.set_idle("a", False)
-    assert crowd.enter("d", HOME) == "b"
-    crowd.set_idle("a", True)  # idle again: behind the others
-    assert [crowd.enter(name, AWAY) for name in "efg"] == ["c", "d", "a"]
+    open_connections = OpenConnections[str](3, 3)
+    assert [open_connections.enter(name, HOME) for name in "abc"] == [None, None, None]
+    open_connections.set_idle("a", False)
+    assert open_connections.enter("d", HOME) == "b"
+    open_connections.set_idle("a", True)  # idle again: behind the others
+    assert [open_connections.enter(name, AWAY) for name in "efg"] == ["c", "d", "a"]
 
 
 def test_where_all_are_busy_the_newcomer_leaves() -> None:
-    crowd = Crowd[str](2, 2)
+    open_connections = OpenConnections[str](2, 2)
     for name in "ab":
-        crowd.enter(name, HOME)
-        crowd.set_idle(name, False)
-    assert crowd.enter("c", HOME) == "c"
-    crowd.leave("a")
-    assert crowd.enter("d", HOME) is None
+        open_connections.enter(name, HOME)
+        open_connections.set_idle(name, False)
+    assert open_connections.enter("c", HOME) == "c"
+    open_connections.leave("a")
+    assert open_connections.enter("d", HOME) is None
 
 
 def test_an_address_takes_no_room_from_another() -> None:
-    crowd = Crowd[str](4, 2)
-    crowd.enter("guest", AWAY)
-    assert [crowd.enter(name, HOME) for name in "abc"] == [None, None, "a"]
-    crowd.set_idle("b", False)
-    crowd.set_idle("c", False)
-    assert crowd.enter("d", HOME) == "d"
-    assert crowd.enter("another guest", AWAY) is None
+    open_connections = OpenConnections[str](4, 2)
+    open_connections.enter("guest", AWAY)
+    assert [open_connections.enter(name, HOME) for name in "abc"] == [None, None, "a"]
+    open_connections.set_idle("b", False)
+    open_connections.set_idle("c", False)
+    assert open_connections.enter("d", HOME) == "d"
+    assert open_connections.enter("another guest", AWAY) is None
 
 
 @settings(derandomize=True, database=None, max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from("eilb"), st.integers(0, 9), st.sampled_from("xy"))))
 def test_there_are_never_more_than_allowed(steps: list[tuple[str, int, str]]) -> None:
-    crowd = Crowd[int](4, 3)
+    open_connections = OpenConnections[int](4, 3)
     inside: dict[int, str] = {}
     for what, who, address in steps:
         if what == "e" and who not in inside:
             inside[who] = address
-            inside.pop(crowd.enter(who, address), None)  # type: ignore[arg-type]
+            inside.pop(open_connections.enter(who, address), None)  # type: ignore[arg-type]
         elif what == "l":
-            crowd.leave(who)
+            open_connections.leave(who)
             inside.pop(who, None)
         else:
-            crowd.set_idle(who, what == "i")
+            open_connections.set_idle(who, what == "i")
         assert len(inside) <= 4
         assert all(list(inside.values()).count(place) <= 3 for place in "xy")
-        assert crowd._addresses == inside
-        assert set(crowd._idle) <= set(inside)
-        assert sum(crowd._counts.values()) == len(inside)
+        assert open_connections._addresses == inside
+        assert set(open_connections._idle) <= set(inside)
+        assert sum(open_connections._counts.values()) == len(inside)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlxserve.api.server import retry_after
-from mlxserve.api.server.retry_after import Turnover
+from mlxserve.api.server.retry_after import RetryAfter
 from mlxserve.errors import QueueFull
 
 
@@ -23,11 +23,11 @@ def test_a_full_queue_has_room_when_the_next_answer_ends(
     ends: list[float], now: float, seconds: float
 ) -> None:
     clock = [0.0]
-    turnover = Turnover(lambda: clock[0])
+    retry_after = RetryAfter(lambda: clock[0])
     for clock[0] in ends:
-        turnover.ended()
+        retry_after.ended()
     clock[0] = now
-    refusal = turnover.refusal(QueueFull("it is full"))
+    refusal = retry_after.refusal(QueueFull("it is full"))
     assert float(refusal.headers["retry-after-ms"]) == seconds * 1_000
     assert int(refusal.headers["retry-after"]) == -(-seconds // 1)
 

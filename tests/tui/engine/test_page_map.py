@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxserve.api.native.page_map import PageMap as ServerMap
+from mlxserve.api.native.page_map import PageMapFeed
 from tui.engine.page_map import PageMapReplica, UnreadableMap
 
 
@@ -120,7 +120,7 @@ def test_what_the_server_encodes_is_read_as_it_was(
 ) -> None:
     import json
 
-    theirs, ours = ServerMap(lambda _: True), PageMapReplica()
+    theirs, ours = PageMapFeed(lambda _: True), PageMapReplica()
     for pages, holders in moments:
         moment = SimpleNamespace(
             page_size=32,

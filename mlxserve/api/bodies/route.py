@@ -1,0 +1,26 @@
+"""A route together with the model of its body."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mlxserve.api.bodies.request_body import RequestBody
+
+
+class BodyRoute(Route):
+    """A route that needs a JSON body. `body` is the model that validates it."""
+
+    def __init__(
+        self,
+        path: str,
+        endpoint: Callable[[Request], Awaitable[Response]],
+        *,
+        body: type[RequestBody],
+        method: str = "POST",
+    ) -> None:
+        super().__init__(path, endpoint, methods=[method])
+        self.body = body

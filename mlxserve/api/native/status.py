@@ -1,0 +1,77 @@
+"""`/health`, `/ready`, `/metrics` and `/version`: the routes that monitoring polls."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mlxserve.api.errors import RETRY_SOON, ApiError, json_response
+from mlxserve.api.metrics import Metrics
+from mlxserve.api.server.drain import Drain
+from mlxserve.version import __version__
+
+if TYPE_CHECKING:
+    from mlxserve.chat import Chat
+
+MAX_SILENCE = 30.0  # seconds; steps take a tenth of one, the longest on a slow machine a few
+
+
+class Status:
+    def __init__(self, chat: Chat, metrics: Metrics, drain: Drain) -> None:
+        self._chat = chat
+        self._metrics = metrics
+        self._drain = drain
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/health", self.health, methods=["GET"]),
+            Route("/ready", self.ready, methods=["GET"]),
+            Route("/metrics", self.metrics, methods=["GET"]),
+            Route("/version", self.version, methods=["GET"]),
+        ]
+
+    async def health(self, _request: Request) -> Response:
+        """Whether the engine lives; if not, only a restart helps. Told without a key."""
+        self._require_engine()
+        return json_response({"status": "ok"})
+
+    async def ready(self, _request: Request) -> Response:
+        """Whether a request would be answered now, and what it would wait behind."""
+        self._require_engine()
+        if self._drain.is_on:
+            raise self._drain.refusal()
+        silence = self._chat.seconds_since_beat()
+        if silence > MAX_SILENCE:
+            raise ApiError(
+                503,
+                f"The engine has ended no step for {silence:.0f} seconds.",
+                code="engine_stalled",
+                headers=RETRY_SOON,
+            )
+        stats = self._chat.stats()
+        return json_response(
+            {
+                "status": "ready",
+                "model": self._chat.model_name,
+                "num_requests_running": stats.scheduler.num_running,
+                "num_requests_waiting": stats.scheduler.num_waiting,
+                "kv_cache_usage_perc": stats.pool.usage,
+                "seconds_since_step": round(silence, 3),
+            }
+        )
+
+    async def version(self, _request: Request) -> Response:
+        return json_response({"version": __version__})
+
+    def _require_engine(self) -> None:
+        if not self._chat.is_alive():
+            raise ApiError(
+                503, "The engine has stopped. Restart the server.", code="engine_stopped"
+            )
+
+    async def metrics(self, _request: Request) -> Response:
+        return await asyncio.to_thread(self._metrics.response)

@@ -1,0 +1,146 @@
+"""One response under way, and the events that build it.
+
+    created, in_progress                                      at once
+      the events of `items.py`                                with the first piece of each item
+    completed | incomplete | failed
+
+Event numbers rise by one; clients index items and parts, so each is added before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mlxserve.api.answers import Answers, Tokens
+from mlxserve.api.errors import ApiError, from_engine
+from mlxserve.api.responses.items import ResponseOutput
+from mlxserve.api.responses.schema import ResponsesRequest
+from mlxserve.api.server.sse import named_event
+from mlxserve.api.usage import cache_report
+from mlxserve.errors import MlxServeError
+from mlxserve.request import FinishReason
+from mlxserve.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from mlxserve.chat import Delta
+
+
+@dataclass(slots=True, kw_only=True)
+class ResponseReply:
+    """One response under way: its output so far, and the number of the next event."""
+
+    id: str
+    created: int
+    model: str
+    asked: ResponsesRequest
+    params: SamplingParams
+    on_end: Callable[[dict[str, Any]], None]
+    _number: int = 0
+    _output: ResponseOutput = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._output = ResponseOutput(self.id, self.asked.addresses)
+
+    async def frames(self, answers: Answers) -> AsyncGenerator[bytes, None]:
+        """The events of one stream. An engine's error ends it as `response.failed`."""
+        yield b"".join(self.opening())
+        try:
+            async with aclosing(answers.deltas()) as deltas:
+                async for _, delta in deltas:
+                    frames = b"".join(self.more(delta))
+                    if delta.finish_reason is not None:
+                        frames += b"".join(self.closing(delta.finish_reason, answers.tokens))
+                    if frames:
+                        yield frames
+        except MlxServeError as error:
+            yield self.failed(from_engine(error))
+
+    async def whole(self, answers: Answers) -> dict[str, Any]:
+        """The same output, without the events."""
+        async with aclosing(answers.deltas()) as deltas:
+            async for _, delta in deltas:
+                for _event in self._output.push(delta):
+                    pass
+        status = _status(delta.finish_reason)
+        for _event in self._output.finish(status):
+            pass
+        return self._ended(status, answers.tokens)
+
+    # Events.
+
+    def opening(self) -> Iterator[bytes]:
+        yield self._event("created", response=self._response("in_progress"))
+        yield self._event("in_progress", response=self._response("in_progress"))
+
+    def keepalive(self) -> bytes:
+        """A real event: some clients give up on a stream that only sends comments."""
+        return self._event("in_progress", response=self._response("in_progress"))
+
+    def more(self, delta: Delta) -> Iterator[bytes]:
+        for kind, data in self._output.push(delta):
+            yield self._event(kind, **data)
+
+    def closing(self, reason: FinishReason | None, tokens: Tokens) -> Iterator[bytes]:
+        status = _status(reason)
+        for kind, data in self._output.finish(status):
+            yield self._event(kind, **data)
+        yield self._event(status, response=self._ended(status, tokens))
+
+    def failed(self, error: ApiError) -> bytes:
+        response = self._response("failed")
+        response["error"] = {"code": "server_error", "message": error.message}
+        return self._event("failed", response=response)
+
+    # Objects.
+
+    def _ended(self, status: str, tokens: Tokens) -> dict[str, Any]:
+        response = self._response(status)
+        if status == "incomplete":
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        response["output"] = self._output.whole(status)
+        response["usage"] = {
+            "input_tokens": tokens.prompt,
+            "input_tokens_details": {"cached_tokens": tokens.cached},
+            "output_tokens": tokens.completion,
+            "output_tokens_details": {"reasoning_tokens": tokens.reasoning},
+            "total_tokens": tokens.prompt + tokens.completion,
+            "cache": cache_report(tokens.cache),
+        }
+        self.on_end(response)
+        return response
+
+    def _response(self, status: str) -> dict[str, Any]:
+        return {
+            "id": f"resp_{self.id}",
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": self.asked.instructions,
+            "max_output_tokens": self.asked.max_output_tokens,
+            "metadata": self.asked.metadata or {},
+            "model": self.model,
+            "output": [],
+            "previous_response_id": self.asked.previous_response_id,
+            "reasoning": {"effort": self.asked.effort, "summary": None},
+            "store": self.asked.store is not False,
+            "temperature": self.params.temperature,
+            **self.asked.echo(),
+            "top_p": self.params.top_p,
+            "truncation": "disabled",
+            "usage": None,
+        }
+
+    def _event(self, kind: str, **data: Any) -> bytes:
+        number = self._number
+        self._number += 1
+        kind = f"response.{kind}"
+        return named_event(kind, {"type": kind, "sequence_number": number, **data})
+
+
+def _status(reason: FinishReason | None) -> str:
+    return "incomplete" if reason is FinishReason.LENGTH else "completed"

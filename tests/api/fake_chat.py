@@ -1,0 +1,248 @@
+"""A `Chat` that answers from a script, for what no model can be made to do on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from mlxserve.engine.snapshot import RequestView, Snapshot
+from mlxserve.errors import (
+    EngineStopped,
+    InvalidParameter,
+    MlxServeError,
+    PromptTooLong,
+    UnknownPrefix,
+)
+from mlxserve.request import FinishReason, Pooling, Resized, TokenLogprob, check_num_pages
+from mlxserve.request_options import RequestOptions
+from mlxserve.sampling_params import SamplingParams
+from mlxserve.stats import Memory, PoolStats, SchedulerStats, Stats, SwapStats
+from mlxserve.text.deltas import Delta, Usage
+
+HOLD = object()  # in a script: wait until `FakeChat.release` is called
+
+
+class FakeAnswer:
+    def __init__(self, chat: FakeChat, request_id: str, num_prompt: int, script: list[Any]):
+        self.request_id = request_id
+        self.num_prompt = num_prompt
+        self.is_closed = False
+        self._chat = chat
+        self._script = script
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        for step in self._script:
+            if step is HOLD:
+                await self._chat.wait_for_release()
+            elif isinstance(step, BaseException):
+                raise step
+            else:
+                yield step
+
+    async def aclose(self) -> None:
+        with self._chat.changed:
+            self.is_closed = True
+            self._chat.changed.notify_all()
+
+
+@dataclass
+class FakeChat:
+    """Answers every request with `script`, or with what `reply` makes of the prompt."""
+
+    model_name: str = "fake"
+    max_model_len: int = 1_000
+    created: int = 1_700_000_000
+    can_call: bool = True
+    can_think: bool = False
+    script: list[Any] | None = None
+    submit_error: MlxServeError | None = None
+    default_params: SamplingParams = field(default_factory=SamplingParams)
+    answers: list[FakeAnswer] = field(default_factory=list)
+    submitted: list[SimpleNamespace] = field(default_factory=list)
+    rendered: list[SimpleNamespace] = field(default_factory=list)
+    embedded: list[SimpleNamespace] = field(default_factory=list)
+    named: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    alive: bool = True
+    silence: float = 0.0  # seconds since the engine's last step
+    pages: bytes = bytes([4, 1, 2, 3, 0, 0, 0, 0])
+    views: list[RequestView] = field(default_factory=list)
+    num_snapshots: int = 0
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    on_hold: threading.Event = field(default_factory=threading.Event)
+    is_closed: bool = False
+
+    def __post_init__(self) -> None:
+        self._is_released = False
+        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Any = None, **kwargs: Any
+    ) -> list[int]:
+        self.rendered.append(
+            SimpleNamespace(messages=list(messages), tools=list(tools or ()), kwargs=kwargs)
+        )
+        return self.encode("".join(str(message["content"]) for message in messages))
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        if max(token_ids, default=0) > 255:
+            raise InvalidParameter("tokens", "must be from 0 to 255")
+        return bytes(token_ids).decode(errors="replace")
+
+    async def submit(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        options: RequestOptions | None = None,
+        *,
+        request_id: str | None = None,
+    ) -> FakeAnswer:
+        options = options or RequestOptions()
+        if self.submit_error is not None:
+            raise self.submit_error
+        if len(prompt) >= self.max_model_len:
+            raise PromptTooLong(
+                f"The prompt has {len(prompt)} tokens.",
+                num_tokens=len(prompt),
+                max_model_len=self.max_model_len,
+            )
+        self.submitted.append(
+            SimpleNamespace(
+                prompt=list(prompt),
+                params=params,
+                cache_salt=options.cache_salt,
+                priority=options.priority,
+                client=options.client,
+                request_id=request_id,
+                turn=options.turn,
+            )
+        )
+        script = self.script if self.script is not None else self.reply(prompt)
+        answer = FakeAnswer(self, str(len(self.answers)), len(prompt), script)
+        self.answers.append(answer)
+        return answer
+
+    async def submit_all(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        options: RequestOptions,
+    ) -> list[FakeAnswer]:
+        names = options.request_ids or [None] * params.n
+        return [
+            await self.submit(prompt, choice, options, request_id=name)
+            for choice, name in zip(params.choices(), names, strict=True)
+        ]
+
+    async def embed(
+        self, token_ids: Sequence[int], *, pooling: Pooling, dimensions: int | None = None
+    ) -> list[float]:
+        """Of the numbers 1, 2, 3 ... the k-th, for the k-th text."""
+        if self.submit_error is not None:
+            raise self.submit_error
+        self.embedded.append(SimpleNamespace(token_ids=list(token_ids), pooling=pooling))
+        number = len(self.embedded)
+        if self.script is not None:
+            await self.wait_for_release()
+        return [float(number), 0.5, -0.5][:dimensions]
+
+    def reply(self, prompt: Sequence[int]) -> list[Any]:
+        usage = Usage(len(prompt), 2, len(prompt) // 2)
+        return [
+            Delta("Hel", (72,), (TokenLogprob(72, -0.5, ((72, -0.5), (74, -1.5))),)),
+            Delta("lo", (108,), (TokenLogprob(108, -0.25),), FinishReason.STOP, usage),
+        ]
+
+    async def add_prefix(
+        self, name: str, token_ids: Sequence[int], *, cache_salt: str | None = None
+    ) -> None:
+        options = RequestOptions(cache_salt=cache_salt)
+        await self.submit(token_ids, SamplingParams(max_tokens=1), options)
+        self.answers.pop()
+        self.named[name] = tuple(token_ids)
+
+    def remove_prefix(self, name: str) -> None:
+        self.prefix(name)
+        del self.named[name]
+
+    def prefix(self, name: str) -> tuple[int, ...]:
+        if name not in self.named:
+            raise UnknownPrefix(f"there is no prefix named {name!r}")
+        return self.named[name]
+
+    def prefixes(self) -> dict[str, int]:
+        return {name: len(token_ids) for name, token_ids in self.named.items()}
+
+    async def reset_prefix_cache(self, *, force: bool = False) -> bool:
+        return force or self.stats().scheduler.num_running == 0
+
+    async def resize_cache(self, num_pages: int) -> Resized:
+        if self.submit_error is not None:
+            raise self.submit_error
+        check_num_pages(num_pages)
+        return Resized(num_pages, 16 * num_pages, 1, 2, 2)
+
+    async def snapshot(self) -> Snapshot:
+        if self.is_closed:
+            raise EngineStopped("The engine has stopped.")
+        self.num_snapshots += 1
+        return Snapshot(
+            stats=self.stats(),
+            memory=Memory(kv_cache=8_000, active=9_000, reserved=10, peak=9_500),
+            page_size=16,
+            pages=self.pages,
+            requests=tuple(self.views),
+            prefill_rate=12.5,
+            generation_rate=3.0,
+        )
+
+    def seconds_since_beat(self) -> float:
+        return self.silence
+
+    def stats(self) -> Stats:
+        running = sum(not answer.is_closed for answer in self.answers)
+        return Stats(
+            scheduler=SchedulerStats(
+                num_running=running, num_preemptions=1, prefix_queries=100, prefix_hits=40
+            ),
+            pool=PoolStats(num_pages=8, num_free=6, num_used=2),
+            swap=SwapStats(num_bytes=4096),
+        )
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+    def release(self) -> None:
+        """Lets answers on HOLD go on; from any thread."""
+        self._is_released = True
+        for loop, event in self._waiters:
+            loop.call_soon_threadsafe(event.set)
+        self._waiters.clear()
+
+    def wait_until_closed(self) -> None:
+        """Until every answer given so far was closed; from the test's thread."""
+        with self.changed:
+            assert self.changed.wait_for(
+                lambda: self.answers and all(answer.is_closed for answer in self.answers),
+                timeout=20,
+            )
+
+    def close(self) -> None:
+        """As the engine's end: answers under way raise EngineStopped."""
+        self.is_closed = True
+        self.release()
+
+    async def wait_for_release(self) -> None:
+        waiter = (asyncio.get_running_loop(), asyncio.Event())
+        self._waiters.append(waiter)
+        self.on_hold.set()
+        if not self._is_released:
+            await waiter[1].wait()
+        if self.is_closed:
+            raise EngineStopped("The engine has stopped.")

@@ -1,0 +1,61 @@
+"""An engine that says what it is told to, under a real `Chat`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mlxserve.request import FinishReason
+from mlxserve.stats import Stats
+
+
+class ScriptedEngine:
+    """In the place of an AsyncEngine: every request is answered with `says`, token by token.
+
+    What it says goes through the real decoder and parser, as a model's own words would.
+    """
+
+    max_model_len = 4_096
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.says = ""
+        self.requests: list[Any] = []
+        self.ends: list[FinishReason] = []  # of those that were ended early
+        self.kept: list[float] = []  # for how long, of those whose pages are kept
+        self._tokenizer = tokenizer
+
+    async def submit_all(self, requests: Sequence[Any]) -> list[Any]:
+        return [await self.submit(request) for request in requests]
+
+    async def submit(self, request: Any) -> Any:
+        from mlxserve.engine.async_engine import OutputStream
+        from mlxserve.request import Output
+
+        self.requests.append(request)
+        stream = OutputStream(self, request)  # type: ignore[arg-type]
+        tokens = self._tokenizer.encode(self.says)
+        limit = request.params.max_tokens or len(tokens) + 1
+        for token in tokens[:limit]:
+            stream.deliver(Output(request.id, (token,), num_prompt=request.num_prompt))
+        end = ((), FinishReason.LENGTH) if limit <= len(tokens) else (self._end, FinishReason.STOP)
+        stream.deliver(Output(request.id, *end, num_prompt=request.num_prompt))
+        return stream
+
+    @property
+    def _end(self) -> tuple[int, ...]:
+        return (min(self._tokenizer.eos_token_ids),)
+
+    def abort(self, _request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
+        self.ends.append(reason)
+
+    def keep(self, _request: Any, seconds: float) -> None:
+        self.kept.append(seconds)
+
+    def stats(self) -> Stats:
+        return Stats()
+
+    def is_alive(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass

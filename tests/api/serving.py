@@ -1,0 +1,70 @@
+"""Servers in a thread of the test's process."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from mlxserve.api.access.policy import AccessPolicy
+from mlxserve.api.app import create_app
+from mlxserve.api.server.connection import Limits
+from mlxserve.api.server.drain import Drain
+from mlxserve.api.server.server import HttpServer, bind, serve, url_of
+from tests.api.fake_chat import FakeChat
+
+if TYPE_CHECKING:
+    from mlxserve.chat import Chat
+
+StartServer: TypeAlias = Callable[..., AbstractContextManager["Running"]]
+
+
+@dataclass
+class Running:
+    """A server in a thread of this process."""
+
+    url: str
+    port: int
+    server: HttpServer
+    thread: threading.Thread
+
+    def stop(self) -> None:
+        self.server.stop()
+        self.thread.join(timeout=30)
+        assert not self.thread.is_alive()
+
+
+@contextlib.contextmanager
+def serving(
+    chat: FakeChat | Chat,
+    *,
+    access: AccessPolicy | None = None,
+    limits: Limits | None = None,
+    drain_seconds: float = 0.2,
+    stop_engine: Callable[[], None] | None = None,
+) -> Iterator[Running]:
+    """A server over a chat, on a thread of its own."""
+    listener = bind("127.0.0.1", 0)
+    url = url_of(listener)
+    port = listener.getsockname()[1]
+    is_ready = threading.Event()
+    drain = Drain()
+    server = HttpServer(
+        create_app(chat, access=access, drain=drain),  # type: ignore[arg-type]
+        on_ready=is_ready.set,
+        stop_engine=stop_engine or chat.close,
+        limits=limits,
+        drain=drain,
+        drain_seconds=drain_seconds,
+    )
+    thread = threading.Thread(target=serve, args=(server, listener))
+    thread.start()
+    assert is_ready.wait(timeout=30)
+    running = Running(url, port, server, thread)
+    try:
+        yield running
+    finally:
+        running.stop()
