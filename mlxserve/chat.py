@@ -207,10 +207,9 @@ class Chat:
 
     async def _submit(self, asked: Sequence[tuple[Request, DeltaDecoder]]) -> list[Answer]:
         """All but the first are forks of it."""
-        requests = [request for request, _ in asked]
-        for fork in requests[1:]:
-            fork.fork_of = requests[0]
-        streams = await self._engine.submit_all(requests)
+        first, *others = (request for request, _ in asked)
+        forks = [replace(request, fork_of=first.id) for request in others]
+        streams = await self._engine.submit_all([first, *forks])
         return [
             Answer(stream, text, self._tool_keep_seconds)
             for stream, (_, text) in zip(streams, asked, strict=True)
@@ -230,6 +229,7 @@ class Chat:
         self._check(prompt, params)
         params = self._without_calls(params, turn)
         stop_ids = self._tokenizer.eos_token_ids
+        parser = self._parser(prompt, turn) if turn is not None else None
         request = Request(
             id=request_id or f"request-{next(self._numbers)}",
             token_ids=list(prompt),
@@ -240,9 +240,8 @@ class Chat:
             client=options.client,
             priority=options.priority,
             pins=pins,
+            guide=await self._planner.guide(prompt, params, turn),
         )
-        parser = self._parser(prompt, turn) if turn is not None else None
-        request.guide = await self._planner.guide(prompt, params, turn)
         return request, DeltaDecoder(self._tokenizer, params, stop_ids, parser)
 
     def _without_calls(self, params: SamplingParams, turn: AssistantTurn | None) -> SamplingParams:

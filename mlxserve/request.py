@@ -1,13 +1,13 @@
-"""A request's life as data: what was asked, how far it is, and what came out of a step.
+"""A request as data: what was asked, its progress, and what came out of a step.
 
-Knows nothing of pages' contents, of arrays or of text. The scheduler is the only one that
-changes a `Request`; everything else here is frozen.
+Knows nothing of pages' contents, of arrays or of text. Only the scheduler's package changes a
+`LiveRequest`; everything else here is frozen.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, MutableSequence, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from typing import NamedTuple, Protocol, TypeAlias
@@ -122,32 +122,53 @@ class PageRun:
         return self.first + len(self.hashes)
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Request:
-    """One prompt on its way to an answer. Identity is the object.
+    """What was asked: a prompt, and how to answer it. Identity is the object."""
+
+    id: str
+    token_ids: Sequence[int]  # of the prompt; becomes TokenIds
+    params: SamplingParams
+    stop_ids: frozenset[int] = frozenset()  # end-of-sequence and stop tokens
+    cache_salt: bytes = b""  # pages are shared only within one salt
+    client: str = ""  # whose request it is: clients share the engine fairly
+    priority: int = 0  # lower goes first
+    pins: bool = False  # the prompt is a named prefix: its pages stay after the request's end
+    fork_of: str | None = None  # id of a request with the same prompt, which computes it for both
+    guide: Guide | None = None  # limits which tokens may come next
+    page_hashes: Sequence[bytes] = ()  # of its first pages, where the caller knows them
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.token_ids, array):
+            object.__setattr__(self, "token_ids", as_token_ids(self.token_ids))
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(eq=False, slots=True)
+class LiveRequest:
+    """A request's progress towards its answer. Only the scheduler's package changes it.
 
         token_ids   [ prompt ............ | outputs ...... ] (+ one sampled, not yet read)
         num_computed ------------------>| KV exists, or is being computed by a launched step
         page_table  [ page | page | ... ]   covers num_computed tokens
 
     `num_in_flight` counts steps that were launched and not yet read; while it is above 0 the
-    request's pages stay its own, whatever else happens to it. `page_table` is replaced when it
-    grows, never changed, so that a chunk keeps the one it was planned with.
+    request keeps its pages, even after its end. `page_table` is replaced when it grows, never
+    changed in place, so that a chunk keeps the table it was planned with.
     """
 
-    id: str
-    token_ids: MutableSequence[int]  # whatever is given, it becomes TokenIds
-    params: SamplingParams
-    stop_ids: frozenset[int] = frozenset()  # end-of-sequence and stop tokens
-    cache_salt: bytes = b""  # pages are shared only within one salt
-    client: str = ""  # whose request it is: clients share the engine fairly
-    priority: int = 0  # lower goes first
-    pins: bool = False  # the prompt is a prefix: its pages stay after the request's end
-    fork_of: Request | None = None  # has the same prompt, and computes it for this one too
-    guide: Guide | None = None  # limits what may come next
-    arrival: int = 0  # order of arrival, set by the scheduler
+    asked: Request
+    arrival: int = 0  # order of arrival
     queued_at: int = 0  # the number of the step before which it arrived
+    leader: LiveRequest | None = None  # the request that computes its prompt while it waits
+    id: str = field(init=False)
     num_prompt: int = field(init=False)
+    token_ids: TokenIds = field(init=False)
+    page_hashes: list[bytes] = field(init=False)
+    ends_on: frozenset[int] = field(init=False)  # tokens that end it
     num_computed: int = 0
     num_cached: int = 0  # tokens of the prompt found in the cache at first admission, or copied
     cache: CacheReport | None = None  # of the first admission
@@ -158,32 +179,33 @@ class Request:
     capacity: int = 0  # known tokens for which there is a place, set by the scheduler
     full_at: int = 0  # known tokens with which it ends for want of place or of max_tokens
     steady_until: int = 0  # decodes from before this position on need nothing but their token
-    ends_on: frozenset[int] = field(init=False)  # tokens that end it
     prefill_end: int = 0  # known tokens at the last admission; from there on it decodes
     page_table: PageTable = field(default_factory=as_page_table)
     saved: PageRun | None = None  # pages of it that are on disk
     loading: PageRun | None = None  # those that are being read into its page table
-    page_hashes: list[bytes] = field(default_factory=list)
     state: RequestState = RequestState.WAITING
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.token_ids, array):
-            self.token_ids = as_token_ids(self.token_ids)
-        self.num_prompt = len(self.token_ids)
+        self.id = self.asked.id
+        self.num_prompt = self.asked.num_prompt
+        self.token_ids = as_token_ids(self.asked.token_ids)
+        self.page_hashes = list(self.asked.page_hashes)
         # What the caller named ends it even where the model's own end does not.
-        own = frozenset() if self.params.ignore_eos else self.stop_ids
-        self.ends_on = own | frozenset(self.params.stop_token_ids)
+        params = self.asked.params
+        own = frozenset() if params.ignore_eos else self.asked.stop_ids
+        self.ends_on = own | frozenset(params.stop_token_ids)
 
     @property
     def num_outputs(self) -> int:
         return len(self.token_ids) - self.num_prompt
 
-    def guided(self) -> Guide | None:
-        """Its guide, which then knows every token that was read."""
-        if self.guide is not None:
-            self.guide.read(self.token_ids[self.num_prompt + self.guide.num_read :])
-        return self.guide
+    def feed_guide(self) -> Guide | None:
+        """The request's guide, once it has read every output token that is known."""
+        guide = self.asked.guide
+        if guide is not None:
+            guide.read(self.token_ids[self.num_prompt + guide.num_read :])
+        return guide
 
     @property
     def has_run(self) -> bool:
@@ -205,7 +227,7 @@ class Chunk(NamedTuple):
     that did not grow is the same object as in the step before.
     """
 
-    request: Request
+    request: LiveRequest
     start: int
     length: int
     page_table: PageTable

@@ -64,8 +64,7 @@ def serve(
     engine: Engine, prompts: Sequence[list[int]], disturb: Callable[[], bool] = lambda: False
 ) -> Tokens:
     """The answers. Where `disturb` says so, everybody loses pages and cache before the step."""
-    requests = [Request(str(n), list(ids), GREEDY) for n, ids in enumerate(prompts)]
-    engine.add_all(requests)
+    requests = engine.add_all([Request(str(n), list(ids), GREEDY) for n, ids in enumerate(prompts)])
     while engine.has_work:
         if disturb():
             assert engine.reset_prefix_cache(force=True)

@@ -29,7 +29,7 @@ from mlxserve.cache.pages import PagePool
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.pace import Pace
 from mlxserve.model.runner import ModelRunner
-from mlxserve.request import Chunk, Output, Request, Sampled, as_page_table
+from mlxserve.request import Chunk, LiveRequest, Output, Sampled, as_page_table
 from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.scheduler import Scheduler
 
@@ -161,8 +161,8 @@ def _remaining(chunk: Chunk) -> int:
     request = chunk.request
     known = chunk.end  # its own token is known when this chunk runs
     room = request.capacity - known
-    if request.params.max_tokens is not None:
-        room = min(room, request.num_prompt + request.params.max_tokens - known)
+    if request.asked.params.max_tokens is not None:
+        room = min(room, request.num_prompt + request.asked.params.max_tokens - known)
     return room
 
 
@@ -176,7 +176,7 @@ def _growths(chunks: Sequence[Chunk], length: int, page_size: int) -> list[tuple
 
 
 def _allocate(
-    requests: Sequence[Request], growths: Sequence[tuple[int, int]], pool: PagePool
+    requests: Sequence[LiveRequest], growths: Sequence[tuple[int, int]], pool: PagePool
 ) -> None:
     grown: dict[int, list[int]] = {}
     for _, index in growths:
@@ -207,6 +207,7 @@ class JumpingPace(Pace):
 @dataclass(slots=True)
 class _Progress:
     turn: SimulatedRequest
+    request: LiveRequest
     first: float | None = None  # times of its first and its last token
     last: float = 0.0
     longest_gap: float = 0.0
@@ -294,8 +295,7 @@ class Simulation:
         """Give the engine the requests sent by now."""
         while self._arrivals and self._arrivals[0][0] <= self.runner.now:
             _, _, turn = heapq.heappop(self._arrivals)
-            self._running[turn.request.id] = _Progress(turn)
-            self.engine.add(turn.request)
+            self._running[turn.request.id] = _Progress(turn, self.engine.add(turn.request))
             self._send(self._workload.arrived(turn))
 
     def _advance(self, output: Output) -> None:
@@ -311,7 +311,7 @@ class Simulation:
             self._end(self._running.pop(output.request_id))
 
     def _end(self, progress: _Progress) -> None:
-        turn, request = progress.turn, progress.turn.request
+        turn, request = progress.turn, progress.request
         assert progress.first is not None
         self._records.append(
             RequestRecord(
@@ -324,7 +324,7 @@ class Simulation:
                 end=progress.last,
             )
         )
-        self._send(self._workload.finished(turn, self.runner.now))
+        self._send(self._workload.finished(turn, request, self.runner.now))
 
     def _result(self) -> SimulationResult:
         stats = self.scheduler.stats()

@@ -27,7 +27,7 @@ from itertools import count
 
 from mlxserve.bench.costs import CostModel, StepWork
 from mlxserve.errors import InvalidConfig
-from mlxserve.request import Request, TokenIds, as_token_ids
+from mlxserve.request import LiveRequest, Request, TokenIds, as_token_ids
 from mlxserve.sampling_params import SamplingParams
 
 _TEMPLATES = 1 << 30  # token ids from here on are templates; lower ones belong to one session
@@ -79,10 +79,12 @@ class SimulatedWorkload(ABC):
         """The turns that follow from sending this one: none, unless arrivals are open-loop."""
         return []
 
-    def finished(self, turn: SimulatedRequest, now: float) -> list[SimulatedRequest]:
+    def finished(
+        self, turn: SimulatedRequest, answered: LiveRequest, now: float
+    ) -> list[SimulatedRequest]:
         """The turns that follow from answering this one."""
-        session, request = turn.session, turn.request
-        session.token_ids, session.page_hashes = request.token_ids, request.page_hashes
+        session = turn.session
+        session.token_ids, session.page_hashes = answered.token_ids, answered.page_hashes
         session.turns_left -= 1
         if session.turns_left > 0:
             return self._next_turns(session, now)
@@ -281,7 +283,12 @@ class BurstyWorkload(SimulatedWorkload):
     def arrived(self, turn: SimulatedRequest) -> list[SimulatedRequest]:
         return self._next_session(turn.session.slot, turn.time)
 
-    def finished(self, turn: SimulatedRequest, now: float) -> list[SimulatedRequest]:  # noqa: ARG002
+    def finished(
+        self,
+        turn: SimulatedRequest,  # noqa: ARG002
+        answered: LiveRequest,  # noqa: ARG002
+        now: float,  # noqa: ARG002
+    ) -> list[SimulatedRequest]:
         return []
 
 

@@ -328,7 +328,7 @@ class PagePool:
                 del self._pin_counts[page]
                 self._free([page])
 
-    def keep(self, pages: Sequence[int], until: float) -> None:
+    def keep_until(self, pages: Sequence[int], until: float) -> None:
         """Evict these after all others until then. `pages` are a prefix from its beginning."""
         for page in reversed(pages):
             assert self._hashes[page] is not None, f"page {page} is kept, but could not be found"

@@ -177,8 +177,8 @@ class AsyncEngine:
         self._call(lambda engine: engine.unpin(request_id))
 
     def keep(self, request: Request, seconds: float) -> None:
-        """As `Engine.keep`, at the next step boundary."""
-        self._call(lambda engine: engine.keep(request, seconds))
+        """As `Engine.keep_pages`, at the next step boundary."""
+        self._call(lambda engine: engine.keep_pages(request, seconds))
 
     async def reset_prefix_cache(self, *, force: bool = False) -> bool:
         """As `Engine.reset_prefix_cache`."""

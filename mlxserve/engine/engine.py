@@ -22,7 +22,7 @@ from mlxserve.engine.transfers import Swapper
 from mlxserve.errors import MlxServeError
 from mlxserve.model.embedding import Embedding
 from mlxserve.model.runner import ModelRunner, Pending
-from mlxserve.request import Chunk, FinishReason, Output, Pooling, Request, Resized
+from mlxserve.request import Chunk, FinishReason, LiveRequest, Output, Pooling, Request, Resized
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.stats import PoolStats, Rate, Stats, StepStats, SwapStats
 
@@ -76,21 +76,24 @@ class Engine:
         if self._spans is not None:
             self._spans.close()
 
-    def add(self, request: Request) -> None:
-        """Queue a request. Raises what `Scheduler.add` does."""
-        self._scheduler.add(request)
+    def add(self, request: Request) -> LiveRequest:
+        """Queue a request; its progress, to be read only. Raises what `Scheduler.add` does."""
+        live = self._scheduler.add(request)
         self._timeline.arrived(request.id)
+        return live
 
-    def add_all(self, requests: Sequence[Request]) -> None:
-        """Queue them all, or none. Raises what `Scheduler.add` does for one of them."""
-        for number, request in enumerate(requests):
+    def add_all(self, requests: Sequence[Request]) -> list[LiveRequest]:
+        """Queue all of them, or none. Raises what `Scheduler.add` does for one of them."""
+        added: list[LiveRequest] = []
+        for request in requests:
             try:
-                self.add(request)
+                added.append(self.add(request))
             except MlxServeError:
-                for added in requests[:number]:
-                    self._scheduler.abort(added.id)
-                    self._timeline.forget(added.id)
+                for other in added:
+                    self._scheduler.abort(other.id)
+                    self._timeline.forget(other.id)
                 raise
+        return added
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
         """End a request at this step boundary."""
@@ -182,9 +185,9 @@ class Engine:
                 self._stats.request_success[output.finish_reason] += 1
         return outputs
 
-    def keep(self, request: Request, seconds: float) -> None:
-        """Evict the pages of a request that has ended after those of others, for so long."""
-        self._scheduler.keep(request, self._clock() + seconds)
+    def keep_pages(self, request: Request, seconds: float) -> None:
+        """Protect a request's cached pages from eviction for `seconds`, also after its end."""
+        self._scheduler.keep_pages(request, self._clock() + seconds)
 
     def embedding(
         self, token_ids: Sequence[int], pooling: Pooling, dimensions: int | None
@@ -276,7 +279,7 @@ class _Timeline:
         self._arrived[request_id] = self._clock()
         self._queued.add(request_id)
 
-    def age(self, request: Request, now: float) -> float:
+    def age(self, request: LiveRequest, now: float) -> float:
         return now - self._arrived[request.id]
 
     def launched(self, chunks: Sequence[Chunk]) -> None:

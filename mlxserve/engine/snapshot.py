@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from mlxserve.cache.pages import PageState
-from mlxserve.request import Request, RequestState
+from mlxserve.request import LiveRequest, RequestState
 from mlxserve.stats import Memory, Stats
 
 __all__ = ["PageState", "Phase", "RequestView", "Snapshot", "view"]
@@ -60,12 +60,12 @@ class Snapshot:
         return self.pages.count(state)
 
 
-def view(request: Request, *, age: float, position: int | None) -> RequestView:
+def view(request: LiveRequest, *, age: float, position: int | None) -> RequestView:
     """What is told of a request."""
     num_to_compute = request.prefill_end or len(request.token_ids)
     return RequestView(
         id=request.id,
-        client=request.client,
+        client=request.asked.client,
         phase=_phase(request),
         position=position,
         num_prompt=request.num_prompt,
@@ -74,13 +74,13 @@ def view(request: Request, *, age: float, position: int | None) -> RequestView:
         num_to_compute=num_to_compute,
         num_outputs=request.num_outputs,
         num_preemptions=request.num_preemptions,
-        priority=request.priority,
+        priority=request.asked.priority,
         age=age,
         page_table=tuple(request.page_table),
     )
 
 
-def _phase(request: Request) -> Phase:
+def _phase(request: LiveRequest) -> Phase:
     if request.state is RequestState.WAITING:
         return Phase.QUEUED
     if request.loading is not None:

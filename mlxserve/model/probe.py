@@ -20,7 +20,7 @@ from mlxserve.errors import UnsupportedModel
 from mlxserve.model.batch import Batch
 from mlxserve.model.load import LoadedModel, text_config
 from mlxserve.model.runner import ModelRunner
-from mlxserve.request import Chunk, Request, as_page_table
+from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
 from mlxserve.sampling_params import SamplingParams
 
 _LENGTH = 20  # tokens of each of two sequences: two pages of 16
@@ -102,7 +102,7 @@ def _paged(
     orders = range(2 * each - 1, 0, -2), range(0, 2 * each, 2)
     pages = [as_page_table(order) for order in orders]
     params = SamplingParams(temperature=0)
-    requests = [Request(str(i), list(ids), params) for i, ids in enumerate(sequences)]
+    requests = [LiveRequest(Request(str(i), ids, params)) for i, ids in enumerate(sequences)]
     for step in _steps(length):
         chunks = [
             Chunk(requests[s], start, end - start, pages[s], samples=end == length)

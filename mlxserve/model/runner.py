@@ -189,7 +189,7 @@ class ModelRunner:
 
     def _seed_of(self, chunk: Chunk) -> int:
         """The request's seed, or one derived from the engine's seed and the order of arrival."""
-        seed = chunk.request.params.seed
+        seed = chunk.request.asked.params.seed
         if seed is None:
             return (self._seed * 0x9E3779B97F4A7C15 + chunk.request.arrival + 1) & _MASK64
         return seed & _MASK64

@@ -23,7 +23,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxserve.request import Request, Sampled, TokenLogprob
+from mlxserve.request import LiveRequest, Sampled, TokenLogprob
 from mlxserve.sampling_params import SamplingParams
 
 _MASK64 = (1 << 64) - 1
@@ -39,7 +39,7 @@ class Draw:
     has not been read yet; None if the whole history is known.
     """
 
-    request: Request
+    request: LiveRequest
     seed: int
     position: int
     lazy_index: int | None = None
@@ -77,7 +77,7 @@ class PendingSample:
         top_logprobs = np.array(self.top_logprobs).tolist()
         found = {}
         for at, row in enumerate(self.logprob_rows):
-            count = draws[row].request.params.logprobs or 0
+            count = draws[row].request.asked.params.logprobs or 0
             top = tuple(zip(top_ids[at][:count], top_logprobs[at][:count], strict=True))
             found[row] = TokenLogprob(ids[row], chosen[at], top)
         return found
@@ -94,7 +94,9 @@ def sample(
     raw = logits.astype(mx.float32)
     logits = _guided(_with_bias(_with_penalties(raw, draws, pending_ids), draws), draws)
     ids = _choose(logits, draws)
-    wanting = tuple(i for i, draw in enumerate(draws) if draw.request.params.logprobs is not None)
+    wanting = tuple(
+        i for i, draw in enumerate(draws) if draw.request.asked.params.logprobs is not None
+    )
     if not wanting:
         return PendingSample(ids, (), None, None, None)
     return PendingSample(ids, wanting, *_logprobs_of(raw, ids, draws, wanting))
@@ -103,7 +105,7 @@ def sample(
 def _choose(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
     groups: dict[tuple[_Choose, int], list[int]] = {}
     for row, draw in enumerate(draws):
-        groups.setdefault(_group(draw.request.params, logits.shape[-1]), []).append(row)
+        groups.setdefault(_group(draw.request.asked.params, logits.shape[-1]), []).append(row)
     if len(groups) == 1:
         ((choose, size),) = groups
         return choose(logits, draws, size).astype(mx.int32)
@@ -129,7 +131,9 @@ def _greedy(logits: mx.array, _draws: Sequence[Draw], _size: int) -> mx.array:
 
 def _plain(logits: mx.array, draws: Sequence[Draw], size: int) -> mx.array:
     tempered = _tempered(logits, draws)
-    floors = [math.log(p) if (p := draw.request.params.min_p) else -math.inf for draw in draws]
+    floors = [
+        math.log(p) if (p := draw.request.asked.params.min_p) else -math.inf for draw in draws
+    ]
     if any(floor > -math.inf for floor in floors):
         tempered = mx.where(tempered >= _column(floors), tempered, -mx.inf)
     return mx.argmax(tempered + _gumbel(draws, size), axis=-1)
@@ -137,7 +141,7 @@ def _plain(logits: mx.array, draws: Sequence[Draw], size: int) -> mx.array:
 
 def _filtered(logits: mx.array, draws: Sequence[Draw], size: int) -> mx.array:
     """Top-k, then top-p and min-p on the remaining tokens, over the best `size`, best first."""
-    params = [draw.request.params for draw in draws]
+    params = [draw.request.asked.params for draw in draws]
     order = _best(logits, size)
     ranked = mx.take_along_axis(_tempered(logits, draws), order, axis=-1)
     top_k = _column([min(p.top_k or size, size) for p in params], mx.int32)
@@ -164,7 +168,7 @@ def _best(logits: mx.array, size: int) -> mx.array:
 
 def _tempered(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
     """Relative to the largest, so that a low temperature neither overflows nor drowns the noise."""
-    temperatures = [max(draw.request.params.temperature, _COLDEST) for draw in draws]
+    temperatures = [max(draw.request.asked.params.temperature, _COLDEST) for draw in draws]
     return (logits - mx.max(logits, axis=-1, keepdims=True)) / _column(temperatures)
 
 
@@ -191,7 +195,7 @@ def _key(seed: int, position: int) -> npt.NDArray[np.uint32]:
 def _with_penalties(
     logits: mx.array, draws: Sequence[Draw], pending_ids: mx.array | None
 ) -> mx.array:
-    rows = [i for i, draw in enumerate(draws) if _is_penalised(draw.request.params)]
+    rows = [i for i, draw in enumerate(draws) if _is_penalised(draw.request.asked.params)]
     if not rows:
         return logits
     picked = [draws[row] for row in rows]
@@ -203,7 +207,7 @@ def _with_penalties(
         at = mx.array([i for i, _ in lazy])
         tokens = pending_ids[mx.array([index for _, index in lazy])]
         counts = counts.at[at, tokens].add(1.0)
-    params = [draw.request.params for draw in picked]
+    params = [draw.request.asked.params for draw in picked]
     where = mx.array(rows)
     some = logits[where]
     repetition = _column([p.repetition_penalty for p in params])
@@ -224,12 +228,12 @@ def _is_penalised(params: SamplingParams) -> bool:
     )
 
 
-def _output_counts(request: Request, vocabulary: int) -> npt.NDArray[np.float32]:
+def _output_counts(request: LiveRequest, vocabulary: int) -> npt.NDArray[np.float32]:
     outputs = request.token_ids[request.num_prompt :]
     return np.bincount(np.array(outputs, np.int64), minlength=vocabulary).astype(np.float32)
 
 
-def _prompt_mask(request: Request, vocabulary: int) -> npt.NDArray[np.bool_]:
+def _prompt_mask(request: LiveRequest, vocabulary: int) -> npt.NDArray[np.bool_]:
     mask = np.zeros(vocabulary, np.bool_)
     mask[request.token_ids[: request.num_prompt]] = True
     return mask
@@ -239,7 +243,7 @@ def _with_bias(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
     entries = [
         (row, token, bias)
         for row, draw in enumerate(draws)
-        for token, bias in draw.request.params.logit_bias.items()
+        for token, bias in draw.request.asked.params.logit_bias.items()
     ]
     if not entries:
         return logits
@@ -253,7 +257,7 @@ def _guided(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
         row: mask
         for row, draw in enumerate(draws)
         if draw.lazy_index is None
-        and (guide := draw.request.guided()) is not None
+        and (guide := draw.request.feed_guide()) is not None
         and (mask := guide.mask()) is not None
     }
     if not masks:
@@ -284,6 +288,6 @@ def _logprobs_of(
     some = raw[where]
     logprobs = some - mx.logsumexp(some, axis=-1, keepdims=True)
     chosen = mx.take_along_axis(logprobs, ids[where][:, None], axis=-1)[:, 0]
-    most = max(draws[row].request.params.logprobs or 0 for row in rows)
+    most = max(draws[row].request.asked.params.logprobs or 0 for row in rows)
     top = _best(logprobs, min(max(most, 1), logprobs.shape[-1]))
     return chosen, top, mx.take_along_axis(logprobs, top, axis=-1)

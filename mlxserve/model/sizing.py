@@ -12,7 +12,7 @@ from mlxserve.errors import OutOfMemory
 from mlxserve.model.batch import Batch
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.runner import ModelRunner
-from mlxserve.request import Chunk, Request, as_page_table
+from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
 from mlxserve.sampling_params import SamplingParams
 
 log = logging.getLogger("mlxserve.sizing")
@@ -63,7 +63,7 @@ def _peak_of_a_step(
     pages = as_page_table(range(-(-rows // page_size)))
     kv = KVPool(loaded.layers, len(pages), page_size, backend)
     runner = ModelRunner(loaded.model, loaded.selector, kv)
-    request = Request("sizing", [0] * rows, SamplingParams(temperature=0))
+    request = LiveRequest(Request("sizing", [0] * rows, SamplingParams(temperature=0)))
     batch = Batch.of([Chunk(request, 0, rows, pages, samples=True)], page_size)
     before = mx.get_active_memory()
     mx.reset_peak_memory()

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from mlxserve.cache.pages import PagePool
-from mlxserve.request import Request
+from mlxserve.request import LiveRequest
 from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.limit import Limit, LimitReason, limit
 from mlxserve.scheduler.prefix_cache import PrefixCache, Tail
@@ -25,7 +25,7 @@ MAX_CANDIDATES = 16  # waiting requests looked at in one step; bounds its time w
 
 
 class Admitted(NamedTuple):
-    request: Request
+    request: LiveRequest
     cached: list[int]  # pages it finds, from its first on
     tail: Tail | None  # and what it copies of the next one
     share: Limit | None  # None where it begins with pages from the disk
@@ -51,7 +51,7 @@ class Admission:
         self._stats = stats
 
     def choose(
-        self, waiting: WaitingQueue, running: Mapping[str, Request], step: Step, now: int
+        self, waiting: WaitingQueue, running: Mapping[str, LiveRequest], step: Step, now: int
     ) -> Iterator[Admitted]:
         """Those that start in step number `now`; each has to be started before the next is asked
         for.
@@ -63,7 +63,7 @@ class Admission:
             return
         self._stats.pages_reserved = self.num_reserved(running)
         available = self._pool.num_free - self._stats.pages_reserved
-        passed: list[Request] = []
+        passed: list[LiveRequest] = []
         for request in islice(waiting.in_order(now), MAX_CANDIDATES):
             if not self._has_place(waiting, running, step):
                 return
@@ -93,23 +93,25 @@ class Admission:
                 other.num_overtaken += 1
                 self._stats.overtakes += 1
 
-    def _has_place(self, waiting: WaitingQueue, running: Mapping[str, Request], step: Step) -> bool:
+    def _has_place(
+        self, waiting: WaitingQueue, running: Mapping[str, LiveRequest], step: Step
+    ) -> bool:
         return len(waiting) > 0 and step.budget > 0 and len(running) < self._config.max_num_seqs
 
-    def _may_overtake(self, request: Request, passed: Sequence[Request]) -> bool:
+    def _may_overtake(self, request: LiveRequest, passed: Sequence[LiveRequest]) -> bool:
         return (
             len(passed) <= MAX_PASSED
-            and passed[0].priority == request.priority
+            and passed[0].asked.priority == request.asked.priority
             and all(other.num_overtaken < self._config.max_overtakes for other in passed)
         )
 
-    def _is_short(self, request: Request, num_cached_pages: int) -> bool:
+    def _is_short(self, request: LiveRequest, num_cached_pages: int) -> bool:
         num_uncached = len(request.token_ids) - num_cached_pages * self._pool.page_size
         return num_uncached <= (
             self._config.long_prefill_token_threshold or self._config.max_num_batched_tokens
         )
 
-    def num_reserved(self, running: Mapping[str, Request]) -> int:
+    def num_reserved(self, running: Mapping[str, LiveRequest]) -> int:
         """Pages that running requests will need: for their prompts, and to grow if that failed.
 
         To grow by the 75th percentile of past answers gained nothing over `growth_pages` = 2. Five
@@ -124,16 +126,16 @@ class Admission:
             for request in running.values()
         )
 
-    def _num_pages(self, request: Request) -> int:
+    def _num_pages(self, request: LiveRequest) -> int:
         return -(-len(request.token_ids) // self._pool.page_size)
 
-    def _num_needed(self, request: Request, cached: Sequence[int]) -> int:
+    def _num_needed(self, request: LiveRequest, cached: Sequence[int]) -> int:
         """Free pages that it takes, those among them that it finds included."""
         needed = self._num_pages(request) - len(cached)
         needed += self._pool.num_idle(cached)
         return needed
 
-    def _tail(self, request: Request, cached: Sequence[int], available: int) -> Tail | None:
+    def _tail(self, request: LiveRequest, cached: Sequence[int], available: int) -> Tail | None:
         """What it can copy: until that is done, a source that nobody else holds is one page more."""
         tail = self._cache.tail(request, cached)
         if tail is None:
@@ -141,7 +143,7 @@ class Admission:
         spare = available - self._num_needed(request, cached)
         return tail if self._pool.num_idle([tail.page]) <= spare else None
 
-    def _first_share(self, request: Request, start: int, step: Step) -> Limit | None:
+    def _first_share(self, request: LiveRequest, start: int, step: Step) -> Limit | None:
         """None where it begins with pages from the disk."""
         if self._swap.num_tokens(request, start):
             return None

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlxserve.cache.pages import PagePool
-from mlxserve.request import Request, RequestState
+from mlxserve.request import LiveRequest, RequestState
 
 
-def check_waiting(requests: Iterable[Request], max_overtakes: int) -> None:
+def check_waiting(requests: Iterable[LiveRequest], max_overtakes: int) -> None:
     for request in requests:
         assert request.state is RequestState.WAITING, f"{request.id} waits as {request.state}"
         assert not request.page_table, f"{request.id} waits and holds pages"
@@ -16,20 +16,20 @@ def check_waiting(requests: Iterable[Request], max_overtakes: int) -> None:
         assert request.num_computed == request.num_in_flight == 0, f"{request.id} half runs"
 
 
-def check_running(requests: Iterable[Request], pool: PagePool, num_unread: int) -> None:
+def check_running(requests: Iterable[LiveRequest], pool: PagePool, num_unread: int) -> None:
     for request in requests:
         assert request.state is RequestState.RUNNING, f"{request.id} runs as {request.state}"
         _check_holder(request, pool, num_unread)
 
 
-def check_ending(requests: Iterable[Request], pool: PagePool, num_unread: int) -> None:
+def check_ending(requests: Iterable[LiveRequest], pool: PagePool, num_unread: int) -> None:
     for request in requests:
         assert request.is_finished, f"{request.id} ends as {request.state}"
         assert request.num_in_flight, f"{request.id} should be gone"
         _check_holder(request, pool, num_unread)
 
 
-def _check_holder(request: Request, pool: PagePool, num_unread: int) -> None:
+def _check_holder(request: LiveRequest, pool: PagePool, num_unread: int) -> None:
     name, table, num_computed = request.id, request.page_table, request.num_computed
     assert 0 <= request.num_in_flight <= num_unread, f"{name}: steps in flight are off"
     assert num_computed > 0 or request.num_preemptions > 0, f"{name} runs, but nothing of it"
@@ -39,7 +39,7 @@ def _check_holder(request: Request, pool: PagePool, num_unread: int) -> None:
     assert len(table) * pool.page_size >= num_computed, f"{name}: table is too short"
     assert request.steady_until <= len(table) * pool.page_size, f"{name}: no page to be steady in"
     assert request.steady_until <= max(0, request.full_at - 1), f"{name} is steady beyond its end"
-    assert not (request.guide and request.steady_until), f"{name} is guided, and not asked"
+    assert not (request.asked.guide and request.steady_until), f"{name} is guided, and not asked"
     assert len(set(table)) == len(table), f"{name} has a page twice"
     assert request.num_cached < request.num_prompt, f"{name}: nothing was left to compute"
     for index, page in enumerate(table):

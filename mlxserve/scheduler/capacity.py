@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlxserve.cache.pages import PagePool
-from mlxserve.request import Request
+from mlxserve.request import LiveRequest
 from mlxserve.scheduler.pins import Pins
 from mlxserve.scheduler.prefix_cache import PrefixCache
 
@@ -28,7 +28,7 @@ class Capacity:
         """Without pins. A context that the whole pool cannot hold ends where the pool ends."""
         return min(self._max_model_len, self._pool.num_pages * self._pool.page_size)
 
-    def of(self, request: Request, num_pages: int | None = None) -> int:
+    def of(self, request: LiveRequest, num_pages: int | None = None) -> int:
         """Tokens it could have if it were alone with what is pinned, or will be.
 
         For a live request this never shrinks, but by a new promise of pins or a smaller pool, and
@@ -40,15 +40,17 @@ class Capacity:
             num_pages -= self._pins.num_kept_from(request)
         return min(self._max_model_len, num_pages * self._pool.page_size)
 
-    def measure(self, request: Request) -> None:
+    def measure(self, request: LiveRequest) -> None:
         """Write down in the request where it ends. It is asked again before it decodes."""
         if self._pins.num_pages:
             self._cache.hash(request)
         request.steady_until = 0
         request.capacity = request.full_at = self.of(request)
-        if request.params.max_tokens is not None:
-            request.full_at = min(request.capacity, request.num_prompt + request.params.max_tokens)
+        if request.asked.params.max_tokens is not None:
+            request.full_at = min(
+                request.capacity, request.num_prompt + request.asked.params.max_tokens
+            )
 
-    def measure_all(self, requests: Iterable[Request]) -> None:
+    def measure_all(self, requests: Iterable[LiveRequest]) -> None:
         for request in requests:
             self.measure(request)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from mlxserve.cache.pages import PagePool
-from mlxserve.request import Request
+from mlxserve.request import LiveRequest
 from mlxserve.stats import SchedulerStats
 
 
@@ -39,9 +39,9 @@ class Copies:
 
     pool: PagePool
     stats: SchedulerStats
-    _copies: dict[Request, PageCopy] = field(default_factory=dict)
+    _copies: dict[LiveRequest, PageCopy] = field(default_factory=dict)
 
-    def add(self, request: Request, source: int, target: int) -> None:
+    def add(self, request: LiveRequest, source: int, target: int) -> None:
         """The target is a page of the request. One holder of the source is handed over."""
         assert request not in self._copies, f"{request.id} has two tails"
         self._copies[request] = PageCopy(source, target)
@@ -54,7 +54,7 @@ class Copies:
         self.pool.release([copy.source for copy in copies])
         return copies
 
-    def drop(self, request: Request) -> None:
+    def drop(self, request: LiveRequest) -> None:
         """It gives its pages up; no-op if none was to become a copy."""
         if (copy := self._copies.pop(request, None)) is not None:
             self.pool.release([copy.source])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from mlxserve.cache.hashing import page_hash, root
 from mlxserve.cache.pages import PagePool
-from mlxserve.request import CacheMiss, CacheReport, Request
+from mlxserve.request import CacheMiss, CacheReport, LiveRequest
 
 MAX_REMEMBERED = 4096  # first pages, of which the salt is known
 
@@ -23,7 +23,9 @@ class Explainer:
         self._pool = pool
         self._salts: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()
 
-    def report(self, request: Request, matchable: Sequence[bytes], num_pages: int) -> CacheReport:
+    def report(
+        self, request: LiveRequest, matchable: Sequence[bytes], num_pages: int
+    ) -> CacheReport:
         """Of a prompt whose first `num_pages` pages were found, out of `matchable`."""
         known_salt = self._remember(request)
         num_tokens = num_pages * self._pool.page_size
@@ -31,20 +33,20 @@ class Explainer:
             return CacheReport(num_pages, num_tokens, num_tokens, CacheMiss.BELOW_ONE_PAGE)
         if self._pool.was_evicted(matchable[num_pages]):
             return CacheReport(num_pages, num_tokens, num_tokens, CacheMiss.EVICTED)
-        if num_pages == 0 and known_salt not in (None, request.cache_salt):
+        if num_pages == 0 and known_salt not in (None, request.asked.cache_salt):
             return CacheReport(0, 0, 0, CacheMiss.OTHER_SALT)
-        parent = matchable[num_pages - 1] if num_pages else root(request.cache_salt)
+        parent = matchable[num_pages - 1] if num_pages else root(request.asked.cache_salt)
         page = request.token_ids[num_tokens : num_tokens + self._pool.page_size]
         differs_at = num_tokens + self._pool.num_common(parent, page)
         return CacheReport(num_pages, num_tokens, differs_at, CacheMiss.NEW_TEXT)
 
-    def _remember(self, request: Request) -> bytes | None:
+    def _remember(self, request: LiveRequest) -> bytes | None:
         """The salt that this client's last prompt with this first page had."""
         if len(request.token_ids) < self._pool.page_size:
             return None
-        key = request.client, page_hash(b"", request.token_ids[: self._pool.page_size])
+        key = request.asked.client, page_hash(b"", request.token_ids[: self._pool.page_size])
         known = self._salts.pop(key, None)
-        self._salts[key] = request.cache_salt
+        self._salts[key] = request.asked.cache_salt
         if len(self._salts) > MAX_REMEMBERED:
             self._salts.popitem(last=False)
         return known

@@ -14,50 +14,50 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
-from mlxserve.request import Request
+from mlxserve.request import LiveRequest
 
 
 @dataclass(slots=True)
 class Forks:
     """Who waits for whom."""
 
-    _parked: dict[Request, list[Request]] = field(default_factory=dict)  # by their leader
+    _parked: dict[LiveRequest, list[LiveRequest]] = field(default_factory=dict)  # by their leader
 
     def __len__(self) -> int:
         """Forks that wait for their leader."""
         return sum(map(len, self._parked.values()))
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[LiveRequest]:
         return chain.from_iterable(self._parked.values())
 
-    def __contains__(self, request: Request) -> bool:
-        return request in self._parked.get(request.fork_of or request, ())
+    def __contains__(self, request: LiveRequest) -> bool:
+        return request in self._parked.get(request.leader or request, ())
 
-    def park(self, fork: Request) -> None:
-        assert fork.fork_of is not None, f"{fork.id} is nobody's fork"
-        self._parked.setdefault(fork.fork_of, []).append(fork)
+    def park(self, fork: LiveRequest) -> None:
+        assert fork.leader is not None, f"{fork.id} has no leader"
+        self._parked.setdefault(fork.leader, []).append(fork)
 
-    def remove(self, fork: Request) -> None:
+    def remove(self, fork: LiveRequest) -> None:
         """It ended while it was parked."""
-        assert fork.fork_of is not None, f"{fork.id} is nobody's fork"
-        parked = self._parked[fork.fork_of]
+        assert fork.leader is not None, f"{fork.id} has no leader"
+        parked = self._parked[fork.leader]
         parked.remove(fork)
         if not parked:
-            del self._parked[fork.fork_of]
+            del self._parked[fork.leader]
 
-    def release(self, leader: Request) -> list[Request]:
+    def release(self, leader: LiveRequest) -> list[LiveRequest]:
         """Those that waited for this leader; they do so no more."""
         return self._parked.pop(leader, [])
 
-    def succeed(self, leader: Request) -> Request | None:
+    def succeed(self, leader: LiveRequest) -> LiveRequest | None:
         """The leader ended before its prompt was computed: the fork that leads the others now."""
         heirs = self.release(leader)
         if not heirs:
             return None
         first, *others = heirs
-        first.fork_of = None
+        first.leader = None
         for fork in others:
-            fork.fork_of = first
+            fork.leader = first
             self.park(fork)
         return first
 
@@ -69,4 +69,4 @@ class Forks:
             assert not leader.is_finished, f"{leader.id} has ended, but is waited for"
             assert leader.num_outputs == 0, f"{leader.id} has its prompt, but is waited for"
             for fork in forks:
-                assert fork.fork_of is leader, f"{fork.id} waits for another one"
+                assert fork.leader is leader, f"{fork.id} waits for another one"

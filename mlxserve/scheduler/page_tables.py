@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 
 from mlxserve.cache.pages import PagePool
-from mlxserve.request import Request, RequestState, as_page_table
+from mlxserve.request import LiveRequest, RequestState, as_page_table
 from mlxserve.scheduler.capacity import Capacity
 from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.copies import Copies
@@ -41,7 +41,7 @@ class PageTables:
         waiting: WaitingQueue,
         stats: SchedulerStats,
     ) -> None:
-        self.running: dict[str, Request] = {}  # in the order of admission
+        self.running: dict[str, LiveRequest] = {}  # in the order of admission
         self._config = config
         self._pool = pool
         self._cache = cache
@@ -66,12 +66,12 @@ class PageTables:
         )
         return needed > num_free
 
-    def room(self, request: Request) -> int:
+    def room(self, request: LiveRequest) -> int:
         """Tokens that the request's pages and all free ones could still take."""
         pages = len(request.page_table) + self._pool.num_free
         return pages * self._pool.page_size - request.num_computed
 
-    def grow(self, request: Request, end: int, step: Step) -> bool:
+    def grow(self, request: LiveRequest, end: int, step: Step) -> bool:
         """Make the page table cover `end` tokens, by preempting if the step may."""
         table = request.page_table
         missing = -(-end // self._pool.page_size) - len(table)
@@ -89,7 +89,7 @@ class PageTables:
         request.page_table = table + as_page_table(pages)
         return True
 
-    def requeue(self, request: Request) -> None:
+    def requeue(self, request: LiveRequest) -> None:
         """From running to waiting, without its pages."""
         request.num_lost = request.num_computed
         self.release(request)
@@ -101,25 +101,25 @@ class PageTables:
         self._waiting.add(request)
         self._capacity.measure(request)
 
-    def release(self, request: Request) -> None:
+    def release(self, request: LiveRequest) -> None:
         """Give its pages back. Only once no unread step uses them."""
         assert request.num_in_flight == 0, "an unread step uses these pages"
         self._copies.drop(request)
         self._pool.release(request.page_table)
         request.page_table = as_page_table()
 
-    def renumber(self, request: Request, moves: Mapping[int, int]) -> None:
+    def renumber(self, request: LiveRequest, moves: Mapping[int, int]) -> None:
         """Its pages have moved, to those that `moves` names."""
         if not moves.keys().isdisjoint(request.page_table):
             request.page_table = as_page_table(moves.get(p, p) for p in request.page_table)
 
-    def victim(self) -> Request | None:
+    def victim(self) -> LiveRequest | None:
         """Who gives its pages up next; None if nobody would free one."""
         return choose_victim(
             self.running.values(), self._pool, self._config.immune_after_preemptions
         )
 
-    def preempt(self, request: Request) -> None:
+    def preempt(self, request: LiveRequest) -> None:
         """Set it back for want of pages, its own saved first where that is the mode."""
         request.num_preemptions += 1
         is_immune = request.num_preemptions == self._config.immune_after_preemptions

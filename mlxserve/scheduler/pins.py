@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.errors import PrefixQuotaExceeded
-from mlxserve.request import Request
+from mlxserve.request import LiveRequest
 
 
 class Pins:
@@ -38,7 +38,7 @@ class Pins:
         """How many pages of a pool of so many may be pinned."""
         return int(self._max_fraction * num_pages)
 
-    def num_kept_from(self, request: Request) -> int:
+    def num_kept_from(self, request: LiveRequest) -> int:
         """Pages that are pinned, or will be, and are not this request's prompt's own.
 
         Judged by what was promised, and not by its page table, where duplicates of pinned pages
@@ -51,7 +51,7 @@ class Pins:
         num_matchable = (request.num_prompt - 1) // self._pool.page_size
         return self.num_pages - self._num_claimed(request.page_hashes[:num_matchable])
 
-    def reserve(self, request: Request, chain: tuple[bytes, ...]) -> None:
+    def reserve(self, request: LiveRequest, chain: tuple[bytes, ...]) -> None:
         """Raises PrefixQuotaExceeded, and nothing happened, where the quota is too small.
 
         `chain`: hashes of the pages to be kept.
@@ -68,7 +68,7 @@ class Pins:
         self._promised[request.id] = chain
         self._claims.update(chain)
 
-    def pin(self, request: Request) -> None:
+    def pin(self, request: LiveRequest) -> None:
         """Its prompt has been computed and published: keep its pages."""
         chain = self._promised.pop(request.id)
         assert all(map(self._pool.is_known, chain)), f"{request.id}: a page of the prefix is lost"
@@ -81,15 +81,15 @@ class Pins:
             self._pool.unpin([self._pool.page_of(hash_) for hash_ in chain])
             self._give_up(chain)
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: LiveRequest) -> None:
         """It will not be pinned, if it has not been."""
         self._give_up(self._promised.pop(request.id, ()))
 
-    def check(self, live: Sequence[Request]) -> None:
+    def check(self, live: Sequence[LiveRequest]) -> None:
         """Audit. Raises AssertionError."""
         quota = self.quota_of(self._pool.num_pages)
         assert self.num_pages <= quota, "more is pinned than may be"
-        computing = {request.id for request in live if request.pins}
+        computing = {request.id for request in live if request.asked.pins}
         assert self._promised.keys() == computing, "a prefix is promised, but not computed"
         pinned = {hash_ for chain in self._pinned.values() for hash_ in chain}
         assert len(pinned) == self._pool.num_pinned, "a page is pinned by nobody"

@@ -7,7 +7,7 @@ from enum import Enum, auto
 from itertools import takewhile
 
 from mlxserve.cache.pages import PagePool
-from mlxserve.request import Request
+from mlxserve.request import LiveRequest
 
 
 class PreemptionMode(Enum):
@@ -17,7 +17,9 @@ class PreemptionMode(Enum):
     SWAP = auto()  # the same, but those that nobody shares are written to disk first
 
 
-def choose_victim(running: Iterable[Request], pool: PagePool, immune_after: int) -> Request | None:
+def choose_victim(
+    running: Iterable[LiveRequest], pool: PagePool, immune_after: int
+) -> LiveRequest | None:
     """The lowest class, there the cheapest to recompute, there the youngest; None if nobody can.
 
     After `immune_after` preemptions others go first, so that every request gets through.
@@ -26,11 +28,11 @@ def choose_victim(running: Iterable[Request], pool: PagePool, immune_after: int)
     """
     able = [r for r in running if r.num_in_flight == 0 and _frees_a_page(r, pool)]
     if mortal := [r for r in able if r.num_preemptions < immune_after]:
-        return min(mortal, key=lambda r: (-r.priority, recompute_cost(r, pool), -r.arrival))
-    return min(able, key=lambda r: (-r.priority, -r.arrival), default=None)
+        return min(mortal, key=lambda r: (-r.asked.priority, recompute_cost(r, pool), -r.arrival))
+    return min(able, key=lambda r: (-r.asked.priority, -r.arrival), default=None)
 
 
-def recompute_cost(request: Request, pool: PagePool) -> int:
+def recompute_cost(request: LiveRequest, pool: PagePool) -> int:
     """Computed tokens that preempting would lose: all but the prefix that others keep too.
 
     Its own hashed pages stay findable, but they are now the first to be evicted.
@@ -39,6 +41,6 @@ def recompute_cost(request: Request, pool: PagePool) -> int:
     return max(0, request.num_computed - kept * pool.page_size)
 
 
-def _frees_a_page(request: Request, pool: PagePool) -> bool:
+def _frees_a_page(request: LiveRequest, pool: PagePool) -> bool:
     # From the end, where the pages are that nobody else has.
     return any(pool.is_exclusive(page) for page in reversed(request.page_table))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from mlxserve.cache.hashing import extend_hashes, page_hash, root
 from mlxserve.cache.pages import PagePool
-from mlxserve.request import CacheMiss, CacheReport, Chunk, Request
+from mlxserve.request import CacheMiss, CacheReport, Chunk, LiveRequest
 from mlxserve.scheduler.explain import Explainer
 from mlxserve.scheduler.prefix_followers import PrefixFollowers
 
@@ -58,20 +58,20 @@ class PrefixCache:
         self._pool = pool
         self._followers = followers
         self._explainer = Explainer(pool)
-        self._matches: dict[Request, _Match] = {}
+        self._matches: dict[LiveRequest, _Match] = {}
 
-    def hash(self, request: Request) -> None:
+    def hash(self, request: LiveRequest) -> None:
         """Make the request know the hashes of its full pages."""
         extend_hashes(
-            request.page_hashes, request.token_ids, self._pool.page_size, request.cache_salt
+            request.page_hashes, request.token_ids, self._pool.page_size, request.asked.cache_salt
         )
 
-    def matchable(self, request: Request, first: int = 0) -> list[bytes]:
+    def matchable(self, request: LiveRequest, first: int = 0) -> list[bytes]:
         """Hashes of its pages from `first` on, but never of the last token: that one must be
         computed."""
         return request.page_hashes[first : (len(request.token_ids) - 1) // self._pool.page_size]
 
-    def match(self, request: Request) -> list[int]:
+    def match(self, request: LiveRequest) -> list[int]:
         """Cached pages of its known tokens.
 
         Remembered: as long as none of them is evicted, a match can only grow.
@@ -91,7 +91,7 @@ class PrefixCache:
             found.add(self._pool.match(self.matchable(request), request.token_ids, skip=skip))
         return found.pages
 
-    def tail(self, request: Request, cached: Sequence[int]) -> Tail | None:
+    def tail(self, request: LiveRequest, cached: Sequence[int]) -> Tail | None:
         """What could be copied behind the pages that it matches. Holds as long as they do.
 
         The last page of a prompt that is cached whole, or the end of a named prefix. Nothing where
@@ -109,7 +109,7 @@ class PrefixCache:
         found = self._pool.find_tail(parent, token_ids[start : min(last, start + page_size)])
         return Tail(*found) if found else None
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: LiveRequest) -> None:
         """It waits no more: nobody asks for its match again."""
         self._matches.pop(request, None)
 
@@ -127,7 +127,7 @@ class PrefixCache:
         end = min(chunk.end, len(request.token_ids)) // page_size
         return self.publish_pages(request, chunk.start // page_size, end)
 
-    def publish_pages(self, request: Request, first: int, end: int) -> list[int]:
+    def publish_pages(self, request: LiveRequest, first: int, end: int) -> list[int]:
         """Make pages first .. end of its table findable: they hold what their tokens say.
 
         The indices of those that are found elsewhere already, and so were not published.
@@ -146,7 +146,7 @@ class PrefixCache:
             parent = hash_
         return duplicates
 
-    def chain(self, request: Request) -> tuple[bytes, ...]:
+    def chain(self, request: LiveRequest) -> tuple[bytes, ...]:
         """Hashes of the pages that a named prefix keeps: the full ones, and the tail if it will
         be copied."""
         self.hash(request)
@@ -154,22 +154,22 @@ class PrefixCache:
         pages = tuple(request.page_hashes[:full])
         return (*pages, page_hash(*self._tail(request))) if tail and self._copies_tails else pages
 
-    def publish_tail(self, request: Request) -> None:
+    def publish_tail(self, request: LiveRequest) -> None:
         """Make the page that its prompt ends in findable, if it will be copied."""
         chain, full = self.chain(request), request.num_prompt // self._pool.page_size
         if len(chain) > full:
             parent, tokens = self._tail(request)
             self._pool.publish_tail(request.page_table[full], chain[full], parent, tokens)
 
-    def _tail(self, request: Request) -> tuple[bytes, Sequence[int]]:
+    def _tail(self, request: LiveRequest) -> tuple[bytes, Sequence[int]]:
         """Of the page that its prompt ends in: what stands before it, and what it holds."""
         full = request.num_prompt // self._pool.page_size
         tokens = request.token_ids[full * self._pool.page_size : request.num_prompt]
         return self._parent(request, full), tokens
 
-    def _parent(self, request: Request, index: int) -> bytes:
+    def _parent(self, request: LiveRequest, index: int) -> bytes:
         """What stands before page `index` in its chain."""
-        return request.page_hashes[index - 1] if index else root(request.cache_salt)
+        return request.page_hashes[index - 1] if index else root(request.asked.cache_salt)
 
     def report_fork(self, num_pages: int) -> CacheReport:
         """As `report`, of a prompt that shares all its full pages with the one it is a fork of."""
@@ -178,7 +178,7 @@ class PrefixCache:
         num_tokens = num_pages * self._pool.page_size
         return CacheReport(num_pages, num_tokens, num_tokens, CacheMiss.BELOW_ONE_PAGE)
 
-    def report(self, request: Request, num_pages: int, num_copied: int) -> CacheReport:
+    def report(self, request: LiveRequest, num_pages: int, num_copied: int) -> CacheReport:
         """What it did for a prompt of which it found so many pages, and tokens of the next one."""
         if not self.is_on:
             return CacheReport(0, 0, 0, CacheMiss.OFF)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlxserve.request import Request
+from mlxserve.request import LiveRequest
 from mlxserve.stats import SchedulerStats
 
 
@@ -20,11 +20,11 @@ class PrefixFollowers:
     def __init__(self, min_shared_pages: int, stats: SchedulerStats) -> None:
         """`min_shared_pages`: for less, waiting costs more than computing."""
         self._min_shared_pages = min_shared_pages
-        self._leaders: dict[bytes, Request] = {}  # hash of a page -> who is computing it
-        self._followers: set[Request] = set()
+        self._leaders: dict[bytes, LiveRequest] = {}  # hash of a page -> who is computing it
+        self._followers: set[LiveRequest] = set()
         self._stats = stats
 
-    def lead(self, request: Request, hashes: Sequence[bytes]) -> None:
+    def lead(self, request: LiveRequest, hashes: Sequence[bytes]) -> None:
         """A request starts to compute the pages of these hashes, as far as nobody does already."""
         self._followers.discard(request)
         for hash_ in hashes:
@@ -34,7 +34,7 @@ class PrefixFollowers:
         """A page was published."""
         self._leaders.pop(hash_, None)
 
-    def leave(self, request: Request) -> None:
+    def leave(self, request: LiveRequest) -> None:
         """A request computes no more, or waits no more."""
         self._followers.discard(request)
         # What is being computed is short beside the context of an agent.
@@ -43,7 +43,7 @@ class PrefixFollowers:
             if self._leaders.get(hash_) is request:
                 del self._leaders[hash_]
 
-    def must_wait(self, request: Request, missing: Sequence[bytes]) -> bool:
+    def must_wait(self, request: LiveRequest, missing: Sequence[bytes]) -> bool:
         """Whether others are computing enough of what it misses, from the first page on.
 
         Once it follows it waits for the whole run: its last pages are about to be published.
@@ -56,7 +56,7 @@ class PrefixFollowers:
         self._followers.add(request)
         return True
 
-    def check(self, running: Sequence[Request], waiting: Sequence[Request]) -> None:
+    def check(self, running: Sequence[LiveRequest], waiting: Sequence[LiveRequest]) -> None:
         """Audit. Raises AssertionError."""
         assert set(self._leaders.values()) <= set(running), "a leader is not running"
         for leader in set(self._leaders.values()):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.errors import PrefixQuotaExceeded, QueueFull
-from mlxserve.request import Request, Resized, check_num_pages
+from mlxserve.request import LiveRequest, Resized, check_num_pages
 from mlxserve.scheduler.capacity import Capacity
 from mlxserve.scheduler.copies import Copies
 from mlxserve.scheduler.page_tables import PageTables
@@ -66,7 +66,7 @@ class Resize:
         self._page_tables = page_tables
         self._stats = stats
 
-    def resize(self, num_pages: int, live: Collection[Request]) -> PoolResize:
+    def resize(self, num_pages: int, live: Collection[LiveRequest]) -> PoolResize:
         """Have so many pages. Raises InvalidParameter, PrefixQuotaExceeded and QueueFull; nothing
         happened then."""
         self._refuse(num_pages, live)
@@ -84,7 +84,7 @@ class Resize:
             moves,
         )
 
-    def _refuse(self, num_pages: int, live: Collection[Request]) -> None:
+    def _refuse(self, num_pages: int, live: Collection[LiveRequest]) -> None:
         check_num_pages(num_pages)
         quota = self._pins.quota_of(num_pages)
         if self._pins.num_pages > quota:
@@ -110,7 +110,7 @@ class Resize:
         while self._pool.num_used > num_pages:
             self._page_tables.preempt(self._page_tables.victim() or self._youngest())
 
-    def _youngest(self) -> Request:
+    def _youngest(self) -> LiveRequest:
         """Of requests that share all their pages with each other, so that one alone frees none."""
         return next(reversed(self._page_tables.running.values()))
 

@@ -1,6 +1,6 @@
 """Scheduler: which tokens of which requests go into the next step, and what came of the last one.
 
-Owns every `Request` from `add` to its end, and decides which pages of the pool it holds. Plain
+Owns every `LiveRequest` from `add` to its end, and decides which pages of the pool it holds. Plain
 Python without arrays, clock or randomness: the plan is a function of the calls made so far.
 
 One step may be unread while the next one is planned:
@@ -16,12 +16,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import takewhile
+from weakref import WeakKeyDictionary
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.errors import InvalidParameter, InvalidRequest, PromptTooLong, QueueFull
 from mlxserve.request import (
     Chunk,
     FinishReason,
+    LiveRequest,
     Output,
     Request,
     RequestState,
@@ -59,8 +62,10 @@ class Scheduler:
         self._stats = SchedulerStats()
         self._fair_share = FairShare()
         self._waiting = WaitingQueue(self._fair_share, config.ageing_steps)
-        self._ending: set[Request] = set()  # ended, but a step that uses their pages is unread
-        self._live: dict[str, Request] = {}  # waiting or running
+        self._ending: set[LiveRequest] = set()  # ended, but a step that uses their pages is unread
+        self._live: dict[str, LiveRequest] = {}  # waiting or running
+        # Of these, and of requests that ended, as long as their callers hold them.
+        self._page_hashes: WeakKeyDictionary[Request, list[bytes]] = WeakKeyDictionary()
         self._followers = PrefixFollowers(config.prefix_follow_pages, self._stats)
         self._pins = Pins(pool, config.max_pinned_fraction)
         self._cache = PrefixCache(
@@ -109,15 +114,17 @@ class Scheduler:
 
     # ---- requests come and go
 
-    def add(self, request: Request) -> None:
-        """Queue a request. A fork is to follow what it is a fork of, without a step between them.
+    def add(self, asked: Request) -> LiveRequest:
+        """Queue a request; its progress, to be read only. A fork follows the request it is a fork of,
+        without a step between them.
 
         Raises PromptTooLong, QueueFull, InvalidParameter, and for a prefix PrefixQuotaExceeded.
         """
-        if request.id in self._live:
-            raise InvalidParameter("request_id", f"{request.id!r} is in use; choose another")
-        if not request.token_ids:
+        if asked.id in self._live:
+            raise InvalidParameter("request_id", f"{asked.id!r} is in use; choose another")
+        if not asked.token_ids:
             raise InvalidParameter("prompt", "must have at least one token")
+        request = LiveRequest(asked, arrival=self._num_arrivals, queued_at=self._num_steps)
         self._capacity.measure(request)
         self._refuse_too_long(request)
         num_waiting = len(self._waiting) + len(self._forks)
@@ -126,24 +133,24 @@ class Scheduler:
                 f"{num_waiting} requests are waiting, and no more may "
                 f"(max_num_waiting={self.config.max_num_waiting}); try again later"
             )
-        if request.pins:
+        if asked.pins:
             self._promise_pins(request)
         self._capacity.measure(request)
-        request.arrival = self._num_arrivals
         self._num_arrivals += 1
-        request.queued_at = self._num_steps
         self._live[request.id] = request
-        self._fair_share.arrive(request.client)
-        leader = request.fork_of
-        if leader is not None and leader.id in self._live and not leader.num_outputs:
+        self._page_hashes[asked] = request.page_hashes
+        self._fair_share.arrive(asked.client)
+        leader = self._live.get(asked.fork_of) if asked.fork_of is not None else None
+        if leader is not None and not leader.num_outputs:
             assert request.token_ids == leader.token_ids, f"{request.id} has another prompt"
-            assert request.cache_salt == leader.cache_salt, f"{request.id} has another salt"
+            assert asked.cache_salt == leader.asked.cache_salt, f"{request.id} has another salt"
+            request.leader = leader
             self._forks.park(request)
         else:
-            request.fork_of = None
             self._waiting.add(request)
+        return request
 
-    def _refuse_too_long(self, request: Request) -> None:
+    def _refuse_too_long(self, request: LiveRequest) -> None:
         num_tokens, capacity = len(request.token_ids), request.capacity
         if num_tokens < capacity:
             return
@@ -163,7 +170,7 @@ class Scheduler:
         self._pins.drop(request_id)
         self._capacity.measure_all(self._live.values())
 
-    def _promise_pins(self, request: Request) -> None:
+    def _promise_pins(self, request: LiveRequest) -> None:
         if not self.config.enable_prefix_caching:
             raise InvalidRequest(
                 "named prefixes are kept in the prefix cache: turn enable_prefix_caching on"
@@ -179,7 +186,7 @@ class Scheduler:
                 "try again when it has ended"
             )
 
-    def _pin(self, request: Request) -> None:
+    def _pin(self, request: LiveRequest) -> None:
         self._cache.publish_tail(request)
         self._pins.pin(request)
         self._capacity.measure_all(self._live.values())
@@ -221,10 +228,11 @@ class Scheduler:
         assert not self._replaced, "a page is in nobody's table"
         return self._resize.resize(num_pages, self._live.values())
 
-    def keep(self, request: Request, until: float) -> None:
-        """Evict its pages after those of others: its conversation is about to go on."""
+    def keep_pages(self, asked: Request, until: float) -> None:
+        """Protect a request's cached pages from eviction: its conversation is about to continue."""
         if self.config.enable_prefix_caching:
-            self.pool.keep(self.pool.match(request.page_hashes, request.token_ids), until)
+            known = takewhile(self.pool.is_known, self._page_hashes.get(asked, ()))
+            self.pool.keep_until([self.pool.page_of(hash_) for hash_ in known], until)
 
     def expire(self, now: float) -> None:
         """Let go of what was to be kept until now."""
@@ -252,7 +260,7 @@ class Scheduler:
         assert self._num_unread <= 1, "two steps are unread; call update() for the first"
         step = Step(self._limit_context(), self.config.max_num_batched_tokens, not self._num_unread)
         prefills = self._plan_decodes(step)
-        for client, count in Counter([request.client for request in step.plan]).items():
+        for client, count in Counter([request.asked.client for request in step.plan]).items():
             self._fair_share.charge(client, decode=count)
         if prefill_budget is not None and step.plan and self.config.enable_chunked_prefill:
             step.budget = min(step.budget, max(prefill_budget, self.pool.page_size))
@@ -280,9 +288,9 @@ class Scheduler:
             charges_pages=self.config.budget_mode is BudgetMode.ALIGNED,
         )
 
-    def _plan_decodes(self, step: Step) -> list[Request]:
+    def _plan_decodes(self, step: Step) -> list[LiveRequest]:
         """A token for everyone who decodes. Left over are those whose prompts are under way."""
-        prefills: list[Request] = []
+        prefills: list[LiveRequest] = []
         for request in list(self._running.values()):
             # Most of them, most of the time: nothing else happens until their page is full.
             if request.num_computed < request.steady_until:
@@ -294,22 +302,22 @@ class Scheduler:
                 self._plan_decode(request, step)
         return prefills
 
-    def _plan_decode(self, request: Request, step: Step) -> None:
+    def _plan_decode(self, request: LiveRequest, step: Step) -> None:
         start = request.num_computed
         if start + 1 >= request.full_at:
             return  # the token that is still unread is certainly its last
         if request.state is not RequestState.RUNNING:
             return  # preempted just now
-        if request.guide is not None and _must_wait(request):
+        if request.asked.guide is not None and _must_wait(request):
             return
         share = limit(start, start + 1, request.prefill_end, step.budget, step.ctx)
         if share.num_tokens and self._page_tables.grow(request, start + 1, step):
             step.take(request, share)
-            if request.guide is None:
+            if request.asked.guide is None:
                 num_slots = len(request.page_table) * self.pool.page_size
                 request.steady_until = min(num_slots, request.full_at - 1)
 
-    def _plan_prefill(self, request: Request, step: Step) -> None:
+    def _plan_prefill(self, request: LiveRequest, step: Step) -> None:
         if request.state is not RequestState.RUNNING:
             return
         start = request.num_computed
@@ -338,26 +346,26 @@ class Scheduler:
 
     # ---- samples of one prompt
 
-    def _fork(self, leader: Request) -> None:
+    def _fork(self, leader: LiveRequest) -> None:
         """Its prompt has been computed: start those that waited for it, as far as possible."""
         for fork in self._forks.release(leader):
-            fork.fork_of = None
+            fork.leader = None
             if self._can_fork(fork):
                 self._start_fork(fork, leader)
             else:
                 self._waiting.add(fork)
 
-    def _can_fork(self, fork: Request) -> bool:
+    def _can_fork(self, fork: LiveRequest) -> bool:
         if len(self._running) >= self.config.max_num_seqs or fork.num_prompt == 1:
             return False
         return self.pool.num_free > self._admission.num_reserved(self._running)
 
-    def _start_fork(self, fork: Request, leader: Request) -> None:
+    def _start_fork(self, fork: LiveRequest, leader: LiveRequest) -> None:
         page_size = self.pool.page_size
         num_pages, num_in_tail = divmod(fork.num_prompt - 1, page_size)
         shared = leader.page_table[:num_pages]
         self.pool.share(shared)
-        fork.page_hashes = leader.page_hashes[: fork.num_prompt // page_size]
+        fork.page_hashes[:] = leader.page_hashes[: fork.num_prompt // page_size]
         fork.page_table = shared
         if num_in_tail:
             pages = self.pool.allocate(1)
@@ -373,7 +381,7 @@ class Scheduler:
         fork.prefill_end = fork.num_prompt
         fork.cache = self._cache.report_fork(num_pages)
         fork.num_cached = fork.cache.num_tokens
-        self._fair_share.charge(fork.client, prefill=1)
+        self._fair_share.charge(fork.asked.client, prefill=1)
         self._stats.prefix_queries += fork.num_prompt
         self._stats.prefix_hits += fork.num_cached
 
@@ -407,7 +415,7 @@ class Scheduler:
         elif load.run.end == request.saved.end:
             self._swap.drop(request)
 
-    def _load(self, request: Request, step: Step) -> None:
+    def _load(self, request: LiveRequest, step: Step) -> None:
         """Have the next of its saved pages read, as far as free pages go."""
         assert request.saved is not None
         first = request.num_computed // self.pool.page_size
@@ -447,12 +455,12 @@ class Scheduler:
             self._copies.add(request, tail.page, request.page_table[len(cached)])
         step.take(request, share)
 
-    def _count_hits(self, request: Request) -> None:
+    def _count_hits(self, request: LiveRequest) -> None:
         num_hits = request.num_computed
         if not request.has_run:
             request.num_cached = num_hits
             # What a preemption makes it compute again is not the client's doing.
-            self._fair_share.charge(request.client, prefill=len(request.token_ids) - num_hits)
+            self._fair_share.charge(request.asked.client, prefill=len(request.token_ids) - num_hits)
             self._stats.prefix_queries += len(request.token_ids)
             self._stats.prefix_hits += num_hits
         else:
@@ -501,7 +509,7 @@ class Scheduler:
             self._release_replaced()
         return outputs
 
-    def _rebind(self, request: Request, duplicates: Sequence[int]) -> None:
+    def _rebind(self, request: LiveRequest, duplicates: Sequence[int]) -> None:
         """Hold the pages that others published first instead of its own with the same content.
 
         An unread step may use its own ones, so these go when that step has been read. Whatever
@@ -520,7 +528,7 @@ class Scheduler:
         self.pool.release(self._replaced)
         self._replaced.clear()
 
-    def _take(self, request: Request, result: Sampled) -> None:
+    def _take(self, request: LiveRequest, result: Sampled) -> None:
         """Its newest token was read: it goes on, or ends."""
         num_known = len(request.token_ids)
         if num_known == request.num_prompt + 1:
@@ -530,14 +538,14 @@ class Scheduler:
         elif num_known >= request.full_at:
             self._finish(request, FinishReason.LENGTH)
 
-    def _finish(self, request: Request, reason: FinishReason) -> None:
-        if request.pins:
+    def _finish(self, request: LiveRequest, reason: FinishReason) -> None:
+        if request.asked.pins:
             self._pin(request)
         self._end(request, reason)
 
-    def _end(self, request: Request, reason: FinishReason) -> None:
+    def _end(self, request: LiveRequest, reason: FinishReason) -> None:
         del self._live[request.id]
-        self._fair_share.leave(request.client)
+        self._fair_share.leave(request.asked.client)
         if request in self._forks:
             self._forks.remove(request)
         elif request.state is RequestState.WAITING:
@@ -553,12 +561,12 @@ class Scheduler:
         request.state = RequestState.FINISHED
         request.finish_reason = reason
         request.steady_until = 0
-        if request.pins:
+        if request.asked.pins:
             self._pins.cancel(request)
             self._capacity.measure_all(self._live.values())
         self._settle(request)
 
-    def _settle(self, request: Request) -> None:
+    def _settle(self, request: LiveRequest) -> None:
         """Release an ended request's pages, or wait for the unread step that uses them."""
         if request.num_in_flight:
             self._ending.add(request)
@@ -568,7 +576,7 @@ class Scheduler:
 
     # ---- look inside
 
-    def requests(self) -> tuple[list[Request], list[Request]]:
+    def requests(self) -> tuple[list[LiveRequest], list[LiveRequest]]:
         """(running by admission, waiting with the next to be admitted first)."""
         waiting = [*self._waiting.in_order(self._num_steps), *self._forks]
         return list(self._running.values()), waiting
@@ -587,7 +595,7 @@ class Scheduler:
         num_waiting = len(self._waiting) + len(self._forks)
         assert len(self._live) == num_waiting + len(self._running), "a request is in limbo"
         assert len(self._running) <= self.config.max_num_seqs, "too many requests are running"
-        self._fair_share.check(Counter(request.client for request in self._live.values()))
+        self._fair_share.check(Counter(request.asked.client for request in self._live.values()))
         self._pins.check(list(self._live.values()))
         self._followers.check(list(self._running.values()), list(self._waiting))
         self._forks.check()
@@ -600,11 +608,11 @@ class Scheduler:
             assert request.capacity == self._capacity.of(request), f"{request.id}: capacity is off"
 
 
-def _must_wait(request: Request) -> bool:
+def _must_wait(request: LiveRequest) -> bool:
     """Whether what it may say next depends on a token that is still unread."""
-    if request.guide is None or request.num_computed < len(request.token_ids):
+    if request.asked.guide is None or request.num_computed < len(request.token_ids):
         return False
-    guide = request.guided()
+    guide = request.feed_guide()
     return guide is not None and guide.must_wait
 
 
@@ -622,7 +630,7 @@ def _launch(step: Step) -> list[Chunk]:
 
 
 def _output(
-    request: Request, token_ids: tuple[int, ...], logprob: TokenLogprob | None = None
+    request: LiveRequest, token_ids: tuple[int, ...], logprob: TokenLogprob | None = None
 ) -> Output:
     fields = (
         request.id,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mlxserve.request import Request
+from mlxserve.request import LiveRequest
 from mlxserve.scheduler.limit import Limit, LimitContext
 
 
@@ -16,12 +16,12 @@ class Step:
     budget: int
     may_preempt: bool
     has_preempted: bool = False
-    plan: dict[Request, Limit] = field(default_factory=dict)
+    plan: dict[LiveRequest, Limit] = field(default_factory=dict)
 
-    def take(self, request: Request, share: Limit) -> None:
+    def take(self, request: LiveRequest, share: Limit) -> None:
         self.plan[request] = share
         self.budget -= share.charge
 
-    def refund(self, request: Request) -> None:
+    def refund(self, request: LiveRequest) -> None:
         if share := self.plan.pop(request, None):
             self.budget += share.charge

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mlxserve.cache.pages import PagePool
-from mlxserve.request import PageRun, Request
+from mlxserve.request import LiveRequest, PageRun
 
 LOAD_PAGES = 32  # read at once for one request; bounds the memory that pages pass through
 
@@ -57,7 +57,7 @@ class Swap:
         transfers, self._transfers = self._transfers, Transfers()
         return transfers
 
-    def save(self, request: Request) -> int:
+    def save(self, request: LiveRequest) -> int:
         """Have its full pages written, from the first one on that only it has: tokens in them."""
         end = request.num_computed // self._pool.page_size
         pages = request.page_table[:end]
@@ -72,7 +72,7 @@ class Swap:
         self._transfers.saves.append(Save(request.saved, tuple(pages[first:])))
         return (end - first) * self._pool.page_size
 
-    def load(self, request: Request, end: int) -> None:
+    def load(self, request: LiveRequest, end: int) -> None:
         """Have its saved pages read, from what is computed to page `end`, into its page table."""
         saved, first = request.saved, request.num_computed // self._pool.page_size
         assert saved is not None, "nothing is saved"
@@ -82,13 +82,13 @@ class Swap:
         pages = tuple(request.page_table[first:end])
         self._transfers.loads.append(Load(request.id, request.loading, pages))
 
-    def drop(self, request: Request) -> None:
+    def drop(self, request: LiveRequest) -> None:
         """Nobody wants its saved pages any more."""
         if request.saved is not None:
             self._transfers.drops.append(request.saved.key)
             request.saved = None
 
-    def num_tokens(self, request: Request, start: int) -> int:
+    def num_tokens(self, request: LiveRequest, start: int) -> int:
         """How many tokens, from this one on, could be read instead of computed."""
         page, offset = divmod(start, self._pool.page_size)
         saved = request.saved
@@ -96,7 +96,7 @@ class Swap:
             return 0
         return saved.end * self._pool.page_size - start
 
-    def stop(self, request: Request, start: int) -> int:
+    def stop(self, request: LiveRequest, start: int) -> int:
         """Where a chunk from `start` on has to end: where saved pages begin, or with the tokens."""
         saved_start = request.saved.first * self._pool.page_size if request.saved else 0
         return saved_start if start < saved_start else len(request.token_ids)

@@ -13,10 +13,10 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from mlxserve.request import Request
+from mlxserve.request import LiveRequest
 from mlxserve.scheduler.fairness import FairShare
 
-_Bucket: TypeAlias = list[Request]  # of one class, client and history, by arrival
+_Bucket: TypeAlias = list[LiveRequest]  # of one class, client and history, by arrival
 _Key: TypeAlias = tuple[int, bool, int, int]
 
 
@@ -34,16 +34,16 @@ class WaitingQueue:
     def __len__(self) -> int:
         return self._count
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[LiveRequest]:
         """All, in no order."""
         for bucket in self._buckets.values():
             yield from bucket
 
-    def add(self, request: Request) -> None:
+    def add(self, request: LiveRequest) -> None:
         insort(self._buckets.setdefault(_place(request), []), request, key=_arrival)
         self._count += 1
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: LiveRequest) -> None:
         bucket = self._buckets[_place(request)]
         index = bisect_left(bucket, request.arrival, key=_arrival)
         assert bucket[index] is request
@@ -52,7 +52,7 @@ class WaitingQueue:
             del self._buckets[_place(request)]
         self._count -= 1
 
-    def in_order(self, now: int) -> Iterator[Request]:
+    def in_order(self, now: int) -> Iterator[LiveRequest]:
         """From the next to be admitted on, in step `now`.
 
         The one that was yielded last, and no other, may be removed meanwhile, and its client
@@ -71,24 +71,24 @@ class WaitingQueue:
             if index < len(bucket):
                 heapq.heappush(heap, (self._key(bucket[index], best, now), bucket, index))
 
-    def _key(self, request: Request, best: int, now: int) -> _Key:
+    def _key(self, request: LiveRequest, best: int, now: int) -> _Key:
         risen = (now - request.queued_at) // self._ageing_steps
         return (
-            max(best, request.priority - risen),
+            max(best, request.asked.priority - risen),
             not request.has_run,
-            self._fair_share.of(request.client),
+            self._fair_share.of(request.asked.client),
             request.arrival,
         )
 
 
-def order(request: Request) -> tuple[int, int]:
+def order(request: LiveRequest) -> tuple[int, int]:
     """Of requests under way: lower goes first, and no two are equal."""
-    return request.priority, request.arrival
+    return request.asked.priority, request.arrival
 
 
-def _place(request: Request) -> tuple[int, bool, str]:
-    return request.priority, request.has_run, request.client
+def _place(request: LiveRequest) -> tuple[int, bool, str]:
+    return request.asked.priority, request.has_run, request.asked.client
 
 
-def _arrival(request: Request) -> int:
+def _arrival(request: LiveRequest) -> int:
     return request.arrival

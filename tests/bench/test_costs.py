@@ -11,7 +11,7 @@ import pytest
 
 from mlxserve.bench.costs import ASSUMED, CostModel, RecordedStep, StepWork, fit, read_trace
 from mlxserve.errors import InvalidConfig
-from mlxserve.request import Chunk, Request, as_page_table
+from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
 from mlxserve.sampling_params import SamplingParams
 
 MODEL = CostModel(0.02, 0.001, 2e-8, 0.0015, 3e-7)
@@ -94,7 +94,7 @@ def test_work_that_was_never_recorded_costs_nothing() -> None:
 
 
 def test_the_position_of_a_chunk_decides_whether_it_is_prefill() -> None:
-    request = Request("a", list(range(100)), SamplingParams())
+    request = LiveRequest(Request("a", list(range(100)), SamplingParams()))
     request.prefill_end = 100
     prefill = Chunk(request, 64, 36, as_page_table(), samples=True)
     decode = Chunk(request, 100, 1, as_page_table(), samples=True)

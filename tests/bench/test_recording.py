@@ -20,7 +20,7 @@ from mlxserve.bench.simulator import Simulation, SimulationResult
 from mlxserve.bench.workloads import SCENARIOS
 from mlxserve.engine.engine import Engine
 from mlxserve.model.runner import ModelRunner
-from mlxserve.request import Chunk, Request, as_page_table
+from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
 from mlxserve.sampling_params import SamplingParams
 
 
@@ -56,7 +56,7 @@ def test_recording_changes_nothing() -> None:
 def test_warm_up_steps_are_not_written() -> None:
     file = io.StringIO()
     pace = RecordingPace(None, file, skip=1)
-    request = Request("a", [1, 2, 3], SamplingParams())
+    request = LiveRequest(Request("a", [1, 2, 3], SamplingParams()))
     request.prefill_end = 3
     chunk = Chunk(request, 0, 2, as_page_table(), samples=False)
     for seconds in (9.0, 1.25):

@@ -19,6 +19,7 @@ from mlxserve.bench.workloads import (
     symbols,
 )
 from mlxserve.errors import InvalidConfig
+from mlxserve.request import LiveRequest
 
 NAMES = list(SCENARIOS)
 
@@ -40,15 +41,16 @@ def play(workload: SimulatedWorkload, shuffle: int) -> list[tuple[int, int, int]
             continue
         turn = pending.pop(draw.randrange(len(pending)))
         now = max(now, turn.time) + draw.random()
-        answer(turn)
-        fresh = workload.finished(turn, now)
+        fresh = workload.finished(turn, answered(turn), now)
     return sorted(seen)
 
 
-def answer(turn: SimulatedRequest) -> None:
+def answered(turn: SimulatedRequest) -> LiveRequest:
     max_tokens = turn.request.params.max_tokens
     assert max_tokens is not None
-    turn.request.token_ids.extend([0] * max_tokens)
+    request = LiveRequest(turn.request)
+    request.token_ids.extend([0] * max_tokens)
+    return request
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -81,8 +83,7 @@ def test_agents_begin_at_12000_tokens_and_keep_their_context() -> None:
     first = workload.begin()[0]
     assert 10_240 < first.request.num_prompt < 31_000
     told = list(first.request.token_ids)
-    answer(first)
-    [second, *_] = workload.finished(first, 1.0)
+    [second, *_] = workload.finished(first, answered(first), 1.0)
     assert [*second.request.token_ids[: len(told)]] == told
     assert len(list(symbols(second.request.token_ids))) >= 4  # template, task, answer, result
 
@@ -95,8 +96,7 @@ def test_a_full_agent_context_is_compacted_to_the_template_and_a_summary() -> No
     while pending:
         turn = pending.pop(0)
         prompts.setdefault(turn.session, []).append(turn.request.num_prompt)
-        answer(turn)
-        pending += workload.finished(turn, turn.time + 1)
+        pending += workload.finished(turn, answered(turn), turn.time + 1)
     drops = [(a, b) for told in prompts.values() for a, b in pairwise(told) if b < a]
     assert drops
     for before, after in drops:

@@ -469,7 +469,7 @@ def test_at_most_half_of_the_pool_is_hot_and_the_rest_starts_over() -> None:
 def test_what_is_kept_is_evicted_last_until_its_time_has_come() -> None:
     pool = PagePool(6, PAGE_SIZE)
     kept = cache(pool, 1, 2)
-    pool.keep(kept, until=10.0)
+    pool.keep_until(kept, until=10.0)
     later = cache(pool, 3)
     for _ in range(2):
         hit(pool, 3)
@@ -483,9 +483,9 @@ def test_what_is_kept_is_evicted_last_until_its_time_has_come() -> None:
 def test_the_later_of_two_times_counts() -> None:
     pool = PagePool(6, PAGE_SIZE)
     pages = cache(pool, 1, 2, 3)
-    pool.keep(pages, until=10.0)
-    pool.keep(pages[:1], until=20.0)
-    pool.keep(pages, until=5.0)
+    pool.keep_until(pages, until=10.0)
+    pool.keep_until(pages[:1], until=20.0)
+    pool.keep_until(pages, until=5.0)
     pool.expire(10.0)
     assert pool.eviction_order() == [pages[2], pages[1], pages[0]]
     assert list(pool._cached[2]) == pages[:1]
@@ -494,7 +494,7 @@ def test_the_later_of_two_times_counts() -> None:
 def test_keeping_yields_when_nothing_else_is_left() -> None:
     pool = PagePool(3, PAGE_SIZE)
     pages = cache(pool, 1, 2, 3)
-    pool.keep(pages, until=10.0)
+    pool.keep_until(pages, until=10.0)
     assert set(take(pool, 3)) == set(pages)
     pool.expire(10.0)
     pool.check()
@@ -504,7 +504,7 @@ def test_pages_that_are_held_are_kept_from_their_release_on() -> None:
     pool = PagePool(4, PAGE_SIZE)
     pages = take(pool, 2)
     publish(pool, pages, 1, 2)
-    pool.keep(pages, until=10.0)
+    pool.keep_until(pages, until=10.0)
     other = cache(pool, 3)
     pool.release(pages)
     assert pool.eviction_order() == [*other, *reversed(pages)]
@@ -587,7 +587,7 @@ def test_pins_times_tails_and_hits_move_with_their_pages() -> None:
     hashes, _ = chain(1)
     pinned, kept, hot = cache(pool, 1), cache(pool, 2), cache(pool, 3)
     pool.pin(pinned)
-    pool.keep(kept, until=10.0)
+    pool.keep_until(kept, until=10.0)
     for _ in range(2):
         hit_pages = pool.match(*chain(3))
         pool.retain(hit_pages)

@@ -128,7 +128,7 @@ def test_what_was_read_is_returned_before_the_next_step_starts() -> None:
 def test_pages_are_copied_before_the_step_that_writes_to_the_copies() -> None:
     engine, runner = build()
     leader = request("a", 5, max_tokens=2)
-    forks = [replace(request("a", 5, max_tokens=2), id=name, fork_of=leader) for name in "bc"]
+    forks = [replace(request("a", 5, max_tokens=2), id=name, fork_of=leader.id) for name in "bc"]
     engine.add_all([leader, *forks])
     tokens = drain(engine)
     assert {name: len(ids) for name, ids in tokens.items()} == {"a": 2, "b": 2, "c": 2}
@@ -140,7 +140,7 @@ def test_pages_are_copied_before_the_step_that_writes_to_the_copies() -> None:
 def test_a_request_and_its_forks_are_queued_all_or_none() -> None:
     engine, _ = build(max_num_waiting=2)
     leader = request("a", 5, max_tokens=2)
-    forks = [replace(request("a", 5, max_tokens=2), id=name, fork_of=leader) for name in "bc"]
+    forks = [replace(request("a", 5, max_tokens=2), id=name, fork_of=leader.id) for name in "bc"]
     with pytest.raises(QueueFull):
         engine.add_all([leader, *forks])
     assert not engine.has_work
@@ -280,7 +280,7 @@ def test_what_is_to_be_kept_for_a_while_is_let_go_by_the_clock() -> None:
     first = request("a", 48, 1)
     engine.add(first)
     drain(engine)
-    engine.keep(first, 100.0)
+    engine.keep_pages(first, 100.0)
     assert engine._scheduler.pool._kept_until
     runner.now += 101
     engine.step()
@@ -317,9 +317,7 @@ def test_a_snapshot_of_a_shared_prefix_shows_its_pages_as_shared() -> None:
     engine.add(request("a", 64, max_tokens=8))
     for _ in range(3):
         engine.step()
-    twin = request("a", 64, max_tokens=8)
-    twin.id = "twin"
-    engine.add(twin)
+    engine.add(replace(request("a", 64, max_tokens=8), id="twin"))
     engine.step()
     first, second = engine.snapshot().requests
     shared = set(first.page_table) & set(second.page_table)

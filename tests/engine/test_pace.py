@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from mlxserve.engine.pace import Pace, PiecePace
-from mlxserve.request import Chunk, Request, as_page_table
+from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
 from mlxserve.sampling_params import SamplingParams
 
 
 def decode(start: int = 100) -> Chunk:
-    request = Request("d", [1] * (start + 1), SamplingParams())
+    request = LiveRequest(Request("d", [1] * (start + 1), SamplingParams()))
     request.prefill_end = start
     return Chunk(request, start, 1, as_page_table(), samples=True)
 
 
 def prefill(start: int, length: int) -> Chunk:
-    request = Request("p", [1] * 10_000, SamplingParams())
+    request = LiveRequest(Request("p", [1] * 10_000, SamplingParams()))
     request.prefill_end = 10_000
     return Chunk(request, start, length, as_page_table(), samples=False)
 

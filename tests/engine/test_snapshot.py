@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from mlxserve.engine.snapshot import Phase, view
-from mlxserve.request import PageRun, Request, RequestState
+from mlxserve.request import LiveRequest, PageRun, Request, RequestState
 from mlxserve.sampling_params import SamplingParams
 
 
 def request() -> Request:
-    return Request("a", list(range(100)), SamplingParams(), client="me", priority=2)
+    return LiveRequest(Request("a", list(range(100)), SamplingParams(), client="me", priority=2))
 
 
 def test_a_waiting_request_is_queued_at_its_place() -> None:

@@ -13,7 +13,7 @@ from mlxserve.cache.pages import PagePool
 from mlxserve.cache.store import PageStore
 from mlxserve.engine import transfers
 from mlxserve.engine.transfers import Swapper
-from mlxserve.request import Chunk, Request, RequestState, Sampled
+from mlxserve.request import Chunk, LiveRequest, Request, RequestState, Sampled
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.preemption import PreemptionMode
@@ -40,7 +40,7 @@ class Memory:
                 self.pages[chunk.page_table[index]] = content(chunk.request, index)
 
 
-def content(request: Request, index: int) -> bytes:
+def content(request: LiveRequest, index: int) -> bytes:
     return f"{request.id:>8}{index:>8}".encode()
 
 
@@ -58,13 +58,13 @@ class World:
         self.memory = Memory()
         self.store = store
         self.swapper = Swapper(self.scheduler, self.memory, store)  # type: ignore[arg-type]
-        self.requests: list[Request] = []
+        self.requests: list[LiveRequest] = []
 
-    def add(self, name: str, length: int, max_tokens: int) -> Request:
+    def add(self, name: str, length: int, max_tokens: int) -> LiveRequest:
         params = SamplingParams(max_tokens=max_tokens, temperature=0)
-        self.requests.append(Request(name, [ord(name)] * length, params))
-        self.scheduler.add(self.requests[-1])
-        return self.requests[-1]
+        request = self.scheduler.add(Request(name, [ord(name)] * length, params))
+        self.requests.append(request)
+        return request
 
     def step(self) -> None:
         self.swapper.restore()

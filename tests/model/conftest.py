@@ -15,7 +15,7 @@ from mlxserve.cache.kv import KVPool
 from mlxserve.model.batch import Batch
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.runner import ModelRunner
-from mlxserve.request import Chunk, Request, as_page_table
+from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
 from mlxserve.sampling_params import SamplingParams
 
 PAGE = 16
@@ -42,7 +42,9 @@ def _difference(loaded: LoadedModel, cuts: Sequence[int]) -> float:
     tables = [as_page_table(pages[:each]), as_page_table(pages[each:])]
     kv = KVPool(loaded.layers, 2 * each, PAGE, REFERENCE)
     runner = ModelRunner(loaded.model, loaded.selector, kv)
-    requests = [Request(str(i), ids, SamplingParams()) for i, ids in enumerate(prompts)]
+    requests = [
+        LiveRequest(Request(str(i), ids, SamplingParams())) for i, ids in enumerate(prompts)
+    ]
     worst = []
     for start, end in pairwise(cuts):
         chunks = [

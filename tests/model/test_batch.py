@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxserve.model.batch import Batch
-from mlxserve.request import Chunk, Request, as_page_table
+from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
 from mlxserve.sampling_params import SamplingParams
 
 PAGE = 16
@@ -21,7 +21,7 @@ def chunk(
     samples: bool = True,
     is_lazy: bool = False,
 ) -> Chunk:
-    request = Request("r", tokens, SamplingParams())
+    request = LiveRequest(Request("r", tokens, SamplingParams()))
     table = as_page_table(pages)
     return Chunk(request, start, end - start, table, samples=samples, is_lazy=is_lazy)
 

@@ -16,7 +16,7 @@ from mlxserve.model.batch import Batch
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.paged import RowSelector
 from mlxserve.model.runner import ModelRunner, Pending
-from mlxserve.request import Chunk, Request, Sampled, as_page_table
+from mlxserve.request import Chunk, LiveRequest, Request, Sampled, as_page_table
 from mlxserve.sampling_params import SamplingParams
 
 PAGE = 16
@@ -34,10 +34,10 @@ def runner_of(loaded: LoadedModel, seed: int = 0, num_pages: int = 8) -> ModelRu
 
 
 def request(ids: Sequence[int], params: SamplingParams = GREEDY, arrival: int = 0) -> Request:
-    return Request(str(ids[0]), list(ids), params, arrival=arrival)
+    return LiveRequest(Request(str(ids[0]), list(ids), params), arrival=arrival)
 
 
-def chunk(of: Request, start: int, end: int, pages: tuple[int, ...], **options: bool) -> Chunk:
+def chunk(of: LiveRequest, start: int, end: int, pages: tuple[int, ...], **options: bool) -> Chunk:
     return Chunk(of, start, end - start, as_page_table(pages), **{"samples": True, **options})
 
 
@@ -61,7 +61,7 @@ def greedy(loaded: LoadedModel, ids: Sequence[int], count: int) -> list[int]:
 
 
 def decode(
-    runner: ModelRunner, requests: Sequence[Request], count: int, *, is_lazy: bool
+    runner: ModelRunner, requests: Sequence[LiveRequest], count: int, *, is_lazy: bool
 ) -> list[list[int]]:
     """Prefill and decode some requests together; lazily, each step is launched before the one
     before is read. Nothing is published or freed, so pages are simply 0.., two per request."""

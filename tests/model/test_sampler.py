@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mlxserve.model.sampler import Draw, _best, _key, sample
-from mlxserve.request import Request, TokenLogprob
+from mlxserve.request import Guide, LiveRequest, Request, TokenLogprob
 from mlxserve.sampling_params import SamplingParams
 
 VOCABULARY = 12
@@ -23,9 +23,10 @@ def draw(
     prompt: tuple[int, ...] = (0,),
     outputs: tuple[int, ...] = (),
     lazy_index: int | None = None,
+    guide: Guide | None = None,
     **params: Any,
 ) -> Draw:
-    request = Request("r", list(prompt), SamplingParams(**params))
+    request = LiveRequest(Request("r", prompt, SamplingParams(**params), guide=guide))
     request.token_ids.extend(outputs)
     return Draw(request, seed, position, lazy_index)
 
@@ -213,7 +214,7 @@ def test_a_bias_is_added_before_anything_is_chosen() -> None:
 
 def penalised(logits: np.ndarray, draw: Draw, pending: list[int]) -> np.ndarray:
     """One row as the parameters' documentation says, in float64."""
-    request, params, row = draw.request, draw.request.params, logits.astype(np.float64)
+    request, params, row = draw.request, draw.request.asked.params, logits.astype(np.float64)
     outputs = request.token_ids[request.num_prompt :]
     if draw.lazy_index is not None:
         outputs = [*outputs, pending[draw.lazy_index]]
@@ -317,9 +318,7 @@ class Allows:
 
 
 def guided(guide: Allows, **params: Any) -> Draw:
-    found = draw(outputs=(3, 4), **params)
-    found.request.guide = guide
-    return found
+    return draw(outputs=(3, 4), guide=guide, **params)
 
 
 @pytest.mark.parametrize(
@@ -335,7 +334,7 @@ def test_a_guided_row_gets_what_its_guide_allows_and_others_what_they_would(
     assert first == 6
     assert second == alone
     assert third in (2, 6)
-    assert draws[0].request.guide.num_read == 2  # type: ignore[union-attr]
+    assert draws[0].request.asked.guide.num_read == 2  # type: ignore[union-attr]
 
 
 def test_a_greedy_guided_row_gets_the_best_of_what_is_allowed() -> None:
@@ -359,6 +358,5 @@ def test_a_mask_may_be_shorter_or_longer_than_the_models_vocabulary(size: int) -
 
 
 def test_a_row_whose_history_is_unread_is_not_guided() -> None:
-    lazy = draw(outputs=(3,), temperature=0, lazy_index=0)
-    lazy.request.guide = Allows(6)
+    lazy = draw(outputs=(3,), guide=Allows(6), temperature=0, lazy_index=0)
     assert tokens(LOGITS[None], [lazy], pending=[4]) == [1]

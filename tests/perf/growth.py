@@ -23,7 +23,7 @@ from mlxserve.cache.pages import PagePool
 from mlxserve.hub.files import find_model
 from mlxserve.model.load import load
 from mlxserve.model.runner import ModelRunner
-from mlxserve.request import Chunk, Request, Sampled, as_page_table
+from mlxserve.request import Chunk, LiveRequest, Request, Sampled, as_page_table
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.scheduler import Scheduler
@@ -138,7 +138,7 @@ def _decodes(running: int, context: int) -> list[Chunk]:
     pages = context // PAGE_SIZE
     return [
         Chunk(
-            Request(str(number), [1] * context, _PARAMS),
+            LiveRequest(Request(str(number), [1] * context, _PARAMS)),
             context - 1,
             1,
             as_page_table(range(number * pages, (number + 1) * pages)),
@@ -167,9 +167,9 @@ def cached_chat(count: int) -> Callable[[], float]:
 
 def _admit(scheduler: Scheduler, prompt: Sequence[int]) -> float:
     """CPU seconds until the request has its first chunk; the request is then answered."""
-    request = Request("admitted", list(prompt), _PARAMS)
+    asked = Request("admitted", list(prompt), _PARAMS)
     began = time.thread_time()
-    scheduler.add(request)
+    request = scheduler.add(asked)
     chunks = scheduler.schedule()
     seconds = time.thread_time() - began
     assert request.num_cached > 0, "the prompt was cached"

@@ -27,6 +27,8 @@ from mlxserve.request import (
     CacheReport,
     Chunk,
     FinishReason,
+    Guide,
+    LiveRequest,
     Output,
     Request,
     RequestState,
@@ -60,14 +62,14 @@ def name_of(token_ids: Sequence[int]) -> int:
     return reduce(advance, token_ids, ROOT)
 
 
-def answer(request: Request, max_model_len: int) -> tuple[list[int], FinishReason]:
+def answer(request: LiveRequest, max_model_len: int) -> tuple[list[int], FinishReason]:
     """What the request would get alone, without cache, pages or steps."""
     prefix, tokens = name_of(request.token_ids[: request.num_prompt]), []
-    max_tokens = request.params.max_tokens or max_model_len
+    max_tokens = request.asked.params.max_tokens or max_model_len
     while True:
         tokens.append(next_token(prefix))
         prefix = advance(prefix, tokens[-1])
-        if tokens[-1] in request.stop_ids and not request.params.ignore_eos:
+        if tokens[-1] in request.asked.stop_ids and not request.asked.params.ignore_eos:
             return tokens, FinishReason.STOP
         if len(tokens) >= max_tokens or request.num_prompt + len(tokens) >= max_model_len:
             return tokens, FinishReason.LENGTH
@@ -78,15 +80,17 @@ class GhostEngine:
     scheduler: Scheduler
     slots: dict[int, tuple[bytes, int]] = field(default_factory=dict)  # slot -> (salt, prefix)
     unread: deque[tuple[list[Chunk], list[Sampled | None]]] = field(default_factory=deque)
-    prefixes: dict[Request, list[int]] = field(default_factory=dict)  # by position, on the device
-    requests: dict[str, Request] = field(default_factory=dict)
+    prefixes: dict[LiveRequest, list[int]] = field(
+        default_factory=dict
+    )  # by position, on the device
+    requests: dict[str, LiveRequest] = field(default_factory=dict)
     ends: dict[str, FinishReason] = field(default_factory=dict)
     answers: dict[str, list[int]] = field(default_factory=dict)
-    tables: dict[Request, tuple[int, ...]] = field(default_factory=dict)
+    tables: dict[LiveRequest, tuple[int, ...]] = field(default_factory=dict)
     reports: dict[str, CacheReport | None] = field(default_factory=dict)
     disk: dict[str, dict[int, list[tuple[bytes, int]]]] = field(default_factory=dict)
     loads: list[Load] = field(default_factory=list)
-    pinned: list[Request] = field(default_factory=list)  # named prefixes, computed
+    pinned: list[LiveRequest] = field(default_factory=list)  # named prefixes, computed
     num_computed: int = 0
     num_copied: int = 0  # pages
     planned: bool = True  # whether the last plan had a chunk
@@ -105,9 +109,10 @@ class GhostEngine:
         client: str = "",
         ignore_eos: bool = True,
         pins: bool = False,
-        fork_of: Request | None = None,
-    ) -> Request:
-        request = Request(
+        fork_of: LiveRequest | None = None,
+        guide: Guide | None = None,
+    ) -> LiveRequest:
+        asked = Request(
             id=request_id or f"r{len(self.requests)}",
             token_ids=list(token_ids),
             params=SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos),
@@ -116,9 +121,10 @@ class GhostEngine:
             client=client,
             priority=priority,
             pins=pins,
-            fork_of=fork_of,
+            fork_of=fork_of.id if fork_of else None,
+            guide=guide,
         )
-        self.scheduler.add(request)
+        request = self.scheduler.add(asked)
         self.requests[request.id] = request
         self.answers[request.id] = []
         self.prefixes[request] = list(accumulate(token_ids, advance, initial=ROOT))[1:]
@@ -137,7 +143,7 @@ class GhostEngine:
 
     @property
     def prefixes_under_way(self) -> bool:
-        return any(request.pins for request in self._live())
+        return any(request.asked.pins for request in self._live())
 
     def reset(self, *, force: bool = False) -> bool:
         while force and self.unread:
@@ -181,22 +187,22 @@ class GhostEngine:
     def _is_refused(self, num_pages: int) -> bool:
         """By counting, of each request and prefix anew, what has to have a place."""
         scheduler = self.scheduler
-        prefixes = [*self.pinned, *(request for request in self._live() if request.pins)]
+        prefixes = [*self.pinned, *(request for request in self._live() if request.asked.pins)]
         claims = {hash_ for prefix in prefixes for hash_ in scheduler._cache.chain(prefix)}
         if len(claims) > int(scheduler.config.max_pinned_fraction * num_pages):
             return True
 
-        def capacity(request: Request, num_pages: int) -> int:
+        def capacity(request: LiveRequest, num_pages: int) -> int:
             page_size = scheduler.pool.page_size
             own = page_hashes(request)[: (request.num_prompt - 1) // page_size]
-            own = scheduler._cache.chain(request) if request.pins else own
+            own = scheduler._cache.chain(request) if request.asked.pins else own
             num_left = num_pages - len(claims - set(own))
             return min(scheduler.config.max_model_len, num_left * page_size)
 
-        def page_hashes(request: Request) -> list[bytes]:
+        def page_hashes(request: LiveRequest) -> list[bytes]:
             hashes: list[bytes] = []
             page_size = scheduler.pool.page_size
-            extend_hashes(hashes, request.token_ids, page_size, request.cache_salt)
+            extend_hashes(hashes, request.token_ids, page_size, request.asked.cache_salt)
             return hashes
 
         return any(
@@ -222,7 +228,7 @@ class GhostEngine:
         named = {p for pages in (*tables, *copies, *matches, *loads) for p in pages}
         assert named <= set(range(scheduler.pool.num_pages)), "a page that is gone is named"
 
-    def unpin(self, request: Request) -> None:
+    def unpin(self, request: LiveRequest) -> None:
         self.pinned.remove(request)
         self.scheduler.unpin(request.id)
         self.audit()
@@ -309,7 +315,7 @@ class GhostEngine:
         assert self.ends.keys() == self.requests.keys(), "a request never ended"
         assert self.scheduler.pool.num_used == self.scheduler.pool.num_pinned, "pages are lost"
 
-    def fork(self, token_ids: Sequence[int], max_tokens: int | None, n: int) -> list[Request]:
+    def fork(self, token_ids: Sequence[int], max_tokens: int | None, n: int) -> list[LiveRequest]:
         """n samples of one prompt; greedy, and so all the same."""
         leader = self.add(token_ids, max_tokens)
         return [leader, *(self.add(token_ids, max_tokens, fork_of=leader) for _ in range(n - 1))]
@@ -373,7 +379,10 @@ class GhostEngine:
                 slot = self._slot(chunk, position)
                 assert slot not in written, f"slot {slot} is written twice in one step"
                 written.add(slot)
-                self.slots[slot] = chunk.request.cache_salt, self.prefixes[chunk.request][position]
+                self.slots[slot] = (
+                    chunk.request.asked.cache_salt,
+                    self.prefixes[chunk.request][position],
+                )
         for chunk in chunks:
             self._judge_attention(chunk, chunk.end)
             self.num_computed += chunk.length
@@ -396,7 +405,7 @@ class GhostEngine:
         prefixes = self.prefixes[chunk.request]
         for position in range(end):
             held = self.slots.get(self._slot(chunk, position))
-            wanted = chunk.request.cache_salt, prefixes[position]
+            wanted = chunk.request.asked.cache_salt, prefixes[position]
             assert held == wanted, (
                 f"{chunk.request.id} attends over {held} at {position}, not over its own prefix"
             )
@@ -461,7 +470,7 @@ class GhostEngine:
             assert len(found) == num_full, f"a page of prefix {request.id} was evicted"
             if num_in_tail and self.scheduler.config.page_tail is PageTail.COPY:
                 page = pool.page_of(self.scheduler._cache.chain(request)[-1])
-                wanted = request.cache_salt, name_of(request.token_ids[: request.num_prompt])
+                wanted = request.asked.cache_salt, name_of(request.token_ids[: request.num_prompt])
                 last = page * pool.page_size + num_in_tail - 1
                 assert self.slots[last] == wanted, f"the tail of prefix {request.id} is lost"
 
@@ -517,22 +526,27 @@ class GhostEngine:
         assert chunks or not preempted or self.planned, "preempted twice in a row for nothing"
         self.planned = bool(chunks)
 
-    def _judge_order(self, admitted: set[Request], before: dict[str, object]) -> None:
+    def _judge_order(self, admitted: set[LiveRequest], before: dict[str, object]) -> None:
         """Whoever was passed, in its class and by arrival, lacks memory, or a page of budget, or
         follows a sibling. Only memory lets one pass, and only within the class."""
         if self.scheduler.stats().align_deferrals > before["deferrals"]:
             return
         followers = self.scheduler._followers._followers
         for request in before["waiting"] - admitted - followers:
-            if request.state is not RequestState.WAITING or request.fork_of is not None:
+            if request.state is not RequestState.WAITING or request.leader is not None:
                 continue
             for other in admitted:
-                is_alike = (request.client, request.has_run) == (other.client, other.has_run)
+                is_alike = (request.asked.client, request.has_run) == (
+                    other.asked.client,
+                    other.has_run,
+                )
                 if not is_alike or self._is_ageing(request, other):
                     continue
-                place, others = ((r.priority, r.arrival) for r in (request, other))
+                place, others = ((r.asked.priority, r.arrival) for r in (request, other))
                 if place < others:
-                    assert request.priority == other.priority, f"{request.id} is passed by a class"
+                    assert request.asked.priority == other.asked.priority, (
+                        f"{request.id} is passed by a class"
+                    )
                     assert request.num_overtaken > before["overtaken"][request], (
                         f"{request.id} is passed for no reason"
                     )
@@ -542,7 +556,7 @@ class GhostEngine:
         step is in it, behind whomever it stands."""
         scheduler, config, pool = self.scheduler, self.scheduler.config, self.scheduler.pool
         waiting = [r for r in before["waiting"] if r.state is RequestState.WAITING]
-        waiting = [r for r in waiting if r.fork_of is None]
+        waiting = [r for r in waiting if r.leader is None]
         needed = sum(-(-len(r.token_ids) // pool.page_size) for r in waiting) + len(chunks)
         running = scheduler._running
         if (
@@ -563,7 +577,7 @@ class GhostEngine:
         page_size = self.scheduler.pool.page_size
         return (-(-chunk.end // page_size) - chunk.start // page_size) * page_size
 
-    def _is_ageing(self, *requests: Request) -> bool:
+    def _is_ageing(self, *requests: LiveRequest) -> bool:
         now, steps = self.scheduler._num_steps, self.scheduler.config.ageing_steps
         return any(now - request.queued_at >= steps for request in requests)
 
@@ -580,18 +594,18 @@ class GhostEngine:
         if chunk.is_lazy:
             assert self._goes_on(request), "decodes past a certain end"
 
-    def _live(self) -> list[Request]:
+    def _live(self) -> list[LiveRequest]:
         return [r for r in self.requests.values() if r.id not in self.ends]
 
-    def _goes_on(self, request: Request) -> bool:
+    def _goes_on(self, request: LiveRequest) -> bool:
         """Whether the tokens sampled so far, read or not, leave room for one more.
 
         A guide may want to see the one that is unread first.
         """
         sampled = len(self.prefixes[request])
-        max_tokens = request.params.max_tokens
+        max_tokens = request.asked.params.max_tokens
         is_unread = sampled > len(request.token_ids)
-        if request.guide is not None and request.guide.must_wait and is_unread:
+        if request.asked.guide is not None and request.asked.guide.must_wait and is_unread:
             return False
         return sampled < request.capacity and (
             max_tokens is None or sampled - request.num_prompt < max_tokens
@@ -609,7 +623,7 @@ class GhostEngine:
         assert tokens == wanted[: len(tokens)], "another answer than alone"
         if output.finish_reason is not None:
             self.reports[output.request_id] = output.cache
-            if request.pins:
+            if request.asked.pins:
                 self.pinned.append(request)
             assert (tokens, output.finish_reason) == (wanted, reason)
             self.ends[output.request_id] = output.finish_reason

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from mlxserve.cache.pages import PagePool
-from mlxserve.request import Request, RequestState
+from mlxserve.request import LiveRequest, Request, RequestState
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.audit import check_ending, check_running, check_waiting
 
@@ -18,16 +18,16 @@ def pool() -> PagePool:
 
 
 @pytest.fixture
-def running(pool: PagePool) -> Request:
+def running(pool: PagePool) -> LiveRequest:
     """With two pages, of which six tokens are computed."""
-    request = Request("r", [1] * 8, SamplingParams(), num_computed=6, full_at=20)
+    request = LiveRequest(Request("r", [1] * 8, SamplingParams()), num_computed=6, full_at=20)
     request.page_table.extend(pool.allocate(2) or ())
     request.state = RequestState.RUNNING
     check_running([request], pool, num_unread=0)
     return request
 
 
-MISTAKES: dict[str, tuple[str, Callable[[Request], object]]] = {
+MISTAKES: dict[str, tuple[str, Callable[[LiveRequest], object]]] = {
     "r runs as": ("state", lambda _: RequestState.WAITING),
     "r: steps in flight are off": ("num_in_flight", lambda _: 1),
     "r: computed is off": ("num_computed", lambda r: len(r.token_ids) + 2),
@@ -39,7 +39,9 @@ MISTAKES: dict[str, tuple[str, Callable[[Request], object]]] = {
 
 
 @pytest.mark.parametrize("message", MISTAKES)
-def test_a_running_request_is_what_it_says(message: str, running: Request, pool: PagePool) -> None:
+def test_a_running_request_is_what_it_says(
+    message: str, running: LiveRequest, pool: PagePool
+) -> None:
     running.steady_until = 8
     name, wrong = MISTAKES[message]
     setattr(running, name, wrong(running))
@@ -48,7 +50,7 @@ def test_a_running_request_is_what_it_says(message: str, running: Request, pool:
 
 
 def test_who_waits_holds_nothing_and_who_ends_is_still_in_flight(
-    running: Request, pool: PagePool
+    running: LiveRequest, pool: PagePool
 ) -> None:
     running.state = RequestState.WAITING
     with pytest.raises(AssertionError, match="r waits and holds pages"):

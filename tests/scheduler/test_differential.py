@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxserve.request import Request, RequestState
+from mlxserve.request import LiveRequest, RequestState
 from mlxserve.scheduler import limit
 from mlxserve.scheduler.admission import Admission
 from mlxserve.scheduler.config import BudgetMode
@@ -139,7 +139,7 @@ class Slow:
                     continue
                 self.take(request, start, 1, charge=1)
         prefills = [r for r in running if r.num_computed < r.prefill_end]
-        for request in sorted(prefills, key=lambda r: (r.priority, r.arrival)):
+        for request in sorted(prefills, key=lambda r: (r.asked.priority, r.arrival)):
             if self.is_out_of_pages(request):
                 if not self.chosen and not self.engine.unread:
                     return None
@@ -154,10 +154,10 @@ class Slow:
     def free(self) -> int:
         return self.blank + len(self.order)
 
-    def is_out_of_pages(self, request: Request) -> bool:
+    def is_out_of_pages(self, request: LiveRequest) -> bool:
         return request.num_computed == self.tables[request] * self.size and not self.free
 
-    def trim(self, request: Request, start: int, budget: int) -> tuple[int, int]:
+    def trim(self, request: LiveRequest, start: int, budget: int) -> tuple[int, int]:
         """The most tokens that may be taken, by trying them all; and their charge."""
         is_aligned, known = self.engine.scheduler._is_aligned, len(request.token_ids)
         cap = self.config.max_num_batched_tokens
@@ -173,7 +173,7 @@ class Slow:
                 return n, min(len(pages) * self.size, budget)
         return 0, 0
 
-    def take(self, request: Request, start: int, n: int, charge: int) -> None:
+    def take(self, request: LiveRequest, start: int, n: int, charge: int) -> None:
         if n:
             self.chosen.append((request.id, start, n))
             self.budget -= charge
@@ -184,10 +184,10 @@ class Slow:
                 else:
                     del self.order[0]
 
-    def hits(self, request: Request) -> list[int]:
+    def hits(self, request: LiveRequest) -> list[int]:
         found: list[int] = []
         while (end := (len(found) + 1) * self.size) < len(request.token_ids):
-            wanted = request.cache_salt, self.engine.prefixes[request][end - 1]
+            wanted = request.asked.cache_salt, self.engine.prefixes[request][end - 1]
             same = [
                 page
                 for page in (*self.order, *self.held)
@@ -199,19 +199,20 @@ class Slow:
             found += same[:1]
         return found
 
-    def admit(self, running: list[Request]) -> None:
+    def admit(self, running: list[LiveRequest]) -> None:
         growth = 2 * len(running) if self.engine.scheduler.stats().num_preemptions else 0
         reserved = growth + sum(
             max(0, -(-r.prefill_end // self.size) - self.tables[r]) for r in running
         )
         available, places = self.free - reserved, self.config.max_num_seqs - len(running)
         waiting = [r for r in self.live if r not in self.tables]
-        passed: list[Request] = []
+        passed: list[LiveRequest] = []
         times = {r: r.num_overtaken for r in waiting}
-        for request in sorted(waiting, key=lambda r: (r.priority, not r.has_run, r.arrival)):
+        for request in sorted(waiting, key=lambda r: (r.asked.priority, not r.has_run, r.arrival)):
             cached, known = self.hits(request), len(request.token_ids)
             may_pass = len(passed) <= 3 and all(
-                other.priority == request.priority and times[other] < self.config.max_overtakes
+                other.asked.priority == request.asked.priority
+                and times[other] < self.config.max_overtakes
                 for other in passed
             )
             short = self.config.long_prefill_token_threshold or self.config.max_num_batched_tokens

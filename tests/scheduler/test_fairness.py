@@ -55,7 +55,7 @@ def serve(engine: object, steps: int) -> Counter[str]:
     got: Counter[str] = Counter()
     for _ in range(steps):
         for chunk in engine.step():
-            got[chunk.request.client] += chunk.length
+            got[chunk.request.asked.client] += chunk.length
     return got
 
 
@@ -80,7 +80,9 @@ def test_requests_of_another_length_do_not_change_the_shares(make_engine: Callab
     for _ in range(300):
         engine.step()
         worst = max(worst, abs(fair_share.of("long") - fair_share.of("short")))
-    assert {r.client for r in engine.scheduler._waiting} == {"long", "short"}, "not backlogged"
+    assert {r.asked.client for r in engine.scheduler._waiting} == {"long", "short"}, (
+        "not backlogged"
+    )
     assert worst <= 2 * 71 * PREFILL_WEIGHT  # arXiv 2401.00588: twice the longest prompt
 
 

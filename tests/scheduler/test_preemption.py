@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from mlxserve.cache.pages import PagePool
-from mlxserve.request import Request, as_page_table
+from mlxserve.request import LiveRequest, Request, as_page_table
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.preemption import PreemptionMode, choose_victim, recompute_cost
 
@@ -26,15 +26,13 @@ def running(
     priority: int = 0,
     num_preemptions: int = 0,
     num_in_flight: int = 0,
-) -> Request:
+) -> LiveRequest:
     """A running request with `shared` pages and `num_pages` of its own, all computed."""
     pool.retain(shared)
     table = as_page_table([*shared, *(pool.allocate(num_pages) or ())])
-    return Request(
-        f"r{arrival}",
-        [1] * (len(table) * PAGE_SIZE + 1),
-        SamplingParams(),
-        priority=priority,
+    prompt = [1] * (len(table) * PAGE_SIZE + 1)
+    return LiveRequest(
+        Request(f"r{arrival}", prompt, SamplingParams(), priority=priority),
         arrival=arrival,
         num_computed=len(table) * PAGE_SIZE,
         num_preemptions=num_preemptions,

@@ -163,7 +163,7 @@ def test_a_conversation_that_goes_on_after_a_tool_finds_its_pages(make_engine: C
         engine = make_engine(num_pages=16)
         request = engine.add(list(range(100, 120)), 5)
         engine.drain()
-        engine.scheduler.keep(request, until=seconds)
+        engine.scheduler.keep_pages(request.asked, until=seconds)
         engine.scheduler.expire(1)
         for number in range(8):
             engine.add([number] * 20, 4)

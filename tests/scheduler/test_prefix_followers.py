@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlxserve.request import Request
+from mlxserve.request import LiveRequest, Request
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.prefix_followers import PrefixFollowers
 from mlxserve.stats import SchedulerStats
@@ -10,8 +10,9 @@ from mlxserve.stats import SchedulerStats
 HASHES = [bytes([n]) * 16 for n in range(8)]
 
 
-def request(name: str) -> Request:
-    return Request(name, [1] * 32, SamplingParams(), page_hashes=list(HASHES), prefill_end=32)
+def request(name: str) -> LiveRequest:
+    asked = Request(name, [1] * 32, SamplingParams(), page_hashes=HASHES)
+    return LiveRequest(asked, prefill_end=32)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from mlxserve.errors import InvalidParameter, PrefixQuotaExceeded, QueueFull
-from mlxserve.request import Request, RequestState
+from mlxserve.request import LiveRequest, RequestState
 from mlxserve.scheduler.preemption import PreemptionMode
 from mlxserve.scheduler.resize import Resize
 
@@ -27,7 +27,7 @@ def run_until(engine: object, is_there: Callable[[], bool]) -> None:
     raise AssertionError("it never came to that")
 
 
-def occupy(engine: object, num_pages: int) -> Request:
+def occupy(engine: object, num_pages: int) -> LiveRequest:
     """Have a request take the first pages, so that those of others lie above them."""
     length = num_pages * engine.scheduler.pool.page_size - 1
     request = engine.add([9] * length, 1000)
@@ -154,7 +154,7 @@ def test_what_is_kept_for_a_conversation_outlives_a_smaller_pool(make_engine: Ca
     engine = make_engine(num_pages=32)
     turn = engine.add(list(range(16)), 1)
     engine.drain()
-    engine.scheduler.keep(turn, 100.0)
+    engine.scheduler.keep_pages(turn.asked, 100.0)
     for number in (1, 2, 3):
         engine.add([number] * 16, 1)
         engine.drain()

@@ -414,20 +414,21 @@ class GuideThatWaits:
 
 def test_a_guided_request_waits_for_its_token_and_others_do_not(make_engine: Callable) -> None:
     engine = make_engine()
-    guided, plain = (engine.add([n, 2, 3], max_tokens=6) for n in (1, 7))
-    guided.guide = GuideThatWaits()
+    guide = GuideThatWaits()
+    guided = engine.add([1, 2, 3], max_tokens=6, guide=guide)
+    plain = engine.add([7, 2, 3], max_tokens=6)
     assert [chunk.request for chunk in engine.launch()] == [guided, plain]
     [chunk] = engine.launch()
     assert (chunk.request, chunk.is_lazy) == (plain, True)
     engine.read()
     lazy = {chunk.request: chunk.is_lazy for chunk in engine.launch()}
     assert lazy == {guided: False, plain: True}
-    guided.guide.must_wait = False
+    guide.must_wait = False
     engine.read()
     assert {chunk.request: chunk.is_lazy for chunk in engine.launch()}[guided]
     engine.drain()
     # The scheduler let it read whatever was known, in order and once.
-    assert guided.guide.seen == [*guided.token_ids[3 : 3 + guided.guide.num_read]]
+    assert guide.seen == [*guided.token_ids[3 : 3 + guide.num_read]]
 
 
 def test_a_table_that_did_not_grow_is_the_same_object(make_engine: Callable) -> None:

@@ -180,7 +180,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), seconds=st.integers(1, 3))
     def pause(self, data: st.DataObject, seconds: int) -> None:
         request = data.draw(st.sampled_from(list(self.engine.requests.values())))
-        self.engine.scheduler.keep(request, self.now + seconds)
+        self.engine.scheduler.keep_pages(request.asked, self.now + seconds)
         self.engine.audit()
 
     @rule(seconds=st.integers(1, 4))
@@ -244,7 +244,7 @@ BUGS: dict[str, tuple[type, str, str, str]] = {
         "self._num_unread += bool(chunks); [self._cache.publish(chunk) for chunk in chunks]",
     ),
     "release the head first": (PagePool, "release", "reversed(pages)", "pages"),
-    "forget the salt": (PrefixCache, "hash", ", request.cache_salt", ""),
+    "forget the salt": (PrefixCache, "hash", ", request.asked.cache_salt", ""),
     "free pages in flight": (
         Scheduler,
         "_settle",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlxserve.request import Request
+from mlxserve.request import LiveRequest, Request
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.limit import DECODE, Limit, LimitContext
 from mlxserve.scheduler.step import Step
@@ -10,7 +10,7 @@ from mlxserve.scheduler.step import Step
 
 def test_what_is_refunded_can_be_taken_again_and_only_once() -> None:
     step = Step(LimitContext(page_size=4, max_model_len=64, step_budget=10), 10, may_preempt=True)
-    decode, prompt = (Request(name, [1], SamplingParams()) for name in "ab")
+    decode, prompt = (LiveRequest(Request(name, [1], SamplingParams())) for name in "ab")
     step.take(decode, DECODE)
     step.take(prompt, Limit(5, 8))
     assert (list(step.plan), step.budget) == ([decode, prompt], 1)

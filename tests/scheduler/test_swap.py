@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mlxserve.request import Request
+from mlxserve.request import LiveRequest
 from mlxserve.scheduler import swap
 from mlxserve.scheduler.preemption import PreemptionMode
 from mlxserve.scheduler.scheduler import Scheduler
@@ -16,12 +16,12 @@ from mlxserve.scheduler.swap import Swap
 SWAP = {"preemption_mode": PreemptionMode.SWAP}
 
 
-def crowd(engine: object, count: int = 3, prompt: int = 9, answer: int = 16) -> list[Request]:
+def crowd(engine: object, count: int = 3, prompt: int = 9, answer: int = 16) -> list[LiveRequest]:
     """More answers than the pool has pages for."""
     return [engine.add([number] * prompt, answer) for number in range(count)]
 
 
-def preempt_one(engine: object) -> Request:
+def preempt_one(engine: object) -> LiveRequest:
     """Step until a request lost its pages."""
     while True:
         engine.launch()

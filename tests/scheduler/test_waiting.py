@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxserve.request import Request
+from mlxserve.request import LiveRequest, Request
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.fairness import FairShare
 from mlxserve.scheduler.waiting import WaitingQueue
@@ -11,23 +11,16 @@ from mlxserve.scheduler.waiting import WaitingQueue
 AGEING_STEPS = 1000
 
 
-def request(arrival: int, priority: int = 0, client: str = "") -> Request:
-    return Request(
-        f"r{arrival}",
-        [1],
-        SamplingParams(),
-        priority=priority,
-        client=client,
-        arrival=arrival,
-        queued_at=arrival,
-    )
+def request(arrival: int, priority: int = 0, client: str = "") -> LiveRequest:
+    asked = Request(f"r{arrival}", [1], SamplingParams(), priority=priority, client=client)
+    return LiveRequest(asked, arrival=arrival, queued_at=arrival)
 
 
-def queue_of(*requests: Request) -> tuple[WaitingQueue, FairShare]:
+def queue_of(*requests: LiveRequest) -> tuple[WaitingQueue, FairShare]:
     fair_share = FairShare()
     queue = WaitingQueue(fair_share, AGEING_STEPS)
     for r in requests:
-        fair_share.arrive(r.client)
+        fair_share.arrive(r.asked.client)
         queue.add(r)
     return queue, fair_share
 
@@ -63,8 +56,8 @@ def test_clients_take_turns_within_one_look_as_they_are_charged() -> None:
     order = []
     for r in queue.in_order(20):
         queue.remove(r)
-        fair_share.charge(r.client, prefill=10)
-        order.append(r.client)
+        fair_share.charge(r.asked.client, prefill=10)
+        order.append(r.asked.client)
     assert order == [*"abab", *"aaaa"]
 
 
