@@ -1,4 +1,4 @@
-"""The packaged model: complete, small, loadable by mlx-lm, and true to its examples."""
+"""The packaged model: complete, small, loadable by mlx-lm, and able to answer its examples."""
 
 import json
 import subprocess
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import pytest
 from tokenizers import Tokenizer
 
 from mlxserve.hub.embedded import MODEL_NAME, model_path
@@ -38,7 +39,7 @@ def read(name: str) -> dict[str, Any]:
 
 @cache
 def loaded() -> tuple[Any, Any]:
-    """The model in float32, which is the fast type on a CPU, and its tokenizer."""
+    """The model in float32, the fast type on a CPU, and its tokenizer."""
     import mlx.core as mx
     from mlx_lm import load
 
@@ -57,15 +58,16 @@ def answer(messages: Sequence[Any], tools: Sequence[Any] = ()) -> str:
     return str(generate(model, tokenizer, prompt, max_tokens=120))
 
 
-def test_every_standard_file_is_there() -> None:
-    assert [name for name in FILES if not (model_path() / name).is_file()] == []
+@pytest.mark.parametrize("name", FILES)
+def test_every_standard_file_is_packaged(name: str) -> None:
+    assert (model_path() / name).is_file()
 
 
 def test_the_model_is_small_enough_for_the_repository() -> None:
     assert sum(path.stat().st_size for path in model_path().iterdir()) < 12 * 2**20
 
 
-def test_the_config_is_what_mlx_lm_and_the_metal_kernels_need() -> None:
+def test_the_config_suits_mlx_lm_and_the_metal_kernels() -> None:
     config = read("config.json")
     assert config["model_type"] == "qwen3"
     assert config["head_dim"] in METAL_HEAD_DIMS
@@ -80,9 +82,9 @@ def test_generation_stops_at_the_end_of_a_turn() -> None:
     assert read("config.json")["eos_token_id"] == end
 
 
-def test_importing_the_package_imports_neither_mlx_nor_torch() -> None:
+def test_finding_the_model_imports_neither_mlx_nor_torch() -> None:
     code = (
-        "import sys, mlxserve.hub.embedded as mini; assert mini.model_path().is_dir();"
+        "import sys, mlxserve.hub.embedded as embedded; assert embedded.model_path().is_dir();"
         "assert not {'mlx', 'torch', 'tokenizers', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -101,6 +103,6 @@ def test_it_greets_and_says_what_it_is() -> None:
     assert "small" in answer([user("Who are you?")])
 
 
-def test_it_knows_how_the_server_is_started() -> None:
+def test_it_knows_how_to_start_the_server() -> None:
     text = answer([user("How do I start the server?")])
     assert "```bash\nmlxserve serve\n```" in text

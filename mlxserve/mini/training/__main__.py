@@ -1,4 +1,4 @@
-"""`python -m mlxserve.mini.training`: see what the generator makes, train the model, examine it."""
+"""`python -m mlxserve.mini.training`: print generated data, train the model, evaluate it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_POSITIONS = 4096
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one subcommand; returns the exit status."""
+    """Run one subcommand; returns the exit status."""
     options = parser().parse_args(argv)
     run: Callable[[argparse.Namespace], int] = options.run
     return run(options)
@@ -36,20 +36,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="python -m mlxserve.mini.training",
-        description=f"The embedded model {MODEL_NAME}: its data, its training, its examination.",
+        description=f"The embedded model {MODEL_NAME}: its data, training and evaluation.",
     )
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
-    command = commands.add_parser("generate", help="print conversations of the generator")
+    command = commands.add_parser("generate", help="print generated conversations")
     command.set_defaults(run=_generate)
-    command.add_argument("--num", type=int, default=1, help="of each ability (default %(default)s)")
-    command.add_argument("--held-out", action="store_true", help="from the split of the tests")
+    command.add_argument(
+        "--num", type=int, default=1, help="conversations per ability (default %(default)s)"
+    )
+    command.add_argument("--held-out", action="store_true", help="use the held-out split")
     command.add_argument("--ability", choices=[a.name for a in ABILITIES], help="this one only")
     _add_seed(command)
 
     command = commands.add_parser("tokenizer", help="train the tokenizer on generated text")
     command.set_defaults(run=_tokenizer)
-    command.add_argument("--num", type=int, default=8000, help="conversations to learn from")
+    command.add_argument("--num", type=int, default=8000, help="training conversations")
     command.add_argument("--vocab-size", type=int, default=VOCAB_SIZE)
     _add_folder(command)
     _add_seed(command)
@@ -57,30 +59,39 @@ def parser() -> argparse.ArgumentParser:
     command = commands.add_parser("train", help="train the network (needs the `train` extra)")
     command.set_defaults(run=_train)
     command.add_argument(
-        "--run-folder", type=Path, default=Path("mini-run"), help="checkpoint, log"
+        "--run-folder",
+        type=Path,
+        default=Path("mini-run"),
+        help="folder of the checkpoint and the log",
     )
-    command.add_argument("--steps", type=int, help="of the optimiser, in all")
+    command.add_argument("--steps", type=int, help="total optimiser steps")
     command.add_argument(
-        "--initial", type=Path, help="model folder to continue from (less the foundation stage)"
+        "--initial", type=Path, help="model folder to continue from (skips the foundation stage)"
     )
     command.add_argument(
         "--stage",
         choices=[stage.name for stage in CONTINUED_PLAN],
-        help="with --initial: only this",
+        help="with --initial: only this stage",
     )
-    command.add_argument("--rate", type=float, default=1.0, help="of the learning rates (1.0)")
-    command.add_argument("--threads", type=int, default=0, help="of PyTorch (0: its own choice)")
-    command.add_argument("--smoke", action="store_true", help="a tiny run of everything")
-    command.add_argument("--plot", type=Path, help="write the losses to this PNG at the end")
-    command.add_argument("--no-export", action="store_true", help="leave the model folder alone")
+    command.add_argument(
+        "--rate", type=float, default=1.0, help="factor of the learning rates (default 1.0)"
+    )
+    command.add_argument(
+        "--threads", type=int, default=0, help="PyTorch threads (0: PyTorch chooses)"
+    )
+    command.add_argument("--smoke", action="store_true", help="a tiny run of the whole pipeline")
+    command.add_argument("--plot", type=Path, help="plot the losses to this PNG file at the end")
+    command.add_argument("--no-export", action="store_true", help="do not write the model folder")
     _add_folder(command)
     _add_seed(command, default=1)
 
     command = commands.add_parser(
-        "evaluate", help="examine a model on held-out prompts; the status tells if a bar was missed"
+        "evaluate", help="evaluate a model on held-out prompts; exits with 1 if a bar was missed"
     )
     command.set_defaults(run=_evaluate)
-    command.add_argument("--prompts", type=int, default=200, help="per ability (default 200)")
+    command.add_argument(
+        "--prompts", type=int, default=200, help="prompts per ability (default 200)"
+    )
     command.add_argument("--ability", choices=[a.name for a in ABILITIES], help="this one only")
     command.add_argument("--misses", type=int, default=0, help="wrong answers to show per ability")
     _add_folder(command)
@@ -133,8 +144,8 @@ def _tokenizer(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    # OpenMP's threads spin while they wait, unless told otherwise before torch is imported. Beside
-    # other work on two cores, six steps took 135-158 s with spinning and 19 s without.
+    # By default OpenMP's threads spin while they wait; the variable must be set before torch is
+    # imported. With other load on two cores, six steps took 135-158 s with spinning, 19 s without.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch
 
@@ -144,9 +155,7 @@ def _train(options: argparse.Namespace) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     if options.stage and not options.initial:
-        raise SystemExit(
-            "--stage is a part of what follows --initial; name the model to begin with"
-        )
+        raise SystemExit("--stage needs --initial, the model to continue from")
     recipe, shape = _recipe(options)
     training = Training(recipe, shape, options.model, options.run_folder)
     if options.initial:
@@ -157,15 +166,15 @@ def _train(options: argparse.Namespace) -> int:
         plot(options.run_folder, options.plot)
     if options.no_export:
         return 0
-    folder = _beside_the_run(options) if options.smoke else options.model
+    folder = _smoke_folder(options) if options.smoke else options.model
     export(training.network, folder)
     difference = parity(training.network, folder)
     print(f"exported to {folder}; logits differ from mlx-lm's by {difference:.1e}")
     return 0 if difference < PARITY_TOLERANCE else 1
 
 
-def _beside_the_run(options: argparse.Namespace) -> Path:
-    """A model folder of the run's own, with the tokenizer of the model."""
+def _smoke_folder(options: argparse.Namespace) -> Path:
+    """A model folder within the run folder, with the model's tokenizer."""
     folder: Path = options.run_folder / "model"
     folder.mkdir(exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -208,13 +217,15 @@ def _evaluate(options: argparse.Namespace) -> int:
         results.append(result)
     for result in results:
         for miss in islice(result.misses, options.misses):
-            print(f"\n--- {result.ability.name}\nasked:  {miss.conversation.prompt[-1]['content']}")
-            print(f"wanted: {miss.conversation.answer}\ngiven:  {miss.given}")
+            print(
+                f"\n--- {result.ability.name}\nprompt:   {miss.conversation.prompt[-1]['content']}"
+            )
+            print(f"expected: {miss.conversation.answer}\nanswer:   {miss.given}")
     return 0 if all(result.is_passed for result in results) else 1
 
 
 def _results(options: argparse.Namespace) -> Iterator[AbilityResult]:
-    """Every ability and then every condition of recall, or the one ability asked for."""
+    """Every ability, then every condition of recall; or only the chosen ability."""
     from mlxserve.mini.training.conditions import CONDITIONS, examine_under
     from mlxserve.mini.training.evaluate import Student, evaluate
 

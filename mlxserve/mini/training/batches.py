@@ -1,4 +1,4 @@
-"""Conversations to batches of token ids: sorted by length, padded a little, cut to a budget."""
+"""Batches of token ids from conversations: sorted by length, padded, limited to a budget."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlxserve.mini.training.tokenizer import END, START, ChatEncoder
 
 @dataclass(frozen=True, slots=True)
 class TrainingRow:
-    """The tokens of one conversation or sheet, and which of them are taught."""
+    """The tokens of one conversation or sheet, and which of them count in the loss."""
 
     tokens: list[int]
     taught: list[bool]
@@ -25,10 +25,10 @@ class TrainingRow:
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """Conversations side by side. Padding comes last, so a causal network needs no mask for it."""
+    """Rows of equal length. Padding is at the end, so a causal network needs no mask for it."""
 
     tokens: Tensor  # (rows, tokens) ids
-    taught: Tensor  # (rows, tokens) booleans: the assistant has to produce this token
+    taught: Tensor  # (rows, tokens) booleans: the token is the assistant's and counts in the loss
 
     @property
     def num_tokens(self) -> int:
@@ -42,7 +42,7 @@ class TrainingBatch:
 def encoded(
     examples: Iterator[Example], encoder: ChatEncoder, num_tokens: int, max_tokens: int
 ) -> list[TrainingRow]:
-    """As many examples as make `num_tokens`, none above `max_tokens`."""
+    """Examples of at least `num_tokens` in total; longer ones than `max_tokens` are dropped."""
     rows: list[TrainingRow] = []
     total = 0
     while total < num_tokens:
@@ -54,7 +54,7 @@ def encoded(
 
 
 def batched(rows: list[TrainingRow], num_tokens: int) -> list[TrainingBatch]:
-    """`rows` in batches of at most `num_tokens` tokens with padding, shortest rows first."""
+    """`rows` in batches of at most `num_tokens` tokens including padding, shortest rows first."""
     batches: list[TrainingBatch] = []
     pending: list[TrainingRow] = []
     for row in sorted(rows, key=len):
@@ -74,7 +74,7 @@ def _row(example: Example, encoder: ChatEncoder) -> TrainingRow:
 
 
 def _sheet_row(sheet: Sheet, encoder: ChatEncoder) -> TrainingRow:
-    """An assistant's turn of problems, a line each; the last result ends the turn."""
+    """One assistant turn with a problem per line; the last result ends the turn."""
     tokens = encoder.encode(f"{START}assistant\n")
     taught = [False] * len(tokens)
     for i, (problem, result) in enumerate(sheet.problems, 1):

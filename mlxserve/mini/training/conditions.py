@@ -1,7 +1,8 @@
-"""Recall where an engine could lose it: found in the cache, in small chunks, in a crowd, preempted.
+"""Recall under conditions that are hard for an engine: cached prefixes, small chunks, batches,
+preemption.
 
-A wrong page, mask or position gives a wrong code word. Each condition comes with a count from the
-engine's own statistics that shows that it did arise.
+A wrong page, mask or position gives a wrong code word. Each condition has a count from the engine's
+statistics, which proves that it occurred.
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ NUM_WORDS, BAR = 130, 0.98  # as "recall, 300 tokens"
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A way to ask, the engine it is asked in, and the evidence that it was as it says."""
+    """A way to send prompts, the engine's options, and evidence that the condition occurred."""
 
     name: str
     options: EngineOptions
     ask: Callable[[Student, Sequence[Dialogue]], list[str]]
-    evidence: Callable[[Stats], int]  # 0: it did not arise
+    evidence: Callable[[Stats], int]  # 0: it did not occur
     unit: str
 
 
 def with_cached_prefix(student: Student, conversations: Sequence[Dialogue]) -> list[str]:
-    """The first two thirds of each prompt come first, alone; then the whole of it."""
+    """Send the first two thirds of each prompt, then the whole prompts."""
     prompts = [student.prompt(conversation) for conversation in conversations]
     parts = [prompt[: len(prompt) * 2 // 3] for prompt in prompts]
     student.llm.generate(parts, student.sampling, use_tqdm=False)
     return student(conversations)
 
 
-def in_a_crowd(student: Student, conversations: Sequence[Dialogue]) -> list[str]:
-    """Sixteen prompts at a time, of which every second one asks for something else."""
+def in_a_batch(student: Student, conversations: Sequence[Dialogue]) -> list[str]:
+    """Sixteen prompts at a time; every second one is of another ability."""
     short = cycle(ability for ability in ABILITIES if ability.num_words == 0)
     pairs = [(asked, next(short).test(i, 0)) for i, asked in enumerate(conversations)]
     answers: list[str] = []
@@ -54,9 +55,10 @@ def in_a_crowd(student: Student, conversations: Sequence[Dialogue]) -> list[str]
 
 
 def preempted(student: Student, conversations: Sequence[Dialogue]) -> list[str]:
-    """Each answer loses its pages when its first piece has come, and has to win them back.
+    """Preempt each answer after its first piece of text, so that it is recomputed.
 
-    By force: a pool of two prompts' size preempted none of 20, whose answers are too short.
+    Resetting the cache forces this: a pool as large as two prompts preempted none of 20 requests,
+    because the answers are too short.
     """
     return [_interrupted(student, conversation) for conversation in conversations]
 
@@ -76,7 +78,7 @@ CONDITIONS = (
         {"page_size": PAGE_SIZE},
         with_cached_prefix,
         lambda stats: stats.scheduler.prefix_hits,
-        "tokens found in the cache",
+        "cached prompt tokens",
     ),
     Condition(
         "recall, in chunks of one page",
@@ -88,7 +90,7 @@ CONDITIONS = (
     Condition(
         "recall, in a batch of 16",
         {"page_size": PAGE_SIZE, "max_num_seqs": 16},
-        in_a_crowd,
+        in_a_batch,
         lambda stats: stats.engine.generation_tokens // max(1, stats.engine.num_steps),
         "answers in a step, on average",
     ),
@@ -97,7 +99,7 @@ CONDITIONS = (
         {"page_size": PAGE_SIZE},
         preempted,
         lambda stats: stats.scheduler.recomputed_tokens,
-        "tokens computed again",
+        "recomputed tokens",
     ),
 )
 
@@ -105,11 +107,11 @@ CONDITIONS = (
 def examine_under(
     condition: Condition, num_prompts: int, seed: int, folder: Path | None = None
 ) -> AbilityResult:
-    """Recall under a condition, in an engine of its own. Raises AssertionError if none arose."""
+    """Evaluate recall under a condition in its own engine; asserts that the condition occurred."""
     ability = Ability(condition.name, recall.in_one_turn, BAR, NUM_WORDS)
     with Student(folder, **condition.options) as student:
         result = examine(ability, num_prompts, seed, lambda c: condition.ask(student, c))
         count = condition.evidence(student.llm.stats())
-    assert count, f"{condition.name}: it did not arise"
+    assert count, f"{condition.name}: it did not occur"
     remark = f"{count:,} {condition.unit}"
     return AbilityResult(ability, num_prompts, result.misses, remark)

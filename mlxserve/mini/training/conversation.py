@@ -1,4 +1,4 @@
-"""What a generated conversation is, and when an answer to it counts as right."""
+"""Generated conversations, and the checks that decide whether an answer is right."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from mlxserve.mini.training.words import DataSplit
 
 
 class TrainingMessage(TypedDict):
-    """One turn, as the OpenAI API and every chat template spell it."""
+    """One message in the format of the OpenAI API and of chat templates."""
 
     role: str  # system, user, assistant or tool
     content: str
     tool_calls: NotRequired[list[dict[str, Any]]]
 
 
-Check = Callable[[str], bool]  # an answer -> is it right?
+Check = Callable[[str], bool]  # answer -> whether it is right
 
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """Turns that end with the assistant's reference answer, and the test of any other answer."""
+    """Messages that end with the reference answer, and the check for any other answer."""
 
     messages: tuple[TrainingMessage, ...]
     accepts: Check
@@ -32,7 +32,7 @@ class Dialogue:
 
     @property
     def prompt(self) -> list[TrainingMessage]:
-        """What a model is given: everything but the reference answer."""
+        """The model's input: all messages but the reference answer."""
         return list(self.messages[:-1])
 
     @property
@@ -43,9 +43,9 @@ class Dialogue:
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """Problems and their results, one after another in one text; only the results are taught.
+    """Problems and results in one text; only the results count in the loss.
 
-    A sum on a sheet costs 13 tokens, in a chat about 32.
+    A sum takes 13 tokens on a sheet, and about 32 in a conversation.
     """
 
     problems: tuple[tuple[str, str], ...]  # ("47 + 38 = ", "85")
@@ -56,7 +56,7 @@ Example = Dialogue | Sheet
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One question, its reference answer, and the test of any other answer."""
+    """One question, its reference answer, and the check for any other answer."""
 
     question: str
     answer: str
@@ -69,7 +69,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Phrasings:
-    """Ways to say one thing. Those held out never train the model."""
+    """Ways to say one thing. The held-out ones are never trained on."""
 
     train: Sequence[str]
     held_out: Sequence[str]
@@ -96,12 +96,12 @@ def system(content: str) -> TrainingMessage:
 
 
 def single(exchange: Exchange, *before: TrainingMessage) -> Dialogue:
-    """The conversation of one exchange, after the messages in `before`."""
+    """A conversation of one exchange after the messages in `before`."""
     return Dialogue((*before, *exchange.messages), exchange.accepts)
 
 
 def says(word: str, but_not: Sequence[str] = ()) -> Check:
-    """Accepts an answer that has `word` in it, whole and with its case, and none of `but_not`."""
+    """Accept an answer that contains `word` as a whole word in this case, and none of `but_not`."""
 
     def accepts(answer: str) -> bool:
         return _has(answer, word) and not any(_has(answer, other) for other in but_not)
@@ -110,12 +110,12 @@ def says(word: str, but_not: Sequence[str] = ()) -> Check:
 
 
 def equals(text: str) -> Check:
-    """Accepts exactly `text`, save for blanks around it."""
+    """Accept exactly `text`, ignoring surrounding whitespace."""
     return lambda answer: answer.strip() == text.strip()
 
 
 def mentions(*keywords: str) -> Check:
-    """Accepts an answer in which every keyword occurs, whatever its case."""
+    """Accept an answer that contains every keyword in any case."""
     return lambda answer: all(keyword.lower() in answer.lower() for keyword in keywords)
 
 

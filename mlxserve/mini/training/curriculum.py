@@ -1,6 +1,6 @@
-"""What the model trains on, and in what order: lessons, mixed by weight, in growing contexts.
+"""The training data and its order: lessons, mixed by weight, in growing contexts.
 
-Everything is a function of a seed and a step, so a run that resumes sees what it would have seen.
+Everything is a function of a seed and a step, so a resumed run sees the same data.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SYSTEM_PROMPTS = (
     "You are a friendly assistant.",
 )
 SYSTEM_SHARE = 0.35
-MOST_WORDS, MOST_TOKENS = 1650, 4000  # of a context that is examined, and of its conversation
+MOST_WORDS, MOST_TOKENS = 1650, 4000  # longest evaluated context, and longest conversation
 
 
 def several(make: Callable[[Random, DataSplit], Exchange], most: int) -> Lesson:
@@ -57,7 +57,7 @@ def several(make: Callable[[Random, DataSplit], Exchange], most: int) -> Lesson:
 
 
 def from_afar(make: Lesson) -> Lesson:
-    """The lesson in a context of any length that is examined, whatever the stage's."""
+    """The lesson with a context of any evaluated length, regardless of the stage."""
 
     def lesson(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
         del num_words
@@ -71,7 +71,7 @@ ExampleMaker = Callable[[Random, DataSplit, int], Example]
 
 @dataclass(frozen=True, slots=True)
 class TrainingStage:
-    """A part of the training: contexts up to so many words, lessons with their weights."""
+    """A phase of the training: the longest context, and lessons with their weights."""
 
     name: str
     share: float  # of all steps
@@ -99,8 +99,8 @@ FOUNDATION: dict[ExampleMaker, float] = {
     _NUMBERED: 1,
     _TALK: 1,
 }
-# Every ability at once, by its share of the tokens that it takes: the drills are short, the
-# conversations with tools long.
+# All abilities together, weighted by the tokens they take: drills are short, conversations with
+# tools are long.
 WHOLE: dict[ExampleMaker, float] = {
     arithmetic.sheet: 3,
     _SUMS: 2,
@@ -127,7 +127,7 @@ WHOLE: dict[ExampleMaker, float] = {
     tools.no_call: 0.6,
     tools.drill: 2,
 }
-# Copying and recall to the letter, lists and tools: what takes longest to be exact.
+# Exact copying and recall, lists and tools take longest to learn.
 POLISH: dict[ExampleMaker, float] = {
     **WHOLE,
     _COPY: 6,
@@ -144,7 +144,7 @@ POLISH: dict[ExampleMaker, float] = {
 }
 LONG: dict[ExampleMaker, float] = {**WHOLE, recall.long_questions: 2}
 
-# From nothing, and from weights that already copy and recall (`train --initial`).
+# From random weights, and from weights that already copy and recall (`train --initial`).
 FULL_PLAN: TrainingPlan = (
     TrainingStage("foundation", 0.20, 30, 192, FOUNDATION),
     TrainingStage("skills", 0.35, 40, MOST_TOKENS, WHOLE),
@@ -161,7 +161,7 @@ CONTINUED_PLAN: TrainingPlan = (
 
 
 def stage_at(plan: TrainingPlan, progress: float) -> TrainingStage:
-    """The stage at `progress`, 0 to 1, through the training."""
+    """The stage at `progress` (0 to 1) of the training."""
     for stage in plan:
         if progress < stage.share:
             return stage
@@ -170,7 +170,7 @@ def stage_at(plan: TrainingPlan, progress: float) -> TrainingStage:
 
 
 def example(rng: Random, stage: TrainingStage) -> Example:
-    """One example to train on; conversations get a system prompt now and then."""
+    """One training example; some conversations get a system prompt."""
     lesson = rng.choices(list(stage.lessons), list(stage.lessons.values()))[0]
     num_words = int(stage.max_words * rng.random() ** 1.5)
     made = lesson(rng, DataSplit.TRAIN, num_words)
@@ -186,7 +186,7 @@ def example(rng: Random, stage: TrainingStage) -> Example:
 
 
 def examples(seed: int, step: int, stage: TrainingStage) -> Iterator[Example]:
-    """An endless stream of examples for one step of the training."""
+    """An endless stream of examples for one training step."""
     rng = Random(f"{seed}/{step}")
     while True:
         yield example(rng, stage)

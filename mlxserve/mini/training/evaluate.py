@@ -1,8 +1,7 @@
-"""The examination: every ability on held-out prompts, greedily, against its bar.
+"""Evaluation: every ability on held-out prompts, decoded greedily, compared with its bar.
 
-The answers come from a callable, so the same examination runs on this package's engine (the
-default), on plain mlx-lm, or on a network under training. `conditions` holds what makes recall
-hard for an engine.
+A callable gives the answers, so the same evaluation runs on this package's engine (the default), on
+plain mlx-lm, or on a network in training. `conditions` adds situations that are hard for an engine.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
 
 MAX_ANSWER_TOKENS = 160
 
-Answerer = Callable[[Sequence[Dialogue]], list[str]]  # conversations -> an answer to each
+Answerer = Callable[[Sequence[Dialogue]], list[str]]  # conversations -> one answer each
 
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A wrong answer, for a reader."""
+    """A wrong answer, to show."""
 
     conversation: Dialogue
     given: str
@@ -37,7 +36,7 @@ class Miss:
 
 @dataclass(frozen=True, slots=True)
 class AbilityResult:
-    """How an ability did."""
+    """The result of one ability."""
 
     ability: Ability
     num_prompts: int
@@ -54,7 +53,7 @@ class AbilityResult:
 
 
 class Student:
-    """Answers by this package's own engine, greedily. `with` ends the engine."""
+    """Answers with this package's engine, greedily. `with` closes the engine."""
 
     def __init__(self, folder: Path | None = None, **options: Unpack[EngineOptions]) -> None:
         from mlxserve import LLM, SamplingParams
@@ -66,7 +65,7 @@ class Student:
         self._encoder = ChatEncoder(load_tokenizer(folder))
 
     def __call__(self, conversations: Sequence[Dialogue]) -> list[str]:
-        """One batch of messages; where tools are offered, of prompts that list them."""
+        """One batch: of messages, or of rendered prompts if any conversation offers tools."""
         if any(conversation.tools for conversation in conversations):
             prompts = [self.prompt(conversation) for conversation in conversations]
             outputs = self.llm.generate(prompts, self.sampling, use_tqdm=False)
@@ -76,7 +75,7 @@ class Student:
         return [output.text for output in outputs]
 
     def prompt(self, conversation: Dialogue) -> list[int]:
-        """The tokens of a conversation up to where the answer begins."""
+        """The tokens of a conversation up to the start of the answer."""
         text = self._encoder.render(conversation.prompt, conversation.tools, open_turn=True)
         return self._encoder.encode(text)
 
@@ -90,7 +89,7 @@ class Student:
 def evaluate(
     num_prompts: int, seed: int, answer: Answerer, abilities: Sequence[Ability] = ABILITIES
 ) -> Iterator[AbilityResult]:
-    """Puts `num_prompts` held-out prompts of each ability to `answer`."""
+    """Evaluate `answer` on `num_prompts` held-out prompts of each ability."""
     return (examine(ability, num_prompts, seed, answer) for ability in abilities)
 
 
@@ -109,7 +108,7 @@ HEADER = f"{'ability':{WIDTH}}  {'right':>7}  {'bar':>6}  {'prompts':>7}"
 
 
 def line(result: AbilityResult) -> str:
-    """A result as a line of the table under HEADER."""
+    """A result as a table row under HEADER."""
     bar = "none" if result.ability.bar is None else f"{result.ability.bar:.0%}"
     figures = f"{result.share:7.1%}  {bar:>6}  {result.num_prompts:7}"
     verdict = "" if result.is_passed else "missed"

@@ -1,4 +1,4 @@
-"""From a training checkpoint to the folder that mlx-lm loads, and the proof that both agree."""
+"""Export a trained network to a folder that mlx-lm loads, and check that both agree."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from safetensors.torch import save_file
 from mlxserve.mini.training.network import Network
 from mlxserve.mini.training.tokenizer import END, END_OF_TEXT, load_tokenizer
 
-PARITY_TOLERANCE = 1e-3  # largest difference of any logit, both in float32
+PARITY_TOLERANCE = 1e-3  # largest allowed difference of a logit, both in float32
 
 
 def export(network: Network, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Writes config.json, generation_config.json and model.safetensors beside the tokenizer."""
+    """Write config.json, generation_config.json and model.safetensors next to the tokenizer."""
     tokenizer = load_tokenizer(folder)
     end, padding = tokenizer.token_to_id(END), tokenizer.token_to_id(END_OF_TEXT)
     ids = {"eos_token_id": end, "pad_token_id": padding}
@@ -26,13 +26,13 @@ def export(network: Network, folder: Path, dtype: torch.dtype = torch.bfloat16) 
     weights = {name: value.to(dtype).contiguous() for name, value in network.state_dict().items()}
     path = folder / "model.safetensors"
     save_file(weights, path, metadata={"format": "mlx"})
-    path.chmod(0o644)  # the library makes it its owner's alone
+    path.chmod(0o644)  # the library makes it readable by its owner only
 
 
 def parity(network: Network, folder: Path, num_tokens: int = 128, seed: int = 0) -> float:
-    """The largest difference of any logit between `network` and mlx-lm's model of `folder`.
+    """The largest logit difference between `network` and mlx-lm's model in `folder`.
 
-    Both hold the exported weights in float32, and read `num_tokens` random tokens.
+    Both use the exported weights in float32, on `num_tokens` random tokens.
     """
     from mlxserve.machine import prepare
 

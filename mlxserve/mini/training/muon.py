@@ -1,6 +1,6 @@
-"""Muon (Jordan et al. 2024): momentum, made orthogonal, for the matrices between the embeddings.
+"""Muon (Jordan et al. 2024): orthogonalised momentum for the matrices between the embeddings.
 
-torch.optim.Muon works in bfloat16, which a CPU without AMX emulates; this one works in the
+torch.optim.Muon computes in bfloat16, which a CPU without AMX emulates; this one computes in the
 parameters' type, and on all parameters of one shape at once.
 """
 
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 
 class Muon(Optimizer):
-    """Updates 2-D parameters; those of one shape are made orthogonal in one batch."""
+    """Updates 2-D parameters; those of one shape are orthogonalised in one batch."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Muon(Optimizer):
     def _update(
         self, params: list[Tensor], lr: float, momentum: float, weight_decay: float
     ) -> None:
-        """One step of parameters of one shape, (rows, columns)."""
+        """Update parameters of one shape, (rows, columns)."""
         steps = []
         for param in params:
             buffer = self.state[param].setdefault("momentum", torch.zeros_like(param))
@@ -55,7 +55,7 @@ class Muon(Optimizer):
 
 
 def orthogonal(matrices: Tensor, num_iterations: int = 5) -> Tensor:
-    """The nearest orthogonal matrices, roughly, by a quintic Newton-Schulz iteration.
+    """Approximately the nearest orthogonal matrices, by a quintic Newton-Schulz iteration.
 
     matrices: (batch, rows, columns).
     """

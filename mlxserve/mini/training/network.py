@@ -1,7 +1,7 @@
-"""The embedded model as a PyTorch module, for training alone.
+"""The embedded model as a PyTorch module, for training only.
 
-It is the qwen3 architecture of mlx-lm, parameter for parameter: `state_dict()` has mlx-lm's names,
-so exporting is writing it to a file. It knows nothing of text, data or optimisers.
+It is mlx-lm's qwen3 architecture: `state_dict()` has the same parameter names, so exporting means
+writing it to a file. It knows nothing of text, data or optimisers.
 """
 
 # mypy: disallow-subclassing-any=False
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True, slots=True)
 class NetworkShape:
-    """The sizes of a qwen3 network. `config()` is the same as mlx-lm and transformers spell it."""
+    """The sizes of a qwen3 network. `config()` has them in the format of mlx-lm and transformers."""
 
     vocab_size: int
     hidden_size: int = 256
@@ -31,7 +31,7 @@ class NetworkShape:
     norm_eps: float = 1e-6
 
     def config(self) -> dict[str, object]:
-        """The content of config.json, less the token ids."""
+        """The content of config.json without the token ids."""
         return {
             "architectures": ["Qwen3ForCausalLM"],
             "model_type": "qwen3",
@@ -107,7 +107,7 @@ class Layer(nn.Module):
 
 
 class Backbone(nn.Module):
-    """Embedding, layers, final norm: everything that mlx-lm names `model.*`."""
+    """Embedding, layers, final norm: mlx-lm's `model.*`."""
 
     def __init__(self, shape: NetworkShape) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class Network(nn.Module):
         self.model = Backbone(shape)
         self.apply(_initialise)
         for layer in self.model.layers:
-            # Residual branches start at zero: every layer begins as the identity.
+            # Residual branches start at zero, so every layer starts as the identity.
             nn.init.zeros_(layer.self_attn.o_proj.weight)
             nn.init.zeros_(layer.mlp.down_proj.weight)
 
@@ -143,11 +143,11 @@ class Network(nn.Module):
         return F.linear(self.model(tokens), self.model.embed_tokens.weight)
 
     def loss(self, tokens: Tensor, taught: Tensor) -> Tensor:
-        """Mean cross-entropy of the tokens marked in `taught`, each from what precedes it.
+        """Mean cross-entropy of the tokens marked in `taught`, each predicted from its prefix.
 
         tokens: (batch, tokens) ids; taught: (batch, tokens) booleans, the first column unused.
-        Only the taught rows go through the head: with a vocabulary of 2k that is a quarter of the
-        arithmetic of a step.
+        Only the taught rows go through the head: with a vocabulary of 2k, the head is a quarter of
+        a step's arithmetic.
         """
         wanted = taught[:, 1:]
         hidden = self.model(tokens)[:, :-1][wanted]
@@ -163,7 +163,7 @@ def _initialise(module: nn.Module) -> None:
 
 
 def rope_table(shape: NetworkShape, num_tokens: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the rotations, each (tokens, head_dim), both halves alike."""
+    """Cosines and sines of the rotations, each (tokens, head_dim) with two equal halves."""
     exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
     angles = torch.outer(
         torch.arange(num_tokens, dtype=torch.float32), shape.rope_theta**-exponents

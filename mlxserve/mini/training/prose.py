@@ -1,7 +1,7 @@
-"""Text to fill a context with: harmless, and free of facts to recall.
+"""Filler text for contexts, free of facts to recall.
 
-Mostly plain sentences; some of it is what else turns up in prompts: rows of words and of numbers,
-and the same thing over and over.
+Mostly plain sentences, and some of what else appears in prompts: rows of words or numbers, and
+repetitions.
 """
 
 # ruff: noqa: SIM905  (a list of words is read as words)
@@ -59,7 +59,7 @@ _FIELDS = {
 
 
 def sentence(rng: Random) -> str:
-    """One sentence of five to fifteen words, none of which is held out."""
+    """One sentence of five to fifteen words, none of them held out."""
     template = rng.choice(_TEMPLATES).replace("{place}", rng.choice(_PLACES))
     for field, choices in _FIELDS.items():
         while "{" + field + "}" in template:
@@ -68,7 +68,7 @@ def sentence(rng: Random) -> str:
 
 
 def salad(rng: Random) -> str:
-    """A row of words or numbers that says nothing."""
+    """A meaningless row of words or numbers."""
     length = rng.randint(3, 12)
     if rng.random() < 0.3:
         return " ".join(words.draw(rng, DataSplit.TRAIN, _any_number) for _ in range(length)) + "."
@@ -86,9 +86,9 @@ def sentence_of(rng: Random, split: DataSplit) -> str:
 
 
 def paragraph(rng: Random, split: DataSplit, num_words: int) -> list[str]:
-    """Sentences of `split`, of about `num_words` words together; none at all for 0.
+    """Sentences of `split` with about `num_words` words in total; none for 0.
 
-    Where digits and signs abound, two of them count as a word: it is the tokens that matter.
+    Two digits or signs count as one word, because the number of tokens matters.
     """
     make = rng.choices((sentence, salad, _echo(sentence_of(rng, split))), (8, 1, 1))[0]
     sentences: list[str] = []
@@ -100,5 +100,5 @@ def paragraph(rng: Random, split: DataSplit, num_words: int) -> list[str]:
 
 
 def _echo(text: str) -> Callable[[Random], str]:
-    """Makes the same sentence every time."""
+    """A function that always returns the same sentence."""
     return lambda _rng: text

@@ -1,8 +1,8 @@
 """The tokenizer of the embedded model: a small byte-level BPE, made for copying.
 
-A word has to be the same pieces wherever it stands, or a model cannot copy what it has never seen.
-So a blank is a token of its own, except before the most frequent words of the generator's prose,
-which never need copying; and each digit and each sign stands alone. It knows of no network.
+A word must be split into the same pieces everywhere, or a model cannot copy a word that it has never
+seen. So a space is a token of its own, except before the most frequent words of the generator's
+prose, which never need copying, and each digit and each sign is one token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL_TOKENS = (END_OF_TEXT, START, END)
-# Parsers look for these in the text, so they are single tokens but not hidden from it.
+# Parsers look for these in the text, so they are single tokens but not special ones.
 MARKERS = (
     "<tool_call>",
     "</tool_call>",
@@ -39,7 +39,7 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Byte-level BPE of exactly `vocab_size` tokens, special ones first.
 
-    The words in `copied` never take the blank before them along, however frequent they are.
+    The words in `copied` are never merged with the space before them, however frequent they are.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -63,7 +63,7 @@ def train_tokenizer(
 
 
 def frequent_words(texts: Iterable[str], copied: Collection[str]) -> list[str]:
-    """The words most often found after a blank, longest first for the alternation's sake."""
+    """The words that most often follow a space, longest first, as the alternation needs."""
     found = (word for text in texts for word in re.findall(r"(?<= )[A-Za-z]+", text))
     counts = Counter(word for word in found if word not in copied)
     frequent = [word for word, _ in counts.most_common(NUM_FREQUENT)]
@@ -71,7 +71,7 @@ def frequent_words(texts: Iterable[str], copied: Collection[str]) -> list[str]:
 
 
 def split_pattern(frequent: Sequence[str]) -> str:
-    """The regular expression whose matches are the units that BPE never merges across."""
+    """A regular expression for the units that BPE never merges across."""
     letters, digits = r"[\p{L}\p{M}]", r"\p{N}"
     return "|".join(
         (
@@ -100,10 +100,10 @@ def tokenizer_config(max_positions: int) -> dict[str, Any]:
 
 
 class ChatEncoder:
-    """Renders conversations with the chat template and finds the assistant's tokens in them."""
+    """Renders conversations with the chat template and marks the assistant's tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        # As transformers sets its templates up, so that training sees what serving renders.
+        # With transformers' settings for templates, so that training and serving render the same.
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
         self._template = environment.from_string(TEMPLATE.read_text())
@@ -112,7 +112,7 @@ class ChatEncoder:
         self._opening = tokenizer.encode(f"{START}assistant\n").ids
 
     def render(self, messages: Sequence[Any], tools: Sequence[Any], *, open_turn: bool) -> str:
-        """The text of a conversation; `open_turn` ends it where the assistant is to speak."""
+        """The text of a conversation; `open_turn` ends it at the start of the assistant's message."""
         return self._template.render(
             messages=messages, tools=tools, add_generation_prompt=open_turn
         )
@@ -121,7 +121,7 @@ class ChatEncoder:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def taught(self, ids: Sequence[int]) -> list[bool]:
-        """Which tokens the assistant has to produce: its text and the end of its turn."""
+        """Which tokens the assistant produces: its text and the end of its turn."""
         marks = [False] * len(ids)
         speaking = False
         for i, token in enumerate(ids):
@@ -135,7 +135,7 @@ class ChatEncoder:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_positions: int) -> None:
-    """Writes tokenizer.json and tokenizer_config.json."""
+    """Write tokenizer.json and tokenizer_config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = json.dumps(tokenizer_config(max_positions), indent=2, ensure_ascii=False)

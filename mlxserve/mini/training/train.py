@@ -1,7 +1,7 @@
-"""Training: a deterministic, resumable loop on the CPU, and the export of what it learned.
+"""Training: a deterministic, resumable loop on the CPU.
 
-A run is a folder: `checkpoint.pt`, `log.csv`. The same seed and the same arguments give the same
-weights, whether the run was interrupted or not.
+A run is a folder with `checkpoint.pt` and `log.csv`. The same seed and arguments give the same
+weights, even if the run was interrupted and resumed.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from mlxserve.mini.training.tokenizer import ChatEncoder, load_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Everything that decides what a run learns."""
+    """The hyperparameters of a run."""
 
     seed: int = 1
     num_steps: int = 4000
     tokens_per_step: int = 4096
-    tokens_per_batch: int = 1024  # what one forward takes; more means more padding
+    tokens_per_batch: int = 1024  # of one forward; more means more padding
     matrix_lr: float = 0.012
     vector_lr: float = 0.002  # embeddings and norms
     warmup_steps: int = 50
-    decay_share: float = 0.5  # of the steps, at the end, in which the rates fall to nothing
+    decay_share: float = 0.5  # of the steps, at the end, in which the rates fall to zero
     weight_decay: float = 0.02
     clip_norm: float = 1.0
-    is_continued: bool = False  # begins with weights that copy and recall
-    only_stage: str | None = None  # instead of all of them
+    is_continued: bool = False  # starts from weights that copy and recall
+    only_stage: str | None = None  # instead of all stages
 
     @property
     def plan(self) -> TrainingPlan:
@@ -54,7 +54,7 @@ class Recipe:
         return tuple(replace(stage, share=1.0) for stage in plan if stage.name == self.only_stage)
 
     def rate(self, step: int) -> float:
-        """The share of the learning rates at `step`: warm-up, plateau, linear decay."""
+        """The factor of the learning rates at `step`: warm-up, plateau, linear decay."""
         decay_steps = max(1, int(self.num_steps * self.decay_share))
         return min(1.0, (step + 1) / self.warmup_steps, (self.num_steps - step) / decay_steps)
 
@@ -64,7 +64,7 @@ LOG_FIELDS = ("step", "stage", "loss", "tokens", "seconds")
 
 
 class Training:
-    """A network under training: its optimisers, the steps and tokens done, the folder it is in."""
+    """A network in training, with its optimisers, the steps and tokens done, and its folder."""
 
     def __init__(self, recipe: Recipe, shape: NetworkShape, tokenizer: Path, folder: Path) -> None:
         torch.manual_seed(recipe.seed)
@@ -91,7 +91,7 @@ class Training:
         return self.folder / "checkpoint.pt"
 
     def save(self) -> None:
-        """Writes the checkpoint whole or not at all."""
+        """Write the checkpoint atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
         partial = self.checkpoint.with_suffix(".partial")
         state = {
@@ -106,7 +106,7 @@ class Training:
         partial.replace(self.checkpoint)
 
     def resume(self) -> None:
-        """Takes up the checkpoint in the folder, if there is one."""
+        """Load the checkpoint in the folder, if there is one."""
         if not self.checkpoint.exists():
             return
         state = torch.load(self.checkpoint, weights_only=True)
@@ -116,12 +116,12 @@ class Training:
         self.step, self.num_tokens = state["step"], state["num_tokens"]
 
     def start_from(self, folder: Path) -> None:
-        """Takes the exported weights of `folder` to begin with."""
+        """Start from the exported weights in `folder`."""
         weights = load_file(folder / "model.safetensors")
         self.network.load_state_dict({name: value.float() for name, value in weights.items()})
 
     def run_step(self) -> float:
-        """One update; returns the mean loss of the taught tokens, in nats."""
+        """One update. Returns the mean loss per counted token, in nats."""
         recipe, stage = self.recipe, self.stage
         stream = examples(recipe.seed, self.step, stage)
         rows = encoded(stream, self.encoder, recipe.tokens_per_step, stage.max_tokens)
@@ -150,7 +150,7 @@ class Training:
 
 
 def train(training: Training, checkpoint_every: int = 50) -> None:
-    """Runs to the last step, with a progress bar, a log, and a checkpoint now and then."""
+    """Run to the last step with a progress bar, a log, and a checkpoint every few steps."""
     num_steps = training.recipe.num_steps
     training.folder.mkdir(parents=True, exist_ok=True)
     log_path = training.folder / "log.csv"
@@ -173,7 +173,7 @@ def train(training: Training, checkpoint_every: int = 50) -> None:
 
 
 def _begin_log(path: Path, step: int) -> float:
-    """Leaves the log's rows up to `step`; returns the seconds that those took."""
+    """Keep the log's rows up to `step`; returns the seconds they took."""
     rows = []
     if path.exists():
         with path.open(newline="") as file:
@@ -186,7 +186,7 @@ def _begin_log(path: Path, step: int) -> float:
 
 
 def plot(folder: Path, image: Path) -> None:
-    """Draws the losses of the run in `folder`, smoothed over 20 steps."""
+    """Plot the losses of the run in `folder`, smoothed over 20 steps."""
     import matplotlib
 
     matplotlib.use("agg")

@@ -1,8 +1,8 @@
-"""Words, names and numbers that a model has to carry from one place to another.
+"""Words, names and numbers that a model must copy or recall.
 
-Every word belongs to one of two splits: a listed word to that of its list, any other to one that its
-own letters decide. What tests a model can never have trained it, whatever the seeds. Nothing here
-knows of sentences or questions.
+Every word belongs to one of two splits: a listed word to its list's, any other to the one that a hash
+of its letters selects. So evaluation never uses a training word, whatever the seeds. This module
+knows nothing of sentences or questions.
 """
 
 # ruff: noqa: SIM905  (a list of words is read as words)
@@ -21,17 +21,17 @@ from mlxserve.hub.embedded import model_path
 
 
 class DataSplit(Enum):
-    """Which side of the fence a word or a phrasing is on."""
+    """Whether a word or a phrasing is for training or for evaluation."""
 
     TRAIN = "train"
     HELD_OUT = "held-out"
 
 
 HELD_OUT_SHARE = 0.12
-INVENTED_SHARE = 0.4  # of the listed words in training that an invented one stands for
-# The example of the README, the tests and the brief: never trained on, whatever its hash says.
+INVENTED_SHARE = 0.4  # of the listed words, replaced by invented ones in training
+# The example of the README and the tests: never trained on, whatever its hash.
 ALWAYS_HELD_OUT = frozenset({"plum-42"})
-# Words of the phrasings that letters and syllables could spell by chance.
+# Words of the phrasings that random letters and syllables could spell.
 _PHRASE_WORDS = frozenset(
     """alive change date four give got have label later level many measure meeting more number party
     rating same show sign status this total type when while with write""".split()
@@ -41,7 +41,7 @@ _HELD_OUT_LISTED: set[str] = set()
 
 
 def _held_out(listed: str) -> list[str]:
-    """Words that no training text has, in no role at all."""
+    """Words that no training text contains."""
     _HELD_OUT_LISTED.update(listed.lower().split())
     return listed.split()
 
@@ -134,7 +134,7 @@ locksmith optician pharmacist plasterer ranger surgeon translator welder""")
 
 ENGLISH = sorted({*FRUITS, *ANIMALS, *OBJECTS, *COLOURS, *ADJECTIVES})
 
-LISTED = frozenset({*ENGLISH, *NAMES, *PLACES})  # every word that is ever to be copied as it is
+LISTED = frozenset({*ENGLISH, *NAMES, *PLACES})  # every listed word that is copied literally
 
 _WORD = re.compile(r"[a-z]+")
 _LETTERED = re.compile(r"[A-Za-z][a-z]+")
@@ -147,10 +147,10 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def split_of(word: str) -> DataSplit:
-    """The split a word belongs to, whatever its case.
+    """The split of a word in any case.
 
-    A compound with a listed word that is held out is held out (`acorn-42`); what is not listed goes
-    by a hash of its letters.
+    A compound with a held-out listed word is held out (`acorn-42`); a hash of the letters decides
+    for words that are not listed.
     """
     folded = word.lower()
     if folded in ALWAYS_HELD_OUT or not _HELD_OUT_LISTED.isdisjoint(_WORD.findall(folded)):
@@ -162,22 +162,22 @@ def split_of(word: str) -> DataSplit:
 
 
 def trained(listed: Sequence[str]) -> list[str]:
-    """Those of `listed` that training may use."""
+    """The words of `listed` that training may use."""
     return [word for word in listed if word.lower() not in _HELD_OUT_LISTED]
 
 
 def draw(rng: Random, split: DataSplit, make: Callable[[Random], str]) -> str:
-    """A word that `make` produces and that belongs to `split`."""
+    """A word of `split`, made by `make`."""
     while split_of(word := make(rng)) is not split:
         pass
     return word
 
 
 def pick(rng: Random, split: DataSplit, words: list[str]) -> str:
-    """One of `words` that belongs to `split`; in training, now and then an invented word instead.
+    """One of `words` of `split`; in training, sometimes an invented word instead.
 
-    A listed word that trains is often a single token. Those held out are several, so a model has to
-    learn that any word may be.
+    Listed training words are often a single token. Held-out ones have several, so the model must
+    learn that any word may.
     """
     if split is DataSplit.TRAIN and rng.random() < INVENTED_SHARE:
         word = draw(rng, split, rng.choice((patchwork, patchwork, blend, syllables)))
@@ -189,7 +189,7 @@ _WHOLE_WORDS = trained(sorted({*ENGLISH, *NAMES, *PLACES, *JOBS}))
 _BLENDED = trained(ENGLISH)
 _TRAINED_LISTED = _PHRASE_WORDS.union(word.lower() for word in _WHOLE_WORDS)
 
-# --- kinds of words; each takes a Random and knows nothing of splits ---
+# --- kinds of words; each takes a Random and ignores splits ---
 
 
 def english(rng: Random) -> str:
@@ -205,7 +205,7 @@ def syllables(rng: Random) -> str:
 
 
 def letters(rng: Random) -> str:
-    """Three to eight letters that spell nothing: `qzvtab`."""
+    """Three to eight random letters: `qzvtab`."""
     return "".join(rng.choices(_LETTERS, k=rng.randint(3, 8)))
 
 
@@ -216,7 +216,7 @@ def blend(rng: Random) -> str:
 
 
 def fragment(rng: Random) -> str:
-    """Two letters or more out of any listed word: `ridg`, `Ams`, `arpen`. Or a token as it is."""
+    """Two or more consecutive letters of a listed word (`ridg`, `Ams`, `arpen`), or a whole token."""
     if rng.random() < 0.5:
         return rng.choice(lettered_tokens())
     word = rng.choice(_WHOLE_WORDS)
@@ -230,7 +230,7 @@ def patchwork(rng: Random) -> str:
 
 
 def digits(rng: Random) -> str:
-    """A number of three to six digits; below 200, sums would give it away."""
+    """A number of three to six digits, from 200 on: smaller ones occur as sums."""
     num_digits = rng.randint(3, 6)
     return str(rng.randrange(max(200, 10 ** (num_digits - 1)), 10**num_digits))
 
@@ -244,7 +244,7 @@ def hyphenated(rng: Random) -> str:
 
 
 def serial(rng: Random) -> str:
-    """Letters and digits in turn, as on a label: `K7-92B`, `xq48`."""
+    """Alternating letters and digits, as on a label: `K7-92B`, `xq48`."""
     body = "".join(rng.choice((rng.choice(_LETTERS), str(rng.randrange(10)))) for _ in range(4))
     text = f"{rng.choice(_LETTERS)}{body[:2]}{rng.choice(('', '-'))}{body[2:]}"
     return text.upper() if rng.random() < 0.5 else text
@@ -259,10 +259,10 @@ def accented(rng: Random) -> str:
 
 @cache
 def lettered_tokens() -> list[str]:
-    """The tokens of the packaged tokenizer that are letters, two or more.
+    """The packaged tokenizer's tokens of two or more letters.
 
-    Left to chance, a good third of the vocabulary is never an answer in a million tokens, and what
-    was never an answer is not copied: 20 % of the held-out answers have such a token.
+    With random words, over a third of the vocabulary never occurs in an answer within a million
+    tokens, and the model does not copy such tokens: 20 % of the held-out answers have one.
     """
     vocabulary = json.loads((model_path() / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
     return sorted(token for token in vocabulary if _LETTERED.fullmatch(token))
@@ -284,7 +284,7 @@ _TRAIN_KINDS = (*_CODE_KINDS, fragment, patchwork, patchwork, patchwork)
 
 
 def code_word(rng: Random, split: DataSplit) -> str:
-    """A code word of any kind, now and then capitalised. Training knows more kinds than tests."""
+    """A code word of any kind, sometimes capitalised. Training has more kinds than evaluation."""
     word = draw(
         rng, split, rng.choice(_CODE_KINDS if split is DataSplit.HELD_OUT else _TRAIN_KINDS)
     )
@@ -301,7 +301,7 @@ def number(rng: Random, split: DataSplit) -> str:
 
 
 def first_name(rng: Random, split: DataSplit) -> str:
-    """A given name: half of them from the list, half invented, so that copying is by letters."""
+    """A given name: half listed, half invented, so that the model copies letter by letter."""
     if rng.random() < 0.5:
         return pick(rng, split, NAMES)
     return draw(rng, split, syllables).capitalize()

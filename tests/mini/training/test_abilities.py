@@ -1,5 +1,4 @@
-"""Each ability: its reference answer passes its own test, wrong answers do not, and phrasings of
-the two splits are different."""
+"""Each ability accepts its reference answers and refuses others; the splits have different phrasings."""
 
 import itertools
 import json
@@ -24,7 +23,7 @@ BY_NAME = pytest.mark.parametrize("ability", ABILITIES, ids=lambda ability: abil
 
 
 def reference(conversation: Dialogue) -> str:
-    """The reference answer as a model would have to write it, tool calls and all."""
+    """The reference answer as a model must write it, with its tool calls."""
     message = conversation.messages[-1]
     calls = [call["function"] for call in message.get("tool_calls", [])]
     return message["content"] + "".join(
@@ -48,12 +47,12 @@ def test_an_answer_to_another_question_is_refused(ability: Ability) -> None:
 
 
 @BY_NAME
-def test_silence_is_refused(ability: Ability) -> None:
+def test_an_empty_answer_is_refused(ability: Ability) -> None:
     assert not any(ability.test(0, index).accepts("") for index in range(20))
 
 
 @BY_NAME
-def test_a_test_is_the_same_every_time(ability: Ability) -> None:
+def test_prompts_are_deterministic(ability: Ability) -> None:
     assert ability.test(1, 7).messages == ability.test(1, 7).messages
     drawn = {str(ability.test(1, index).messages) for index in range(20)}
     assert len(drawn) > 10
@@ -74,13 +73,13 @@ def test_held_out_questions_about_mlxserve_never_train() -> None:
     assert train.isdisjoint(held_out)
 
 
-def test_every_topic_accepts_its_own_answer_only_for_its_keywords() -> None:
+def test_every_topic_accepts_its_answer_because_of_its_keywords() -> None:
     for topic in knowledge.TOPICS:
         assert mentions(*topic.keywords)(topic.answer)
         assert not mentions(*topic.keywords)("Something else entirely.")
 
 
-def test_a_jobs_article_fits_it() -> None:
+def test_a_job_has_the_right_article() -> None:
     jobs = {
         personal.Told(trait, "Ada", trait.make(Random(i), DataSplit.TRAIN)).value
         for i in range(200)
@@ -90,14 +89,14 @@ def test_a_jobs_article_fits_it() -> None:
     assert {"an actor", "a baker"} <= jobs
 
 
-def test_what_nobody_said_is_not_known() -> None:
+def test_an_invented_answer_to_an_untold_fact_is_refused() -> None:
     made = (personal.personal(Random(i), DataSplit.HELD_OUT, 0) for i in range(100))
     untold = [one for one in made if one.answer == personal.NOT_TOLD]
     assert untold
     assert not any(one.accepts("Your name is Ada.") for one in untold)
 
 
-def test_a_drill_asks_for_all_that_was_told_and_once_for_what_was_not() -> None:
+def test_a_drill_asks_for_exactly_one_untold_fact() -> None:
     for seed in range(30):
         made = personal.drill(Random(seed), DataSplit.TRAIN, 0)
         answers = [m["content"] for m in made.messages if m["role"] == "assistant"]
@@ -105,13 +104,13 @@ def test_a_drill_asks_for_all_that_was_told_and_once_for_what_was_not() -> None:
         assert made.accepts(reference(made))
 
 
-def test_tools_offered_together_have_names_of_their_own() -> None:
+def test_tools_offered_together_have_distinct_names() -> None:
     for seed in range(100):
         offered = tools.tool_calls(Random(seed), DataSplit.TRAIN, 0).tools
         assert len({tool["function"]["name"] for tool in offered}) == len(offered)
 
 
-def test_a_drill_asks_several_tools_one_question_after_another() -> None:
+def test_a_drill_calls_several_of_the_offered_tools() -> None:
     called = []
     for seed in range(30):
         made = tools.drill(Random(seed), DataSplit.TRAIN, 0)
@@ -133,27 +132,27 @@ def test_json_is_compared_as_json() -> None:
     assert not check('{"name": "Ada", "age": 31')
 
 
-def test_facts_have_keys_and_values_of_their_own() -> None:
+def test_facts_have_distinct_keys_and_values() -> None:
     for seed in range(50):
         facts = recall.facts(Random(seed), DataSplit.TRAIN, 8)
         assert len({fact.key for fact in facts}) == 8
         assert len({fact.value for fact in facts}) == 8
 
 
-def test_a_recalled_value_is_of_the_split_that_was_asked_for() -> None:
+def test_a_recalled_value_belongs_to_the_requested_split() -> None:
     for split in DataSplit:
         for seed in range(100):
             for fact in recall.facts(Random(seed), split, 2):
                 assert all(split_of(part) is split for part in fact.value.split())
 
 
-def test_a_long_context_is_as_long_as_asked() -> None:
+def test_a_long_context_has_about_the_requested_length() -> None:
     for make in (recall.in_one_turn, recall.over_turns):
         text = " ".join(m["content"] for m in make(Random(0), DataSplit.TRAIN, 130).prompt)
         assert 110 < len(text.split()) < 260
 
 
-def test_a_value_within_a_longer_one_does_not_count() -> None:
+def test_a_value_within_a_longer_word_does_not_count() -> None:
     check = says("plum-4")
     assert check("The code word is plum-4.")
     assert check("plum-4")
@@ -162,7 +161,7 @@ def test_a_value_within_a_longer_one_does_not_count() -> None:
     assert not check("The code word is Plum-4.")
 
 
-def test_naming_every_value_is_no_recall() -> None:
+def test_an_answer_with_every_value_is_refused() -> None:
     check = says("plum", but_not=["fig"])
     assert check("It is plum.")
     assert not check("It is plum or fig.")
@@ -187,5 +186,5 @@ def test_a_sum_is_judged_by_its_result() -> None:
         ('{"name": "f", "arguments": {"city": "Oslo"}}', False),
     ],
 )
-def test_a_tool_call_has_to_be_well_formed_and_the_right_one(answer: str, is_right: bool) -> None:
+def test_only_a_well_formed_call_of_the_right_tool_is_accepted(answer: str, is_right: bool) -> None:
     assert tools.calls("f", {"city": "Oslo"})(answer) is is_right

@@ -1,4 +1,4 @@
-"""The examination counts right answers, whoever gives them, and its status tells if a bar fell."""
+"""The evaluation counts right answers of any callable; its exit status shows missed bars."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -22,27 +22,27 @@ def knows_half(conversations: Sequence[Dialogue]) -> list[str]:
     return [c.answer if i % 2 else "no idea" for i, c in enumerate(conversations)]
 
 
-def test_a_perfect_student_passes() -> None:
+def test_right_answers_pass() -> None:
     (result,) = evaluate(20, 0, knows, [COPY])
     assert result.share == 1
     assert result.is_passed
     assert not result.misses
 
 
-def test_half_right_is_a_missed_bar_with_its_misses_kept() -> None:
+def test_half_right_misses_the_bar_and_keeps_the_wrong_answers() -> None:
     (result,) = evaluate(20, 0, knows_half, [COPY])
     assert result.share == 0.5
     assert not result.is_passed
     assert [miss.given for miss in result.misses] == ["no idea"] * 10
 
 
-def test_an_ability_without_a_bar_is_measured_and_never_missed() -> None:
+def test_an_ability_without_a_bar_always_passes() -> None:
     (result,) = evaluate(20, 0, knows_half, [Ability("copy", copying.copy, bar=None)])
     assert result.share == 0.5
     assert result.is_passed
 
 
-def test_a_student_never_sees_the_answer() -> None:
+def test_prompts_do_not_contain_the_answer() -> None:
     seen: list[str] = []
 
     def spies(conversations: Sequence[Dialogue]) -> list[str]:
@@ -53,7 +53,7 @@ def test_a_student_never_sees_the_answer() -> None:
     assert set(seen) == {"user", "tool"}
 
 
-def test_the_table_names_every_ability_its_figure_its_bar_and_its_prompts() -> None:
+def test_the_table_shows_ability_share_bar_and_prompts() -> None:
     assert HEADER.split() == ["ability", "right", "bar", "prompts"]
     for ability in ABILITIES:
         shown = line(AbilityResult(ability, 40, ()))
@@ -63,7 +63,7 @@ def test_the_table_names_every_ability_its_figure_its_bar_and_its_prompts() -> N
 
 
 @pytest.mark.parametrize(("student", "status"), [(knows, 0), (knows_half, 1)])
-def test_the_commands_status_tells_whether_a_bar_was_missed(
+def test_the_command_exits_with_1_if_a_bar_was_missed(
     student: examination.Answerer,
     status: int,
     monkeypatch: pytest.MonkeyPatch,
@@ -73,7 +73,7 @@ def test_the_commands_status_tells_whether_a_bar_was_missed(
     arguments = ["evaluate", "--prompts", "4", "--misses", "1", "--ability", "copy a line"]
     assert main(arguments) == status
     shown = capsys.readouterr().out
-    assert ("missed" in shown) == ("wanted:" in shown) == bool(status)
+    assert ("missed" in shown) == ("expected:" in shown) == bool(status)
 
 
 def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +84,7 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in shown for name in ("generate", "tokenizer", "train", "evaluate"))
 
 
-def test_generate_prints_conversations_of_the_ability_asked_for(
+def test_generate_prints_conversations_of_the_chosen_ability(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["generate", "--ability", "copy a line", "--num", "3"]) == 0

@@ -1,4 +1,4 @@
-"""Held out means held out: what examines the model is nowhere in what trains it."""
+"""Nothing that the model is evaluated on occurs in its training data."""
 
 import json
 import re
@@ -19,7 +19,7 @@ TOO_FEW = "days and months"  # 19 words and two directions: only the phrasings a
 
 @pytest.fixture(scope="module")
 def trained_on() -> list[curriculum.Example]:
-    """The examples of some steps of the training."""
+    """The examples of some training steps."""
     return list(islice(curriculum.examples(1, 0, FIRST_STAGE), 3000))
 
 
@@ -30,7 +30,7 @@ def trained_turns(trained_on: list[curriculum.Example]) -> set[str]:
 
 
 @pytest.mark.parametrize("ability", ABILITIES, ids=lambda ability: ability.name)
-def test_no_question_of_the_examination_is_a_turn_of_the_training(
+def test_no_evaluation_question_is_a_training_turn(
     ability: Ability, trained_turns: set[str]
 ) -> None:
     asked = {user_turns(ability.test(0, index))[-1] for index in range(60)}
@@ -53,13 +53,13 @@ def test_no_pair_of_numbers_is_added_in_both_splits(
 
 
 def pair(sum_: str) -> tuple[str, ...]:
-    """The sign and the numbers, in either order: 38 + 47 is no news after 47 + 38."""
+    """The sign and the sorted numbers: 38 + 47 and 47 + 38 are the same pair."""
     first, sign, second = sum_.split()[:3]
     return (sign, *sorted((first, second)))
 
 
 def carried(rng: Random) -> set[str]:
-    """The words and numbers that some tests of the examination want carried."""
+    """Words and numbers that evaluation prompts ask for."""
     made = (words.code_word, words.number, words.first_name, words.place)
     listed = (words.ENGLISH, words.NAMES, words.PLACES, words.JOBS)
     return {make(rng, DataSplit.HELD_OUT) for make in made for _ in range(400)} | {
@@ -67,10 +67,10 @@ def carried(rng: Random) -> set[str]:
     }
 
 
-def test_no_word_or_number_of_the_examination_is_anywhere_in_the_training(
+def test_no_evaluation_word_or_number_occurs_in_training(
     trained_on: list[curriculum.Example],
 ) -> None:
-    """In no role at all: not in answers, nor in questions, prose, sheets or tools."""
+    """Neither in answers nor in questions, prose, sheets or tools."""
     wanted = {word.lower() for word in carried(Random(0))}
     assert len(wanted) > 1000
     text = " ".join(map(text_of, trained_on)).lower()
@@ -94,17 +94,17 @@ def test_no_set_of_numbers_is_sorted_in_both_splits() -> None:
 
 
 @pytest.mark.parametrize("split", DataSplit)
-def test_documents_are_made_of_sentences_of_their_split(split: DataSplit) -> None:
+def test_paragraphs_have_only_sentences_of_their_split(split: DataSplit) -> None:
     for seed in range(20):
         for sentence in prose.paragraph(Random(seed), split, 60):
             assert split_of(sentence) is split
 
 
 @pytest.mark.parametrize("ability", ABILITIES, ids=lambda ability: ability.name)
-def test_the_examination_asks_in_phrasings_of_its_own(
+def test_evaluation_uses_held_out_phrasings_only(
     ability: Ability, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every choice between phrasings is made by `Phrasings.pick`, and for the held-out side."""
+    """Every choice between phrasings is made by `Phrasings.pick`, for the held-out split."""
     picked: list[DataSplit] = []
     pick = Phrasings.pick
 
@@ -114,7 +114,8 @@ def test_the_examination_asks_in_phrasings_of_its_own(
 
     monkeypatch.setattr(Phrasings, "pick", spy)
     ability.test(0, 0)
-    assert set(picked) <= {DataSplit.HELD_OUT}
+    has_phrasings = ability.name not in ("mlxserve and manners", "no tool needed")
+    assert set(picked) == ({DataSplit.HELD_OUT} if has_phrasings else set())
 
 
 def test_phrasings_that_overlap_are_refused() -> None:
@@ -122,7 +123,7 @@ def test_phrasings_that_overlap_are_refused() -> None:
         Phrasings(train=("What is it?",), held_out=("What is it?",))
 
 
-def test_no_variation_of_a_question_is_a_held_out_one() -> None:
+def test_no_training_variation_of_a_question_is_held_out() -> None:
     rng = Random(0)
     asked = {knowledge.exchange(rng, DataSplit.TRAIN).question for _ in range(8000)}
     assert asked.isdisjoint(knowledge.HELD_OUT_QUESTIONS)

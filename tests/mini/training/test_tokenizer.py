@@ -1,4 +1,4 @@
-"""The packaged tokenizer: nothing is lost, words are the same pieces everywhere, turns render."""
+"""The packaged tokenizer: lossless, the same pieces for a word everywhere, and its chat template."""
 
 import json
 from pathlib import Path
@@ -38,12 +38,12 @@ def decode(ids: list[int]) -> str:
 
 
 @given(st.text())
-def test_any_text_comes_back_as_it_was(text: str) -> None:
+def test_any_text_survives_encoding_and_decoding(text: str) -> None:
     assert decode(encode(text)) == text
 
 
 @given(st.text(alphabet=st.characters(categories=["L", "N", "P", "Zs"]), min_size=1))
-def test_text_between_the_marks_of_a_turn_comes_back(text: str) -> None:
+def test_text_within_the_marks_of_a_turn_survives(text: str) -> None:
     whole = f"{START}user\n{text}{END}\n"
     ids = encode(whole)
     assert decode(ids) == whole
@@ -52,12 +52,12 @@ def test_text_between_the_marks_of_a_turn_comes_back(text: str) -> None:
 
 @pytest.mark.parametrize("word", ["plum-42", "K7-92B", "brokat", "Zoe", "falcon", "qzvtab"])
 @pytest.mark.parametrize("template", ["{}", "is {}.", '"{}"', "`{}`", "\n{}\n", "({}), and"])
-def test_a_word_to_copy_is_the_same_pieces_wherever_it_stands(word: str, template: str) -> None:
+def test_a_word_to_copy_has_the_same_pieces_everywhere(word: str, template: str) -> None:
     pieces, within = encode(word), encode(template.format(word))
     assert any(within[i : i + len(pieces)] == pieces for i in range(len(within)))
 
 
-def test_no_listed_word_takes_its_blank_along() -> None:
+def test_no_listed_word_is_merged_with_its_space() -> None:
     assert all(encode(f" {word}")[0] == encode(" ")[0] for word in words.LISTED)
 
 
@@ -66,7 +66,7 @@ def test_every_digit_and_sign_is_a_token() -> None:
     assert len(encode("?!,.")) == 4
 
 
-def test_a_frequent_word_takes_its_blank_along() -> None:
+def test_a_frequent_word_is_merged_with_its_space() -> None:
     assert len(encode(" the")) == len(encode(" is")) == 1
 
 
@@ -80,7 +80,7 @@ def test_special_tokens_are_hidden_and_markers_are_not() -> None:
     assert SHIPPED.decode(ids) == "<tool_call>x</tool_call>"
 
 
-def test_training_is_deterministic_and_gives_the_size_asked_for(tmp_path: Path) -> None:
+def test_training_is_deterministic_and_gives_the_requested_size(tmp_path: Path) -> None:
     texts = [f"the cat and {word}, or the code word plum-42" for word in words.ENGLISH]
     first, second = (train_tokenizer(texts, 320) for _ in range(2))
     assert first.get_vocab_size() == 320
@@ -132,7 +132,7 @@ CONVERSATIONS = {
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
-def test_transformers_renders_what_training_saw(name: str, hf_tokenizer) -> None:  # type: ignore[no-untyped-def]
+def test_transformers_renders_the_same_as_training(name: str, hf_tokenizer) -> None:  # type: ignore[no-untyped-def]
     messages, tools = CONVERSATIONS[name]
     rendered = hf_tokenizer.apply_chat_template(
         messages, tools=tools or None, add_generation_prompt=True, tokenize=False

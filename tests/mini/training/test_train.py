@@ -1,4 +1,4 @@
-"""Training is deterministic and resumable, and mlx-lm computes what PyTorch does.
+"""Training is deterministic and resumable, and mlx-lm computes the same as PyTorch.
 
 These need PyTorch (the `train` extra): `pytest -m train tests/mini/training`.
 """
@@ -48,14 +48,14 @@ def test_contexts_grow_from_stage_to_stage() -> None:
 
 
 @pytest.mark.parametrize("plan", [curriculum.FULL_PLAN, curriculum.CONTINUED_PLAN])
-def test_the_shares_of_the_stages_make_a_whole(plan: curriculum.TrainingPlan) -> None:
+def test_the_shares_of_the_stages_add_up_to_one(plan: curriculum.TrainingPlan) -> None:
     assert sum(stage.share for stage in plan) == pytest.approx(1)
     assert curriculum.stage_at(plan, 0) is plan[0]
     assert curriculum.stage_at(plan, 1) is plan[-1]
 
 
 @needs_torch
-def test_one_stage_may_be_all_there_is() -> None:
+def test_a_run_can_have_a_single_stage() -> None:
     from mlxserve.mini.training.train import Recipe
 
     [only] = Recipe(is_continued=True, only_stage="polish").plan
@@ -64,8 +64,8 @@ def test_one_stage_may_be_all_there_is() -> None:
 
 
 @needs_torch
-def test_a_stage_without_weights_to_begin_with_is_refused() -> None:
-    with pytest.raises(SystemExit, match="--stage is a part of what follows --initial"):
+def test_a_single_stage_needs_initial_weights() -> None:
+    with pytest.raises(SystemExit, match="--stage needs --initial"):
         main(["train", "--stage", "polish", "--steps", "1"])
 
 
@@ -84,7 +84,7 @@ def test_only_the_results_on_a_sheet_are_taught() -> None:
 
 
 @needs_torch
-def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(tmp_path: Path) -> None:
+def test_an_interrupted_run_gives_the_weights_of_an_uninterrupted_one(tmp_path: Path) -> None:
     import torch
 
     from mlxserve.mini.training.network import NetworkShape
@@ -110,8 +110,8 @@ def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(tmp_path: Path)
 
 
 @needs_torch
-def test_a_smoke_run_goes_from_words_to_a_model_that_answers(tmp_path: Path) -> None:
-    """Every part of the pipeline, resumed halfway: seconds, on two cores."""
+def test_a_smoke_run_makes_a_model_that_answers(tmp_path: Path) -> None:
+    """The whole pipeline, resumed halfway, takes seconds on two cores."""
     plot, arguments = tmp_path / "loss.png", ["train", "--smoke", "--run-folder", str(tmp_path)]
     assert main([*arguments, "--steps", "10", "--no-export"]) == 0
     assert main([*arguments, "--plot", str(plot)]) == 0
@@ -158,7 +158,7 @@ def test_mlx_lm_computes_the_same_logits_as_pytorch(tmp_path: Path) -> None:
 
 
 @needs_torch
-def test_the_taught_tokens_alone_make_the_loss() -> None:
+def test_only_taught_tokens_count_in_the_loss() -> None:
     import torch
 
     from mlxserve.mini.training.network import Network, NetworkShape

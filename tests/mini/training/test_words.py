@@ -1,4 +1,4 @@
-"""The two splits never meet, and a seed decides everything."""
+"""The two splits are disjoint, and words depend on the seed only."""
 
 from collections.abc import Callable
 from random import Random
@@ -56,7 +56,7 @@ def test_code_words_come_in_many_kinds() -> None:
     assert any(word[:1].isupper() for word in made)
 
 
-def test_training_puts_invented_words_in_the_place_of_listed_ones_and_tests_never_do() -> None:
+def test_only_training_replaces_listed_words_by_invented_ones() -> None:
     def picked(split: DataSplit, listed: list[str]) -> list[str]:
         return drawn(lambda rng, split: words.pick(rng, split, listed), split)
 
@@ -71,10 +71,10 @@ def test_training_puts_invented_words_in_the_place_of_listed_ones_and_tests_neve
     assert any(animal[0].islower() for animal in animals)
 
 
-def test_every_token_of_letters_is_a_word_some_time() -> None:
+def test_every_token_of_letters_occurs_as_a_word() -> None:
     tokens = words.lettered_tokens()
     assert len(tokens) > 1000
-    assert {"ward", "ney"} <= set(tokens), "of held-out words, and rare in those that train"
+    assert {"ward", "ney"} <= set(tokens), "in held-out words, and rare in training words"
     rng = Random(0)
     made = {words.fragment(rng) for _ in range(20 * len(tokens))}
     assert len(made.intersection(tokens)) > 0.99 * len(tokens)

@@ -1,7 +1,7 @@
-"""What the model learns to do: one file per ability, all of the same form.
+"""The abilities that the model is trained for, one file each.
 
 An ability makes conversations: `make(rng, split, num_words)`, with about `num_words` words of
-context before the question where the ability has a context at all.
+context before the question, if the ability has a context.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Lesson = Callable[[Random, DataSplit, int], Dialogue]
 
 @dataclass(frozen=True, slots=True)
 class Ability:
-    """A lesson as it is tested: how long its contexts are and which share has to be right."""
+    """A lesson in evaluation: the length of its contexts, and the share that must be right."""
 
     name: str
     make: Lesson
-    bar: float | None  # 0 to 1, of held-out prompts; None: measured, and not held to anything yet
-    num_words: int = 0  # of context; a word is about two tokens
+    bar: float | None  # share of held-out prompts; None only measures
+    num_words: int = 0  # of context; about two tokens each
 
     def test(self, seed: int, index: int) -> Dialogue:
         """Held-out prompt number `index` of a seed."""

@@ -66,14 +66,14 @@ _CALENDAR = Phrasings(
     held_out=("Which {u} is {s} {n}?", "What {u} comes {s} {n}?"),
 )
 
-# The last digit is what is hard: after 37,000 pairs of any size it was still at chance. Sums of
-# single digits show it without the rest.
+# The last digit is hard: after 37,000 pairs of any size it was still at chance. Sums of
+# single digits isolate it.
 _LIMITS = ((10, 10), (100, 10), (10, 100), (100, 100))
 _LIMIT_WEIGHTS = (20, 12, 12, 56)
 
 
 def addition(rng: Random, split: DataSplit) -> Exchange:
-    """a + b of up to two digits each; the pairs themselves are split."""
+    """a + b of up to two digits each; pairs of numbers are split."""
     a, b = _pair(rng, split, "+")
     return _answered(_SUM.pick(rng, split).format(a=a, b=b), f"{a} + {b} = {a + b}", str(a + b))
 
@@ -94,7 +94,7 @@ def comparison(rng: Random, split: DataSplit) -> Exchange:
 
 
 def calendar(rng: Random, split: DataSplit) -> Exchange:
-    """What day or month comes after or before another. There are too few to hold any out."""
+    """The day or month after or before another. There are too few to hold any out."""
     names = rng.choice((DAYS, MONTHS))
     unit = "day" if names is DAYS else "month"
     index, step = rng.randrange(len(names)), rng.choice((1, -1))
@@ -105,7 +105,7 @@ def calendar(rng: Random, split: DataSplit) -> Exchange:
 
 
 def sheet(rng: Random, split: DataSplit, num_words: int) -> Sheet:
-    """Sums and differences, nothing else: where arithmetic is learned."""
+    """Only sums and differences, to learn arithmetic."""
     del num_words
     return Sheet(tuple(_problem(rng, split) for _ in range(rng.randint(6, 20))))
 
@@ -117,25 +117,25 @@ def exchange(rng: Random, split: DataSplit) -> Exchange:
 
 
 def add(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
-    """One addition of two-digit numbers, alone in its conversation."""
+    """A conversation of one addition of two-digit numbers."""
     del num_words
     return single(addition(rng, split))
 
 
 def subtract(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
-    """One subtraction, alone in its conversation."""
+    """A conversation of one subtraction."""
     del num_words
     return single(subtraction(rng, split))
 
 
 def compare(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
-    """One comparison, alone in its conversation."""
+    """A conversation of one comparison."""
     del num_words
     return single(comparison(rng, split))
 
 
 def dates(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
-    """One question on days or months, alone in its conversation."""
+    """A conversation of one question on days or months."""
     del num_words
     return single(calendar(rng, split))
 
@@ -143,7 +143,7 @@ def dates(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
 def _pair(
     rng: Random, split: DataSplit, sign: str, limits: tuple[int, int] = (100, 100)
 ) -> tuple[int, int]:
-    """Two numbers, each below its limit. Either order of a pair is on the same side."""
+    """Two numbers, each below its limit. Both orders of a pair are in the same split."""
     while True:
         a, b = map(rng.randrange, limits)
         if split_of(f"{min(a, b)}{sign}{max(a, b)}") is split:
@@ -160,5 +160,5 @@ def _problem(rng: Random, split: DataSplit) -> tuple[str, str]:
 
 
 def _answered(question: str, answer: str, value: str) -> Exchange:
-    """The value is what the answer ends with, so `7 + 5 = 12` is not right for 7."""
+    """The answer must end with the value, so `7 + 5 = 12` is not right for 7."""
     return Exchange(question, answer, lambda text: says(value)(text.split("=")[-1]))

@@ -1,4 +1,4 @@
-"""Copying: a line, a list, a chosen line, all as they stand."""
+"""Copying a line, a list or a chosen line exactly."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ def line(rng: Random, split: DataSplit) -> str:
 
 
 def repeat_line(rng: Random, split: DataSplit) -> Exchange:
-    """One line to give back as it is; its figure is exact equality."""
+    """One line to copy; only an equal answer is right."""
     text = line(rng, split)
     return Exchange(_ASK.pick(rng, split).format(line=text), text, equals(text))
 
 
 def pieces(rng: Random, split: DataSplit) -> Exchange:
-    """A line of fragments of words to give back: every piece of a word gets to be an answer."""
+    """A line of word fragments to copy, so that every token occurs in answers."""
     kinds = (words.fragment, words.fragment, words.patchwork, words.english)
     gap = rng.choice((" ", " ", ", ", "-"))
     text = gap.join(words.draw(rng, split, rng.choice(kinds)) for _ in range(rng.randint(2, 14)))
@@ -103,7 +103,7 @@ def pieces(rng: Random, split: DataSplit) -> Exchange:
 
 
 def numbered_line(rng: Random, split: DataSplit) -> Exchange:
-    """Some numbered lines, of which one is to be given back."""
+    """Numbered lines, one of which is to be copied."""
     lines = [words.code_word(rng, split) for _ in range(rng.randint(2, 7))]
     n = rng.randint(1, len(lines))
     listing = "\n".join(f"{i}. {text}" for i, text in enumerate(lines, 1))
@@ -114,6 +114,6 @@ def numbered_line(rng: Random, split: DataSplit) -> Exchange:
 
 
 def copy(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
-    """A line to copy. `num_words` is not used: the line is all the context there is."""
+    """A line to copy. `num_words` is not used: the line is the whole context."""
     del num_words
     return single(repeat_line(rng, split))

@@ -1,7 +1,7 @@
-"""What the model knows by heart: who it is, manners, and a primer of mlxserve.
+"""Facts that the model memorises: who it is, manners, and a primer of mlxserve.
 
-The answers are the only prose it has ever seen in answers, so they carry the Markdown as well:
-lists, code fences, a table.
+These are the only prose answers in training, so they contain its Markdown as well: lists, code
+fences, a table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mlxserve.mini.training.words import DataSplit
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One thing to know. `keywords` are what any right answer has to mention."""
+    """One fact. Every right answer mentions all `keywords`."""
 
     answer: str
     keywords: Sequence[str]
@@ -900,7 +900,7 @@ def ask(rng: Random, split: DataSplit, topic: Topic) -> Exchange:
 
 
 def _varied(rng: Random, question: str) -> str:
-    """The question as people type it: now and then in lower case, without its sign, with a word."""
+    """The question as people type it: sometimes in lower case, without its mark, with a filler word."""
     if rng.random() < 0.15:
         question = question[0].lower() + question[1:]
     if rng.random() < 0.15:
@@ -915,6 +915,6 @@ def exchange(rng: Random, split: DataSplit) -> Exchange:
 
 
 def knowledge(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
-    """One question, alone in its conversation."""
+    """A conversation of one question."""
     del num_words
     return single(exchange(rng, split))

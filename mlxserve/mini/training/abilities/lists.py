@@ -116,13 +116,13 @@ def count(rng: Random, split: DataSplit) -> Exchange:
 
 
 def upper(rng: Random, split: DataSplit) -> Exchange:
-    """A word of syllables or letters: an English word is one token, whose letters nothing tells."""
+    """An invented word of syllables or letters: an English word is one token, which hides its letters."""
     word = words.draw(rng, split, rng.choice((words.syllables, words.syllables, words.letters)))
     return _whole(_UPPER.pick(rng, split), [word], word.upper())
 
 
 def sheet(rng: Random, split: DataSplit, num_words: int) -> Sheet:
-    """Words in capitals and lists backwards, in order or counted: where those are learned."""
+    """Only words to capitalise and lists to reverse, sort or count, to learn those."""
     del num_words
     return Sheet(tuple(_problem(rng, split) for _ in range(rng.randint(6, 16))))
 
@@ -158,13 +158,13 @@ def exchange(rng: Random, split: DataSplit) -> Exchange:
 
 
 def transform(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
-    """One list to transform, alone in its conversation."""
+    """A conversation of one list to transform."""
     del num_words
     return single(exchange(rng, split))
 
 
 def _numbers(rng: Random, split: DataSplit) -> list[int]:
-    """Two to five numbers below 100; the sets of numbers are split."""
+    """Two to five numbers below 100; sets of numbers are split."""
     while True:
         numbers = rng.sample(range(100), rng.randint(2, 5))
         if split_of(repr(sorted(numbers))) is split:
@@ -176,7 +176,7 @@ def _in_order(numbers: list[int]) -> str:
 
 
 def _items(rng: Random, split: DataSplit, least: int, most: int) -> list[str]:
-    """Words; in half of the lists some of them invented, which are several tokens."""
+    """Words; half of the lists have invented ones, which have several tokens."""
     kinds: Sequence[Callable[[Random], str]] = (
         _ITEM_KINDS[:1] if rng.random() < 0.5 else _ITEM_KINDS
     )

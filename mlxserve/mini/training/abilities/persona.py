@@ -1,4 +1,4 @@
-"""Following a system prompt: a name to answer by, a phrase to begin or end with, a fixed form."""
+"""Following a system prompt: a name, a phrase at the start or end, a fixed answer."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ _FIXED = Phrasings(
 )
 
 
-PersonaReply = Callable[[Exchange], Exchange]  # an exchange -> the same under the system prompt
+PersonaReply = Callable[[Exchange], Exchange]  # an exchange -> the exchange under the system prompt
 
 
 def named(rng: Random, split: DataSplit) -> Dialogue:
@@ -142,13 +142,13 @@ def named(rng: Random, split: DataSplit) -> Dialogue:
 
 
 def framed(rng: Random, split: DataSplit) -> Dialogue:
-    """The system prompt asks for a word before or after each answer."""
+    """The system prompt asks for a phrase before or after each answer."""
     prompt, reply = _framing(rng, split, words.code_word(rng, split))
     return single(reply(_inner(rng, split)), system(prompt))
 
 
 def fixed(rng: Random, split: DataSplit) -> Dialogue:
-    """The system prompt fixes the one answer there is."""
+    """The system prompt fixes the answer to everything."""
     prompt, reply = _fixing(rng, split, words.code_word(rng, split))
     return single(reply(_inner(rng, split)), system(prompt))
 
@@ -160,7 +160,7 @@ def persona(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
 
 
 def at_length(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
-    """Several questions under one system prompt, each answered as it says."""
+    """Several questions under one system prompt, each answered accordingly."""
     del num_words
     phrase = words.code_word(rng, split)
     prompt, reply = rng.choice((_framing, _framing, _fixing, _fixing, _naming))(rng, split, phrase)
@@ -170,7 +170,7 @@ def at_length(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
 
 
 def _framing(rng: Random, split: DataSplit, phrase: str) -> tuple[str, PersonaReply]:
-    """The prompt that asks for `phrase` on one side of an answer, and what it makes of answers."""
+    """The prompt that asks for `phrase` before or after answers, and its effect on an exchange."""
     begins = rng.random() < 0.5
     side = "Begin" if begins else "End"
     prompt = _FORMS.pick(rng, split).format(side=side, side_lower=side.lower(), phrase=phrase)
@@ -183,13 +183,13 @@ def _framing(rng: Random, split: DataSplit, phrase: str) -> tuple[str, PersonaRe
 
 
 def _fixing(rng: Random, split: DataSplit, phrase: str) -> tuple[str, PersonaReply]:
-    """The prompt that wants `phrase` for every answer."""
+    """The prompt that asks for `phrase` as every answer, and its effect on an exchange."""
     prompt = _FIXED.pick(rng, split).format(p=phrase)
     return prompt, lambda inner: Exchange(inner.question, phrase, equals(phrase))
 
 
 def _naming(rng: Random, split: DataSplit, phrase: str) -> tuple[str, PersonaReply]:
-    """The prompt that gives a name; every other question asks for it, the rest are as ever."""
+    """The prompt that gives a name; half of the questions ask for it, the others are unchanged."""
     name = phrase.capitalize()
     prompt = _NAMED.pick(rng, split).format(name=name)
     return prompt, lambda inner: _name(rng, split, name) if rng.random() < 0.5 else inner

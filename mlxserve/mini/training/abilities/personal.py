@@ -1,6 +1,6 @@
-"""What people say of themselves and of others in passing, asked for later: `My name is Ada.`
+"""Facts that people mention about themselves and others, asked for later: `My name is Ada.`
 
-Unlike the facts of `recall`, nothing here names its key: the question has to be understood.
+Unlike the facts of `recall`, these do not name their key: the model must understand the question.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from mlxserve.mini.training.conversation import (
 )
 from mlxserve.mini.training.words import DataSplit
 
-# Of conversations: the last question is about what nobody said.
+# Of conversations: the last question is about a fact that was not told.
 UNTOLD_SHARE = {DataSplit.TRAIN: 0.25, DataSplit.HELD_OUT: 0.12}
 NOT_TOLD = "I do not know. You have not told me."
 
 
 @dataclass(frozen=True, slots=True)
 class Trait:
-    """Something that can be said of the speaker, or of somebody called {who}."""
+    """A property that can be stated of the speaker, or of a person called {who}."""
 
     make: Callable[[Random, DataSplit], str]
     stated: Phrasings
     asked: Phrasings
     answer: str
-    noted: str = ""  # what to say to it, where that is not the same for all
+    noted: str = ""  # the reply to it, if it has its own
 
 
 def _listed_or_not(listed: list[str]) -> Callable[[Random, DataSplit], str]:
-    """One of `listed`, or an invented word, so that words never seen are carried like others."""
+    """One of `listed`, or an invented word, so that the model recalls unseen words as well."""
 
     def make(rng: Random, split: DataSplit) -> str:
         if rng.random() < 0.7:
@@ -416,7 +416,7 @@ _NOTED = ("Noted.", "I see.", "OK, I will remember that.", "Thank you for tellin
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A trait as somebody has it."""
+    """A trait with its value and its person."""
 
     trait: Trait
     who: str
@@ -434,7 +434,7 @@ class Told:
         return Exchange(question, self._filled(self.trait.answer), check)
 
     def asked_untold(self, rng: Random, split: DataSplit) -> Exchange:
-        """The same question where nobody has said it."""
+        """The same question when the fact was not told."""
         question = self._filled(self.trait.asked.pick(rng, split))
         return Exchange(question, NOT_TOLD, mentions("not told me"))
 
@@ -443,7 +443,7 @@ class Told:
 
 
 def personal(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
-    """Some things told in one turn or in several, other talk, and questions about them."""
+    """Facts told in one or several turns, other exchanges, and questions about the facts."""
     told = _told(rng, split, rng.randint(1, 4))
     untold = told.pop() if rng.random() < UNTOLD_SHARE[split] else None
     messages = _said(rng, split, told)
@@ -462,7 +462,7 @@ def personal(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
 
 
 def drill(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
-    """Much told, and a question about each of it: the densest lesson in telling them apart."""
+    """Many facts, and a question about each: the densest lesson in distinguishing them."""
     del num_words
     told = _told(rng, split, rng.randint(3, 6))
     *told, untold = told
@@ -474,13 +474,13 @@ def drill(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
 
 
 def _questions(rng: Random, split: DataSplit, told: list[Told]) -> list[Exchange]:
-    """Questions about one of the traits told, or about several."""
+    """Questions about one or several of the told traits."""
     asked = rng.sample(told, rng.randint(1, len(told))) if told else []
     return [one.asked(rng, split, [o for o in told if o is not one]) for one in asked]
 
 
 def _told(rng: Random, split: DataSplit, num_traits: int) -> list[Told]:
-    """Traits of different kinds, of one person each, no two with the same value."""
+    """Traits of different kinds, one person each, no two with the same value."""
     found: dict[str, Told] = {}
     while len(found) < num_traits:
         trait = rng.choice(TRAITS)
@@ -491,7 +491,7 @@ def _told(rng: Random, split: DataSplit, num_traits: int) -> list[Told]:
 
 
 def _said(rng: Random, split: DataSplit, told: list[Told]) -> list[TrainingMessage]:
-    """The statements: all in one message, or each in its own with an answer to it."""
+    """The statements: all in one message, or each in its own with a reply."""
     if told and rng.random() < 0.5:
         text = " ".join(one.stated(rng, split) for one in told)
         return [user(text), assistant(told[0].noted(rng))]

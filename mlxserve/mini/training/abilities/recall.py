@@ -1,7 +1,7 @@
-"""Recall: a fact stated somewhere in the context is asked for, in this turn or several later.
+"""Recall of a fact from the context, asked for in the same turn or several turns later.
 
 Keys are open-ended (`code word`, `name of my sister's dog`, `ticket number of the brave otter`),
-so that a model has to match the words of the question to the words of the statement.
+so the model must match the words of the question with the words of the statement.
 """
 
 # ruff: noqa: SIM905  (a list of words is read as words)
@@ -157,7 +157,7 @@ class Fact:
         return text[0].upper() + text[1:] if text.startswith(self.key) else text
 
     def asked(self, rng: Random, split: DataSplit, others: list[Fact]) -> Exchange:
-        """The question, answered with a sentence or, where it says so, with the bare value."""
+        """The question, answered with a sentence, or with the bare value if it asks for that."""
         bare = rng.random() < 0.25
         phrasing = (_ASK_BARE if bare else _ASK).pick(rng, split).format(key=self.key)
         question = phrasing[0].upper() + phrasing[1:] if phrasing.startswith(self.key) else phrasing
@@ -166,7 +166,7 @@ class Fact:
 
 
 def facts(rng: Random, split: DataSplit, num_facts: int) -> list[Fact]:
-    """`num_facts` facts, no two with the same key or with a word of their values in common."""
+    """`num_facts` facts, no two with the same key or with a common word in their values."""
     found: dict[str, Fact] = {}
     used: set[str] = set()
     while len(found) < num_facts:
@@ -206,7 +206,7 @@ def _fact(rng: Random, split: DataSplit) -> Fact:
 
 
 def in_one_turn(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
-    """Facts, `num_words` words of other text around them, and the question, all in one message."""
+    """Facts within `num_words` words of other text, and the question, all in one message."""
     told = facts(rng, split, _few(rng, num_words))
     asked = rng.choice(told)
     text = _mixed(rng, split, [fact.stated(rng, split) for fact in told], num_words)
@@ -219,7 +219,7 @@ def in_one_turn(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
 
 
 def in_system_prompt(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
-    """The facts are in the system prompt, the question is the user's."""
+    """Facts in the system prompt, the question in the user's message."""
     told = facts(rng, split, _few(rng, num_words))
     asked = rng.choice(told)
     text = _mixed(rng, split, [fact.stated(rng, split) for fact in told], num_words)
@@ -229,7 +229,7 @@ def in_system_prompt(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
 
 
 def over_turns(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
-    """Facts in earlier turns, other exchanges between, then the question."""
+    """Facts in earlier turns, other exchanges, then the question."""
     told = facts(rng, split, rng.randint(1, 4))
     messages: list[TrainingMessage] = []
     for fact in told:
@@ -250,7 +250,7 @@ def over_turns(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
 
 
 def many_questions(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
-    """Many facts at once, then one question after another: the densest lesson there is."""
+    """Many facts at once, then many questions: the densest lesson."""
     return _questioned(rng, split, num_words, rng.randint(2, 8))
 
 
@@ -268,12 +268,12 @@ def _questioned(rng: Random, split: DataSplit, num_words: int, num_facts: int) -
 
 
 def long_questions(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
-    """A long text with facts all over it, and many questions: long contexts, densely taught."""
+    """A long text with scattered facts, and many questions: dense training in long contexts."""
     return _questioned(rng, split, num_words, rng.randint(6, 16))
 
 
 def table(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
-    """Names and values in lines, as a file would list them, and questions about some."""
+    """Lines of names and values, as in a file, and questions about some."""
     del num_words
     make = rng.choice((words.code_word, words.number, words.place))
     key_of = rng.choice((words.first_name, words.code_word))
@@ -304,13 +304,13 @@ def interlude(rng: Random, split: DataSplit) -> Exchange:
 
 
 def _remark(rng: Random, split: DataSplit) -> Exchange:
-    """A remark that asks for nothing."""
+    """A remark without a question."""
     answer = rng.choice(("I see.", "Thank you for telling me.", "OK.", "Good to know."))
     return Exchange(" ".join(prose.paragraph(rng, split, rng.randint(5, 30))), answer, bool)
 
 
 def _mixed(rng: Random, split: DataSplit, statements: list[str], num_words: int) -> str:
-    """Statements in a paragraph of `num_words` words, each at a place of its own."""
+    """Statements scattered in a paragraph of `num_words` words."""
     sentences = prose.paragraph(rng, split, num_words)
     for statement in statements:
         sentences.insert(rng.randint(0, len(sentences)), statement)
@@ -319,5 +319,5 @@ def _mixed(rng: Random, split: DataSplit, statements: list[str], num_words: int)
 
 
 def _few(rng: Random, num_words: int) -> int:
-    """One fact in a short context, up to five in a long one."""
+    """The number of facts: one or two in a short context, up to five in a long one."""
     return rng.randint(1, 2 + min(3, num_words // 40))

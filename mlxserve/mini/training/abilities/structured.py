@@ -1,4 +1,4 @@
-"""JSON that follows a small schema, filled with what the question says."""
+"""JSON of a small schema, filled with values from the question."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _ASK = Phrasings(
 
 
 def structured(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
-    """One record, alone in its conversation."""
+    """A conversation of one record."""
     del num_words
     return single(exchange(rng, split))
 
 
 def exchange(rng: Random, split: DataSplit) -> Exchange:
-    """One record of two to four fields; the answer is the JSON object and nothing else."""
+    """One record of two to four fields; the answer is only the JSON object."""
     keys = rng.sample([*_TEXT_FIELDS, *_NUMBER_FIELDS], rng.randint(2, 4))
     record = {key: _value(rng, split, key) for key in keys}
     question = _ASK.pick(rng, split).format(
@@ -56,7 +56,7 @@ def exchange(rng: Random, split: DataSplit) -> Exchange:
 
 
 def is_json(record: dict[str, Any]) -> Check:
-    """Accepts a JSON document equal to `record`."""
+    """Accept a JSON document equal to `record`."""
 
     def accepts(answer: str) -> bool:
         try:

@@ -1,7 +1,7 @@
-"""Tool calls: the right one with the right arguments, and the answer from what it returned.
+"""Tool calls: the right tool with the right arguments, and the answer from its result.
 
-Some tools are listed, most are invented from a verb and a noun, so that names of tools and of
-arguments have to be read from the definitions. Invented tools are split by their names.
+Some tools are listed; most are invented from a verb and a noun, so that the model must read the
+names of tools and arguments from the definitions. Invented tools are split by their names.
 """
 
 # ruff: noqa: SIM905  (a list of words is read as words)
@@ -44,7 +44,7 @@ class ExampleTool:
     result: Callable[[Random, DataSplit], str]
 
     def schema(self, values: dict[str, Value]) -> dict[str, Any]:
-        """The definition as the OpenAI API spells it; `values` tell the arguments' types."""
+        """The definition in OpenAI's format; `values` decide the arguments' types."""
         types = {str: "string", int: "integer"}
         properties = {key: {"type": types[type(value)]} for key, value in values.items()}
         parameters = {"type": "object", "properties": properties, "required": list(values)}
@@ -244,12 +244,12 @@ _NOUNS = """price size owner address status height colour age score rating speed
 author date balance salary temperature distance level rank version password label""".split()
 _THINGS = """item city person book user product country team account server ship room song film
 shop""".split()
-# In training, half of the nouns are any word: a tool is chosen by what its name says, whatever that is.
+# In training, half of the nouns are random words, so that the model chooses a tool by its name.
 _NOUN_KINDS = (words.english, words.syllables, words.patchwork, words.blend)
 
 
 def invented(rng: Random, split: DataSplit) -> ExampleTool:
-    """A tool that looks up one thing of another: `get_price(item)`."""
+    """A tool that looks up a property of a thing: `get_price(item)`."""
 
     def name(draws: Random) -> str:
         return f"{draws.choice(_VERBS)}_{noun_of(draws)}"
@@ -308,7 +308,7 @@ def invented(rng: Random, split: DataSplit) -> ExampleTool:
 
 
 def tool_calls(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
-    """A question that an offered tool answers; the reference answer is the call."""
+    """A question for an offered tool; the reference answer is the call."""
     del num_words
     offered = _offered(rng, split)
     tool = rng.choice(offered)
@@ -322,7 +322,7 @@ def tool_calls(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
 
 
 def no_call(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
-    """Tools are offered, and the question needs none of them."""
+    """Tools are offered, but the question needs none of them."""
     del num_words
     offered = _offered(rng, split)
     exchange = knowledge.exchange(rng, split)
@@ -336,7 +336,7 @@ def no_call(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
 
 
 def session(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
-    """Questions of all kinds under the same tools: definitions are long, so they serve often."""
+    """Questions of all kinds under the same tools, as definitions are long."""
     del num_words
     offered = _offered(rng, split)
     messages: list[TrainingMessage] = []
@@ -351,7 +351,7 @@ def session(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
 
 
 def drill(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
-    """Call after call of the same tools: the densest lesson in choosing between them."""
+    """Many calls of the same tools: the densest lesson in choosing between them."""
     del num_words
     offered = _offered(rng, split, at_least=rng.randint(2, 4))
     messages: list[TrainingMessage] = []
@@ -377,7 +377,7 @@ def _call_and_answer(rng: Random, split: DataSplit, tool: ExampleTool) -> list[T
 
 
 def tool_results(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
-    """The call has been made and has returned; the answer is a sentence with the result."""
+    """A call and its result are in the context; the answer is a sentence with the result."""
     del num_words
     (tool, *_) = _offered(rng, split)
     messages = _call_and_answer(rng, split, tool)
@@ -386,7 +386,7 @@ def tool_results(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
 
 
 def calls(name: str, arguments: dict[str, Value]) -> Any:
-    """Accepts one well-formed call of `name` with exactly `arguments`."""
+    """Accept one well-formed call of `name` with exactly `arguments`."""
 
     def accepts(answer: str) -> bool:
         found = re.search(r"<tool_call>\s*(\{.*\})\s*</tool_call>", answer, re.DOTALL)
@@ -402,7 +402,7 @@ def calls(name: str, arguments: dict[str, Value]) -> Any:
 
 
 def _offered(rng: Random, split: DataSplit, at_least: int = 1) -> list[ExampleTool]:
-    """One to three tools with names of their own, in any order."""
+    """One to three tools with distinct names, in any order."""
     found: dict[str, ExampleTool] = {}
     for _ in range(max(at_least, rng.choice((1, 1, 2, 2, 3)))):
         tool = rng.choice(TOOLS) if rng.random() < 0.45 else invented(rng, split)

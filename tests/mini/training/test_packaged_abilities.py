@@ -1,6 +1,6 @@
-"""The examination in small: twenty prompts of each ability, through mlxserve's own engine.
+"""A small evaluation: twenty prompts of each ability on mlxserve's own engine.
 
-The bars are those of `python -m mlxserve.mini.training evaluate`, with room for the luck of few prompts.
+The bars are those of `python -m mlxserve.mini.training evaluate`, with a margin for few prompts.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,12 @@ from mlxserve.mini.training.conditions import BAR, CONDITIONS, Condition, examin
 from mlxserve.mini.training.evaluate import AbilityResult, Student, examine
 
 NUM_PROMPTS = 20
-QUICK = ("recall, short", "copy a line", "addition", "tool results")  # half a minute are the rest
+QUICK = (
+    "recall, short",
+    "copy a line",
+    "addition",
+    "tool results",
+)  # the others take half a minute
 SHORT = [ability for ability in ABILITIES if ability.name in QUICK]
 MIDDLE = [a for a in ABILITIES if a not in SHORT and a.num_words < 500]
 LONG = [ability for ability in ABILITIES if ability.num_words >= 500]
@@ -28,7 +33,7 @@ def student() -> Iterator[Student]:
 
 
 def allowed_misses(bar: float, num_prompts: int = NUM_PROMPTS) -> int:
-    """So many misses that only 1 % of models which are right `bar` of the time have more."""
+    """Misses that a model with accuracy `bar` exceeds with a probability of at most 1 %."""
     chances = (
         comb(num_prompts, k) * (1 - bar) ** k * bar ** (num_prompts - k)
         for k in range(num_prompts + 1)
