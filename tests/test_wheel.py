@@ -22,9 +22,10 @@ from mlxserve.cli.commands import app
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("metal_kernels", "mlxserve", "tui")
+PACKAGES = ("metal_kernels", "mlxserve", "tests", "tui")
 # What developers use and users do not get: folders and files, without their suffix.
 LEFT_OUT = (
+    "metal_kernels/emulator",
     "mlxserve/mini/training",
     "tests",
     *(

@@ -46,12 +46,12 @@ def measure(num_running: int, context: int, rounds: int) -> list[float]:
     for _ in range(rounds + 1):
         began = time.thread_time()
         for _ in range(PAGE_SIZE):
-            chunks = _step(scheduler, chunks)
+            chunks = step(scheduler, chunks)
         seconds.append((time.thread_time() - began) / PAGE_SIZE)
     return seconds[1:]
 
 
-def _step(scheduler: Scheduler, unread: list[Chunk]) -> list[Chunk]:
+def step(scheduler: Scheduler, unread: list[Chunk]) -> list[Chunk]:
     """As in the engine: plan a step, then read the one before."""
     chunks = scheduler.schedule()
     scheduler.update(unread, [_SAMPLED] * len(unread))

@@ -27,7 +27,7 @@ def test_a_round_takes_a_page_for_every_request() -> None:
     published = scheduler.pool.num_published
     chunks = scheduler.schedule()
     for _ in range(sched.PAGE_SIZE):
-        chunks = sched._step(scheduler, chunks)
+        chunks = sched.step(scheduler, chunks)
     assert scheduler.pool.num_published == published + 8
 
 
