@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.metal import DTYPES, MetalBackend
 from metal_kernels.ops import HEAD_DIMS
-from metal_kernels.reference import ReferenceBackend
 from metal_kernels.tables import IntArray, SequenceTables
 
 # The largest error, relative to the largest value, by what a dtype's rounding explains.
@@ -82,7 +82,7 @@ def _check(backend: MetalBackend, dtype: mx.Dtype, head_dim: int) -> Iterator[Op
             written = max(map(_written, pools, (keys, values), (slots, slots)))
             yield OpCheck("write_kv", dtype, head_dim, written, 0)
             yield OpCheck("copy_pages", dtype, head_dim, _copied(pools, last - 1, last + 1), 0)
-        reference = ReferenceBackend()
+        reference = CpuBackend()
         its_pools = reference.write_kv(
             keys.astype(mx.float32),
             values.astype(mx.float32),
@@ -95,7 +95,7 @@ def _check(backend: MetalBackend, dtype: mx.Dtype, head_dim: int) -> Iterator[Op
 
 
 def _attend(
-    backend: MetalBackend | ReferenceBackend,
+    backend: MetalBackend | CpuBackend,
     op: str,
     queries: mx.array,
     pools: tuple[mx.array, mx.array],
@@ -120,7 +120,7 @@ def _copied(pools: tuple[mx.array, mx.array], source: IntArray, target: IntArray
 
 
 def _pools(
-    backend: MetalBackend | ReferenceBackend, num_pages: int, head_dim: int, dtype: mx.Dtype
+    backend: MetalBackend | CpuBackend, num_pages: int, head_dim: int, dtype: mx.Dtype
 ) -> tuple[mx.array, mx.array]:
     keys, values = (
         backend.new_pool(num_pages, _KV_HEADS, _PAGE_SIZE, head_dim, dtype) for _ in range(2)

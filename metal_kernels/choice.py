@@ -8,32 +8,32 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.kernels import on_metal
 from metal_kernels.metal import MetalBackend, refusal
 from metal_kernels.ops import Backend, LayerShape
-from metal_kernels.reference import ReferenceBackend
 from metal_kernels.selftest import why_not_in_place
 
 log = logging.getLogger("metal_kernels")
 
-BACKENDS = ("auto", "metal", "reference")
+BACKENDS = ("auto", "metal", "cpu")
 
 
 def select_backend(name: str, layers: Sequence[LayerShape] = ()) -> Backend:
     """The backend of this name, for a model with these layers.
 
     "auto" is "metal" where there is Metal, its self-test passes and its kernels take every layer,
-    and "reference" elsewhere; the log says which and why. Raises ValueError, with advice, for an
+    and "cpu" elsewhere; the log says which and why. Raises ValueError, with advice, for an
     unknown name and for a backend that cannot run here.
     """
     if name not in BACKENDS:
         raise ValueError(f"no attention backend named {name!r}; there are: {', '.join(BACKENDS)}")
-    if name == "reference" or (name == "auto" and not has_metal()):
-        return ReferenceBackend()
+    if name == "cpu" or (name == "auto" and not has_metal()):
+        return CpuBackend()
     if name == "metal" and not has_metal():
         raise ValueError(
             "there is no Metal on this machine: it needs a Mac with Apple Silicon and an mlx built "
-            'for it; use attention_backend="auto" or "reference"'
+            'for it; use attention_backend="auto" or "cpu"'
         )
     reason = next((why for layer in layers if (why := refusal(*layer)) is not None), None)
     reason = reason or why_not_metal()
@@ -43,7 +43,7 @@ def select_backend(name: str, layers: Sequence[LayerShape] = ()) -> Backend:
     if name == "metal":
         raise ValueError(reason)
     log.warning("attention by plain mlx, which is slower: %s", reason)
-    return ReferenceBackend()
+    return CpuBackend()
 
 
 def has_metal() -> bool:

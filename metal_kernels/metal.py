@@ -305,12 +305,12 @@ def refusal(key_dim: int, value_dim: int, dtype: mx.Dtype) -> str | None:
     if key_dim != value_dim:
         return (
             f"the Metal kernels take keys and values of one head dimension, got {key_dim} and "
-            f'{value_dim}; attention_backend="reference" takes any'
+            f'{value_dim}; attention_backend="cpu" takes any'
         )
     if key_dim not in HEAD_DIMS:
         return (
             f"the Metal kernels take head dimensions {HEAD_DIMS}, got {key_dim}; "
-            'attention_backend="reference" takes any'
+            'attention_backend="cpu" takes any'
         )
     if dtype not in DTYPES:
         return f"the Metal kernels take float16, bfloat16 and float32, got {dtype}"

@@ -195,10 +195,10 @@ def choose_attention(name: str, loaded: LoadedModel) -> tuple[Backend, float]:
     try:
         return backend, probe(loaded, backend)
     except UnsupportedModel as error:
-        if name != "auto" or backend.name == "reference":
+        if name != "auto" or backend.name == "cpu":
             raise
         reason = error
-    reference = select_backend("reference")
+    reference = select_backend("cpu")
     difference = probe(loaded, reference)
     log.warning("attention by plain mlx, which is slower: %s", reason)
     return reference, difference

@@ -18,7 +18,7 @@ PAGE_SIZES = (16, 32, 64)  # those the Metal kernels are written for
 PREEMPTION_MODES = ("recompute", "swap")
 BUDGET_MODES = ("aligned", "unaligned")
 PAGE_TAILS = ("copy", "recompute")
-ATTENTION_BACKENDS = ("auto", "metal", "reference")
+ATTENTION_BACKENDS = ("auto", "metal", "cpu")
 
 
 def config_home() -> Path:

@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from metal_kernels import choice
-from metal_kernels.reference import ReferenceBackend
+from metal_kernels.cpu.backend import CpuBackend
 from mlxserve import build
 from mlxserve.build import choose_attention
 from mlxserve.errors import InvalidConfig, UnsupportedModel
@@ -19,7 +19,7 @@ from mlxserve.model.load import LoadedModel, prepare
 BuildModel = Callable[..., tuple[Any, dict[str, Any]]]
 
 
-class Wrong(ReferenceBackend):
+class Wrong(CpuBackend):
     """Kernels that compile and compute something else."""
 
     name = "metal"
@@ -34,16 +34,16 @@ def loaded(build_model: BuildModel) -> LoadedModel:
     return prepare(model, config, "small")
 
 
-def select(wrong: bool) -> Callable[..., ReferenceBackend]:
-    def select_backend(name: str, layers: Any = ()) -> ReferenceBackend:
-        return Wrong() if wrong and name != "reference" else ReferenceBackend()
+def select(wrong: bool) -> Callable[..., CpuBackend]:
+    def select_backend(name: str, layers: Any = ()) -> CpuBackend:
+        return Wrong() if wrong and name != "cpu" else CpuBackend()
 
     return select_backend
 
 
 def test_a_right_backend_is_taken(loaded: LoadedModel) -> None:
     backend, difference = choose_attention("auto", loaded)
-    assert backend.name in ("reference", "metal")
+    assert backend.name in ("cpu", "metal")
     assert difference < 1e-4
 
 
@@ -53,7 +53,7 @@ def test_on_auto_wrong_kernels_give_way_to_plain_mlx_and_the_log_says_so(
     monkeypatch.setattr(build, "select_backend", select(wrong=True))
     with caplog.at_level(logging.WARNING, "mlxserve.build"):
         backend, difference = choose_attention("auto", loaded)
-    assert backend.name == "reference"
+    assert backend.name == "cpu"
     assert difference < 1e-4
     assert "plain mlx" in caplog.text
     assert "differently" in caplog.text

@@ -46,7 +46,7 @@ class Model:
     in its pages, and none of its own."""
 
     def __init__(self, loaded: LoadedModel) -> None:
-        kv = KVPool(loaded.layers, NUM_PAGES, PAGE, select_backend("reference"))
+        kv = KVPool(loaded.layers, NUM_PAGES, PAGE, select_backend("cpu"))
         self.runner = ModelRunner(loaded.model, loaded.selector, kv)
         engine = self.engine(enable_prefix_caching=False)
         self.alone = [serve(engine, [prompt])[0] for prompt in PROMPTS]

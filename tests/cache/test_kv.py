@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from metal_kernels import Backend, SequenceTables, select_backend
-from metal_kernels.reference import ReferenceBackend
+from metal_kernels.cpu.backend import CpuBackend
 from mlxserve.cache.kv import KVPool, LayerKV, LayerSpec, PagedWindow
 from mlxserve.cache.layout import StepLayout
 from tests.emulated import emulated_backend
@@ -38,7 +38,7 @@ def mixed_step() -> StepLayout:
 
 def pool_with_history() -> KVPool:
     """4 pages of 16, and 17 tokens of the decode's sequence in pages 2 and 0."""
-    kv = KVPool(SPECS, num_pages=4, page_size=16, backend=select_backend("reference"))
+    kv = KVPool(SPECS, num_pages=4, page_size=16, backend=select_backend("cpu"))
     slots = np.array([*range(32, 48), 0], np.int32)
     step = StepLayout(mx.arange(17), slots, 0, None, tables([2, 0], 17, 17))
     for index, spec in enumerate(SPECS):
@@ -145,7 +145,7 @@ def test_a_mask_of_the_models_own_is_refused(mask: object) -> None:
 
 
 def test_a_pool_takes_the_bytes_its_layers_say() -> None:
-    kv = KVPool(SPECS, num_pages=4, page_size=16, backend=select_backend("reference"))
+    kv = KVPool(SPECS, num_pages=4, page_size=16, backend=select_backend("cpu"))
     assert [spec.bytes_per_token() for spec in SPECS] == [128, 48]
     assert kv.nbytes == 4 * 16 * (128 + 48)
 
@@ -157,8 +157,7 @@ def test_pages_go_out_and_come_back_bit_by_bit_to_other_places(dtype: mx.Dtype) 
         LayerSpec(kv_heads=1, key_dim=8, value_dim=4, dtype=dtype, window=3),
     ]
     pools = [
-        KVPool(specs, num_pages=5, page_size=16, backend=select_backend("reference"))
-        for _ in range(2)
+        KVPool(specs, num_pages=5, page_size=16, backend=select_backend("cpu")) for _ in range(2)
     ]
     slots = np.arange(5 * 16, dtype=np.int32)
     step = StepLayout(mx.arange(80), slots, 0, None, tables([0, 1, 2, 3, 4], 80, 80))
@@ -197,9 +196,7 @@ def test_copied_pages_hold_what_their_sources_hold_and_others_what_they_held() -
 
 # ---- another size
 
-BACKENDS = pytest.mark.parametrize(
-    "backend", [ReferenceBackend, emulated_backend], ids=["reference", "metal"]
-)
+BACKENDS = pytest.mark.parametrize("backend", [CpuBackend, emulated_backend], ids=["cpu", "metal"])
 
 
 def filled(backend: Backend, num_pages: int, dtype: mx.Dtype = mx.float32) -> KVPool:

@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 
 from metal_kernels import choice, select_backend
+from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.metal import MetalBackend
-from metal_kernels.reference import ReferenceBackend
 
 TAKEN = [(128, 128, mx.float16)]
 NOT_TAKEN = [*TAKEN, (192, 128, mx.float16)]
@@ -35,7 +35,7 @@ def no_mac(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_mac")
 def test_without_metal_auto_is_the_reference() -> None:
-    assert isinstance(select_backend("auto", NOT_TAKEN), ReferenceBackend)
+    assert isinstance(select_backend("auto", NOT_TAKEN), CpuBackend)
 
 
 @pytest.mark.usefixtures("no_mac")
@@ -59,9 +59,9 @@ def test_with_metal_its_kernels_are_taken(name: str, caplog: pytest.LogCaptureFi
 def test_a_layer_the_kernels_do_not_take_is_left_to_the_reference(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert isinstance(select_backend("auto", NOT_TAKEN), ReferenceBackend)
+    assert isinstance(select_backend("auto", NOT_TAKEN), CpuBackend)
     assert "got 192 and 128" in caplog.text
-    with pytest.raises(ValueError, match='got 192 and 128; attention_backend="reference"'):
+    with pytest.raises(ValueError, match='got 192 and 128; attention_backend="cpu"'):
         select_backend("metal", NOT_TAKEN)
 
 
@@ -70,7 +70,7 @@ def test_a_failed_self_test_leaves_attention_to_the_reference_and_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     backend = select_backend("auto", TAKEN)
-    assert isinstance(backend, ReferenceBackend)
+    assert isinstance(backend, CpuBackend)
     assert not backend.writes_in_place
     assert "plain mlx, which is slower: step 1 came late" in caplog.text
     with pytest.raises(ValueError, match="step 1 came late"):
@@ -89,4 +89,4 @@ def test_the_self_test_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_mac_told_to_compute_on_the_cpu_has_no_metal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     monkeypatch.setattr(mx, "default_device", lambda: mx.cpu)
-    assert isinstance(select_backend("auto"), ReferenceBackend)
+    assert isinstance(select_backend("auto"), CpuBackend)

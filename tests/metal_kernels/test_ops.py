@@ -137,7 +137,7 @@ def test_copying_no_pages_changes_nothing() -> None:
 
 
 def test_a_backend_is_chosen_by_name() -> None:
-    assert select_backend("reference").name == "reference"
+    assert select_backend("cpu").name == "cpu"
     assert select_backend("auto").name
 
 

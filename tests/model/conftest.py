@@ -19,7 +19,7 @@ from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
 from mlxserve.sampling_params import SamplingParams
 
 PAGE = 16
-REFERENCE = select_backend("reference")
+REFERENCE = select_backend("cpu")
 
 
 @pytest.fixture(scope="session")

@@ -71,7 +71,7 @@ def test_attention_inherited_from_another_module_is_replaced_there(
     layer.__class__ = Inherited
     use_paged_attention(layer)
     assert vars(qwen3)["scaled_dot_product_attention"] is not base
-    assert probe(prepare(donor, config, "tiny"), select_backend("reference")) < 1e-4
+    assert probe(prepare(donor, config, "tiny"), select_backend("cpu")) < 1e-4
 
 
 def test_an_option_that_pages_do_not_know_is_refused_by_its_name(
@@ -88,7 +88,7 @@ def test_an_option_that_pages_do_not_know_is_refused_by_its_name(
 
     monkeypatch.setattr(llama, "scaled_dot_product_attention", with_option)
     with pytest.raises(UnsupportedModel, match="attention with dropout"):
-        probe(loaded, select_backend("reference"))
+        probe(loaded, select_backend("cpu"))
 
 
 # ---- rows that become logits

@@ -17,7 +17,7 @@ from mlxserve.errors import UnsupportedModel
 from mlxserve.model.load import prepare
 from mlxserve.model.probe import probe
 
-REFERENCE = select_backend("reference")
+REFERENCE = select_backend("cpu")
 KINDS = (
     "llama",
     "qwen2",

@@ -29,7 +29,7 @@ def loaded(build_model: Callable[..., tuple[nn.Module, dict[str, Any]]]) -> Load
 
 
 def runner_of(loaded: LoadedModel, seed: int = 0, num_pages: int = 8) -> ModelRunner:
-    kv = KVPool(loaded.layers, num_pages, PAGE, select_backend("reference"))
+    kv = KVPool(loaded.layers, num_pages, PAGE, select_backend("cpu"))
     return ModelRunner(loaded.model, loaded.selector, kv, seed)
 
 
@@ -219,7 +219,7 @@ def test_logits_are_of_the_rows_that_sample_or_of_all(loaded: LoadedModel) -> No
 
 
 def test_a_head_that_cannot_be_wrapped_gives_the_same_rows(loaded: LoadedModel) -> None:
-    kv = KVPool(loaded.layers, 8, PAGE, select_backend("reference"))
+    kv = KVPool(loaded.layers, 8, PAGE, select_backend("cpu"))
     runner = ModelRunner(loaded.model, RowSelector(), kv)  # a selector that no head reads
     chunks = [chunk(request([5]), 0, 1, (1,)), chunk(request([7, 8, 9]), 0, 3, (0,))]
     batch = Batch.of(chunks, PAGE)
@@ -234,7 +234,7 @@ def test_a_forward_that_fails_leaves_no_rows_selected(loaded: LoadedModel) -> No
             assert loaded.selector.rows is not None
             raise RuntimeError("out of order")
 
-    kv = KVPool(loaded.layers, 8, PAGE, select_backend("reference"))
+    kv = KVPool(loaded.layers, 8, PAGE, select_backend("cpu"))
     batch = Batch.of([chunk(request([5]), 0, 1, (1,))], PAGE)
     with pytest.raises(RuntimeError, match="out of order"):
         ModelRunner(Failing(), loaded.selector, kv).logits(batch, mx.array(batch.tokens))
@@ -253,7 +253,7 @@ def test_a_backend_that_writes_in_place_is_started_at_launch(
 
     monkeypatch.setattr(mx, "async_eval", begin)
     for in_place in (True, False):
-        backend = select_backend("reference")
+        backend = select_backend("cpu")
         monkeypatch.setattr(backend, "writes_in_place", in_place, raising=True)
         runner = ModelRunner(loaded.model, loaded.selector, KVPool(loaded.layers, 4, PAGE, backend))
         started.clear()

@@ -31,7 +31,7 @@ def pages(loaded: LoadedModel, memory_limit: int, **changes: int) -> int:
         "max_tokens": 10**9,
         **changes,
     }
-    return fit_pages(loaded, select_backend("reference"), **options)
+    return fit_pages(loaded, select_backend("cpu"), **options)
 
 
 def test_every_further_page_of_memory_is_a_page_of_the_pool(loaded: LoadedModel) -> None:

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels import attention
+from metal_kernels.cpu import attention
 
 
 def arrays(rows: int, positions: int, dtype: mx.Dtype = mx.float32) -> tuple[mx.array, ...]:

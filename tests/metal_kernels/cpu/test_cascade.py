@@ -6,8 +6,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels import cascade, reference
-from metal_kernels.reference import ReferenceBackend
+from metal_kernels.cpu import backend as reference
+from metal_kernels.cpu import cascade
+from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.tables import SequenceTables
 
 PAGE = 16
@@ -72,7 +73,7 @@ def test_the_page_that_a_row_writes_is_its_own() -> None:
 
 def test_every_row_gets_what_it_gets_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "_GATHERED_ROWS", 0)
-    backend = ReferenceBackend()
+    backend = CpuBackend()
     mx.random.seed(3)
     keys, values = (mx.random.normal((KV_HEADS, 160 * PAGE, DIM)) for _ in range(2))
     queries = mx.random.normal((len(MIXED), HEADS, DIM))
@@ -93,5 +94,5 @@ def test_what_nobody_has_written_is_not_read(monkeypatch: pytest.MonkeyPatch) ->
     pool = np.where(written[None, :, None], np.float32(1), np.float32(np.nan))
     pool = mx.array(np.broadcast_to(pool, (KV_HEADS, len(written), DIM)))
     queries = mx.ones((len(MIXED), HEADS, DIM))
-    output = ReferenceBackend().paged_decode(queries, pool, pool, tables(MIXED), scale=1.0)
+    output = CpuBackend().paged_decode(queries, pool, pool, tables(MIXED), scale=1.0)
     np.testing.assert_allclose(np.array(output), 1, atol=1e-6)

@@ -15,11 +15,11 @@ from itertools import pairwise
 import mlx.core as mx
 import numpy as np
 
-from metal_kernels import cascade
-from metal_kernels.attention import attend, attend_masked
+from metal_kernels.cpu import cascade
+from metal_kernels.cpu.attention import attend, attend_masked
+from metal_kernels.cpu.zeros import lazy_zeros
 from metal_kernels.ops import Slots, check_attention, check_copy, check_write, halves
 from metal_kernels.tables import IntArray, SequenceTables
-from metal_kernels.zeros import lazy_zeros
 
 # Rows of keys, of all sequences and heads, up to which decodes are gathered into one attention: a
 # dozen operations per sequence cost more than copying so little. CPU time of a step of 16 decodes,
@@ -28,10 +28,10 @@ from metal_kernels.zeros import lazy_zeros
 _GATHERED_ROWS = 16_384
 
 
-class ReferenceBackend:
+class CpuBackend:
     """The ops as functional updates and mlx's own attention."""
 
-    name = "reference"
+    name = "cpu"
     writes_in_place = False
 
     def new_pool(

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels.zeros import lazy_zeros
+from metal_kernels.cpu.zeros import lazy_zeros
 
 SHAPES = [(3, 70_000, 5), (1 << 20,), (2, 3)]
 

@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from metal_kernels.exponential import LOG2_E, exp2, tanh
+from metal_kernels.cpu.exponential import LOG2_E, exp2, tanh
 
 # From so many scores on writing out is faster on a CPU; below, its dozen operations cost more
 # than they save.

@@ -9,9 +9,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels import SequenceTables, reference, select_backend
+from metal_kernels import SequenceTables, select_backend
+from metal_kernels.cpu import backend as reference
 
-REFERENCE = select_backend("reference")
+REFERENCE = select_backend("cpu")
 SlotsOf = Callable[[mx.array], np.ndarray]
 
 

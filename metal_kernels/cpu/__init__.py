@@ -1,0 +1,8 @@
+"""The ops in plain mlx, arranged for the speed of a CPU.
+
+backend      CpuBackend: reads runs of consecutive pages without a copy
+cascade      decodes with a shared prefix read it once
+attention    attention over plain arrays: mlx's fused one, or written out where that is faster
+exponential  2^x and tanh from operations that a compiler vectorises
+zeros        a pool's memory is taken page by page, on first use
+"""
