@@ -1,7 +1,7 @@
-"""A look at the kernels on the machine at hand: how far they are from the reference, how fast.
+"""A backend on this machine: how far its ops are from the reference, and how fast Metal's are.
 
-`check_ops` compares every op with the reference computed in float32 from the same numbers, so that
-what is seen is the kernel's own rounding. `measure` is for Metal: an emulator's speed says nothing.
+`check_ops` compares every op with the reference, computed in float32 from the same numbers: the
+error is the op's own rounding.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
-from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.metal import DTYPES, MetalBackend
-from metal_kernels.ops import HEAD_DIMS
+from metal_kernels.ops import HEAD_DIMS, Backend
+from metal_kernels.reference import ReferenceBackend
 from metal_kernels.tables import IntArray, SequenceTables
 
-# The largest error, relative to the largest value, by what a dtype's rounding explains.
+Floats = npt.NDArray[np.float32]
+
+# The largest error relative to the largest value that a dtype's rounding explains.
 TOLERANCES = {mx.float32: 1e-5, mx.float16: 3e-3, mx.bfloat16: 2e-2}
 
 _PAGE_SIZE = 32
@@ -58,14 +61,14 @@ class Speeds:
         return self.write_pages / self.write_tokens
 
 
-def check_ops(backend: MetalBackend, head_dims: Sequence[int] = HEAD_DIMS) -> Iterator[OpCheck]:
+def check_ops(backend: Backend, head_dims: Sequence[int] = HEAD_DIMS) -> Iterator[OpCheck]:
     """Every op in every dtype and head dimension, each as soon as it is known."""
     for dtype in DTYPES:
         for head_dim in head_dims:
             yield from _check(backend, dtype, head_dim)
 
 
-def _check(backend: MetalBackend, dtype: mx.Dtype, head_dim: int) -> Iterator[OpCheck]:
+def _check(backend: Backend, dtype: mx.Dtype, head_dim: int) -> Iterator[OpCheck]:
     for op, sequences in (("paged_decode", _DECODES), ("paged_prefill", _CHUNKS)):
         tables = _tables(sequences)
         num_pages = tables.page_tables.size + 1
@@ -73,54 +76,64 @@ def _check(backend: MetalBackend, dtype: mx.Dtype, head_dim: int) -> Iterator[Op
         keys, values = (_draw((len(slots), _KV_HEADS, head_dim), dtype, s) for s in (1, 2))
         queries = _draw((tables.num_rows, _KV_HEADS * _GROUP, head_dim), dtype, 3)
         pools = _pools(backend, num_pages, head_dim, dtype)
-        backend.write_kv(keys, values, *pools, slots)
-        last = np.array([num_pages - 2], np.int32)
-        backend.copy_pages(*pools, last - 1, last + 1, _PAGE_SIZE)
+        pools = backend.write_kv(keys, values, *pools, slots)
+        source, target = num_pages - 3, num_pages - 1
+        moves = np.array([source], np.int32), np.array([target], np.int32)
+        pools = backend.copy_pages(*pools, *moves, _PAGE_SIZE)
         answer = _attend(backend, op, queries, pools, tables)
         if op == "paged_decode":
-            backend.settle()
-            written = max(map(_written, pools, (keys, values), (slots, slots)))
+            written = _largest_difference(backend.read_kv(*pools, slots), (keys, values))
             yield OpCheck("write_kv", dtype, head_dim, written, 0)
-            yield OpCheck("copy_pages", dtype, head_dim, _copied(pools, last - 1, last + 1), 0)
-        reference = CpuBackend()
-        its_pools = reference.write_kv(
-            keys.astype(mx.float32),
-            values.astype(mx.float32),
-            *_pools(reference, num_pages, head_dim, mx.float32),
-            slots,
-        )
-        expected = _attend(reference, op, queries.astype(mx.float32), its_pools, tables)
+            pages = (backend.read_kv(*pools, _slots_of(page)) for page in (source, target))
+            yield OpCheck("copy_pages", dtype, head_dim, _largest_difference(*pages), 0)
+        expected = _expected(op, keys, values, queries, slots, tables)
         error = np.abs(answer - expected).max() / np.abs(expected).max()
         yield OpCheck(op, dtype, head_dim, float(error), TOLERANCES[dtype])
 
 
+def _expected(
+    op: str,
+    keys: mx.array,
+    values: mx.array,
+    queries: mx.array,
+    slots: IntArray,
+    tables: SequenceTables,
+) -> Floats:
+    """The reference's answer in float32."""
+    reference = ReferenceBackend()
+    pools = _pools(reference, tables.page_tables.size + 1, keys.shape[-1], mx.float32)
+    rows = keys.astype(mx.float32), values.astype(mx.float32)
+    pools = reference.write_kv(*rows, *pools, slots)
+    return _attend(reference, op, queries.astype(mx.float32), pools, tables)
+
+
 def _attend(
-    backend: MetalBackend | CpuBackend,
+    backend: Backend,
     op: str,
     queries: mx.array,
     pools: tuple[mx.array, mx.array],
     tables: SequenceTables,
-) -> np.ndarray:
+) -> Floats:
     attend = backend.paged_decode if op == "paged_decode" else backend.paged_prefill
     output = attend(queries, *pools, tables, scale=queries.shape[-1] ** -0.5)
     return np.array(output.astype(mx.float32))
 
 
-def _written(pool: mx.array, rows: mx.array, slots: IntArray) -> float:
-    held = np.array(pool.astype(mx.float32))[slots // _PAGE_SIZE, :, slots % _PAGE_SIZE]
-    return float(np.abs(held - np.array(rows.astype(mx.float32))).max())
+def _slots_of(page: int) -> IntArray:
+    return page * _PAGE_SIZE + np.arange(_PAGE_SIZE, dtype=np.int32)
 
 
-def _copied(pools: tuple[mx.array, mx.array], source: IntArray, target: IntArray) -> float:
-    difference = 0.0
-    for pool in pools:
-        held = np.array(pool.astype(mx.float32))
-        difference = max(difference, float(np.abs(held[source] - held[target]).max()))
-    return difference
+def _largest_difference(ours: Sequence[mx.array], theirs: Sequence[mx.array]) -> float:
+    """NaN where one of them has one."""
+    differences = (
+        np.abs(np.array((one - other).astype(mx.float32)))
+        for one, other in zip(ours, theirs, strict=True)
+    )
+    return float(np.max([difference.max() for difference in differences]))
 
 
 def _pools(
-    backend: MetalBackend | CpuBackend, num_pages: int, head_dim: int, dtype: mx.Dtype
+    backend: Backend, num_pages: int, head_dim: int, dtype: mx.Dtype
 ) -> tuple[mx.array, mx.array]:
     keys, values = (
         backend.new_pool(num_pages, _KV_HEADS, _PAGE_SIZE, head_dim, dtype) for _ in range(2)
@@ -182,7 +195,7 @@ def measure(
     return Speeds(
         decode=batch * context * row_bytes / _best_of(repeats, decode),
         write_pages=2 * context * row_bytes / _best_of(repeats, write(whole)),
-        # Backwards, no two rows follow one another: the same slots, row by row.
+        # In reverse order no two rows are consecutive: the same slots, row by row.
         write_tokens=2 * context * row_bytes / _best_of(repeats, write(whole[::-1].copy())),
     )
 

@@ -12,22 +12,26 @@ from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.kernels import on_metal
 from metal_kernels.metal import MetalBackend, refusal
 from metal_kernels.ops import Backend, LayerShape
+from metal_kernels.reference import ReferenceBackend
 from metal_kernels.selftest import why_not_in_place
 
 log = logging.getLogger("metal_kernels")
 
-BACKENDS = ("auto", "metal", "cpu")
+BACKENDS = ("auto", "metal", "cpu", "reference")
 
 
 def select_backend(name: str, layers: Sequence[LayerShape] = ()) -> Backend:
     """The backend of this name, for a model with these layers.
 
     "auto" is "metal" where there is Metal, its self-test passes and its kernels take every layer,
-    and "cpu" elsewhere; the log says which and why. Raises ValueError, with advice, for an
-    unknown name and for a backend that cannot run here.
+    and "cpu" elsewhere; the log says which and why. "reference" is the specification, for
+    comparisons. Raises ValueError, with advice, for an unknown name and for a backend that cannot
+    run here.
     """
     if name not in BACKENDS:
         raise ValueError(f"no attention backend named {name!r}; there are: {', '.join(BACKENDS)}")
+    if name == "reference":
+        return ReferenceBackend()
     if name == "cpu" or (name == "auto" and not has_metal()):
         return CpuBackend()
     if name == "metal" and not has_metal():
@@ -42,6 +46,8 @@ def select_backend(name: str, layers: Sequence[LayerShape] = ()) -> Backend:
         return MetalBackend(on_metal)
     if name == "metal":
         raise ValueError(reason)
+    # Not the reference, which copies every context and casts it to float32. On a GPU this is mlx's
+    # fused attention over views of the pool; what only pays on a CPU asks for the device first.
     log.warning("attention by plain mlx, which is slower: %s", reason)
     return CpuBackend()
 

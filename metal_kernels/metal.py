@@ -25,10 +25,11 @@ from metal_kernels.ops import (
     Slots,
     check_attention,
     check_copy,
+    check_decode,
     check_write,
-    halves,
 )
 from metal_kernels.plans import DecodePlan, HeadSplit, PrefillPlan, WritePlan, tile_side, upload
+from metal_kernels.resizing import copy_start
 from metal_kernels.tables import SequenceTables
 
 DTYPES = (mx.float16, mx.bfloat16, mx.float32)
@@ -74,8 +75,7 @@ class MetalBackend:
         check_copy(pool, pool, sources, targets, page_size)
         self.settle()
         resized = mx.zeros((num_pages, *pool.shape[1:]), pool.dtype)
-        for part in halves(min(num_pages, pool.shape[0])):
-            resized[part] = pool[part]
+        copy_start(pool, resized, min(num_pages, pool.shape[0]))
         if len(sources):
             resized[mx.array(targets)] = pool[mx.array(sources)]
         return self._added(resized)
@@ -147,8 +147,7 @@ class MetalBackend:
     ) -> mx.array:
         check_attention(queries, k_pool, v_pool, tables, window, softcap, sinks)
         _check_pools(k_pool, v_pool)
-        if tables.num_rows != len(tables):
-            raise ValueError("paged_decode takes one row per sequence")
+        check_decode(tables)
         sequences, heads, head_dim = queries.shape
         kv_heads = k_pool.shape[1]
         split = HeadSplit.of(heads // kv_heads, head_dim)

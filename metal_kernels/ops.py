@@ -144,6 +144,12 @@ def check_attention(
         raise ValueError(f"sinks must be ({heads},), got {tuple(sinks.shape)}")
 
 
+def check_decode(tables: SequenceTables) -> None:
+    """The condition of paged_decode alone. Raises ValueError."""
+    if tables.num_rows != len(tables):
+        raise ValueError("paged_decode takes one row per sequence")
+
+
 def check_write(
     keys: mx.array, values: mx.array, k_pool: mx.array, v_pool: mx.array, slots: Slots
 ) -> None:
@@ -181,12 +187,6 @@ def check_copy(
         raise ValueError(f"pages must be in 0..{num_pages - 1}")
     if len(np.unique(targets)) < len(targets) or np.intersect1d(sources, targets).size:
         raise ValueError("targets must be all different, and none of them a source")
-
-
-def halves(count: int) -> tuple[slice, slice]:
-    """0 .. count-1, to be copied in two updates: one of a whole array would not be written, but be
-    a view that keeps the old memory."""
-    return slice(0, count // 2), slice(count // 2, count)
 
 
 def _pool_shape(pool: mx.array) -> tuple[int, int, int]:

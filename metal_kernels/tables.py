@@ -86,6 +86,11 @@ class SequenceTables:
         is_used = np.arange(self.page_tables.shape[1]) < counts[:, None]
         return self.page_tables[is_used]
 
+    def slots(self, sequence: int, positions: npt.NDArray[np.integer]) -> IntArray:
+        """Where these positions of a sequence are held."""
+        pages: IntArray = self.page_tables[sequence, positions // self.page_size]
+        return (pages * self.page_size + positions % self.page_size).astype(np.int32)
+
     def runs(self, sequence: int, first: int, last: int | None = None) -> list[tuple[int, int]]:
         """Ranges of slots that hold positions first .. last of a sequence, in order.
 

@@ -198,10 +198,10 @@ def choose_attention(name: str, loaded: LoadedModel) -> tuple[Backend, float]:
         if name != "auto" or backend.name == "cpu":
             raise
         reason = error
-    reference = select_backend("cpu")
-    difference = probe(loaded, reference)
+    plain = select_backend("cpu")
+    difference = probe(loaded, plain)
     log.warning("attention by plain mlx, which is slower: %s", reason)
-    return reference, difference
+    return plain, difference
 
 
 def _store(config: EngineConfig, files: ModelFiles) -> PageStore | None:

@@ -18,7 +18,7 @@ PAGE_SIZES = (16, 32, 64)  # those the Metal kernels are written for
 PREEMPTION_MODES = ("recompute", "swap")
 BUDGET_MODES = ("aligned", "unaligned")
 PAGE_TAILS = ("copy", "recompute")
-ATTENTION_BACKENDS = ("auto", "metal", "cpu")
+ATTENTION_BACKENDS = ("auto", "metal", "cpu", "reference")
 
 
 def config_home() -> Path:
@@ -62,8 +62,8 @@ class EngineConfig:
     immune_after_preemptions: from so many on, a request is preempted only after all others
     hot_after_hits: a page that was found so often is evicted after those that were not
     tool_keep_seconds: for which the pages of an answer that calls tools are evicted after others
-    attention_backend: auto (Metal's kernels on a Mac, plain mlx elsewhere), metal or
-        reference (plain mlx)
+    attention_backend: auto (metal on a Mac, cpu elsewhere), metal, cpu (plain mlx) or
+        reference (plain mlx as the specification has it, slow)
     disable_log_stats: no throughput line in the log
     log_stats_interval: seconds between such lines
     trace: a file for what each part of every step took, to be opened in Perfetto; None is no file

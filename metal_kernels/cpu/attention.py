@@ -1,6 +1,6 @@
 """Attention over plain arrays: mlx's fused one, or written out where that is not enough.
 
-Written out for scores with a softcap (Gemma 2), which the fused one has no option for, and on a
+Written out for scores with a softcap (Gemma 2), for which the fused one has no option, and on a
 CPU for many scores, because the softmax of mlx's Linux wheel is scalar: 32 rows over 2,500
 positions in 12 heads take 28.9 ms of one x86 thread with it and 14.3 ms without.
 """
@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from metal_kernels.cpu.exponential import LOG2_E, exp2, tanh
 
-# From so many scores on writing out is faster on a CPU; below, its dozen operations cost more
+# From this many scores on, writing out is faster on a CPU; below, its dozen operations cost more
 # than they save.
-_MANY_SCORES = 32_768
+MANY_SCORES = 32_768
 
 
 def attend(
@@ -24,67 +24,51 @@ def attend(
     values: mx.array,
     *,
     scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: mx.array | None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
 ) -> mx.array:
-    """(1, heads, rows, value_dim). With a window, positions none of the rows sees are cut off."""
-    _, heads, rows, _ = queries.shape
-    positions = keys.shape[2]
-    is_slow = (
-        mx.default_device() == mx.cpu
-        and queries.dtype == mx.float32
-        and heads * rows * positions >= _MANY_SCORES
-    )
-    if softcap is not None or is_slow:
-        unseen = None
-        if rows > 1:
-            # A choice (mx.where) costs as much as an exponential here, an addition a fortieth.
-            is_seen = _is_seen(rows, positions, window)
-            unseen = mx.array(np.where(is_seen, np.float32(0), np.float32(-np.inf)))
-        return _written_out(queries, keys, values, scale, unseen, softcap, sinks)
-    return mx.fast.scaled_dot_product_attention(
-        queries, keys, values, scale=scale, mask=_mask(rows, positions, window), sinks=sinks
+    """(1, heads, rows, value_dim), causal. The caller cuts off positions outside every window."""
+    rows, positions = queries.shape[2], keys.shape[2]
+    if softcap is None and not _has_many_scores(queries, positions):
+        return attend_fused(queries, keys, values, scale=scale, window=window, sinks=sinks)
+    unseen = None
+    if rows > 1:
+        # A choice (mx.where) costs as much as an exponential here, an addition a fortieth.
+        is_seen = _is_seen(rows, positions, window)
+        unseen = mx.array(np.where(is_seen, np.float32(0), np.float32(-np.inf)))
+    return attend_written_out(
+        queries, keys, values, scale=scale, unseen=unseen, softcap=softcap, sinks=sinks
     )
 
 
-def attend_masked(
-    queries: mx.array,  # as of `attend`
-    keys: mx.array,
-    values: mx.array,
-    unseen: mx.array,  # (rows, positions): 0, or minus infinity
-    *,
-    scale: float,
-) -> mx.array:
-    """As `attend`, of rows that each see what is told."""
-    return _written_out(queries, keys, values, scale, unseen, None, None)
-
-
-def _mask(rows: int, positions: int, window: int | None) -> mx.array | str | None:
-    """None where every row sees every position."""
-    if rows == 1:
-        return None
-    if window is None or positions <= window:
-        return "causal"
-    return mx.array(_is_seen(rows, positions, window))
-
-
-def _is_seen(rows: int, positions: int, window: int | None) -> npt.NDArray[np.bool_]:
-    row = np.arange(positions - rows, positions)[:, None]
-    column = np.arange(positions)[None]
-    return (column <= row) & (column > row - (window or positions))
-
-
-def _written_out(
+def attend_fused(
     queries: mx.array,
     keys: mx.array,
     values: mx.array,
+    *,
     scale: float,
-    unseen: mx.array | None,
-    softcap: float | None,
-    sinks: mx.array | None,
+    window: int | None = None,
+    sinks: mx.array | None = None,
 ) -> mx.array:
-    """In float32, with scores as exponents of 2."""
+    """As `attend`, by mlx's own kernel."""
+    mask = _mask(queries.shape[2], keys.shape[2], window)
+    return mx.fast.scaled_dot_product_attention(
+        queries, keys, values, scale=scale, mask=mask, sinks=sinks
+    )
+
+
+def attend_written_out(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    *,
+    scale: float,
+    unseen: mx.array | None,  # (rows, positions): 0, or minus infinity
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """As `attend`, but each row sees what `unseen` says. In float32, with powers of two."""
     _, heads, rows, head_dim = queries.shape
     kv_heads, positions = keys.shape[1:3]
     group = heads // kv_heads * rows  # all queries of a kv head are rows of one product
@@ -107,3 +91,25 @@ def _written_out(
     grouped = weights.astype(values.dtype).reshape(1, kv_heads, group, positions)
     output = (grouped @ values).reshape(1, heads, rows, values.shape[-1])
     return (output / total).astype(queries.dtype)
+
+
+def _has_many_scores(queries: mx.array, positions: int) -> bool:
+    """Whether writing out is faster."""
+    _, heads, rows, _ = queries.shape
+    is_on_cpu = mx.default_device() == mx.cpu and queries.dtype == mx.float32
+    return bool(is_on_cpu and heads * rows * positions >= MANY_SCORES)
+
+
+def _mask(rows: int, positions: int, window: int | None) -> mx.array | str | None:
+    """None where every row sees every position."""
+    if rows == 1:
+        return None
+    if window is None or positions <= window:
+        return "causal"
+    return mx.array(_is_seen(rows, positions, window))
+
+
+def _is_seen(rows: int, positions: int, window: int | None) -> npt.NDArray[np.bool_]:
+    row = np.arange(positions - rows, positions)[:, None]
+    column = np.arange(positions)[None]
+    return (column <= row) & (column > row - (window or positions))

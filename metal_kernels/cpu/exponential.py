@@ -1,7 +1,7 @@
-"""2^x and tanh: on CPUs out of operations that a compiler vectorises, elsewhere mlx's own.
+"""2^x and tanh: on a CPU from operations that a compiler vectorises, elsewhere mlx's own.
 
-mlx's Linux wheel takes `exp` and `tanh` one element at a time: 15 ns each on a 2-core x86 box,
-three quarters of a long prompt's attention. Additions and multiplications take 0.25.
+mlx's Linux wheel computes `exp` and `tanh` one element at a time: 15 ns each on a 2-core x86 box,
+three quarters of a long prompt's attention. Additions and multiplications take 0.25 ns.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _POLYNOMIAL = (
     6.931472028550421e-1,
     1.0,
 )
-# Added to a float32 below 2^22 it leaves no room for a fraction: the sum's last bits are the
-# rounded integer, and its low 9 bits are zero without it.
+# A float32 below 2^22 plus this has no bits left for a fraction: the sum's last bits are the rounded
+# integer. The low 9 bits of the constant itself are zero.
 _ROUNDING = 1.5 * 2**23
 _EXPONENT_BITS = 23  # where a float32's exponent begins
 _SMALLEST, _LARGEST = -126.0, 126.0  # exponents of normal numbers
 
 
 def exp2(x: mx.array) -> mx.array:
-    """2^x of float32, relative error 3e-7. On a CPU what is out of range gives 2^-126 or 2^126."""
+    """2^x of float32, relative error 3e-7. On a CPU clamped to 2^-126 .. 2^126."""
     if mx.default_device() != mx.cpu:
         return mx.exp(x / LOG2_E)
     fraction, rounded = _split(x)

@@ -1,10 +1,10 @@
-"""Zeros that take no memory, and no time, before something is written to them.
+"""Zeros that take no memory and no time until something is written to them.
 
 `mx.zeros` writes every byte: 1 GiB takes 0.7 s of a quiet 2-core x86 box, 1.3 s of a busy one, and
-all of it is resident from then on, although most of a KV pool is not used for a long time. Linux
-gives a process's own memory back with MADV_DONTNEED: what is read there next are zeros, and a page
-of memory is taken when it is first written. mlx has no array of such memory to offer, but it fills
-one from a file, and a file may be an object in Python: ours reads by giving the memory back.
+all of it is resident from then on, although most of a KV pool stays unused for a long time. Linux
+takes a process's memory back with MADV_DONTNEED: the next read finds zeros, and a page of memory
+becomes resident when it is first written. mlx has no array of such memory, but it fills an array
+from a file, which may be a Python object: ours "reads" by giving the array's memory back.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import BinaryIO, cast
 
 import mlx.core as mx
 
-# Smaller arrays come zeroed as fast as through here.
+# Below this mx.zeros is as fast.
 _SMALLEST = 1 << 20  # bytes
 
-_DTYPES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16"}  # in safetensors' words
+_DTYPES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16"}  # as safetensors names them
 
 
 def lazy_zeros(shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
-    """As `mx.zeros`; on Linux, on a CPU, in memory that is taken page by page on first use."""
+    """As `mx.zeros`; on Linux, on a CPU, with memory taken page by page on first use."""
     size = math.prod(shape) * dtype.size
     is_possible = sys.platform == "linux" and mx.default_device() == mx.cpu and dtype in _DTYPES
     if not is_possible or size < _SMALLEST:
@@ -65,7 +65,7 @@ class _Zeros(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # mlx's only way
-        """Fill the buffer, whose bytes are the header's or all behind it."""
+        """Fill the buffer, which is either part of the header or all after it."""
         begin = self._at
         self._at += len(buffer)
         if begin < len(self._header):
@@ -76,7 +76,7 @@ class _Zeros(io.RawIOBase):
 
 
 def _give_back(buffer: memoryview) -> None:
-    """Make all of it zeros; the whole pages of memory in it are taken on first use."""
+    """Zero the buffer; give its whole memory pages back to Linux."""
     start = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
     stop = start + len(buffer)
     first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -1,4 +1,4 @@
-"""The doctor's check of the attention kernels, which need Metal.
+"""The doctor's check of attention: Metal's kernels, or the backend that computes without Metal.
 
 Independent of models: `metal_kernels.checkup` measures, and this file puts it into words.
 """
@@ -21,16 +21,18 @@ def check_kernels() -> Iterator[Finding]:
     """Yields each finding as soon as it is known. Imports mlx."""
     machine.prepare()
     from metal_kernels.checkup import check_ops
+    from metal_kernels.choice import select_backend
     from metal_kernels.kernels import on_metal
     from metal_kernels.metal import MetalBackend
     from metal_kernels.ops import HEAD_DIMS
 
     if not machine.is_metal():
         yield Finding("Metal kernels", "not run: there is no Metal on this machine")
+        yield from _op_errors(check_ops(select_backend("cpu"), HEAD_DIMS), "the CPU")
         return
     metal = MetalBackend(on_metal)
     yield _writes_in_place(metal)
-    yield from _op_errors(check_ops(metal, HEAD_DIMS))
+    yield from _op_errors(check_ops(metal, HEAD_DIMS), "Metal")
     yield from _speeds(metal)
 
 
@@ -45,7 +47,7 @@ def _writes_in_place(backend: MetalBackend) -> Finding:
     return Finding(name, value, Grade.BROKEN)
 
 
-def _op_errors(checks: Iterator[OpCheck]) -> Iterator[Finding]:
+def _op_errors(checks: Iterator[OpCheck], processor: str) -> Iterator[Finding]:
     """One finding per dtype: each op's largest error at each head dimension."""
     for dtype, of_dtype in groupby(checks, key=lambda check: check.dtype):
         found = list(of_dtype)
@@ -63,7 +65,7 @@ def _op_errors(checks: Iterator[OpCheck]) -> Iterator[Finding]:
             parts.append(f"{worst.op} at {worst.head_dim} may be {worst.tolerance:.0e}")
         name = str(dtype).removeprefix("mlx.core.")
         grade = Grade.BROKEN if wrong else Grade.OK
-        yield Finding(f"{name} ops", f"on Metal: {', '.join(parts)}", grade)
+        yield Finding(f"{name} ops", f"on {processor}: {', '.join(parts)}", grade)
 
 
 def _speeds(backend: MetalBackend) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ import pytest
 
 from metal_kernels import Backend, SequenceTables, select_backend
 from metal_kernels.cpu.backend import CpuBackend
+from metal_kernels.reference import ReferenceBackend
 from mlxserve.cache.kv import KVPool, LayerKV, LayerSpec, PagedWindow
 from mlxserve.cache.layout import StepLayout
 from tests.emulated import emulated_backend
@@ -196,7 +197,11 @@ def test_copied_pages_hold_what_their_sources_hold_and_others_what_they_held() -
 
 # ---- another size
 
-BACKENDS = pytest.mark.parametrize("backend", [CpuBackend, emulated_backend], ids=["cpu", "metal"])
+BACKENDS = pytest.mark.parametrize(
+    "backend",
+    [ReferenceBackend, CpuBackend, emulated_backend],
+    ids=["reference", "cpu", "metal"],
+)
 
 
 def filled(backend: Backend, num_pages: int, dtype: mx.Dtype = mx.float32) -> KVPool:
@@ -250,7 +255,7 @@ def test_a_layer_attends_over_pages_that_have_moved(backend: Callable[[], Backen
     assert np.allclose(answer([0, 1]), wanted, atol=1e-6)
 
 
-@BACKENDS
+@pytest.mark.parametrize("backend", [CpuBackend, emulated_backend], ids=["cpu", "metal"])
 @pytest.mark.parametrize("moves", [{}, {500: 3}], ids=["nothing moves", "a page moves"])
 def test_what_a_smaller_pool_gives_up_goes_back_to_the_machine(
     backend: Callable[[], Backend], moves: dict[int, int]

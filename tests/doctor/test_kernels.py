@@ -35,9 +35,14 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_mac")
-def test_without_metal_it_says_that_its_kernels_were_not_run() -> None:
-    value = "not run: there is no Metal on this machine"
-    assert list(check_kernels()) == [Finding("Metal kernels", value)]
+def test_without_metal_the_backend_that_computes_there_is_checked() -> None:
+    missing, *ops = check_kernels()
+    assert missing == Finding("Metal kernels", "not run: there is no Metal on this machine")
+    assert [finding.name for finding in ops] == ["float16 ops", "bfloat16 ops", "float32 ops"]
+    exact = "on the CPU: write_kv exact, copy_pages exact, paged_decode off by"
+    for finding in ops:
+        assert finding.grade is Grade.OK
+        assert finding.value.startswith(exact)
 
 
 @pytest.mark.usefixtures("mac")

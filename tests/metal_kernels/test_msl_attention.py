@@ -1,4 +1,4 @@
-"""The kernels' attention is float64 numpy's, whatever the shape, the dtype and the options.
+"""The kernels' attention is float64 numpy's, for every shape, dtype and option.
 
 The full product of dtypes, head dimensions, page sizes, groups and options is marked `slow`; every
 run takes a selection in which each pair of values meets (and runs it with every run-time check).
@@ -19,6 +19,7 @@ import pytest
 from metal_kernels import HEAD_DIMS, PAGE_SIZES, SequenceTables
 from metal_kernels.metal import DTYPES, MetalBackend
 from metal_kernels.plans import PARTITION_SIZE
+from tests.metal_kernels.oracle import CASES, Case, Paged
 
 GROUPS = (1, 4, 8)
 WINDOWS = (None, 70)
@@ -28,9 +29,8 @@ AXES = (DTYPES, HEAD_DIMS, PAGE_SIZES, GROUPS, WINDOWS, SOFTCAPS, SINKS)
 NAMES = ("dtype", "head_dim", "page_size", "group", "window", "softcap", "has_sinks")
 PRODUCT = list(itertools.product(*AXES))
 
-Make = Callable[..., Any]
-Paged = Callable[..., Any]
 Values = tuple[Any, ...]
+Sequences = Callable[[int], tuple[tuple[int, int], ...]]
 
 
 def pairs(values: Values) -> set[tuple[int, int, Any, Any]]:
@@ -39,7 +39,7 @@ def pairs(values: Values) -> set[tuple[int, int, Any, Any]]:
 
 
 def covering() -> list[Values]:
-    """Few of the product, in which every two values of two axes meet; greedy, the same each time."""
+    """A few of the product in which every two values of two axes meet; greedy and deterministic."""
     missing = set().union(*map(pairs, PRODUCT))
     candidates = [(values, pairs(values)) for values in PRODUCT[::5]]
     chosen = []
@@ -87,7 +87,7 @@ def few_chunks(page_size: int) -> tuple[tuple[int, int], ...]:
     return ((0, 1), (0, page_size + 1), (page_size - 3, 7), (100, 3))
 
 
-def case_of(Case: Make, sequences: Any, values: Values) -> Any:
+def case_of(sequences: Sequences, values: Values) -> Case:
     dtype, head_dim, page_size, group, window, softcap, has_sinks = values
     return Case(
         sequences(page_size),
@@ -110,18 +110,14 @@ def test_the_selection_lets_every_pair_of_values_meet() -> None:
 
 
 @covers
-def test_decodes_are_right_and_break_no_rule(
-    values: Values, Case: Make, paged: Paged, checked_backend: MetalBackend
-) -> None:
-    found = paged(checked_backend, case_of(Case, decodes, values))
+def test_decodes_are_right_and_break_no_rule(values: Values, checked_backend: MetalBackend) -> None:
+    found = Paged(checked_backend, case_of(decodes, values))
     assert found.error() <= found.tolerance
 
 
 @covers
-def test_chunks_are_right_and_break_no_rule(
-    values: Values, Case: Make, paged: Paged, checked_backend: MetalBackend
-) -> None:
-    found = paged(checked_backend, case_of(Case, chunks, values))
+def test_chunks_are_right_and_break_no_rule(values: Values, checked_backend: MetalBackend) -> None:
+    found = Paged(checked_backend, case_of(chunks, values))
     assert found.error() <= found.tolerance
 
 
@@ -130,67 +126,65 @@ def test_chunks_are_right_and_break_no_rule(
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize("sequences", [decodes, few_chunks], ids=["decodes", "chunks"])
 def test_every_combination_is_right(
-    sequences: Any, head_dim: int, dtype: mx.Dtype, Case: Make, paged: Paged, fast_backend: Any
+    sequences: Sequences, head_dim: int, dtype: mx.Dtype, fast_backend: MetalBackend
 ) -> None:
     for values in PRODUCT:
         if values[:2] == (dtype, head_dim):
-            found = paged(fast_backend, case_of(Case, sequences, values))
+            found = Paged(fast_backend, case_of(sequences, values))
             assert found.error() <= found.tolerance, name_of(values)
 
 
-def test_every_way_to_lie_in_pages_is_right(
-    case: Any, paged: Paged, fast_backend: MetalBackend
-) -> None:
-    """The reference's own cases."""
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_way_to_lie_in_pages_is_right(case: Case, fast_backend: MetalBackend) -> None:
+    """By the oracle and by the reference."""
     if case.key_dim != case.value_dim:
         with pytest.raises(ValueError, match="keys and values of one head dimension"):
-            paged(fast_backend, case).answer()
+            Paged(fast_backend, case).answer()
         return
-    found = paged(fast_backend, case)
+    found = Paged(fast_backend, case)
     assert found.error() <= found.tolerance
+    assert found.error_to_reference() <= found.tolerance
 
 
 @pytest.mark.parametrize("group", [2, 3, 5, 7, 9, 11, 16, 17, 23])
 @pytest.mark.parametrize("sequences", [((40, 1), (2, 1)), ((0, 9), (30, 3))], ids=["1row", "rows"])
 def test_groups_of_any_size_are_right(
-    sequences: Any, group: int, Case: Make, paged: Paged, checked_backend: MetalBackend
+    sequences: Any, group: int, checked_backend: MetalBackend
 ) -> None:
-    found = paged(checked_backend, Case(sequences, group=group, has_sinks=True))
+    found = Paged(checked_backend, Case(sequences, group=group, has_sinks=True))
     assert found.error() <= found.tolerance
 
 
 @pytest.mark.parametrize("head_dim", [192, 256])
 def test_large_groups_of_large_heads_are_right(
-    head_dim: int, Case: Make, paged: Paged, checked_backend: MetalBackend
+    head_dim: int, checked_backend: MetalBackend
 ) -> None:
     """Several simdgroups share the heads, and merge them in several rounds."""
     sizes = {"key_dim": head_dim, "value_dim": head_dim}
-    found = paged(checked_backend, Case(((40, 1), (2, 1)), group=16, **sizes))
+    found = Paged(checked_backend, Case(((40, 1), (2, 1)), group=16, **sizes))
     assert found.error() <= found.tolerance
 
 
 @pytest.mark.parametrize("window", [1, 15, 16, 17, 255, 256, 257, 600, 10_000])
-def test_windows_of_any_size_are_right(
-    window: int, Case: Make, paged: Paged, checked_backend: MetalBackend
-) -> None:
+def test_windows_of_any_size_are_right(window: int, checked_backend: MetalBackend) -> None:
     for sequences in (((699, 1), (511, 1), (255, 1), (9, 1)), ((500, 3), (14, 20))):
-        found = paged(checked_backend, Case(sequences, group=1, window=window))
+        found = Paged(checked_backend, Case(sequences, group=1, window=window))
         assert found.error() <= found.tolerance
 
 
-def test_many_partitions_are_right(Case: Make, paged: Paged, fast_backend: MetalBackend) -> None:
+def test_many_partitions_are_right(fast_backend: MetalBackend) -> None:
     contexts = tuple((PARTITION_SIZE * n + extra, 1) for n, extra in ((2, -1), (2, 0), (40, 7)))
-    found = paged(fast_backend, Case(contexts, kv_heads=1, has_sinks=True))
+    found = Paged(fast_backend, Case(contexts, kv_heads=1, has_sinks=True))
     assert found.error() <= found.tolerance
 
 
 @pytest.mark.parametrize(("scale", "tolerance"), [(1e-6, 3e-6), (30.0, 1e-4)])
 def test_scores_near_zero_and_far_apart_are_right(
-    scale: float, tolerance: float, Case: Make, paged: Paged, checked_backend: MetalBackend
+    scale: float, tolerance: float, checked_backend: MetalBackend
 ) -> None:
-    """Scores of a thousand keep four digits behind the point in float32."""
+    """Scores of a thousand keep four decimal places in float32."""
     for sequences in (((299, 1), (3, 1)), ((20, 30),)):
-        found = paged(checked_backend, Case(sequences, has_sinks=True))
+        found = Paged(checked_backend, Case(sequences, has_sinks=True))
         found.scale = scale
         assert found.error() <= tolerance
 
@@ -198,11 +192,11 @@ def test_scores_near_zero_and_far_apart_are_right(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("window", [None, 40])
 def test_a_decode_is_bit_identical_alone_and_in_any_batch(
-    window: int | None, dtype: mx.Dtype, Case: Make, paged: Paged, fast_backend: MetalBackend
+    window: int | None, dtype: mx.Dtype, fast_backend: MetalBackend
 ) -> None:
     contexts = (1, 700, 16, 257, 33, 256, 90)
     sequences = tuple((context - 1, 1) for context in contexts)
-    found = paged(fast_backend, Case(sequences, group=4, dtype=dtype, has_sinks=True))
+    found = Paged(fast_backend, Case(sequences, group=4, dtype=dtype, has_sinks=True))
     pools, tables = found.pools(), found.tables
     queries = mx.random.normal((7, 8, 64), key=mx.random.key(3)).astype(dtype)
     sinks = mx.random.normal((8,), key=mx.random.key(4)).astype(dtype)
@@ -227,11 +221,9 @@ def test_a_decode_is_bit_identical_alone_and_in_any_batch(
 
 
 @pytest.mark.parametrize("rows", [1, 40])
-def test_pages_outside_the_window_are_not_read(
-    rows: int, Case: Make, paged: Paged, checked_backend: MetalBackend
-) -> None:
-    """They may have been given to somebody else: here they do not even exist."""
-    found = paged(checked_backend, Case(((600, rows),), window=33))
+def test_pages_outside_the_window_are_not_read(rows: int, checked_backend: MetalBackend) -> None:
+    """They may belong to another request; here they do not even exist."""
+    found = Paged(checked_backend, Case(((600, rows),), window=33))
     expected = found.answer()
     first = (600 + rows - 1) - (rows - 1) - 33 + 1  # the first row's first key
     page_tables = found.tables.page_tables.copy()
@@ -241,11 +233,9 @@ def test_pages_outside_the_window_are_not_read(
     assert (found.answer() == expected).all()
 
 
-def test_a_view_of_rows_is_attended_like_a_copy(
-    Case: Make, paged: Paged, checked_backend: MetalBackend
-) -> None:
+def test_a_view_of_rows_is_attended_like_a_copy(checked_backend: MetalBackend) -> None:
     """A mixed step passes a part of its rows, and models pass transposed heads."""
-    found = paged(checked_backend, Case(((20, 1), (3, 1)), has_sinks=True))
+    found = Paged(checked_backend, Case(((20, 1), (3, 1)), has_sinks=True))
     rows = mx.random.normal((4, 4, 64), key=mx.random.key(1))
     pools = found.pools()
     expected = checked_backend.paged_decode(mx.array(rows[2:]), *pools, found.tables, scale=0.1)

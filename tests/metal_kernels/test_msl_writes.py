@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -12,9 +11,9 @@ import pytest
 from metal_kernels import HEAD_DIMS, PAGE_SIZES
 from metal_kernels.metal import DTYPES, MetalBackend
 from tests.emulated import emulated_factory
+from tests.metal_kernels.oracle import read_slots
 
 NUM_PAGES = 6
-SlotsOf = Callable[[mx.array], np.ndarray]
 Pools = tuple[mx.array, mx.array]
 
 
@@ -28,7 +27,7 @@ def random_bits(shape: tuple[int, ...], dtype: mx.Dtype, seed: int) -> np.ndarra
 
 
 def filled(
-    backend: MetalBackend, slots_of: SlotsOf, page_size: int, head_dim: int, dtype: mx.Dtype
+    backend: MetalBackend, page_size: int, head_dim: int, dtype: mx.Dtype
 ) -> tuple[Pools, list[np.ndarray]]:
     """Pools of 3 heads with something in every slot, and what they hold."""
     shape = (NUM_PAGES, 3, page_size, head_dim, dtype)
@@ -36,15 +35,15 @@ def filled(
     slots = np.arange(NUM_PAGES * page_size, dtype=np.int32)
     rows = [random_bits((len(slots), 3, head_dim), dtype, seed) for seed in (1, 2)]
     backend.write_kv(bits(rows[0], dtype), bits(rows[1], dtype), *pools, slots)
-    held = read(backend, pools, slots_of)
+    held = read(backend, pools)
     for pool, wanted in zip(held, rows, strict=True):
         assert np.array_equal(pool, wanted)
     return pools, held
 
 
-def read(backend: MetalBackend, pools: Pools, slots_of: SlotsOf) -> list[np.ndarray]:
+def read(backend: MetalBackend, pools: Pools) -> list[np.ndarray]:
     backend.settle()
-    return [slots_of(pool).copy() for pool in pools]
+    return [read_slots(pool).copy() for pool in pools]
 
 
 def patterns(size: int) -> dict[str, list[int]]:
@@ -70,26 +69,25 @@ def patterns(size: int) -> dict[str, list[int]]:
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("pattern", patterns(16))
 def test_rows_go_to_their_slots_bit_by_bit(
-    pattern: str, page_size: int, checked_backend: MetalBackend, slots_of: SlotsOf
+    pattern: str, page_size: int, checked_backend: MetalBackend
 ) -> None:
-    pools, held = filled(checked_backend, slots_of, page_size, 64, mx.float16)
-    check_write(checked_backend, slots_of, pools, held, patterns(page_size)[pattern])
+    pools, held = filled(checked_backend, page_size, 64, mx.float16)
+    check_write(checked_backend, pools, held, patterns(page_size)[pattern])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_every_row_size_is_written_bit_by_bit(
-    head_dim: int, dtype: mx.Dtype, checked_backend: MetalBackend, slots_of: SlotsOf
+    head_dim: int, dtype: mx.Dtype, checked_backend: MetalBackend
 ) -> None:
     for page_size in PAGE_SIZES:
-        pools, held = filled(checked_backend, slots_of, page_size, head_dim, dtype)
+        pools, held = filled(checked_backend, page_size, head_dim, dtype)
         slots = patterns(page_size)["decodes, then chunks"]
-        check_write(checked_backend, slots_of, pools, held, slots)
+        check_write(checked_backend, pools, held, slots)
 
 
 def check_write(
     backend: MetalBackend,
-    slots_of: SlotsOf,
     pools: Pools,
     held: list[np.ndarray],
     slots: list[int],
@@ -103,24 +101,22 @@ def check_write(
     )
     assert returned[0] is pools[0]
     assert returned[1] is pools[1]
-    for pool, wanted in zip(read(backend, pools, slots_of), held, strict=True):
+    for pool, wanted in zip(read(backend, pools), held, strict=True):
         assert np.array_equal(pool, wanted)
 
 
-def test_writing_no_rows_changes_nothing(checked_backend: MetalBackend, slots_of: SlotsOf) -> None:
-    pools, held = filled(checked_backend, slots_of, 16, 64, mx.float16)
-    check_write(checked_backend, slots_of, pools, held, [])
+def test_writing_no_rows_changes_nothing(checked_backend: MetalBackend) -> None:
+    pools, held = filled(checked_backend, 16, 64, mx.float16)
+    check_write(checked_backend, pools, held, [])
 
 
-def test_rows_that_lie_transposed_are_written(
-    checked_backend: MetalBackend, slots_of: SlotsOf
-) -> None:
+def test_rows_that_lie_transposed_are_written(checked_backend: MetalBackend) -> None:
     """As models hand them over: (rows, heads, 1, dim) turned from (rows, 1, heads, dim)."""
-    pools, held = filled(checked_backend, slots_of, 16, 64, mx.float16)
+    pools, held = filled(checked_backend, 16, 64, mx.float16)
     rows = random_bits((64, 2, 3), mx.float16, 5)
     keys = bits(rows, mx.float16).transpose(1, 2, 0)
     checked_backend.write_kv(keys, keys, *pools, np.array([7, 70], np.int32))
-    for pool, wanted in zip(read(checked_backend, pools, slots_of), held, strict=True):
+    for pool, wanted in zip(read(checked_backend, pools), held, strict=True):
         wanted[[7, 70]] = rows.transpose(1, 2, 0)
         assert np.array_equal(pool, wanted)
 
@@ -128,36 +124,34 @@ def test_rows_that_lie_transposed_are_written(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_copied_pages_are_bit_equal_and_others_stay(
-    head_dim: int, dtype: mx.Dtype, checked_backend: MetalBackend, slots_of: SlotsOf
+    head_dim: int, dtype: mx.Dtype, checked_backend: MetalBackend
 ) -> None:
     sources, targets = np.array([3, 1, 3], np.int32), np.array([0, 5, 2], np.int32)
     for page_size in PAGE_SIZES:
-        pools, held = filled(checked_backend, slots_of, page_size, head_dim, dtype)
+        pools, held = filled(checked_backend, page_size, head_dim, dtype)
         checked_backend.copy_pages(*pools, sources, targets, page_size)
-        for pool, wanted in zip(read(checked_backend, pools, slots_of), held, strict=True):
+        for pool, wanted in zip(read(checked_backend, pools), held, strict=True):
             pages = wanted.reshape(NUM_PAGES, -1)
             pages[targets] = pages[sources]
             assert np.array_equal(pool, wanted)
 
 
-def test_copying_no_pages_changes_nothing(checked_backend: MetalBackend, slots_of: SlotsOf) -> None:
-    pools, held = filled(checked_backend, slots_of, 16, 64, mx.float16)
+def test_copying_no_pages_changes_nothing(checked_backend: MetalBackend) -> None:
+    pools, held = filled(checked_backend, 16, 64, mx.float16)
     none = np.zeros(0, np.int32)
     checked_backend.copy_pages(*pools, none, none, 16)
-    for pool, wanted in zip(read(checked_backend, pools, slots_of), held, strict=True):
+    for pool, wanted in zip(read(checked_backend, pools), held, strict=True):
         assert np.array_equal(pool, wanted)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_any_mixture_of_runs_is_written_bit_by_bit(
-    seed: int, fast_backend: MetalBackend, slots_of: SlotsOf
-) -> None:
+def test_any_mixture_of_runs_is_written_bit_by_bit(seed: int, fast_backend: MetalBackend) -> None:
     random = np.random.default_rng(seed)
-    pools, held = filled(fast_backend, slots_of, 16, 64, mx.bfloat16)
+    pools, held = filled(fast_backend, 16, 64, mx.bfloat16)
     cuts = np.sort(random.choice(np.arange(1, NUM_PAGES * 16), 9, replace=False))
     runs: list[Any] = np.split(np.arange(NUM_PAGES * 16), cuts)
     random.shuffle(runs)
-    check_write(fast_backend, slots_of, pools, held, np.concatenate(runs[:7]).tolist())
+    check_write(fast_backend, pools, held, np.concatenate(runs[:7]).tolist())
 
 
 def test_whole_pages_and_single_rows_take_their_own_kernels() -> None:

@@ -1,4 +1,4 @@
-"""Rows that begin on the same pages attend together, and get what each would get alone."""
+"""Rows with a shared prefix attend together, and get what each would get alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels.cpu import backend as reference
 from metal_kernels.cpu import cascade
 from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.tables import SequenceTables
@@ -37,7 +36,7 @@ MIXED = [
 
 
 def test_rows_are_grouped_by_what_they_share() -> None:
-    found = cascade.split(tables(MIXED))
+    found = cascade.group_rows(tables(MIXED))
     assert [group.rows for group in found.groups] == [[0, 3, 5], [1, 4]]
     assert found.rest_rows == [2]
     assert found.groups[0].runs == [(160, 320), (32, 37), (48, 64), (336, 350), (0, 1)]
@@ -56,24 +55,23 @@ def test_rows_are_grouped_by_what_they_share() -> None:
             [([*SHARED, *range(40 + 20 * n, 60 + 20 * n)], 470) for n in range(6)],
             id="much is their own",
         ),
-        pytest.param([(SHARED, 160)], id="nobody to share with"),
+        pytest.param([(SHARED, 160)], id="a single row"),
     ],
 )
 def test_rows_stay_alone_where_it_does_not_pay(rows: list[tuple[list[int], int]]) -> None:
-    assert cascade.split(tables(rows)).groups == []
+    assert cascade.group_rows(tables(rows)).groups == []
 
 
 def test_the_page_that_a_row_writes_is_its_own() -> None:
     """A context that ends with the shared pages has its newest position in the last of them."""
-    found = cascade.split(tables([(SHARED, 160), ([*SHARED, 7], 170)]))
+    found = cascade.group_rows(tables([(SHARED, 160), ([*SHARED, 7], 170)]))
     assert [group.runs for group in found.groups] == [
         [(160, 304), (304, 320), (304, 320), (112, 122)]
     ]
 
 
-def test_every_row_gets_what_it_gets_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "_GATHERED_ROWS", 0)
-    backend = CpuBackend()
+def test_every_row_gets_what_it_gets_alone() -> None:
+    backend = CpuBackend(max_gathered_rows=0)
     mx.random.seed(3)
     keys, values = (mx.random.normal((KV_HEADS, 160 * PAGE, DIM)) for _ in range(2))
     queries = mx.random.normal((len(MIXED), HEADS, DIM))
@@ -85,8 +83,7 @@ def test_every_row_gets_what_it_gets_alone(monkeypatch: pytest.MonkeyPatch) -> N
     np.testing.assert_allclose(np.array(together), np.array(mx.concatenate(alone)), atol=2e-6)
 
 
-def test_what_nobody_has_written_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "_GATHERED_ROWS", 0)
+def test_unwritten_slots_are_not_read() -> None:
     written = np.zeros(160 * PAGE, bool)
     for pages, context in MIXED:
         position = np.arange(context)
@@ -94,5 +91,6 @@ def test_what_nobody_has_written_is_not_read(monkeypatch: pytest.MonkeyPatch) ->
     pool = np.where(written[None, :, None], np.float32(1), np.float32(np.nan))
     pool = mx.array(np.broadcast_to(pool, (KV_HEADS, len(written), DIM)))
     queries = mx.ones((len(MIXED), HEADS, DIM))
-    output = CpuBackend().paged_decode(queries, pool, pool, tables(MIXED), scale=1.0)
+    backend = CpuBackend(max_gathered_rows=0)
+    output = backend.paged_decode(queries, pool, pool, tables(MIXED), scale=1.0)
     np.testing.assert_allclose(np.array(output), 1, atol=1e-6)

@@ -1,16 +1,15 @@
-"""Every barrier and every guard of the kernels is needed: without it a test fails.
+"""Every barrier and every guard of the Metal kernels is needed: without it a check fails.
 
-A mutant is a kernel's text with one barrier removed or one guard dropped. It is killed when the
-emulator reports a broken rule or a result is wrong. Barriers are found in the texts; guards are
-listed here, and a condition that nobody listed fails a test as well.
+A mutant is a kernel's text without one barrier or one guard. It is killed when the emulator
+reports a fault or a result is wrong. Barriers are found in the texts; guards are listed here, and
+a condition of a kernel that is not listed fails a test.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -20,17 +19,18 @@ from metal_kernels.kernels import ALL, Factory, Kernel, KernelSpec
 from metal_kernels.metal import MetalBackend
 from tests.emulated import emulated_factory
 from tests.emulator import KernelFault
+from tests.metal_kernels.oracle import Case, Paged
 
-Make = Callable[..., Any]
+pytestmark = pytest.mark.mutation
 
 BARRIER = re.compile(r"(threadgroup|simdgroup)_barrier\([^)]*\);")
-# Whatever decides something, or keeps an index within its bounds.
+# What decides something or keeps an index within its bounds.
 DECISION = re.compile(r"\bif \(|\?|&&|\|\||\bmin\(")
 
 
 @dataclass(frozen=True)
 class Guard:
-    """A text of a kernel, and the same without its guard."""
+    """A piece of a kernel's text, and the same without its guard."""
 
     text: str
     without: str
@@ -95,7 +95,7 @@ GUARDS: dict[str, list[Guard]] = {
         *fence_guards("thread_index", "kv_head", "threadgroup_position_in_grid.z"),
     ],
 }
-# Decisions that guard nothing: the same thing in other words for other head dimensions or lanes.
+# Decisions that guard nothing: they choose between equals by head dimension or lane.
 CHOICES = {
     "paged_decode": [
         "D % 128 == 0 ? 4 : D % 64 == 0 ? 2 : 4",
@@ -135,7 +135,7 @@ def mutants() -> Iterator[Mutant]:
 
 
 def with_source(mutant: Mutant | None) -> Factory:
-    """The emulator's checked kernels, one of them mutated."""
+    """Emulated kernels with every check, one of them mutated."""
     make = emulated_factory(check=True)
 
     def factory(spec: KernelSpec, source: str) -> Kernel:
@@ -145,7 +145,7 @@ def with_source(mutant: Mutant | None) -> Factory:
     return factory
 
 
-def decodes(Case: Make) -> Iterator[Any]:
+def decodes() -> Iterator[Case]:
     """Several rounds of merging with a head that does not exist; idle lanes; a window."""
     large = {"key_dim": 256, "value_dim": 256, "group": 7, "dtype": mx.float16}
     yield Case(((0, 1), (33, 1), (257, 1)), **large)
@@ -154,16 +154,16 @@ def decodes(Case: Make) -> Iterator[Any]:
     yield Case(((20, 1), (18, 1)), window=7, **small)
 
 
-def prefills(Case: Make) -> Iterator[Any]:
+def prefills() -> Iterator[Case]:
     """Chunks that fill no tile; keys that fill no page; a window."""
     sizes = {"key_dim": 80, "value_dim": 80, "group": 2, "dtype": mx.float16}
     yield Case(((0, 5), (20, 30), (1, 2)), **sizes)
     yield Case(((40, 20), (3, 1)), window=13, **sizes)
 
 
-def attends(backend: MetalBackend, cases: Iterator[Any], paged: Make) -> None:
+def attends(backend: MetalBackend, cases: Iterator[Case]) -> None:
     for case in cases:
-        found = paged(backend, case)
+        found = Paged(backend, case)
         assert found.error() <= found.tolerance, case
 
 
@@ -183,31 +183,29 @@ def writes(backend: MetalBackend) -> None:
         assert np.array_equal(held[:32], held[32:64])
 
 
-def exercise(kernel: str, backend: MetalBackend, Case: Make, paged: Make) -> None:
+def exercise(kernel: str, backend: MetalBackend) -> None:
     """What a kernel has to do right. Raises AssertionError or KernelFault."""
     if kernel in ("paged_decode", "merge_partitions"):
-        attends(backend, decodes(Case), paged)
+        attends(backend, decodes())
     elif kernel == "paged_prefill":
-        attends(backend, prefills(Case), paged)
+        attends(backend, prefills())
     else:
         writes(backend)
 
 
 @pytest.mark.parametrize("spec", ALL, ids=lambda spec: spec.name)
-def test_a_kernel_as_it_is_passes(spec: KernelSpec, Case: Make, paged: Make) -> None:
-    exercise(spec.name, MetalBackend(with_source(None)), Case, paged)
+def test_a_kernel_as_it_is_passes(spec: KernelSpec) -> None:
+    exercise(spec.name, MetalBackend(with_source(None)))
 
 
 @pytest.mark.parametrize("mutant", list(mutants()), ids=str)
-def test_a_mutant_is_killed_or_known_to_be_harmless(
-    mutant: Mutant, Case: Make, paged: Make
-) -> None:
+def test_a_mutant_is_killed_or_known_to_be_harmless(mutant: Mutant) -> None:
     backend = MetalBackend(with_source(mutant))
     if str(mutant) in SURVIVORS:
-        exercise(mutant.kernel, backend, Case, paged)
+        exercise(mutant.kernel, backend)
         return
     with pytest.raises((KernelFault, AssertionError)):
-        exercise(mutant.kernel, backend, Case, paged)
+        exercise(mutant.kernel, backend)
 
 
 def test_every_survivor_is_a_mutant() -> None:

@@ -1,0 +1,100 @@
+"""The specification of the ops, in plain mlx and float32; the `cpu` backend is the fast one.
+
+A pool is (num_pages, kv_heads, page_size, head_dim).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.core import array as Array
+
+from metal_kernels.ops import Slots, check_attention, check_copy, check_decode, check_write
+from metal_kernels.tables import SequenceTables
+
+
+class ReferenceBackend:
+    name = "reference"
+    writes_in_place = False
+
+    def new_pool(
+        self, num_pages: int, kv_heads: int, page_size: int, head_dim: int, dtype: mx.Dtype
+    ) -> Array:
+        return mx.zeros((num_pages, kv_heads, page_size, head_dim), dtype)
+
+    def write_kv(
+        self, keys: Array, values: Array, k_pool: Array, v_pool: Array, slots: Slots
+    ) -> tuple[Array, Array]:
+        check_write(keys, values, k_pool, v_pool, slots)
+        k_pool[_at(slots, k_pool)], v_pool[_at(slots, v_pool)] = keys, values
+        return k_pool, v_pool
+
+    def read_kv(self, k_pool: Array, v_pool: Array, slots: Slots) -> tuple[Array, Array]:
+        keys, values = k_pool[_at(slots, k_pool)], v_pool[_at(slots, v_pool)]
+        mx.eval(keys, values)
+        return keys, values
+
+    def copy_pages(
+        self, k_pool: Array, v_pool: Array, sources: Slots, targets: Slots, page_size: int
+    ) -> tuple[Array, Array]:
+        check_copy(k_pool, v_pool, sources, targets, page_size)
+        for pool in (k_pool, v_pool):
+            pool[mx.array(targets)] = pool[mx.array(sources)]
+        return k_pool, v_pool
+
+    def resize_pool(
+        self, pool: Array, num_pages: int, page_size: int, sources: Slots, targets: Slots
+    ) -> Array:
+        check_copy(pool, pool, sources, targets, page_size)
+        origins = np.arange(min(num_pages, len(pool)))
+        origins[targets] = sources
+        resized = mx.zeros((num_pages, *pool.shape[1:]), pool.dtype)
+        resized[: len(origins)] = pool[mx.array(origins)]
+        mx.eval(resized)
+        return resized
+
+    def paged_decode(
+        self, queries: Array, k_pool: Array, v_pool: Array, tables: SequenceTables, **options: Any
+    ) -> Array:
+        check_decode(tables)
+        return self.paged_prefill(queries, k_pool, v_pool, tables, **options)
+
+    def paged_prefill(
+        self,
+        queries: Array,
+        k_pool: Array,
+        v_pool: Array,
+        tables: SequenceTables,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Array | None = None,
+    ) -> Array:
+        check_attention(queries, k_pool, v_pool, tables, window, softcap, sinks)
+        group = queries.shape[1] // k_pool.shape[1]  # query heads of a kv head
+        outputs = []
+        for sequence, first, end in tables.queries():
+            context = int(tables.context_lens[sequence])
+            row = np.arange(context - (end - first), context)[:, None]
+            position = np.arange(max(0, row.min() + 1 - (window or context)), context)
+            is_seen = (position <= row) & (position > row - (window or context))
+            at = _at(tables.slots(sequence, position), k_pool)
+            keys = mx.repeat(k_pool[at].astype(mx.float32), group, axis=1)
+            values = mx.repeat(v_pool[at].astype(mx.float32), group, axis=1)
+            scores = mx.einsum("rhd,phd->hrp", queries[first:end].astype(mx.float32), keys) * scale
+            if softcap is not None:
+                scores = softcap * mx.tanh(scores / softcap)
+            scores = mx.where(mx.array(is_seen), scores, -mx.inf)
+            total = mx.logsumexp(scores, axis=-1, keepdims=True)
+            if sinks is not None:  # part of the sum, without a value
+                total = mx.logaddexp(total, sinks.astype(mx.float32)[:, None, None])
+            outputs.append(mx.einsum("hrp,phd->rhd", mx.exp(scores - total), values))
+        return mx.concatenate(outputs).astype(queries.dtype)
+
+
+def _at(slots: Slots, pool: Array) -> tuple[Array, slice, Array]:
+    """The index of a pool that gives (slots, kv_heads, head_dim)."""
+    return mx.array(slots // pool.shape[2]), slice(None), mx.array(slots % pool.shape[2])

@@ -1,0 +1,235 @@
+"""An oracle for the ops: attention in float64 numpy over plain arrays, without pages.
+
+A `Case` says what is attended; `Paged` puts it into a backend's pool through the backend's own
+ops, on pages in any order, with NaN in every unused slot. Tests compare the backend's answer with
+the oracle's and the reference's, for the values as the pool's dtype holds them. Pools are read by
+slot, so the same cases serve every layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from metal_kernels import Backend, SequenceTables
+from metal_kernels.reference import ReferenceBackend
+
+# The largest error relative to the largest value that a dtype's rounding explains.
+TOLERANCES = {mx.float32: 3e-6, mx.float16: 3e-3, mx.bfloat16: 2e-2}
+OUTSIDE = 2**31 - 1  # padding of page tables, which must fail if it is read
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sequences of (tokens before the chunk, tokens of the chunk), and how they are attended."""
+
+    sequences: tuple[tuple[int, int], ...]
+    page_size: int = 16
+    kv_heads: int = 2
+    group: int = 2  # query heads per kv head
+    key_dim: int = 64
+    value_dim: int = 64
+    dtype: mx.Dtype = mx.float32
+    window: int | None = None
+    softcap: float | None = None
+    has_sinks: bool = False
+    is_scattered: bool = True
+
+    def __str__(self) -> str:
+        chunks = "_".join(f"{before}+{rows}" for before, rows in self.sequences[:2])
+        words = [f"page{self.page_size}", f"gqa{self.group}", f"d{self.key_dim}", chunks]
+        if self.value_dim != self.key_dim:
+            words.append(f"dv{self.value_dim}")
+        if self.dtype != mx.float32:
+            words.append(str(self.dtype).removeprefix("mlx.core."))
+        words += [f"window{self.window}"] if self.window else []
+        words += ["softcap"] if self.softcap else []
+        words += ["sinks"] if self.has_sinks else []
+        words += [] if self.is_scattered else ["consecutive"]
+        return "-".join(words)
+
+
+def decodes(size: int) -> tuple[tuple[int, int], ...]:
+    """Contexts of 1, page_size - 1, page_size, page_size + 1 and several pages."""
+    contexts = (1, size - 1, size, size + 1, 3 * size + 5)
+    return tuple((context - 1, 1) for context in contexts)
+
+
+def chunks(size: int) -> tuple[tuple[int, int], ...]:
+    """Empty contexts before chunks of all lengths; chunks that start or end inside a page."""
+    fresh = tuple((0, rows) for rows in (1, size - 1, size, size + 1, 2 * size + 7))
+    return (*fresh, (size // 2, size), (size + 3, 5), (2 * size, size), (2 * size + 3, 1))
+
+
+def _cases() -> list[Case]:
+    options: list[dict[str, Any]] = [
+        {},
+        {"window": 1},
+        {"window": 13},
+        {"window": 1000},
+        {"softcap": 2.0},
+        {"has_sinks": True},
+        {"window": 21, "softcap": 2.0, "has_sinks": True},
+    ]
+    cases = []
+    for rows in (decodes, chunks):
+        for size in (16, 32, 64):
+            cases += [Case(rows(size), size, group=4, **option) for option in options]
+        cases += [Case(rows(32), 32, group=group) for group in (1, 8)]
+        cases += [Case(rows(32), 32, group=1, kv_heads=1, window=40)]
+        cases += [Case(rows(32), 32, key_dim=dim, value_dim=dim) for dim in (80, 96, 112, 128, 256)]
+        cases += [Case(rows(16), 16, key_dim=192, value_dim=128)]
+        for dtype in (mx.float16, mx.bfloat16):
+            cases += [Case(rows(32), 32, dtype=dtype, **option) for option in options]
+        cases += [Case(rows(32), 32, is_scattered=False, **option) for option in options[:3]]
+    return cases
+
+
+CASES = _cases()
+
+
+class Paged:
+    """A case in a backend's pool. `answer` is the backend's, `expected` the oracle's."""
+
+    def __init__(self, backend: Backend, case: Case) -> None:
+        self._backend = backend
+        self._case = case
+        self._rng = np.random.default_rng(0)
+        self.num_pages = sum(self._pages(s) for s in case.sequences) + 3
+        self.tables = self._tables()
+        heads = case.kv_heads * case.group
+        self._queries = [self._draw(rows, heads, case.key_dim) for _, rows in case.sequences]
+        lengths = [before + rows for before, rows in case.sequences]
+        self._keys = [self._draw(n, case.kv_heads, case.key_dim) for n in lengths]
+        self._values = [self._draw(n, case.kv_heads, case.value_dim) for n in lengths]
+        self._sinks = self._draw(heads) if case.has_sinks else None
+        self.scale = case.key_dim**-0.5
+
+    def answer(self) -> np.ndarray:
+        """(rows, heads, value_dim) float64, by paged_decode where every sequence has one row."""
+        case, backend = self._case, self._backend
+        pools = self.pools()
+        is_decode = all(rows == 1 for _, rows in case.sequences)
+        op = backend.paged_decode if is_decode else backend.paged_prefill
+        output = op(
+            mx.array(np.concatenate(self._queries)).astype(case.dtype),
+            *pools,
+            self.tables,
+            scale=self.scale,
+            window=case.window,
+            softcap=case.softcap,
+            sinks=None if self._sinks is None else mx.array(self._sinks).astype(case.dtype),
+        )
+        assert output.dtype == case.dtype
+        return np.array(output.astype(mx.float32)).astype(np.float64)
+
+    def expected(self) -> np.ndarray:
+        """The same in float64 numpy, from arrays without pages."""
+        parts = zip(self._queries, self._keys, self._values, strict=True)
+        return np.concatenate([self._attend(*part) for part in parts])
+
+    def error(self) -> float:
+        """The largest difference relative to the largest value; NaN where the answer has one."""
+        return _error(self.answer(), self.expected())
+
+    def error_to_reference(self) -> float:
+        """As `error`, to the answer of the reference."""
+        reference = Paged(ReferenceBackend(), self._case)
+        reference.scale = self.scale
+        return _error(self.answer(), reference.answer())
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCES[self._case.dtype]
+
+    def pools(self) -> tuple[mx.array, mx.array]:
+        """(keys, values): NaN everywhere but in the sequences' own slots."""
+        case = self._case
+        keys, values = (
+            self._rows(dim, parts)
+            for dim, parts in ((case.key_dim, self._keys), (case.value_dim, self._values))
+        )
+        k_pool, v_pool = (
+            self._backend.new_pool(self.num_pages, case.kv_heads, case.page_size, dim, case.dtype)
+            for dim in (case.key_dim, case.value_dim)
+        )
+        everywhere = np.arange(self.num_pages * case.page_size, dtype=np.int32)
+        return self._backend.write_kv(keys, values, k_pool, v_pool, everywhere)
+
+    def _rows(self, head_dim: int, parts: list[np.ndarray]) -> mx.array:
+        """What each slot of the pool is to hold."""
+        num_slots = self.num_pages * self._case.page_size
+        rows = np.full((num_slots, self._case.kv_heads, head_dim), np.nan, np.float32)
+        rows[self.slots()] = np.concatenate(parts)
+        return mx.array(rows).astype(self._case.dtype)
+
+    def slots(self) -> np.ndarray:
+        """Of all positions of all sequences, one after another."""
+        size, found = self._case.page_size, []
+        for table, context in zip(self.tables.page_tables, self.tables.context_lens, strict=True):
+            positions = np.arange(context)
+            found.append(table[positions // size] * size + positions % size)
+        return np.concatenate(found)
+
+    def _pages(self, sequence: tuple[int, int]) -> int:
+        return -(-sum(sequence) // self._case.page_size)
+
+    def _tables(self) -> SequenceTables:
+        case = self._case
+        order = np.arange(self.num_pages)
+        if case.is_scattered:
+            order = self._rng.permutation(order)
+        most = max(map(self._pages, case.sequences))
+        page_tables = np.full((len(case.sequences), most + 2), OUTSIDE, np.int32)
+        first = 0
+        for row, sequence in zip(page_tables, case.sequences, strict=True):
+            count = self._pages(sequence)
+            row[:count] = order[first : first + count]
+            first += count
+        return SequenceTables(
+            page_tables=page_tables,
+            context_lens=np.array([sum(s) for s in case.sequences], np.int32),
+            query_starts=np.cumsum([0, *(rows for _, rows in case.sequences)], dtype=np.int32),
+            page_size=case.page_size,
+        )
+
+    def _draw(self, *shape: int) -> np.ndarray:
+        """Normal numbers that the case's dtype holds exactly, as float32."""
+        numbers = mx.array(self._rng.standard_normal(shape, np.float32))
+        return np.array(numbers.astype(self._case.dtype).astype(mx.float32))
+
+    def _attend(self, queries: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+        case, (rows, context) = self._case, (len(queries), len(keys))
+        output = np.empty((rows, case.kv_heads * case.group, case.value_dim))
+        for row, head in np.ndindex(*output.shape[:2]):
+            last = context - rows + row
+            first = 0 if case.window is None else max(0, last + 1 - case.window)
+            seen = slice(first, last + 1)
+            kv_head = head // case.group
+            scores = keys[seen, kv_head].astype(np.float64) @ queries[row, head] * self.scale
+            if case.softcap is not None:
+                scores = case.softcap * np.tanh(scores / case.softcap)
+            sink = [] if self._sinks is None else [float(self._sinks[head])]
+            highest = max(*scores, *sink, -np.inf)
+            weights = np.exp(scores - highest)
+            total = weights.sum() + sum(np.exp(s - highest) for s in sink)
+            output[row, head] = weights / total @ values[seen, kv_head].astype(np.float64)
+        return output
+
+
+def _error(answer: np.ndarray, expected: np.ndarray) -> float:
+    assert answer.shape == expected.shape
+    return float(np.abs(answer - expected).max() / np.abs(expected).max())
+
+
+def read_slots(pool: mx.array) -> np.ndarray:
+    """(slots, kv_heads, head_dim) as unsigned integers: bits can be compared, NaN included."""
+    unsigned = {2: mx.uint16, 4: mx.uint32}[pool.dtype.size]
+    bits = np.array(pool.view(unsigned))
+    if bits.ndim == 3:  # (kv_heads, slots, head_dim)
+        return bits.swapaxes(0, 1)
+    pages, kv_heads, size, head_dim = bits.shape
+    return bits.swapaxes(1, 2).reshape(pages * size, kv_heads, head_dim)

@@ -1,0 +1,154 @@
+"""The backends in plain mlx answer as float64 numpy does; their writes touch only their slots."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from metal_kernels import Backend, SequenceTables
+from metal_kernels.cpu.backend import CpuBackend
+from metal_kernels.reference import ReferenceBackend
+from tests.metal_kernels.oracle import CASES, Case, Paged, read_slots
+
+
+@pytest.fixture(params=[ReferenceBackend(), CpuBackend()], ids=["reference", "cpu"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    plain: Backend = request.param
+    return plain
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_attention_over_pages_is_attention_over_plain_arrays(backend: Backend, case: Case) -> None:
+    found = Paged(backend, case)
+    assert found.error() <= found.tolerance
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_cpu_backend_answers_as_the_reference_does(case: Case) -> None:
+    found = Paged(CpuBackend(), case)
+    assert found.error_to_reference() <= found.tolerance
+
+
+@pytest.mark.parametrize("max_gathered_rows", [0, 1 << 30])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(((0, 1), (15, 1), (16, 1), (52, 1)), group=4),
+        Case(((0, 1), (15, 1), (16, 1), (52, 1)), group=4, has_sinks=True),
+        Case(((0, 1), (15, 1), (16, 1), (52, 1)), dtype=mx.float16, is_scattered=False),
+    ],
+    ids=str,
+)
+def test_decodes_are_right_gathered_or_one_by_one(case: Case, max_gathered_rows: int) -> None:
+    found = Paged(CpuBackend(max_gathered_rows), case)
+    assert found.error() <= found.tolerance
+
+
+def test_a_sequence_gets_the_same_answer_alone_and_among_others(backend: Backend) -> None:
+    several = Paged(backend, Case(((0, 17), (20, 9), (40, 1)), window=12))
+    queries = mx.random.normal((27, 4, 64), key=mx.random.key(1))
+    k_pool, v_pool = several.pools()
+    together = backend.paged_prefill(queries, k_pool, v_pool, several.tables, scale=0.1, window=12)
+    for sequence, first, last in several.tables.queries():
+        alone = SequenceTables(
+            several.tables.page_tables[sequence : sequence + 1],
+            several.tables.context_lens[sequence : sequence + 1],
+            np.array([0, last - first], np.int32),
+            16,
+        )
+        answer = backend.paged_prefill(
+            queries[first:last], k_pool, v_pool, alone, scale=0.1, window=12
+        )
+        assert mx.array_equal(answer, together[first:last])
+
+
+def test_a_decode_with_several_rows_of_a_sequence_is_refused(backend: Backend) -> None:
+    found = Paged(backend, Case(((3, 2),)))
+    k_pool, v_pool = found.pools()
+    with pytest.raises(ValueError, match="one row per sequence"):
+        backend.paged_decode(mx.zeros((2, 4, 64)), k_pool, v_pool, found.tables, scale=1.0)
+
+
+def filled_pools(backend: Backend, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
+    """Two pools of 6 pages of 16 slots, 3 heads, with numbers in every slot."""
+    mx.random.seed(5)
+    pools = []
+    for head_dim in (8, 4):
+        empty = backend.new_pool(6, 3, 16, head_dim, dtype)
+        pools.append(mx.random.normal(empty.shape).astype(dtype))
+    mx.eval(pools)
+    return pools[0], pools[1]
+
+
+def rows_of(count: int, head_dim: int, dtype: mx.Dtype) -> mx.array:
+    return mx.random.normal((count, 3, head_dim), key=mx.random.key(9)).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "slots",
+    [
+        [0],
+        [95],
+        [15, 16],
+        [31, 30, 29],
+        list(range(16, 48)),
+        [5, 6, 7, 90, 91, 40, 41, 42, 0],
+        [],
+    ],
+    ids=["first", "last", "over_a_page", "backwards", "pages", "mixed", "none"],
+)
+def test_a_write_is_bit_exact_and_leaves_every_other_slot(
+    backend: Backend, slots: list[int], dtype: mx.Dtype
+) -> None:
+    pools = filled_pools(backend, dtype)
+    keys, values = (rows_of(len(slots), dim, dtype) for dim in (8, 4))
+    expected = [read_slots(pool).copy() for pool in pools]
+    for pool, rows in zip(expected, (keys, values), strict=True):
+        bits = np.array(rows.view(mx.uint16 if dtype.size == 2 else mx.uint32))
+        pool[slots] = bits.reshape(len(slots), *pool.shape[1:])
+    written = backend.write_kv(keys, values, *pools, np.array(slots, np.int32))
+    for found, wanted in zip(written, expected, strict=True):
+        assert np.array_equal(read_slots(found), wanted)
+
+
+def test_what_has_no_number_is_written_bit_by_bit(backend: Backend) -> None:
+    pools = filled_pools(backend, mx.float32)
+    special = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-45, 3e38, 1.0, 2.0], np.float32)
+    keys = mx.array(np.broadcast_to(special, (2, 3, 8)))
+    k_pool, _ = backend.write_kv(
+        keys, rows_of(2, 4, mx.float32), *pools, np.array([3, 50], np.int32)
+    )
+    assert np.array_equal(read_slots(k_pool)[[3, 50]], np.array(keys.view(mx.uint32)))
+
+
+def test_rows_written_one_by_one_or_all_at_once_make_the_same_pool(backend: Backend) -> None:
+    slots = np.array([4, 5, 6, 31, 32, 33, 90], np.int32)
+    keys, values = rows_of(7, 8, mx.float16), rows_of(7, 4, mx.float16)
+    whole = backend.write_kv(keys, values, *filled_pools(backend, mx.float16), slots)
+    pools = filled_pools(backend, mx.float16)
+    for row in range(7):
+        at = slice(row, row + 1)
+        pools = backend.write_kv(keys[at], values[at], *pools, slots[at])
+    for one, other in zip(whole, pools, strict=True):
+        assert np.array_equal(read_slots(one), read_slots(other))
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
+def test_copied_pages_are_bit_equal_and_others_stay(backend: Backend, dtype: mx.Dtype) -> None:
+    pools = filled_pools(backend, dtype)
+    expected = [read_slots(pool).copy() for pool in pools]
+    for pool in expected:
+        pool[0:16], pool[80:96], pool[32:48] = pool[48:64].copy(), pool[16:32], pool[48:64].copy()
+    sources, targets = np.array([3, 1, 3], np.int32), np.array([0, 5, 2], np.int32)
+    copied = backend.copy_pages(*pools, sources, targets, 16)
+    for found, wanted in zip(copied, expected, strict=True):
+        assert np.array_equal(read_slots(found), wanted)
+
+
+def test_a_new_pool_holds_its_slots_and_no_numbers(backend: Backend) -> None:
+    pool = backend.new_pool(4, 3, 32, 8, mx.bfloat16)
+    assert pool.dtype == mx.bfloat16
+    assert read_slots(pool).shape == (128, 3, 8)
+    assert not read_slots(pool).any()
