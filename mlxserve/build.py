@@ -16,7 +16,7 @@ from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
 from mlxserve.cache.store import PageStore
 from mlxserve.chat import Chat
-from mlxserve.config import EngineConfig
+from mlxserve.config import EngineConfig, PreemptionMode
 from mlxserve.engine.async_engine import AsyncEngine
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.pace import Pace
@@ -29,9 +29,6 @@ from mlxserve.model.probe import probe
 from mlxserve.model.runner import ModelRunner
 from mlxserve.model.sizing import fit_pages
 from mlxserve.sampling_params import SamplingParams
-from mlxserve.scheduler.config import BudgetMode, SchedulerConfig
-from mlxserve.scheduler.copies import PageTail
-from mlxserve.scheduler.preemption import PreemptionMode
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.text.tokenizer import Tokenizer
 
@@ -57,7 +54,7 @@ def build_chat(config: EngineConfig, files: ModelFiles | None = None) -> Chat:
     settled: list[int] = []  # what only the engine's thread can find out
 
     def build() -> Engine:
-        engine, _, vocab_size = build_engine(config, files, spans)
+        engine, vocab_size = build_engine(config, files, spans)
         settled.append(vocab_size)
         return engine
 
@@ -89,8 +86,8 @@ def fingerprint(files: ModelFiles) -> str:
 
 def build_engine(
     config: EngineConfig, files: ModelFiles, spans: Spans | None = None, pace: Pace | None = None
-) -> tuple[Engine, EngineConfig, int]:
-    """(engine, config with every None settled, vocabulary size), on the thread that will run it.
+) -> tuple[Engine, int]:
+    """(engine, vocabulary size), built on the thread that will run it.
 
     `pace` replaces the one that the config describes.
     """
@@ -98,7 +95,8 @@ def build_engine(
     memory_limit = int(memory.working_set * config.gpu_memory_utilization)
     loaded = load(files, is_metal=machine.is_metal(), memory_limit=memory_limit)
     backend, difference = choose_attention(config.attention_backend, loaded)
-    max_model_len = config.max_model_len or loaded.max_length
+    options = config.scheduler
+    max_model_len = options.max_model_len or loaded.max_length
     if max_model_len > loaded.max_length:
         raise InvalidConfig(
             f"max_model_len={max_model_len}, but {files.name} was made for {loaded.max_length} "
@@ -109,20 +107,16 @@ def build_engine(
         backend,
         page_size=config.page_size,
         memory_limit=memory_limit,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_tokens=config.max_num_seqs * max_model_len,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_tokens=options.max_num_seqs * max_model_len,
     )
-    final = _settle(config, num_pages, max_model_len)
-    assert final.max_model_len is not None
+    if options.max_model_len is not None:
+        _check_capacity(max_model_len, num_pages, config.page_size)
+    if not options.enable_chunked_prefill:  # a whole prompt must fit into a step
+        max_model_len = min(max_model_len, num_pages * config.page_size)
     pool = PagePool(num_pages, config.page_size, config.hot_after_hits)
     kv = KVPool(loaded.layers, num_pages, config.page_size, backend)
-    scheduler = Scheduler(
-        # The pool may grow later; but a prompt that is not split must fit into a step.
-        scheduler_config(
-            config, max_model_len if config.enable_chunked_prefill else final.max_model_len
-        ),
-        pool,
-    )
+    scheduler = Scheduler(replace(options, max_model_len=max_model_len), pool)
     log.info(
         "%s is loaded: KV cache %d tokens in %d pages of %d (%.2f GiB), context %d, attention by %s, "
         "probe difference %.1e",
@@ -131,7 +125,7 @@ def build_engine(
         num_pages,
         config.page_size,
         kv.nbytes / (1 << 30),
-        final.max_model_len,
+        scheduler.max_model_len,
         backend.name,
         difference,
     )
@@ -153,32 +147,7 @@ def build_engine(
             spans=spans,
         )
         engine = spans.timed(engine, {"step": "step"})
-    return engine, final, loaded.vocab_size
-
-
-def scheduler_config(config: EngineConfig, max_model_len: int) -> SchedulerConfig:
-    """The scheduler's part of a config. Raises InvalidConfig."""
-    return SchedulerConfig(
-        page_size=config.page_size,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=max_model_len,
-        enable_prefix_caching=config.enable_prefix_caching,
-        enable_chunked_prefill=config.enable_chunked_prefill,
-        page_aligned_scheduling=config.page_aligned_scheduling,
-        budget_mode=BudgetMode[config.budget_mode.upper()],
-        long_prefill_token_threshold=config.long_prefill_token_threshold,
-        max_num_waiting=config.max_num_waiting,
-        max_overtakes=config.max_overtakes,
-        ageing_steps=config.ageing_steps,
-        prefix_follow_pages=config.prefix_follow_pages,
-        growth_pages=config.growth_pages,
-        immune_after_preemptions=config.immune_after_preemptions,
-        hot_after_hits=config.hot_after_hits,
-        max_pinned_fraction=config.max_pinned_fraction,
-        page_tail=PageTail[config.page_tail.upper()],
-        preemption_mode=PreemptionMode[config.preemption_mode.upper()],
-    )
+    return engine, loaded.vocab_size
 
 
 def choose_attention(name: str, loaded: LoadedModel) -> tuple[Backend, float]:
@@ -205,7 +174,7 @@ def choose_attention(name: str, loaded: LoadedModel) -> tuple[Backend, float]:
 
 
 def _store(config: EngineConfig, files: ModelFiles) -> PageStore | None:
-    if config.preemption_mode != "swap":
+    if config.scheduler.preemption_mode is not PreemptionMode.SWAP:
         return None
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     base = (
@@ -215,16 +184,14 @@ def _store(config: EngineConfig, files: ModelFiles) -> PageStore | None:
     return PageStore(base, limit=limit, model=fingerprint(files))
 
 
-def _settle(config: EngineConfig, num_pages: int, max_model_len: int) -> EngineConfig:
-    """The config with its sizes: a context is never longer than what the pool holds."""
-    capacity = num_pages * config.page_size
-    if config.max_model_len is not None and max_model_len > capacity:
+def _check_capacity(max_model_len: int, num_pages: int, page_size: int) -> None:
+    """Raises InvalidConfig where a context is longer than the whole pool."""
+    if max_model_len > num_pages * page_size:
         raise InvalidConfig(
-            f"max_model_len={max_model_len} needs {-(-max_model_len // config.page_size)} pages of "
-            f"{config.page_size} tokens, and the cache has {num_pages}. Lower max_model_len, or "
+            f"max_model_len={max_model_len} needs {-(-max_model_len // page_size)} pages of "
+            f"{page_size} tokens, and the cache has {num_pages}. Lower max_model_len, or "
             "raise gpu_memory_utilization or num_pages."
         )
-    return replace(config, num_pages=num_pages, max_model_len=min(max_model_len, capacity))
 
 
 def _generation_config(path: Path) -> dict[str, Any]:

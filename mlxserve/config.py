@@ -1,24 +1,21 @@
-"""EngineConfig: every option of the engine, validated once.
+"""EngineConfig: every option of the engine, declared and checked once.
 
-Stdlib only, and frozen: what depends on the model or on the machine (`num_pages`,
-`max_model_len`) may be None here and is settled in `build.py`, the one place that knows both.
+Frozen, and standard library only. What depends on the model or on the machine (`num_pages`,
+`max_model_len`) may be None here; `build.py` settles it.
 """
 
-from __future__ import annotations
+# Annotations are read at run time, so this file does not postpone them.
 
-import math
 import os
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
-from typing import TypedDict
+from typing import Annotated
 
 from mlxserve.errors import InvalidConfig
+from mlxserve.option import Option, Options
 
 PAGE_SIZES = (16, 32, 64)  # those the Metal kernels are written for
-PREEMPTION_MODES = ("recompute", "swap")
-BUDGET_MODES = ("aligned", "unaligned")
-PAGE_TAILS = ("copy", "recompute")
-ATTENTION_BACKENDS = ("auto", "metal", "cpu", "reference")
 
 
 def config_home() -> Path:
@@ -27,194 +24,295 @@ def config_home() -> Path:
     return Path(base) / "mlxserve" if base else Path.home() / ".config" / "mlxserve"
 
 
+class BudgetMode(Enum):
+    """What a page-aligned chunk costs of a step's budget."""
+
+    ALIGNED = auto()  # all slots of the pages that it touches
+    UNALIGNED = auto()  # its tokens
+
+
+class PageTail(Enum):
+    """What happens where a prompt can use only the beginning of a cached page."""
+
+    COPY = auto()
+    RECOMPUTE = auto()
+
+
+class PreemptionMode(Enum):
+    """What happens to the computed pages of a preempted request."""
+
+    RECOMPUTE = auto()  # released; those that are not evicted meanwhile are found again by hash
+    SWAP = auto()  # the same, but pages that only this request has are written to disk first
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    """The engine's options. Sizes are in tokens unless named otherwise. Raises InvalidConfig.
+class SchedulerConfig(Options):
+    """What the scheduler decides by. Raises InvalidConfig."""
 
-    model: a local folder or a Hugging Face repository id; None is the embedded model
-    revision: branch, tag or commit of a repository; None is its default branch
-    num_pages: pages in the KV pool; None measures memory
-    page_size: token slots of a page
-    max_num_batched_tokens: tokens computed in one step, over all requests
-    max_num_seqs: requests that run at the same time
-    max_model_len: longest prompt plus answer; None is the model's own, cut to what the pool holds
-    gpu_memory_utilization: share of the working set for weights, a step's peak and the pool
-    enable_prefix_caching: pages of earlier prompts are found again by their hash
-    enable_chunked_prefill: a prompt may be computed over several steps
-    page_aligned_scheduling: chunks of a prompt end where a page ends
-    budget_mode: what such a chunk costs of the step: aligned, the pages it touches; unaligned, its
-        tokens
-    long_prefill_token_threshold: a chunk's cap while other requests wait too; 0 is no cap
-    itl_target_ms: milliseconds between two tokens of a running answer that prompts beside it may
-        stretch its steps to, judged by measured steps; 0 sets no target
-    max_pinned_fraction: share of the KV pool that named prefixes may keep
-    page_tail: what is done where a prompt can use the beginning of a cached page, behind a named
-        prefix or because only its last token is to be computed: copy it, or recompute
-    preemption_mode: what becomes of a request that gives up its pages: recompute, or swap, which
-        writes those that only it has to disk and reads them back
-    swap_space: GiB of disk that swapped pages may take
-    swap_dir: the folder for them; None is mlxserve/swap in the user's cache folder
-    max_num_waiting: requests that may wait before a new one is refused
-    max_overtakes: how often in its life a request that lacks memory may be passed by shorter ones
-    ageing_steps: steps of waiting that lift a request by one class of priority
-    prefix_follow_pages: a request waits for one that is computing so many of the pages it misses
-    growth_pages: pages that admission leaves each running answer to grow by, once one was preempted
-    immune_after_preemptions: from so many on, a request is preempted only after all others
-    hot_after_hits: a page that was found so often is evicted after those that were not
-    tool_keep_seconds: for which the pages of an answer that calls tools are evicted after others
-    attention_backend: auto (metal on a Mac, cpu elsewhere), metal, cpu (plain mlx) or
-        reference (plain mlx as the specification has it, slow)
-    disable_log_stats: no throughput line in the log
-    log_stats_interval: seconds between such lines
-    trace: a file for what each part of every step took, to be opened in Perfetto; None is no file
-    seed: of requests that name none
-    """
+    max_num_seqs: Annotated[
+        int,
+        Option("Most requests that run at the same time.", "Scheduling", "requests", at_least=1),
+    ] = 64
+    max_num_batched_tokens: Annotated[
+        int,
+        Option(
+            "Most tokens computed in one step, over all requests.",
+            "Scheduling",
+            "tokens",
+            at_least=1,
+        ),
+    ] = 2048
+    max_num_waiting: Annotated[
+        int,
+        Option(
+            "Most requests that may wait; further ones are refused.",
+            "Scheduling",
+            "requests",
+            at_least=1,
+        ),
+    ] = 1024
+    max_model_len: Annotated[
+        int | None,
+        Option(
+            "Longest prompt plus answer.",
+            "Model",
+            "tokens",
+            at_least=2,
+            default="the model's own, or less if the KV cache holds less",
+        ),
+    ] = None
+    max_overtakes: Annotated[
+        int,
+        Option(
+            "How often shorter requests may overtake one that does not fit into the KV cache.",
+            "Scheduling",
+            at_least=0,
+        ),
+    ] = 1
+    ageing_steps: Annotated[
+        int,
+        Option(
+            "Steps of waiting that raise a request's priority by one.",
+            "Scheduling",
+            "steps",
+            at_least=1,
+        ),
+    ] = 1000
+    prefix_follow_pages: Annotated[
+        int,
+        Option(
+            "Let a request wait for another one that is computing at least this many pages of "
+            "their common prefix.",
+            "Scheduling",
+            "pages",
+            at_least=1,
+        ),
+    ] = 4
+    growth_pages: Annotated[
+        int,
+        Option(
+            "After a first preemption, keep this many pages free for each running answer when "
+            "admitting requests.",
+            "Scheduling",
+            "pages",
+            at_least=0,
+        ),
+    ] = 2
+    enable_prefix_caching: Annotated[
+        bool, Option("Reuse the pages of earlier prompts with the same prefix.", "Scheduling")
+    ] = True
+    enable_chunked_prefill: Annotated[
+        bool,
+        Option(
+            "Compute long prompts over several steps. Without it, max-num-batched-tokens must be "
+            "at least max-model-len.",
+            "Scheduling",
+        ),
+    ] = True
+    page_aligned_scheduling: Annotated[
+        bool, Option("End the chunks of a prompt at page boundaries.", "Scheduling")
+    ] = True
+    budget_mode: Annotated[
+        BudgetMode,
+        Option(
+            "What a page-aligned chunk costs of a step: all slots of the pages it touches, or "
+            "(unaligned) only its tokens.",
+            "Scheduling",
+        ),
+    ] = BudgetMode.ALIGNED
+    long_prefill_token_threshold: Annotated[
+        int,
+        Option(
+            "Longest chunk of a prompt while other requests wait; 0 sets no limit.",
+            "Scheduling",
+            "tokens",
+            at_least=0,
+        ),
+    ] = 512
+    max_pinned_fraction: Annotated[
+        float,
+        Option(
+            "Share of the KV cache that named prefixes may keep.",
+            "Scheduling",
+            at_least=0,
+            at_most=1,
+        ),
+    ] = 0.5
+    page_tail: Annotated[
+        PageTail,
+        Option(
+            "Where a prompt can use only the beginning of a cached page: copy the page, or "
+            "recompute that beginning.",
+            "Scheduling",
+        ),
+    ] = PageTail.COPY
+    preemption_mode: Annotated[
+        PreemptionMode,
+        Option(
+            "What happens to a preempted request's pages: recompute them later, or swap those "
+            "that only it has to disk and read them back.",
+            "Scheduling",
+        ),
+    ] = PreemptionMode.RECOMPUTE
+    immune_after_preemptions: Annotated[
+        int,
+        Option(
+            "A request that was preempted this often is preempted only after all others.",
+            "Scheduling",
+            "preemptions",
+            at_least=1,
+        ),
+    ] = 3
 
-    model: str | None = None
-    revision: str | None = None
-    num_pages: int | None = None
-    page_size: int = 32
-    max_num_batched_tokens: int = 2048
-    max_num_seqs: int = 64
-    max_model_len: int | None = None
-    gpu_memory_utilization: float = 0.9
-    enable_prefix_caching: bool = True
-    enable_chunked_prefill: bool = True
-    page_aligned_scheduling: bool = True
-    budget_mode: str = "aligned"
-    long_prefill_token_threshold: int = 512
-    itl_target_ms: float = 100.0
-    max_pinned_fraction: float = 0.5
-    page_tail: str = "copy"
-    preemption_mode: str = "recompute"
-    swap_space: float = 4.0
-    swap_dir: str | None = None
-    max_num_waiting: int = 1024
-    max_overtakes: int = 1
-    ageing_steps: int = 1000
-    prefix_follow_pages: int = 4
-    growth_pages: int = 2
-    immune_after_preemptions: int = 3
-    hot_after_hits: int = 2
-    tool_keep_seconds: float = 60.0
-    attention_backend: str = "auto"
-    disable_log_stats: bool = False
-    log_stats_interval: float = 10.0
-    trace: str | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        self._name("model")
-        self._name("revision")
-        self._at_least("page_size", 1)
-        if self.page_size not in PAGE_SIZES:
-            raise InvalidConfig(f"page_size must be one of {PAGE_SIZES}, got {self.page_size!r}")
-        self._at_least("num_pages", 2, or_none=True)
-        self._at_least("max_num_batched_tokens", 1)
-        self._at_least("max_num_seqs", 1)
-        self._at_least("max_model_len", 2, or_none=True)
-        self._at_least("long_prefill_token_threshold", 0)
-        self._at_least("max_num_waiting", 1)
-        self._at_least("max_overtakes", 0)
-        self._at_least("ageing_steps", 1)
-        self._at_least("prefix_follow_pages", 1)
-        self._at_least("growth_pages", 0)
-        self._at_least("immune_after_preemptions", 1)
-        self._at_least("hot_after_hits", 1)
-        self._between("tool_keep_seconds", 0, math.inf)
-        self._at_least("seed", 0)
-        self._positive("gpu_memory_utilization")
-        self._between("gpu_memory_utilization", 0, 1)
-        self._between("max_pinned_fraction", 0, 1)
-        self._between("itl_target_ms", 0, math.inf)
-        self._positive("log_stats_interval")
-        self._positive("swap_space")
-        self._name("swap_dir")
-        self._name("trace")
-        self._one_of("budget_mode", BUDGET_MODES)
-        self._one_of("page_tail", PAGE_TAILS)
-        self._one_of("preemption_mode", PREEMPTION_MODES)
-        self._one_of("attention_backend", ATTENTION_BACKENDS)
-        self._flag("enable_prefix_caching")
-        self._flag("enable_chunked_prefill")
-        self._flag("page_aligned_scheduling")
-        self._flag("disable_log_stats")
+    def check_together(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise InvalidConfig(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
                 f"max_num_seqs ({self.max_num_seqs}): every running request decodes one token "
-                "in a step. Raise the first or lower the second."
+                "in a step. Raise the first or lower the second.",
+                option="max_num_batched_tokens",
             )
-
-    def _at_least(self, name: str, low: int, *, or_none: bool = False) -> None:
-        value = getattr(self, name)
-        if value is None and or_none:
+        if self.enable_chunked_prefill or self.max_model_len is None:
             return
-        if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            raise InvalidConfig(f"{name} must be a whole number of at least {low}, got {value!r}")
-
-    def _positive(self, name: str) -> None:
-        value = getattr(self, name)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not 0 < value < math.inf:
-            raise InvalidConfig(f"{name} must be a number above 0, got {value!r}")
-
-    def _between(self, name: str, low: float, high: float) -> None:
-        value = getattr(self, name)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not low <= value <= high or value == math.inf:
+        if self.max_num_batched_tokens < self.max_model_len:
             raise InvalidConfig(
-                f"{name} must be a number from {low}"
-                f"{f' to {high}' if high < math.inf else ''}, got {value!r}"
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
+                f"max_model_len ({self.max_model_len}) when enable_chunked_prefill is off: a prompt "
+                "is then computed in one step. Raise the first, lower the second, or turn "
+                "enable_chunked_prefill on.",
+                option="max_num_batched_tokens",
             )
 
-    def _one_of(self, name: str, known: tuple[str, ...]) -> None:
-        value = getattr(self, name)
-        if value not in known:
-            raise InvalidConfig(f"{name} must be one of {known}, got {value!r}")
 
-    def _flag(self, name: str) -> None:
-        value = getattr(self, name)
-        if not isinstance(value, bool):
-            raise InvalidConfig(f"{name} must be True or False, got {value!r}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig(Options):
+    """The engine's options. Raises InvalidConfig.
 
-    def _name(self, name: str) -> None:
-        value = getattr(self, name)
-        if value is not None and (not isinstance(value, str) or not value):
-            raise InvalidConfig(f"{name} must be a non-empty string or None, got {value!r}")
+    `EngineConfig().with_options(max_num_seqs=16, page_size=64)` takes all of them by name, those
+    of the scheduler included.
+    """
 
-
-class EngineOptions(TypedDict, total=False):
-    """EngineConfig's fields but `model`, as the library takes them."""
-
-    revision: str | None
-    num_pages: int | None
-    page_size: int
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    max_model_len: int | None
-    gpu_memory_utilization: float
-    enable_prefix_caching: bool
-    enable_chunked_prefill: bool
-    page_aligned_scheduling: bool
-    budget_mode: str
-    long_prefill_token_threshold: int
-    itl_target_ms: float
-    max_pinned_fraction: float
-    page_tail: str
-    preemption_mode: str
-    swap_space: float
-    swap_dir: str | None
-    max_num_waiting: int
-    max_overtakes: int
-    ageing_steps: int
-    prefix_follow_pages: int
-    growth_pages: int
-    immune_after_preemptions: int
-    hot_after_hits: int
-    tool_keep_seconds: float
-    attention_backend: str
-    disable_log_stats: bool
-    log_stats_interval: float
-    trace: str | None
-    seed: int
+    model: Annotated[
+        str | None,
+        Option(
+            "A local folder or a Hugging Face repository id.",
+            "Model",
+            "folder or repository",
+            default="the embedded model",
+            short="-m",
+        ),
+    ] = None
+    revision: Annotated[
+        str | None,
+        Option(
+            "Branch, tag or commit of the repository.",
+            "Model",
+            default="the repository's default branch",
+        ),
+    ] = None
+    seed: Annotated[int, Option("Random seed of requests that set none.", "Model", at_least=0)] = 0
+    gpu_memory_utilization: Annotated[
+        float,
+        Option(
+            "Share of the GPU's working set for weights, the KV cache and the peak of a step.",
+            "Memory",
+            above=0,
+            at_most=1,
+        ),
+    ] = 0.9
+    num_pages: Annotated[
+        int | None,
+        Option(
+            "Pages of the KV cache.",
+            "Memory",
+            "pages",
+            at_least=2,
+            default="as many as fit into memory",
+        ),
+    ] = None
+    page_size: Annotated[
+        int, Option("Tokens in a page.", "Memory", "tokens", choices=PAGE_SIZES)
+    ] = 32
+    attention_backend: Annotated[
+        str,
+        Option(
+            "What computes attention: Metal kernels, plain mlx (cpu), the slow plain-mlx "
+            "specification (reference), or (auto) Metal on a Mac and cpu elsewhere.",
+            "Memory",
+            choices=("auto", "metal", "cpu", "reference"),
+        ),
+    ] = "auto"
+    scheduler: SchedulerConfig = SchedulerConfig()
+    itl_target_ms: Annotated[
+        float,
+        Option(
+            "Longest time between two tokens of a running answer that computing prompts may "
+            "cause; 0 sets no limit.",
+            "Scheduling",
+            "ms",
+            at_least=0,
+        ),
+    ] = 100.0
+    tool_keep_seconds: Annotated[
+        float,
+        Option(
+            "After an answer calls tools, protect its pages from eviction for this long.",
+            "Scheduling",
+            "seconds",
+            at_least=0,
+        ),
+    ] = 60.0
+    hot_after_hits: Annotated[
+        int,
+        Option(
+            "A page that was found this often is evicted after others.",
+            "Scheduling",
+            "hits",
+            at_least=1,
+        ),
+    ] = 2
+    swap_space: Annotated[
+        float, Option("Disk space for swapped pages.", "Scheduling", "GiB", above=0)
+    ] = 4.0
+    swap_dir: Annotated[
+        str | None,
+        Option(
+            "Folder for swapped pages.",
+            "Scheduling",
+            "folder",
+            default="mlxserve/swap in the user's cache folder",
+        ),
+    ] = None
+    disable_log_stats: Annotated[bool, Option("Log no throughput lines.", "Log")] = False
+    log_stats_interval: Annotated[
+        float, Option("Time between two throughput lines.", "Log", "seconds", above=0)
+    ] = 10.0
+    trace: Annotated[
+        str | None,
+        Option(
+            "Write a trace of every step to this file; open it in Perfetto.",
+            "Log",
+            "file",
+            default="no trace",
+        ),
+    ] = None

@@ -99,7 +99,11 @@ class PrefixQuotaExceeded(InvalidRequest):
 
 
 class InvalidConfig(MlxServeError, ValueError):
-    """The engine cannot be built from these options."""
+    """The engine cannot be built from these options. `option` is the one to change, if known."""
+
+    def __init__(self, message: str, *, option: str | None = None) -> None:
+        super().__init__(message)
+        self.option = option
 
 
 class ModelNotFound(MlxServeError):

@@ -17,13 +17,13 @@ import weakref
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar, Unpack
+from typing import Any, Self, TypeAlias, TypeVar
 
 from tqdm import tqdm
 
 from mlxserve import machine
 from mlxserve.chat import Answer, Delta, Usage
-from mlxserve.config import EngineConfig, EngineOptions
+from mlxserve.config import EngineConfig
 from mlxserve.errors import EngineStopped, InvalidParameter, InvalidRequest
 from mlxserve.request import FinishReason, Resized, TokenLogprob
 from mlxserve.request_options import RequestOptions
@@ -64,13 +64,17 @@ class RequestOutput:
 class AsyncLLM:
     """A model and its engine, for use in an event loop. Loading blocks; everything else awaits."""
 
-    def __init__(self, model: str | None = None, **options: Unpack[EngineOptions]) -> None:
-        """Load a model: None is the embedded one, else a folder or a Hugging Face repository id.
+    def __init__(
+        self, model: str | None = None, *, config: EngineConfig | None = None, **options: Any
+    ) -> None:
+        """Load a model: a folder, a Hugging Face repository id, or None for the embedded model.
 
-        Options are those of EngineConfig. Raises InvalidConfig, ModelNotFound, UnsupportedModel,
-        OutOfMemory.
+        `options` are those of `mlxserve serve`, such as max_num_seqs=16; they change `config`.
+        Raises InvalidConfig, ModelNotFound, UnsupportedModel, OutOfMemory.
         """
-        self.config = EngineConfig(model=model, **options)
+        if model is not None:
+            options["model"] = model
+        self.config = (config or EngineConfig()).with_options(**options)
         machine.prepare()
         from mlxserve.build import build_chat  # imports mlx: after prepare()
 
@@ -232,9 +236,11 @@ class LLM:
     `with LLM() as llm:` ends the engine at the end of the block; `close()` does so by hand.
     """
 
-    def __init__(self, model: str | None = None, **options: Unpack[EngineOptions]) -> None:
+    def __init__(
+        self, model: str | None = None, *, config: EngineConfig | None = None, **options: Any
+    ) -> None:
         """As AsyncLLM."""
-        self._llm = AsyncLLM(model, **options)
+        self._llm = AsyncLLM(model, config=config, **options)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="mlxserve-llm", daemon=True
@@ -372,7 +378,7 @@ class LLM:
         options: Mapping[str, Any],
     ) -> list[RequestOutput]:
         most = max((p.n for p in params), default=1)
-        room = asyncio.Semaphore(max(1, self._llm.config.max_num_waiting // most))
+        room = asyncio.Semaphore(max(1, self._llm.config.scheduler.max_num_waiting // most))
         with tqdm(total=len(prompts), unit="answer", disable=not use_tqdm) as bar:
 
             async def one(prompt: Prompt, params: SamplingParams) -> RequestOutput:

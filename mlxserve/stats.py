@@ -199,8 +199,7 @@ class PoolStats(StatsGroup):
     def usage(
         self,
     ) -> Annotated[
-        float,
-        gauge("Share of the pages that are held or pinned, 0 to 1.", "kv_cache_usage_perc"),
+        float, gauge("Share of the pages that are held or pinned, 0 to 1.", "kv_cache_usage_perc")
     ]:
         return self.num_used / self.num_pages if self.num_pages else 0.0
 

@@ -43,7 +43,7 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def chat(model_folder: Callable[[str], Path]) -> Iterator[Chat]:
     built = build_chat(
-        EngineConfig(
+        EngineConfig().with_options(
             model=str(model_folder("llama")), num_pages=64, page_size=16, disable_log_stats=True
         )
     )
@@ -341,7 +341,9 @@ def test_after_close_everything_says_that_the_engine_has_ended(
     model_folder: Callable[[str], Path],
 ) -> None:
     chat = build_chat(
-        EngineConfig(model=str(model_folder("llama")), num_pages=8, disable_log_stats=True)
+        EngineConfig().with_options(
+            model=str(model_folder("llama")), num_pages=8, disable_log_stats=True
+        )
     )
 
     async def scenario() -> None:

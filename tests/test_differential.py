@@ -17,6 +17,7 @@ import pytest
 from metal_kernels import select_backend
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
+from mlxserve.config import PageTail, SchedulerConfig
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.pace import Pace
 from mlxserve.hub.embedded import MODEL_NAME
@@ -25,8 +26,6 @@ from mlxserve.model.load import LoadedModel, load, prepare
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Request
 from mlxserve.sampling_params import SamplingParams
-from mlxserve.scheduler.config import SchedulerConfig
-from mlxserve.scheduler.copies import PageTail
 from mlxserve.scheduler.scheduler import Scheduler
 
 PAGE = 16
@@ -53,7 +52,6 @@ class Model:
 
     def engine(self, **options: Any) -> Engine:
         config = SchedulerConfig(
-            page_size=PAGE,
             max_model_len=512,
             **{"max_num_batched_tokens": 2048, "max_num_seqs": 8, **options},
         )

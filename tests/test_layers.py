@@ -38,7 +38,8 @@ ARROWS: dict[str, str] = {
     "mlxserve/errors": "",
     "mlxserve/sampling_params": "mlxserve/errors",
     "mlxserve/stats": "",
-    "mlxserve/config": "mlxserve/errors",
+    "mlxserve/option": "mlxserve/errors",
+    "mlxserve/config": "mlxserve/errors mlxserve/option",
     "mlxserve/request": "mlxserve/sampling_params",
     "mlxserve/machine": "mlxserve/errors",
     "mlxserve/hub": "mlxserve/errors",
@@ -65,7 +66,8 @@ ARROWS: dict[str, str] = {
     "mlxserve/cache/kv": "metal_kernels mlxserve/cache/layout",
     "mlxserve/cache/store": "mlxserve/errors",
     "mlxserve/scheduler": (
-        "mlxserve/errors mlxserve/stats mlxserve/request mlxserve/cache/hashing mlxserve/cache/pages"
+        "mlxserve/errors mlxserve/stats mlxserve/config mlxserve/request mlxserve/cache/hashing "
+        "mlxserve/cache/pages"
     ),
     "mlxserve/model": (
         "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/request "
@@ -94,11 +96,9 @@ ARROWS: dict[str, str] = {
         "mlxserve/version mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config "
         "mlxserve/request mlxserve/text/parsing mlxserve/text/deltas mlxserve/llm"
     ),
-    "mlxserve/mini/training": (
-        "mlxserve/stats mlxserve/config mlxserve/machine mlxserve/hub mlxserve/__init__"
-    ),
+    "mlxserve/mini/training": "mlxserve/stats mlxserve/machine mlxserve/hub mlxserve/__init__",
     "mlxserve/api/errors": "mlxserve/errors",
-    "mlxserve/api/config": "mlxserve/errors",
+    "mlxserve/api/config": "mlxserve/option",
     "mlxserve/api/usage": "mlxserve/request",
     "mlxserve/api/access": (
         "mlxserve/errors mlxserve/config mlxserve/api/errors mlxserve/api/config"
@@ -162,14 +162,21 @@ ARROWS: dict[str, str] = {
         "mlxserve/engine mlxserve/build mlxserve/__init__"
     ),
     "mlxserve/cli": (
-        "tui/opening tui mlxserve/version mlxserve/errors mlxserve/config mlxserve/machine "
-        "mlxserve/hub mlxserve/chat mlxserve/build mlxserve/api/config mlxserve/api/access "
-        "mlxserve/api/server mlxserve/api mlxserve/doctor mlxserve/bench"
+        "tui/opening tui mlxserve/version mlxserve/errors mlxserve/option mlxserve/config "
+        "mlxserve/machine mlxserve/hub mlxserve/chat mlxserve/build mlxserve/api/config "
+        "mlxserve/api/access mlxserve/api/server mlxserve/api mlxserve/doctor mlxserve/bench"
     ),
     "mlxserve/__main__": "mlxserve/cli",
 }
 # What decides without computing needs the standard library alone.
-PLAIN = ("mlxserve/scheduler", "mlxserve/cache/pages", "mlxserve/cache/hashing")
+PLAIN = (
+    "mlxserve/option",
+    "mlxserve/config",
+    "mlxserve/stats",
+    "mlxserve/cache/pages",
+    "mlxserve/cache/hashing",
+    "mlxserve/scheduler",
+)
 
 
 def room_of(file: str) -> str:

@@ -16,6 +16,7 @@ from mlxserve import (
     LLM,
     AssistantTurn,
     AsyncLLM,
+    EngineConfig,
     EngineStopped,
     FinishReason,
     InvalidConfig,
@@ -393,8 +394,14 @@ def test_what_cannot_be_built_says_why(model_folder: Callable[[str], Path]) -> N
         LLM(folder, enable_chunked_prefill=False, max_num_batched_tokens=100, num_pages=64)
     with pytest.raises(ModelNotFound, match="nowhere"):
         LLM("/nowhere/at/all")
-    with pytest.raises(TypeError, match="colour"):
-        LLM(folder, colour="red")  # type: ignore[call-arg]
+    with pytest.raises(InvalidConfig, match=r"no option 'max_num_seq'\. Did you mean max_num_seqs"):
+        LLM(folder, max_num_seq=3)
+
+
+def test_options_change_a_config_that_is_given(model_folder: Callable[[str], Path]) -> None:
+    config = EngineConfig(num_pages=64, page_size=16, disable_log_stats=True)
+    with LLM(str(model_folder("llama")), config=config, num_pages=8) as llm:
+        assert llm.max_model_len == 8 * 16
 
 
 def test_a_closed_llm_says_so(model_folder: Callable[[str], Path]) -> None:

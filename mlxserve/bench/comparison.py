@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from mlxserve.bench.costs import CostModel
 from mlxserve.bench.report import quantile
 from mlxserve.bench.simulator import Simulation, SimulationResult
 from mlxserve.bench.workloads import Scenario
-from mlxserve.build import scheduler_config
 from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidConfig
 
@@ -69,7 +68,7 @@ class OptionVariant:
         changed: dict[str, Any] = {self.option: self.value}
         if self.option == "enable_chunked_prefill" and not self.value:
             changed["max_num_batched_tokens"] = scenario.max_context  # a whole prompt per step
-        return replace(base, **changed)
+        return base.with_options(**changed)
 
 
 DEFAULTS = EngineConfig()
@@ -268,13 +267,12 @@ def simulation(
 ) -> Simulation:
     """A run that has not started."""
     # No request is refused, or variants would differ in their work.
-    patient = replace(config, max_num_waiting=1_000_000)
+    patient = config.with_options(max_num_waiting=1_000_000, max_model_len=scenario.max_context)
     return Simulation(
-        scheduler_config(patient, scenario.max_context),
+        patient,
         scenario.pool_tokens // config.page_size,
         cost,
         scenario.make(seed=seed, num_requests=num_requests, cost=cost),
-        itl_target=config.itl_target_ms / 1e3 or None,
         jumps=jumps,
     )
 

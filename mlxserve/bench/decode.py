@@ -75,14 +75,14 @@ def bench_batch_decode(
     files = find_model(model)
     dense, _ = load_model(files.path)
     pages = (shared + batch * (own + tokens + 2 * _PAGE_SIZE)) // _PAGE_SIZE
-    config = EngineConfig(
+    config = EngineConfig().with_options(
         model=model,
         num_pages=pages,
         page_size=_PAGE_SIZE,
         max_num_seqs=batch,
         disable_log_stats=True,
     )
-    engine, _, _ = build_engine(config, files)
+    engine, _ = build_engine(config, files)
     draw = random.Random(0)
     runs: list[tuple[Seconds, Seconds]] = []
     for _ in range(pairs + 1):

@@ -65,7 +65,7 @@ def record(
     vary independently.
     """
     num_pages = 2 * max_context // PAGE_SIZE + 4 * max_num_seqs
-    config = EngineConfig(
+    config = EngineConfig().with_options(
         model=model,
         num_pages=num_pages,
         page_size=PAGE_SIZE,
@@ -78,7 +78,7 @@ def record(
     with out.open("w", encoding="utf-8") as file:
         pace = RecordingPace(config.itl_target_ms / 1e3 or None, file, skip=_WARM_UP)
         files = find_model(config.model, config.revision)
-        engine, _, vocab_size = build_engine(config, files, pace=pace)
+        engine, vocab_size = build_engine(config, files, pace=pace)
         longest = min(max_context, engine.max_model_len - _LONGEST_ANSWER)
         for number, (lengths, tokens) in enumerate(_waves(longest, max_num_seqs)):
             for index, length in enumerate(lengths):

@@ -26,11 +26,11 @@ from typing import cast
 from mlxserve.bench.costs import CostModel, StepWork
 from mlxserve.bench.workloads import SimulatedRequest, SimulatedWorkload
 from mlxserve.cache.pages import PagePool
+from mlxserve.config import EngineConfig
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.pace import Pace
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Chunk, LiveRequest, Output, Sampled, as_page_table
-from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.scheduler import Scheduler
 
 _SAMPLED = Sampled(0)
@@ -244,19 +244,18 @@ class Simulation:
 
     def __init__(
         self,
-        config: SchedulerConfig,
+        config: EngineConfig,
         num_pages: int,
         cost: CostModel,
         workload: SimulatedWorkload,
         *,
-        itl_target: float | None = None,
         jumps: bool = True,
     ) -> None:
         """`jumps=False`: simulate every single step, for comparison."""
         self.pool = PagePool(num_pages, config.page_size, config.hot_after_hits)
-        self.scheduler = Scheduler(config, self.pool)
+        self.scheduler = Scheduler(config.scheduler, self.pool)
         self.runner = SimulatedRunner(cost, self.scheduler, jumps=jumps)
-        pace = JumpingPace(itl_target, self.runner)
+        pace = JumpingPace(config.itl_target_ms / 1e3 or None, self.runner)
         runner = cast(ModelRunner, self.runner)  # launch, start and collect are all that is used
         self.engine = Engine(self.scheduler, runner, pace, self.runner.clock)
         self._workload = workload

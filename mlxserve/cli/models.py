@@ -34,7 +34,7 @@ def models(settings: Settings, json: Json = False) -> None:
 
     engine = settings.build(EngineConfig)
     memory = int(machine.memory().working_set * engine.gpu_memory_utilization)
-    context, is_metal = engine.max_model_len, machine.is_metal()
+    context, is_metal = engine.scheduler.max_model_len, machine.is_metal()
     rows = [
         (entry, catalog.judge(entry, context=context, memory=memory, is_metal=is_metal))
         for entry in catalog.entries()

@@ -1,4 +1,7 @@
-"""Options: every field of the schemas as a flag, with its help, under its group's name."""
+"""Flags: every option of the configs as a flag with its help, under its panel's name.
+
+`python -m mlxserve.cli.options` prints them as the tables of docs/tuning.md.
+"""
 
 # Annotations are read by typer at run time, so this file does not postpone them.
 
@@ -12,51 +15,17 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from mlxserve.cli.settings import Settings, defaults_of, types_of
+from mlxserve.api.config import ServerConfig
+from mlxserve.cli.settings import Settings
+from mlxserve.config import EngineConfig
+from mlxserve.option import NamedOption, Options, options_of
 
-OPTION_PANELS = {
-    "Server": ("host", "port", "alias", "drain_seconds"),
-    "Security": ("keys_file", "api_key_file", "allowed_host", "allowed_origin"),
-    "Limits": (
-        "max_requests_per_key",
-        "requests_per_minute_per_key",
-        "max_connections",
-        "max_connections_per_address",
-        "header_timeout",
-        "body_timeout",
-        "write_timeout",
-    ),
-    "Model": ("model", "revision", "max_model_len", "seed"),
-    "Memory": ("gpu_memory_utilization", "num_pages", "page_size", "attention_backend"),
-    "Scheduling": (
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "max_num_waiting",
-        "max_overtakes",
-        "ageing_steps",
-        "prefix_follow_pages",
-        "growth_pages",
-        "enable_prefix_caching",
-        "enable_chunked_prefill",
-        "page_aligned_scheduling",
-        "budget_mode",
-        "long_prefill_token_threshold",
-        "itl_target_ms",
-        "max_pinned_fraction",
-        "page_tail",
-        "tool_keep_seconds",
-        "hot_after_hits",
-        "preemption_mode",
-        "immune_after_preemptions",
-        "swap_space",
-        "swap_dir",
-    ),
-    "Log": ("log_level", "disable_log_stats", "log_stats_interval", "trace"),
-}
+# Every config: a file serves all commands, so each command knows the options of all.
+SCHEMAS: tuple[type[Options], ...] = (ServerConfig, EngineConfig)
 
 
 class PanelCommand(TyperCommand):
-    """Plain help whose options stand under their panels' names.
+    """Plain help, with the options grouped under their panels' names.
 
     typer's own panels are tables that cut long flags at 80 columns: --max-num-batched-t…
     """
@@ -74,10 +43,9 @@ class PanelCommand(TyperCommand):
                 formatter.write_dl(records)
 
 
-def with_settings(*schemas: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_settings(*schemas: type[Options]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command one flag per option of the schemas; it takes the outcome as `settings`."""
-    known = _all_schemas(schemas)
-    flags = {parameter.name: parameter for schema in schemas for parameter in _flags(schema)}
+    flags = {option.name: _flag(option) for schema in schemas for option in options_of(schema)}
     config = inspect.Parameter(
         "config",
         inspect.Parameter.KEYWORD_ONLY,
@@ -85,7 +53,7 @@ def with_settings(*schemas: type) -> Callable[[Callable[..., None]], Callable[..
         annotation=Annotated[
             Path | None,
             typer.Option(
-                help="TOML file of options; by default config.toml in the configuration folder.",
+                help="TOML file of options.  [default: config.toml in the configuration folder]",
             ),
         ],
     )
@@ -94,7 +62,7 @@ def with_settings(*schemas: type) -> Callable[[Callable[..., None]], Callable[..
         @functools.wraps(command)
         def with_flags(*, config: Path | None, **given: Any) -> None:
             asked = {name: _value(given.pop(name)) for name in flags}
-            command(**given, settings=Settings.read(known, asked, os.environ, config))
+            command(**given, settings=Settings.read(SCHEMAS, asked, os.environ, config))
 
         own = [
             parameter
@@ -112,15 +80,6 @@ def with_settings(*schemas: type) -> Callable[[Callable[..., None]], Callable[..
     return decorate
 
 
-def _all_schemas(schemas: tuple[type, ...]) -> tuple[type, ...]:
-    """Every schema there is: a file serves all commands, so each knows the options of all."""
-    from mlxserve.api.config import ServerConfig
-    from mlxserve.config import EngineConfig
-
-    assert set(schemas) <= {EngineConfig, ServerConfig}
-    return EngineConfig, ServerConfig
-
-
 def _value(given: Any) -> Any:
     """Of a flag that may be repeated: a tuple, or None if it was not given at all."""
     if isinstance(given, list):
@@ -128,66 +87,62 @@ def _value(given: Any) -> Any:
     return given
 
 
-def _flags(schema: type) -> list[inspect.Parameter]:
-    types, defaults = types_of(schema), defaults_of(schema)
-    help_of = documented_options(schema)
-    panel_of = {name: panel for panel, names in OPTION_PANELS.items() for name in names}
-    order = {name: number for number, name in enumerate(panel_of)}
-    parameters = []
-    for name in sorted(types, key=order.__getitem__):
-        option = typer.Option(
-            *_declarations(name, types[name], defaults[name]),
-            help=_with_default(help_of.get(name, ""), defaults[name]),
-            rich_help_panel=panel_of.get(name),
-        )
-        parameters.append(
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=None,
-                annotation=Annotated[_flag_type(types[name]), option],
-            )
-        )
-    return parameters
+def _flag(option: NamedOption) -> inspect.Parameter:
+    """The parameter that typer makes the flag from. Its default None means: not given."""
+    default = option.default_text()
+    flag = typer.Option(
+        *_declarations(option),
+        help=option.declared.help + (f"  [default: {default}]" if default else ""),
+        metavar=_metavar(option),
+        rich_help_panel=option.declared.panel,
+    )
+    return inspect.Parameter(
+        option.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[_flag_type(option) | None, flag],
+    )
 
 
-def _flag_type(kind: Any) -> Any:
-    """None stands for a flag that was not given."""
-    return (list[str] if kind == tuple[str, ...] else kind) | None
+def _flag_type(option: NamedOption) -> Any:
+    if option.kind == tuple[str, ...]:
+        return list[str]
+    return option.kind if option.kind in (bool, int, float) else str
 
 
-def _declarations(name: str, kind: object, default: object) -> list[str]:
-    flag = f"--{name.replace('_', '-')}"
-    if name == "model":
-        return [flag, "-m"]
-    if kind is bool and default is True:
+def _declarations(option: NamedOption) -> list[str]:
+    flag = f"--{option.name.replace('_', '-')}"
+    if option.kind is bool and option.default is True:
         return [f"{flag}/--no-{flag[2:]}"]
-    return [flag]
+    return [flag, *filter(None, [option.declared.short])]
 
 
-def _with_default(text: str, default: object) -> str:
-    if default is None or default == () or default is False:
-        return text
-    return f"{text}  [default: {str(default).lower() if default is True else default}]"
+def _metavar(option: NamedOption) -> str | None:
+    """What stands for the value: its choices, its unit, or its type."""
+    if option.kind is bool:
+        return None
+    if option.choices:
+        return f"<{'|'.join(map(str, option.choices))}>"
+    types = {int: "number", float: "number"}
+    return f"<{option.declared.unit or types.get(option.kind, 'text')}>"
 
 
-def documented_options(schema: type) -> dict[str, str]:
-    """The text after `name: ` of each option in the schema's docstring, as help."""
-    names = types_of(schema).keys()
-    texts: dict[str, str] = {}
-    current = None
-    for line in inspect.cleandoc(schema.__doc__ or "").splitlines():
-        name, _, text = line.partition(": ")
-        if name in names:
-            current, texts[name] = name, text
-        elif current is not None and line.startswith(" "):
-            texts[current] += f" {line.strip()}"
-        else:
-            current = None
-    return {name: _as_help(text) for name, text in texts.items()}
+def options_table() -> str:
+    """Every option as Markdown, a table for each panel: what docs/tuning.md holds."""
+    options = [option for schema in SCHEMAS for option in options_of(schema)]
+    tables = []
+    for panel in dict.fromkeys(option.declared.panel for option in options):
+        rows = [_row(option) for option in options if option.declared.panel == panel]
+        tables.append("\n".join([f"### {panel}\n", "| Flag | Default | |", "|---|---|---|", *rows]))
+    return "\n\n".join(tables) + "\n"
 
 
-def _as_help(text: str) -> str:
-    for written, read in (("None is", "by default"), ("None measures", "by default it measures")):
-        text = text.replace(written, read)
-    return f"{text[:1].upper()}{text[1:]}."
+def _row(option: NamedOption) -> str:
+    value = f" {_metavar(option)}" if _metavar(option) else ""
+    names = ", ".join(_declarations(option)).replace("/", ", ")
+    cells = (f"`{names}{value}`", option.default_text(), option.declared.help)
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+if __name__ == "__main__":
+    print(options_table(), end="")

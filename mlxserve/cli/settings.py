@@ -1,27 +1,26 @@
-"""Settings: one schema for every option, whether it comes from a flag, the environment or a file.
+"""Settings: the values of options, from flags, the environment and a file.
 
-    flag  >  MLXSERVE_NAME in the environment  >  the file  >  the schema's default
+    flag  >  MLXSERVE_NAME in the environment  >  the file  >  the default
 
-The file is TOML with one `name = value` for each option, under the names that the schemas' fields
-have; flags write them with dashes. A name that nobody knows is an error, because an option that is
-ignored in silence is looked for in the wrong place.
+The file is TOML with one `name = value` per option, named like the configs' fields; flags are spelled
+with dashes. An unknown name is an error: a misspelled option that is silently ignored is hard to find.
 """
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 from mlxserve.config import config_home
 from mlxserve.errors import InvalidConfig
+from mlxserve.option import NamedOption, Options, options_of, unknown_option
 
 PREFIX = "MLXSERVE_"
-# Of the same prefix, but no options: secrets, folders, what acts before options are read, and what
-# our tests are told.
+# Variables of the same prefix that are not options: secrets, folders, what is read before options
+# are, and settings of our tests.
 OTHER_NAMES = frozenset(
     {
         "MLXSERVE_API_KEY",
@@ -32,21 +31,20 @@ OTHER_NAMES = frozenset(
         "MLXSERVE_URL",
     }
 )
-_WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Options)
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value, and who gave it."""
+    """A value and where it comes from, which is empty for a flag."""
 
     value: Any
     source: str
 
 
 class Settings:
-    """What was given for the fields of some schemas, each a dataclass that checks its values."""
+    """What was given for the options of some configs."""
 
     def __init__(
         self, flags: Mapping[str, Any], given: Mapping[str, Given], file: Path | None
@@ -59,31 +57,31 @@ class Settings:
     @classmethod
     def read(
         cls,
-        schemas: Iterable[type],
+        schemas: Iterable[type[Options]],
         flags: Mapping[str, Any],
         environment: Mapping[str, str],
         file: Path | None = None,
     ) -> Settings:
         """`flags` that are None were not given. Raises InvalidConfig."""
-        kinds = {name: kind for schema in schemas for name, kind in types_of(schema).items()}
+        known = {option.name: option for schema in schemas for option in options_of(schema)}
         flags = {name: value for name, value in flags.items() if value is not None}
         given = {
-            **_from_file(_chosen(file, environment), kinds),
-            **_from_environment(environment, kinds),
-            **{name: Given(value, "a flag") for name, value in flags.items()},
+            **_from_file(_chosen(file, environment), known),
+            **_from_environment(environment, known),
+            **{name: Given(value, "") for name, value in flags.items()},
         }
         return cls(flags, given, file)
 
     def build(self, schema: type[T]) -> T:
-        """The schema with what was given for it. Raises InvalidConfig, with the source's name."""
-        names = types_of(schema).keys() & self._given.keys()
+        """The config with what was given for it. Raises InvalidConfig that names the source."""
+        names = {option.name for option in options_of(schema)} & self._given.keys()
         try:
-            return schema(**{name: self._given[name].value for name in names})
+            return schema().with_options(**{name: self._given[name].value for name in names})
         except InvalidConfig as error:
-            sources = [self._given[name].source for name in names if str(error).startswith(name)]
-            if not sources or sources == ["a flag"]:
+            given = self._given.get(error.option or "")
+            if given is None or not given.source:
                 raise
-            raise InvalidConfig(f"{error} ({sources[0]})") from error
+            raise InvalidConfig(f"{error} ({given.source})", option=error.option) from error
 
 
 def flags_of(given: Mapping[str, Any]) -> list[str]:
@@ -99,22 +97,6 @@ def flags_of(given: Mapping[str, Any]) -> list[str]:
     return flags
 
 
-def types_of(schema: type) -> dict[str, Any]:
-    """The options of a schema and their types, in order."""
-    hints = get_type_hints(schema)
-    return {field.name: hints[field.name] for field in _fields(schema)}
-
-
-def defaults_of(schema: type) -> dict[str, Any]:
-    found = {field.name: field.default for field in _fields(schema)}
-    assert MISSING not in found.values(), "an option needs a default"
-    return found
-
-
-def _fields(schema: Any) -> tuple[Field[Any], ...]:
-    return fields(schema)
-
-
 def _chosen(file: Path | None, environment: Mapping[str, str]) -> Path | None:
     """The file that was named, or the one in the usual place, if there is one."""
     named = file or (Path(path) if (path := environment.get("MLXSERVE_CONFIG")) else None)
@@ -124,7 +106,7 @@ def _chosen(file: Path | None, environment: Mapping[str, str]) -> Path | None:
     return usual if usual.exists() else None
 
 
-def _from_file(file: Path | None, kinds: Mapping[str, Any]) -> dict[str, Given]:
+def _from_file(file: Path | None, known: Mapping[str, NamedOption]) -> dict[str, Given]:
     if file is None:
         return {}
     try:
@@ -132,45 +114,24 @@ def _from_file(file: Path | None, kinds: Mapping[str, Any]) -> dict[str, Given]:
     except (OSError, ValueError) as error:
         raise InvalidConfig(f"The configuration {file} cannot be read: {error}") from error
     for name in content:
-        if name not in kinds:
-            raise InvalidConfig(f"{file}: {_unknown(name, kinds)}")
-    return {
-        name: Given(tuple(value) if isinstance(value, list) else value, f"set in {file}")
-        for name, value in content.items()
-    }
+        if name not in known:
+            raise InvalidConfig(f"{file}: {unknown_option(name, known)}")
+    return {name: Given(value, f"set in {file}") for name, value in content.items()}
 
 
-def _from_environment(environment: Mapping[str, str], kinds: Mapping[str, Any]) -> dict[str, Given]:
+def _from_environment(
+    environment: Mapping[str, str], known: Mapping[str, NamedOption]
+) -> dict[str, Given]:
     given = {}
     for variable in sorted(environment.keys() - OTHER_NAMES):
-        if not variable.startswith(PREFIX) or not environment[variable]:
+        text = environment[variable]
+        if not variable.startswith(PREFIX) or not text:
             continue
-        name = variable.removeprefix(PREFIX).lower()
-        if name not in kinds:
-            raise InvalidConfig(f"{variable} in the environment: {_unknown(name, kinds)}")
-        value = _parsed(environment[variable], kinds[name], variable)
-        given[name] = Given(value, f"set by {variable}")
+        name, source = variable.removeprefix(PREFIX).lower(), f"set by {variable}"
+        if name not in known:
+            raise InvalidConfig(f"{variable} in the environment: {unknown_option(name, known)}")
+        try:
+            given[name] = Given(known[name].parsed(text), source)
+        except InvalidConfig as error:
+            raise InvalidConfig(f"{error} ({source})", option=name) from error
     return given
-
-
-def _unknown(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=2, cutoff=0.6)
-    advice = f" Did you mean {' or '.join(near)}?" if near else " See `mlxserve serve --help`."
-    return f"there is no option {name[:80]!r}.{advice}"
-
-
-def _parsed(text: str, kind: Any, variable: str) -> Any:
-    """A variable's text as the option's type."""
-    try:
-        if kind is bool:
-            return _WORDS[text.lower()]
-        if kind in (int, int | None):
-            return int(text)
-        if kind is float:
-            return float(text)
-    except (ValueError, KeyError) as error:
-        wanted = {bool: "true or false", float: "a number"}.get(kind, "a whole number")
-        raise InvalidConfig(f"{variable} must be {wanted}, got {text[:80]!r}") from error
-    if kind == tuple[str, ...]:
-        return tuple(part.strip() for part in text.split(",") if part.strip())
-    return text

@@ -42,7 +42,7 @@ def diagnose(config: EngineConfig | None = None) -> Iterator[Finding]:
             yield Finding(name, value)
     yield from check_kernels()
     yield measure_matmul()
-    yield self_test(config or EngineConfig(max_num_seqs=4, disable_log_stats=True))
+    yield self_test(config or EngineConfig().with_options(max_num_seqs=4, disable_log_stats=True))
 
 
 def measure_matmul() -> Finding:
@@ -71,7 +71,7 @@ def self_test(config: EngineConfig) -> Finding:
         if EXPECTED not in text:
             value = f"expected {EXPECTED!r} ({num_cached} tokens cached), got {text[:60]!r}"
             return Finding("self-test", value, Grade.BROKEN)
-    if config.enable_prefix_caching and not answers[1][1]:
+    if config.scheduler.enable_prefix_caching and not answers[1][1]:
         return Finding("self-test", "a repeated prompt was not found in the cache", Grade.BROKEN)
     value = f"recalled a word across pages, computed and cached, in {seconds:.1f} s with loading"
     return Finding("self-test", value, Grade.OK)

@@ -10,8 +10,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from mlxserve.cache.pages import PagePool
+from mlxserve.config import SchedulerConfig
 from mlxserve.request import LiveRequest
-from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.limit import Limit, LimitReason, limit
 from mlxserve.scheduler.prefix_cache import PrefixCache, Tail
 from mlxserve.scheduler.prefix_followers import PrefixFollowers

@@ -11,18 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum, auto
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import LiveRequest
 from mlxserve.stats import SchedulerStats
-
-
-class PageTail(Enum):
-    """What is done about a page of which a prompt can use only the beginning."""
-
-    COPY = auto()
-    RECOMPUTE = auto()
 
 
 @dataclass(frozen=True, slots=True)

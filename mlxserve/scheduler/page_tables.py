@@ -11,11 +11,11 @@ import logging
 from collections.abc import Mapping
 
 from mlxserve.cache.pages import PagePool
+from mlxserve.config import PreemptionMode, SchedulerConfig
 from mlxserve.request import LiveRequest, RequestState, as_page_table
 from mlxserve.scheduler.capacity import Capacity
-from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.copies import Copies
-from mlxserve.scheduler.preemption import PreemptionMode, choose_victim
+from mlxserve.scheduler.preemption import choose_victim
 from mlxserve.scheduler.prefix_cache import PrefixCache
 from mlxserve.scheduler.prefix_followers import PrefixFollowers
 from mlxserve.scheduler.step import Step

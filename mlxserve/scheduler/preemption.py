@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import Enum, auto
 from itertools import takewhile
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import LiveRequest
-
-
-class PreemptionMode(Enum):
-    """What becomes of the victim's computed pages."""
-
-    RECOMPUTE = auto()  # released; what is not evicted meanwhile is found again by hash
-    SWAP = auto()  # the same, but those that nobody shares are written to disk first
 
 
 def choose_victim(

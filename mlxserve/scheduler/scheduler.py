@@ -20,6 +20,7 @@ from itertools import takewhile
 from weakref import WeakKeyDictionary
 
 from mlxserve.cache.pages import PagePool
+from mlxserve.config import BudgetMode, PageTail, SchedulerConfig
 from mlxserve.errors import InvalidParameter, InvalidRequest, PromptTooLong, QueueFull
 from mlxserve.request import (
     Chunk,
@@ -33,10 +34,10 @@ from mlxserve.request import (
     as_page_table,
 )
 from mlxserve.scheduler.admission import Admission, Admitted
+from mlxserve.scheduler.alignment import can_align
 from mlxserve.scheduler.audit import check_ending, check_running, check_waiting
 from mlxserve.scheduler.capacity import Capacity
-from mlxserve.scheduler.config import BudgetMode, SchedulerConfig, can_align
-from mlxserve.scheduler.copies import Copies, PageCopy, PageTail
+from mlxserve.scheduler.copies import Copies, PageCopy
 from mlxserve.scheduler.fairness import FairShare
 from mlxserve.scheduler.forks import Forks
 from mlxserve.scheduler.limit import DECODE, LimitContext, LimitReason, limit
@@ -55,10 +56,10 @@ class Scheduler:
     """add, then schedule and update in turns; abort at any time between these calls."""
 
     def __init__(self, config: SchedulerConfig, pool: PagePool) -> None:
-        assert (config.page_size, config.hot_after_hits) == (pool.page_size, pool.hot_after)
+        assert config.max_model_len is not None, "only a loaded model knows it"
         self.config = config
         self.pool = pool
-        self._is_aligned = config.page_aligned_scheduling and can_align(config)
+        self._is_aligned = config.page_aligned_scheduling and can_align(config, pool.page_size)
         self._stats = SchedulerStats()
         self._fair_share = FairShare()
         self._waiting = WaitingQueue(self._fair_share, config.ageing_steps)

@@ -59,7 +59,9 @@ def real_chat(
         tmp_path_factory.mktemp("real"), "qwen3", max_position_embeddings=REAL_CONTEXT
     )
     chat = build_chat(
-        EngineConfig(model=str(folder), num_pages=512, max_num_seqs=16, disable_log_stats=True)
+        EngineConfig().with_options(
+            model=str(folder), num_pages=512, max_num_seqs=16, disable_log_stats=True
+        )
     )
     yield chat
     chat.close()

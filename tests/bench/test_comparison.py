@@ -58,7 +58,7 @@ def test_a_default_is_supported_if_leaving_it_only_ever_hurts(
 
 def test_a_variant_that_changes_nothing_differs_by_nothing() -> None:
     scenario = replace(SCENARIOS["bursty"], num_slots=2)
-    same = OptionVariant("max_num_seqs", DEFAULTS.max_num_seqs)
+    same = OptionVariant("max_num_seqs", DEFAULTS.scheduler.max_num_seqs)
     fewer = OptionVariant("max_num_seqs", 1)
     compared = comparison.compare(
         scenario, ASSUMED, num_requests=20, seeds=3, variants=[same, fewer]
@@ -74,7 +74,7 @@ def test_a_variant_that_changes_nothing_differs_by_nothing() -> None:
 
 def test_the_error_is_that_of_the_paired_differences() -> None:
     scenario = replace(SCENARIOS["bursty"], num_slots=2)
-    few = replace(DEFAULTS, max_num_seqs=1)
+    few = DEFAULTS.with_options(max_num_seqs=1)
     pairs = [
         comparison.simulate(scenario, few, ASSUMED, seed, 20).makespan
         - comparison.simulate(scenario, DEFAULTS, ASSUMED, seed, 20).makespan
@@ -91,7 +91,7 @@ def test_the_error_is_that_of_the_paired_differences() -> None:
 
 def test_without_chunked_prefill_the_budget_holds_a_whole_prompt() -> None:
     chosen = OptionVariant("enable_chunked_prefill", False).of(DEFAULTS, SCENARIOS["chat"])
-    assert chosen.max_num_batched_tokens == SCENARIOS["chat"].max_context
+    assert chosen.scheduler.max_num_batched_tokens == SCENARIOS["chat"].max_context
 
 
 def test_variants_are_chosen_by_option() -> None:

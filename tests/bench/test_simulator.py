@@ -19,7 +19,7 @@ TIGHT = replace(CHAT, num_slots=10, pool_tokens=8192, max_context=8192)
 
 def config(**changed: Any) -> EngineConfig:
     # Without a target prompts are computed early, and most steps can be jumped.
-    return replace(DEFAULTS, itl_target_ms=0.0, **changed)
+    return DEFAULTS.with_options(itl_target_ms=0.0, **changed)
 
 
 CASES = {

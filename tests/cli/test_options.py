@@ -1,7 +1,8 @@
-"""Every option of the schemas is a flag with help, and flags say the same again."""
+"""Every option of the configs is a flag with help, and a row of the documentation."""
 
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,11 +10,12 @@ import typer
 
 from mlxserve import cli
 from mlxserve.api.config import ServerConfig
-from mlxserve.cli.options import OPTION_PANELS, documented_options, with_settings
-from mlxserve.cli.settings import defaults_of, flags_of, types_of
+from mlxserve.cli.options import SCHEMAS, options_table, with_settings
+from mlxserve.cli.settings import flags_of
 from mlxserve.config import EngineConfig
+from mlxserve.option import options_of
 
-SCHEMAS = (ServerConfig, EngineConfig)
+TUNING = Path(__file__).parents[2] / "docs" / "tuning.md"
 
 
 @pytest.fixture(autouse=True)
@@ -29,26 +31,27 @@ def parse(*flags: str) -> Any:
     return found[0]
 
 
-def test_every_option_is_a_flag_with_help_in_a_panel(monkeypatch, capsys):
+def test_help_shows_each_flag_with_its_unit_text_and_default_in_its_panel(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["mlxserve", "serve", "--help"])
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    for panel in OPTION_PANELS:
-        assert f"\n{panel}:\n" in text
+    scheduling = " ".join(text[text.index("\nScheduling:\n") :].split())
+    assert re.search(r"--max-num-seqs <requests> Most requests [^-]* \[default: 64\]", scheduling)
+    assert re.search(r"--page-tail <copy\|recompute> Where [^-]* \[default: copy\]", scheduling)
     for schema in SCHEMAS:
-        for name in types_of(schema):
-            assert re.search(rf"--{name.replace('_', '-')}\b", text), name
-            assert documented_options(schema)[name], name
+        for option in options_of(schema):
+            assert f"\n{option.declared.panel}:\n" in text
+            assert re.search(rf"--{option.name.replace('_', '-')}\b", text), option.name
 
 
-def test_the_panels_name_each_option_once():
-    named = [name for names in OPTION_PANELS.values() for name in names]
-    assert sorted(named) == sorted(name for schema in SCHEMAS for name in types_of(schema))
+def test_each_option_has_one_owner():
+    names = [option.name for schema in SCHEMAS for option in options_of(schema)]
+    assert len(set(names)) == len(names)
 
 
-def test_no_flag_is_nothing_given():
+def test_without_flags_nothing_is_given():
     settings = parse()
     assert settings.flags == {}
     assert settings.build(EngineConfig) == EngineConfig()
@@ -62,6 +65,7 @@ def test_values_become_the_flags_that_give_them_again():
         "enable_chunked_prefill": True,
         "disable_log_stats": True,
         "gpu_memory_utilization": 0.5,
+        "page_tail": "recompute",
         "model": "org/name",
         "alias": ("a", "b"),
         "port": 0,
@@ -71,5 +75,15 @@ def test_values_become_the_flags_that_give_them_again():
     assert settings.build(ServerConfig).alias == ("a", "b")
 
 
-def test_the_defaults_of_both_schemas_are_valid_and_apart():
-    assert not defaults_of(ServerConfig).keys() & defaults_of(EngineConfig).keys()
+def test_a_row_of_the_table_has_flag_default_and_help():
+    rows = options_table().splitlines()
+    [row] = [row for row in rows if row.startswith("| `--preemption-mode ")]
+    assert row.startswith(r"| `--preemption-mode <recompute\|swap>` | recompute | What happens ")
+
+
+def test_the_documentation_has_the_tables_as_they_are_printed():
+    """`python -m mlxserve.cli.options` prints them."""
+    text = TUNING.read_text(encoding="utf-8")
+    _, _, rest = text.partition("<!-- options: begin -->\n")
+    tables, _, _ = rest.partition("<!-- options: end -->\n")
+    assert tables == options_table()

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from mlxserve.api.config import ServerConfig
-from mlxserve.cli.settings import OTHER_NAMES, Settings, types_of
+from mlxserve.cli.settings import OTHER_NAMES, Settings
 from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidConfig
+from mlxserve.option import options_of
 
 SCHEMAS = (ServerConfig, EngineConfig)
 
@@ -46,7 +47,7 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_file(home: Path)
     )
     engine, server = settings.build(EngineConfig), settings.build(ServerConfig)
     assert (engine.page_size, engine.seed, server.port, engine.num_pages) == (64, 2, 1, 9)
-    assert engine.max_num_seqs == EngineConfig().max_num_seqs
+    assert engine.scheduler == EngineConfig().scheduler
     assert settings.flags == {"page_size": 64}
 
 
@@ -57,7 +58,8 @@ def test_a_file_may_be_named_by_a_flag_or_a_variable(home: Path, tmp_path: Path)
     for settings in (read(file=other), read(environment={"MLXSERVE_CONFIG": str(other)})):
         assert settings.build(ServerConfig).alias == ("a", "b")
         engine = settings.build(EngineConfig)
-        assert (engine.seed, engine.enable_prefix_caching, engine.itl_target_ms) == (0, False, 50)
+        assert (engine.seed, engine.itl_target_ms) == (0, 50)
+        assert not engine.scheduler.enable_prefix_caching
 
 
 def test_a_variable_is_read_as_its_options_type() -> None:
@@ -72,7 +74,7 @@ def test_a_variable_is_read_as_its_options_type() -> None:
     }
     settings = read(environment=environment)
     engine = settings.build(EngineConfig)
-    assert (engine.enable_prefix_caching, engine.disable_log_stats) == (False, True)
+    assert (engine.scheduler.enable_prefix_caching, engine.disable_log_stats) == (False, True)
     assert (engine.gpu_memory_utilization, engine.num_pages) == (0.5, 7)
     assert (engine.model, engine.seed) == ("org/name", 0)
     assert settings.build(ServerConfig).alias == ("a", "b")
@@ -103,7 +105,7 @@ def test_a_mistake_in_the_file_names_the_file_and_the_option(
     ("variable", "value", "words"),
     [
         ("MLXSERVE_MAX_NUM_SEQ", "3", "MLXSERVE_MAX_NUM_SEQ .*max_num_seqs"),
-        ("MLXSERVE_SEED", "x", "MLXSERVE_SEED must be a whole number, got 'x'"),
+        ("MLXSERVE_SEED", "x", r"seed must be a whole number.* got 'x' \(set by MLXSERVE_SEED\)"),
         ("MLXSERVE_DISABLE_LOG_STATS", "maybe", "must be true or false"),
         ("MLXSERVE_SWAP_SPACE", "much", "must be a number"),
         ("MLXSERVE_PAGE_SIZE", "7", r"page_size must be one of .*set by MLXSERVE_PAGE_SIZE"),
@@ -114,6 +116,12 @@ def test_a_mistake_in_the_environment_names_the_variable(
 ) -> None:
     with pytest.raises(InvalidConfig, match=words):
         read(environment={variable: value}).build(EngineConfig)
+
+
+def test_a_rule_about_two_options_names_where_the_one_to_change_was_set(home: Path) -> None:
+    (home / "config.toml").write_text("max_num_batched_tokens = 8\n")
+    with pytest.raises(InvalidConfig, match=r"max_num_seqs \(64\).*set in .*config.toml"):
+        build_all()
 
 
 def test_a_mistake_in_a_flag_is_told_as_it_is() -> None:
@@ -130,7 +138,9 @@ def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
 def test_every_variable_that_the_code_reads_is_known() -> None:
     """Or the command would refuse to start where one of them is set."""
     root = Path(__file__).parents[2]
-    known = {f"MLXSERVE_{name.upper()}" for schema in SCHEMAS for name in types_of(schema)}
+    known = {
+        f"MLXSERVE_{option.name.upper()}" for schema in SCHEMAS for option in options_of(schema)
+    }
     for folder in ("mlxserve", "metal_kernels", "tui", "tests"):
         for file in (root / folder).rglob("*.py"):
             found = re.findall(r"environ[^\n]*\W(MLXSERVE_[A-Z_]+)", file.read_text())

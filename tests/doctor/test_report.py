@@ -16,7 +16,9 @@ ModelFolder = Callable[[str], Path]
 
 
 def small(folder: Path, **options: bool) -> EngineConfig:
-    return EngineConfig(model=str(folder), num_pages=32, disable_log_stats=True, **options)
+    return EngineConfig().with_options(
+        model=str(folder), num_pages=32, disable_log_stats=True, **options
+    )
 
 
 def test_a_finding_is_one_aligned_line() -> None:
@@ -31,7 +33,7 @@ def test_matmul_is_measured() -> None:
 
 
 def test_a_model_that_cannot_be_loaded_is_broken_and_says_why(tmp_path: Path) -> None:
-    finding = self_test(EngineConfig(model=str(tmp_path)))
+    finding = self_test(EngineConfig().with_options(model=str(tmp_path)))
     assert finding.is_broken
     assert "config.json" in finding.value
 
@@ -56,7 +58,7 @@ def test_a_cache_that_finds_nothing_is_broken(
 
 
 def test_the_embedded_model_passes() -> None:
-    finding = self_test(EngineConfig(num_pages=64, disable_log_stats=True))
+    finding = self_test(EngineConfig().with_options(num_pages=64, disable_log_stats=True))
     assert finding.grade is Grade.OK, finding.value
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from mlxserve.cache.pages import PagePool
+from mlxserve.config import SchedulerConfig
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.pace import Pace
 from mlxserve.engine.snapshot import PageState, Phase
 from mlxserve.errors import OutOfMemory, QueueFull
 from mlxserve.request import Chunk, FinishReason, Request, Sampled
 from mlxserve.sampling_params import SamplingParams
-from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.stats import Memory
 
@@ -76,7 +76,7 @@ def build(
 ) -> tuple[Engine, Recorder]:
     pool = PagePool(num_pages, PAGE)
     settings = {"max_num_batched_tokens": 256, "max_num_seqs": 8, "max_model_len": 512, **options}
-    scheduler = Scheduler(SchedulerConfig(page_size=PAGE, **settings), pool)
+    scheduler = Scheduler(SchedulerConfig(**settings), pool)
     runner = Recorder()
     engine = Engine(scheduler, runner, Pace(target), runner.clock)  # type: ignore[arg-type]
     return engine, runner

@@ -11,12 +11,11 @@ import pytest
 from mlxserve.cache import store as store_module
 from mlxserve.cache.pages import PagePool
 from mlxserve.cache.store import PageStore
+from mlxserve.config import PreemptionMode, SchedulerConfig
 from mlxserve.engine import transfers
 from mlxserve.engine.transfers import Swapper
 from mlxserve.request import Chunk, LiveRequest, Request, RequestState, Sampled
 from mlxserve.sampling_params import SamplingParams
-from mlxserve.scheduler.config import SchedulerConfig
-from mlxserve.scheduler.preemption import PreemptionMode
 from mlxserve.scheduler.scheduler import Scheduler
 
 PAGE = 16
@@ -47,7 +46,6 @@ def content(request: LiveRequest, index: int) -> bytes:
 class World:
     def __init__(self, store: PageStore, num_pages: int) -> None:
         config = SchedulerConfig(
-            page_size=PAGE,
             max_num_batched_tokens=512,
             max_num_seqs=8,
             max_model_len=512,

@@ -20,12 +20,12 @@ from mlxserve.bench.report import Figure, Report
 from mlxserve.build import choose_attention
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
+from mlxserve.config import SchedulerConfig
 from mlxserve.hub.files import find_model
 from mlxserve.model.load import load
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Chunk, LiveRequest, Request, Sampled, as_page_table
 from mlxserve.sampling_params import SamplingParams
-from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.scheduler import Scheduler
 
 PAGE_SIZE = 32
@@ -190,7 +190,6 @@ def _step(scheduler: Scheduler) -> None:
 
 def _scheduler(num_pages: int) -> Scheduler:
     config = SchedulerConfig(
-        page_size=PAGE_SIZE,
         max_num_batched_tokens=1 << 16,
         max_num_seqs=SESSIONS[-1],
         max_model_len=num_pages * PAGE_SIZE,

@@ -33,7 +33,9 @@ def bench_overhead(model: str, *, runs: int, streams: int, tokens: int) -> Repor
 
     The first run warms up.
     """
-    chat = build_chat(EngineConfig(model=model, num_pages=_PAGES, disable_log_stats=True))
+    chat = build_chat(
+        EngineConfig().with_options(model=model, num_pages=_PAGES, disable_log_stats=True)
+    )
     per_request, per_token = [], []
     with served(chat) as (url, loop_time), _client() as client:
 

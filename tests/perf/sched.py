@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from mlxserve.bench.report import Figure, Report
 from mlxserve.cache.pages import PagePool
+from mlxserve.config import SchedulerConfig
 from mlxserve.request import Chunk, Request, Sampled
 from mlxserve.sampling_params import SamplingParams
-from mlxserve.scheduler.config import SchedulerConfig
 from mlxserve.scheduler.scheduler import Scheduler
 
 PAGE_SIZE = 32
@@ -63,7 +63,6 @@ def prefilled_scheduler(num_running: int, context: int, max_tokens: int) -> Sche
     pages = num_running * -(-(context + max_tokens + PAGE_SIZE) // PAGE_SIZE)
     longest = context + max_tokens
     config = SchedulerConfig(
-        page_size=PAGE_SIZE,
         max_num_batched_tokens=num_running * longest,  # all prompts in one step
         max_num_seqs=num_running,
         max_model_len=longest,

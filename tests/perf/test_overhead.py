@@ -18,7 +18,7 @@ from tests.perf.cli import app
 
 @pytest.mark.slow
 def test_only_the_time_of_the_event_loop_counts(tmp_path: Path) -> None:
-    chat = build_chat(EngineConfig(num_pages=64, disable_log_stats=True))
+    chat = build_chat(EngineConfig().with_options(num_pages=64, disable_log_stats=True))
     with overhead.served(chat) as (url, loop_time):
         before = loop_time()
         ends = time.thread_time() + 0.2

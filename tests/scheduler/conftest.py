@@ -21,6 +21,7 @@ import pytest
 
 from mlxserve.cache.hashing import extend_hashes
 from mlxserve.cache.pages import PagePool
+from mlxserve.config import PageTail, SchedulerConfig
 from mlxserve.errors import MlxServeError
 from mlxserve.request import (
     CacheMiss,
@@ -36,8 +37,7 @@ from mlxserve.request import (
 )
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.admission import MAX_CANDIDATES
-from mlxserve.scheduler.config import SchedulerConfig
-from mlxserve.scheduler.copies import PageCopy, PageTail
+from mlxserve.scheduler.copies import PageCopy
 from mlxserve.scheduler.resize import PoolResize
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.swap import Load
@@ -631,7 +631,9 @@ class GhostEngine:
 
 @pytest.fixture(scope="session")
 def make_engine() -> Callable[..., GhostEngine]:
-    def make(num_pages: int = 64, page_size: int = 4, **options: object) -> GhostEngine:
+    def make(
+        num_pages: int = 64, page_size: int = 4, hot_after_hits: int = 2, **options: object
+    ) -> GhostEngine:
         options = {
             "max_num_batched_tokens": 32,
             "max_num_seqs": 8,
@@ -639,8 +641,8 @@ def make_engine() -> Callable[..., GhostEngine]:
             "long_prefill_token_threshold": 0,
             **options,
         }
-        config = SchedulerConfig(page_size=page_size, **options)
-        return GhostEngine(Scheduler(config, PagePool(num_pages, page_size, config.hot_after_hits)))
+        pool = PagePool(num_pages, page_size, hot_after_hits)
+        return GhostEngine(Scheduler(SchedulerConfig(**options), pool))
 
     return make
 

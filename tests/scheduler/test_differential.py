@@ -14,11 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlxserve.config import BudgetMode, PageTail
 from mlxserve.request import LiveRequest, RequestState
 from mlxserve.scheduler import limit
 from mlxserve.scheduler.admission import Admission
-from mlxserve.scheduler.config import BudgetMode
-from mlxserve.scheduler.copies import PageTail
 from mlxserve.scheduler.prefix_cache import PrefixCache
 
 MAX_MODEL_LEN = 64

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from mlxserve.config import PreemptionMode
 from mlxserve.errors import PromptTooLong, QueueFull
 from mlxserve.request import CacheMiss, FinishReason, RequestState
-from mlxserve.scheduler.preemption import PreemptionMode
 
 PROMPT = list(range(100, 118))  # 4 full pages, and 2 tokens
 

@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from mlxserve.config import PageTail, PreemptionMode
 from mlxserve.errors import InvalidRequest, PrefixQuotaExceeded, PromptTooLong, QueueFull
 from mlxserve.request import CacheMiss, CacheReport, FinishReason
-from mlxserve.scheduler.copies import PageTail
-from mlxserve.scheduler.preemption import PreemptionMode
 
 PREFIX = list(range(100, 116))  # 4 pages
 

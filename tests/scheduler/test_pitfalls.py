@@ -11,11 +11,10 @@ from types import ModuleType
 
 import pytest
 
+from mlxserve.config import PageTail, PreemptionMode
 from mlxserve.errors import PromptTooLong
 from mlxserve.scheduler import limit, preemption
 from mlxserve.scheduler.admission import Admission
-from mlxserve.scheduler.copies import PageTail
-from mlxserve.scheduler.preemption import PreemptionMode
 from mlxserve.scheduler.prefix_cache import PrefixCache
 from mlxserve.scheduler.scheduler import Scheduler
 

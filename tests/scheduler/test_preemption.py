@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import pytest
 
 from mlxserve.cache.pages import PagePool
+from mlxserve.config import PreemptionMode
 from mlxserve.request import LiveRequest, Request, as_page_table
 from mlxserve.sampling_params import SamplingParams
-from mlxserve.scheduler.preemption import PreemptionMode, choose_victim, recompute_cost
+from mlxserve.scheduler.preemption import choose_victim, recompute_cost
 
 PAGE_SIZE = 4
 

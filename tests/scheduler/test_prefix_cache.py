@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mlxserve.scheduler.copies import PageTail
+from mlxserve.config import PageTail
 from mlxserve.scheduler.prefix_cache import PrefixCache
 
 PAGE = 32

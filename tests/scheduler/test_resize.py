@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import pytest
 
+from mlxserve.config import PreemptionMode
 from mlxserve.errors import InvalidParameter, PrefixQuotaExceeded, QueueFull
 from mlxserve.request import LiveRequest, RequestState
-from mlxserve.scheduler.preemption import PreemptionMode
 from mlxserve.scheduler.resize import Resize
 
 PREFIX = list(range(100, 118))  # 4 full pages, and 2 tokens

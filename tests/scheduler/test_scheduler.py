@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
+from mlxserve.config import BudgetMode
 from mlxserve.errors import InvalidParameter, PromptTooLong, QueueFull
 from mlxserve.request import FinishReason, Request, RequestState, Sampled, TokenLogprob
 from mlxserve.sampling_params import SamplingParams
-from mlxserve.scheduler.config import BudgetMode
 
 PAGE = 32
 LARGE = {"page_size": PAGE, "max_num_batched_tokens": 2048, "max_model_len": 4096}

@@ -21,14 +21,13 @@ from hypothesis.stateful import (
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.cache.runs import RunSet
+from mlxserve.config import BudgetMode, PageTail, PreemptionMode
 from mlxserve.errors import InvalidRequest, PrefixQuotaExceeded, PromptTooLong, QueueFull
 from mlxserve.request import FinishReason
 from mlxserve.scheduler.admission import Admission
 from mlxserve.scheduler.capacity import Capacity
-from mlxserve.scheduler.config import BudgetMode
-from mlxserve.scheduler.copies import Copies, PageTail
+from mlxserve.scheduler.copies import Copies
 from mlxserve.scheduler.page_tables import PageTables
-from mlxserve.scheduler.preemption import PreemptionMode
 from mlxserve.scheduler.prefix_cache import PrefixCache
 from mlxserve.scheduler.prefix_followers import PrefixFollowers
 from mlxserve.scheduler.resize import Resize

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from mlxserve.config import PreemptionMode
 from mlxserve.request import LiveRequest
 from mlxserve.scheduler import swap
-from mlxserve.scheduler.preemption import PreemptionMode
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.swap import Swap
 

@@ -7,18 +7,17 @@ statistics, which proves that it occurred.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlxserve.mini.training.abilities import ABILITIES, Ability, recall
 from mlxserve.mini.training.conversation import Dialogue
 from mlxserve.mini.training.evaluate import AbilityResult, Student, examine
 
 if TYPE_CHECKING:
-    from mlxserve.config import EngineOptions
     from mlxserve.stats import Stats
 
 PAGE_SIZE = 16
@@ -30,7 +29,7 @@ class Condition:
     """A way to send prompts, the engine's options, and evidence that the condition occurred."""
 
     name: str
-    options: EngineOptions
+    options: Mapping[str, Any]  # of the engine
     ask: Callable[[Student, Sequence[Dialogue]], list[str]]
     evidence: Callable[[Stats], int]  # 0: it did not occur
     unit: str

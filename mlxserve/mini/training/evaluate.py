@@ -9,17 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Any, Self
 
 from mlxserve.hub.embedded import model_path
 from mlxserve.mini.training.abilities import ABILITIES, Ability
 from mlxserve.mini.training.conversation import Dialogue
 from mlxserve.mini.training.tokenizer import ChatEncoder, load_tokenizer
-
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    from mlxserve.config import EngineOptions
 
 MAX_ANSWER_TOKENS = 160
 
@@ -55,7 +50,7 @@ class AbilityResult:
 class Student:
     """Answers with this package's engine, greedily. `with` closes the engine."""
 
-    def __init__(self, folder: Path | None = None, **options: Unpack[EngineOptions]) -> None:
+    def __init__(self, folder: Path | None = None, **options: Any) -> None:
         from mlxserve import LLM, SamplingParams
 
         folder = folder or model_path()

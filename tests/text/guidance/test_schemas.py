@@ -26,7 +26,9 @@ ASKED = ("Tell me of Paris.", "Who are you?", "Make a list.", "Answer in JSON, p
 
 @pytest.fixture(scope="module")
 def chat() -> Iterator[Chat]:
-    built = build_chat(EngineConfig(num_pages=256, page_size=16, disable_log_stats=True))
+    built = build_chat(
+        EngineConfig().with_options(num_pages=256, page_size=16, disable_log_stats=True)
+    )
     yield built
     built.close()
 

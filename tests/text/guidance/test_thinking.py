@@ -43,7 +43,9 @@ def chat(write_model: Callable[..., Path], tmp_path_factory: Any) -> Iterator[Ch
     config["chat_template"] = TEMPLATE
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     built = build_chat(
-        EngineConfig(model=str(folder), num_pages=64, page_size=16, disable_log_stats=True)
+        EngineConfig().with_options(
+            model=str(folder), num_pages=64, page_size=16, disable_log_stats=True
+        )
     )
     yield built
     built.close()
