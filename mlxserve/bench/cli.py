@@ -13,7 +13,9 @@ from mlxserve.bench.serving import WORKLOADS, Workload, bench_serving
 from mlxserve.bench.synthetic import PREFIX, synthetic_model
 
 app = typer.Typer(
-    help="Measure this machine, always next to a baseline in the same run.", no_args_is_help=True
+    help="Measure this machine, always next to a baseline in the same run.",
+    no_args_is_help=True,
+    add_completion=False,
 )
 
 ModelOption = Annotated[

@@ -10,7 +10,11 @@ import typer
 from mlxserve.bench.cli import JsonOption, ModelOption, model_folder
 from mlxserve.bench.report import Report
 
-app = typer.Typer(help="Measure what mlxserve costs, for its developers.", no_args_is_help=True)
+app = typer.Typer(
+    help="Measure what mlxserve costs, for its developers.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 
 
 @app.command()

@@ -28,8 +28,8 @@ from mlxserve.mini.training.conversation import (
 )
 from mlxserve.mini.training.words import DataSplit
 
-Value = str | int
-ValueMaker = Callable[[Random, DataSplit], Value]
+ArgumentValue = str | int
+ValueMaker = Callable[[Random, DataSplit], ArgumentValue]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class ExampleTool:
     answered: str  # the same, and {result}
     result: Callable[[Random, DataSplit], str]
 
-    def schema(self, values: dict[str, Value]) -> dict[str, Any]:
+    def schema(self, values: dict[str, ArgumentValue]) -> dict[str, Any]:
         """The definition in OpenAI's format; `values` decide the arguments' types."""
         types = {str: "string", int: "integer"}
         properties = {key: {"type": types[type(value)]} for key, value in values.items()}
@@ -51,7 +51,7 @@ class ExampleTool:
         function = {"name": self.name, "description": self.description, "parameters": parameters}
         return {"type": "function", "function": function}
 
-    def values(self, rng: Random, split: DataSplit) -> dict[str, Value]:
+    def values(self, rng: Random, split: DataSplit) -> dict[str, ArgumentValue]:
         return {key: make(rng, split) for key, make in self.arguments.items()}
 
 
@@ -385,7 +385,7 @@ def tool_results(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     return Dialogue(tuple(messages), says(result), (tool.schema(tool.values(rng, split)),))
 
 
-def calls(name: str, arguments: dict[str, Value]) -> Any:
+def calls(name: str, arguments: dict[str, ArgumentValue]) -> Any:
     """Accept one well-formed call of `name` with exactly `arguments`."""
 
     def accepts(answer: str) -> bool:
@@ -415,7 +415,7 @@ def _noun(tool: ExampleTool) -> str:
     return tool.name.rsplit("_", 1)[1]
 
 
-def _call(tool: ExampleTool, values: dict[str, Value]) -> TrainingMessage:
+def _call(tool: ExampleTool, values: dict[str, ArgumentValue]) -> TrainingMessage:
     function = {"name": tool.name, "arguments": values}
     return {
         "role": "assistant",
