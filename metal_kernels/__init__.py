@@ -1,4 +1,4 @@
-"""Paged KV on arrays: pages, slots and tables. Knows no requests, no models and no files.
+"""Attention over paged keys and values: pages, slots and tables. No requests, models or files.
 
     from metal_kernels import SequenceTables, select_backend
     backend = select_backend("auto")

@@ -34,13 +34,13 @@ _CHUNKS = ((0, 33), (20, 40))
 
 @dataclass(frozen=True, slots=True)
 class OpCheck:
-    """How far one op is from the reference, relative to the largest value; copies must be exact."""
+    """The error of one op against the reference, relative to the largest value."""
 
     op: str
     dtype: mx.Dtype
     head_dim: int
     error: float
-    tolerance: float
+    tolerance: float  # 0 for writes and copies
 
     @property
     def is_right(self) -> bool:
@@ -57,12 +57,12 @@ class Speeds:
 
     @property
     def page_gain(self) -> float:
-        """How many times faster whole pages are written than single rows."""
+        """How much faster whole pages are written than single rows."""
         return self.write_pages / self.write_tokens
 
 
 def check_ops(backend: Backend, head_dims: Sequence[int] = HEAD_DIMS) -> Iterator[OpCheck]:
-    """Every op in every dtype and head dimension, each as soon as it is known."""
+    """Check every op in every dtype and head dimension; yields each result at once."""
     for dtype in DTYPES:
         for head_dim in head_dims:
             yield from _check(backend, dtype, head_dim)
@@ -166,7 +166,7 @@ def measure(
     head_dim: int = 128,
     repeats: int = 20,
 ) -> Speeds:
-    """GB/s in float16, the best of `repeats`; by default of a batch of long contexts, 128 MB."""
+    """GB/s in float16, the best of `repeats`; by default for a batch of long contexts, 128 MB."""
     num_pages = batch * context // _PAGE_SIZE
     shape = (num_pages, kv_heads, _PAGE_SIZE, head_dim)
     pools = [backend.new_pool(*shape, mx.float16) for _ in range(2)]

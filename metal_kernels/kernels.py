@@ -20,7 +20,7 @@ Size: TypeAlias = tuple[int, int, int]
 _FOLDER = Path(__file__).parent / "msl"
 _COMMENT = re.compile(r"[ \t]*//.*")
 
-SMALLEST_INPUT = 8  # elements; what has fewer reaches a kernel in another address space
+SMALLEST_INPUT = 8  # elements; MLX passes smaller inputs in another address space
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class KernelSpec:
     writes_pools: bool = False
 
     def source(self) -> str:
-        """The body. Comments stay in the file: MLX hashes the text at every evaluation."""
+        """The body without comments, because MLX hashes the text at every evaluation."""
         text = (_FOLDER / f"{self.name}.metal").read_text(encoding="utf-8")
-        return _COMMENT.sub("", text)  # lines stay where they are, for messages
+        return _COMMENT.sub("", text)  # line numbers stay right, for messages
 
 
 _MOVED = ("moves", "k_pool", "v_pool", "after_a", "after_b")
@@ -70,7 +70,7 @@ ALL = (
 
 
 class Kernel(Protocol):
-    """A kernel ready to be dispatched; MLX's own arguments."""
+    """A kernel to dispatch, with MLX's own arguments."""
 
     def __call__(
         self,
@@ -91,7 +91,7 @@ class Factory(Protocol):
 
 
 def on_metal(spec: KernelSpec, source: str) -> Kernel:
-    """MLX compiles the text for the GPU, once per template arguments and input types."""
+    """Compiled by MLX for the GPU, once for each template and input types."""
     kernel = mx.fast.metal_kernel(
         name=spec.name,
         input_names=list(spec.inputs),
@@ -102,7 +102,7 @@ def on_metal(spec: KernelSpec, source: str) -> Kernel:
 
 
 class Kernels:
-    """Every kernel of one factory, built when first used and only once."""
+    """The kernels of one factory, each built once, on first use."""
 
     def __init__(self, factory: Factory) -> None:
         self._factory = factory
@@ -117,7 +117,7 @@ class Kernels:
         grid: Size,
         threadgroup: Size,
     ) -> list[mx.array]:
-        """Dispatch: buffers by name, `grid` in threads."""
+        """Dispatch a kernel: buffers by name, `grid` in threads."""
         kernel = self._built.get(spec.name)
         if kernel is None:
             kernel = self._built[spec.name] = self._factory(spec, spec.source())

@@ -3,10 +3,10 @@
 Owns the order of kernels (`fences.py`) and knows their texts only by their buffers (`kernels.py`).
 Pools are (num_pages, kv_heads, page_size, head_dim): a page's tile of one head is contiguous.
 
-What keeps in-place writes sound, each a way to silent corruption if broken: a kernel that touches a
-pool binds the fences of those it must come after; a pool is one row-contiguous array, passed
-whole and never replaced; nothing here runs inside mx.compile; no other op of mlx may read a pool
-while a step is under way (`settle()` first).
+In-place writes are correct under these rules; breaking one corrupts data silently:
+a kernel that uses a pool binds the fences of the kernels it must follow; a pool is one
+row-contiguous array, passed whole and never replaced; nothing here runs inside mx.compile; no other
+op of mlx reads a pool while a step is running (call `settle()` first).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ DTYPES = (mx.float16, mx.bfloat16, mx.float32)
 _LOG2_E = math.log2(math.e)
 _FENCE = ((8,), mx.int32)
 _COPY_THREADS = 256
-_TURNS = 4  # simdgroups that share the keys of a partition
+_TURNS = 4  # simdgroups that take turns at the keys of a partition
 
 
 class MetalBackend:
-    """The ops as kernels that `factory` makes: on Metal, but for tests."""
+    """The ops as kernels that `factory` makes."""
 
     name = "metal"
     writes_in_place = True
@@ -55,7 +55,7 @@ class MetalBackend:
     def new_pool(
         self, num_pages: int, kv_heads: int, page_size: int, head_dim: int, dtype: mx.Dtype
     ) -> mx.array:
-        """Raises ValueError for what the kernels are not written for."""
+        """Raises ValueError for shapes and dtypes that the kernels do not support."""
         if (reason := refusal(head_dim, head_dim, dtype)) is not None:
             raise ValueError(reason)
         if page_size not in PAGE_SIZES:
@@ -64,7 +64,7 @@ class MetalBackend:
 
     def _added(self, pool: mx.array) -> mx.array:
         mx.eval(pool)
-        # mlx hands a kernel a copy of any other array, and writes to it would be lost.
+        # mlx passes a copy of any other array to a kernel, and writes to the copy would be lost.
         assert memoryview(pool).c_contiguous  # type: ignore[arg-type]  # mlx does not say so
         self._fences.add(pool)
         return pool
@@ -81,7 +81,7 @@ class MetalBackend:
         return self._added(resized)
 
     def settle(self) -> None:
-        """Wait until every pool holds all that was written to it."""
+        """Wait for all writes to all pools."""
         mx.eval(self._fences.pending())
 
     def write_kv(
@@ -272,7 +272,7 @@ class MetalBackend:
         self._fences.after_write(k_pool, fence)
 
     def _plan_of(self, slots: Slots, page_size: int) -> WritePlan:
-        """The plan of these slots; every layer of a step passes the same array."""
+        """Planned once per step: every layer passes the same array of slots."""
         if self._write_plan is not None:
             known, size, plan = self._write_plan
             if known is slots and size == page_size:
@@ -300,7 +300,7 @@ class MetalBackend:
 
 
 def refusal(key_dim: int, value_dim: int, dtype: mx.Dtype) -> str | None:
-    """Why a layer of this shape cannot run on these kernels, or None."""
+    """Why the kernels cannot run a layer of this shape, or None."""
     if key_dim != value_dim:
         return (
             f"the Metal kernels take keys and values of one head dimension, got {key_dim} and "

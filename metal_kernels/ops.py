@@ -11,19 +11,19 @@ Rows are tokens. For T rows, H query heads, K kv heads, head dimension D and S s
     paged_prefill(queries, k_pool, v_pool, tables, *, scale, window, softcap, sinks) -> (T, H, D)
         queries         (T, H, D): the rows of each sequence's chunk, causal within it
     read_kv(k_pool, v_pool, slots) -> (keys, values)
-        what write_kv wrote there, bit-exact; computed, so that nothing written later is seen.
-        No step may be under way
+        what write_kv wrote there, bit-exact and already computed, so later writes do not change it.
+        No step may be running
     copy_pages(k_pool, v_pool, sources, targets) -> (k_pool, v_pool)
-        sources, targets  (N,) int32 page numbers; targets all different, and none a source
+        sources, targets  (N,) int32 page numbers; targets all different, none of them a source
     resize_pool(pool, num_pages, page_size, sources, targets) -> pool
-        a pool of so many pages (at least 2) that holds, bit-exact, what the one before held: page
-        targets[i] what sources[i] did, as in copy_pages, every other page what it did, and new
-        ones zeros; computed. The argument must not be used again. No step may be under way
+        a computed pool of `num_pages` (at least 2) with the contents of the old one, bit-exact:
+        page targets[i] holds what sources[i] held, as in copy_pages, every other page what it held,
+        new pages zeros. The argument must not be used again. No step may be running
 
         scale           multiplies the scores
-        window          None, or how many positions a row sees, its own included
+        window          None, or the number of positions a row sees, its own included
         softcap         None, or c in c * tanh(score / c)
-        sinks           None, or (H,): a logit per head that takes part in the softmax's sum only
+        sinks           None, or (H,): a logit per head that is only in the softmax's sum
 
 A pool is one array per layer and side; its layout is the backend's own.
 """
@@ -39,19 +39,19 @@ import numpy.typing as npt
 from metal_kernels.tables import SequenceTables
 
 PAGE_SIZES = (16, 32, 64)
-HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)  # of the Metal kernels; the reference takes any
+HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)  # of the Metal kernels; the other backends take any
 
 Slots = npt.NDArray[np.int32]
 LayerShape: TypeAlias = tuple[int, int, mx.Dtype]  # head dimension of keys and of values, dtype
 
 
 class Backend(Protocol):
-    """Who computes the ops. See the module's docstring for shapes."""
+    """An implementation of the ops. See the module's docstring for shapes."""
 
     name: str
-    # Whether a write leaves the pool's buffer where it is even while an earlier step is still
-    # being computed. Without it a step must have ended before the next one is started, or mlx
-    # copies the whole pool for each layer (measured: 82 ms instead of 0.09 ms for 131 MB).
+    # Whether a write keeps the pool's buffer even while an earlier step is still being computed.
+    # If not, a step must end before the next one starts, or mlx copies the whole pool for each
+    # layer (measured: 82 ms instead of 0.09 ms for 131 MB).
     writes_in_place: bool
 
     def new_pool(
@@ -115,7 +115,7 @@ def check_attention(
     softcap: float | None,
     sinks: mx.array | None,
 ) -> None:
-    """The conditions every backend relies on. Raises ValueError."""
+    """Raises ValueError for arguments that do not fit together."""
     rows, heads, head_dim = _shape3(queries, "queries")
     kv_heads, key_dim, num_slots = _pool_shape(k_pool)
     if rows != tables.num_rows:
@@ -145,7 +145,7 @@ def check_attention(
 
 
 def check_decode(tables: SequenceTables) -> None:
-    """The condition of paged_decode alone. Raises ValueError."""
+    """Raises ValueError for several rows of one sequence."""
     if tables.num_rows != len(tables):
         raise ValueError("paged_decode takes one row per sequence")
 
@@ -153,9 +153,9 @@ def check_decode(tables: SequenceTables) -> None:
 def check_write(
     keys: mx.array, values: mx.array, k_pool: mx.array, v_pool: mx.array, slots: Slots
 ) -> None:
-    """The conditions every backend's write relies on, but that the slots differ.
+    """Raises ValueError for arguments that do not fit together.
 
-    Raises ValueError.
+    Does not check that the slots differ.
     """
     if slots.ndim != 1 or slots.dtype != np.int32:
         raise ValueError(f"slots must be one row of int32, got {slots.shape} of {slots.dtype}")
@@ -176,7 +176,7 @@ def check_write(
 def check_copy(
     k_pool: mx.array, v_pool: mx.array, sources: Slots, targets: Slots, page_size: int
 ) -> None:
-    """The conditions every backend's copy relies on. Raises ValueError."""
+    """Raises ValueError for pages that cannot be copied."""
     if len(sources) != len(targets):
         raise ValueError(
             f"{len(sources)} sources and {len(targets)} targets do not belong together"
@@ -190,7 +190,7 @@ def check_copy(
 
 
 def _pool_shape(pool: mx.array) -> tuple[int, int, int]:
-    """(kv heads, head dimension, slots): these axes lie alike in every backend's layout."""
+    """(kv heads, head dimension, slots), which every layout has at the same axes."""
     kv_heads, head_dim = pool.shape[-3], pool.shape[-1]
     return kv_heads, head_dim, pool.size // (kv_heads * head_dim)
 

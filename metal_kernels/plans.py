@@ -1,8 +1,7 @@
-"""Plans: which threadgroup does what, worked out on the host in numpy and uploaded once per step.
+"""Plans: which threadgroup does what, computed on the host in numpy and uploaded once per step.
 
-Lists of work instead of rectangular grids: sequences of very different lengths launch no
-threadgroup that finds nothing to do. Positions are absolute, so how a sequence is cut depends on
-nothing but itself.
+Lists of work instead of rectangular grids: sequences of very different lengths launch no idle
+threadgroup. Positions are absolute, so the cuts of a sequence depend on that sequence alone.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ NO_WINDOW = 2**31 - 1
 
 
 def upload(numbers: npt.ArrayLike, dtype: npt.DTypeLike = np.int32) -> mx.array:
-    """On the device, with rows of zeros added while there are fewer than 8 elements."""
+    """On the device, padded with rows of zeros to SMALLEST_INPUT elements."""
     array = np.ascontiguousarray(numbers, dtype)
     missing = -(-(SMALLEST_INPUT - array.size) // max(1, array[:1].size))
     if missing > 0:
@@ -34,7 +33,7 @@ def upload(numbers: npt.ArrayLike, dtype: npt.DTypeLike = np.int32) -> mx.array:
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """Rows that fill whole pages, and the others. (count, 2) each: row, page | row, slot."""
+    """Rows that fill whole pages, and single rows. (count, 2) each: row, page | row, slot."""
 
     pages: IntArray
     tokens: IntArray
@@ -53,10 +52,10 @@ class WritePlan:
 
 
 def _whole_pages(slots: IntArray, page_size: int) -> npt.NDArray[np.int64]:
-    """First rows of the runs of page_size consecutive slots that begin where a page does."""
+    """First rows of the runs of consecutive slots that are a whole page."""
     if len(slots) < page_size:
         return np.zeros(0, np.int64)
-    breaks = np.diff(slots, prepend=np.int32(0)) != 1  # of a row from the one before
+    breaks = np.diff(slots, prepend=np.int32(0)) != 1  # between a row and the one before
     num_breaks = np.concatenate([[0], np.cumsum(breaks)])
     starts = np.flatnonzero(slots[: len(slots) - page_size + 1] % page_size == 0)
     # Slots are all different, so two such runs never overlap.
@@ -66,11 +65,11 @@ def _whole_pages(slots: IntArray, page_size: int) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """Partitions of each sequence's context, the first at its window's beginning."""
+    """Partitions of each sequence's context, from the start of its window."""
 
     num_partitions: int
     partitions: mx.array  # (partitions, 4): sequence, first key, key after the last, 0
-    starts: mx.array  # (sequences + 1,): whose partition is whose
+    starts: mx.array  # (sequences + 1,): the first partition of each sequence
 
     @classmethod
     def of(cls, tables: SequenceTables, window: int | None) -> DecodePlan:
@@ -120,7 +119,7 @@ class PrefillPlan:
 
 
 def tile_side(head_dim: int, item_size: int) -> int:
-    """Lines and keys of a tile of paged_prefill: the largest that fits in threadgroup memory."""
+    """Lines and keys of a tile of paged_prefill: the most that fit in threadgroup memory."""
     for side in (32, 16):
         if tile_bytes(head_dim, item_size, side) <= 32 << 10:
             return side
@@ -135,7 +134,7 @@ def tile_bytes(head_dim: int, item_size: int, side: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class HeadSplit:
-    """How the query heads of a group are spread in paged_decode."""
+    """How paged_decode distributes the query heads of a group."""
 
     heads: int  # of one simdgroup, kept in its registers
     parts: int  # simdgroups side by side
@@ -145,7 +144,7 @@ class HeadSplit:
     def of(cls, group: int, head_dim: int) -> HeadSplit:
         width = 4 if head_dim % 128 == 0 else 2 if head_dim % 64 == 0 else 4
         per_lane = -(-head_dim // (32 * width)) * width
-        most = max(1, 32 // per_lane)  # as many registers for queries, and again for sums
+        most = max(1, 32 // per_lane)  # 32 registers for queries, and 32 for sums
         blocks = -(-group // 16)
         per_block = -(-group // blocks)
         parts = -(-per_block // most)

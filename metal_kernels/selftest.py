@@ -1,9 +1,9 @@
-"""Whether a pool can be written in place here, found out by doing it before anything relies on it.
+"""The self-test of in-place writes, run on this machine before anything relies on them.
 
-That MLX lets a kernel write what it declares as an input, and keeps the kernels that share a fence
-in order, is not documented. So at start-up a few steps are put under way without waiting for any:
-each writes every slot anew and attends over them, and depends on the step before through nothing
-but its fence. A write that is lost, late or early gives some step the keys of another.
+MLX does not document that a kernel may write an array declared as its input, nor that kernels
+sharing a fence stay in order. So at start-up a few steps are launched without waiting: each writes
+every slot anew and attends over them, and only its fence orders it after the previous step. A lost,
+late or early write gives some step the keys of another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from metal_kernels.tables import SequenceTables
 _STEPS = 4
 _PAGE_SIZE = 32
 _NUM_PAGES = 12
-_LENGTH = 10 * _PAGE_SIZE + 5  # whole pages, rows beside them, two partitions; one page is free
+_LENGTH = 10 * _PAGE_SIZE + 5  # whole pages, single rows, two partitions; one page is free
 _HEADS = 2
 _HEAD_DIM = 64
 _TOLERANCE = 1e-4  # of values around 1, in float32
@@ -30,7 +30,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What one step writes and asks, and what must come out."""
+    """What one step writes and queries, and the right answer."""
 
     keys: Floats  # (length, heads, head_dim)
     values: Floats
@@ -53,7 +53,7 @@ class _Step:
 
 
 def why_not_in_place(backend: MetalBackend) -> str | None:
-    """None where the backend's writes are sound on this machine; else what went wrong."""
+    """What went wrong, or None where the backend's writes are correct on this machine."""
     pages = np.arange(_NUM_PAGES - 2, -1, -1, dtype=np.int32)  # the last page of the pool is free
     positions = np.arange(_LENGTH)
     slots = pages[positions // _PAGE_SIZE] * _PAGE_SIZE + positions % _PAGE_SIZE
@@ -80,12 +80,12 @@ def why_not_in_place(backend: MetalBackend) -> str | None:
         backend.copy_pages(pools[0], pools[1], *copied, _PAGE_SIZE)
         backend.settle()
         answers = [np.array(output) for output in outputs]
-    except RuntimeError as error:  # what mlx raises for a text that Apple's compiler refuses
+    except RuntimeError as error:  # mlx raises it for a text that Apple's compiler refuses
         return f"a kernel does not run: {str(error).strip()[:200]}"
-    return _pools_verdict(pools, steps[-1], slots, copied) or _answers_verdict(answers, steps)
+    return _error_of_pools(pools, steps[-1], slots, copied) or _error_of_answers(answers, steps)
 
 
-def _answers_verdict(answers: list[Floats], steps: list[_Step]) -> str | None:
+def _error_of_answers(answers: list[Floats], steps: list[_Step]) -> str | None:
     for number, (answer, step) in enumerate(zip(answers, steps, strict=True)):
         expected = step.answer(step.queries)
         if np.abs(answer - expected).max() <= _TOLERANCE:
@@ -99,7 +99,7 @@ def _answers_verdict(answers: list[Floats], steps: list[_Step]) -> str | None:
     return None
 
 
-def _pools_verdict(
+def _error_of_pools(
     pools: list[mx.array],
     last: _Step,
     slots: npt.NDArray[np.int32],

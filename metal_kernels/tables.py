@@ -1,7 +1,7 @@
-"""SequenceTables: where the sequences of one dispatch live, built once per step on the host.
+"""SequenceTables: the pages of the sequences of one dispatch, built once per step on the host.
 
-Plain numpy: the CPU path needs the numbers as numbers (it reads runs of consecutive pages as
-views), and a Metal dispatch uploads them once for all layers.
+In numpy: the cpu backend computes with the numbers (it reads runs of consecutive pages as views),
+and a Metal dispatch uploads them once for all layers.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Plan = TypeVar("Plan")
 
 @dataclass(frozen=True)
 class SequenceTables:
-    """Page tables and lengths of the sequences that one dispatch attends for.
+    """Page tables and lengths of the sequences of one dispatch.
 
-    Raises ValueError when they do not belong together.
+    Raises ValueError when they do not fit together.
 
     page_tables    (sequences, max_pages) int32; entries past a sequence's last page are padding
     context_lens   (sequences,) int32: tokens attended over, this step's own included
@@ -61,7 +61,7 @@ class SequenceTables:
         return len(self.context_lens)
 
     def plan(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
-        """What a backend works out from these tables: made once, kept for the other layers."""
+        """What a backend computes from these tables: made once, kept for the other layers."""
         if key not in self._plans:
             self._plans[key] = make()
         plan: Plan = self._plans[key]
@@ -77,7 +77,7 @@ class SequenceTables:
 
     @cached_property
     def highest_page(self) -> int:
-        """Of the pages in use; padding may be anything."""
+        """The highest page in use; padding does not count."""
         return int(self._pages_in_use.max())
 
     @property
@@ -92,12 +92,10 @@ class SequenceTables:
         return (pages * self.page_size + positions % self.page_size).astype(np.int32)
 
     def runs(self, sequence: int, first: int, last: int | None = None) -> list[tuple[int, int]]:
-        """Ranges of slots that hold positions first .. last of a sequence, in order.
+        """Ranges of slots with the positions from `first` up to `last`, in order.
 
-        None is all of its context.
-
-        Consecutive pages make one range; a pool that hands out runs yields one range for most
-        sequences, which can be read without a copy.
+        `last` None is the end of the context. Consecutive pages are one range: most sequences have
+        a single one, because the pool hands out runs, and it can be read without a copy.
         """
         last = int(self.context_lens[sequence]) if last is None else last
         size = self.page_size

@@ -1,9 +1,9 @@
-// Copies pages within the pools: the tail a sequence is about to write to and others still read.
+// Copies pages within the pools: the tail that a sequence is about to write and others still read.
 //
 // moves           (M, 2) int32                     source, target; no target is a source
 // k_pool, v_pool  (num_pages, K, page_size, D)     of type T, written in place
 // after_a/b       (8) int32                        bound for their order, never read
-// fence           (8) int32                        out: bound by whoever reads the pools next
+// fence           (8) int32                        out: bound by the next kernel that reads the pools
 //
 // template: T, D. One threadgroup per (page, head): grid (threads, K, M).
 

@@ -1,8 +1,8 @@
-// Attention of one query row per sequence, second pass: a context's partitions become one answer.
+// Attention of one query row per sequence, second pass: merge a context's partitions.
 //
 // partials  (W, H, D + 4) float    of paged_decode: weighted sum, maximum, sum of weights
 // starts    (S + 1) int32          sequence s owns partitions starts[s] up to starts[s + 1]
-// sinks     (H)                    a logit per head that takes part in the softmax's sum only
+// sinks     (H)                    a logit per head that is only in the softmax's sum
 // numbers   (8) float              ..., ..., 1 where there are sinks
 // out       (S, H, D)              of type T
 //

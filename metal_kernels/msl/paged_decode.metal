@@ -1,4 +1,4 @@
-// Attention of one query row per sequence, first pass: every partition of a context for itself.
+// Attention of one query row per sequence, first pass: every partition of a context alone.
 //
 // queries      (S, H, D)                       of type T
 // k_pool, v_pool  (num_pages, K, page_size, D)
@@ -8,7 +8,7 @@
 // after        (8) int32                       the last write's fence: bound, never read
 // partials     (W, H, D + 4) float             out: sum of weighted values, then maximum, sum of
 //                                              weights, 0, 0. Weights are 2^(score - maximum)
-// fence        (8) int32                       out: bound by whoever writes the pools next
+// fence        (8) int32                       out: bound by the next kernel that writes the pools
 //
 // template: T, D, GROUP (H / K), HEADS (of one simdgroup), PARTS (simdgroups that share the heads
 // of a threadgroup), BLOCKS (threadgroups that share the group).
@@ -24,7 +24,7 @@ constexpr int KEYS = 4;
 constexpr int WIDTH = D % 128 == 0 ? 4 : D % 64 == 0 ? 2 : 4;  // dimensions of one load
 constexpr int LOADS = (D + 32 * WIDTH - 1) / (32 * WIDTH);
 constexpr int STRIDE = D + 4;  // of a partial
-constexpr float LOWEST = -1e30f;  // stands for minus infinity, which fast math may not know
+constexpr float LOWEST = -1e30f;  // for minus infinity, which fast math may not support
 typedef vec<T, WIDTH> Loaded;
 typedef vec<float, WIDTH> Floats;
 
@@ -46,7 +46,7 @@ const float factor = numbers[0];
 const float cap = numbers[1];
 const device int* pages = page_tables + long(sequence) * page_tables_shape[1];
 
-// The heads of this simdgroup, counted in the group. The last ones may not exist: they repeat one.
+// The heads of this simdgroup, numbered in the group. Those past the group's end repeat its last.
 const int first_head = (block * PARTS + part) * HEADS;
 Floats query[HEADS][LOADS], sum[HEADS][LOADS];
 float highest[HEADS], total[HEADS];
@@ -64,7 +64,7 @@ for (int h = 0; h < HEADS; h++) {
 }
 
 for (int key = (first_key & ~(KEYS - 1)) + KEYS * turn; key < end_key; key += KEYS * TURNS) {
-  // KEYS divides every page size: they lie on one page.
+  // KEYS divides every page size: they are on one page.
   const long page = pages[key >> page_shift];
   const long tile = ((page * kv_heads + kv_head) << page_shift) + (key & page_mask);
   Loaded keys[KEYS][LOADS], values[KEYS][LOADS];
@@ -105,7 +105,7 @@ for (int key = (first_key & ~(KEYS - 1)) + KEYS * turn; key < end_key; key += KE
   }
 }
 
-// The turns' sums become one, as many heads at a time as fit in threadgroup memory.
+// Merge the turns' sums, as many heads at a time as fit in threadgroup memory.
 constexpr int FITTING = 24576 / (PARTS * TURNS * D * 4);
 constexpr int ROUND = FITTING < HEADS ? FITTING : HEADS;
 threadgroup float sums[PARTS * ROUND * TURNS * D];

@@ -1,6 +1,6 @@
 // Causal attention of chunks over pages, by tiles of 8x8 matrices.
 //
-// queries      (T, H, D)                       of type T; each chunk's rows one after another
+// queries      (T, H, D)                       of type T; each chunk's rows are consecutive
 // k_pool, v_pool  (num_pages, K, page_size, D)
 // page_tables  (S, max_pages) int32            entries past a sequence's last page may be anything
 // tiles        (W, 8) int32                    sequence, first query row of the chunk, first line,
@@ -11,7 +11,7 @@
 // sinks        (H)                             a logit per head, for the softmax's sum only
 // after        (8) int32                       the last write's fence: bound, never read
 // out          (T, H, D)                       of type T
-// fence        (8) int32                       out: bound by whoever writes the pools next
+// fence        (8) int32                       out: bound by the next kernel that writes the pools
 //
 // template: T, D, SIDE (lines and keys of a tile, 16 or 32). Grid (4 * SIDE, K, W): one threadgroup
 // per (kv head, tile), one simdgroup per 8 lines. A line is one head of one query row, so that all
@@ -27,7 +27,7 @@ constexpr int TILE_STRIDE = D + 16 / int(sizeof(T));  // in elements; 16 bytes m
 constexpr int SCORE_STRIDE = SIDE + 4;
 constexpr int WEIGHT_STRIDE = SIDE + 8;
 constexpr int COLUMNS = SIDE / 4;  // of a lane: four lanes share a line
-constexpr float LOWEST = -1e30f;   // stands for minus infinity, which fast math may not know
+constexpr float LOWEST = -1e30f;   // for minus infinity, which fast math may not support
 constexpr float LOG2_E = 1.44269504088896340736f;
 typedef vec<T, 4> Quad;
 typedef simdgroup_matrix<T, 8, 8> Matrix;
@@ -77,7 +77,7 @@ for (int c = 0; c < D / 8; c++) {
   simdgroup_load(query[c], staged + simdgroup * 8 * TILE_STRIDE + c * 8, TILE_STRIDE);
   sum[c] = FloatMatrix(0.0f);
 }
-threadgroup_barrier(mem_flags::mem_threadgroup);  // keys take the queries' place
+threadgroup_barrier(mem_flags::mem_threadgroup);  // keys replace the queries
 
 // The softmax's state: four lanes hold a line's, and agree on it.
 const int my_line = lane / 4;
@@ -88,13 +88,13 @@ const int my_head = kv_head * group + line % group;
 threadgroup float* my_scores = scores + (simdgroup * 8 + my_line) * SCORE_STRIDE + my_column;
 threadgroup T* my_weights = weights + (simdgroup * 8 + my_line) * WEIGHT_STRIDE + my_column;
 threadgroup float* diagonal = diagonals + simdgroup * 64;
-// A sink is the first thing a line has seen. Where there is none, what stands in its place weighs
-// nothing as soon as a key is seen.
+// A sink is the first score of a line. Without sinks its placeholder weighs nothing as soon as a key
+// is seen.
 float highest = numbers[2] > 0.0f ? float(sinks[my_head]) * LOG2_E : LOWEST;
 float total = 1.0f;
 
 for (int first_key = tile[5]; first_key < end_key; first_key += SIDE) {
-  // Rows past the end hold anything, NaN included, and 0 * NaN is NaN: zeros take their place.
+  // Rows past the end hold anything, NaN included, and 0 * NaN is NaN: zeros replace them.
   for (int i = thread_index; i < SIDE * QUADS; i += THREADS) {
     const int key = first_key + i / QUADS;
     Quad quad = Quad(T(0));
@@ -116,7 +116,7 @@ for (int first_key = tile[5]; first_key < end_key; first_key += SIDE) {
     }
     simdgroup_store(product, scores + simdgroup * 8 * SCORE_STRIDE + k, SCORE_STRIDE);
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // scores are there; values take the keys' place
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // scores are complete; values replace the keys
 
   for (int i = thread_index; i < SIDE * QUADS; i += THREADS) {
     const int key = first_key + i / QUADS;
@@ -143,7 +143,7 @@ for (int first_key = tile[5]; first_key < end_key; first_key += SIDE) {
   highest = next;
   float added = 0.0f;
   for (int c = 0; c < COLUMNS; c++) {
-    // A line that has seen nothing yet gives everything weight 1; the first key's shrink wipes it.
+    // A line that has seen no key yet gives all weights 1; the first key's shrink clears them.
     const float weight = fast::exp2(score[c] - next);
     my_weights[c] = T(weight);
     added += weight;
@@ -154,7 +154,7 @@ for (int first_key = tile[5]; first_key < end_key; first_key += SIDE) {
   for (int c = lane % 4 * 2; c < lane % 4 * 2 + 2; c++) {
     diagonal[my_line * 8 + c] = c == my_line ? shrink : 0.0f;
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // values, weights and diagonals are there
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // values, weights and diagonals are complete
 
   FloatMatrix shrinks;
   simdgroup_load(shrinks, diagonal, 8);
@@ -169,7 +169,7 @@ for (int first_key = tile[5]; first_key < end_key; first_key += SIDE) {
     }
     sum[c] = shrunk;
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // the next keys take the values' place
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // the next keys replace the values
 }
 
 // Each line divided by its total, eight dimensions at a time through the scores' memory.

@@ -1,11 +1,11 @@
-// Writes whole pages: the path that page-aligned chunks exist for. One page number serves
+// Writes whole pages: the reason for page-aligned chunks. One page number serves
 // page_size rows, and every store is a 16-byte word of a contiguous tile.
 //
 // keys, values    (T, K, D)                        of type T
 // moves           (M, 2) int32                     first row, page; pages all different
 // k_pool, v_pool  (num_pages, K, page_size, D)     written in place
 // after_a/b       (8) int32                        bound for their order, never read
-// fence           (8) int32                        out: bound by whoever reads the pools next
+// fence           (8) int32                        out: bound by the next kernel that reads the pools
 //
 // template: T, D. One threadgroup per (page, head): grid (threads, K, M).
 

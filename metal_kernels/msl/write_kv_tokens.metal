@@ -1,10 +1,10 @@
-// Writes rows into single slots: decodes, and what a chunk leaves beside whole pages.
+// Writes rows into single slots: decodes, and the rows of a chunk outside whole pages.
 //
 // keys, values    (T, K, D)                        of type T
 // moves           (M, 2) int32                     row, slot; slots all different
 // k_pool, v_pool  (num_pages, K, page_size, D)     written in place
 // after_a/b       (8) int32                        bound for their order, never read
-// fence           (8) int32                        out: bound by whoever reads the pools next
+// fence           (8) int32                        out: bound by the next kernel that reads the pools
 //
 // template: T, D. grid: (16-byte words of a row, K, M), one word of keys and values per thread.
 // Bits are moved as integers, so NaN payloads survive.

@@ -237,7 +237,7 @@ def test_pages_move_and_stay_bit_by_bit_when_the_pool_gets_another_size(
 
 @BACKENDS
 def test_a_layer_attends_over_pages_that_have_moved(backend: Callable[[], Backend]) -> None:
-    """The kernels' order of reads and writes goes on in the new arrays."""
+    """The kernels' order of reads and writes continues in the new arrays."""
     kv = filled(backend(), 6)
     spec = kv.specs[0]
     queries = mx.random.normal((1, 2, 1, spec.key_dim), key=mx.random.key(9))

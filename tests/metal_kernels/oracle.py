@@ -1,6 +1,6 @@
 """An oracle for the ops: attention in float64 numpy over plain arrays, without pages.
 
-A `Case` says what is attended; `Paged` puts it into a backend's pool through the backend's own
+A `Case` describes sequences and options; `Paged` writes it to a backend's pool by the backend's own
 ops, on pages in any order, with NaN in every unused slot. Tests compare the backend's answer with
 the oracle's and the reference's, for the values as the pool's dtype holds them. Pools are read by
 slot, so the same cases serve every layout.
@@ -24,7 +24,7 @@ OUTSIDE = 2**31 - 1  # padding of page tables, which must fail if it is read
 
 @dataclass(frozen=True)
 class Case:
-    """Sequences of (tokens before the chunk, tokens of the chunk), and how they are attended."""
+    """Sequences of (tokens before the chunk, tokens of the chunk), and the options of attention."""
 
     sequences: tuple[tuple[int, int], ...]
     page_size: int = 16
@@ -160,7 +160,7 @@ class Paged:
         return self._backend.write_kv(keys, values, k_pool, v_pool, everywhere)
 
     def _rows(self, head_dim: int, parts: list[np.ndarray]) -> mx.array:
-        """What each slot of the pool is to hold."""
+        """The intended contents of each slot of the pool."""
         num_slots = self.num_pages * self._case.page_size
         rows = np.full((num_slots, self._case.kv_heads, head_dim), np.nan, np.float32)
         rows[self.slots()] = np.concatenate(parts)

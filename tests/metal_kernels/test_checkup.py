@@ -1,4 +1,4 @@
-"""The check-up sees what a kernel does wrong, and measures what is moved."""
+"""The check-up detects a wrong kernel, and measures bandwidth."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def failing(backend: MetalBackend) -> set[str]:
 
 
 def spoiled(kernel: str) -> MetalBackend:
-    """The emulator's kernels, one of which does nothing."""
+    """Emulated kernels, one of which does nothing."""
     make = emulated_factory()
 
     def factory(spec: Any, source: str) -> Any:
@@ -58,11 +58,11 @@ def test_a_kernel_that_does_nothing_is_found(kernel: str, op: str) -> None:
     assert op in failing(spoiled(kernel))
 
 
-def test_no_number_is_not_right() -> None:
+def test_an_error_of_nan_is_not_right() -> None:
     assert not OpCheck("paged_decode", mx.float16, 64, float("nan"), 1.0).is_right
 
 
-def test_what_is_moved_is_measured_in_gigabytes_a_second(fast_backend: MetalBackend) -> None:
+def test_bandwidth_is_measured_in_gigabytes_per_second(fast_backend: MetalBackend) -> None:
     speeds = measure(fast_backend, batch=2, context=64, kv_heads=2, head_dim=64, repeats=1)
     assert speeds.decode > 0
     assert speeds.write_pages > 0

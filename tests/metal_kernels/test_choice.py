@@ -1,4 +1,4 @@
-"""Which backend is taken, on machines that have Metal and on machines that do not."""
+"""Which backend is selected, with Metal and without."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from metal_kernels import choice, select_backend
 from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.metal import MetalBackend
 
-TAKEN = [(128, 128, mx.float16)]
-NOT_TAKEN = [*TAKEN, (192, 128, mx.float16)]
+SUPPORTED = [(128, 128, mx.float16)]
+UNSUPPORTED = [*SUPPORTED, (192, 128, mx.float16)]
 
 
 @pytest.fixture
@@ -34,21 +34,21 @@ def no_mac(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_mac")
-def test_without_metal_auto_is_the_reference() -> None:
-    assert isinstance(select_backend("auto", NOT_TAKEN), CpuBackend)
+def test_without_metal_auto_is_cpu() -> None:
+    assert isinstance(select_backend("auto", UNSUPPORTED), CpuBackend)
 
 
 @pytest.mark.usefixtures("no_mac")
-def test_without_metal_asking_for_it_is_refused_with_what_to_do() -> None:
+def test_metal_without_metal_is_refused_with_advice() -> None:
     with pytest.raises(ValueError, match=r'no Metal on this machine.*attention_backend="auto"'):
         select_backend("metal")
 
 
 @pytest.mark.usefixtures("mac")
 @pytest.mark.parametrize("name", ["auto", "metal"])
-def test_with_metal_its_kernels_are_taken(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_with_metal_its_kernels_are_selected(name: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    backend = select_backend(name, TAKEN)
+    backend = select_backend(name, SUPPORTED)
     assert isinstance(backend, MetalBackend)
     assert backend.name == "metal"
     assert backend.writes_in_place
@@ -56,25 +56,25 @@ def test_with_metal_its_kernels_are_taken(name: str, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.usefixtures("mac")
-def test_a_layer_the_kernels_do_not_take_is_left_to_the_reference(
+def test_a_model_with_an_unsupported_layer_gets_cpu(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert isinstance(select_backend("auto", NOT_TAKEN), CpuBackend)
+    assert isinstance(select_backend("auto", UNSUPPORTED), CpuBackend)
     assert "got 192 and 128" in caplog.text
     with pytest.raises(ValueError, match='got 192 and 128; attention_backend="cpu"'):
-        select_backend("metal", NOT_TAKEN)
+        select_backend("metal", UNSUPPORTED)
 
 
 @pytest.mark.usefixtures("broken_mac")
-def test_a_failed_self_test_leaves_attention_to_the_reference_and_says_so(
+def test_after_a_failed_self_test_auto_is_cpu_and_the_log_says_why(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    backend = select_backend("auto", TAKEN)
+    backend = select_backend("auto", SUPPORTED)
     assert isinstance(backend, CpuBackend)
     assert not backend.writes_in_place
     assert "plain mlx, which is slower: step 1 came late" in caplog.text
     with pytest.raises(ValueError, match="step 1 came late"):
-        select_backend("metal", TAKEN)
+        select_backend("metal", SUPPORTED)
 
 
 @pytest.mark.usefixtures("mac")
@@ -86,7 +86,19 @@ def test_the_self_test_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(runs) == 1
 
 
-def test_a_mac_told_to_compute_on_the_cpu_has_no_metal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_cpu_on_a_mac_whose_default_device_is_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     monkeypatch.setattr(mx, "default_device", lambda: mx.cpu)
     assert isinstance(select_backend("auto"), CpuBackend)
+
+
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_the_backends_in_plain_mlx_are_selected_by_name(name: str) -> None:
+    assert select_backend(name, UNSUPPORTED).name == name
+
+
+def test_an_unknown_backend_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="no attention backend named 'cuda'"):
+        select_backend("cuda")

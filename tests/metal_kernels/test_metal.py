@@ -24,7 +24,7 @@ WRITERS = ("write_kv_tokens", "write_kv_pages", "copy_pages")
 
 @dataclass(frozen=True)
 class Dispatch:
-    """One call of a kernel: its buffers by name, and what else MLX gets."""
+    """One call of a kernel: its buffers by name, and MLX's other arguments."""
 
     kernel: str
     inputs: dict[str, mx.array]
@@ -38,7 +38,7 @@ class Dispatch:
 
 
 class FakeMetal:
-    """mx.fast.metal_kernel, remembering what is built and what is called; computes nothing."""
+    """Records the kernels that mx.fast.metal_kernel builds and their calls; computes nothing."""
 
     def __init__(self) -> None:
         self.built: list[str] = []
@@ -93,7 +93,7 @@ def backend(metal: FakeMetal) -> MetalBackend:
 
 @pytest.fixture
 def kv(backend: MetalBackend) -> KVPool:
-    """Two layers of a model with windows in the second, as the engine has them."""
+    """Two layers, as the engine has them; the second has a window."""
     spec = LayerSpec(kv_heads=2, key_dim=64, value_dim=64, dtype=mx.float16)
     windowed = LayerSpec(kv_heads=2, key_dim=64, value_dim=64, dtype=mx.float16, window=8)
     return KVPool([spec, windowed], num_pages=8, page_size=PAGE_SIZE, backend=backend)
@@ -239,7 +239,7 @@ def test_pools_are_passed_whole_and_never_rebound(kv: KVPool, metal: FakeMetal) 
 def test_no_input_is_small_enough_to_change_its_address_space(
     backend: MetalBackend, metal: FakeMetal
 ) -> None:
-    """One sequence of one token, one page, one head: the least there can be."""
+    """One sequence of one token, one page and one head: the smallest inputs."""
     pools = [backend.new_pool(2, 1, PAGE_SIZE, 64, mx.float16) for _ in range(2)]
     row = mx.zeros((1, 1, 64), mx.float16)
     one = tables([1], [1])
@@ -335,7 +335,7 @@ def test_a_pool_that_new_pool_did_not_return_is_refused(backend: MetalBackend) -
         ((4, 1, 16, 64, mx.int8), "float16, bfloat16 and float32, got"),
     ],
 )
-def test_pools_the_kernels_are_not_written_for_are_refused(
+def test_pools_that_the_kernels_do_not_support_are_refused(
     arguments: Any, message: str, backend: MetalBackend
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -380,7 +380,7 @@ def test_a_decode_with_several_rows_of_a_sequence_is_refused(backend: MetalBacke
 
 
 def test_mlx_itself_accepts_every_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLX takes a call of a kernel without Metal while it traces a function."""
+    """MLX accepts the call of a kernel without Metal while it traces a function."""
     accepted: set[str] = set()
     real = mx.fast.metal_kernel
 

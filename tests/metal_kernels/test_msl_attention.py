@@ -72,13 +72,13 @@ covers = pytest.mark.parametrize("values", COVERING, ids=name_of)
 
 
 def decodes(page_size: int) -> tuple[tuple[int, int], ...]:
-    """Contexts around a page's size, and one of two partitions that a window of 70 spans."""
+    """Contexts around a page's size, and one of two partitions, both in a window of 70."""
     contexts = (1, page_size - 1, page_size, page_size + 1, PARTITION_SIZE + 19)
     return tuple((context - 1, 1) for context in contexts)
 
 
 def chunks(page_size: int) -> tuple[tuple[int, int], ...]:
-    """Chunks with nothing before them, starting and ending inside pages, and beyond a window."""
+    """Chunks without a context before them, starting and ending inside pages, and beyond a window."""
     return ((0, 1), (0, page_size + 1), (page_size // 2, page_size), (page_size + 3, 5), (100, 3))
 
 
@@ -102,7 +102,7 @@ def case_of(sequences: Sequences, values: Values) -> Case:
     )
 
 
-def test_the_selection_lets_every_pair_of_values_meet() -> None:
+def test_the_selection_has_every_pair_of_values() -> None:
     met = set().union(*map(pairs, COVERING))
     for (i, one), (j, other) in itertools.combinations(enumerate(AXES), 2):
         assert {(i, j, a, b) for a in one for b in other} <= met, (NAMES[i], NAMES[j])
@@ -110,13 +110,17 @@ def test_the_selection_lets_every_pair_of_values_meet() -> None:
 
 
 @covers
-def test_decodes_are_right_and_break_no_rule(values: Values, checked_backend: MetalBackend) -> None:
+def test_decodes_are_right_and_pass_every_check(
+    values: Values, checked_backend: MetalBackend
+) -> None:
     found = Paged(checked_backend, case_of(decodes, values))
     assert found.error() <= found.tolerance
 
 
 @covers
-def test_chunks_are_right_and_break_no_rule(values: Values, checked_backend: MetalBackend) -> None:
+def test_chunks_are_right_and_pass_every_check(
+    values: Values, checked_backend: MetalBackend
+) -> None:
     found = Paged(checked_backend, case_of(chunks, values))
     assert found.error() <= found.tolerance
 
@@ -135,7 +139,7 @@ def test_every_combination_is_right(
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_way_to_lie_in_pages_is_right(case: Case, fast_backend: MetalBackend) -> None:
+def test_every_layout_in_pages_is_right(case: Case, fast_backend: MetalBackend) -> None:
     """By the oracle and by the reference."""
     if case.key_dim != case.value_dim:
         with pytest.raises(ValueError, match="keys and values of one head dimension"):

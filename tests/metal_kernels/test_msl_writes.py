@@ -1,4 +1,4 @@
-"""Writes and copies by the kernels are bit-exact and touch nothing else, in every dtype and shape."""
+"""The kernels write and copy bit by bit and change nothing else, in every dtype and shape."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Pools = tuple[mx.array, mx.array]
 
 
 def bits(rows: np.ndarray, dtype: mx.Dtype) -> mx.array:
-    """An array of any bit patterns, NaN payloads and all."""
+    """An array of any bit patterns, NaN payloads included."""
     return mx.array(rows.astype(np.uint16 if dtype.size == 2 else np.uint32)).view(dtype)
 
 
@@ -47,7 +47,7 @@ def read(backend: MetalBackend, pools: Pools) -> list[np.ndarray]:
 
 
 def patterns(size: int) -> dict[str, list[int]]:
-    """Slots of a step, by what is special about them."""
+    """Slots of a step, named by their pattern."""
     return {
         "one": [3 * size + 1],
         "last": [NUM_PAGES * size - 1],
@@ -110,8 +110,8 @@ def test_writing_no_rows_changes_nothing(checked_backend: MetalBackend) -> None:
     check_write(checked_backend, pools, held, [])
 
 
-def test_rows_that_lie_transposed_are_written(checked_backend: MetalBackend) -> None:
-    """As models hand them over: (rows, heads, 1, dim) turned from (rows, 1, heads, dim)."""
+def test_transposed_rows_are_written(checked_backend: MetalBackend) -> None:
+    """As models pass them: (rows, heads, 1, dim), transposed from (rows, 1, heads, dim)."""
     pools, held = filled(checked_backend, 16, 64, mx.float16)
     rows = random_bits((64, 2, 3), mx.float16, 5)
     keys = bits(rows, mx.float16).transpose(1, 2, 0)
@@ -154,8 +154,8 @@ def test_any_mixture_of_runs_is_written_bit_by_bit(seed: int, fast_backend: Meta
     check_write(fast_backend, pools, held, np.concatenate(runs[:7]).tolist())
 
 
-def test_whole_pages_and_single_rows_take_their_own_kernels() -> None:
-    """Otherwise aligned chunks would win nothing, and no result would show it."""
+def test_whole_pages_and_single_rows_have_kernels_of_their_own() -> None:
+    """Otherwise aligned chunks would be no faster, and no result would show it."""
     taken: list[tuple[str, int]] = []
     make = emulated_factory()
 

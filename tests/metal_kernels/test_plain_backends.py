@@ -19,7 +19,9 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_attention_over_pages_is_attention_over_plain_arrays(backend: Backend, case: Case) -> None:
+def test_attention_over_pages_equals_attention_over_plain_arrays(
+    backend: Backend, case: Case
+) -> None:
     found = Paged(backend, case)
     assert found.error() <= found.tolerance
 
@@ -113,7 +115,7 @@ def test_a_write_is_bit_exact_and_leaves_every_other_slot(
         assert np.array_equal(read_slots(found), wanted)
 
 
-def test_what_has_no_number_is_written_bit_by_bit(backend: Backend) -> None:
+def test_nan_and_infinity_are_written_bit_by_bit(backend: Backend) -> None:
     pools = filled_pools(backend, mx.float32)
     special = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-45, 3e38, 1.0, 2.0], np.float32)
     keys = mx.array(np.broadcast_to(special, (2, 3, 8)))
@@ -123,7 +125,7 @@ def test_what_has_no_number_is_written_bit_by_bit(backend: Backend) -> None:
     assert np.array_equal(read_slots(k_pool)[[3, 50]], np.array(keys.view(mx.uint32)))
 
 
-def test_rows_written_one_by_one_or_all_at_once_make_the_same_pool(backend: Backend) -> None:
+def test_rows_written_singly_or_together_give_the_same_pool(backend: Backend) -> None:
     slots = np.array([4, 5, 6, 31, 32, 33, 90], np.int32)
     keys, values = rows_of(7, 8, mx.float16), rows_of(7, 4, mx.float16)
     whole = backend.write_kv(keys, values, *filled_pools(backend, mx.float16), slots)
@@ -147,7 +149,7 @@ def test_copied_pages_are_bit_equal_and_others_stay(backend: Backend, dtype: mx.
         assert np.array_equal(read_slots(found), wanted)
 
 
-def test_a_new_pool_holds_its_slots_and_no_numbers(backend: Backend) -> None:
+def test_a_new_pool_holds_zeros_in_all_its_slots(backend: Backend) -> None:
     pool = backend.new_pool(4, 3, 32, 8, mx.bfloat16)
     assert pool.dtype == mx.bfloat16
     assert read_slots(pool).shape == (128, 3, 8)

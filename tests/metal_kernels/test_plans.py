@@ -1,4 +1,4 @@
-"""Work lists cover every key and every row once, and depend on nothing but the sequence."""
+"""Work lists cover every key and row once; those of a sequence depend on it alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tables(sequences: list[tuple[int, int]], page_size: int = 16) -> SequenceTab
     )
 
 
-def test_what_is_small_is_padded_with_rows_of_zeros() -> None:
+def test_a_small_upload_is_padded_with_rows_of_zeros() -> None:
     assert upload([3]).tolist() == [3, 0, 0, 0, 0, 0, 0, 0]
     assert upload(np.ones((1, 3), np.int32)).shape == (3, 3)
     assert upload(np.ones((4, 2), np.int32)).shape == (4, 2)
@@ -44,7 +44,7 @@ def test_what_is_small_is_padded_with_rows_of_zeros() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 1, 40, 300])
-def test_partitions_cover_what_a_decode_sees_once(window: int | None) -> None:
+def test_partitions_cover_every_key_that_a_decode_sees_once(window: int | None) -> None:
     contexts = [1, 255, 256, 257, 2000]
     plan = DecodePlan.of(tables([(context - 1, 1) for context in contexts]), window)
     partitions = np.array(plan.partitions)[: plan.num_partitions]
@@ -69,7 +69,7 @@ def test_a_sequences_partitions_are_the_same_in_any_batch() -> None:
 
 @pytest.mark.parametrize("window", [None, 1, 50])
 @pytest.mark.parametrize(("group", "side"), [(1, 32), (3, 16), (8, 32), (16, 16)])
-def test_tiles_cover_every_line_and_all_that_it_sees(
+def test_tiles_cover_every_line_and_every_key_it_sees(
     group: int, side: int, window: int | None
 ) -> None:
     sequences = [(0, 1), (0, 40), (90, 3), (200, 65)]
@@ -131,7 +131,7 @@ def test_a_head_that_fits_in_no_tile_is_refused() -> None:
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_every_head_of_a_group_has_a_place(head_dim: int) -> None:
+def test_every_head_of_a_group_is_computed(head_dim: int) -> None:
     for group in range(1, 100):
         split = HeadSplit.of(group, head_dim)
         assert split.heads * split.parts * split.blocks >= group

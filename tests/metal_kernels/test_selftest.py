@@ -1,4 +1,4 @@
-"""The self-test passes on kernels that keep their order, and names what goes wrong on others."""
+"""The self-test passes on correct kernels, and says what is wrong with others."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def test_pools_are_written_in_place(fast_backend: MetalBackend) -> None:
     assert why_not_in_place(fast_backend) is None
 
 
-class Machine:
-    """The emulator, but for what a test lets go wrong."""
+class EmulatedMachine:
+    """The emulator; subclasses plant one error each."""
 
     def __init__(self) -> None:
         self._make = emulated_factory()
@@ -37,8 +37,8 @@ class Machine:
         return outputs
 
 
-class CopiesInputs(Machine):
-    """What mlx does with an input that is not contiguous."""
+class CopiesInputs(EmulatedMachine):
+    """As mlx does with an input that is not contiguous."""
 
     def dispatch(self, spec: Any, kernel: Any, arguments: dict[str, Any]) -> list[mx.array]:
         if spec.writes_pools:
@@ -46,7 +46,7 @@ class CopiesInputs(Machine):
         return super().dispatch(spec, kernel, arguments)
 
 
-class WritesLate(Machine):
+class WritesLate(EmulatedMachine):
     """Each write happens after the read that should have waited for it."""
 
     def __init__(self) -> None:
@@ -65,8 +65,8 @@ class WritesLate(Machine):
         return outputs
 
 
-class WritesEarly(Machine):
-    """No read waits: all of them happen when everything has been written."""
+class WritesEarly(EmulatedMachine):
+    """No read waits: all of them happen after the last write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,27 +87,27 @@ class WritesEarly(Machine):
         return super().dispatch(spec, kernel, arguments)
 
 
-class ForgetsSingleRows(Machine):
+class ForgetsSingleRows(EmulatedMachine):
     def dispatch(self, spec: Any, kernel: Any, arguments: dict[str, Any]) -> list[mx.array]:
         if spec.name == "write_kv_tokens":
             return [mx.zeros(8, mx.int32)]
         return super().dispatch(spec, kernel, arguments)
 
 
-class ForgetsCopies(Machine):
+class ForgetsCopies(EmulatedMachine):
     def dispatch(self, spec: Any, kernel: Any, arguments: dict[str, Any]) -> list[mx.array]:
         if spec.name == "copy_pages":
             return [mx.zeros(8, mx.int32)]
         return super().dispatch(spec, kernel, arguments)
 
 
-class Miscomputes(Machine):
+class Miscomputes(EmulatedMachine):
     def dispatch(self, spec: Any, kernel: Any, arguments: dict[str, Any]) -> list[mx.array]:
         outputs = super().dispatch(spec, kernel, arguments)
         return [outputs[0] * 1.01] if spec.name == "merge_partitions" else outputs
 
 
-class RefusesTheText(Machine):
+class RefusesTheText(EmulatedMachine):
     def dispatch(self, spec: Any, kernel: Any, arguments: dict[str, Any]) -> list[mx.array]:
         raise RuntimeError("[metal::Device] Unable to build metal library from source\nerror: ...")
 
@@ -124,7 +124,7 @@ class RefusesTheText(Machine):
         (RefusesTheText, "a kernel does not run: .*Unable to build metal library"),
     ],
 )
-def test_what_goes_wrong_is_named(machine: type[Machine], reason: str) -> None:
+def test_the_error_is_named(machine: type[EmulatedMachine], reason: str) -> None:
     found = why_not_in_place(MetalBackend(machine()))
     assert found is not None
     assert re.match(reason, found), found

@@ -46,8 +46,9 @@ def sequences(draw: st.DrawFn) -> tuple[SequenceTables, int]:
 def test_runs_are_the_slots_of_the_positions_in_order(drawn: tuple[SequenceTables, int]) -> None:
     found, first = drawn
     size, table = found.page_size, found.page_tables[0]
-    positions = range(first, int(found.context_lens[0]))
-    expected = [int(table[p // size]) * size + p % size for p in positions]
+    positions = np.arange(first, int(found.context_lens[0]))
+    expected = [int(table[p // size]) * size + p % size for p in positions.tolist()]
+    assert found.slots(0, positions).tolist() == expected
     assert [slot for start, end in found.runs(0, first) for slot in range(start, end)] == expected
 
 
@@ -69,13 +70,13 @@ def test_each_sequence_has_its_own_runs() -> None:
     assert found.runs(1, 1) == [(1, 3)]
 
 
-def test_rows_are_counted_and_handed_out_by_sequence() -> None:
+def test_rows_are_counted_and_listed_by_sequence() -> None:
     found = tables([[0], [1], [2]], [3, 4, 2], [0, 3, 4, 6])
     assert (len(found), found.num_rows) == (3, 6)
     assert list(found.queries()) == [(0, 0, 3), (1, 3, 4), (2, 4, 6)]
 
 
-def test_the_highest_page_is_one_in_use() -> None:
+def test_padding_does_not_count_for_the_highest_page() -> None:
     assert tables([[3, 8, 77], [5, 77, 77]], [8, 4]).highest_page == 8
 
 
@@ -103,6 +104,6 @@ def test_tables_that_do_not_fit_together_are_refused(changes: dict[str, Any], me
         tables(**{**arguments, **changes})
 
 
-def test_tables_of_nobody_are_refused() -> None:
+def test_tables_without_a_sequence_are_refused() -> None:
     with pytest.raises(ValueError, match="a row"):
         SequenceTables(np.zeros((0, 1), np.int32), np.zeros(0, np.int32), np.zeros(1, np.int32), 16)

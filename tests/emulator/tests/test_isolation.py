@@ -1,4 +1,4 @@
-"""The emulator and the product know nothing of each other."""
+"""The emulator and the product do not import each other."""
 
 from __future__ import annotations
 

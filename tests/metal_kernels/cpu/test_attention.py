@@ -1,4 +1,4 @@
-"""Attention over plain arrays: written out and fused are one function."""
+"""Attention over plain arrays: written out and fused give the same."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def causal(rows: int, positions: int, window: int | None = None) -> mx.array:
         )
     ],
 )
-def test_written_out_is_what_the_fused_one_gives(
+def test_written_out_equals_fused(
     rows: int, positions: int, window: int | None, has_sinks: bool
 ) -> None:
     if window:  # the caller cuts off what no row sees

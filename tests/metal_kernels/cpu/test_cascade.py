@@ -15,7 +15,7 @@ HEADS, KV_HEADS, DIM = 6, 2, 8
 
 
 def tables(rows: list[tuple[list[int], int]]) -> SequenceTables:
-    """Of one decode for each (pages, context)."""
+    """One decode for each (pages, context)."""
     page_tables = np.zeros((len(rows), max(len(pages) for pages, _ in rows)), np.int32)
     for table, (pages, _) in zip(page_tables, rows, strict=True):
         table[: len(pages)] = pages
@@ -58,11 +58,11 @@ def test_rows_are_grouped_by_what_they_share() -> None:
         pytest.param([(SHARED, 160)], id="a single row"),
     ],
 )
-def test_rows_stay_alone_where_it_does_not_pay(rows: list[tuple[list[int], int]]) -> None:
+def test_rows_that_share_too_little_are_not_grouped(rows: list[tuple[list[int], int]]) -> None:
     assert cascade.group_rows(tables(rows)).groups == []
 
 
-def test_the_page_that_a_row_writes_is_its_own() -> None:
+def test_the_page_that_a_row_writes_is_not_shared() -> None:
     """A context that ends with the shared pages has its newest position in the last of them."""
     found = cascade.group_rows(tables([(SHARED, 160), ([*SHARED, 7], 170)]))
     assert [group.runs for group in found.groups] == [

@@ -1,4 +1,4 @@
-"""Lazy zeros are zeros, wherever their memory was before, and take none of it before they are used."""
+"""Lazy zeros are zeros, in reused memory too, and take no memory until they are used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_they_are_zeros(shape: tuple[int, ...], dtype: mx.Dtype) -> None:
     assert not np.array(zeros.astype(mx.float32)).any()
 
 
-def test_memory_that_was_used_before_is_zeros_as_well() -> None:
+def test_reused_memory_is_zeros() -> None:
     for _ in range(20):  # sizes that malloc takes from what was freed
         used = mx.full((1 << 19,), 7.0)
         mx.eval(used)
@@ -35,7 +35,7 @@ def test_memory_that_was_used_before_is_zeros_as_well() -> None:
         assert not np.array(lazy_zeros((1 << 19,), mx.float32)).any()
 
 
-def test_what_is_written_stays_and_its_neighbours_are_zeros() -> None:
+def test_written_elements_stay_and_their_neighbours_are_zeros() -> None:
     zeros = lazy_zeros((1 << 20,), mx.float32)
     zeros[1000:1010] = mx.ones(10)
     found = np.array(zeros)
@@ -44,7 +44,7 @@ def test_what_is_written_stays_and_its_neighbours_are_zeros() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems' memory is taken at once")
-def test_no_memory_is_taken_before_it_is_used() -> None:
+def test_no_memory_is_taken_until_it_is_used() -> None:
     before = resident()
     zeros = lazy_zeros((1 << 26,), mx.float32)
     assert resident() - before < 16 << 20 < zeros.nbytes
