@@ -1,1 +1,1 @@
-"""The HTTP API: OpenAI's shapes over `mlxserve.chat`, and nothing that knows pages or arrays."""
+"""The HTTP API over `mlxserve.chat`: OpenAI's and Anthropic's dialects and our own routes."""

@@ -1,6 +1,6 @@
-"""The ASGI application: routes, the checks in front of them, and errors in one shape.
+"""The ASGI application: the routes, the checks before them, and errors in one format.
 
-Order, outermost first: request id, Host, Origin, API key, drain, limits of the key, then the routes.
+Checks in order: request id, Host, Origin, API key, drain, the key's limits.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def create_app(
     access: AccessPolicy | None = None,
     drain: Drain | None = None,
 ) -> Starlette:
-    """The API over one model, which also answers to `aliases`. `drain` is the server's, too."""
+    """The API over one model, which is also known as `aliases`. `drain` is shared with the server."""
     access = access or AccessPolicy()
     drain = drain or Drain()
     limits = KeyLimits(access.max_requests_per_key, access.requests_per_minute_per_key)
@@ -101,7 +101,7 @@ async def _api_error(_request: Request, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Starlette's own: no such route, or not with this method."""
+    """Starlette's own errors: an unknown route, or a method that the route does not have."""
     assert isinstance(error, HTTPException)
     where = ascii(f"{request.method} {request.url.path}")[1:-1][:200]
     message = {
@@ -113,15 +113,15 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _client_left(_request: Request, _error: Exception) -> Response:
-    return Response(status_code=499)  # it left while sending; nobody reads this
+    return Response(status_code=499)  # it left while sending; this is not read
 
 
 async def _bug(request: Request, _error: Exception) -> Response:
-    """The traceback goes to the log (Starlette raises it again), not to the client."""
+    """The traceback goes to the log (Starlette raises the error again), not to the client."""
     return error_response(
         ApiError(
             500,
-            "The server made an error. Its log tells more.",
+            "Internal server error. See the server's log.",
             code="internal_error",
             headers={"x-request-id": request_id(request)},
         )

@@ -1,7 +1,7 @@
-"""Errors as a client sees them: a status, OpenAI's or Anthropic's body, and what our own become.
+"""Errors as clients see them: a status with a body in OpenAI's or Anthropic's dialect.
 
-Knows no engine, and of the routes only which are Anthropic's. Messages are for the person who has to act; what went wrong inside
-the process stays in the log.
+Messages say what the reader can do; details of the process stay in the log. Of the routes, this
+file only knows which ones are Anthropic's.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
     529: "overloaded_error",
 }
-_OVERLOADED = 529  # Anthropic's own status for what is 503 elsewhere
-RETRY_SOON = {"retry-after": "1"}  # where nothing is known of when it will be better
+_OVERLOADED = 529  # Anthropic's status for what is 503 elsewhere
+RETRY_SOON = {"retry-after": "1"}  # when there is no estimate
 _encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-DO_NOT_RETRY = {"x-should-retry": "false"}  # the official clients obey it
+DO_NOT_RETRY = {"x-should-retry": "false"}  # obeyed by the official clients
 
 
 class ApiError(Exception):
-    """An answer that is an error.
+    """A reply that is an error.
 
     status: the HTTP status
-    param: the request field at fault, as a path such as `messages[0].content`
-    code: a word for programs
+    param: the invalid request field, as a path such as `messages[0].content`
+    code: the error's name for programs
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ApiError(Exception):
 
 
 def from_engine(error: MlxServeError, *, prompt_param: str = "prompt") -> ApiError:
-    """What a client is told about one of our own errors; `prompt_param` names its prompt field."""
+    """The reply for an error of the engine; `prompt_param` is the name of the prompt's field."""
     message = str(error)
     match error:
         case PromptTooLong():
@@ -120,10 +120,10 @@ def from_engine(error: MlxServeError, *, prompt_param: str = "prompt") -> ApiErr
 
 
 def encode_json(value: object) -> bytes:
-    """Compact JSON in UTF-8, safe for readers that split lines at more than the line feed.
+    """Compact JSON in UTF-8, without U+2028, U+2029 and U+0085.
 
-    U+2028, U+2029 and U+0085 are legal inside a JSON string, but several clients cut a stream of
-    events with `str.splitlines`, which breaks at them too; escaped, they mean the same.
+    They are legal inside a JSON string, but several clients split a stream of events with
+    `str.splitlines`, which breaks lines at them. Their escapes mean the same.
     """
     text = _encoder.encode(value)
     if text.isascii():
@@ -146,7 +146,7 @@ def error_response(error: ApiError) -> Response:
 
 
 class _ErrorResponse(Response):
-    """An error in the dialect of the route that was asked, which is known once it is sent."""
+    """An error in the dialect of the requested route, which is known when it is sent."""
 
     def __init__(self, error: ApiError) -> None:
         super().__init__(status_code=error.status)
@@ -168,7 +168,7 @@ def _for_anthropic(error: ApiError, request_id: str | None) -> Response:
 
 
 def speaks_anthropic(scope: Scope) -> bool:
-    """Whether the client is one of Anthropic's: by the route, or by the header they all send."""
+    """Whether the request is in Anthropic's dialect: by its route, or the header its clients send."""
     path = scope["path"]
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         return True

@@ -15,6 +15,8 @@ from mlxserve.api.service import Service
 
 
 class Models:
+    """The endpoints over one service."""
+
     def __init__(self, service: Service) -> None:
         self._chat = service.chat
         self._names = service.names

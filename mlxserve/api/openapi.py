@@ -52,7 +52,7 @@ _ANTHROPIC_ERROR = {
 
 
 class OpenAPI:
-    """The endpoint. The document is made when it is first asked for."""
+    """The endpoint. The document is built on the first request."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._routes = [*routes, *self.routes()]
@@ -62,7 +62,7 @@ class OpenAPI:
         return [Route(PATH, self.get, methods=["GET"])]
 
     async def get(self, _request: Request) -> Response:
-        """This document."""
+        """Returns this document."""
         if self._document is None:
             self._document = document(self._routes)
         return json_response(self._document)

@@ -1,13 +1,13 @@
-"""API keys: what is known of each, the file that keeps them, and the ring that finds them.
+"""API keys, the file that stores them, and the ring that looks them up.
 
-A key made here is 256 random bits, so the file holds plain SHA-256 digests: nothing can be guessed,
-which is all that a salt or a slow hash would make harder. The text of a key is shown once.
+A generated key is 256 random bits, so the file stores plain SHA-256 digests: a salt or a slow hash
+would only make guessing harder, and nothing can be guessed. A key's text is shown once.
 
     {"keys": [{"name": "laptop", "scope": "user", "created": "2026-01-31", "sha256": "…",
                "max_requests": null, "requests_per_minute": null}]}
 
-A running server reads the file again when it changes. A file that cannot be trusted any more
-(unreadable, or open to others) lets nobody in.
+A running server reads the file again when it changes. While the file is unreadable or open to other
+users, none of its keys is accepted.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_PREFIX = "mlxserve-"  # so that scanners for leaked secrets know one when they see it
+_PREFIX = "mlxserve-"  # lets scanners for leaked secrets recognise a key
 
 
 class Scope(StrEnum):
-    USER = "user"  # ask, and see what is its own
-    ADMIN = "admin"  # see and change what is everybody's
+    USER = "user"  # may send requests, and see its own
+    ADMIN = "admin"  # may see and change what belongs to any key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One key. A limit that is None is the server's."""
+    """One key. None means the server's limit."""
 
     name: str
     sha256: str
@@ -57,18 +57,19 @@ class Key:
 
     @classmethod
     def of(cls, secret: str, scope: Scope) -> Key:
-        """A key that stands in no file of ours."""
+        """A key that is not from a key file."""
         digest = digest_of(secret)
         return cls(name=digest[:16], sha256=digest, scope=scope)
 
     @property
     def id(self) -> str:
-        """Names its pages, prefixes and share of the engine; a new key of an old name has none."""
+        """Identifies its pages, prefixes and share of the engine. A new key with the name of a revoked
+        one has another id."""
         return self.name if self.sha256.startswith(self.name) else f"{self.name}-{self.sha256[:16]}"
 
 
 def usual_file() -> Path:
-    """Where keys are kept unless another place is named."""
+    """The default key file."""
     return config_home() / "keys.json"
 
 
@@ -77,13 +78,13 @@ def digest_of(secret: str) -> str:
 
 
 class KeyFile:
-    """The keys of `mlxserve key`, in a file that is readable by its owner alone."""
+    """The keys of `mlxserve key`, in a file that only its owner can read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> tuple[Key, ...]:
-        """None where there is no file. Raises InvalidConfig for one that cannot be trusted."""
+        """Empty without a file. Raises InvalidConfig for one that is damaged or open to other users."""
         try:
             with self.path.open(encoding="utf-8") as file:
                 mode = os.fstat(file.fileno()).st_mode
@@ -94,7 +95,7 @@ class KeyFile:
             raise InvalidConfig(f"The key file {self.path} cannot be read: {error}") from error
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise InvalidConfig(
-                f"The key file {self.path} is open to other users. Close it: chmod 600 {self.path}"
+                f"The key file {self.path} can be read by other users. Restrict it: chmod 600 {self.path}"
             )
         try:
             return tuple(_key(entry) for entry in content["keys"])
@@ -109,10 +110,10 @@ class KeyFile:
         max_requests: int | None = None,
         requests_per_minute: int | None = None,
     ) -> str:
-        """Add a key and return its text, which is kept nowhere. Raises InvalidConfig."""
+        """Add a key and return its text, which is not stored. Raises InvalidConfig."""
         if not _NAME.fullmatch(name):
             raise InvalidConfig(
-                f"The name {name[:80]!r} cannot be used: 1 to 64 letters, digits, dots, dashes or "
+                f"The name {name[:80]!r} is not valid: use 1 to 64 letters, digits, dots, dashes or "
                 "underscores."
             )
         secret = _PREFIX + secrets.token_urlsafe(32)
@@ -127,12 +128,14 @@ class KeyFile:
         with self._locked():
             keys = self.read()
             if any(known.name == name for known in keys):
-                raise InvalidConfig(f"There is a key named {name!r}; revoke it or choose another.")
+                raise InvalidConfig(
+                    f"There is already a key named {name!r}; revoke it or choose another name."
+                )
             self._write((*keys, key))
         return secret
 
     def revoke(self, name: str) -> None:
-        """A running server refuses it from now on. Raises InvalidConfig for an unknown name."""
+        """Remove a key; a running server refuses it at once. Raises InvalidConfig for an unknown name."""
         with self._locked():
             keys = self.read()
             rest = tuple(key for key in keys if key.name != name)
@@ -142,7 +145,7 @@ class KeyFile:
             self._write(rest)
 
     def version(self) -> tuple[int, ...] | None:
-        """Changes when the file does; None while there is none."""
+        """Changes when the file does; None without a file."""
         try:
             state = self.path.stat()
         except OSError:
@@ -151,7 +154,7 @@ class KeyFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """One writer at a time, by a lock on the folder."""
+        """Lock the folder: one writer at a time."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             folder = os.open(self.path.parent, os.O_RDONLY)
@@ -164,7 +167,7 @@ class KeyFile:
             os.close(folder)
 
     def _write(self, keys: Sequence[Key]) -> None:
-        """All or nothing: a reader sees the old file or the new one."""
+        """Atomic: a reader sees the old file or the new one."""
         text = json.dumps({"keys": [asdict(key) for key in keys]}, indent=2) + "\n"
         new = self.path.with_name(f"{self.path.name}.new")
         try:
@@ -182,18 +185,18 @@ class KeyFile:
 def _key(entry: dict[str, Any]) -> Key:
     key = Key(**{**entry, "scope": Scope(entry["scope"])})
     if not _NAME.fullmatch(key.name) or not _DIGEST.fullmatch(key.sha256):
-        raise ValueError(f"an entry has no valid name or digest: {key.name!r}")
+        raise ValueError(f"an entry has an invalid name or digest: {key.name!r}")
     for limit in (key.max_requests, key.requests_per_minute):
         if limit is not None and (type(limit) is not int or limit < 1):
-            raise ValueError(f"a limit of {key.name!r} is not a number above 0")
+            raise ValueError(f"a limit of {key.name!r} is not a whole number above 0")
     return key
 
 
 class Keyring:
-    """Every key that opens this server: those given at its start, and those of a file."""
+    """All valid keys: the fixed ones given at the start, and those of a file."""
 
     def __init__(self, fixed: Sequence[Key] = (), file: KeyFile | None = None) -> None:
-        """Raises InvalidConfig for a file that cannot be trusted."""
+        """Raises InvalidConfig for a file that is damaged or open to other users."""
         self._fixed = tuple(fixed)
         self._file = file
         self._version = file.version() if file else None
@@ -202,12 +205,12 @@ class Keyring:
 
     @property
     def is_locked(self) -> bool:
-        """Whether a key must be shown. Once it must, revoking the last one opens nothing."""
+        """Whether requests need a key. Revoking the last key does not unlock a running server."""
         self._refresh()
         return self._is_locked
 
     def find(self, secret: str) -> Key | None:
-        """The key of this text. All are compared, in constant time."""
+        """The key with this text. Compares with all of them, in constant time."""
         self._refresh()
         digest = digest_of(secret)
         found = None
@@ -223,8 +226,8 @@ class Keyring:
         try:
             self._filed = self._file.read()
         except InvalidConfig as error:
-            logger.error("No key of the file is accepted: %s", error)
+            logger.error("The keys of the key file are not accepted: %s", error)
             self._filed = ()
             self._is_locked = True
         self._is_locked = self._is_locked or bool(self._filed)
-        logger.info("The key file holds %d keys now.", len(self._filed))
+        logger.info("Read the key file again: %d keys.", len(self._filed))

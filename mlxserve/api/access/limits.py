@@ -1,6 +1,7 @@
-"""Limits of each API key: how many answers at the same time, how many requests in a minute.
+"""Limits of each API key: concurrent answers, and requests per minute.
 
-They protect those who share a server from one another; without keys there is nobody to tell apart.
+They protect the users of a shared server from each other. Without keys there are no limits, since
+users cannot be told apart.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mlxserve.api.access.keys import Key
 from mlxserve.api.errors import ApiError, error_response
 
-_LIMITED_METHODS = ("POST", "PUT")  # those that make the engine work
+_LIMITED_METHODS = ("POST", "PUT")  # the methods that give the engine work
 
 
 @dataclass(slots=True)
 class _Account:
-    """What a key has under way, and how many requests it has left for now."""
+    """The running answers of a key, and the requests it has left for now."""
 
     num_running: int = 0
     left: float = math.inf
@@ -30,18 +31,18 @@ class _Account:
 
 @dataclass(slots=True)
 class Lease:
-    """One request's share of its key's limit. Closed when the reply has been sent."""
+    """The answers that one request counts against its key's limit, until its reply has been sent."""
 
     _account: _Account
     _max: int
     _taken: int = field(default=0)
 
     def take(self, count: int) -> None:
-        """So many answers more. Raises ApiError 429, and nothing was taken."""
+        """Count `count` more answers. Raises ApiError 429 without counting any."""
         if self._max and self._account.num_running + count > self._max:
             raise too_many(
-                f"This API key may have {self._max} answers under way at the same time, and has "
-                f"{self._account.num_running}. Wait for one to end.",
+                f"This API key may have {self._max} answers running at the same time and has "
+                f"{self._account.num_running}. Wait for one to finish.",
                 code="too_many_requests",
                 seconds=1.0,
             )
@@ -54,7 +55,7 @@ class Lease:
 
 
 class KeyLimits:
-    """The accounts of all keys. Limits of 0 are none; a key's own go before these."""
+    """The accounts of all keys. 0 means no limit; a key's own limits take precedence over these."""
 
     def __init__(
         self,
@@ -65,10 +66,10 @@ class KeyLimits:
         self._max_requests = max_requests
         self._per_minute = requests_per_minute
         self._clock = clock
-        self._accounts: dict[str, _Account] = {}  # by key: as many as were ever made
+        self._accounts: dict[str, _Account] = {}  # by key id; never removed: there are few keys
 
     def enter(self, key: Key) -> Lease:
-        """Count a request that has one answer. Raises ApiError 429."""
+        """Count a request with one answer. Raises ApiError 429."""
         account = self._accounts.setdefault(key.id, _Account())
         lease = Lease(account, _own(key.max_requests, self._max_requests))
         lease.take(1)
@@ -80,7 +81,7 @@ class KeyLimits:
         return lease
 
     def _spend(self, account: _Account, per_minute: int) -> None:
-        """One request of a bucket that holds a minute's worth and fills evenly."""
+        """Take one request from a token bucket that holds a minute's worth and fills evenly."""
         if not per_minute:
             return
         now = self._clock()
@@ -88,7 +89,7 @@ class KeyLimits:
         account.left, account.updated = min(per_minute, account.left + gained), now
         if account.left < 1:
             raise too_many(
-                f"This API key may send {per_minute} requests in a minute.",
+                f"This API key may send {per_minute} requests per minute.",
                 code="rate_limit_exceeded",
                 seconds=(1 - account.left) * 60 / per_minute,
             )
@@ -96,7 +97,7 @@ class KeyLimits:
 
 
 class LimitCheck:
-    """Refuses what a key may not have now, before its body is read."""
+    """Refuses requests beyond a key's limits before their body is read."""
 
     def __init__(self, app: ASGIApp, limits: KeyLimits) -> None:
         self._app = app

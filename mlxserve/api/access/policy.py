@@ -1,8 +1,8 @@
-"""Who is let in: addresses, names, pages and keys, settled before the server listens.
+"""Who may use the server: host names, web origins and API keys, read before it listens.
 
-Beyond loopback a key is required. Keys come from files or the environment, never from a flag, which
-every user of the machine can read in the list of processes. The one in the environment is the
-operator's own, and an admin's.
+Any address but loopback requires a key. Keys come from files or the environment, never from a flag:
+every user of the machine can read those in the process list. The key in the environment is the
+operator's and has the scope admin.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ MIN_KEY_LENGTH = 16
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessPolicy:
     """
-    hosts: what the Host header may name besides loopback, IPv6 in brackets
-    any_address: it may also be any literal address; only names can be rebound by a web page
-    origins: web pages that may call, such as `https://chat.example`
-    api_keys: when any are given, one of them must be shown
-    admin_keys: the same; they may also see and change what belongs to others
-    keys_file: more keys, of both kinds, that may change while the server runs
-    max_requests_per_key, requests_per_minute_per_key: of keys that have no limits of their own
+    hosts: names allowed in the Host header besides loopback, IPv6 in brackets
+    any_address: also allow any literal address there; a web page can only rebind names
+    origins: origins of web pages that may call, such as `https://chat.example`
+    api_keys: if there are any, requests must send one of them
+    admin_keys: the same, with the scope admin
+    keys_file: more keys, of both scopes, that may change while the server runs
+    max_requests_per_key, requests_per_minute_per_key: limits of keys without limits of their own
     """
 
     hosts: Sequence[str] = ()
@@ -44,14 +44,14 @@ class AccessPolicy:
     requests_per_minute_per_key: int = 0
 
     def keyring(self) -> Keyring:
-        """Raises InvalidConfig for a file that cannot be trusted."""
+        """Raises InvalidConfig for a keys file that is damaged or open to other users."""
         keys = [Key.of(key, Scope.USER) for key in self.api_keys]
         keys += [Key.of(key, Scope.ADMIN) for key in self.admin_keys]
         return Keyring(keys, KeyFile(self.keys_file) if self.keys_file is not None else None)
 
 
 def read_access(config: ServerConfig, environment_key: str | None = None) -> AccessPolicy:
-    """What the options and the environment allow. Raises InvalidConfig."""
+    """The policy that the options and the environment describe. Raises InvalidConfig."""
     host = config.host
     own_names = () if is_loopback(host) else _own_names(host)
     access = AccessPolicy(
@@ -66,15 +66,14 @@ def read_access(config: ServerConfig, environment_key: str | None = None) -> Acc
     )
     if not access.keyring().is_locked and not is_loopback(host):
         raise InvalidConfig(
-            f"Listening on {host} lets other machines in, and that needs an API key. Create one "
-            "with `mlxserve key create NAME`, or put one into MLXSERVE_API_KEY, or listen on "
-            "127.0.0.1."
+            f"Listening on {host} exposes the server to other machines and needs an API key. Create "
+            "one with `mlxserve key create NAME`, set MLXSERVE_API_KEY, or listen on 127.0.0.1."
         )
     return access
 
 
 def keys_file(named: str | None) -> Path | None:
-    """Where the keys of `mlxserve key` are, whether or not there are any; None for "none"."""
+    """The file of `mlxserve key`, which need not exist; None for "none"."""
     if named == NO_FILE:
         return None
     return Path(named).expanduser() if named else usual_file()
@@ -88,11 +87,11 @@ def _keys_of(file: Path) -> Iterator[str]:
         raise InvalidConfig(f"The API key file {file} cannot be read: {error}") from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise InvalidConfig(
-            f"The API key file {file} is open to other users. Close it: chmod 600 {file}"
+            f"The API key file {file} can be read by other users. Restrict it: chmod 600 {file}"
         )
     keys = [line.strip() for line in text.splitlines() if line.strip()]
     if not keys:
-        raise InvalidConfig(f"The API key file {file} holds no key; put one on each line.")
+        raise InvalidConfig(f"The API key file {file} holds no key; write one per line.")
     for key in keys:
         yield _checked(key, str(file))
 
@@ -101,7 +100,7 @@ def _checked(key: str, source: str) -> str:
     if len(key) < MIN_KEY_LENGTH or not key.isascii() or not key.isprintable() or " " in key:
         raise InvalidConfig(
             f"An API key in {source} is too weak or malformed: it needs at least {MIN_KEY_LENGTH} "
-            "printable ASCII characters without spaces. `openssl rand -hex 32` makes a good one."
+            "printable ASCII characters without spaces. Make one with `openssl rand -hex 32`."
         )
     return key
 
@@ -124,7 +123,7 @@ def _origin(origin: str) -> str:
     scheme, separator, rest = origin.partition("://")
     if not separator or scheme not in ("http", "https") or not rest or "/" in rest:
         raise InvalidConfig(
-            f"--allowed-origin {origin!r} is not an origin; write it as https://chat.example, "
+            f"--allowed-origin {origin!r} is not an origin. Write it as https://chat.example, "
             "without a path."
         )
     return origin.lower()

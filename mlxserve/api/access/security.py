@@ -1,9 +1,9 @@
-"""Who may talk to the server: checks that run before any route, on every route.
+"""The checks of Host, Origin and API key that run before every route.
 
-A web page can send requests to a loopback address, directly or after rebinding its own name to
-it, so listening on loopback is not a boundary. The Host header must name this server, a browser's
-Origin must be allowed, and with API keys configured one of them must be shown.
-All are plain ASGI: nothing of the body is read before they have passed.
+Listening on loopback is not a security boundary: a web page can send requests to a loopback address,
+directly or after rebinding its own name to it. So the Host header must name this server, a browser's
+Origin must be allowed, and once API keys are configured a request must send one. All checks are
+plain ASGI: they run before any of the body is read.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from mlxserve.api.access.keys import Scope as KeyScope
 from mlxserve.api.errors import ApiError, error_response, speaks_anthropic
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
-OPEN_PATHS = ("/health",)  # answered without a key, for those who watch the process
+OPEN_PATHS = ("/health",)  # answered without a key, for process monitors
 _HOST = re.compile(r"(?P<name>[a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.ASCII)
 
 
 def request_id(request: Request) -> str:
-    """The id sent back as `x-request-id`, also a part of the reply's own id."""
+    """The id sent back as `x-request-id`, which is also part of the reply's own id."""
     return str(request.scope["mlxserve.request_id"])
 
 
 def cache_namespace(request: Request, cache_salt: str | None) -> str | None:
-    """The salt under which pages are shared: never across API keys, whatever the client sends."""
+    """The salt of cached pages. It contains the API key's id, so two keys never share a page."""
     key = _key(request)
     return cache_salt if key is None else f"{key.id}/{cache_salt or ''}"
 
 
 def client_name(request: Request) -> str:
-    """Whose request it is, for a fair share of the engine: the API key's, or everybody's."""
+    """The id of the API key, for a fair share of the engine; empty without keys."""
     key = _key(request)
     return "" if key is None else key.id
 
 
 def is_admin(request: Request) -> bool:
-    """Whether it may see and change what belongs to others: an admin's key, or no keys at all."""
+    """Whether it may see and change what belongs to other keys: with an admin key, or without keys."""
     key = _key(request)
     return key is None or key.scope is KeyScope.ADMIN
 
@@ -52,23 +52,23 @@ def is_admin(request: Request) -> bool:
 def require_admin(request: Request) -> None:
     """Raises ApiError 403."""
     if not is_admin(request):
-        raise ApiError(403, "This needs an API key of the scope admin.", code="admin_required")
+        raise ApiError(403, "This needs an API key with the scope admin.", code="admin_required")
 
 
 def in_namespace(request: Request, name: str) -> str:
-    """A client's name for something, as the process knows it: two keys' names never meet."""
+    """A name chosen by a client, made unique among API keys."""
     key = _key(request)
     return name if key is None else f"{key.id}/{name}"
 
 
 def without_namespace(request: Request, name: str) -> str | None:
-    """The client's own name for something; None for what belongs to another key."""
+    """The reverse of `in_namespace`; None for a name that belongs to another key."""
     prefix = in_namespace(request, "")
     return name.removeprefix(prefix) if name.startswith(prefix) else None
 
 
 def _key(request: Request) -> Key | None:
-    """The key that was shown; None where none is needed."""
+    """The key the request sent; None if the server needs none."""
     key: Key | None = request.scope.get("mlxserve.key")
     return key
 
@@ -83,12 +83,12 @@ def is_loopback(host: str) -> bool:
 
 
 def host_header_name(host: str) -> str:
-    """An address or a name as it stands in a Host header: IPv6 in brackets, lower case."""
+    """An address or a name as in a Host header: lower case, IPv6 in brackets."""
     return f"[{host}]".lower() if ":" in host else host.lower()
 
 
 class RequestId:
-    """Gives every request an id and every response the header that tells it."""
+    """Gives every request an id and every response a header with it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -111,7 +111,7 @@ class RequestId:
 
 
 class HostCheck:
-    """Refuses a request whose Host header names anything but this server."""
+    """Refuses a request whose Host header does not name this server."""
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str], *, any_address: bool = False) -> None:
         self._app = app
@@ -123,7 +123,7 @@ class HostCheck:
             refusal = ApiError(
                 403,
                 "The Host header does not name this server. "
-                "Use its address, or start it with --allowed-host NAME.",
+                "Use its address, or restart it with --allowed-host NAME.",
                 code="host_not_allowed",
             )
             await error_response(refusal)(scope, receive, send)
@@ -141,10 +141,10 @@ class HostCheck:
 
 
 class OriginCheck:
-    """Refuses what a browser sends on behalf of a page that is not allowed.
+    """Refuses requests that a browser sends for a web page that is not allowed.
 
-    Programs send neither Origin nor Sec-Fetch-Site. An allowed origin also gets the headers that
-    let the page read the reply.
+    Programs send neither Origin nor Sec-Fetch-Site. An allowed origin also gets the CORS headers
+    that let the page read the reply.
     """
 
     def __init__(self, app: ASGIApp, origins: Sequence[str] = ()) -> None:
@@ -160,7 +160,7 @@ class OriginCheck:
             refusal = ApiError(
                 403,
                 "Requests from web pages are refused. "
-                "Allow this one with --allowed-origin when you trust it.",
+                "If you trust this one, allow it with --allowed-origin.",
                 code="origin_not_allowed",
             )
             await error_response(refusal)(scope, receive, send)
@@ -204,7 +204,7 @@ class OriginCheck:
 
 
 class ApiKeyCheck:
-    """On a locked ring, refuses a request that shows none of its keys."""
+    """Refuses a request without a valid key, if the ring is locked."""
 
     def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
         self._app = app
@@ -232,7 +232,10 @@ class ApiKeyCheck:
 
 
 def _shown_key(scope: Scope) -> str | None:
-    """OpenAI's clients send a bearer, Anthropic's `x-api-key`, some both; two keys are none."""
+    """The key in `Authorization: Bearer` (OpenAI's clients) or `x-api-key` (Anthropic's).
+
+    Some clients send both. None if they differ.
+    """
     keys = {key.strip() for key in _header_values(scope, b"x-api-key")}
     for value in _header_values(scope, b"authorization"):
         scheme, _, key = value.partition(" ")

@@ -1,4 +1,4 @@
-"""Anthropic's message, whole and as events.
+"""Anthropic's message, whole or as events.
 
     message_start
       content_block_start, ping                               the first block
@@ -8,8 +8,8 @@
     message_delta (stop_reason, usage)
     message_stop
 
-The stream begins with the first piece of the answer, because only then is known how much of the
-prompt was in the cache; or, if that takes long, with the first ping.
+The stream begins with the first piece of the answer, when it is known how much of the prompt was
+cached, or with the first ping if that takes long.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from mlxserve.chat import Delta
 
 Event = dict[str, Any]
-# Clients keep a thinking block only with a signature, and send it back; nothing here checks it.
+# Clients only keep and send back thinking blocks that have a signature. It is not checked.
 SIGNATURE = "mlxserve"
 _PING: Event = {"type": "ping"}
 
 
 @dataclass(slots=True)
 class Blocks:
-    """The content of a message as it grows: each piece changes the blocks and yields the events
-    that do the same on the client's side."""
+    """A message's content while it grows. Each piece changes the blocks and yields the events that
+    make the same change on the client's side."""
 
     shows_thinking: bool = True
     content: list[dict[str, Any]] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Blocks:
             yield from self._call(call)
 
     def close(self) -> Iterator[Event]:
-        """Ends the block under way, if there is one."""
+        """End the open block, if there is one."""
         if not self._is_open:
             return
         self._is_open = False
@@ -91,7 +91,7 @@ class Blocks:
             yield self._delta("input_json_delta", partial_json=call.arguments)
 
     def _ensure(self, block: dict[str, Any]) -> Iterator[Event]:
-        """That the block under way is of this one's type."""
+        """Open this block, unless one of its type is open."""
         if not self._is_open or self.content[-1]["type"] != block["type"]:
             yield from self.close()
             yield from self._start(block)
@@ -111,7 +111,7 @@ class Blocks:
 
 @dataclass(slots=True, kw_only=True)
 class MessageReply:
-    """One message under way."""
+    """One message being generated."""
 
     id: str
     model: str
@@ -134,8 +134,8 @@ class MessageReply:
             yield _frame({"type": "error", "error": body["error"]})
 
     def keepalive(self) -> bytes:
-        """A ping; behind the message's start, which counts the prompt as not cached until the end
-        of the stream tells better."""
+        """A ping, after the message's start. That counts the prompt as not cached; the end of the
+        stream has the real counts."""
         start = self._start(Tokens(self.num_prompt, 0, 0))
         return b"".join(map(_frame, (*start, _PING)))
 
@@ -196,8 +196,8 @@ class MessageReply:
 
 
 def _usage(tokens: Tokens) -> dict[str, Any]:
-    """`input_tokens` are those that were not in the cache. Writing to it costs nothing extra and
-    is not counted apart, so that the three counts are the prompt."""
+    """`input_tokens` are those that were not cached. Writes to the cache cost nothing extra and are
+    not counted, so the three counts add up to the prompt."""
     return {
         "input_tokens": tokens.prompt - tokens.cached,
         "cache_creation_input_tokens": 0,
@@ -208,7 +208,7 @@ def _usage(tokens: Tokens) -> dict[str, Any]:
 
 
 def _parsed(arguments: str) -> dict[str, Any]:
-    """A tool's input. An answer cut within it leaves text that is no JSON, and says so."""
+    """A tool's input. If the answer was cut inside it, the incomplete JSON is returned as text."""
     try:
         value = json.loads(arguments or "{}")
     except ValueError:

@@ -1,8 +1,8 @@
-"""Anthropic's routes: `/v1/messages` and `/v1/messages/count_tokens`.
+"""Anthropic's routes, `/v1/messages` and `/v1/messages/count_tokens`, as Claude Code and the SDKs use them.
 
-Claude Code and the official SDKs speak them. Any `claude-` name is the model that is served, and
-what a client may not know yet (betas, kinds of blocks) is tolerated and named, once in the log and
-each time in a header. Errors are in Anthropic's shape; `errors.py` sees to that by the path.
+Any `claude-` name means the served model. Unknown betas and kinds of blocks are tolerated, logged
+once, and named in a header of each reply. Errors have Anthropic's format because of the path: see
+`errors.py`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from mlxserve.errors import MlxServeError
 
 AskedT = TypeVar("AskedT", bound=CountTokensRequest)
 
-# Of the API, which only restricted requests since: what the first one allows is allowed. Whatever
-# comes later will mostly be understood, and refusing it would lock the newest clients out.
+# Versions of the API only ever restricted requests, so all accept what the first one allows. A later
+# version is accepted with a warning: refusing it would lock out the newest clients.
 FIRST_VERSION, LAST_VERSION = "2023-06-01", "2026-10-21"
 _DATE = re.compile(r"20[0-9]{2}-[0-9]{2}-[0-9]{2}", re.ASCII)
 
@@ -44,6 +44,7 @@ class Anthropic:
         ]
 
     async def messages(self, request: Request) -> Response:
+        """Answers a conversation."""
         asked = await self._read(MessagesRequest, request)
         params = asked.sampling(self._service.chat.default_params)
         turn = asked.turn()
@@ -62,7 +63,7 @@ class Anthropic:
         return await self._service.reply(request, asked, answers, reply)
 
     async def count_tokens(self, request: Request) -> Response:
-        """Exactly what a message with the same fields will be counted as: the same prompt."""
+        """Counts the input tokens of a message with the same fields, from the same prompt."""
         asked = await self._read(CountTokensRequest, request)
         try:
             prompt = await self._prompt(request, asked)
@@ -91,7 +92,7 @@ class Anthropic:
             if not _DATE.fullmatch(version) or version < FIRST_VERSION:
                 raise ApiError(
                     400,
-                    f"anthropic-version: {version[:40]!r} is not spoken here; send "
+                    f"anthropic-version: {version[:40]!r} is not supported; send "
                     f"{FIRST_VERSION!r} or a later one.",
                 )
             if version > LAST_VERSION:

@@ -1,8 +1,7 @@
-"""What Anthropic's clients may ask, and the conversation in it as a chat template expects it.
+"""The bodies of Anthropic's routes, and their conversation as a chat template expects it.
 
-Blocks this server cannot read are of two kinds. Images and files are refused: without them the
-answer would be about something else. Kinds nobody here knows, which agents send as they please,
-are left out, and the reply's warning header names them.
+Images and files are refused: an answer without them would be about something else. Unknown kinds of
+blocks, of which agents send many, are left out, and the reply's warning header names them.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ MAX_BLOCKS = 1_000
 MAX_TOOLS = 1_000
 MAX_MAX_TOKENS = 2**31 - 1
 MIN_THINKING_BUDGET = 1_024
-# Claude Code opens its system prompt with a line whose hash is another one in each request. Left
-# in, it would make every prompt differ from the last one at its beginning: no page would be found.
+# Claude Code begins its system prompt with a line whose hash changes with each request. Left in, it
+# would make every prompt differ from the previous one at its start: no page would ever be reused.
 BILLING_LINE = "x-anthropic-billing-header:"
-_SEPARATOR = "\n\n"  # between blocks of text, which are paragraphs of their own
+_SEPARATOR = "\n\n"  # between blocks of text: each is a paragraph
 _UNREADABLE = ("image", "file", "container_upload")
 
 
 class _Block(StrictModel):
-    """cache_control: every prompt is cached, so that marking a place changes nothing."""
+    """cache_control: without effect, since every prompt is cached."""
 
     cache_control: object = None
 
@@ -60,7 +59,7 @@ class _TextSource(StrictModel):
 
 
 class DocumentBlock(_Block):
-    """A document that is plain text; others are refused by their source's type."""
+    """A plain-text document; others are refused by the type of their source."""
 
     type: Literal["document"]
     source: _TextSource
@@ -75,7 +74,7 @@ class DocumentBlock(_Block):
 
 
 class ThinkingBlock(_Block):
-    """What an earlier answer thought. Nothing here checks the signature."""
+    """The thinking of an earlier answer. The signature is not checked."""
 
     type: Literal["thinking"]
     thinking: str
@@ -146,7 +145,7 @@ class ToolResultBlock(_Block):
 
     @property
     def text(self) -> str:
-        """A template has no word for a failure, so that the text has to say it."""
+        """Templates have no field for a failure, so the text states it."""
         text = _texts(self.content, _SEPARATOR)
         return f"Error: {text}" if self.is_error else text
 
@@ -189,7 +188,7 @@ class AnthropicMessage(StrictModel):
         return self
 
     def for_template(self, tool_names: dict[str, str]) -> Iterator[dict[str, Any]]:
-        """As one or several messages. `tool_names`, by the call's id, grows with each call."""
+        """As one or several messages. Each call is added to `tool_names`, by its id."""
         if self.role == "assistant":
             yield self._answer(tool_names)
             return
@@ -210,7 +209,7 @@ class AnthropicMessage(StrictModel):
             yield {"role": self.role, "content": _texts(blocks, _SEPARATOR)}
 
     def _answer(self, tool_names: dict[str, str]) -> dict[str, Any]:
-        """The text of an answer was one text, which its blocks cut: nothing goes between them."""
+        """The blocks of an answer are pieces of one text: they are joined without a separator."""
         answer: dict[str, Any] = {"role": "assistant", "content": _texts(self.content, "")}
         thinking = [b.thinking for b in self.content if isinstance(b, ThinkingBlock)]
         calls = [block for block in self.content if isinstance(block, ToolUseBlock)]
@@ -223,16 +222,16 @@ class AnthropicMessage(StrictModel):
 
 
 class AnthropicTool(_Block):
-    """A tool the client runs itself. Anthropic's own, which have no schema, are left out."""
+    """A tool run by the client. Anthropic's server tools, which have no schema, are left out."""
 
     name: Name
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
-    strict: bool | None = None  # changes nothing: arguments always follow the schema
+    strict: bool | None = None  # without effect: arguments always follow the schema
 
     def definition(self) -> dict[str, Any]:
-        """As OpenAI spells it, which is how chat templates know tools."""
+        """In OpenAI's format, which chat templates expect."""
         function: dict[str, Any] = {"name": self.name, "parameters": self.input_schema}
         if self.description is not None:
             function["description"] = self.description
@@ -255,7 +254,7 @@ class AnthropicToolChoice(StrictModel):
     @model_validator(mode="after")
     def _names_what_it_forces(self) -> Self:
         if (self.name is not None) != (self.type == "tool"):
-            raise ValueError('a name goes with {"type": "tool"}, and with nothing else')
+            raise ValueError('{"type": "tool"} needs a name, and no other type has one')
         return self
 
     def chosen(self) -> ChosenTools:
@@ -271,7 +270,7 @@ class AnthropicThinking(StrictModel):
     @model_validator(mode="after")
     def _has_its_budget(self) -> Self:
         if (self.budget_tokens is not None) != (self.type == "enabled"):
-            raise ValueError('budget_tokens goes with {"type": "enabled"}, and with nothing else')
+            raise ValueError('{"type": "enabled"} needs budget_tokens, and no other type has them')
         return self
 
 
@@ -281,7 +280,7 @@ class OutputConfig(StrictModel):
 
 
 class CountTokensRequest(RequestBody):
-    """What both of Anthropic's routes take: everything that becomes a part of the prompt."""
+    """The body of `POST /v1/messages/count_tokens`: the fields that become part of the prompt."""
 
     NOT_YET: ClassVar[NotYet] = {
         "container": (None,),
@@ -310,14 +309,14 @@ class CountTokensRequest(RequestBody):
         last = messages[-1]
         if last.role == "assistant" and not all(isinstance(b, TextBlock) for b in last.content):
             raise ValueError(
-                "the last message is the assistant's, and holds more than a text to go on from; "
+                "a final assistant message is continued, so it may only contain text; "
                 "end with a user message"
             )
         return messages
 
     @property
     def continues(self) -> bool:
-        """Whether the answer goes on where the last message, which is the assistant's, ends."""
+        """Whether the last message is the assistant's, which the answer then continues."""
         return self.messages[-1].role == "assistant"
 
     @property
@@ -337,7 +336,7 @@ class CountTokensRequest(RequestBody):
         return self.thinking is None or self.thinking.display != "omitted"
 
     def messages_for_template(self) -> list[dict[str, Any]]:
-        """Turns of one role in a row are one turn."""
+        """Consecutive messages of one role become one message."""
         messages: list[dict[str, Any]] = []
         system = _without_billing_line(_texts(self.system, _SEPARATOR))
         if system:
@@ -350,7 +349,7 @@ class CountTokensRequest(RequestBody):
 
     @property
     def definitions(self) -> list[dict[str, Any]]:
-        """Of the tools, as chat templates know them."""
+        """The tools as chat templates expect them."""
         return [tool.definition() for tool in self.tools or () if tool.input_schema is not None]
 
     def turn(self) -> AssistantTurn:
@@ -365,7 +364,7 @@ class CountTokensRequest(RequestBody):
         )
 
     def template_kwargs(self) -> dict[str, bool | str]:
-        """Thinking is off unless it is asked for, as it is with Anthropic's own models."""
+        """Thinking is off by default, as with Anthropic's own models."""
         kwargs: dict[str, bool | str] = {
             "enable_thinking": self.thinking is not None and self.thinking.type != "disabled"
         }
@@ -376,7 +375,7 @@ class CountTokensRequest(RequestBody):
 
 
 class MessagesRequest(CountTokensRequest):
-    """The body of `POST /v1/messages`. `min_p`, `seed`, `cache_salt` and `priority` are ours."""
+    """The body of `POST /v1/messages`. `min_p`, `seed`, `cache_salt` and `priority` are extensions."""
 
     max_tokens: Annotated[int, Field(ge=1, le=MAX_MAX_TOKENS)]
     stream: bool | None = None
@@ -398,7 +397,7 @@ class MessagesRequest(CountTokensRequest):
         return self
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
-        """The model's defaults with what was asked. Raises ApiError 400."""
+        """The model's defaults, overridden by the given fields. Raises ApiError 400."""
         names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         given["stop"] = tuple(self.stop_sequences or ())

@@ -1,7 +1,7 @@
-"""Fields that JSON lets a client write in more than one way, each turned into one form.
+"""Fields that clients may write in several ways, normalised to one.
 
-Every function takes what was sent and returns what the models in `schema.py` hold, or raises
-ValueError with the rest of a sentence that begins with the field's name.
+Every function takes the value sent and returns the value the body's model holds, or raises
+ValueError with a message that continues the field's name.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def prompts(value: object) -> tuple[Prompt, ...]:
         return tuple(value)
     if all(isinstance(item, list) and item and _is_token_ids(item) for item in value):
         return tuple(tuple(item) for item in value)
-    raise ValueError("mixes kinds, or holds something that is neither text nor a token id")
+    raise ValueError("mixes kinds, or contains something that is neither text nor a token id")
 
 
 def _is_token_ids(value: list[object]) -> bool:
@@ -74,7 +74,7 @@ def _is_token_ids(value: list[object]) -> bool:
 
 
 def text(value: object) -> object:
-    """A message's content as one string: text parts are joined as they are."""
+    """A message's content as one string: its text parts, concatenated."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -97,7 +97,7 @@ def _part_text(part: object) -> str:
 
 
 def items(value: object) -> object:
-    """A text is one user message."""
+    """The items of a response's input; a string is one user message."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, list):
@@ -106,7 +106,7 @@ def items(value: object) -> object:
 
 
 def template_kwargs(value: object) -> dict[str, bool | str]:
-    """A template's other variables are not the client's to set."""
+    """Template variables: only those in `TEMPLATE_KWARGS` can be set by a client."""
     if value is None:
         return {}
     if not isinstance(value, dict):

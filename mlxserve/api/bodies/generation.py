@@ -1,6 +1,6 @@
-"""The fields by which OpenAI's endpoints say how to generate, with our extensions among them.
+"""The generation fields that OpenAI's endpoints share, and our extensions of them.
 
-Types are checked here and ranges by `SamplingParams`.
+Types are checked here, ranges by `SamplingParams`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""A request body as a model: validated once, with errors that name a field.
+"""The base of all request bodies: validated once, with errors that name a field.
 
-Knows no endpoint: what each of them takes is in `schema.py` and `anthropic_schema.py`.
+No field is silently ignored. Known fields are validated. Known but unsupported ones (`NOT_YET`) are
+refused unless their value asks for nothing, such as `best_of: 1`. Unknown ones are collected, so
+that the reply can name them.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from mlxserve.api.bodies.json_body import read_json
 from mlxserve.api.errors import ApiError
 
 T = TypeVar("T", bound="RequestBody")
-NotYet: TypeAlias = Mapping[str, tuple[object, ...]]  # and the values that ask for nothing
+NotYet: TypeAlias = Mapping[str, tuple[object, ...]]  # name: values that ask for nothing
 
-# Fields whose values, whatever they are, change nothing here: they identify or route.
+# Fields that identify or route: accepted with any value and without a warning.
 INERT = frozenset(
     {
         "metadata",
@@ -31,6 +33,8 @@ INERT = frozenset(
 
 
 class StrictModel(BaseModel):
+    """No conversions between types; unknown fields are kept, to be reported."""
+
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
 
@@ -43,7 +47,7 @@ class RequestBody(StrictModel):
 
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> Self:
-        """Raises ApiError 400 with the field at fault."""
+        """Raises ApiError 400, which names the invalid field."""
         _refuse_unsupported(body, cls.NOT_YET)
         asked = {name: value for name, value in body.items() if name not in cls.NOT_YET}
         try:
@@ -75,7 +79,7 @@ def _first_error(error: ValidationError) -> ApiError:
     first = error.errors(include_url=False, include_context=False)[0]
     path = _path(first["loc"])
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    if not path:  # a rule over several fields: its message opens with the one to change
+    if not path:  # a rule over several fields: its message begins with the one to change
         path, _, message = message.partition(": ")
     if first["type"] == "missing":
         return ApiError(400, f"{path}: is required.", param=path, code="missing_required_parameter")
@@ -83,7 +87,7 @@ def _first_error(error: ValidationError) -> ApiError:
 
 
 def _shown(error: Mapping[str, Any]) -> str:
-    """The refused value, when it is short enough to help."""
+    """The refused value, if it is short enough to help."""
     value = error["input"]
     if error["type"] == "value_error" or isinstance(value, (dict, list)):
         return ""
@@ -98,7 +102,7 @@ def _path(location: Sequence[int | str]) -> str:
 
 
 def _extras(model: BaseModel, prefix: str) -> Iterator[str]:
-    """Names of fields nobody declared, each once: `messages[].cache_control`."""
+    """Paths of undeclared fields, each once, such as `messages[].cache_control`."""
     seen: set[str] = set()
     for name in model.model_extra or ():
         seen.add(prefix + name)
@@ -113,6 +117,6 @@ def _extras(model: BaseModel, prefix: str) -> Iterator[str]:
 
 
 async def read_request(kind: type[T], request: Request) -> T:
-    """The body as one of the models above; large ones are checked beside the event loop."""
+    """The validated body. Validation runs in a thread, off the event loop."""
     body = await read_json(request)
     return await asyncio.to_thread(kind.read, body)

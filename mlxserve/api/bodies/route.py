@@ -12,7 +12,7 @@ from mlxserve.api.bodies.request_body import RequestBody
 
 
 class BodyRoute(Route):
-    """A route that needs a JSON body. `body` is the model that validates it."""
+    """A route that needs a JSON body, which the model `body` validates."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""Fields that say what an answer has to look like, each turned into a `Structure`.
+"""Fields that constrain an answer's format, each turned into a `Structure`.
 
-OpenAI has JSON; regular expressions, choices and grammars are an extension, spelled as in vLLM.
-Only the shape of the field is checked here. The schema itself is read when it is compiled.
+OpenAI's API has JSON; regular expressions, choices and grammars are an extension, named as in vLLM.
+Only the form of the field is checked here; a schema is checked when it is compiled.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _EXTENSION = {
 
 
 def response_format(value: object) -> Structure | None:
-    """Of chat completions: the schema is inside of `json_schema`."""
+    """Of chat completions: the schema is in `json_schema`."""
     return _format(value, "response_format", "json_schema")
 
 
 def text_format(value: object) -> Structure | None:
-    """Of responses: the schema is beside the type."""
+    """Of responses: the schema is next to the type."""
     return _format(value, "text.format", None)
 
 
 def output_format(value: object) -> Structure | None:
-    """Of Anthropic's messages: the schema is beside the type."""
+    """Of Anthropic's messages: the schema is next to the type."""
     return _format(value, "output_config.format", None)
 
 

@@ -1,6 +1,6 @@
-"""Fields about an assistant's turn: its tools, whether it must call one, and how much it thinks.
+"""Fields about tools and thinking: which tools there are, which may be called, how much to think.
 
-OpenAI's two endpoints spell them differently; both end in a `AssistantTurn` and in what the template gets.
+The endpoints spell them differently; all become an `AssistantTurn` and template variables.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NO_THINKING = ("none", "minimal")
 
 
 class FunctionDefinition(StrictModel):
-    """A tool's function. `strict` changes nothing: arguments always follow the schema."""
+    """A function that can be called. Arguments always follow the schema, with or without `strict`."""
 
     name: Name
     description: str | None = None
@@ -33,7 +33,7 @@ class FunctionDefinition(StrictModel):
     strict: bool | None = None
 
     def definition(self) -> dict[str, Any]:
-        """As chat templates know it."""
+        """As chat templates expect it."""
         fields = ("name", "description", "parameters")
         given = {name: getattr(self, name) for name in fields if getattr(self, name) is not None}
         return {"type": "function", "function": given}
@@ -52,10 +52,11 @@ Tools: TypeAlias = Annotated[list[FunctionTool], Field(fail_fast=True, max_lengt
 
 @dataclass(frozen=True, slots=True)
 class ChosenTools:
-    """
+    """The field `tool_choice`.
+
     names: the tools to choose from; None for all
-    is_one: it was named
-    sent: as the client wrote it
+    is_one: a single tool was named
+    sent: the value as the client sent it
     """
 
     mode: ToolChoice = ToolChoice.AUTO
@@ -65,7 +66,7 @@ class ChosenTools:
 
 
 def choice(value: object) -> ChosenTools | None:
-    """A word, one tool, or some allowed tools. The chat endpoint nests what the other does not."""
+    """A mode, one tool, or a list of allowed tools. Only the chat endpoint nests the last two."""
     if value is None:
         return None
     if isinstance(value, str) and value in _MODES:
@@ -81,7 +82,7 @@ def choice(value: object) -> ChosenTools | None:
 def _allowed(value: object) -> ChosenTools:
     mode, tools = (value.get("mode"), value.get("tools")) if isinstance(value, dict) else ("", [])
     if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
-        raise ValueError("allowed_tools need a mode, 'auto' or 'required', and a list of tools")
+        raise ValueError("allowed_tools needs a mode, 'auto' or 'required', and a list of tools")
     return ChosenTools(_MODES[mode], tuple(_name_of(tool) for tool in tools[:MAX_TOOLS]))
 
 
@@ -89,7 +90,7 @@ def _name_of(value: object) -> str:
     inner = value.get("function", value) if isinstance(value, dict) else None
     name = inner.get("name") if isinstance(inner, dict) else None
     if not isinstance(name, str):
-        raise ValueError("a function is chosen by its name")
+        raise ValueError("a function is chosen by its `name`")
     return name
 
 
@@ -103,7 +104,7 @@ def turn_of(
     parallel: bool | None,
     thinking_budget: int | None,
 ) -> AssistantTurn:
-    """What the answer may hold. Raises ApiError for a choice among tools that are not there."""
+    """The turn these fields describe. Raises ApiError 400 for a choice of tools not in `tools`."""
     choice = choice or ChosenTools()
     tools = tools if choice.names is None else _only(tools, choice.names)
     if choice.mode is ToolChoice.REQUIRED and not tools:
@@ -112,7 +113,7 @@ def turn_of(
         tools=tuple(tools),
         tool_choice=choice.mode,
         tool_name=choice.names[0] if choice.is_one and choice.names else None,
-        # One tool that is named is called once.
+        # A single named tool is called once.
         parallel_tool_calls=parallel is not False and not choice.is_one,
         thinking_budget=thinking_budget,
     )
@@ -121,7 +122,7 @@ def turn_of(
 def thinking_kwargs(
     effort: str | None, template_kwargs: Mapping[str, bool | str]
 ) -> dict[str, bool | str]:
-    """Variables for the template; those the client set itself win."""
+    """Template variables. Those in `chat_template_kwargs` take precedence."""
     if effort is None:
         return dict(template_kwargs)
     kwargs: dict[str, bool | str] = {"enable_thinking": effort not in _NO_THINKING}
@@ -131,7 +132,7 @@ def thinking_kwargs(
 
 
 def thinking_budget(asked: int | None, template_kwargs: Mapping[str, bool | str]) -> int | None:
-    """Thinking that is off is also ended at once, should the template not know the variable."""
+    """0 if thinking is off: it then ends at once even if the template ignores the variable."""
     is_off = template_kwargs.get("enable_thinking") is False
     return 0 if asked is None and is_off else asked
 

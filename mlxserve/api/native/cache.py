@@ -1,7 +1,7 @@
-"""What an admin may do to the cache while the server runs.
+"""Changes of the cache while the server runs. They need the scope admin.
 
-POST /api/v1/cache/reset   forget what is cached; ?force=true even while requests hold pages
-POST /api/v1/cache/resize  {"num_pages": N}: memory for the machine, or more of it for the cache
+POST /api/v1/cache/reset   evict all cached pages; ?force=true even while requests hold pages
+POST /api/v1/cache/resize  {"num_pages": N}: give memory back to the machine, or take more of it
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Cache:
         ]
 
     async def reset(self, request: Request) -> Response:
-        """Forgets every cached page; while requests hold pages only by force."""
+        """Evicts every cached page. While requests hold pages, only with `force`."""
         require_admin(request)
         force = request.query_params.get("force", "false")
         if force not in ("true", "false"):
@@ -48,14 +48,14 @@ class Cache:
         if not is_done:
             raise ApiError(
                 409,
-                "Requests hold pages of the cache. Try again when none runs, or with ?force=true, "
-                "which makes them compute theirs again.",
+                "Running requests hold pages of the cache. Try again when none runs, or use "
+                "?force=true, after which they recompute their pages.",
                 code="busy",
             )
         return json_response({"status": "ok"})
 
     async def resize(self, request: Request) -> Response:
-        """Gives the cache so many pages; answers under way go on."""
+        """Resizes the cache to `num_pages`. Running answers continue."""
         require_admin(request)
         asked = await read_request(CacheResizeRequest, request)
         self._names.check(asked.model)

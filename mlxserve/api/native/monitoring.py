@@ -1,11 +1,11 @@
-"""Our own routes, for those who want to see what the engine does: `/api/v1/...`.
+"""Our own routes that show what the engine does.
 
-    GET  /api/v1/requests      live requests: how far each is, what it holds
-    GET  /api/v1/kv/stats      the cache in numbers
-    GET  /api/v1/kv/map        the cache page by page, as events (page_map.py has the format)
+    GET  /api/v1/requests      live requests: their progress and their pages
+    GET  /api/v1/kv/stats      statistics of the cache
+    GET  /api/v1/kv/map        the cache page by page, as events (format: page_map.py)
 
-An API key sees its own requests, an admin's key all of them. Watching costs the engine at most one
-snapshot between two steps, however many clients watch, and nothing without clients.
+An API key sees its own requests, an admin key sees all. Any number of watchers cost the engine at
+most one snapshot between two steps, and nothing while there are none.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from starlette.routing import Route
 from mlxserve.api.access.security import client_name, is_admin
 from mlxserve.api.errors import RETRY_SOON, ApiError, from_engine, json_response
 from mlxserve.api.native.page_map import PageMapFeed
+from mlxserve.api.native.snapshots import SharedSnapshots
 from mlxserve.api.server.drain import Drain
 from mlxserve.api.server.sse import EventStream, named_event
 from mlxserve.engine.snapshot import PageState, Phase, RequestView, Snapshot
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from mlxserve.chat import Chat
 
 MAP_INTERVAL = 0.25  # seconds between two events of a map
-MAX_MAPS = 32  # that are watched at the same time
+MAX_MAPS = 32  # open at the same time
 
 
 class Monitoring:
@@ -50,22 +51,24 @@ class Monitoring:
         ]
 
     async def requests(self, request: Request) -> Response:
+        """Lists the live requests of the API key, or all of them for an admin key."""
         snapshot = await self._look()
-        sees = _sight(request)
+        sees = _visibility(request)
         cards = [_card(one) for one in snapshot.requests if sees(one)]
         return json_response({"object": "list", "data": cards})
 
     async def kv_stats(self, _request: Request) -> Response:
+        """Returns statistics of the cache."""
         return json_response(_kv_stats(await self._look()))
 
     async def kv_map(self, request: Request) -> Response:
-        """Ends with the server; only its headers, where only they were asked for."""
+        """Sends the map of the pages, then its changes, until the server or the client ends."""
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
         if self._num_maps >= MAX_MAPS:
             raise ApiError(
                 503,
-                f"The map is being watched {MAX_MAPS} times already.",
+                f"{MAX_MAPS} page maps are already open.",
                 code="overloaded",
                 headers=RETRY_SOON,
             )
@@ -74,7 +77,7 @@ class Monitoring:
         async def close() -> None:
             self._num_maps -= 1
 
-        return EventStream(self._frames(PageMapFeed(_sight(request))), close=close)
+        return EventStream(self.map_events(PageMapFeed(_visibility(request))), close=close)
 
     async def _look(self) -> Snapshot:
         try:
@@ -82,14 +85,14 @@ class Monitoring:
         except MlxServeError as error:
             raise from_engine(error) from error
 
-    async def _frames(self, page_map: PageMapFeed) -> AsyncGenerator[bytes, None]:
-        """The engine is asked only when its counters moved. Ends with the server."""
+    async def map_events(self, page_map: PageMapFeed) -> AsyncGenerator[bytes, None]:
+        """The events of one map. Asks for a snapshot only when the engine's counters have changed."""
         seen = None
         try:
             while not self._drain.is_on:
                 if seen is None or self._chat.stats() != seen.stats:
                     seen = await self._snapshots.take()
-                # Also where nothing moved: what did not fit into the last event is still to come.
+                # Also if nothing changed: the last event may not have had room for all changes.
                 event = await asyncio.to_thread(page_map.next_event, seen)
                 if event is not None:
                     yield event
@@ -98,38 +101,8 @@ class Monitoring:
             yield named_event("error", from_engine(error).body())
 
 
-class SharedSnapshots:
-    """Snapshots of the engine, shared by all callers who wait for the same one.
-
-    A caller never gets a snapshot that was asked for before it called: one who has been told that
-    a resize is done must not see what was before it. While a snapshot is under way, later callers
-    wait for the next one, together.
-
-        take ──┐
-        take ──┴─> asked for ────────> taken
-                      take ──┐
-                      take ──┴─(lock)─> asked for ────────> taken
-    """
-
-    def __init__(self, chat: Chat) -> None:
-        self._chat = chat
-        self._lock = asyncio.Lock()
-        self._next: asyncio.Future[Snapshot] | None = None  # not asked for yet
-
-    async def take(self) -> Snapshot:
-        """Taken after this call. Raises EngineStopped."""
-        if self._next is None:
-            self._next = asyncio.ensure_future(self._ask())
-        return await asyncio.shield(self._next)  # for the others, if this caller is cancelled
-
-    async def _ask(self) -> Snapshot:
-        async with self._lock:
-            self._next = None
-            return await self._chat.snapshot()
-
-
-def _sight(request: Request) -> Callable[[RequestView], bool]:
-    """Whether the key that asks may see a request."""
+def _visibility(request: Request) -> Callable[[RequestView], bool]:
+    """A function that tells whether the sender of this request may see another one."""
     if is_admin(request):
         return lambda _: True
     own = client_name(request)

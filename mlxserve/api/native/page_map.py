@@ -1,4 +1,4 @@
-"""The page map as server-sent events: everything once, then what changed.
+"""The page map as server-sent events: a snapshot, then changes.
 
     event: snapshot
     data: {"seq":0,"page_size":32,"num_pages":8,"pages":"p2a3f3",
@@ -8,20 +8,20 @@
     data: {"seq":1,"pages":[[5,"a1"]],
            "requests":[{"id":"8f…","from":3,"pages":[[5,1]]}],"gone":["77…"]}
 
-`pages` is run-length encoded: a letter and how many pages in a row are so.
+`pages` is run-length encoded: a letter and the length of its run.
 
-    f free      a held by one request      s shared by several      c cached, held by nobody
+    f free      a held by one request      s shared by several      c cached, held by none
     p pinned for a named prefix
 
-In a delta it is a list of [first page, runs]; pages it does not name are as they were. `requests`
-are those that the listener's key may see and that hold pages: from the `from`-th page of its table
-on, the request holds these runs of [first page, length], and what was known behind that place is
-void. `gone` ended or lost their pages. `id` is the `x-request-id` of the reply that belongs to it
-(with `-N` for the N-th of several answers).
+In a delta `pages` is a list of [first page, runs]; other pages are unchanged. `requests` lists the
+requests that the listener's key may see and whose page tables changed: from entry `from` of its
+table on, the request holds these runs of [first page, length], which replace all known entries from
+there on. The requests in `gone` have ended or lost their pages. `id` is the `x-request-id` of the
+request's reply (with `-N` for the N-th of several answers).
 
-`seq` rises by one. A later `snapshot` starts over, as it does when the number of pages has changed;
-an `error` ends the stream. Nothing is sent while nothing changes but a comment every ten seconds.
-An event holds at most `MAX_RUNS` runs of requests: what is left comes with the next one.
+`seq` rises by one. Another `snapshot` starts over, for example after the number of pages changed. An
+`error` ends the stream. While nothing changes, only a comment is sent every ten seconds. An event
+contains at most `MAX_RUNS` runs of requests; the next event contains the rest.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ States = NDArray[np.uint8]
 
 
 class PageMapFeed:
-    """What one listener knows, and what it has to be told next."""
+    """What one listener has been sent, and the next event for it."""
 
     def __init__(self, sees: Callable[[RequestView], bool]) -> None:
         self._sees = sees
         self._seq = 0
         self._states: States | None = None
-        self._tables: dict[str, tuple[int, ...]] = {}  # as far as they were told
+        self._tables: dict[str, tuple[int, ...]] = {}  # as far as they were sent
 
     def next_event(self, snapshot: Snapshot) -> bytes | None:
-        """The event that brings the listener here; None where nothing changed for it."""
+        """The event that updates the listener to this snapshot; None if nothing changed for it."""
         states = np.frombuffer(snapshot.pages, dtype=np.uint8)
         old, self._states = self._states, states
         if old is not None and len(old) != len(states):
-            old = None  # pages have moved as well: it starts over
+            old = None  # a resize also moves pages: start over
             self._tables.clear()
         told = self._requests(snapshot)
         if old is None:
@@ -109,7 +109,7 @@ def encode_runs(states: States) -> str:
 
 
 def changed_runs(old: States, new: States) -> list[tuple[int, str]]:
-    """(first page, runs) of every stretch that changed."""
+    """(first page, runs) of each range that changed."""
     changed = np.flatnonzero(old != new)
     if not len(changed):
         return []
@@ -118,7 +118,7 @@ def changed_runs(old: States, new: States) -> list[tuple[int, str]]:
 
 
 def page_runs(pages: tuple[int, ...]) -> list[tuple[int, int]]:
-    """(first page, length) of each run of ascending neighbours, in the table's order."""
+    """(first page, length) of each run of consecutive ids, in the table's order."""
     if not pages:
         return []
     table = np.asarray(pages)
@@ -128,7 +128,7 @@ def page_runs(pages: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 def num_common(known: tuple[int, ...], table: tuple[int, ...]) -> int:
-    """How many pages two tables have in common from their beginning; most only grow."""
+    """The length of the common start of two tables. Most tables only grow."""
     if known is table or table[: len(known)] == known:
         return len(known)
     return next(n for n, (a, b) in enumerate(zip(known, (*table, None), strict=False)) if a != b)

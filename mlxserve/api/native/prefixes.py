@@ -1,6 +1,6 @@
-"""Named prefixes over HTTP: computed once, then put before a prompt by `prefix_name`.
+"""Named prefixes over HTTP: computed once, then prepended to a prompt by `prefix_name`.
 
-A name belongs to the API key that added it; another key neither sees nor uses it.
+A name belongs to the API key that added it. Other keys can neither see nor use it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from mlxserve.api.native.schema import PrefixRequest
 from mlxserve.api.service import Service
 from mlxserve.errors import MlxServeError, UnknownPrefix
 
-MAX_PREFIXES = 256  # of all keys together; each keeps its token ids in memory
+MAX_PREFIXES = 256  # of all keys together; the token ids of each stay in memory
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
 class Prefixes:
-    """The endpoints over one `Chat`."""
+    """The endpoints over one service."""
 
     def __init__(self, service: Service) -> None:
         self._chat = service.chat
@@ -42,6 +42,7 @@ class Prefixes:
         ]
 
     async def index(self, request: Request) -> Response:
+        """Lists the prefixes of the API key."""
         found = [
             _card(own, num_tokens)
             for name, num_tokens in sorted(self._chat.prefixes().items())
@@ -50,6 +51,7 @@ class Prefixes:
         return json_response({"object": "list", "data": found})
 
     async def get(self, request: Request) -> Response:
+        """Describes a prefix."""
         name = request.path_params["name"]
         try:
             return json_response(_card(name, len(self._prompts.prefix(request, name))))
@@ -57,12 +59,12 @@ class Prefixes:
             raise _not_found(error) from error
 
     async def put(self, request: Request) -> Response:
-        """Computes the prefix now, so that the first request that names it is fast already."""
+        """Adds or replaces a prefix and computes it, so that its first use is already fast."""
         name = request.path_params["name"]
         if not _NAME.fullmatch(name):
             raise ApiError(
                 400,
-                "name: needs 1 to 64 letters, digits, dots, dashes or underscores.",
+                "name: must be 1 to 64 letters, digits, dots, dashes or underscores.",
                 param="name",
                 code="invalid_value",
             )
@@ -72,7 +74,7 @@ class Prefixes:
         known = self._chat.prefixes()
         if full_name not in known and len(known) >= MAX_PREFIXES:
             raise ApiError(
-                400, f"There are {MAX_PREFIXES} prefixes already; delete one.", param="name"
+                400, f"There are already {MAX_PREFIXES} prefixes; delete one.", param="name"
             )
         try:
             token_ids = await self._token_ids(request, asked)
@@ -85,9 +87,10 @@ class Prefixes:
         return json_response(_card(name, len(token_ids)), headers=headers)
 
     async def delete(self, request: Request) -> Response:
+        """Deletes a prefix. Its pages stay cached until they are evicted."""
         name = request.path_params["name"]
         try:
-            self._prompts.prefix(request, name)  # whose error tells the names that there are
+            self._prompts.prefix(request, name)  # raises an error that lists the known names
         except UnknownPrefix as error:
             raise _not_found(error) from error
         self._chat.remove_prefix(in_namespace(request, name))

@@ -21,6 +21,8 @@ MAX_SILENCE = 30.0  # seconds; steps take a tenth of one, the longest on a slow 
 
 
 class Status:
+    """The endpoints over one `Chat`."""
+
     def __init__(self, chat: Chat, metrics: Metrics, drain: Drain) -> None:
         self._chat = chat
         self._metrics = metrics
@@ -35,12 +37,12 @@ class Status:
         ]
 
     async def health(self, _request: Request) -> Response:
-        """Whether the engine lives; if not, only a restart helps. Told without a key."""
+        """Reports whether the engine is alive; a dead one needs a restart. Needs no API key."""
         self._require_engine()
         return json_response({"status": "ok"})
 
     async def ready(self, _request: Request) -> Response:
-        """Whether a request would be answered now, and what it would wait behind."""
+        """Reports whether requests are served now, and how many run and wait."""
         self._require_engine()
         if self._drain.is_on:
             raise self._drain.refusal()
@@ -48,7 +50,7 @@ class Status:
         if silence > MAX_SILENCE:
             raise ApiError(
                 503,
-                f"The engine has ended no step for {silence:.0f} seconds.",
+                f"The engine has not finished a step for {silence:.0f} seconds.",
                 code="engine_stalled",
                 headers=RETRY_SOON,
             )
@@ -65,6 +67,7 @@ class Status:
         )
 
     async def version(self, _request: Request) -> Response:
+        """Reports the server's version."""
         return json_response({"version": __version__})
 
     def _require_engine(self) -> None:
@@ -74,4 +77,5 @@ class Status:
             )
 
     async def metrics(self, _request: Request) -> Response:
+        """Reports counters and latencies in the Prometheus text format."""
         return await asyncio.to_thread(self._metrics.response)

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`: what the model will see of a text, in vLLM's shapes."""
+"""`/tokenize` and `/detokenize`: texts as the model's tokens and back, in vLLM's format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mlxserve.errors import MlxServeError
 
 
 class Tokenization:
-    """The endpoints over one `Chat`. Work on text runs beside the event loop."""
+    """The endpoints over one service. Tokenization runs off the event loop."""
 
     def __init__(self, service: Service) -> None:
         self._chat = service.chat
@@ -32,6 +32,7 @@ class Tokenization:
         ]
 
     async def tokenize(self, request: Request) -> Response:
+        """Turns a text or a conversation into token ids."""
         asked = await read_request(TokenizeRequest, request)
         self._names.check(asked.model)
         try:
@@ -46,6 +47,7 @@ class Tokenization:
         return json_response(reply, headers=self._unknown_fields.warn(asked.unknown_fields))
 
     async def detokenize(self, request: Request) -> Response:
+        """Turns token ids into text."""
         asked = await read_request(DetokenizeRequest, request)
         self._names.check(asked.model)
         try:

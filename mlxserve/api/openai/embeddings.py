@@ -1,9 +1,8 @@
-"""`/v1/embeddings`: texts as vectors, from the hidden states of the model that answers, too.
+"""`/v1/embeddings`: texts as vectors, from the hidden states of the served model.
 
 A text's vector is the mean of its tokens' last hidden states, or with `pooling: "last"` the last
-token's, scaled to length one. Texts are computed one after the other, whoever sent them: each is
-cut into pieces between which answers under way go on, and only one text's keys and values are in
-memory at a time.
+token's, scaled to length one. Texts of all requests are computed one at a time, so only one text's
+keys and values are in memory; each runs in chunks, between which running answers continue.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import asyncio
 import base64
 import struct
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator
 from starlette.requests import Request
@@ -21,7 +20,7 @@ from starlette.routing import Route
 
 from mlxserve.api.answers import unless_disconnected
 from mlxserve.api.bodies.fields import Prompt, prompts
-from mlxserve.api.bodies.request_body import NotYet, RequestBody, read_request
+from mlxserve.api.bodies.request_body import RequestBody, read_request
 from mlxserve.api.bodies.route import BodyRoute
 from mlxserve.api.errors import ApiError, from_engine, json_response
 from mlxserve.api.server.retry_after import RetryAfter
@@ -29,15 +28,13 @@ from mlxserve.api.service import Service
 from mlxserve.errors import MlxServeError, PromptTooLong, QueueFull
 from mlxserve.request import Pooling
 
-MAX_TOKENS = 300_000  # of all texts of one request, as with OpenAI
+MAX_TOKENS = 300_000  # of all texts of a request, as in OpenAI's API
 MAX_DIMENSIONS = 65_536
 MAX_WAITING = 64  # requests
 
 
 class EmbeddingsRequest(RequestBody):
-    """The body of `POST /v1/embeddings`. `pooling` is ours."""
-
-    NOT_YET: ClassVar[NotYet] = {}
+    """The body of `POST /v1/embeddings`. `pooling` is an extension."""
 
     input: Annotated[tuple[Prompt, ...], PlainValidator(prompts)]
     encoding_format: Literal["float", "base64"] | None = None
@@ -58,6 +55,7 @@ class Embeddings:
         return [BodyRoute("/v1/embeddings", self.create, body=EmbeddingsRequest)]
 
     async def create(self, request: Request) -> Response:
+        """Computes the vectors of texts."""
         asked = await read_request(EmbeddingsRequest, request)
         self._service.names.check(asked.model)
         texts = await asyncio.to_thread(lambda: [self._encoded(text) for text in asked.input])
@@ -68,7 +66,7 @@ class Embeddings:
         except MlxServeError as error:
             raise from_engine(error, prompt_param="input") from error
         if vectors is None:
-            return Response(status_code=499)  # nobody reads it
+            return Response(status_code=499)  # the client has left
         reply = {
             "object": "list",
             "data": [_item(index, vector, asked) for index, vector in enumerate(vectors)],
@@ -81,7 +79,7 @@ class Embeddings:
     async def _embedded(
         self, asked: EmbeddingsRequest, texts: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        """In turn with other requests, text by text. Raises what `Chat.embed` raises."""
+        """Text by text, taking turns with other requests. Raises what `Chat.embed` raises."""
         vectors = []
         self._num_waiting += 1
         try:
@@ -100,7 +98,7 @@ class Embeddings:
         return self._service.chat.encode(text) if isinstance(text, str) else text
 
     def _check(self, texts: Sequence[Sequence[int]], num_tokens: int) -> None:
-        """What can be refused before anything is computed."""
+        """Refuse what can be refused before anything is computed."""
         longest = max(map(len, texts))
         if not all(texts):
             raise ApiError(400, "input: a text is empty.", param="input", code="invalid_value")
@@ -115,11 +113,11 @@ class Embeddings:
                 code="invalid_value",
             )
         if self._num_waiting >= MAX_WAITING:
-            raise self._retry_after.refusal(QueueFull("Too many embeddings are waiting."))
+            raise self._retry_after.refusal(QueueFull("Too many embedding requests are waiting."))
 
 
 def _item(index: int, vector: Sequence[float], asked: EmbeddingsRequest) -> dict[str, Any]:
-    """OpenAI's clients ask for base64, which is little-endian float32, and decode it unasked."""
+    """Base64 is of little-endian float32. OpenAI's clients ask for it and decode it by themselves."""
     value: object = vector
     if asked.encoding_format == "base64":
         value = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -1,7 +1,7 @@
 """OpenAI's routes: `/v1/chat/completions` and `/v1/completions`.
 
-A request is read, validated, tokenised and admitted to the queue before anything is sent, so its
-errors have real statuses; after that its answers are either framed as they come or folded.
+A request is read, validated, tokenized and admitted to the queue before anything is sent, so its
+errors have real statuses. After that its answers are streamed or returned whole.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class OpenAI:
         ]
 
     async def chat_completions(self, request: Request) -> Response:
+        """Answers a conversation."""
         asked = await read_request(ChatRequest, request)
         self._names.check(asked.model)
         params = asked.sampling(self._chat.default_params)
@@ -67,6 +68,7 @@ class OpenAI:
         return await self._service.reply(request, asked, answers, reply)
 
     async def completions(self, request: Request) -> Response:
+        """Continues texts."""
         asked = await read_request(CompletionRequest, request)
         self._names.check(asked.model)
         params = asked.sampling(self._chat.default_params)

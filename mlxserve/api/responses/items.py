@@ -1,4 +1,4 @@
-"""The output of a response: items of text, reasoning and calls, and the events that build them.
+"""The output of a response: items of text, reasoning and tool calls, and the events that build them.
 
     output_item.added
       message          content_part.added, output_text.delta ..., output_text.done, content_part.done
@@ -7,7 +7,7 @@
       custom_tool_call custom_tool_call_input.delta, custom_tool_call_input.done
     output_item.done
 
-Items come one after the other. An event here is its type without `response.`, and its data.
+Items are built one after another. An event here is its type without `response.`, with its data.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Event: TypeAlias = tuple[str, dict[str, Any]]
 
 
 class ToolAddress(NamedTuple):
-    """A tool as the client knows it. The model knows one name, which has both in it."""
+    """A tool as the client names it. The model sees one name that contains the namespace."""
 
     name: str
     namespace: str | None = None
@@ -43,7 +43,7 @@ class ToolAddress(NamedTuple):
 
 
 class OutputItem(ABC):
-    """One item under way. `text` is what it has so far."""
+    """One item being built. `text` is its text so far."""
 
     PREFIX: ClassVar[str]
 
@@ -116,7 +116,7 @@ class MessageItem(OutputItem):
 
 
 class ReasoningItem(OutputItem):
-    """Its text is the model's own; nobody sums it up."""
+    """Reasoning, with the model's own text and no summary."""
 
     PREFIX = "rs"
 
@@ -170,7 +170,7 @@ class CallItem(OutputItem):
 
 
 class CustomCallItem(CallItem):
-    """A call of a tool that takes text: the model was told of one argument, `input`."""
+    """A call of a custom tool. The model saw a function with one argument, `input`."""
 
     PREFIX = "ctc"
 
@@ -188,7 +188,7 @@ class CustomCallItem(CallItem):
         }
 
     def _more(self, text: str) -> Iterator[Event]:  # noqa: ARG002
-        yield from ()  # the text is inside of the JSON that is coming
+        yield from ()  # the input is in the JSON, which must be complete first
 
     def _end(self) -> Iterator[Event]:
         text = self._input()
@@ -205,7 +205,7 @@ class CustomCallItem(CallItem):
 
 
 class ResponseOutput:
-    """All items of a response. `tools` are those that have another address than their name."""
+    """All items of a response. `tools` maps the model's names of tools to their addresses."""
 
     def __init__(self, response_id: str, tools: Mapping[str, ToolAddress]) -> None:
         self._response_id = response_id
@@ -221,7 +221,7 @@ class ResponseOutput:
             yield from self._call(call)
 
     def finish(self, status: str) -> Iterator[Event]:
-        """The last item ends like the response; without any item there is an empty message."""
+        """End the last item with the response's status. Without any item, add an empty message."""
         if not self._items:
             yield from self._open(MessageItem(self._response_id, 0))
         yield from self._items[-1].end(status)

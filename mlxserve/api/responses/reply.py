@@ -1,7 +1,7 @@
-"""One response under way, and the events that build it.
+"""One response being generated, whole or as events.
 
-    created, in_progress                                      at once
-      the events of `items.py`                                with the first piece of each item
+    created, in_progress                 at once
+      the events of `items.py`           from the first piece of each item on
     completed | incomplete | failed
 
 Event numbers rise by one; clients index items and parts, so each is added before it is used.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class ResponseReply:
-    """One response under way: its output so far, and the number of the next event."""
+    """One response: its output so far, and the number of the next event."""
 
     id: str
     created: int
@@ -59,7 +59,7 @@ class ResponseReply:
             yield self.failed(from_engine(error))
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
-        """The same output, without the events."""
+        """The same output without events."""
         async with aclosing(answers.deltas()) as deltas:
             async for _, delta in deltas:
                 for _event in self._output.push(delta):
@@ -76,7 +76,7 @@ class ResponseReply:
         yield self._event("in_progress", response=self._response("in_progress"))
 
     def keepalive(self) -> bytes:
-        """A real event: some clients give up on a stream that only sends comments."""
+        """A real event: some clients time out on a stream that only sends comments."""
         return self._event("in_progress", response=self._response("in_progress"))
 
     def more(self, delta: Delta) -> Iterator[bytes]:

@@ -1,6 +1,6 @@
 """OpenAI's newer route, `/v1/responses`.
 
-A reply is stored for a while (`store.py`) unless `store` is false: it can be read again, and
+A response is stored for a while (`store.py`) unless `store` is false: it can be read again, and
 `previous_response_id` continues its conversation. Instructions apply to their own request only.
 """
 
@@ -27,7 +27,7 @@ from mlxserve.errors import MlxServeError
 
 
 class Responses:
-    """The endpoint over one `Chat`."""
+    """The endpoints over one service."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -43,17 +43,18 @@ class Responses:
         ]
 
     async def get(self, request: Request) -> Response:
+        """Returns a stored response."""
         if request.query_params.get("stream", "false") != "false":
             raise ApiError(
                 400,
-                "stream: a stored response is read as a whole.",
+                "stream: a stored response can only be read whole.",
                 param="stream",
                 code="unsupported_parameter",
             )
         return json_response(self._stored(request).response)
 
     async def input_items(self, request: Request) -> Response:
-        """What a response was made of, what came before it included as far as it is still stored."""
+        """Lists the input of a response, with the conversation before it as far as it is stored."""
         stored = self._stored(request)
         earlier = stored.previous and self._store.conversation(stored.previous, stored.owner)
         own = stored.items[: len(stored.items) - len(stored.response["output"])]
@@ -61,11 +62,11 @@ class Responses:
         return json_response(page_of(items, request.query_params))
 
     async def cancel(self, request: Request) -> Response:
-        """Only what runs in the background could be; here a client cancels by hanging up."""
+        """Always refused: there are no background responses. Clients cancel by disconnecting."""
         self._stored(request)
         raise ApiError(
             400,
-            "Only a response in the background can be cancelled, and none is made there.",
+            "Only background responses can be cancelled, and this server has none.",
             param="id",
             code="invalid_value",
         )
@@ -78,12 +79,14 @@ class Responses:
         return stored
 
     async def delete(self, request: Request) -> Response:
+        """Deletes a stored response."""
         response_id = request.path_params["id"]
         if not self._store.delete(response_id, client_name(request)):
             raise _not_found(response_id, "id")
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def create(self, request: Request) -> Response:
+        """Answers a conversation with a response."""
         new = await read_request(ResponsesRequest, request)
         self._service.names.check(new.model)
         asked = new.after(self._earlier(request, new.previous_response_id))
@@ -111,7 +114,7 @@ class Responses:
         return await self._service.reply(request, asked, answers, reply)
 
     def _earlier(self, request: Request, response_id: str | None) -> list[Any]:
-        """The items of the conversation that is gone on with. Raises ApiError 404."""
+        """The items of the conversation to continue. Raises ApiError 404."""
         if response_id is None:
             return []
         found = self._store.conversation(response_id, client_name(request))
@@ -129,7 +132,7 @@ class Responses:
 
 
 def page_of(items: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """A list as OpenAI cuts it: `limit`, `order` and `after`. Raises ApiError 400."""
+    """A list, paginated as OpenAI does it: `limit`, `order` and `after`. Raises ApiError 400."""
     limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after")
     if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= 100):
         raise _bad_query("limit", "must be a whole number from 1 to 100")
@@ -138,7 +141,7 @@ def page_of(items: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict[s
     ordered = list(items) if order == "asc" else list(reversed(items))
     ids = [item["id"] for item in ordered]
     if after is not None and after not in ids:
-        raise _bad_query("after", "is no item of this response")
+        raise _bad_query("after", "is not an item of this response")
     begin = 0 if after is None else ids.index(after) + 1
     page = ordered[begin : begin + int(limit)]
     return {
@@ -157,8 +160,7 @@ def _bad_query(name: str, reason: str) -> ApiError:
 def _not_found(response_id: str, param: str) -> ApiError:
     return ApiError(
         404,
-        f"There is no response {response_id[:100]!r}: it was not stored, was deleted, or is too "
-        "old.",
+        f"There is no response {response_id[:100]!r}: it was not stored, was deleted or has expired.",
         param=param,
         code="response_not_found",
     )

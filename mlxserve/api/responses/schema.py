@@ -1,4 +1,4 @@
-"""What `/v1/responses` takes: input items and flat tools, turned into messages for a template."""
+"""The body of `/v1/responses`: input items and tools, turned into messages for a chat template."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
 
 
 class InputItem(StrictModel):
-    """A message, a call, what a call returned, or reasoning. Each kind uses some of the fields."""
+    """A message, a call, the output of a call, or reasoning. Each kind uses some of the fields."""
 
     type: Literal[
         "message",
@@ -63,14 +63,14 @@ class InputItem(StrictModel):
 
     @property
     def call(self) -> dict[str, Any]:
-        """A call as chat templates know it. Text is the one argument of a custom tool."""
+        """A call as chat templates expect it. A custom tool has its text as the only argument."""
         arguments = self.arguments if self.input is None else _as_input(self.input)
         tool = ToolAddress(self.name or "", self.namespace)
         function = {"name": tool.full_name, "arguments": arguments}
         return {"id": self.call_id, "type": "function", "function": function}
 
     def listed(self, number: int) -> dict[str, Any]:
-        """As a client reads it among a response's inputs; one without an id is named by its place."""
+        """As listed among a response's inputs. An item without an id is named by its position."""
         item = self.model_dump(exclude_none=True, exclude=set(self.model_extra or ()))
         item.setdefault("id", f"{_ID_PREFIXES.get(self.type, self.type)}_{number}")
         if self.type == "reasoning":
@@ -99,7 +99,7 @@ _ID_PREFIXES = {
 
 
 def messages_of(items: Sequence[InputItem]) -> list[dict[str, Any]]:
-    """Messages for a template: an answer's reasoning, text and calls become one."""
+    """Messages for a template. An answer's reasoning, text and calls become one message."""
     messages: list[dict[str, Any]] = []
     reasoning = ""
     for item in items:
@@ -131,13 +131,12 @@ def _answer(content: str, reasoning: str) -> dict[str, Any]:
 
 
 def _as_input(text: str) -> str:
-
     return json.dumps({"input": text}, ensure_ascii=False)
 
 
 class ResponsesTool(StrictModel):
-    """A function, a custom tool, or a namespace of them; what OpenAI's own servers would run is
-    left out."""
+    """A function, a custom tool, or a namespace of them. Tools that OpenAI's servers run are left
+    out."""
 
     type: Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
     name: Name | None = None
@@ -154,7 +153,7 @@ class ResponsesTool(StrictModel):
         if self.type == "namespace" and not self.tools:
             raise ValueError("a namespace needs `tools`")
         if self.type == "namespace" and any(not tool.is_callable for tool in self.tools or ()):
-            raise ValueError("a namespace holds tools of the types function and custom alone")
+            raise ValueError("a namespace may only contain tools of the types function and custom")
         return self
 
     @property
@@ -166,9 +165,9 @@ class ResponsesTool(StrictModel):
         return self.is_callable or self.type == "namespace"
 
     def addressed(self) -> Iterator[tuple[ToolAddress, ResponsesTool]]:
-        """The tools that can be called, itself or those it holds.
+        """The tools that can be called: this one, or those of this namespace.
 
-        What a namespace says of itself, the model reads in front of its first tool.
+        A namespace's description is put before that of its first tool.
         """
         if self.is_callable:
             yield ToolAddress(self.name or "", is_custom=self.type == "custom"), self
@@ -179,7 +178,7 @@ class ResponsesTool(StrictModel):
             yield address, tool.model_copy(update=update)
 
     def definition(self, name: str) -> dict[str, Any]:
-        """As chat templates know it."""
+        """As chat templates expect it."""
         function: dict[str, Any] = {"name": name}
         if self.description is not None:
             function["description"] = self.description
@@ -213,13 +212,13 @@ class TextOptions(StrictModel):
 
 
 class ResponsesRequest(ToolGenerationFields):
-    """The body of `POST /v1/responses`. Sampling fields it lacks are extensions."""
+    """The body of `POST /v1/responses`. Sampling fields that OpenAI's lacks are extensions."""
 
     NOT_YET: ClassVar[NotYet] = {
         "background": (None, False),
         "context_management": (None, []),
         "conversation": (None,),
-        # What reasoning is, is in the items themselves; nothing has to be encrypted.
+        # Items contain their reasoning; none is encrypted.
         "include": (None, [], ["reasoning.encrypted_content"]),
         "max_tokens": (None,),
         "max_tool_calls": (None,),
@@ -258,7 +257,7 @@ class ResponsesRequest(ToolGenerationFields):
         if len(found) > MAX_TOOLS:
             raise ApiError(
                 400,
-                f"tools: there are {len(found)} in all namespaces; at most {MAX_TOOLS} can be taken.",
+                f"tools: there are {len(found)} in all namespaces; at most {MAX_TOOLS} are allowed.",
                 param="tools",
                 code="invalid_value",
             )
@@ -266,7 +265,7 @@ class ResponsesRequest(ToolGenerationFields):
 
     @property
     def addresses(self) -> dict[str, ToolAddress]:
-        """Where the client finds what the model calls."""
+        """The client's address of each tool, by the name the model calls."""
         return {address.full_name: address for address, _ in self._callable_tools()}
 
     def _callable_tools(self) -> list[tuple[ToolAddress, ResponsesTool]]:
@@ -277,7 +276,7 @@ class ResponsesRequest(ToolGenerationFields):
         return self.reasoning.effort if self.reasoning is not None else None
 
     def echo(self) -> dict[str, Any]:
-        """What the reply says about how it was asked for."""
+        """The fields of the request that the reply repeats."""
         choice = self.tool_choice
         return {
             "parallel_tool_calls": self.parallel_tool_calls is not False,
@@ -287,7 +286,7 @@ class ResponsesRequest(ToolGenerationFields):
         }
 
     def after(self, earlier: Sequence[InputItem]) -> Self:
-        """The same request at the end of a conversation. Raises ApiError 400."""
+        """This request, after an earlier conversation. Raises ApiError 400."""
         if len(earlier) + len(self.input) > MAX_MESSAGES:
             raise ApiError(
                 400,

@@ -1,9 +1,9 @@
-"""Responses that were answered, so that they can be read again and gone on with.
+"""Stored responses, which can be read again and continued.
 
-In memory and bounded: in number, in bytes and in time. Each belongs to the API key that made it;
-for any other key it does not exist. A response holds its own items and the id of the one before
-it, so that a long conversation is kept once. Whoever goes on with a response uses all before it,
-too, which makes the end of a conversation, not its beginning, the first to go.
+They are kept in memory, bounded in number, bytes and age. Each belongs to the API key that made it
+and does not exist for any other. A response holds its own items and the id of the one before it, so
+a long conversation is stored once. Continuing a response counts as a use of all before it: the end
+of an unused conversation is evicted before its beginning.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ MAX_AGE = 24 * 3_600.0  # seconds after it was last used
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
     """
-    owner: the key it belongs to
-    response: as it was sent
-    items: what was asked and what was answered, without what came before
-    size: of both, in bytes
-    previous: the id of the response it goes on from
+    owner: the id of the API key it belongs to
+    response: the reply as it was sent
+    items: its own input and output, without those of earlier responses
+    size: of response and items, in bytes
+    previous: the id of the response it continues
     """
 
     owner: str
@@ -37,7 +37,7 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """One for each app; used in its event loop only."""
+    """One per app, used in its event loop only."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class ResponseStore:
         return self._bytes.total()
 
     def put(self, stored: StoredResponse) -> None:
-        """Keep a response; the least used of those who keep most make room for it."""
+        """Add a response. Evicts the least recently used ones of the owner with the most bytes."""
         response_id = stored.response["id"]
-        assert response_id not in self._stored, "an id was given twice"
+        assert response_id not in self._stored, "a response id was used twice"
         self._stored[response_id] = (self._clock(), stored)
         self._bytes[stored.owner] += stored.size
         for each in [*self._chain(response_id, stored.owner)]:
@@ -85,7 +85,7 @@ class ResponseStore:
         return True
 
     def conversation(self, response_id: str, owner: str) -> list[Any] | None:
-        """The items of a response behind those of all before it; None where one is missing."""
+        """The items of a response, after those of all before it. None if one of them is missing."""
         self._expire()
         chain = [*self._chain(response_id, owner)]
         first = self._stored[chain[-1]][1] if chain else None
@@ -96,7 +96,7 @@ class ResponseStore:
         return [item for each in reversed(chain) for item in self._stored[each][1].items]
 
     def _chain(self, response_id: str | None, owner: str) -> Iterator[str]:
-        """Ids from a response back to the first one, as far as they are there."""
+        """Ids from a response back to the first one that is stored."""
         while response_id is not None and (found := self.get(response_id, owner)) is not None:
             yield response_id
             response_id = found.previous

@@ -1,7 +1,7 @@
-"""Drain: the time between being asked to end and ending, in which answers under way may finish.
+"""Drain: after the server is asked to stop, running answers may finish and new ones are refused.
 
-New work gets 503 with Retry-After, so that a client asks again when the next server runs; what
-only watches is still answered, and those who watch for ever are sent away.
+A refusal is a 503 with Retry-After, so that clients try again when the next server runs. Reads are
+still answered, and endless event streams are ended.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mlxserve.api.errors import ApiError, error_response
 
 _WORK = ("POST", "PUT")
-_RETRY = {"retry-after": "5"}  # seconds; when the next server runs is not known here
+_RETRY = {"retry-after": "5"}  # seconds; a guess of when the next server runs
 
 
 class Drain:
-    """Whether the server is ending, and how much work is under way. Lives in one event loop."""
+    """Whether the server is stopping, and how many requests run. Used in the event loop only."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -29,7 +29,7 @@ class Drain:
 
     def refusal(self) -> ApiError:
         return ApiError(
-            503, "The server is ending. Ask again in a while.", code="draining", headers=_RETRY
+            503, "The server is stopping. Try again later.", code="draining", headers=_RETRY
         )
 
     def begin(self) -> None:
@@ -40,14 +40,14 @@ class Drain:
         self._changed.set()
 
     async def finished(self) -> None:
-        """Returns when nothing is under way."""
+        """Returns when no request is running."""
         while self.num_running:
             self._changed.clear()
             await self._changed.wait()
 
 
 class DrainCheck:
-    """Counts work, and refuses it once the server is ending."""
+    """Counts running requests, and refuses new ones once the server is stopping."""
 
     def __init__(self, app: ASGIApp, drain: Drain) -> None:
         self._app = app

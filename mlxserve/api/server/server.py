@@ -1,7 +1,7 @@
-"""The server process: a socket, uvicorn over it, signals, and an orderly end.
+"""The server process: a socket, uvicorn on it, signals, and an orderly shutdown.
 
-An orderly end: new work is refused, answers under way may finish for a few seconds, then the engine
-is stopped, which ends the rest with an error the client can read.
+In a shutdown, new requests are refused and running answers have a few seconds to finish. Then the
+engine is stopped, which ends the others with an error that clients can read.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from mlxserve.errors import MlxServeError
 logger = logging.getLogger(__name__)
 
 _STDIN = 0
-_LAST_RESORT_SECONDS = 5  # after the engine was stopped, before connections are cut
-_TICK = 0.1  # seconds after which a second signal is noticed
-_KEEP_ALIVE_SECONDS = 60  # longer than clients keep idle connections, so they close first
-_BACKLOG = 512  # asyncio takes so many connections at once, 10 kB each, before it looks at any
+_LAST_RESORT_SECONDS = 5  # between stopping the engine and closing connections
+_TICK = 0.1  # seconds between looks for a second signal
+_KEEP_ALIVE_SECONDS = 60  # longer than clients keep idle connections, so that they close first
+_BACKLOG = 512  # asyncio accepts this many connections at once, 10 kB each, before it reads any
 _OPEN_FILES = 4_096  # macOS starts processes with 256, fewer than the connections we accept
 
 
 class AddressInUse(MlxServeError):
-    """Another program listens at the address."""
+    """Another program listens on the address."""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to the address; port 0 takes a free one. Raises AddressInUse, MlxServeError."""
+    """A socket bound to the address; port 0 takes a free port. Raises AddressInUse, MlxServeError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -52,8 +52,8 @@ def bind(host: str, port: int) -> socket.socket:
         listener.close()
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             raise AddressInUse(
-                f"Port {port} on {host} is in use. Stop the program that has it, choose another "
-                "with --port, or let --port 0 find a free one."
+                f"Port {port} on {host} is in use. Stop the program that uses it, choose another "
+                "port with --port, or use --port 0 for a free one."
             ) from error
         raise MlxServeError(f"Cannot listen on {host} port {port}: {error}.") from error
     return listener
@@ -65,12 +65,12 @@ def url_of(listener: socket.socket) -> str:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server with our protocol, our signals, and `stop_engine` in its shutdown.
+    """uvicorn's server with our protocol, our signal handlers, and `stop_engine` in its shutdown.
 
     on_ready: called once it accepts connections
-    stop_engine: ends every answer under way; may block
-    drain: the app's, which knows what is under way
-    drain_seconds: how long answers may still run when the server is stopped
+    stop_engine: ends every running answer; may block
+    drain: shared with the app; counts running requests
+    drain_seconds: how long answers may still run after the server is asked to stop
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class HttpServer(uvicorn.Server):
             app,
             http=Connection.limited(limits or Limits()),
             ws="none",
-            loop="asyncio",  # uvloop takes 10 % off a token (115 for 129 µs): too little to need it
+            loop="asyncio",  # uvloop saves 10 % per token (115 instead of 129 µs): not worth it
             lifespan="off",
             log_config=None,
             proxy_headers=False,
@@ -107,19 +107,19 @@ class HttpServer(uvicorn.Server):
         self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Connections are still taken while answers finish, so that new work is refused in words."""
+        """Accepts connections while answers finish, so that new requests get an error they can read."""
         logger.info("Shutting down; answers have %g seconds to finish.", self._drain_seconds)
         self._drain.start()
         await self._end_answers()
         await super().shutdown(sockets)
 
     def stop(self) -> None:
-        """Asks for an orderly end; from any thread."""
+        """Ask for an orderly shutdown; from any thread."""
         self.should_exit = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Unlike uvicorn's, does not raise the signal again: being asked to end is no failure."""
+        """Unlike uvicorn's, does not raise the signal again: a requested shutdown is not a failure."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -134,17 +134,17 @@ class HttpServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, _sig: int, _frame: FrameType | None) -> None:
-        """The second signal does not wait for answers under way."""
+        """A second signal ends without waiting for running answers."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
     async def _end_answers(self) -> None:
-        """Wait for them, then end what is left. A second signal ends the waiting."""
+        """Wait for running answers, then end the rest. A second signal ends the wait."""
         finished = asyncio.ensure_future(self._drain.finished())
         deadline = time.monotonic() + self._drain_seconds
         while not finished.done() and not self.force_exit:
             if time.monotonic() >= deadline:
-                logger.warning("Ending the answers still under way.")
+                logger.warning("Ending the answers that are still running.")
                 await asyncio.to_thread(self._stop_engine)
                 break
             await asyncio.wait({finished}, timeout=_TICK)
@@ -153,17 +153,19 @@ class HttpServer(uvicorn.Server):
 
 
 def serve(server: HttpServer, listener: socket.socket) -> None:
-    """Runs until it is asked to stop. Raises AddressInUse when another began to listen first."""
+    """Run until asked to stop. Raises AddressInUse if another program began to listen first."""
     _allow_open_files()
     try:
         listener.listen(server.config.backlog)
     except OSError as error:
-        raise AddressInUse(f"{url_of(listener)} was taken meanwhile: {error}.") from error
+        raise AddressInUse(
+            f"Another program has begun to listen on {url_of(listener)}: {error}."
+        ) from error
     server.run(sockets=[listener])
 
 
 def stop_at_end_of_input() -> None:
-    """Ends this process in order when its stdin ends, as it does when its parent dies."""
+    """Shut this process down when its stdin ends, which happens when its parent dies."""
 
     def watch() -> None:
         with contextlib.suppress(OSError):  # closed from the start

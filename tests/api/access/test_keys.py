@@ -52,9 +52,9 @@ def test_a_planted_link_is_not_written_through(file, tmp_path):
 
 def test_a_name_is_used_once(file):
     file.create("laptop", Scope.USER)
-    with pytest.raises(InvalidConfig, match="There is a key named 'laptop'"):
+    with pytest.raises(InvalidConfig, match="There is already a key named 'laptop'"):
         file.create("laptop", Scope.ADMIN)
-    with pytest.raises(InvalidConfig, match="cannot be used"):
+    with pytest.raises(InvalidConfig, match="is not valid"):
         file.create("a b", Scope.USER)
 
 

@@ -7,8 +7,9 @@ from starlette.testclient import TestClient
 
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
-from mlxserve.api.native.monitoring import MAX_MAPS, Monitoring, SharedSnapshots
+from mlxserve.api.native.monitoring import MAX_MAPS, Monitoring
 from mlxserve.api.native.page_map import PageMapFeed
+from mlxserve.api.native.snapshots import SharedSnapshots
 from mlxserve.api.server.drain import Drain
 from mlxserve.engine.snapshot import Phase, RequestView
 from mlxserve.request import CacheMiss, CacheReport, FinishReason
@@ -129,7 +130,7 @@ def test_an_engine_that_has_ended_is_said_so(client, chat, path):
 
 def test_the_map_begins_with_everything_and_ends_with_the_engine(chat):
     async def scenario() -> list[bytes]:
-        frames = Monitoring(chat, Drain())._frames(PageMapFeed(lambda _: True))
+        frames = Monitoring(chat, Drain()).map_events(PageMapFeed(lambda _: True))
         first = await anext(frames)
         chat.pages = bytes([4, 1, 2, 3, 1, 0, 0, 0])
         chat.answers.append(type("Open", (), {"is_closed": False}))  # the counters move
@@ -151,7 +152,7 @@ def test_an_engine_at_rest_is_not_asked_again(chat, monkeypatch):
     monkeypatch.setattr("mlxserve.api.native.monitoring.MAP_INTERVAL", 0.01)
 
     async def scenario() -> None:
-        frames = Monitoring(chat, Drain())._frames(PageMapFeed(lambda _: True))
+        frames = Monitoring(chat, Drain()).map_events(PageMapFeed(lambda _: True))
         await anext(frames)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(frames), timeout=0.2)

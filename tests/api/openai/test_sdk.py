@@ -100,7 +100,7 @@ def test_a_stored_response_is_read_and_deleted(alice, model):
     assert (again.id, again.output_text, again.usage) == (made.id, made.output_text, made.usage)
     [item] = alice.responses.input_items.list(made.id)
     assert (item.type, item.role, item.content[0].text) == ("message", "user", "Hi")
-    with pytest.raises(openai.BadRequestError, match="in the background"):
+    with pytest.raises(openai.BadRequestError, match="background responses"):
         alice.responses.cancel(made.id)
     alice.responses.delete(made.id)
     with pytest.raises(openai.NotFoundError):
