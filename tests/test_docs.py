@@ -15,7 +15,7 @@ from typer.main import get_command
 from mlxserve.bench.cli import app as bench_app
 from mlxserve.cli.commands import app
 from tests.perf.cli import app as perf_app
-from tui.commands import readme_table
+from tui.commands import markdown_table
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -87,7 +87,7 @@ def test_every_file_and_link_in_the_text_exists(page: Path) -> None:
 
 
 def test_the_terminal_page_has_the_table_of_commands() -> None:
-    assert readme_table().strip() in (ROOT / "docs" / "terminal.md").read_text(encoding="utf-8")
+    assert markdown_table().strip() in (ROOT / "docs" / "terminal.md").read_text(encoding="utf-8")
 
 
 def test_the_readme_is_short_and_links_every_page() -> None:

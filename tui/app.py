@@ -1,10 +1,8 @@
-"""The terminal: `mlxserve chat`. Every key and command ends here, as an action.
+"""The app of `mlxserve chat`. Every key and command becomes an action here.
 
-    keys, slash commands, palette -> action -> exchange   asking and answering
-                                            -> browsing   which chat and branch is open
-                                            -> a dialog
-
-Knows nothing of SQL, HTTP or Markdown.
+keys, slash commands, palette -> action -> answering   asking and answering
+                                        -> browsing    opening chats and branches
+                                        -> a dialog
 """
 
 from __future__ import annotations
@@ -49,11 +47,11 @@ from tui.widgets.transcript import Transcript
 from tui.widgets.window import ChatWindow
 
 _FIND = "/find "
-_SECOND_PRESS = 2.0  # Ctrl+C and Esc mean something else when pressed twice within this
+_SECOND_PRESS = 2.0  # seconds in which pressing Ctrl+C or Esc twice means something else
 
 
 class ChatApp(App[None]):
-    """One window, one open chat, at most one answer coming."""
+    """One window, one open chat, at most one running answer."""
 
     TITLE = "mlxserve"
     CSS_PATH = "app.tcss"
@@ -95,9 +93,9 @@ class ChatApp(App[None]):
         )
         self._copying = Copying(self)
         self._draft = Draft(self, self.window)
-        self._panel_placement = PanelPlacement(self, self._watched)
+        self._panel_placement = PanelPlacement(self, self._panel_input)
         self._editing: ChatMessage | None = None
-        self._is_leaving = False
+        self._is_quitting = False
         self._last_press: dict[str, float] = {}
 
     # The window
@@ -107,7 +105,7 @@ class ChatApp(App[None]):
             yield self.window
 
     async def on_mount(self) -> None:
-        self._signals = EndingSignals(self._leave)
+        self._signals = EndingSignals(self._request_quit)
         self.window.composer.focus()
         await self.window.show(self._open_chat)
         self._hint()
@@ -116,7 +114,7 @@ class ChatApp(App[None]):
         self.call_after_refresh(self._begin)
 
     def _begin(self) -> None:
-        """What the first picture need not wait for."""
+        """Start what the first picture does not need."""
         self.link.connect()
         self.run_worker(self._load_history())
         self.run_worker(self._panel_placement.watch_pages(), group="pages")
@@ -143,44 +141,44 @@ class ChatApp(App[None]):
         self.window.show_model(self.link.model, has_system=bool(self._open_chat.system))
 
     def _connected(self) -> None:
-        """Connecting has ended, one way or the other."""
+        """Called after connecting, successful or not."""
         self._show_model()
         if self.link.connection is None:
-            self.answering.give_queue_back()
+            self.answering.return_queue()
         self.answering.send_next()
 
     def _opened(self) -> None:
-        """Another chat or branch is open."""
+        """Called after another chat or branch was opened."""
         self._stop_editing()
         self._show_model()
 
-    # What the reader does
+    # Messages
 
     @on(Composer.Sent)
     async def _sent(self, event: Composer.Sent) -> None:
         parsed = parse(event.text)
         if parsed is not None and parsed[1] and not parsed[0].argument:
             self.window.composer.write(event.text)
-            self.notify(f"{parsed[0].usage} takes nothing after it.", markup=False)
+            self.notify(f"{parsed[0].usage} takes no argument.", markup=False)
         elif parsed is not None:
             await self._run(*parsed)
         elif looks_like_command(event.text):
             self.window.composer.write(event.text)
-            self.notify("There is no such command. F1 shows them all.", markup=False)
+            self.notify("Unknown command. F1 lists all commands.", markup=False)
         else:
             self._send(event.text)
 
     def _send(self, text: str) -> None:
         self.browsing.end_find()
-        whole = self._draft.with_files(text)
-        if whole is None:
+        message = self._draft.with_files(text)
+        if message is None:
             return
         if self._editing is not None:
             instead_of = self._editing
             self._stop_editing()
-            self.answering.run_when_connected(partial(self.answering.ask, whole, instead_of))
+            self.answering.run_when_connected(partial(self.answering.ask, message, instead_of))
         else:
-            self.answering.send(whole)
+            self.answering.send(message)
 
     @on(ChatWindow.Chosen)
     async def _chosen(self, event: ChatWindow.Chosen) -> None:
@@ -202,7 +200,7 @@ class ChatApp(App[None]):
             self.answering.run_when_connected(partial(self.answering.reply, question))
 
     def _question(self, message: ChatMessage) -> ChatMessage | None:
-        """The message itself, or what it answers."""
+        """The message if it is a question, else the question that it answers."""
         return message if message.role is Role.USER else self._open_chat.question_of(message)
 
     @on(MessageView.Copy)
@@ -243,7 +241,7 @@ class ChatApp(App[None]):
         self.browsing.new()
 
     def action_stop(self) -> None:
-        """Esc: leave editing, stop the answer, go back to writing; twice: edit the last."""
+        """Esc: cancel editing, stop the answer, or focus the composer; twice: edit the last message."""
         composer = self.window.composer
         if self._editing is not None:
             self._stop_editing()
@@ -286,20 +284,20 @@ class ChatApp(App[None]):
         if not words:
             self._draft.begin(_FIND)
         elif await self.browsing.find(words):
-            self._draft.begin(f"{_FIND}{words}")  # Enter goes on to the one before
+            self._draft.begin(f"{_FIND}{words}")  # Enter goes to the previous match
         else:
-            self.notify("No message of this chat has these words.", markup=False)
+            self.notify("No match in this chat.", markup=False)
 
     def action_rename(self, title: str = "") -> None:
         if self._open_chat.chat is None:
-            self.notify("This chat is still empty: ask something first.", markup=False)
+            self.notify("This chat is empty: send a message first.", markup=False)
         elif not title:
             self._draft.begin("/rename ")
         else:
             self.browsing.rename(title)
 
     def action_system(self, text: str = "") -> None:
-        """Set the system prompt; without a text, put it where it can be changed."""
+        """Set the system prompt; without a text, put the current one into the composer."""
         if text:
             self.browsing.set_system("" if text == "off" else text)
         else:
@@ -320,15 +318,15 @@ class ChatApp(App[None]):
         path = self._open_chat.path
         if not path or path[-1].state not in CAN_CONTINUE or not path[-1].text:
             self.notify(
-                "There is nothing to go on with: no answer was stopped or cut off.", markup=False
+                "Nothing to continue: the last answer was not stopped or cut off.", markup=False
             )
         else:
-            self.answering.run_when_connected(partial(self.answering.go_on, path[-1]))
+            self.answering.run_when_connected(partial(self.answering.continue_answer, path[-1]))
 
     def action_export(self, argument: str = "") -> None:
         chat = self._open_chat.chat
         if chat is None:
-            self.notify("This chat is still empty: ask something first.", markup=False)
+            self.notify("This chat is empty: send a message first.", markup=False)
             return
         kind, to = target(argument)
         to = self._home.exports / file_name(chat, kind) if to is None else to
@@ -336,7 +334,7 @@ class ChatApp(App[None]):
             export(chat, self._open_chat.path, kind, to)
         except OSError as error:
             self.notify(
-                f"Not exported: {error}. Name another file.", severity="error", markup=False
+                f"Export failed: {error}. Choose another file.", severity="error", markup=False
             )
         else:
             self.notify(f"Exported to {to}", markup=False)
@@ -351,10 +349,10 @@ class ChatApp(App[None]):
         self._draft.in_editor()
 
     async def action_engine(self) -> None:
-        """Show the engine beside the chat, or instead of it; or hide it again."""
+        """Show the engine beside the chat or instead of it, or hide it."""
         await self._panel_placement.toggle()
 
-    def _watched(self) -> PanelInput:
+    def _panel_input(self) -> PanelInput:
         connection, answer = self.link.connection, self.answering.last_answer
         return PanelInput(
             engine=None if connection is None else connection.client.engine,
@@ -385,27 +383,27 @@ class ChatApp(App[None]):
         else:
             self.window.transcript.scroll_page_down()
 
-    # The end
+    # Quitting
 
     def action_help_quit(self) -> None:
-        """Ctrl+C: copy what is selected, or stop the answer; twice: leave."""
+        """Ctrl+C: copy the selection, or stop the answer; twice: quit."""
         if self._copying.selection():
             return
         if self._is_second_press("ctrl+c"):
-            self._leave()
+            self._request_quit()
         elif self.answering.is_answering:
             self.answering.stop()
         else:
-            self.notify("Press Ctrl+C again to leave.", timeout=_SECOND_PRESS, markup=False)
+            self.notify("Press Ctrl+C again to quit.", timeout=_SECOND_PRESS, markup=False)
 
-    def _leave(self) -> None:
+    def _request_quit(self) -> None:
         self.run_worker(self.action_quit(), group="quit")
 
     async def action_quit(self) -> None:
-        """Keep what has come, then leave."""
-        if self._is_leaving:
+        """Save the text so far, then quit."""
+        if self._is_quitting:
             return
-        self._is_leaving = True
+        self._is_quitting = True
         await self.answering.finish()
         await self.link.close()
         await self._open_chat.close()

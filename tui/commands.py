@@ -1,7 +1,7 @@
-"""Everything the terminal can be told to do, in one table.
+"""Every command of the terminal, in one table. Data only.
 
-The table feeds the slash commands, the command palette, the key bindings, the help screen and
-the README, so that none of them can say something the others do not. Data only.
+The slash commands, the command palette, the key bindings, the help screen and docs/terminal.md
+derive from it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from textual.fuzzy import Matcher
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One thing to do. `action` is the method `action_<action>` of the app."""
+    """One command. `action` names the app's method `action_<action>`."""
 
     name: str  # after the slash
     title: str
     help: str
     action: str
     keys: tuple[str, ...] = ()
-    argument: str = ""  # a hint; empty: it takes none
+    argument: str = ""  # a placeholder for the help; empty: takes no argument
 
     @property
     def usage(self) -> str:
@@ -30,55 +30,55 @@ class Command:
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("new", "New chat", "Start an empty chat; this one is kept", "new_chat", ("ctrl+n",)),
-    Command("stop", "Stop", "Stop the answer and keep what has come", "stop", ("escape",)),
+    Command("new", "New chat", "Start a new chat; this one is saved", "new_chat", ("ctrl+n",)),
+    Command("stop", "Stop", "Stop the answer; keep the text so far", "stop", ("escape",)),
     Command(
         "retry",
-        "Ask again",
-        "Another answer, or connect again",
+        "Retry",
+        "Regenerate the answer, or reconnect",
         "retry",
         ("ctrl+r",),
     ),
     Command(
         "continue",
-        "Go on",
-        "Write on where an answer stopped",
+        "Continue",
+        "Continue a stopped or cut-off answer",
         "continue_answer",
     ),
     Command(
         "edit",
-        "Edit the last question",
-        "Ask it differently; the first one stays",
+        "Edit",
+        "Edit and resend your last message",
         "edit_last",
     ),
     Command(
         "previous",
         "Previous version",
-        "Show the version before this one",
+        "Show the previous version of a message",
         "sibling(-1)",
         ("alt+left",),
     ),
     Command(
         "next",
         "Next version",
-        "Show the version after this one",
+        "Show the next version of a message",
         "sibling(1)",
         ("alt+right",),
     ),
-    Command("chats", "Chats", "Open an earlier chat, or search them all", "chats", ("ctrl+o",)),
+    Command("chats", "Chats", "Open or search earlier chats", "chats", ("ctrl+o",)),
     Command(
         "find",
         "Find in this chat",
-        "Go to these words; again: further up",
+        "Find text; repeat for the previous match",
         "find",
         ("f5",),
-        "WORDS",
+        "TEXT",
     ),
-    Command("rename", "Rename", "Give this chat another title", "rename", (), "TITLE"),
+    Command("rename", "Rename", "Rename this chat", "rename", (), "TITLE"),
     Command(
         "system",
         "System prompt",
-        "How the model should answer in this chat",
+        "Set the system prompt; `off` removes it",
         "system",
         (),
         "[TEXT|off]",
@@ -86,14 +86,14 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "attach",
         "Attach a file",
-        "Put a text file in the message, in sight",
+        "Add a text file's contents to the message",
         "attach",
         (),
         "FILE",
     ),
     Command(
         "editor",
-        "Write in an editor",
+        "Editor",
         "Write the message in $EDITOR",
         "editor",
         ("ctrl+g",),
@@ -101,15 +101,15 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "thinking",
         "Thinking",
-        "Show or hide what the model thought",
+        "Show or hide the model's thinking",
         "thinking",
         ("ctrl+t",),
     ),
-    Command("copy", "Copy the answer", "Copy the last answer, as Markdown", "copy", ("f3",)),
+    Command("copy", "Copy the answer", "Copy the last answer as Markdown", "copy", ("f3",)),
     Command(
         "code",
-        "Copy the code",
-        "Copy the last block of code, or this one",
+        "Copy code",
+        "Copy a code block, by default the last",
         "copy_code",
         (),
         "[NUMBER]",
@@ -117,47 +117,47 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "export",
         "Export",
-        "Write this chat as Markdown or JSON",
+        "Save this chat as Markdown or JSON",
         "export",
         (),
         "[json] [FILE]",
     ),
-    Command("model", "Model", "Choose another model, or download one", "model", (), "[NAME]"),
+    Command("model", "Model", "Choose or download a model", "model", (), "[NAME]"),
     Command(
         "engine",
         "Engine",
-        "Watch pages, reuse, queue and memory",
+        "Show cache pages, queue, speed and memory",
         "engine",
         ("f4",),
     ),
-    Command("theme", "Light or dark", "Change between light and dark", "theme", ("f2",)),
-    Command("help", "Keys and commands", "Show every key and command", "help", ("f1",)),
-    Command("quit", "Quit", "Leave; the server started here ends too", "quit", ("ctrl+q",)),
+    Command("theme", "Theme", "Switch between light and dark", "theme", ("f2",)),
+    Command("help", "Keys and commands", "Show all keys and commands", "help", ("f1",)),
+    Command("quit", "Quit", "Quit, and stop the server started here", "quit", ("ctrl+q",)),
 )
 
 COMPOSER_KEYS: tuple[tuple[str, str], ...] = (
-    ("Enter", "Send; while an answer is coming, send after it"),
+    ("Enter", "Send; during an answer, the message is queued"),
     ("Shift+Enter, Ctrl+J", "New line"),
-    ("Esc, Esc", "Edit the last question, when nothing is being written"),
-    ("@", "Files to send along, completed with Tab"),
-    ("Up, Down", "Earlier questions, from the first or last line"),
-    ("Tab, Shift+Tab", "To the messages and back"),
+    ("Esc, Esc", "Edit your last message, if the input is empty"),
+    ("@", "Attach a file; Tab completes its path"),
+    ("Up, Down", "Earlier messages, from the first or last line"),
+    ("Tab, Shift+Tab", "Move to the messages and back"),
     ("PageUp, PageDown", "Scroll"),
 )
 
 MESSAGE_KEYS: tuple[tuple[str, str], ...] = (
-    ("e", "Edit a question and ask it again"),
-    ("r", "Another answer"),
-    ("Left, Right", "Versions of this message"),
-    ("y", "Copy the message, as Markdown"),
-    ("c", "Copy its last block of code; again: the one before"),
+    ("e", "Edit and resend your message"),
+    ("r", "Regenerate the answer"),
+    ("Left, Right", "Other versions of this message"),
+    ("y", "Copy the message as Markdown"),
+    ("c", "Copy its last code block; repeat for the previous one"),
     ("t", "Show or hide the thinking"),
-    ("Esc", "Back to the line you write in"),
+    ("Esc", "Back to the input"),
 )
 
 
 def matching(typed: str, commands: Iterable[Command] = COMMANDS) -> list[Command]:
-    """The commands that what was typed after the slash may mean, the best first."""
+    """The commands that match the text after the slash, best match first."""
     if not typed:
         return list(commands)
     matcher = Matcher(typed)
@@ -166,7 +166,7 @@ def matching(typed: str, commands: Iterable[Command] = COMMANDS) -> list[Command
 
 
 def parse(line: str) -> tuple[Command, str] | None:
-    """The command and its argument, if the line is one: `/export json` and the like."""
+    """The command and its argument if the line is a command, such as `/export json`."""
     if not line.startswith("/"):
         return None
     name, _, argument = line[1:].partition(" ")
@@ -175,18 +175,18 @@ def parse(line: str) -> tuple[Command, str] | None:
 
 
 def looks_like_command(line: str) -> bool:
-    """Whether somebody meant a command, there or not: `/frobnicate`, but not `/usr/bin`."""
+    """Whether the line is meant as a command, known or not: `/frobnicate`, but not `/usr/bin`."""
     return re.fullmatch(r"/[a-z]+( .*)?", line) is not None
 
 
 def key_words(key: str) -> str:
-    """A key as people write it: `ctrl+n` is Ctrl+N."""
+    """A key as printed on a keyboard: `ctrl+n` becomes Ctrl+N."""
     names = {"escape": "Esc", "pageup": "PageUp", "pagedown": "PageDown"}
     return "+".join(names.get(part, part.capitalize()) for part in key.split("+"))
 
 
-def readme_table() -> str:
-    """The commands as a Markdown table."""
+def markdown_table() -> str:
+    """The commands as a Markdown table, for docs/terminal.md."""
     rows = ["| Command | Key | What it does |", "|---|---|---|"]
     for command in COMMANDS:
         keys = ", ".join(key_words(key) for key in command.keys)

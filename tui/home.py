@@ -1,4 +1,4 @@
-"""Where the terminal keeps its files: `$MLXSERVE_HOME`, or `~/.mlxserve`. For the owner only."""
+"""Where the terminal keeps its files: `$MLXSERVE_HOME`, or `~/.mlxserve`. Readable by the owner only."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Home:
         return self.folder / "exports"
 
     def create(self) -> None:
-        """Make the folders, readable by their owner only. Raises OSError."""
+        """Create the folders, readable by their owner only. Raises OSError."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.logs.mkdir(mode=0o700, exist_ok=True)
 
     def new_log(self, name: str) -> Path:
-        """A fresh, empty log file; the oldest of the others are removed. Raises OSError."""
+        """Create an empty log file and remove all but the newest `MAX_LOGS`. Raises OSError."""
         self.create()
         path = self.logs / name
         os.close(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW, 0o600))

@@ -1,4 +1,4 @@
-"""Starting the terminal: the server first, because it has the most to load, then the screen."""
+"""Starts the terminal: first the server, which has the most to load, then the screen."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def main(
     server_args: Sequence[str] = (),
     frame: FirstFrame | None = None,
 ) -> int:
-    """Run the terminal until the reader leaves; the process's exit code.
+    """Run the terminal until the user quits. Returns the process's exit code.
 
-    url: an OpenAI-compatible server to attach to; None: start one, and end it at the end
+    url: an OpenAI-compatible server to attach to; None: start one, and stop it when quitting
     model: the model to ask for; None: the server's first
-    engine_args: options of the engine, for a server that is started and for what fits beside it
-    server_args: more for `mlxserve serve` when one is started
-    frame: what the terminal shows already
+    engine_args: engine options, for a server started here and for judging which models fit
+    server_args: further flags for `mlxserve serve` when a server is started here
+    frame: the opening frame, if it is on the screen already
     """
     streams = (sys.stdin, sys.stdout, sys.stderr)
     if not all(stream.isatty() for stream in streams) or os.environ.get("TERM") == "dumb":
@@ -40,14 +40,14 @@ def main(
             file=sys.stderr,
         )
         return 2
-    wanted = ConnectOptions(
+    options = ConnectOptions(
         url=url,
         model=model,
         server_args=[*engine_args, *server_args],
         api_key=os.environ.get("MLXSERVE_API_KEY"),
     )
     home = Home.from_environment()
-    connector = Connector(wanted, home)
+    connector = Connector(options, home)
     try:
         connector.begin()
         return _show(connector, home, engine_args, frame)
@@ -58,10 +58,10 @@ def main(
 def _show(
     connector: Connector, home: Home, engine_args: Sequence[str], frame: FirstFrame | None
 ) -> int:
-    from tui.app import ChatApp  # a second, while the server loads
+    from tui.app import ChatApp  # takes a second, while the server loads
     from tui.talk.models import Models
 
-    store, warning = _open_store(home)
+    store, warning = open_store(home)
     theme_name = store.setting("theme") or DEFAULT
     app = ChatApp(
         connector,
@@ -73,16 +73,16 @@ def _show(
         frame=frame,
     )
     if frame is not None:
-        frame.restore_signals()  # from here on the app acts on them
+        frame.restore_signals()  # from here on the app handles them
     app.run()
     return app.return_code or 0
 
 
-def _open_store(home: Home) -> tuple[Store, str]:
-    """The chats on disk; where that fails, a store that forgets and a sentence that says so."""
+def open_store(home: Home) -> tuple[Store, str]:
+    """The chats on disk and no warning, or chats in memory and a warning why."""
     from tui.chat.store import Store, StoreError
 
     try:
         return Store.open(home.chats), ""
     except StoreError as error:
-        return Store.in_memory(), f"{error} Until then chats are forgotten when you leave."
+        return Store.in_memory(), f"{error} Until then, chats are lost when you quit."

@@ -1,4 +1,4 @@
-"""Ending when a signal says so: in order, and in any case within seconds."""
+"""Quits on a signal: in order, and within seconds in any case."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ _NUMBERS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class EndingSignals:
-    """Calls `leave` in the event loop on SIGTERM and SIGHUP, until it is restored.
+    """Calls `leave` in the event loop on SIGTERM and SIGHUP, until `restore`.
 
-    Plain handlers, not the loop's: writing to a window that is gone ends textual's writer thread,
-    and whoever then fills its queue, the loop or the shutdown, waits for ever.
+    Plain handlers, not the loop's: writing to a closed window ends Textual's writer thread. Its
+    queue then fills up and blocks the event loop or the shutdown for ever, so after SIGHUP a timer
+    ends the process.
     """
 
     def __init__(self, leave: Callable[[], None]) -> None:
-        """In the event loop that is to be told."""
+        """Call this in the event loop in which `leave` is to run."""
         self._leave = leave
         self._loop = asyncio.get_running_loop()
         self._old = {number: signal.signal(number, self._on_signal) for number in _NUMBERS}

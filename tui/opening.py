@@ -1,12 +1,12 @@
-"""The first picture, before there is anything to draw it with: what the app will show first,
-written by hand while Textual is still being imported, which takes a second.
+"""The opening frame: the app's first picture, written as escape sequences in under 100 ms, while
+Textual is still being imported (about a second).
 
-    FirstFrame.open   the terminal is taken: other screen, no echo; keys wait in its buffer
-    ...               (imports; whatever ends the program meanwhile gives the terminal back)
-    hand_over         the app draws over the same screen, so that nothing blinks
+    FirstFrame.open   alternate screen, no echo; typed keys wait in the terminal's buffer
+    ...               imports; if the program ends meanwhile, the terminal is restored
+    hand_over         the app draws over the same screen, without flicker
 
-Imports next to nothing, on purpose: tests/tui/test_opening.py counts, and holds the picture
-against the app's own.
+Imports almost nothing, on purpose. tests/tui/test_opening.py checks that, and compares the frame
+with the app's own first picture cell by cell.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from types import FrameType
 
 from tui.colours import COLOURS, DEFAULT
 
-ENTER = "\x1b[?1049h"  # the other screen, as the driver of Textual asks for it
+ENTER = "\x1b[?1049h"  # the alternate screen, as Textual's driver writes it
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 _LEAVE = "\x1b[0m\x1b[?1049l" + _SHOW_CURSOR
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-_WIDEST = 100  # columns of the chat in a wide window, as in app.tcss
-_SMALLEST = (64, 18)  # below it lines are wrapped or scrolled: that is left to the app
+_MAX_WIDTH = 100  # columns of the chat in a wide window, as in app.tcss
+_MIN_SIZE = (64, 18)  # in a smaller window the app wraps lines: the frame stays empty
 _GUTTER = 1  # the column of the scrollbar
-WIDE = 90  # columns from which all of the hint fits
+WIDE = 90  # columns from which the whole hint fits
 TITLE = "New chat"
 PLACEHOLDER = "Ask anything"
 HINT = "Enter sends · Shift+Enter or Ctrl+J new line · / commands · F1 keys"
 SHORT_HINT = "Enter sends · Shift+Enter or Ctrl+J new line"
 STARTING = "Starting"
 WELCOME = "mlxserve"
-INVITATION = ("Ask something, or type ", "/", " to see what else this can do.")
-ASSURANCE = "F1 shows every key. Your chats stay on this machine."
+INVITATION = ("Ask something, or type ", "/", " to list the commands.")
+ASSURANCE = "F1 lists all keys. Your chats stay on this machine."
 
-# What is drawn: the colour of the letters, and the one under them.
+# Style name -> the colour of the text and of its background.
 _STYLES = {
     "text": ("foreground", "background"),
     "quiet": ("quiet", "background"),
@@ -46,22 +46,22 @@ _STYLES = {
     "cursor": ("background", "foreground"),
 }
 
-Run = tuple[str, str, bool]  # words, the name of their colour, whether they are bold
-Rows = dict[int, tuple[int, list[Run]]]  # row -> the column where it begins, and what is there
+Run = tuple[str, str, bool]  # text, the name of its style, whether it is bold
+Rows = dict[int, tuple[int, list[Run]]]  # row -> its first column, and its runs from there on
 
 
 class FirstFrame:
-    """The terminal while it is ours and not yet the app's. `close` gives it back."""
+    """Owns the terminal until the app does. `close` restores it."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self.modes = termios.tcgetattr(fd)  # as they were before
-        self._is_ours = False
+        self.modes = termios.tcgetattr(fd)  # from before the frame
+        self._is_owner = False
         self._old_handlers = {number: signal.getsignal(number) for number in _SIGNALS}
 
     @classmethod
     def open(cls, theme: str, *, has_all_colours: bool) -> FirstFrame:
-        """Take the terminal and draw."""
+        """Take the terminal over and draw the frame."""
         frame = cls(sys.__stdin__.fileno() if sys.__stdin__ is not None else 0)
         frame._take()
         width, height = os.get_terminal_size(2)
@@ -76,8 +76,8 @@ class FirstFrame:
         self.close()
 
     def hand_over(self) -> None:
-        """The app has the terminal now, and will give it back itself."""
-        self._is_ours = False
+        """The app owns the terminal from now on, and restores it itself."""
+        self._is_owner = False
         self.restore_signals()
 
     def restore_signals(self) -> None:
@@ -85,36 +85,36 @@ class FirstFrame:
             signal.signal(number, handler)
 
     def close(self) -> None:
-        """Give the terminal back as it was. Does nothing once it is the app's."""
-        if not self._is_ours:
+        """Restore the terminal. Does nothing after `hand_over`."""
+        if not self._is_owner:
             return
-        self._is_ours = False
+        self._is_owner = False
         self.restore_signals()
         try:
             self._write(_LEAVE)
             termios.tcsetattr(self._fd, termios.TCSANOW, self.modes)
         except (OSError, termios.error):
-            return  # the window has been closed: there is nothing left to give back
+            return  # the window has been closed: there is nothing left to restore
 
     def _take(self) -> None:
-        """The modes that Textual sets, but for Ctrl+C, which ends us as long as there is no app.
+        """Set the modes that Textual sets, except for Ctrl+C, which ends the process until the app runs.
 
-        Not flushed: what was typed before is for the app as well.
+        Without a flush: keys that were typed earlier reach the app as well.
         """
-        self._is_ours = True
+        self._is_owner = True
         for number in _SIGNALS:
             signal.signal(number, self._end)
         modes = termios.tcgetattr(self._fd)
         modes[0] &= ~(termios.IXON | termios.IXOFF | termios.ICRNL | termios.INLCR | termios.IGNCR)
         modes[3] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN)
         off = os.fpathconf(self._fd, "PC_VDISABLE")
-        for key in (termios.VSUSP, termios.VQUIT):  # neither may leave this screen behind
+        for key in (termios.VSUSP, termios.VQUIT):  # either would leave the alternate screen open
             modes[6][key] = bytes([off])
         modes[6][termios.VMIN], modes[6][termios.VTIME] = 1, 0
         termios.tcsetattr(self._fd, termios.TCSANOW, modes)
 
     def _end(self, number: int, _frame: FrameType | None) -> None:
-        """At once: an exception that a half imported module catches would be lost."""
+        """Exit at once: a module being imported might catch an exception."""
         self.close()
         os._exit(128 + number)
 
@@ -125,7 +125,7 @@ class FirstFrame:
 
 
 def picture(width: int, height: int, theme: str, has_all_colours: bool) -> str:
-    """What draws the whole window: every cell, so that no other program's colours stay."""
+    """The escape sequences that draw every cell of the window, so that no old colours remain."""
     colours = COLOURS[theme]
 
     def style(name: str, is_bold: bool = False) -> str:
@@ -147,10 +147,10 @@ def picture(width: int, height: int, theme: str, has_all_colours: bool) -> str:
 
 
 def rows(width: int, height: int) -> Rows:
-    """Where everything stands; empty in a window that is too small for this."""
-    if width < _SMALLEST[0] or height < _SMALLEST[1]:
+    """The text of each row; empty for a window smaller than `_MIN_SIZE`."""
+    if width < _MIN_SIZE[0] or height < _MIN_SIZE[1]:
         return {}
-    inner = min(width - _GUTTER, _WIDEST)
+    inner = min(width - _GUTTER, _MAX_WIDTH)
     left = (width - _GUTTER - inner) // 2
     hint = f" {HINT if width >= WIDE else SHORT_HINT} "
     empty = inner - 4 - len(PLACEHOLDER)
@@ -185,7 +185,7 @@ def rows(width: int, height: int) -> Rows:
 
 
 def _colour(layer: int, name: str, has_all_colours: bool) -> str:
-    """layer: 3 for the letters, 4 for the background"""
+    """layer: 3 for the text, 4 for the background"""
     red, green, blue = (int(name[at : at + 2], 16) for at in (1, 3, 5))
     if has_all_colours:
         return f"{layer}8;2;{red};{green};{blue}"
@@ -203,7 +203,7 @@ def _of_256(red: int, green: int, blue: int) -> int:
 
 
 def first_frame(arguments: list[str]) -> FirstFrame | None:
-    """For `chat` in a terminal whose colours are known; None leaves the first picture to the app."""
+    """Draw the frame for `chat` in a terminal whose colours are known; else None: the app draws first."""
     if arguments[:1] != ["chat"] or "--help" in arguments or not _is_plain_terminal():
         return None
     is_full = os.environ.get("COLORTERM", "").strip().lower() in ("truecolor", "24bit")
@@ -213,19 +213,19 @@ def first_frame(arguments: list[str]) -> FirstFrame | None:
 
 
 def _is_plain_terminal() -> bool:
-    """Whether Textual would draw here, in colours, as it does by default."""
-    own_ways = ("NO_COLOR", "TEXTUAL_COLOR_SYSTEM", "TEXTUAL_DRIVER", "COLUMNS", "LINES")
+    """Whether Textual would draw here with its default driver, in colours."""
+    overrides = ("NO_COLOR", "TEXTUAL_COLOR_SYSTEM", "TEXTUAL_DRIVER", "COLUMNS", "LINES")
     return (
         all(os.isatty(fd) for fd in (0, 1, 2))
         and os.environ.get("TERM") != "dumb"
         and (sys.stderr.encoding or "").lower() == "utf-8"
-        and not any(name in os.environ for name in own_ways)
+        and not any(name in os.environ for name in overrides)
     )
 
 
 def _remembered_theme() -> str:
-    """The one chosen last, where that can be read at once; waits for nobody."""
-    import sqlite3  # 5 ms; the store itself takes 40
+    """The theme chosen last, unless reading it would have to wait for a lock."""
+    import sqlite3  # 5 ms; the store takes 40
 
     folder = os.environ.get("MLXSERVE_HOME") or "~/.mlxserve"
     path = os.path.join(os.path.expanduser(folder), "chat.sqlite")
@@ -238,5 +238,5 @@ def _remembered_theme() -> str:
         finally:
             chats.close()
     except sqlite3.Error:
-        return DEFAULT  # the app says what is wrong with the file
+        return DEFAULT  # the app reports what is wrong with the file
     return DEFAULT if found is None else str(found[0])

@@ -1,4 +1,4 @@
-"""Taking the terminal over from the first frame, without a blink and without losing a key."""
+"""Takes the terminal over from the opening frame, without flicker and without losing a key."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from tui.opening import ENTER, FirstFrame
 
 
 def driver_after(frame: FirstFrame) -> type[Driver]:
-    """The driver of Textual, for a terminal that shows this frame already."""
+    """Textual's driver for a terminal that already shows this frame."""
 
     class AfterFirstFrame(LinuxDriver):
-        """Entering the other screen again would clear it, until the app has drawn its own."""
+        """Does not enter the alternate screen again, which would clear the frame."""
 
-        _is_drawn = True
+        _has_frame = True
 
         def start_application_mode(self) -> None:
             super().start_application_mode()  # type: ignore[no-untyped-call]
-            if self._is_drawn:
-                self._is_drawn = False
-                # What is restored at the end, and for an editor, is what was before the frame.
+            if self._has_frame:
+                self._has_frame = False
+                # At the end, and for an editor, the modes from before the frame are restored.
                 self.attrs_before = frame.modes
                 frame.hand_over()
 
         def write(self, data: str) -> None:
-            if not (self._is_drawn and data == ENTER):
+            if not (self._has_frame and data == ENTER):
                 super().write(data)
 
     return AfterFirstFrame

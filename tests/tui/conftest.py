@@ -1,4 +1,4 @@
-"""A scripted OpenAI-compatible server: a real HTTP server on a free port of this machine.
+"""A scripted OpenAI-compatible server: a real HTTP server on a free local port.
 
 server.script(say("Hel", "lo"), usage(12, 2, cached=8))      the next answer
 server.script(say("one"), gate, say("two"))                  waits until `gate.open()`
@@ -30,6 +30,7 @@ from typing import Any
 
 import pytest
 from textual.pilot import Pilot
+from textual.strip import Strip
 
 from tui.app import ChatApp
 from tui.chat.store import Store
@@ -45,12 +46,12 @@ from tui.widgets.transcript import Transcript
 ESCAPES = re.compile(
     r"\x1b(\[[0-9;?<>=]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[PX^_].*?\x1b\\|.)"
 )
-# Makes the terminal the program's own, so that Ctrl+C in it is a signal and closing it another.
+# Makes it the controlling terminal, so that Ctrl+C and closing it send signals.
 OWN_TERMINAL = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
     "os.execv(sys.argv[1], sys.argv[1:])"
 )
-PATIENCE = 20.0  # seconds until something that should happen counts as never happening
+PATIENCE = 20.0  # seconds until an expected event counts as missing
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Refuse:
 
 @dataclass(frozen=True)
 class HangUp:
-    """Closes the connection in the middle of the answer."""
+    """Closes the connection in the middle of an answer."""
 
 
 @dataclass
@@ -124,7 +125,7 @@ def page_event(kind: str, **data: Any) -> Send:
 
 
 def engine_stats(*, running: int = 0, waiting: int = 0) -> dict[str, Any]:
-    """What `/api/v1/kv/stats` says."""
+    """A reply of `/api/v1/kv/stats`."""
     return {
         "page_size": 32,
         "bytes": {"kv_cache": 1 << 30, "active": 3 << 30, "peak": 5 << 30, "swap": 0},
@@ -146,7 +147,7 @@ def refuse(status: int, message: str) -> list[Step]:
 
 
 class FakeServer:
-    """Answers chat requests with the scripts it was given, in turn; then with "Yes."."""
+    """Answers chat requests with its scripts, in order; then with "Yes."."""
 
     def __init__(self) -> None:
         self.models = ["small", "large"]
@@ -154,7 +155,9 @@ class FakeServer:
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.disconnects = threading.Semaphore(0)
-        self.engine: dict[str, Any] = {}  # what our own routes say, by path; none of them is there
+        self.engine: dict[
+            str, Any
+        ] = {}  # replies of mlxserve's own routes, by path; without an entry: 404
         self.map: list[Step] = []  # the page map's events
         self.is_ending = False
         self._scripts: list[list[Step]] = []
@@ -174,6 +177,9 @@ class FakeServer:
             steps.append(chunk(reason=reason))
         self._scripts.append(steps)
 
+    def clear_scripts(self) -> None:
+        self._scripts.clear()
+
     def start(self) -> None:
         self._thread.start()
 
@@ -191,7 +197,7 @@ class FakeServer:
 
         class Handler(BaseHTTPRequestHandler):
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-                """Quiet."""
+                """Log nothing."""
 
             def do_GET(self) -> None:
                 if self.path == "/health":
@@ -238,11 +244,11 @@ class FakeServer:
                         case HangUp():
                             return
                         case Refuse():
-                            raise AssertionError("a refusal comes first")
+                            raise AssertionError("only the first step may be a refusal")
                 self.wfile.write(b"data: [DONE]\n\n")
 
             def _is_gone(self) -> bool:
-                if fake.is_ending:  # after a test that failed nobody else lets go
+                if fake.is_ending:  # a failed test leaves its gates closed
                     return True
                 readable, _, _ = select.select([self.connection], [], [], 0)
                 return bool(readable) and not self.connection.recv(1)
@@ -270,7 +276,7 @@ def server() -> Iterator[FakeServer]:
 
 @pytest.fixture
 def scripts() -> SimpleNamespace:
-    """What an answer is scripted with."""
+    """The steps of scripts."""
     return SimpleNamespace(
         Gate=Gate,
         Send=Send,
@@ -289,13 +295,13 @@ def scripts() -> SimpleNamespace:
 
 @pytest.fixture
 def patience() -> float:
-    """Seconds until something that should happen counts as never happening."""
+    """Seconds until an expected event counts as missing."""
     return PATIENCE
 
 
 @pytest.fixture
 def in_client() -> Callable[[str, Callable[[ChatClient], Awaitable[Any]]], Any]:
-    """Calls a function with a client of the server, in a loop of its own."""
+    """Calls a function with a client of the server, in an event loop of its own."""
 
     def call(url: str, function: Callable[[ChatClient], Awaitable[Any]]) -> Any:
         async def run() -> Any:
@@ -308,14 +314,14 @@ def in_client() -> Callable[[str, Callable[[ChatClient], Awaitable[Any]]], Any]:
 
 
 class Terminal:
-    """The app in a terminal that exists only in memory, and what a person does with it."""
+    """The app in a terminal in memory, with the actions of a user."""
 
     def __init__(self, app: ChatApp, pilot: Pilot[None]) -> None:
         self.app = app
         self.pilot = pilot
 
     async def type(self, text: str) -> None:
-        """Type it, as keys; a line feed is the key for a new line."""
+        """Press the keys of a text; a line feed is Ctrl+J."""
         for character in text:
             await self.pilot.press({"\n": "ctrl+j", " ": "space"}.get(character, character))
 
@@ -327,7 +333,7 @@ class Terminal:
         await self.pilot.press("enter")
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        """Wait for something that should happen."""
+        """Wait for a condition."""
         async with asyncio.timeout(PATIENCE):
             while not is_so():
                 await self.pilot.pause(0.02)
@@ -358,14 +364,18 @@ class Terminal:
         return [view.message.text for view in self.views]
 
     @property
+    def strips(self) -> list[Strip]:
+        """Every line of the screen. Textual has no public way to ask for them."""
+        return self.app.screen._compositor.render_strips(self.app.size)
+
+    @property
     def screen(self) -> str:
-        """Every cell, as text."""
-        strips = self.app.screen._compositor.render_strips(self.app.size)
-        return "\n".join(strip.text.rstrip() for strip in strips)
+        """Every line of the screen, as text."""
+        return "\n".join(strip.text.rstrip() for strip in self.strips)
 
 
 class Window:
-    """A program in a pseudo-terminal, and what it has written there."""
+    """A program in a pseudo-terminal, and its output."""
 
     def __init__(
         self, command: list[str], home: Path, patience: float, size: tuple[int, int] = (100, 30)
@@ -389,7 +399,7 @@ class Window:
 
     @property
     def modes(self) -> list[Any]:
-        """How the terminal treats what is typed."""
+        """The terminal's modes."""
         return termios.tcgetattr(self._terminal)
 
     @property
@@ -400,40 +410,40 @@ class Window:
         os.write(self._terminal, keys.encode())
 
     def wait_for(self, words: str) -> None:
-        """Until it writes these words; what came before them is forgotten."""
+        """Wait for this text in the output, and drop the output up to it."""
         deadline = time.monotonic() + self._patience
         while words not in (text := ESCAPES.sub("", self._written)):
             assert time.monotonic() < deadline, (
-                f"{words!r} never came; the last was {text[-900:]!r}"
+                f"{words!r} is missing; the last output is {text[-900:]!r}"
             )
             self._read()
         self._written = text[text.index(words) + len(words) :]
 
     def wait_for_bytes(self, data: str) -> None:
-        """Until it writes this, escape sequences and all."""
+        """Wait for this in the output, including escape sequences."""
         deadline = time.monotonic() + self._patience
         while data not in self._written:
-            assert time.monotonic() < deadline, f"{data!r} never came; there is {self._written!r}"
+            assert time.monotonic() < deadline, f"{data!r} is missing in {self._written!r}"
             self._read()
 
     @property
     def written(self) -> str:
-        """Everything since the words that were waited for last."""
+        """The output since the text of the last `wait_for`."""
         while self._is_open and select.select([self._terminal], [], [], 0)[0]:
             if not self._read():
                 break
         return self._written
 
     def end(self) -> int:
-        """Its exit code."""
+        """Wait for the exit code."""
         deadline = time.monotonic() + self._patience
         while self.process.poll() is None:
-            assert time.monotonic() < deadline, "it never ended"
+            assert time.monotonic() < deadline, "the program did not exit"
             self._read()
         return self.process.returncode
 
     def hang_up(self) -> None:
-        """What closing a window does: the terminal is gone, and a signal says so."""
+        """Close the terminal, as closing a window does."""
         os.close(self._terminal)
         self._is_open = False
 
@@ -444,11 +454,11 @@ class Window:
             os.close(self._terminal)
 
     def _read(self) -> bool:
-        """False when the program has gone."""
+        """False when the program has exited."""
         if select.select([self._terminal], [], [], 0.1)[0]:
             try:
                 new = os.read(self._terminal, 65_536).decode("utf-8", "replace")
-            except OSError:  # what Linux says then
+            except OSError:  # on Linux
                 self.process.wait(self._patience)
                 return False
             self._written += new
@@ -457,11 +467,11 @@ class Window:
 
 
 class Pane:
-    """A terminal, what is on it, and the program in it."""
+    """`mlxserve chat` in a tmux pane."""
 
     _END = "#{pane_dead_status}#{pane_dead_signal}"
     _COMMAND = Path(sys.executable).parent / "mlxserve"
-    _PATIENCE = 120.0  # seconds; a model is loaded on a machine that does other things as well
+    _PATIENCE = 120.0  # seconds; loading a model on a busy machine takes a while
 
     def __init__(self, home: Home, folder: Path) -> None:
         self._tmux = ("tmux", "-S", str(folder / "tmux"), "-f", "/dev/null")
@@ -470,7 +480,7 @@ class Pane:
         self.set("remain-on-exit", "on")
 
     def open(self, *arguments: str) -> None:
-        """Start `mlxserve chat`, with an empty screen."""
+        """Start `mlxserve chat` on an empty screen."""
         self.run(f"exec {self._COMMAND} chat {' '.join(arguments)}")
 
     def run(self, command: str) -> None:
@@ -480,11 +490,11 @@ class Pane:
         self._run("set-option", "-g", option, value)
 
     def log(self, path: Path) -> None:
-        """Write every byte that the program writes from now on into this file as well."""
+        """Copy all further output into this file."""
         self._run("pipe-pane", f"cat > {path}")
 
     def shown(self, variables: str) -> str:
-        """What tmux makes of a format."""
+        """A format as expanded by tmux."""
         return self._run("display-message", "-p", variables)
 
     @property
@@ -504,14 +514,14 @@ class Pane:
 
     @property
     def server(self) -> int:
-        """The process that the command has started."""
+        """The process id of the command's server."""
         return int(subprocess.check_output(["pgrep", "-P", str(self.pid)], text=True).split()[0])
 
     def type(self, text: str) -> None:
         self._run("send-keys", "-l", text)
 
     def press(self, *keys: str) -> None:
-        """Keys as tmux names them."""
+        """Press keys, as named by tmux."""
         self._run("send-keys", *keys)
 
     def ask(self, text: str) -> None:
@@ -519,11 +529,11 @@ class Pane:
         self.press("Enter")
 
     def until(self, is_so: Callable[[str], bool]) -> str:
-        """The screen, once it is so."""
+        """Wait for a condition on the screen, and return the screen."""
         deadline = time.monotonic() + self._PATIENCE
         while not is_so(screen := self.screen):
             assert time.monotonic() < deadline, screen
-            time.sleep(0.03)  # between two looks: they are processes too
+            time.sleep(0.03)  # each look runs a process
         return screen
 
     def until_shown(self, words: str) -> str:
@@ -533,11 +543,11 @@ class Pane:
         return self.until(lambda screen: "Ready" in screen.rpartition("\n")[2])
 
     def until_ended(self) -> str:
-        """Its exit code, or the signal that ended it.
+        """Wait for the exit code, or the signal that ended the program.
 
-        tmux calls a pane dead when its terminal closes, and has the status when it has heard of the
-        child's end. Now and then it hears of none (3.3a, Linux 6.18: the child is a zombie, no
-        SIGCHLD is pending), so it is told again, and then asks for all that have ended.
+        tmux calls a pane dead when its terminal closes, and knows the status after SIGCHLD. It
+        sometimes misses that signal (3.3a, Linux 6.18: the child is a zombie and no SIGCHLD is
+        pending), so it is sent again.
         """
         deadline = time.monotonic() + self._PATIENCE
         while not (end := self.shown(self._END)):
@@ -562,7 +572,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def play(home: Home) -> Callable[..., None]:
-    """Runs a story in a terminal whose server comes from this connector."""
+    """Runs a story in a terminal with this connector."""
 
     def run(
         story: Story,
@@ -586,7 +596,7 @@ def play(home: Home) -> Callable[..., None]:
 
 @pytest.fixture
 def terminal(server: FakeServer, home: Home, play: Callable[..., None]) -> Callable[..., None]:
-    """Runs a story in a terminal that is attached to the fake server and ready."""
+    """Runs a story in a terminal that is connected to the fake server."""
 
     def run(story: Story, *, is_ready: bool = True, **how: Any) -> None:
         async def when_ready(terminal: Terminal) -> None:

@@ -1,7 +1,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Run = Callable[..., None]
 
 
-def test_importing_the_terminal_loads_no_engine() -> None:
+def test_importing_the_app_imports_no_engine() -> None:
     script = (
         "import sys, tui.app\n"
         "heavy = {'mlx', 'numpy', 'transformers', 'tokenizers', 'torch', 'mlxserve', 'httpx'}\n"
@@ -37,12 +37,6 @@ def test_importing_the_terminal_loads_no_engine() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
-
-
-def test_the_package_is_empty() -> None:
-    import tui
-
-    assert Path(tui.__file__ or "").read_text() == ""
 
 
 def test_an_answer_streams_onto_the_screen(
@@ -84,7 +78,7 @@ def test_the_whole_conversation_is_sent(terminal: Run, server: "FakeServer") -> 
     terminal(story)
 
 
-def test_enter_sends_and_other_keys_break_the_line(terminal: Run, server: "FakeServer") -> None:
+def test_enter_sends_and_other_keys_start_a_new_line(terminal: Run, server: "FakeServer") -> None:
     async def story(t: "Terminal") -> None:
         await t.type("a b\nc")
         await t.press("shift+enter")
@@ -100,7 +94,7 @@ def test_enter_sends_and_other_keys_break_the_line(terminal: Run, server: "FakeS
     terminal(story)
 
 
-def test_nothing_is_not_sent(terminal: Run, server: "FakeServer") -> None:
+def test_an_empty_message_is_not_sent(terminal: Run, server: "FakeServer") -> None:
     async def story(t: "Terminal") -> None:
         await t.type(" \n ")
         await t.press("enter")
@@ -110,7 +104,7 @@ def test_nothing_is_not_sent(terminal: Run, server: "FakeServer") -> None:
     terminal(story)
 
 
-def test_esc_stops_and_keeps_what_has_come(
+def test_esc_stops_the_answer_and_keeps_its_text(
     terminal: Run, server: "FakeServer", scripts: SimpleNamespace, home: Home, patience: float
 ) -> None:
     gate = scripts.Gate()
@@ -167,20 +161,20 @@ def test_an_error_is_one_sentence_with_what_to_do(
     terminal(story)
 
 
-def test_a_connection_that_breaks_keeps_what_has_come(
+def test_a_lost_connection_keeps_the_text_so_far(
     terminal: Run, server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     server.script(scripts.say("half"), scripts.hang_up, reason=None)
 
     async def story(t: "Terminal") -> None:
         await t.ask("why?")
-        await t.until_shown("in the middle of the answer")
+        await t.until_shown("before the answer was complete")
         assert t.messages[-1] == "half"
 
     terminal(story)
 
 
-def test_no_server_is_said_and_tried_again(terminal: Run, server: "FakeServer") -> None:
+def test_a_failed_connection_is_reported_and_retried(terminal: Run, server: "FakeServer") -> None:
     server.models = []
 
     async def story(t: "Terminal") -> None:
@@ -194,24 +188,22 @@ def test_no_server_is_said_and_tried_again(terminal: Run, server: "FakeServer") 
     terminal(story, is_ready=False)
 
 
-def test_what_is_asked_while_connecting_is_sent_when_it_is_ready(
-    terminal: Run, server: "FakeServer"
-) -> None:
+def test_a_message_sent_while_connecting_is_queued(terminal: Run, server: "FakeServer") -> None:
     server.health = (503, {"status": "loading", "progress": 0.25})
 
     async def story(t: "Terminal") -> None:
         await t.until(lambda: "Loading" in t.status)
         assert "25%" in t.status
         await t.ask("are you there?")
-        await t.until_shown("next: are you there?")
+        await t.until_shown("queued: are you there?")
         server.health = (200, {})
         await t.until_shown("Yes.")
-        assert "next:" not in t.screen
+        assert "queued:" not in t.screen
 
     terminal(story, is_ready=False)
 
 
-def test_messages_wait_their_turn(
+def test_messages_sent_during_an_answer_are_queued(
     terminal: Run, server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     gate = scripts.Gate()
@@ -222,7 +214,7 @@ def test_messages_wait_their_turn(
         await t.ask("one")
         await t.until_shown("first")
         await t.ask("two")
-        await t.until_shown("next: two")
+        await t.until_shown("queued: two")
         assert len(server.requests) == 1
         gate.open()
         await t.until_shown("second")
@@ -231,7 +223,7 @@ def test_messages_wait_their_turn(
     terminal(story)
 
 
-def test_what_waits_comes_back_when_the_answer_is_stopped(
+def test_stopping_the_answer_returns_queued_messages(
     terminal: Run, server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     server.script(scripts.say("first"), scripts.Gate())
@@ -290,7 +282,7 @@ def test_thinking_is_closed_until_it_is_opened(
     terminal(story)
 
 
-def test_thinking_opened_while_it_comes_goes_on(
+def test_thinking_opened_while_it_streams_continues(
     terminal: Run, server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     gate = scripts.Gate()
@@ -308,7 +300,7 @@ def test_thinking_opened_while_it_comes_goes_on(
     terminal(story)
 
 
-def test_a_question_is_edited_into_a_branch_of_its_own(terminal: Run, server: "FakeServer") -> None:
+def test_an_edited_question_starts_a_branch(terminal: Run, server: "FakeServer") -> None:
     async def story(t: "Terminal") -> None:
         await t.ask("one")
         await t.until_shown("Yes.")
@@ -326,7 +318,7 @@ def test_a_question_is_edited_into_a_branch_of_its_own(terminal: Run, server: "F
     terminal(story)
 
 
-def test_esc_leaves_editing_as_it_was(terminal: Run, server: "FakeServer") -> None:
+def test_esc_cancels_an_edit(terminal: Run, server: "FakeServer") -> None:
     async def story(t: "Terminal") -> None:
         await t.ask("one")
         await t.until_shown("Yes.")
@@ -341,7 +333,7 @@ def test_esc_leaves_editing_as_it_was(terminal: Run, server: "FakeServer") -> No
     terminal(story)
 
 
-def test_keys_act_on_the_message_one_goes_to(terminal: Run, server: "FakeServer") -> None:
+def test_keys_act_on_the_focused_message(terminal: Run, server: "FakeServer") -> None:
     async def story(t: "Terminal") -> None:
         for text in ("one", "two"):
             await t.ask(text)
@@ -393,7 +385,7 @@ def test_a_chat_is_deleted_on_the_second_press(terminal: Run, home: Home) -> Non
     terminal(story)
 
 
-def test_a_system_prompt_is_set_changed_and_taken_away(terminal: Run, server: "FakeServer") -> None:
+def test_a_system_prompt_is_set_changed_and_removed(terminal: Run, server: "FakeServer") -> None:
     async def story(t: "Terminal") -> None:
         await t.ask("/system Rhyme.")
         await t.until_shown("with a system prompt")
@@ -413,7 +405,9 @@ def test_a_system_prompt_is_set_changed_and_taken_away(terminal: Run, server: "F
     terminal(story)
 
 
-def test_a_file_is_attached_in_sight(terminal: Run, server: "FakeServer", tmp_path: Path) -> None:
+def test_an_attached_file_is_shown_in_the_composer(
+    terminal: Run, server: "FakeServer", tmp_path: Path
+) -> None:
     (tmp_path / "a.py").write_text("1 + 1\n")
 
     async def story(t: "Terminal") -> None:
@@ -429,16 +423,16 @@ def test_a_file_is_attached_in_sight(terminal: Run, server: "FakeServer", tmp_pa
     terminal(story)
 
 
-def test_words_after_a_command_that_takes_none_are_not_lost(terminal: Run) -> None:
+def test_text_after_a_command_without_argument_is_not_lost(terminal: Run) -> None:
     async def story(t: "Terminal") -> None:
         await t.ask("/new plan for the garden")
-        await t.until_shown("takes nothing after it")
+        await t.until_shown("takes no argument")
         assert t.composer.text == "/new plan for the garden"
 
     terminal(story)
 
 
-def test_what_is_asked_in_a_chat_deleted_elsewhere_is_given_back(
+def test_a_message_to_a_chat_deleted_elsewhere_is_returned(
     terminal: Run, server: "FakeServer", home: Home
 ) -> None:
     async def story(t: "Terminal") -> None:
@@ -457,7 +451,7 @@ def test_what_is_asked_in_a_chat_deleted_elsewhere_is_given_back(
     terminal(story)
 
 
-def test_an_answer_in_a_chat_deleted_elsewhere_goes_on_and_says_so(
+def test_an_answer_in_a_chat_deleted_elsewhere_continues_with_a_notice(
     terminal: Run, server: "FakeServer", scripts: SimpleNamespace, home: Home
 ) -> None:
     gate = scripts.Gate()
@@ -476,7 +470,7 @@ def test_an_answer_in_a_chat_deleted_elsewhere_goes_on_and_says_so(
     terminal(story)
 
 
-def test_a_slash_alone_is_no_command(terminal: Run, server: "FakeServer") -> None:
+def test_a_slash_alone_is_a_message(terminal: Run, server: "FakeServer") -> None:
     async def story(t: "Terminal") -> None:
         await t.ask("/ ")
         await t.until_shown("Yes.")
@@ -484,7 +478,7 @@ def test_a_slash_alone_is_no_command(terminal: Run, server: "FakeServer") -> Non
     terminal(story)
 
 
-def test_earlier_questions_come_back_with_the_arrows(terminal: Run) -> None:
+def test_the_arrow_keys_recall_earlier_questions(terminal: Run) -> None:
     async def story(t: "Terminal") -> None:
         for text in ("one", "two"):
             await t.ask(text)
@@ -503,7 +497,7 @@ def test_earlier_questions_come_back_with_the_arrows(terminal: Run) -> None:
 def test_commands_are_suggested_and_run(terminal: Run) -> None:
     async def story(t: "Terminal") -> None:
         await t.type("/hel")
-        await t.until_shown("Show every key")
+        await t.until_shown("Show all keys")
         await t.press("enter")
         await t.until(lambda: isinstance(t.app.screen, HelpDialog))
         assert t.composer.text == ""
@@ -518,18 +512,18 @@ def test_commands_are_suggested_and_run(terminal: Run) -> None:
     terminal(story)
 
 
-def test_a_command_that_is_not_there_is_not_sent(terminal: Run, server: "FakeServer") -> None:
+def test_an_unknown_command_is_not_sent(terminal: Run, server: "FakeServer") -> None:
     async def story(t: "Terminal") -> None:
         await t.type("/frobnicate")
         await t.press("enter")
-        await t.until_shown("no such command")
+        await t.until_shown("Unknown command")
         assert t.composer.text == "/frobnicate"
         assert server.requests == []
 
     terminal(story)
 
 
-def test_a_path_is_a_question(terminal: Run, server: "FakeServer") -> None:
+def test_a_path_is_a_message(terminal: Run, server: "FakeServer") -> None:
     async def story(t: "Terminal") -> None:
         await t.ask("/etc/hosts is what?")
         await t.until_shown("Yes.")
@@ -573,7 +567,7 @@ def test_a_chat_is_renamed_and_exported(terminal: Run, tmp_path: Path) -> None:
         await t.ask(f"/export {tmp_path / 'chat.json'}")
         await t.until((tmp_path / "chat.json").exists)
         await t.ask(f"/export {tmp_path / 'chat.json'}")
-        await t.until_shown("Not exported")
+        await t.until_shown("Export failed")
 
     terminal(story)
 
@@ -586,7 +580,7 @@ def test_copying_is_explicit_and_safe(
 
     async def story(t: "Terminal") -> None:
         await t.press("f3")
-        await t.until_shown("nothing to copy")
+        await t.until_shown("Nothing to copy")
         await t.ask("how?")
         await t.until_shown("run:")
         await t.until_ready()
@@ -651,7 +645,7 @@ def test_a_click_on_a_link_opens_it_and_only_web_pages_are_links(
     terminal(story)
 
 
-def test_what_is_selected_with_the_mouse_is_text(
+def test_the_mouse_selects_text(
     terminal: Run, server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     server.script(scripts.say("some *words* here"))
@@ -668,7 +662,7 @@ def test_what_is_selected_with_the_mouse_is_text(
     terminal(story)
 
 
-def test_every_screen_is_drawn_in_a_small_window(
+def test_every_screen_works_in_a_small_window(
     terminal: Run, server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     server.script(scripts.say("# A\n\n- b\n\n```py\nc\n```\n\n|d|e|\n|-|-|\n|f|g|\n\nthe end"))
@@ -682,16 +676,16 @@ def test_every_screen_is_drawn_in_a_small_window(
             assert len(t.screen.split("\n")) == 12
             await t.press("escape")
         await t.press("f4")
-        await t.until_shown("does not show its")
+        await t.until_shown("does not report its")
         await t.press("f4")
-        await t.until(lambda: "does not show its" not in t.screen)
+        await t.until(lambda: "does not report its" not in t.screen)
         await t.pilot.resize_terminal(40, 20)
         await t.until_shown("the end")
 
     terminal(story, size=(30, 12))
 
 
-def test_scrolling_up_stays_there_while_text_comes(
+def test_a_scroll_position_is_kept_while_text_arrives(
     terminal: Run, server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     gate = scripts.Gate()
@@ -712,7 +706,7 @@ def test_scrolling_up_stays_there_while_text_comes(
     terminal(story)
 
 
-def test_a_long_chat_is_shown_from_its_end_and_more_on_the_way_up(
+def test_a_long_chat_is_shown_from_its_end_and_extended_when_scrolling_up(
     terminal: Run, home: Home
 ) -> None:
     store = Store.open(home.chats)
@@ -745,9 +739,7 @@ def test_a_long_chat_is_shown_from_its_end_and_more_on_the_way_up(
     terminal(story)
 
 
-def test_a_long_answer_is_shown_by_its_end_at_once_and_whole_a_moment_later(
-    terminal: Run, home: Home
-) -> None:
+def test_a_long_answer_shows_its_end_first_and_then_all_of_it(terminal: Run, home: Home) -> None:
     text = "# Title\n\n" + "some *words* of prose\n\n" * 900 + "the **end**"
     store = Store.open(home.chats)
     chat = store.create_chat("long")
@@ -766,7 +758,7 @@ def test_a_long_answer_is_shown_by_its_end_at_once_and_whole_a_moment_later(
     terminal(story)
 
 
-def test_a_piece_that_is_large_is_not_painted_at_once(
+def test_a_large_piece_is_painted_in_parts(
     terminal: Run, server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     gate = scripts.Gate()
@@ -787,7 +779,7 @@ def test_a_piece_that_is_large_is_not_painted_at_once(
     terminal(story)
 
 
-def test_what_is_pasted_is_cleaned(terminal: Run) -> None:
+def test_pasted_text_is_cleaned(terminal: Run) -> None:
     async def story(t: "Terminal") -> None:
         t.composer.post_message(Paste("one\r\n\x1b[31mtwo\u202e"))
         await t.until(lambda: t.composer.text == "one\n␛[31mtwo⟨U+202E⟩")
@@ -795,14 +787,12 @@ def test_what_is_pasted_is_cleaned(terminal: Run) -> None:
     terminal(story)
 
 
-def test_a_file_that_can_not_be_used_is_said_and_the_chat_works(
-    server: "FakeServer", home: Home
-) -> None:
-    from tui.launch import _open_store
+def test_without_a_usable_file_the_chat_works_in_memory(server: "FakeServer", home: Home) -> None:
+    from tui.launch import open_store
 
     home.folder.mkdir()
     home.chats.write_text("no database " * 1000)
-    store, warning = _open_store(home)
+    store, warning = open_store(home)
     assert "MLXSERVE_HOME" in warning
     store.create_chat("works")
     store.close()
@@ -821,7 +811,7 @@ def test_a_terminal_is_needed(tmp_path: Path) -> None:
     assert "needs a terminal" in done.stderr
 
 
-def test_ctrl_c_copies_what_is_selected(
+def test_ctrl_c_copies_the_selection(
     terminal: Run, server: "FakeServer", scripts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tui.actions.clipboard.shutil.which", lambda name: None)
@@ -841,32 +831,28 @@ def test_ctrl_c_copies_what_is_selected(
     terminal(story)
 
 
-def test_an_editor_that_can_not_be_opened_is_said(terminal: Run) -> None:
+def test_an_editor_that_cannot_open_is_reported(terminal: Run) -> None:
     async def story(t: "Terminal") -> None:
         await t.type("draft")
         await t.press("ctrl+g")
-        await t.until_shown("editor cannot be opened")
+        await t.until_shown("cannot open an editor")
         assert t.composer.text == "draft"
 
     terminal(story)
 
 
-def test_a_server_of_ours_that_dies_is_said_with_its_last_words(
+def test_a_server_that_dies_is_reported_with_its_log_and_restarted(
     server: "FakeServer", scripts: SimpleNamespace, home: Home, play: Callable[..., None]
 ) -> None:
     home.create()
     script = home.folder / "serve"
     script.write_text(f"echo mlxserve is ready at {server.url}\nexec cat > /dev/null\n")
 
-    class Ours(Connector):
-        async def _own_server(self, report: object) -> str:
-            if self.server is None or not self.server.is_running:
-                self.server = ServerProcess(["sh", str(script)], home.new_log("a.log"))
-                self.server.start()
-            return await self.server.address()
+    def create(model: str | None, server_args: Sequence[str], home: Home) -> ServerProcess:
+        return ServerProcess(["sh", str(script)], home.new_log("a.log"))
 
     server.script(scripts.say("half"), scripts.hang_up, reason=None)
-    connector = Ours(ConnectOptions(), home)
+    connector = Connector(ConnectOptions(), home, create)
 
     async def story(t: "Terminal") -> None:
         await t.until_ready()
@@ -874,7 +860,7 @@ def test_a_server_of_ours_that_dies_is_said_with_its_last_words(
         assert process is not None
         process.stop()
         await t.ask("why?")
-        await t.until_shown("The server has ended")
+        await t.until_shown("The server was killed by signal")
         assert t.messages[-1] == "half"
         await t.press("ctrl+r")
         await t.until(lambda: connector.server is not process)
@@ -884,16 +870,16 @@ def test_a_server_of_ours_that_dies_is_said_with_its_last_words(
     connector.stop_server()
 
 
-def test_ctrl_c_twice_leaves(terminal: Run) -> None:
+def test_ctrl_c_alone_does_not_quit(terminal: Run) -> None:
     async def story(t: "Terminal") -> None:
         await t.press("ctrl+c")
-        await t.until_shown("Ctrl+C again")
+        await t.until_shown("Press Ctrl+C again to quit")
         assert t.app.is_running
 
     terminal(story)
 
 
-def test_an_answer_that_was_stopped_goes_on_where_it_was(
+def test_a_stopped_answer_is_continued(
     terminal: Run, server: "FakeServer", scripts: SimpleNamespace, home: Home
 ) -> None:
     server.script(scripts.say("one, two, "), scripts.Gate())
@@ -901,11 +887,11 @@ def test_an_answer_that_was_stopped_goes_on_where_it_was(
 
     async def story(t: "Terminal") -> None:
         await t.ask("/continue")
-        await t.until_shown("nothing to go on with")
+        await t.until_shown("Nothing to continue")
         await t.ask("count")
         await t.until_shown("one, two,")
         await t.press("escape")
-        await t.until(lambda: "/continue goes on" in t.status)
+        await t.until(lambda: "/continue resumes" in t.status)
         await t.ask("/continue")
         await t.until_shown("one, two, three")
         await t.until_ready()
@@ -941,14 +927,14 @@ def test_a_file_is_mentioned_completed_and_sent(
         sent = server.requests[0]["messages"][0]["content"]
         assert sent == "why src/main.py \n\nmain.py:\n```py\n1 + 1\n```"
         await t.ask("and @bad.bin")
-        await t.until_shown("bad.bin is not a text file")
+        await t.until_shown("bad.bin is not a UTF-8 text file")
         assert t.composer.text == "and @bad.bin"
         assert len(server.requests) == 1
 
     terminal(story)
 
 
-def test_blocks_of_code_are_copied_one_after_the_other(
+def test_code_blocks_are_copied_one_after_the_other(
     terminal: Run, server: "FakeServer", scripts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tui.actions.clipboard.shutil.which", lambda name: None)
@@ -967,17 +953,17 @@ def test_blocks_of_code_are_copied_one_after_the_other(
         await t.ask("/code 1")
         await t.until(lambda: t.app.clipboard == "one\n")
         await t.ask("/code 3")
-        await t.until_shown("has 2 blocks")
+        await t.until_shown("has 2 code blocks")
 
     terminal(story)
 
 
 def found(t: "Terminal") -> list[str]:
-    """The first lines of the messages that are marked as found."""
+    """The first lines of the messages marked as found."""
     return [view.message.text.split("\n")[0] for view in t.views if view.has_class("found")]
 
 
-def test_words_are_found_in_the_open_chat_from_its_end_up(terminal: Run, home: Home) -> None:
+def test_find_goes_from_the_last_match_to_earlier_ones(terminal: Run, home: Home) -> None:
     store = Store.open(home.chats)
     chat = store.create_chat("long")
     parent = None
@@ -997,6 +983,6 @@ def test_words_are_found_in_the_open_chat_from_its_end_up(terminal: Run, home: H
             await t.until_shown("a Lighthouse")
             assert t.composer.text == "/find lighthouse"
         await t.ask("/find harbour")
-        await t.until_shown("No message of this chat")
+        await t.until_shown("No match in this chat")
 
     terminal(story)

@@ -6,9 +6,9 @@ from tui.commands import (
     COMMANDS,
     key_words,
     looks_like_command,
+    markdown_table,
     matching,
     parse,
-    readme_table,
 )
 from tui.widgets.composer import Composer
 
@@ -20,7 +20,7 @@ def test_names_and_keys_are_unique() -> None:
     assert len(set(keys)) == len(keys)
 
 
-def test_every_command_has_its_action() -> None:
+def test_every_command_has_an_action() -> None:
     for command in COMMANDS:
         assert hasattr(ChatApp, "action_" + command.action.partition("(")[0]), command
 
@@ -35,8 +35,10 @@ def test_every_key_is_bound_to_its_command() -> None:
     assert bound == {key: command.action for command in COMMANDS for key in command.keys}
 
 
-def test_no_key_is_taken_from_the_line_one_writes_in() -> None:
-    taken = {key for key, _ in Composer()._bindings.key_to_bindings.items()}
+def test_no_key_of_a_command_is_a_key_of_the_composer() -> None:
+    own = [b for kind in Composer.__mro__ for b in vars(kind).get("BINDINGS", ())]
+    taken = {key for binding in own for key in binding.key.split(",")}
+    assert "pageup" in taken
     assert not taken & {key for command in COMMANDS for key in command.keys}
 
 
@@ -44,19 +46,19 @@ def test_no_key_is_taken_from_the_line_one_writes_in() -> None:
     ("typed", "first"),
     [("new", "new"), ("thi", "thinking"), ("the", "theme"), ("cod", "code"), ("exp", "export")],
 )
-def test_what_is_typed_finds_its_command(typed: str, first: str) -> None:
+def test_a_prefix_finds_its_command(typed: str, first: str) -> None:
     assert matching(typed)[0].name == first
 
 
-def test_letters_in_between_may_be_left_out() -> None:
+def test_letters_in_between_may_be_omitted() -> None:
     assert "previous" in [command.name for command in matching("pvs")]
 
 
-def test_nothing_fits_nonsense() -> None:
+def test_nonsense_matches_nothing() -> None:
     assert matching("zzzz") == []
 
 
-def test_a_bare_slash_shows_them_all() -> None:
+def test_a_slash_alone_lists_all_commands() -> None:
     assert tuple(matching("")) == COMMANDS
 
 
@@ -83,12 +85,12 @@ def test_other_lines_are_not_commands(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", ["/nope", "/nope with words", "/new"])
-def test_what_was_meant_as_a_command_is_told(line: str) -> None:
+def test_an_unknown_command_is_recognised_as_one(line: str) -> None:
     assert looks_like_command(line)
 
 
 @pytest.mark.parametrize("line", ["/", "/ ", "/ a", "/usr/bin", "/a\nb", "a /b", "//", ""])
-def test_what_only_begins_like_a_command_is_a_message(line: str) -> None:
+def test_a_text_that_only_starts_with_a_slash_is_a_message(line: str) -> None:
     assert not looks_like_command(line)
 
 
@@ -98,12 +100,12 @@ def test_keys_are_written_as_on_the_keyboard() -> None:
     ]
 
 
-def test_the_readme_names_every_command() -> None:
-    table = readme_table()
+def test_the_table_names_every_command() -> None:
+    table = markdown_table()
     assert all(f"`/{command.name}" in table for command in COMMANDS)
     assert len({line.replace("\\|", "").count("|") for line in table.splitlines()}) == 1
 
 
-def test_what_a_command_does_can_be_read_in_a_narrow_window() -> None:
-    """80 columns: in the list above the composer a scrollbar, two margins and 33 columns go off."""
+def test_the_help_of_every_command_fits_into_a_narrow_window() -> None:
+    """Of 80 columns, the suggestions need 39 for the scrollbar, the margins, the name and the key."""
     assert {c.name: c.help for c in COMMANDS if len(c.help) > 41} == {}

@@ -1,4 +1,4 @@
-"""Getting a model with the real huggingface_hub, from a hub on this machine."""
+"""Downloads with the real huggingface_hub, from a local hub."""
 
 import asyncio
 import hashlib
@@ -17,7 +17,7 @@ from tui.talk.models import Models, ModelSource
 
 REPOSITORY = "org/tiny-4bit"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-SIZE = 24 << 20  # huggingface_hub reads and keeps 10 MB at a time
+SIZE = 24 << 20  # huggingface_hub writes 10 MB at a time
 FILES = {
     "config.json": json.dumps(
         {
@@ -34,19 +34,19 @@ FILES = {
 
 
 class Hub:
-    """Speaks the few routes that a download needs; the large file stops half way, once."""
+    """Serves the routes of a download. The large file stops half way until `resume` is set."""
 
     def __init__(self) -> None:
         self.ranges: list[str | None] = []
         self.paths: list[str] = []
-        self.go_on = threading.Event()
+        self.resume = threading.Event()
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                """Quiet."""
+                """Log nothing."""
 
             def do_HEAD(self) -> None:
                 self.do_GET()
@@ -92,14 +92,14 @@ class Hub:
                 half = len(data)
                 if name == "model.safetensors":
                     hub.ranges.append(wanted)
-                    half = len(data) if hub.go_on.is_set() else SIZE // 2
+                    half = len(data) if hub.resume.is_set() else SIZE // 2
                 try:
                     self.wfile.write(data[:half])
                     self.wfile.flush()
-                    hub.go_on.wait()
+                    hub.resume.wait()
                     self.wfile.write(data[half:])
                 except OSError:
-                    self.close_connection = True  # whoever downloaded has paused
+                    self.close_connection = True  # the download was paused
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self.http.serve_forever, args=(0.02,))
@@ -108,7 +108,7 @@ class Hub:
         self._thread.start()
 
     def stop(self) -> None:
-        self.go_on.set()
+        self.resume.set()
         self.http.shutdown()
         self.http.server_close()
         self._thread.join()
@@ -127,31 +127,29 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 @pytest.mark.slow
-def test_a_download_says_how_far_it_is_pauses_and_goes_on_where_it_was(
-    hub: Hub, tmp_path: Path
-) -> None:
-    async def until_it_stands_still() -> int:
+def test_a_download_reports_progress_pauses_and_resumes(hub: Hub, tmp_path: Path) -> None:
+    async def until_it_stops() -> int:
         async with aclosing(Models().download(REPOSITORY)) as steps:
             async for step in steps:
                 assert step.total == sum(map(len, FILES.values())) - len(FILES["run_me.py"])
                 if step.done >= SIZE // 3:
                     return step.done
-        raise AssertionError("it has ended")
+        raise AssertionError("it did not stop")
 
     async def to_the_end() -> None:
         async with aclosing(Models().download(REPOSITORY)) as steps:
             async for step in steps:
                 assert step.done >= paused
 
-    paused = asyncio.run(until_it_stands_still())
+    paused = asyncio.run(until_it_stops())
     assert SIZE // 3 <= paused < SIZE
-    hub.go_on.set()
+    hub.resume.set()
     asyncio.run(to_the_end())
     assert len(hub.ranges) == 2
     assert hub.ranges[0] is None
     assert hub.ranges[1] is not None, "nothing is downloaded twice"
     assert int(hub.ranges[1].removeprefix("bytes=").removesuffix("-")) >= SIZE // 3
-    assert not any("run_me.py" in path for path in hub.paths), "nothing that can run"
+    assert not any("run_me.py" in path for path in hub.paths), "no program is downloaded"
     (file,) = (tmp_path / "hub").glob("models--*/snapshots/*/model.safetensors")
     assert file.read_bytes() == FILES["model.safetensors"]
     found = {model.name: model for model in asyncio.run(Models().find())}
@@ -160,12 +158,12 @@ def test_a_download_says_how_far_it_is_pauses_and_goes_on_where_it_was(
 
 
 @pytest.mark.slow
-def test_what_has_arrived_damaged_is_not_kept(hub: Hub, tmp_path: Path) -> None:
+def test_a_damaged_file_is_not_kept(hub: Hub, tmp_path: Path) -> None:
     blobs = tmp_path / "hub" / f"models--{REPOSITORY.replace('/', '--')}" / "blobs"
     blobs.mkdir(parents=True)
     name = hashlib.sha256(FILES["model.safetensors"]).hexdigest()
     (blobs / f"{name}.part").write_bytes(b"x" * 1000)
-    hub.go_on.set()
+    hub.resume.set()
 
     async def download() -> None:
         async with aclosing(Models().download(REPOSITORY)) as steps:
@@ -179,7 +177,7 @@ def test_what_has_arrived_damaged_is_not_kept(hub: Hub, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_offline_it_says_so(hub: Hub) -> None:
+def test_an_unreachable_hub_is_reported(hub: Hub) -> None:
     hub.stop()
 
     async def download() -> None:

@@ -1,4 +1,4 @@
-"""The program itself, in a terminal of its own."""
+"""The program in a pseudo-terminal."""
 
 import re
 import signal
@@ -34,7 +34,7 @@ def last_message(home: Home) -> ChatMessage:
 def wait_until(is_so: Callable[[], bool], patience: float) -> None:
     deadline = time.monotonic() + patience
     while not is_so():
-        assert time.monotonic() < deadline, "it never happened"
+        assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.05)
 
 
@@ -73,7 +73,7 @@ def test_killing_it_loses_at_most_the_last_second(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_it_in_order(
+def test_a_signal_ends_it_and_keeps_the_text_so_far(
     open_window: Callable[..., "Window"],
     server: "FakeServer",
     scripts: SimpleNamespace,
@@ -90,7 +90,7 @@ def test_a_signal_ends_it_in_order(
     assert (last_message(home).text, last_message(home).state) == ("half of it", State.STOPPED)
 
 
-def test_closing_the_window_ends_it_and_keeps_what_has_come(
+def test_closing_the_window_ends_it_and_keeps_the_text_so_far(
     open_window: Callable[..., "Window"],
     server: "FakeServer",
     scripts: SimpleNamespace,
@@ -111,7 +111,7 @@ def test_ctrl_c_twice_ends_it(open_window: Callable[..., "Window"], server: "Fak
     window = open_window(*attached(server.url))
     window.wait_for("Ready")
     window.press(CTRL_C)
-    window.wait_for("again to leave")
+    window.wait_for("again to quit")
     window.press(CTRL_C)
     assert window.end() == 0
 
@@ -136,7 +136,7 @@ def test_two_terminals_share_their_chats(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["quit", "killed"])
-def test_the_installed_command_starts_its_server_and_ends_it(
+def test_the_installed_command_starts_and_stops_its_server(
     open_window: Callable[..., "Window"], home: Home, ending: str
 ) -> None:
     window = open_window("-m", "mlxserve", "chat", patience=180.0)

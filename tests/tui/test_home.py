@@ -12,7 +12,7 @@ def test_the_folder_can_be_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert Home.from_environment().chats == tmp_path / "here" / "chat.sqlite"
 
 
-def test_the_folder_is_hidden_in_the_home_by_default(
+def test_the_default_folder_is_hidden_in_the_home_directory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("MLXSERVE_HOME", raising=False)
@@ -20,7 +20,7 @@ def test_the_folder_is_hidden_in_the_home_by_default(
     assert Home.from_environment().folder == tmp_path / ".mlxserve"
 
 
-def test_folders_and_logs_are_for_their_owner_only(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_folders_and_logs(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     log = home.new_log("a.log")
     assert stat.S_IMODE(home.folder.stat().st_mode) == 0o700
@@ -38,7 +38,7 @@ def test_old_logs_are_removed(tmp_path: Path) -> None:
     assert "0.log" not in names
 
 
-def test_a_link_planted_as_a_log_is_not_followed(tmp_path: Path) -> None:
+def test_a_symbolic_link_in_place_of_a_log_is_not_followed(tmp_path: Path) -> None:
     home = Home(tmp_path)
     home.create()
     victim = tmp_path / "victim"

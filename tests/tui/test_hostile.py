@@ -1,8 +1,8 @@
-"""The worst that a model could say, in one table, and what it must not do to a terminal.
+"""A table of hostile model outputs, and checks that none of them affects the terminal.
 
-In memory every cell of the screen is looked at. In tmux, set to obey whatever it is asked, the
-cursor, the clipboard, the title, the modes and the frame of the window are those of before, and
-every escape sequence that was written is one that a harmless answer needs as well.
+In memory, every cell of the screen is checked. In tmux, configured to obey every request, the
+cursor, clipboard, title, modes and frame must not change, and every escape sequence written must be
+one that a harmless answer uses as well.
 """
 
 import re
@@ -90,7 +90,7 @@ HOSTILE: dict[str, str] = {
     "no characters": "\ufffe\uffff\U0010ffff\U0001fffe\ue000\U000f0000" * 20,
     "halves": "a\ud800b\udfffc",
 }
-TOLD_APART = re.compile(r"\x1b(?:\[[0-9;:]*m|\[[0-9;]*H)")
+POSITIONED = re.compile(r"\x1b(?:\[[0-9;:]*m|\[[0-9;]*H)")
 CONTROL = re.compile("[\x00-\x09\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 
 
@@ -100,11 +100,7 @@ def is_harmless(character: str) -> bool:
     ) not in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
 
-def test_there_are_enough_of_them() -> None:
-    assert len(HOSTILE) >= 30
-
-
-def test_no_cell_of_the_screen_is_touched(
+def test_no_answer_puts_anything_harmful_on_the_screen(
     terminal: Callable[..., None], server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     async def story(t: "Terminal") -> None:
@@ -119,7 +115,7 @@ def test_no_cell_of_the_screen_is_touched(
                 transcript = t.app.window.transcript
                 transcript.scroll_to(y=transcript.max_scroll_y * at_the_end, animate=False)
                 await t.pilot.pause()
-                for strip in t.app.screen._compositor.render_strips(t.app.size):
+                for strip in t.strips:
                     check(name, strip, t.app.size.width)
             await t.ask("/thinking")
             assert t.app.clipboard == "", name
@@ -133,7 +129,7 @@ def test_no_cell_of_the_screen_is_touched(
     terminal(story, size=(80, 24))
 
 
-# Everything of a terminal that an answer could change, as tmux sees it.
+# Everything in a terminal that an answer could change, as a tmux format.
 STATE = (
     "#{pane_title}|#{window_name}|#{alternate_on}|#{cursor_x},#{cursor_y}|#{cursor_flag}"
     "|#{insert_flag}|#{origin_flag}|#{wrap_flag}|#{keypad_flag}|#{keypad_cursor_flag}"
@@ -147,13 +143,13 @@ IN_TMUX = [
 
 
 def obedient(pane: "Pane") -> None:
-    """A terminal that does what it is asked to."""
+    """Configure a terminal that obeys every request."""
     for option in ("set-clipboard", "allow-passthrough", "allow-rename", "monitor-bell"):
         pane.set(option, "on")
 
 
 def last_answer(home: Home) -> str | None:
-    """What is kept of the newest chat's answer, once it is done."""
+    """The saved text of the newest chat's answer, once it is done."""
     store = Store.open(home.chats)
     message = store.path(store.chats()[0].leaf_id)[-1]
     store.close()
@@ -162,13 +158,13 @@ def last_answer(home: Home) -> str | None:
 
 
 def frame(screen: str) -> list[str]:
-    """What stands below the messages: the line one writes in, and that all is well."""
+    """The lines below the messages: the composer, and the start of the status line."""
     lines = screen.split("\n")
     return [*lines[-4:-1], *lines[-1].split()[:1]]
 
 
 @pytest.mark.parametrize("_", [pytest.param(0, marks=IN_TMUX, id="tmux")])
-def test_no_answer_steers_the_terminal(
+def test_no_answer_controls_the_terminal(
     pane: "Pane",
     server: "FakeServer",
     scripts: SimpleNamespace,
@@ -189,7 +185,7 @@ def test_no_answer_steers_the_terminal(
         return pane.until(lambda screen: frame(screen) == frame(empty))
 
     def leave() -> None:
-        """Not a cell of the answer stays behind."""
+        """Open an empty chat, on which no cell of the answer may remain."""
         pane.press("C-n")
         pane.until(lambda screen: screen == empty)
 
@@ -198,22 +194,22 @@ def test_no_answer_steers_the_terminal(
     leave()
     for name, text in HOSTILE.items():
         ask(name, text)
-        pane.until(lambda _: pane.shown(STATE) == before)  # between two drawings
+        pane.until(lambda _: pane.shown(STATE) == before)  # not in the middle of a redraw
         assert pane.clipboard == "", name
         leave()
         assert sequences(tmp_path / "written") <= harmless, name
 
 
 def sequences(written: Path) -> set[str]:
-    """The kinds of escape sequences in it, and every other control character."""
+    """The kinds of escape sequences in the output, and its other control characters."""
     text = written.read_bytes().decode("utf-8", "replace")
-    return set(re.findall("\x1b.[^\x1b]{0,8}", TOLD_APART.sub("", text))) | set(
+    return set(re.findall("\x1b.[^\x1b]{0,8}", POSITIONED.sub("", text))) | set(
         CONTROL.findall(text)
     )
 
 
 @pytest.mark.parametrize("_", [pytest.param(0, marks=IN_TMUX, id="tmux")])
-def test_the_terminal_of_this_test_would_have_obeyed(pane: "Pane", tmp_path: Path, _: int) -> None:
+def test_the_same_terminal_obeys_unfiltered_output(pane: "Pane", tmp_path: Path, _: int) -> None:
     obedient(pane)
     harm = tmp_path / "harm"
     harm.write_text(

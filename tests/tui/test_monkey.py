@@ -1,4 +1,4 @@
-"""Keys pressed without sense: whatever is pressed when, the terminal goes on."""
+"""Random keys: whatever is pressed, the terminal keeps working."""
 
 import random
 from collections.abc import Callable
@@ -32,7 +32,7 @@ KEYS = [
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 10))]
 )
-def test_any_keys_in_any_order_leave_a_terminal_that_works(
+def test_the_terminal_works_after_random_keys(
     terminal: Callable[..., None],
     server: "FakeServer",
     scripts: SimpleNamespace,
@@ -63,7 +63,7 @@ def test_any_keys_in_any_order_leave_a_terminal_that_works(
             await t.press("escape")
         await t.press("ctrl+n")
         await t.until(lambda: not t.app.answering.is_busy and t.messages == [])
-        server._scripts.clear()
+        server.clear_scripts()
         await t.ask("are you well?")
         await t.until_shown("Yes.")
         await t.until_ready()

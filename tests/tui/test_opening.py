@@ -1,4 +1,4 @@
-"""What is on the screen before there is an app, and what becomes of the terminal meanwhile."""
+"""The opening frame, and the state of the terminal until the app runs."""
 
 import asyncio
 import re
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from conftest import FakeServer, Terminal, Window
 
 SIZES = ((80, 24), (120, 40), (64, 18), (100, 30), (90, 20), (201, 53))
-LEFT = "\x1b[0m\x1b[?1049l\x1b[?25h"  # the screen of before, and the cursor
-# `mlxserve chat` whose app is never there: importing it takes for ever.
+LEFT = "\x1b[0m\x1b[?1049l\x1b[?25h"  # leaves the alternate screen, shows the cursor
+# `mlxserve chat` whose import of Textual never ends.
 ENDLESS = """
 import sys, threading
 class Endless:
@@ -37,13 +37,13 @@ from mlxserve.cli import main
 main()
 """
 
-Cell = tuple[str, str | None, str, bool]  # a character, its colour, what is behind it, bold
+Cell = tuple[str, str | None, str, bool]  # character, colour, background, bold
 
 
 class NeverConnects(Connector):
     async def connect(self, report: Callable[[ConnectProgress], None]) -> ServerConnection:
         await asyncio.Event().wait()
-        raise AssertionError("nobody sets it")
+        raise AssertionError("unreachable")
 
 
 def cell(character: str, style: Style | None) -> Cell:
@@ -54,12 +54,11 @@ def cell(character: str, style: Style | None) -> Cell:
 
 
 def drawn_by_the_app(t: "Terminal") -> list[list[Cell]]:
-    strips = t.app.screen._compositor.render_strips(t.app.size)
-    return [[cell(c, segment.style) for segment in strip for c in segment.text] for strip in strips]
+    return [[cell(c, s.style) for s in strip for c in s.text] for strip in t.strips]
 
 
-def drawn_by_hand(width: int, height: int, theme: str) -> list[list[Cell]]:
-    """What a terminal makes of the picture; it knows two kinds of escape sequence."""
+def drawn_by_the_frame(width: int, height: int, theme: str) -> list[list[Cell]]:
+    """The cells of the frame, by a terminal that knows its two kinds of escape sequences."""
     screen = [[(" ", None, "", False)] * width for _ in range(height)]
     y = x = 0
     style = Style()
@@ -87,7 +86,7 @@ def style_of(look: str) -> Style:
     )
 
 
-def test_the_first_frame_is_the_app_s_own_first_picture(
+def test_the_opening_frame_equals_the_app_s_first_picture(
     home: Home, play: Callable[..., None]
 ) -> None:
     async def story(t: "Terminal") -> None:
@@ -100,12 +99,12 @@ def test_the_first_frame_is_the_app_s_own_first_picture(
             await t.press("f2")
 
     def same(t: "Terminal", size: tuple[int, int], theme: str) -> bool:
-        return drawn_by_the_app(t) == drawn_by_hand(*size, theme)
+        return drawn_by_the_app(t) == drawn_by_the_frame(*size, theme)
 
     play(story, NeverConnects(ConnectOptions(url="http://127.0.0.1:1"), home))
 
 
-def test_where_there_are_256_colours_they_are_those_that_rich_takes() -> None:
+def test_with_256_colours_the_frame_uses_those_of_rich() -> None:
     for theme, colours in COLOURS.items():
         drawn = picture(80, 24, theme, False)
         numbers = {int(number) for number in re.findall(r"[34]8;5;(\d+)", drawn)}
@@ -115,12 +114,12 @@ def test_where_there_are_256_colours_they_are_those_that_rich_takes() -> None:
         assert "38;2;" not in drawn
 
 
-def test_a_window_that_is_too_small_is_left_to_the_app() -> None:
+def test_in_a_small_window_the_frame_is_empty() -> None:
     assert rows(63, 24) == rows(80, 17) == {}
     assert picture(20, 5, DEFAULT, True).count(" ") == 100
 
 
-def test_the_first_frame_waits_for_no_import() -> None:
+def test_the_frame_needs_no_slow_import() -> None:
     script = (
         "import sys, mlxserve.cli, tui.opening\n"
         "slow = {'typer', 'rich', 'textual', 'pydantic', 'asyncio', 'dataclasses', 'subprocess'}\n"
@@ -132,7 +131,7 @@ def test_the_first_frame_waits_for_no_import() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_what_is_typed_before_the_app_is_there_reaches_it(
+def test_keys_typed_before_the_app_runs_reach_it(
     open_window: Callable[..., "Window"], server: "FakeServer", home: Home
 ) -> None:
     store = Store.open(home.chats)
@@ -142,12 +141,12 @@ def test_what_is_typed_before_the_app_is_there_reaches_it(
     before = window.modes
     window.press("typed ")
     window.wait_for_bytes("sk anything")  # the A is under the cursor
-    assert "48;5;231m" in window.written or "48;2;250;250;247" in window.written, "the light one"
+    assert "48;5;231m" in window.written or "48;2;250;250;247" in window.written, "the light theme"
     assert not window.echoes
     window.press("ahead\r")
     window.wait_for("Yes.")
     assert server.requests[0]["messages"][0]["content"].endswith("ahead")
-    assert window.all_written.count("\x1b[?1049h") == 1, "nothing blinks"
+    assert window.all_written.count("\x1b[?1049h") == 1, "the alternate screen is entered once"
     window.press("\x11")
     assert window.end() == 0
     assert window.modes == before
@@ -155,7 +154,7 @@ def test_what_is_typed_before_the_app_is_there_reaches_it(
 
 
 @pytest.mark.parametrize("end", ["ctrl+c", "SIGTERM", "SIGHUP"])
-def test_ending_it_before_the_app_is_there_gives_the_terminal_back(
+def test_a_signal_before_the_app_runs_restores_the_terminal(
     open_window: Callable[..., "Window"], end: str
 ) -> None:
     window = open_window("-c", ENDLESS, "chat", "--url", "http://127.0.0.1:9")
@@ -179,7 +178,7 @@ def test_ending_it_before_the_app_is_there_gives_the_terminal_back(
         (("--page-size", "7"), "error: page_size must be one of", 1),
     ],
 )
-def test_a_mistake_is_said_on_the_screen_one_came_from(
+def test_an_invalid_flag_is_reported_on_the_normal_screen(
     open_window: Callable[..., "Window"], flags: tuple[str, ...], words: str, code: int
 ) -> None:
     window = open_window("-m", "mlxserve", "chat", *flags)
@@ -191,7 +190,7 @@ def test_a_mistake_is_said_on_the_screen_one_came_from(
     assert window.modes == before
 
 
-def test_a_terminal_of_few_colours_has_its_first_picture_from_the_app(
+def test_a_terminal_with_few_colours_has_no_opening_frame(
     monkeypatch: pytest.MonkeyPatch, scripts: SimpleNamespace
 ) -> None:
     from tui import opening

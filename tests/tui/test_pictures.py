@@ -1,14 +1,16 @@
-"""Every screen and state as a picture, in both sizes and both themes, against the accepted one.
+"""A picture of every state, in both sizes and both themes, compared with the accepted one.
 
-The pictures are Textual's own SVG, packed, in `pictures/`. After a change that is meant:
+The pictures are Textual's own SVG, compressed, in `pictures/`. After an intended change,
 
     ACCEPT_PICTURES=FOLDER python -m pytest tests/tui/test_pictures.py -n 0 -m "slow or not slow"
 
-accepts them, and writes those that have changed as plain SVG into FOLDER. Look at each of them.
+accepts the new pictures, and writes the changed ones as plain SVG into FOLDER. Look at each of them.
 """
 
+import asyncio
 import difflib
 import gzip
+import itertools
 import os
 import re
 import time
@@ -25,6 +27,7 @@ from tui.chat.live_answer import AnswerPhase, LiveAnswer
 from tui.chat.messages import AnswerStats, Role
 from tui.chat.store import Store
 from tui.home import Home
+from tui.paint.theme import DARK, LIGHT
 from tui.talk.connection import ConnectOptions, Connector, ConnectProgress
 from tui.talk.errors import ChatError
 from tui.talk.models import Downloaded, Model, Models, ModelSource
@@ -33,7 +36,7 @@ from tui.widgets.dialogs import HelpDialog
 if TYPE_CHECKING:
     from conftest import FakeServer, Terminal
 
-_SETTLED = 3  # pictures in a row that are the same
+SETTLED = 3  # equal pictures in a row
 PICTURES = Path(__file__).parent / "pictures"
 ACCEPTED = os.environ.get("ACCEPT_PICTURES")
 MARKDOWN = """# Paged attention
@@ -59,6 +62,15 @@ def pages(tokens: int) -> int:
 ---
 - [x] done
 - [ ] open"""
+SIZES = ((80, 24), (120, 40))
+THEMES = (DARK.name, LIGHT.name)
+STATES = {
+    *("not-connected", "loading", "ready"),
+    *("prefilling", "thinking", "writing", "stopped", "thinking-open", "tool-call", "failed"),
+    *("versions-and-hostile-text", "editing", "commands", "files", "message-chosen", "found"),
+    *("notice", "help", "chats", "chats-searched", "palette"),
+    *("models", "model-downloading", "model-paused", "engine-missing", "engine"),
+}
 HOSTILE = "\x1b]52;c;x\x07[red]x[/] \u202eabc\u202c \x9b2J done"
 FOUND = [
     Model("mini", ModelSource.BUNDLED, 10_000_000, True, 90_000, 4096),
@@ -69,14 +81,12 @@ FOUND = [
 
 
 class Machine(Models):
-    """Four models, one of which is being downloaded for ever."""
+    """Lists four models; a download never ends."""
 
     async def find(self) -> list[Model]:
         return FOUND
 
     async def download(self, name: str) -> AsyncGenerator[Downloaded, None]:
-        import asyncio
-
         yield Downloaded(2_000_000_000, 4_610_000_000)
         await asyncio.Event().wait()
 
@@ -86,22 +96,24 @@ class Album:
 
     def __init__(self, t: "Terminal", size: tuple[int, int], theme: str) -> None:
         self._t = t
-        self._suffix = f"{size[0]}x{size[1]}-{theme.removeprefix('mlxserve-')}"
+        self._size, self._theme = size, theme
+        self.taken: set[str] = set()
 
     async def take(self, state: str, *words: str) -> None:
-        """The picture of this state, which shows these words."""
+        """Compare the picture of this state, once it shows these texts."""
         for text in words:
             await self._t.until_shown(text)
         for field in self._t.app.screen.query(Input):
             field.cursor_blink = False
         for field in self._t.app.screen.query(CommandInput):
             field.cursor_blink = False
-        file = PICTURES / f"{state}-{self._suffix}.svg.gz"
+        self.taken.add(state)
+        file = file_of(state, self._size, self._theme)
         expected = gzip.decompress(file.read_bytes()).decode() if file.exists() else ""
         if ACCEPTED:
             self._accept(file, expected, await self._settled())
             return
-        assert expected, f"{file.name} is not there yet: see the top of this file"
+        assert expected, f"{file.name} is missing: see the top of this file"
         try:
             await self._t.until(lambda: self._is(expected))
         except TimeoutError:
@@ -111,20 +123,20 @@ class Album:
     def _is(self, expected: str) -> bool:
         if self._now() == expected:
             return True
-        self._draw_anew()
+        self._redraw()
         return False
 
-    def _draw_anew(self) -> None:
-        """A dialog keeps what it has drawn of the screen behind it, which may have changed since:
-        a notice that was just going has stayed in pictures of the help.
+    def _redraw(self) -> None:
+        """A dialog keeps its drawing of the screen below it, which may have changed since: a notice
+        that was about to go stayed in pictures of the help.
         """
         self._t.app.screen.refresh()
 
     async def _settled(self) -> str:
-        """The picture, once it stays the same however often it is drawn anew."""
+        """The picture, once it stays the same over several redraws."""
         picture, num_same = "", 0
-        while num_same < _SETTLED:
-            self._draw_anew()
+        while num_same < SETTLED:
+            self._redraw()
             await self._t.pilot.pause()
             num_same = num_same + 1 if self._now() == picture else 0
             picture = self._now()
@@ -145,9 +157,13 @@ class Album:
             plain.write_text(now)
 
 
+def file_of(state: str, size: tuple[int, int], theme: str) -> Path:
+    return PICTURES / f"{state}-{size[0]}x{size[1]}-{theme.removeprefix('mlxserve-')}.svg.gz"
+
+
 @pytest.fixture
 def standing_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing on the screen depends on how long something took, or on the day."""
+    """Makes the screen independent of the time and the speed of the machine."""
     stats = AnswerStats(
         prompt_tokens=19_020,
         cached_tokens=18_432,
@@ -163,8 +179,8 @@ def standing_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(LiveAnswer, "seconds", 2.4)
     monkeypatch.setattr("tui.chat.store.time.time", lambda: 1_790_000_000.0)
     monkeypatch.setattr("tui.talk.connection.time", SimpleNamespace(monotonic=lambda: 0.0))
-    monkeypatch.setattr("tui.widgets.message._SPINNER", "⠹")
-    # A notice goes when the test says so: one that went by itself was missing in its picture.
+    monkeypatch.setattr("tui.widgets.message.SPINNER", "⠹")
+    # The test removes notices: one that expired by itself was missing in its picture.
     monkeypatch.setattr("textual.notifications.Notification.has_expired", False)
     monkeypatch.setattr("textual.widgets._toast.Toast._expire", lambda _: None)
     monkeypatch.setenv("TZ", "UTC")
@@ -183,24 +199,24 @@ def earlier_chats(home: Home) -> None:
     store.close()
 
 
-class Ours(Connector):
-    """A server of our own, in name, so that models can be changed."""
+class OwnServer(Connector):
+    """Stands for a server started here, so that the model can be changed."""
 
     def __init__(self, server: "FakeServer", home: Home) -> None:
         super().__init__(ConnectOptions(), home)
         self._url = server.url
-        self.is_there = False
+        self.is_running = False
 
-    async def _own_server(self, report: Callable[[ConnectProgress], None]) -> str:
-        if not self.is_there:
-            raise ChatError("The server has ended with exit code 1. Its whole log is server.log.")
+    async def address(self, report: Callable[[ConnectProgress], None]) -> str:
+        if not self.is_running:
+            raise ChatError("The server exited with code 1. The full log is server.log.")
         return self._url
 
 
 async def chat_states(
     t: "Terminal", album: Album, server: "FakeServer", s: SimpleNamespace
 ) -> None:
-    """An answer on its way, from the queue to its end, and the ways it can end."""
+    """A running answer, and the ways it can end."""
     asked, thought, written = s.Gate(), s.Gate(), s.Gate()
     server.script(
         s.say(""), asked, s.think("First the ", "*pages*."), thought, s.say(MARKDOWN), written
@@ -214,9 +230,9 @@ async def chat_states(
     thought.open()
     await t.until_shown("open")
     await t.ask("And what is a slot?")
-    await album.take("writing", "next: And what is a slot?", "Esc stops")
+    await album.take("writing", "queued: And what is a slot?", "Esc stops")
     await t.press("escape")
-    await album.take("stopped", "stopped", "/continue goes on")
+    await album.take("stopped", "stopped", "/continue resumes")
     t.composer.load_text("")
     await t.ask("/thinking")
     t.app.window.transcript.scroll_home(animate=False)
@@ -233,7 +249,7 @@ async def chat_states(
 
     server.script(s.say("half of"), s.hang_up, reason=None)
     await t.ask("Will this break?")
-    await album.take("failed", "in the middle of the answer", "Failed")
+    await album.take("failed", "before the answer was complete", "Failed")
     server.script(s.say(HOSTILE))
     await t.press("ctrl+r")
     await t.until_ready()
@@ -241,9 +257,9 @@ async def chat_states(
 
 
 async def writing_states(t: "Terminal", album: Album) -> None:
-    """The line one writes in, and what opens above it."""
+    """The composer, and what opens above it."""
     await t.press("escape", "escape")
-    await album.take("editing", "Editing", "leaves the first version")
+    await album.take("editing", "Editing", "cancels the edit")
     await t.press("escape")
     await t.type("/e")
     await album.take("commands", "/export [json] [FILE]", "/engine")
@@ -260,7 +276,7 @@ async def writing_states(t: "Terminal", album: Album) -> None:
     await album.take("found", "/find pages")
     await t.press("escape")
     await t.press("ctrl+c")
-    await album.take("notice", "Press Ctrl+C again to leave.")
+    await album.take("notice", "Press Ctrl+C again to quit.")
     t.app.clear_notifications()
 
 
@@ -301,15 +317,14 @@ async def engine_states(t: "Terminal", album: Album, server: "FakeServer") -> No
 @pytest.mark.parametrize(
     ("size", "theme"),
     [
-        pytest.param((80, 24), "mlxserve-dark", id="80x24-dark"),
-        pytest.param((120, 40), "mlxserve-light", id="120x40-light"),
-        pytest.param((80, 24), "mlxserve-light", id="80x24-light"),
-        pytest.param((120, 40), "mlxserve-dark", id="120x40-dark"),
+        pytest.param(size, theme, id=f"{size[0]}x{size[1]}-{theme}")
+        for size in SIZES
+        for theme in THEMES
     ],
 )
 @pytest.mark.slow
 @pytest.mark.usefixtures("standing_clock")
-def test_every_screen_is_as_it_was_accepted(
+def test_every_state_looks_as_accepted(
     play: Callable[..., None],
     server: "FakeServer",
     scripts: SimpleNamespace,
@@ -325,13 +340,13 @@ def test_every_screen_is_as_it_was_accepted(
     earlier_chats(home)
     server.models = ["mini"]
     server.health = (503, {"status": "loading", "progress": 0.6})
-    connector = Ours(server, home)
+    connector = OwnServer(server, home)
 
     async def story(t: "Terminal") -> None:
         album = Album(t, size, theme)
         t.composer.cursor_blink = False
-        await album.take("not-connected", "Not connected", "exit code 1")
-        connector.is_there = True
+        await album.take("not-connected", "Not connected", "exited with code 1")
+        connector.is_running = True
         await t.press("ctrl+r")
         await album.take("loading", "60%")
         server.health = (200, {"status": "ok"})
@@ -342,7 +357,7 @@ def test_every_screen_is_as_it_was_accepted(
         await dialog_states(t, album)
         await model_states(t, album)
         await t.press("f4")
-        await album.take("engine-missing", "does not show its")
+        await album.take("engine-missing", "does not report its")
         await t.press("escape" if size[0] < 110 else "f4")
         server.engine["/api/v1/kv/stats"] = scripts.engine_stats(running=1, waiting=2)
         name = t.app.answering.request_id
@@ -354,13 +369,11 @@ def test_every_screen_is_as_it_was_accepted(
         server.map = [snapshot, scripts.Gate()]
         await t.ask("/model mini")
         await engine_states(t, album, server)
+        assert album.taken == STATES
 
     play(story, connector, size=size, theme_name=theme, models=Machine())
 
 
-def test_every_accepted_picture_is_of_a_state_there_is() -> None:
-    names = [file.name for file in PICTURES.iterdir()]
-    states = {name.rsplit("-", 2)[0] for name in names}
-    written = Path(__file__).read_text(encoding="utf-8")
-    assert states == set(re.findall(r'album\.take\(\s*"([\w-]+)"', written))
-    assert len(names) == 4 * len(states)
+def test_there_is_one_accepted_picture_per_state_size_and_theme() -> None:
+    expected = {file_of(*of) for of in itertools.product(STATES, SIZES, THEMES)}
+    assert set(PICTURES.iterdir()) == expected

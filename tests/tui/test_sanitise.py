@@ -12,7 +12,7 @@ STEERING = st.text(st.sampled_from("\x1b\x9b\x07\r\n\t\x00\x7f]52;c[31m\u202e\u2
 
 @settings(deadline=None)
 @given(ANY_TEXT | STEERING)
-def test_nothing_that_a_terminal_would_obey_is_left(text: str) -> None:
+def test_cleaned_text_contains_nothing_a_terminal_obeys(text: str) -> None:
     for character in clean(text):
         category = unicodedata.category(character)
         assert character in "\n\t" or category not in ("Cc", "Cs")
@@ -40,7 +40,7 @@ def test_cleaning_twice_changes_nothing(text: str) -> None:
         ("a\U000e0068\U000e0069", "a⟨U+E0068⟩⟨U+E0069⟩"),
     ],
 )
-def test_what_would_steer_the_terminal_is_shown_instead(hostile: str, shown: str) -> None:
+def test_control_characters_are_replaced_by_visible_ones(hostile: str, shown: str) -> None:
     assert clean(hostile) == shown
 
 
@@ -48,21 +48,21 @@ def test_every_line_end_becomes_a_line_feed() -> None:
     assert clean("a\r\nb\rc\u2028d\x85e\vf") == "a\nb\nc\nd\ne\nf"
 
 
-def test_ordinary_text_of_any_script_is_untouched() -> None:
+def test_ordinary_text_of_any_script_is_unchanged() -> None:
     text = "Grüße, 你好, שלום, مرحبا, 👩‍🚀 \t x"
     assert clean(text) == text
 
 
 @settings(deadline=None)
 @given(ANY_TEXT, st.integers(1, 50))
-def test_one_line_is_one_line_and_short(text: str, limit: int) -> None:
+def test_one_line_has_no_line_end_and_at_most_the_limit(text: str, limit: int) -> None:
     line = one_line(text, limit)
     assert "\n" not in line
     assert "\t" not in line
     assert len(line) <= limit
 
 
-def test_a_shortened_line_says_so() -> None:
+def test_a_shortened_line_ends_in_an_ellipsis() -> None:
     assert one_line("one two three", 8) == "one two…"
 
 
@@ -72,5 +72,5 @@ def test_well_formed_text_can_be_encoded(text: str) -> None:
     well_formed(text).encode()
 
 
-def test_a_pair_written_as_two_halves_is_joined() -> None:
+def test_a_surrogate_pair_is_joined() -> None:
     assert well_formed("\ud83d\ude00 \ud83d.") == "😀 \ufffd."

@@ -5,36 +5,39 @@ import pytest
 
 from tui import screenshots
 
-ROOT = Path(screenshots.__file__).parent.parent
-SHOWN = re.findall(r"!\[.*?\]\((\S+\.svg)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+ROOT = Path(__file__).parent.parent.parent
+PICTURES = ROOT / ".github" / "screenshots"
+NAMES = ("engine.svg", "models.svg")
 
 
-def words(svg: str) -> str:
-    """What is written in the picture."""
+def text_of(picture: Path) -> str:
+    svg = picture.read_text(encoding="utf-8")
     return re.sub(r"&#160;|\s+", " ", re.sub(r"<[^>]+>", " ", svg))
 
 
-def test_the_readme_shows_the_pictures_the_script_takes() -> None:
-    assert [Path(name).name for name in SHOWN] == ["engine.svg", "models.svg"]
+@pytest.mark.parametrize("name", NAMES)
+def test_the_documentation_shows_the_picture(name: str) -> None:
+    page = (ROOT / "docs" / "terminal.md").read_text(encoding="utf-8")
+    assert f"(../.github/screenshots/{name})" in page
 
 
-@pytest.mark.parametrize("name", SHOWN)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_picture_loads_nothing_from_elsewhere(name: str) -> None:
-    svg = (ROOT / name).read_text(encoding="utf-8")
+    svg = (PICTURES / name).read_text(encoding="utf-8")
     urls = set(re.findall(r"https?://[^\"'\s)<]+", svg))
     assert all(url.startswith("http://www.w3.org/") or "textualize" in url for url in urls), urls
     assert "@font-face" not in svg
 
 
 def test_the_engine_s_picture_shows_shared_pages_and_reuse() -> None:
-    said = words((ROOT / SHOWN[0]).read_text(encoding="utf-8"))
-    assert re.search(r"reused \d+ of \d+ tokens", said)
-    assert re.search(r"◆ +shared [1-9]", said)
-    assert "plum-42" in said
+    text = text_of(PICTURES / "engine.svg")
+    assert re.search(r"reused \d+ of \d+ tokens", text)
+    assert re.search(r"◆ +shared [1-9]", text)
+    assert "plum-42" in text
 
 
 @pytest.mark.slow
-def test_the_script_takes_them(tmp_path: Path) -> None:
+def test_the_script_takes_the_pictures(tmp_path: Path) -> None:
     assert screenshots.main([str(tmp_path)]) == 0
-    assert "shared" in words((tmp_path / "engine.svg").read_text(encoding="utf-8"))
-    assert "fits" in words((tmp_path / "models.svg").read_text(encoding="utf-8"))
+    assert "shared" in text_of(tmp_path / "engine.svg")
+    assert "fits" in text_of(tmp_path / "models.svg")

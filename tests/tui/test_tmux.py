@@ -1,4 +1,4 @@
-"""The installed command in tmux, with the real server and the model that comes along."""
+"""The installed command in tmux, with the real server and the bundled model."""
 
 import os
 import re
@@ -26,9 +26,9 @@ pytestmark = [
 
 
 class Brake:
-    """Lets a process run a small part of the time, so that an answer takes seconds.
+    """Stops a process most of the time, so that an answer takes seconds.
 
-    On a busy machine a moment may last: it rests the longer for that.
+    Where a time slice lasts longer, on a busy machine, the pause after it is longer as well.
     """
 
     def __init__(self, pid: int) -> None:
@@ -105,13 +105,13 @@ def test_a_day_in_the_terminal(pane: "Pane", home: Home, tmp_path: Path) -> None
     pane.until_shown("first token")
     pane.until_ready()
     pane.press("C-o")
-    pane.until_shown("Find words in all chats")
+    pane.until_shown("Search all chats")
     pane.type("lum-4")
-    pane.until_shown("Remember the code word pl…")  # its title, cut for the words found beside it
+    pane.until_shown("Remember the code word pl…")  # its title, shortened for the excerpt
     pane.press("Enter")
     pane.until(
         lambda screen: "E edit" in screen and "plum-42" in screen
-    )  # what was found has focus
+    )  # the message found has the focus
 
     pane.press("Escape")
     pane.until_shown("Enter sends")
@@ -125,12 +125,10 @@ def test_a_day_in_the_terminal(pane: "Pane", home: Home, tmp_path: Path) -> None
         os.kill(server, 0)
 
 
-def test_killed_in_the_middle_of_an_answer_it_has_lost_at_most_a_second(
-    pane: "Pane", home: Home
-) -> None:
+def test_a_kill_during_an_answer_loses_at_most_a_second(pane: "Pane", home: Home) -> None:
     pane.open()
     pane.until_ready()
-    seen: list[tuple[float, int]] = []  # when, and how many words of the answer were on the screen
+    seen: list[tuple[float, int]] = []  # time, and words of the answer on the screen
 
     def words(screen: str) -> int:
         return len(answer(screen))
@@ -147,7 +145,7 @@ def test_killed_in_the_middle_of_an_answer_it_has_lost_at_most_a_second(
         pane.until(is_writing)
         while time.monotonic() < began + 60 and not shown_before(time.monotonic() - 2):
             screen = pane.screen
-            assert is_writing(screen), "the answer was to take longer than this"
+            assert is_writing(screen), "the answer ended too early"
             seen.append((time.monotonic(), words(screen)))
         os.kill(pane.pid, signal.SIGKILL)
         killed = time.monotonic()
@@ -160,9 +158,9 @@ def test_killed_in_the_middle_of_an_answer_it_has_lost_at_most_a_second(
     pane.open()
     pane.until_ready()
     pane.press("C-o")
-    pane.until_shown("Find words in all chats")
+    pane.until_shown("Search all chats")
     pane.press("Enter")
-    pane.until(lambda screen: kept.text.split()[0] in screen and "Find words" not in screen)
+    pane.until(lambda screen: kept.text.split()[0] in screen and "Search all" not in screen)
     pane.press("C-q")
     assert pane.until_ended() == "0"
 
@@ -172,9 +170,7 @@ def number_in(pattern: str, screen: str) -> int:
     return 0 if found is None else int(found[1].replace(",", ""))
 
 
-def test_what_two_chats_share_and_what_a_branch_reuses_is_seen(
-    pane: "Pane", home: Home, tmp_path: Path
-) -> None:
+def test_the_panel_shows_shared_and_reused_pages(pane: "Pane", home: Home, tmp_path: Path) -> None:
     rules = "The train to Oslo left the valley in the morning. " * 12
     (tmp_path / "other").mkdir()
     with closing(type(pane)(home, tmp_path / "other")) as other:
@@ -196,7 +192,7 @@ def test_what_two_chats_share_and_what_a_branch_reuses_is_seen(
         pane.press("Escape")
         pane.until_shown("Ask anything")
 
-        with Brake(pane.server):  # two answers at once, and time to look
+        with Brake(pane.server):  # time for two answers at once
             for each in (other, pane):
                 each.ask("What can you do?")
                 each.until(is_writing)
@@ -208,7 +204,7 @@ def test_what_two_chats_share_and_what_a_branch_reuses_is_seen(
 
         pane.ask("/edit")
         pane.until_shown("Editing")
-        pane.ask(" " + "And what can you not do at all? " * 12)  # more than a page
+        pane.ask(" " + "And what can you not do at all? " * 12)  # longer than a page
         pane.until_shown("version 2 of 2")
         pane.until_ready()
         pane.press("F4")
@@ -222,7 +218,7 @@ def test_what_two_chats_share_and_what_a_branch_reuses_is_seen(
             )
         )
         assert 0 < reused <= differs < prompt
-        assert differs - reused < 32, "all whole pages up to there"
+        assert differs - reused < 32, "all full pages up to there"
         assert number_in(r"this chat ([\d,]+)", screen) > 0
         other.press("C-q")
         assert other.until_ended() == "0"

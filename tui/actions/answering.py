@@ -1,9 +1,8 @@
-"""Asking and answering: what is to be asked, the answer under way, and how both end.
+"""Asking and answering: the queue of messages, the running answer, and how it ends.
 
-    ask -> turn -> conversation (written first) -> answer (the stream) -> view (painted by a timer)
+    send -> queue -> operation -> open chat (written first) -> live answer -> view (painted by a timer)
 
-One turn at a time (`turns.py`); what is sent meanwhile waits in a queue. Knows nothing of SQL,
-HTTP or keys.
+One operation at a time (`Operations`); messages sent meanwhile wait in the queue.
 """
 
 from __future__ import annotations
@@ -42,10 +41,9 @@ class Answering:
         self._link = link
         self._window = window
         self._operations = Operations(run)
-        self._view: AnswerView | None = None
         self._queue: list[str] = []
-        self._has_said_unsaved = False
-        self._request_ids: dict[int, str] = {}  # of each chat's last answer, as the server names it
+        self._has_reported_unsaved = False
+        self._request_ids: dict[int, str] = {}  # chat id -> the server's id of its last answer
         self.is_thinking_open = False
 
     @property
@@ -58,7 +56,7 @@ class Answering:
 
     @property
     def last_answer(self) -> ChatMessage | None:
-        """The one that is coming, or the last that came."""
+        """The running answer, or the last one of the open chat."""
         if self._operations.answer is not None:
             return self._operations.answer.message
         path = self._open_chat.path
@@ -66,16 +64,16 @@ class Answering:
 
     @property
     def request_id(self) -> str | None:
-        """What the server calls the last answer of the open chat."""
+        """The server's id of the last answer of the open chat."""
         if self._operations.answer is not None:
             return self._operations.answer.request_id
         chat = self._open_chat.chat
         return None if chat is None else self._request_ids.get(chat.id)
 
-    # Turns
+    # Operations
 
     def run(self, operation: Operation) -> None:
-        """Stop what is coming and do this instead."""
+        """Stop the running answer, then run this operation."""
         self._operations.begin(partial(self._guarded, operation), self.send_next)
 
     def run_when_connected(self, operation: Operation) -> None:
@@ -87,11 +85,11 @@ class Answering:
             self.run(operation)
 
     def stop(self) -> None:
-        """End the answer under way and keep what has come."""
+        """Stop the running answer and keep its text so far."""
         self._operations.stop_answer()
 
     async def finish(self) -> None:
-        """Stop, and let every turn come to its end."""
+        """Stop the running answer and wait for every operation to end."""
         await self._operations.finish()
 
     async def _guarded(self, operation: Operation) -> None:
@@ -100,10 +98,10 @@ class Answering:
         except StoreError as error:
             await self._window.transcript.say(str(error), is_error=True)
 
-    # What is to be asked
+    # The queue
 
     def send(self, text: str) -> None:
-        """Ask it now, or when what is under way has ended."""
+        """Ask it now, or after the running operation."""
         self._queue.append(text)
         self._window.show_queue(self._queue)
         self.send_next()
@@ -114,8 +112,8 @@ class Answering:
             self._window.show_queue(self._queue)
             self.run(partial(self.ask, text))
 
-    def give_queue_back(self) -> None:
-        """What waits is not sent after an answer that did not come: the reader decides."""
+    def return_queue(self) -> None:
+        """Move queued messages back into the composer: after a failure the user decides about them."""
         if self._queue:
             composer = self._window.composer
             texts = [*self._queue, composer.text]
@@ -123,14 +121,14 @@ class Answering:
             self._window.show_queue(self._queue)
             composer.write("\n\n".join(text for text in texts if text))
 
-    # Operations of a turn
+    # Questions and answers
 
     async def ask(self, text: str, instead_of: ChatMessage | None = None) -> None:
         try:
             question = await self._open_chat.ask(text, instead_of=instead_of)
         except StoreError:
             self._queue.insert(0, text)
-            self.give_queue_back()
+            self.return_queue()
             raise
         self._window.composer.remember(text)
         await self.reply(question)
@@ -138,7 +136,7 @@ class Answering:
     async def reply(self, question: ChatMessage) -> None:
         connection = self._link.connection
         if connection is None:
-            await self._say_not_connected()
+            await self._show_not_connected()
             return
         message = await self._open_chat.begin_answer(question, connection.model)
         await self._window.show(self._open_chat)
@@ -148,66 +146,63 @@ class Answering:
         )
         await self._follow(LiveAnswer(message, pieces, self._save), connection)
 
-    async def go_on(self, answer: ChatMessage) -> None:
-        """Write on at the end of an answer that was stopped or cut off."""
+    async def continue_answer(self, answer: ChatMessage) -> None:
+        """Continue an answer that was stopped or cut off."""
         connection = self._link.connection
         if connection is None:
-            await self._say_not_connected()
+            await self._show_not_connected()
             return
-        begun = replace(answer, state=State.WRITING, error="")
-        await self._open_chat.save(begun)
+        continued = replace(answer, state=State.WRITING, error="")
+        await self._open_chat.save(continued)
         pieces = connection.client.stream(
             wire_messages(self._open_chat.path, self._open_chat.system),
             model=connection.model,
             continues=True,
         )
-        await self._follow(LiveAnswer(begun, pieces, self._save), connection)
+        await self._follow(LiveAnswer(continued, pieces, self._save), connection)
 
-    async def _say_not_connected(self) -> None:
-        """It was lost while the turn waited."""
+    async def _show_not_connected(self) -> None:
+        """The connection was lost while the operation waited."""
         await self._window.show(self._open_chat)
         await self._window.transcript.say(
-            "Not connected. Press Ctrl+R to try again.", is_error=True
+            "Not connected. Press Ctrl+R to reconnect.", is_error=True
         )
 
     async def _follow(self, answer: LiveAnswer, connection: ServerConnection) -> None:
         window = self._window
         window.composer.focus()
         view = window.transcript.view(answer.message.id)
-        assert isinstance(view, AnswerView), "an answer was just put there"
-        self._view = view
-        self._has_said_unsaved = False
+        assert isinstance(view, AnswerView), "the answer was just added"
+        self._has_reported_unsaved = False
         view.follow(answer)
         view.open_thinking(is_open=self.is_thinking_open)
         window.transcript.follow()
-        ticker = window.set_interval(1 / _FRAMES_PER_SECOND, self._tick)
+        ticker = window.set_interval(1 / _FRAMES_PER_SECOND, partial(self._tick, answer, view))
         watching = asyncio.create_task(watch_progress(connection.client.engine, answer))
         try:
             message = await self._operations.follow(answer)
         finally:
             watching.cancel()
             ticker.stop()
-            self._view = None
             if answer.request_id is not None:
                 self._request_ids[answer.message.chat_id] = answer.request_id
         await view.finish(message)
         self._show_end(message)
-        if message.state is State.FAILED and (words := self._link.last_words()):
-            await window.transcript.say(words, is_error=True)
+        if message.state is State.FAILED and (reason := self._link.why_server_stopped()):
+            await window.transcript.say(reason, is_error=True)
 
     async def _save(self, message: ChatMessage) -> None:
         try:
             await self._open_chat.save(message)
         except StoreError as error:
-            # The answer goes on; the reader is told once that it is not kept.
-            if not self._has_said_unsaved:
-                self._has_said_unsaved = True
+            # The answer continues; the user is told once that it is not saved.
+            if not self._has_reported_unsaved:
+                self._has_reported_unsaved = True
                 self._window.notify(str(error), severity="error", markup=False)
 
-    def _tick(self) -> None:
-        answer, view = self._operations.answer, self._view
-        if answer is None or view is None:
-            return
+    def _tick(self, answer: LiveAnswer, view: AnswerView) -> None:
+        if self._operations.answer is not answer:
+            return  # a tick that was queued before the end
         view.tick()
         words = {
             AnswerPhase.WAITING: stage_words(answer.progress),
@@ -223,10 +218,10 @@ class Answering:
         status = self._window.status
         status.show_stats(stats_lines(message.stats))
         if message.state is State.FAILED:
-            status.say("Failed · Ctrl+R asks again", style="$error")
+            status.say("Failed · Ctrl+R retries", style="$error")
         elif message.state is State.STOPPED:
-            status.say("Stopped · /continue goes on · Ctrl+R asks again")
+            status.say("Stopped · /continue resumes · Ctrl+R retries")
         else:
             status.say("Ready")
             return
-        self.give_queue_back()
+        self.return_queue()

@@ -1,5 +1,6 @@
-"""Which chat and which branch of it is open, and what belongs to a chat: its title, its system
-prompt. Every change is a turn, so it stops the answer under way first.
+"""Opens chats and branches, and changes a chat's title and system prompt.
+
+Every change is an operation, so it stops the running answer first.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tui.widgets.window import ChatWindow
 
 
 class Browsing:
-    """`opened` is called whenever something else is shown than before."""
+    """`opened` is called after another chat or branch was opened."""
 
     def __init__(
         self,
@@ -27,13 +28,13 @@ class Browsing:
         self._answering = answering
         self._window = window
         self._opened = opened
-        self._found = ("", 0)  # what was looked for last, and the message that has it
+        self._found = ("", 0)  # the text searched for last, and the message in which it was found
 
     def new(self) -> None:
         self._answering.run(self._new)
 
     def open(self, choice: ChatChoice | None) -> None:
-        """None: the reader has chosen nothing."""
+        """Open the chosen chat; None: nothing was chosen."""
         if choice is not None:
             self._answering.run(partial(self._open, choice))
 
@@ -41,7 +42,7 @@ class Browsing:
         self._answering.run(partial(self._show_branch, message_id))
 
     def show_sibling(self, step: int) -> None:
-        """Of the last message that has versions."""
+        """Show another version of the last message that has several."""
         for version in reversed(self._open_chat.versions):
             message_id = version.neighbour(step)
             if message_id is not None:
@@ -55,28 +56,28 @@ class Browsing:
         self._answering.run(partial(self._set_system, text))
 
     async def find(self, words: str) -> bool:
-        """Go to the newest message with these words; asked again, to the one before it."""
-        looked_for = words.casefold()
-        found = [m.id for m in reversed(self._open_chat.path) if looked_for in m.text.casefold()]
+        """Go to the newest message with this text; repeated, to the previous one. False: no match."""
+        sought = words.casefold()
+        found = [m.id for m in reversed(self._open_chat.path) if sought in m.text.casefold()]
         if not found:
             return False
-        is_again = self._found[0] == words and self._found[1] in found
-        at = (found.index(self._found[1]) + 1) % len(found) if is_again else 0
+        is_repeated = self._found[0] == words and self._found[1] in found
+        at = (found.index(self._found[1]) + 1) % len(found) if is_repeated else 0
         self._found = words, found[at]
         transcript = self._window.transcript
         if transcript.view(found[at]) is None:
             await self._window.show(self._open_chat, found[at])
         view = transcript.view(found[at])
-        assert view is not None, "it has just been shown"
+        assert view is not None, "it was just shown"
         self.end_find()
         view.add_class("found")
-        view.mark(looked_for)
+        view.mark(sought)
         await view.settled()
-        self._window.call_after_refresh(transcript.show_words, view, looked_for)
+        self._window.call_after_refresh(transcript.show_words, view, sought)
         return True
 
     def end_find(self) -> None:
-        """What was found is a message like any other again."""
+        """Remove the marks of the search."""
         for view in self._window.transcript.views:
             view.remove_class("found")
             view.mark("")

@@ -1,4 +1,4 @@
-"""What the reader copies: an answer, a block of code, a message, what is selected."""
+"""Copies an answer, a code block, a message or the selection."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from tui.paint.markdown import code_blocks
 
 
 class Copying:
-    """Says what it has copied, and where there is nothing to copy."""
+    """Shows a notice for everything copied, or if there is nothing to copy."""
 
     def __init__(self, app: App[None]) -> None:
         self._app = app
-        self._copied = (0, 0)  # the message, and how often one of its blocks was copied
+        self._copied = (0, 0)  # a message, and how often one of its blocks was copied in a row
 
     def message(self, message: ChatMessage) -> None:
-        put_in_clipboard(self._app, message.text, "the message")
+        put_in_clipboard(self._app, message.text, "message")
 
     def answer(self, answer: ChatMessage | None) -> None:
-        put_in_clipboard(self._app, "" if answer is None else answer.text, "the answer")
+        put_in_clipboard(self._app, "" if answer is None else answer.text, "answer")
 
     def code(self, answer: ChatMessage | None, number: str) -> None:
-        """The last block of code, or the one with this number."""
+        """Copy the last code block, or the one with this number."""
         blocks = [] if answer is None else code_blocks(answer.text)
         at = int(number) - 1 if number.isdecimal() else len(blocks) - 1
         if number and not (number.isdecimal() and 0 <= at < len(blocks)):
             self._app.notify(
-                f"The answer has {len(blocks)} blocks of code; name one.", markup=False
+                f"The answer has {len(blocks)} code blocks: give a number up to that.", markup=False
             )
         else:
-            put_in_clipboard(self._app, blocks[at] if blocks else "", "the code")
+            put_in_clipboard(self._app, blocks[at] if blocks else "", "code block")
 
     def next_code(self, message: ChatMessage) -> None:
-        """The last block of the message; each time it is asked for again, the one before."""
+        """Copy the message's last code block; repeated, the previous one."""
         blocks = code_blocks(message.text)
         times = self._copied[1] + 1 if self._copied[0] == message.id else 0
         self._copied = message.id, times
         at = len(blocks) - 1 - times % max(1, len(blocks))
-        what = f"code block {at + 1} of {len(blocks)}" if blocks else "code"
+        what = f"code block {at + 1} of {len(blocks)}" if blocks else "code block"
         put_in_clipboard(self._app, blocks[at] if blocks else "", what)
 
     def selection(self) -> bool:
-        """Whether there was one."""
+        """Copy the selected text. False if nothing is selected."""
         selected = self._app.screen.get_selected_text()
         if not selected:
             return False
         self._app.screen.clear_selection()
-        put_in_clipboard(self._app, selected, "the selection")
+        put_in_clipboard(self._app, selected, "selection")
         return True

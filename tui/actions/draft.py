@@ -1,6 +1,4 @@
-"""What gets into the line the reader writes in other than by typing: the beginning of a command,
-a file, what an editor was left with. Says why where something cannot.
-"""
+"""Fills the composer other than by typing: with the start of a command, a file, an editor's text."""
 
 from __future__ import annotations
 
@@ -16,47 +14,49 @@ from tui.widgets.window import ChatWindow
 
 
 class Draft:
+    """Shows a notice if something cannot be put into the composer."""
+
     def __init__(self, app: App[None], window: ChatWindow) -> None:
         self._app = app
         self._window = window
 
     def begin(self, text: str) -> None:
-        """Put this there, to be gone on with."""
+        """Put this into the composer, for the user to complete."""
         self._window.composer.write(text)
         self._window.composer.focus()
 
     def attach(self, name: str) -> None:
-        """Put a file there, to be sent with what is written below it."""
+        """Put a file's contents into the composer."""
         if not name:
             self.begin("/attach ")
             return
         try:
             block = as_markdown(Path(os.path.expanduser(name)))
         except AttachmentRefused as error:
-            self._give_back(f"/attach {name}", error)
+            self._put_back(f"/attach {name}", error)
         else:
             self._window.composer.write(f"{block}\n")
 
     def with_files(self, text: str) -> str | None:
-        """The text with the files it mentions; None, and the text back, where one cannot be read."""
+        """The text with the files it mentions. If one cannot be read: None, and the text is put back."""
         try:
             return with_files(text, Path.cwd())
         except AttachmentRefused as error:
-            self._give_back(text, error)
+            self._put_back(text, error)
             return None
 
     def in_editor(self) -> None:
-        """Go on in the editor that $VISUAL or $EDITOR names."""
+        """Edit the composer's text in $VISUAL or $EDITOR."""
         try:
             with self._app.suspend():
                 text = edit_in_editor(self._window.composer.text)
         except EditorFailed as error:
             self._app.notify(str(error), severity="error", markup=False)
         except SuspendNotSupported:
-            self._app.notify("An editor cannot be opened from this kind of terminal.", markup=False)
+            self._app.notify("This kind of terminal cannot open an editor.", markup=False)
         else:
             self._window.composer.write(text)
 
-    def _give_back(self, text: str, error: AttachmentRefused) -> None:
+    def _put_back(self, text: str, error: AttachmentRefused) -> None:
         self._window.composer.write(text)
         self._app.notify(str(error), severity="error", markup=False)

@@ -1,4 +1,4 @@
-"""Writing a message in an editor of one's own."""
+"""Edits a text in the user's editor."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tempfile import TemporaryDirectory
 
 
 class EditorFailed(Exception):
-    """No editor could be used; says what to do."""
+    """The editor could not be run; the message says what to do."""
 
 
 def edit_in_editor(text: str) -> str:
-    """The text as it is after editing. Blocks; the editor has the terminal. Raises EditorFailed.
+    """The edited text. Blocks while the editor owns the terminal. Raises EditorFailed.
 
-    The editor is `$VISUAL`, `$EDITOR`, or vi. The file is in a folder of its own, which only its
-    owner can read, and is gone afterwards.
+    The editor is `$VISUAL`, `$EDITOR`, or vi. The file is in a temporary folder that only its owner
+    can read.
     """
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     with TemporaryDirectory(prefix="mlxserve-") as folder:
@@ -26,9 +26,9 @@ def edit_in_editor(text: str) -> str:
         try:
             done = subprocess.run([*shlex.split(editor), str(file)], check=False)
             if done.returncode != 0:
-                raise EditorFailed(f"{editor} ended with exit code {done.returncode}.")
+                raise EditorFailed(f"{editor} exited with code {done.returncode}.")
             return file.read_text(encoding="utf-8", errors="replace").rstrip("\n")
         except (OSError, ValueError) as error:
             raise EditorFailed(
-                f"The editor {editor!r} could not be used: {error}. Set $EDITOR to another one."
+                f"Cannot run the editor {editor!r}: {error}. Set $EDITOR to another one."
             ) from error

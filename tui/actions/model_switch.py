@@ -1,4 +1,4 @@
-"""Choosing a model: one that the server has, or another, for which it is started again."""
+"""Switches models: to one of the server's, or to another one by restarting the server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tui.widgets.models_dialog import ModelsDialog
 
 
 class ModelSwitch:
-    """`chosen` is called when the server that runs has another model to answer with."""
+    """`switched` is called after switching to another model of the running server."""
 
     def __init__(
         self,
@@ -23,16 +23,16 @@ class ModelSwitch:
         link: ServerLink,
         answering: Answering,
         models: Models,
-        chosen: Callable[[], None],
+        switched: Callable[[], None],
     ) -> None:
         self._app = app
         self._link = link
         self._answering = answering
         self._models = models
-        self._chosen = chosen
+        self._switched = switched
 
     def choose(self, name: str) -> None:
-        """The model with this name; without one, what the reader picks from a list."""
+        """Switch to the model with this name; without a name, show a list."""
         connection = self._link.connection
         served = [] if connection is None else connection.models
         can_change = self._link.can_change_model
@@ -55,6 +55,6 @@ class ModelSwitch:
             return
         if connection is not None and model.name in connection.models:
             connection.model = model.name
-            self._chosen()
+            self._switched()
         else:
             self._answering.run(partial(self._link.restart, model.name))

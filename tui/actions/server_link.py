@@ -1,6 +1,6 @@
-"""The server that is talked to: connected in the background, lost, connected again.
+"""Connects to the server in the background, and reconnects. Owns the connection.
 
-Says on the screen what is being waited for. Owns the connection; knows nothing of chats.
+Shows on the screen what it waits for.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ class ServerLink:
         self._connector = connector
         self._window = window
         self._run = run  # starts a coroutine in the background
-        self._after = after  # is called when connecting has ended, one way or the other
+        self._after = after  # called after connecting, successful or not
         self._is_connecting = False
         self._has_failed = False
         self.connection: ServerConnection | None = None
 
     @property
     def model(self) -> str:
-        """The one that is asked; empty while there is none."""
+        """The model that is asked; empty while not connected."""
         return "" if self.connection is None else self.connection.model
 
     @property
     def is_lost(self) -> bool:
-        """Whether there is nothing to ask: never connected, or our own server has ended."""
-        return self.connection is None or self._has_ended
+        """Whether there is no server: not connected, or the server started here has exited."""
+        return self.connection is None or self._has_exited
 
     @property
-    def _has_ended(self) -> bool:
+    def _has_exited(self) -> bool:
         server = self._connector.server
         return server is not None and not server.is_running
 
     def connect(self) -> None:
-        """In the background; does nothing while that is under way."""
+        """Connect in the background. Does nothing while already connecting."""
         if not self._is_connecting:
             self._is_connecting = True
             self._run(self._connect())
@@ -57,8 +57,8 @@ class ServerLink:
         return self._connector.can_change_model
 
     async def restart(self, model: str) -> None:
-        """End our own server and start it with another model."""
-        self._window.status.say("Ending the server")
+        """Restart the server that was started here with another model."""
+        self._window.status.say("Stopping the server")
         await self.close()
         await asyncio.to_thread(self._connector.stop_server)
         self._connector.use_model(model)
@@ -69,22 +69,22 @@ class ServerLink:
         if connection is not None:
             await connection.client.close()
 
-    def last_words(self) -> str:
-        """Why our own server has ended; nothing if it has not."""
+    def why_server_stopped(self) -> str:
+        """Why the server started here has exited; empty if it has not."""
         server = self._connector.server
-        return str(server.why_it_stopped()) if server is not None and self._has_ended else ""
+        return str(server.why_it_stopped()) if server is not None and self._has_exited else ""
 
     async def _connect(self) -> None:
         window = self._window
         await self.close()
-        if self._has_failed:  # what was said then is no longer so
+        if self._has_failed:  # the notice of that failure is outdated
             await window.transcript.clear_notices()
         self._has_failed = False
         try:
             self.connection = await self._connector.connect(self._report)
         except ChatError as error:
             self._has_failed = True
-            window.status.say("Not connected · Ctrl+R tries again", style="$error")
+            window.status.say("Not connected · Ctrl+R reconnects", style="$error")
             await window.transcript.say(str(error), is_error=True)
         else:
             window.status.say("Ready")

@@ -1,4 +1,4 @@
-"""A text file as part of a message: its name and its content in a fence, for all to see."""
+"""A text file as part of a message: its name, and its contents in a code fence."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ MAX_SIZE = 256 * 1024
 
 
 class AttachmentRefused(Exception):
-    """The file cannot be part of a message; says why."""
+    """The file cannot be attached; the message says why."""
 
 
 def as_markdown(path: Path, typed: str | None = None) -> str:
-    """The file as a block of code under its name. Raises AttachmentRefused, about what was typed."""
+    """The file as a code block under its name. Raises AttachmentRefused, which names `typed`."""
     typed = typed or str(path)
     try:
         if not path.is_file():
@@ -22,7 +22,7 @@ def as_markdown(path: Path, typed: str | None = None) -> str:
             raise AttachmentRefused(f"{typed} is larger than {MAX_SIZE // 1024} KiB.")
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise AttachmentRefused(f"{typed} is not a text file in UTF-8.") from error
+        raise AttachmentRefused(f"{typed} is not a UTF-8 text file.") from error
     except OSError as error:
         raise AttachmentRefused(f"{typed} cannot be read: {error.strerror}.") from error
     fence = _fence_around(text)
@@ -30,6 +30,6 @@ def as_markdown(path: Path, typed: str | None = None) -> str:
 
 
 def _fence_around(text: str) -> str:
-    """A fence that nothing in the text can close."""
+    """A fence longer than any run of backticks in the text, so that nothing in it closes the block."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     return "`" * max(3, longest + 1)

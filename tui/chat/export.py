@@ -1,4 +1,4 @@
-"""A chat as a file: Markdown to read, JSON to use again."""
+"""Exports a chat: Markdown for reading, JSON for requests."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class Format(StrEnum):
 
 
 def as_markdown(chat: ChatRecord, path: Sequence[ChatMessage]) -> str:
-    """The branch that is shown, under its title. Answers are Markdown already."""
-    parts = [f"# {chat.title}"]
+    """The shown branch under its title. Answers are Markdown already."""
+    sections = [f"# {chat.title}"]
     if chat.system:
-        parts.append(f"## System\n\n{chat.system}")
+        sections.append(f"## System\n\n{chat.system}")
     for message in path:
         who = "You" if message.role is Role.USER else message.model or "Assistant"
-        parts.append(f"## {who}\n\n{message.text}")
-    return "\n\n".join(parts) + "\n"
+        sections.append(f"## {who}\n\n{message.text}")
+    return "\n\n".join(sections) + "\n"
 
 
 def as_json(chat: ChatRecord, path: Sequence[ChatMessage]) -> str:
-    """The branch that is shown, as the messages of a chat request."""
+    """The shown branch as the messages of a chat request."""
     content = {
         "title": chat.title,
         "created_at": datetime.fromtimestamp(chat.created_at).astimezone().isoformat(),
@@ -44,7 +44,7 @@ def as_json(chat: ChatRecord, path: Sequence[ChatMessage]) -> str:
 
 
 def export(chat: ChatRecord, path: Sequence[ChatMessage], kind: Format, to: Path) -> None:
-    """Write a new file for its owner only. Raises OSError, also where one is there already."""
+    """Write a new file, readable by its owner only. Raises OSError, also if the file exists."""
     text = as_markdown(chat, path) if kind is Format.MARKDOWN else as_json(chat, path)
     to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(to, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
@@ -59,7 +59,7 @@ def file_name(chat: ChatRecord, kind: Format) -> str:
 
 
 def target(argument: str) -> tuple[Format, Path | None]:
-    """What `json`, `markdown notes.md`, `chat.json` or nothing ask for; None: no file is named."""
+    """The format and file of `json`, `markdown notes.md`, `chat.json` or ""; None: no file named."""
     word, _, rest = argument.strip().partition(" ")
     if word in tuple(Format):
         return Format(word), _path(rest) if rest.strip() else None
@@ -70,5 +70,5 @@ def target(argument: str) -> tuple[Format, Path | None]:
 
 
 def _path(words: str) -> Path:
-    # Path.expanduser raises for a user that is not there; this leaves the name as it is.
+    # Path.expanduser raises for an unknown user; os.path.expanduser leaves the name unchanged.
     return Path(os.path.expanduser(words.strip()))

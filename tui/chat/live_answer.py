@@ -1,7 +1,6 @@
-"""One answer on its way: reads the stream, measures it, saves it every second.
+"""An answer that is being streamed: reads the pieces, measures them, saves the text every second.
 
-The screen looks at it when it has time (`take`); a slow screen never holds up the stream.
-Knows nothing of widgets, HTTP or SQL: it is given an iterator and a way to save.
+The screen takes new text when it has time (`take`), so a slow screen never holds up the stream.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tui.talk.pieces import Began, Finish, Piece, TextPiece, ThinkingPiece, Tool
 
 
 class AnswerPhase(Enum):
-    WAITING = auto()  # the prompt is being read
+    WAITING = auto()  # for the first piece
     THINKING = auto()
     WRITING = auto()
     ENDED = auto()
@@ -35,15 +34,15 @@ class _Tool:
 
 @dataclass(frozen=True, slots=True)
 class NewText:
-    """What came since the last look."""
+    """Text that arrived since the last `take`."""
 
     text: str = ""
     thinking: str = ""
 
 
 @dataclass(slots=True)
-class _Text:
-    """A text that grows by pieces, and how much of it has been looked at."""
+class _GrowingText:
+    """A text that grows by pieces, and how many of them have been taken."""
 
     pieces: list[str] = field(default_factory=list)
     num_taken: int = 0
@@ -61,7 +60,7 @@ class _Text:
 
 
 class LiveAnswer:
-    """Run it once; `stop` ends it early and keeps what has come."""
+    """`run` reads it to its end, once; `stop` ends it early and keeps the text so far."""
 
     def __init__(
         self,
@@ -78,21 +77,21 @@ class LiveAnswer:
         self._first: float | None = None
         self._last: float | None = None
         self._num_pieces = 0
-        # What is there already, when an answer goes on.
-        self._text, self._thinking = _Text([message.text]), _Text([message.thinking])
+        # A continued answer starts with its text so far.
+        self._text, self._thinking = _GrowingText([message.text]), _GrowingText([message.thinking])
         self._tools: dict[int, _Tool] = {}
         self._usage = UsagePiece(None, None, None)
         self._state = State.WRITING
         self._error = ""
         self._reading: asyncio.Task[None] | None = None
-        self._is_unwanted = False
+        self._is_stopped = False
         self.phase = AnswerPhase.WAITING
-        self.request_id: str | None = None  # what the server calls it, once it has taken it
-        self.progress: Progress | None = None  # while it waits, where the server says
+        self.request_id: str | None = None  # the server's id, once it has accepted the request
+        self.progress: Progress | None = None  # while waiting, if the server reports it
 
     @property
     def message(self) -> ChatMessage:
-        """The answer as it is now."""
+        """The message as it is now."""
         return replace(
             self._message,
             text=str(self._text),
@@ -104,7 +103,7 @@ class LiveAnswer:
 
     @property
     def stats(self) -> AnswerStats:
-        """Measured here; tokens are the server's count, or while it has not said, the pieces'."""
+        """Times are measured here; the token counts are the server's, or until then the number of pieces."""
         return AnswerStats(
             prompt_tokens=self._usage.prompt_tokens,
             cached_tokens=self._usage.cached_tokens,
@@ -119,7 +118,7 @@ class LiveAnswer:
 
     @property
     def seconds(self) -> float:
-        """Since it was asked for."""
+        """Seconds since the request."""
         return self._clock() - self._started
 
     @property
@@ -127,23 +126,23 @@ class LiveAnswer:
         return any(self._thinking.pieces)
 
     def take(self) -> NewText:
-        """What came since the last call."""
+        """The text since the last call."""
         return NewText(self._text.take(), self._thinking.take())
 
     def taken(self) -> NewText:
-        """What the calls of `take` have given so far."""
+        """All text that `take` has returned so far."""
         return NewText(self._text.taken(), self._thinking.taken())
 
     def stop(self) -> None:
-        """End it now, or as soon as `run` begins. After the end it does nothing."""
-        self._is_unwanted = True
+        """End it now, or as soon as `run` starts. Does nothing after the end."""
+        self._is_stopped = True
         if self._reading is not None:
             self._reading.cancel()
 
     async def run(self) -> ChatMessage:
-        """Read to the end; failures are part of the message that comes back."""
+        """Read to the end. A failure becomes part of the returned message."""
         self._reading = asyncio.create_task(self._read(), name="answer")
-        if self._is_unwanted:
+        if self._is_stopped:
             self._reading.cancel()
         try:
             while not (await asyncio.wait({self._reading}, timeout=CHECKPOINT_SECONDS))[0]:
@@ -200,10 +199,10 @@ class LiveAnswer:
         if isinstance(error, ChatError):
             self._state, self._error = State.FAILED, str(error)
         elif error is not None:
-            self._state, self._error = State.FAILED, f"The terminal itself failed: {error!r}"
+            self._state, self._error = State.FAILED, f"Internal error of the terminal: {error!r}"
             raise error
 
 
 def _shown(tool: _Tool) -> str:
-    """A tool call as Markdown: this terminal offers no tools, so a call is only shown."""
+    """A tool call as Markdown: this terminal offers no tools, so calls are only shown."""
     return f"\n\n```tool_call\n{tool.name}({tool.arguments})\n```\n"

@@ -1,7 +1,7 @@
-"""`@path` in what is being written: completed while it is typed, and sent with the file's content.
+"""`@path` in a message: completed while it is typed, and sent with the file's contents.
 
-Relative to the folder that the terminal was started in. A mention of what is no file stays text,
-so that addresses and names can be written as ever.
+Paths are relative to the folder in which the terminal was started. A mention that is not a file
+stays text, so that e-mail addresses and user names need no escaping.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _TYPED = re.compile(r"(?:^|\s)@(\S*)$")
 
 
 def typed_path(before: str) -> str | None:
-    """The beginning of a path, if one is being written at the end of this text."""
+    """The start of a path if this text ends in a mention, else None."""
     found = _TYPED.search(before)
     return None if found is None else found[1]
 
 
 def completions(typed: str, folder: Path) -> list[str]:
-    """Paths that begin so, folders with a slash at their end; none when it is all there already."""
+    """Paths with this prefix, folders with a trailing slash; none if only the typed path matches."""
     parent, _, start = typed.rpartition("/")
     shown = f"{parent}/" if "/" in typed else ""
     try:
@@ -34,7 +34,7 @@ def completions(typed: str, folder: Path) -> list[str]:
                 for entry in entries
                 if _fits(entry.name, start)
             ]
-    except OSError:  # no such folder (yet), or one that may not be read: nothing to complete
+    except OSError:  # the folder does not exist (yet), or cannot be read
         return []
     if found == [typed]:
         return []
@@ -42,7 +42,7 @@ def completions(typed: str, folder: Path) -> list[str]:
 
 
 def with_files(text: str, folder: Path) -> str:
-    """The text, and below it each mentioned file, in sight. Raises AttachmentRefused."""
+    """The text, followed by each mentioned file as a code block. Raises AttachmentRefused."""
     blocks: dict[str, str] = {}
 
     def attach(found: re.Match[str]) -> str:
@@ -50,7 +50,7 @@ def with_files(text: str, folder: Path) -> str:
         if not _is_file(path):
             return found[0]
         blocks.setdefault(found[1], as_markdown(path, found[1]))
-        return found[1]  # without its sign: edited and sent again, it is not attached twice
+        return found[1]  # without the @, so that editing and resending does not attach it twice
 
     text = _MENTION.sub(attach, text)
     return "\n\n".join([text, *blocks.values()]).rstrip() if blocks else text
@@ -64,5 +64,5 @@ def _fits(name: str, start: str) -> bool:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # longer than a path may be, or with a null in it
+    except (OSError, ValueError):  # too long for a path, or contains a null
         return False

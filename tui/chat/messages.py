@@ -1,7 +1,7 @@
-"""What a chat is made of, as data: messages in a tree, and the figures of one answer.
+"""Chats, their messages as a tree, and the statistics of an answer. Frozen data.
 
-A message's children are alternatives to each other: editing a question or asking again adds a
-sibling, and nothing is ever overwritten. Frozen; the store is the only writer.
+A message's children are alternatives to each other: editing a question or regenerating an answer
+adds a sibling, and never overwrites anything. The store is the only writer.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ class Role(StrEnum):
 
 
 class State(StrEnum):
-    """Where an answer is. Questions are always DONE."""
+    """The state of an answer. Questions are always DONE."""
 
     WRITING = "writing"
     DONE = "done"
-    CUT = "cut"  # the model ran into its limit on length
-    STOPPED = "stopped"  # by the reader; what had come is kept
-    FAILED = "failed"  # by the server or the connection; what had come is kept
+    CUT = "cut"  # at the length limit
+    STOPPED = "stopped"  # by the user; the text so far is kept
+    FAILED = "failed"  # in the server or the connection; the text so far is kept
 
 
 CAN_CONTINUE = (State.CUT, State.STOPPED, State.FAILED)
-_SHORTEST_MEASURE = 0.05  # seconds
+_MIN_MEASURED = 0.05  # seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerStats:
-    """What one answer took. None: not known (yet), or the server does not say."""
+    """Token counts and times of one answer. None: not known (yet), or not reported by the server."""
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
-    differs_at: int | None = None  # the first token of the prompt that was not known
-    miss: str = ""  # why no more of the prompt was in the cache; empty: not known
+    differs_at: int | None = None  # the first token of the prompt that was not cached
+    miss: str = ""  # why no more of the prompt was cached; empty: not known
     completion_tokens: int | None = None
     first_token_seconds: float | None = None  # from sending to the first text or thinking
     decode_seconds: float | None = None  # from the first to the last piece
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Decoding speed: the first token belongs to the prompt's time, not to this.
+        """Decode speed, without the first token, which belongs to prefill.
 
-        None for pieces that came as good as together: a few milliseconds measure the terminal.
+        None if the pieces arrived almost together: a few milliseconds would measure the terminal.
         """
-        if self.decode_seconds is None or self.decode_seconds < _SHORTEST_MEASURE:
+        if self.decode_seconds is None or self.decode_seconds < _MIN_MEASURED:
             return None
         if self.completion_tokens is None or self.completion_tokens < 2:
             return None
@@ -76,13 +76,13 @@ class ChatRecord:
     title: str
     created_at: float
     updated_at: float
-    leaf_id: int | None = None  # the end of the branch that was last shown
-    system: str = ""  # how the model is told to answer, before the first question
+    leaf_id: int | None = None  # the last message of the branch shown last
+    system: str = ""  # the system prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """Which of its siblings a message is: the second of three is Place(1, (7, 9, 12))."""
+    """A message's position among its siblings: the second of three is Version(1, (7, 9, 12))."""
 
     index: int
     sibling_ids: tuple[int, ...]
@@ -93,9 +93,9 @@ class Version:
 
 
 def wire_messages(path: Sequence[ChatMessage], system: str = "") -> list[dict[str, str]]:
-    """The conversation as the API wants it: in turns, because some chat templates insist on it.
+    """The conversation as messages of the API, with alternating roles, as some chat templates require.
 
-    Answers without text say nothing; questions that then stand together become one.
+    Answers without text are left out; adjacent questions are merged into one.
     """
     messages = [{"role": "system", "content": system}] if system else []
     for message in path:

@@ -1,7 +1,6 @@
-"""The chat that is open: one branch of its tree, and every change to it, written first.
+"""The open chat: one branch of its tree. Every change is written to the store before it is shown.
 
-All SQL runs in one thread, so that a busy file never holds up the screen. Knows nothing of
-widgets or HTTP.
+The store runs in a thread of its own, so that a locked file never holds up the screen.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ T = TypeVar("T")
 
 
 class OpenChat:
-    """The open chat. `path` is what is on the screen, from the first question to the last word."""
+    """`path` is the branch on the screen, from the first question on; `versions` goes with it."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -27,10 +26,10 @@ class OpenChat:
         self.chat: ChatRecord | None = None
         self.path: list[ChatMessage] = []
         self.versions: list[Version] = []
-        self._system = ""  # of a chat that has not begun
+        self._system = ""  # of a chat that is not written yet
 
     async def close(self) -> None:
-        """Waits for the writes under way."""
+        """Wait for pending writes, then close the store."""
         await self._call(self._store.close)
         self._thread.shutdown()
 
@@ -40,7 +39,7 @@ class OpenChat:
 
     @property
     def system(self) -> str:
-        """What the model is told before the first question."""
+        """The system prompt."""
         return self._system if self.chat is None else self.chat.system
 
     async def set_system(self, system: str) -> None:
@@ -51,12 +50,12 @@ class OpenChat:
             self.chat = await self._call(self._store.chat, self.chat.id)
 
     def new(self) -> None:
-        """An empty chat; it is written when the first question is asked."""
+        """Open an empty chat, which is written with its first question."""
         self._system = ""
         self.chat, self.path, self.versions = None, [], []
 
     async def open(self, chat_id: int, message_id: int | None = None) -> None:
-        """Show a chat where it was left, or the branch through a message. Raises StoreError."""
+        """Open a chat at the branch shown last, or at the branch through a message. Raises StoreError."""
         await self._call(self._store.recover)
         self.chat = await self._call(self._store.chat, chat_id)
         if message_id is None:
@@ -65,19 +64,19 @@ class OpenChat:
             await self.show_branch(message_id)
 
     async def show_branch(self, message_id: int) -> None:
-        """Show the branch through a message, down to its newest end."""
-        assert self.chat is not None, "a message on the screen is in a chat"
+        """Show the branch through a message, down to its newest descendant."""
+        assert self.chat is not None, "every message on the screen is in a chat"
         await self._show(await self._call(self._store.show_branch, self.chat.id, message_id))
 
     async def ask(self, text: str, *, instead_of: ChatMessage | None = None) -> ChatMessage:
-        """Write a question at the end, or as an alternative to an earlier one."""
+        """Write a question at the end, or as a new version of an earlier one."""
         if self.chat is None:
             self.chat = await self._call(self._store.create_chat, text, self._system)
         parent_id = self.leaf_id if instead_of is None else instead_of.parent_id
         return await self._add(parent_id, Role.USER, text, State.DONE, "")
 
     async def begin_answer(self, question: ChatMessage, model: str) -> ChatMessage:
-        """Write an empty answer to the question, beside those it already has."""
+        """Write an empty answer to the question, next to those it already has."""
         return await self._add(question.id, Role.ASSISTANT, "", State.WRITING, model)
 
     async def save(self, message: ChatMessage) -> None:

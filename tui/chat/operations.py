@@ -1,8 +1,7 @@
-"""One change to the conversation at a time.
+"""One operation on the open chat at a time.
 
-A turn asks, answers, opens another chat or shows another branch. A new turn stops the answer
-under way and then waits for the turn before it, so that no two of them ever see a conversation
-that is half changed. Knows nothing of what a turn does.
+An operation asks and answers, opens another chat or shows another branch. A new operation stops
+the running answer and then waits for the operation before it, so none sees a half-changed chat.
 """
 
 from __future__ import annotations
@@ -17,31 +16,31 @@ Operation = Callable[[], Awaitable[None]]
 
 
 class Operations:
-    """Runs turns in the order they were begun."""
+    """Runs operations in the order in which they were begun."""
 
     def __init__(self, run: Callable[[Coroutine[None, None, None]], object]) -> None:
         self._run = run  # starts a coroutine in the background
         self._lock = asyncio.Lock()
         self._count = 0  # running, or waiting for the lock
-        self.answer: LiveAnswer | None = None  # the one that is coming
+        self.answer: LiveAnswer | None = None  # the one that is being streamed
 
     @property
     def is_idle(self) -> bool:
         return self._count == 0
 
     def begin(self, operation: Operation, after: Callable[[], None]) -> None:
-        """Stop what is coming and do this instead; then call `after`."""
+        """Stop the running answer and queue this operation; call `after` at its end."""
         self.stop_answer()
         self._count += 1
-        self._run(self._take_turn(operation, after))
+        self._run(self._execute(operation, after))
 
     def stop_answer(self) -> None:
-        """End the answer under way, if there is one; what has come is kept."""
+        """Stop the running answer, if there is one; its text so far is kept."""
         if self.answer is not None:
             self.answer.stop()
 
     async def follow(self, answer: LiveAnswer) -> ChatMessage:
-        """Run an answer, inside a turn, to its end; a turn that is waiting already stops it."""
+        """Run an answer to its end, inside an operation. A waiting operation stops it at once."""
         self.answer = answer
         if self._count > 1:
             answer.stop()
@@ -51,12 +50,12 @@ class Operations:
             self.answer = None
 
     async def finish(self) -> None:
-        """Stop the answer and let every turn come to its end."""
+        """Stop the answer and wait for every operation to end."""
         self.stop_answer()
         async with self._lock:
             return
 
-    async def _take_turn(self, operation: Operation, after: Callable[[], None]) -> None:
+    async def _execute(self, operation: Operation, after: Callable[[], None]) -> None:
         try:
             async with self._lock:
                 await operation()

@@ -1,4 +1,4 @@
-"""How far a request is, until its answer begins: asked of the server, where it can say."""
+"""The progress of a request until its first piece, polled from a server that reports it."""
 
 from __future__ import annotations
 
@@ -11,49 +11,48 @@ from tui.talk.engine_state import Progress, RequestStage
 from tui.talk.errors import ChatError
 
 if TYPE_CHECKING:
-    from tui.talk.engine_client import (
-        EngineClient,
-    )  # with httpx, which the first picture has no time for
+    # Imports httpx, which takes longer than the first picture may.
+    from tui.talk.engine_client import EngineClient
 
 _POLL_SECONDS = 0.25
 
 
 async def watch_progress(engine: EngineClient, answer: LiveAnswer) -> None:
-    """Keep `answer.progress` up to date until the first piece, or until it is cancelled."""
+    """Update `answer.progress` until the first piece arrives, or until cancelled."""
     while answer.phase is AnswerPhase.WAITING:
-        await asyncio.sleep(_POLL_SECONDS)  # first: most prompts are read by then
+        await asyncio.sleep(_POLL_SECONDS)  # most prompts are computed by then
         if answer.request_id is None:
             continue
         try:
             live = await engine.requests()
         except ChatError:
-            # A server that cannot say; whether the answer itself fails is for its stream to tell.
+            # The server does not report progress. A failure of the answer shows in its stream.
             return
         answer.progress = next((p for p in live if p.request_id == answer.request_id), None)
 
 
 _STAGES = {
     RequestStage.QUEUED: "Waiting in the queue",
-    RequestStage.LOADING: "Loading what is cached from disk",
+    RequestStage.LOADING: "Loading cached pages from disk",
     RequestStage.PREFILLING: "Reading the prompt",
-    RequestStage.DECODING: "Writing the first words",
+    RequestStage.DECODING: "Starting the answer",
 }
 
 
 def stage_words(progress: Progress | None) -> str:
-    """What an answer without a word yet is waiting for."""
+    """What an answer without any text is waiting for."""
     return _STAGES[RequestStage.PREFILLING if progress is None else progress.stage]
 
 
 def waiting_words(progress: Progress | None, seconds: float) -> str:
-    """The same with how far that is, and for how long it has been waiting."""
+    """The same, with its progress and the time waited."""
     parts = [stage_words(progress)]
     if (
         progress is not None
         and progress.stage is RequestStage.QUEUED
         and progress.position is not None
     ):
-        parts.append(f"number {progress.position}")
+        parts.append(f"position {progress.position}")
     if progress is not None and progress.stage is RequestStage.PREFILLING:
         parts.append(f"{progress.num_computed:,} of {progress.num_to_compute:,} tokens")
     parts.append(seconds_words(seconds) if seconds >= 60 else f"{seconds:.0f} s")

@@ -1,4 +1,4 @@
-"""Numbers as words: what the status line and the end of an answer say."""
+"""Statistics of answers as text, for the status line and the end of an answer."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from tui.chat.messages import AnswerStats, ChatMessage, State, Version
 
 _ENDINGS = {
     State.STOPPED: "stopped",
-    State.CUT: "cut off at the limit on length",
+    State.CUT: "cut off at the length limit",
 }
 
 
 def stats_lines(stats: AnswerStats, *, is_live: bool = False) -> tuple[str, ...]:
-    """`42.1 tok/s · first token 0.21 s · cached 1,024 of 1,060 prompt tokens`, as far as known;
-    then the same in ever fewer words, for where there is less room.
+    """`42.1 tok/s · first token 0.21 s · cached 1,024 of 1,060 prompt tokens`, as far as known,
+    followed by shorter forms of it for less room.
     """
     speed = first = prompt = short_prompt = ""
     if stats.tokens_per_second is not None:
-        # While it is being written the tokens are only guessed from the pieces.
+        # Until the answer ends, the tokens are estimated from the number of pieces.
         speed = f"{'about ' if is_live else ''}{stats.tokens_per_second:.1f} tok/s"
     if stats.first_token_seconds is not None:
         first = f"first token {seconds_words(stats.first_token_seconds)}"
@@ -35,7 +35,7 @@ def stats_lines(stats: AnswerStats, *, is_live: bool = False) -> tuple[str, ...]
 
 
 def ending_line(message: ChatMessage, version: Version) -> str:
-    """What is worth saying below a message: how it ended, and that it has other versions."""
+    """The line below a message: how it ended, and its version if there are several."""
     parts = []
     if (ending := _ENDINGS.get(message.state)) is not None:
         parts.append(ending)

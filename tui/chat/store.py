@@ -1,9 +1,9 @@
-"""Chats on disk: one SQLite file that several terminals may use at once.
+"""Chats on disk: one SQLite file that several terminals may use at the same time.
 
-A chat is a tree of messages; `leaf_id` is the end of the branch that was last shown. Questions
-are written before they are sent and answers as they grow, so that a crash loses at most the
-time between two checkpoints. Full-text search covers everything but answers still growing.
-Blocking: the app calls it from one thread of its own. Knows nothing of widgets or HTTP.
+A chat is a tree of messages; `leaf_id` is the last message of the branch shown last. Questions
+are written before they are sent and answers while they grow, so a crash loses at most the time
+between two checkpoints. Full-text search covers everything except answers still being written.
+Blocking: the app calls it from a thread of its own.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from tui.chat.messages import AnswerStats, ChatMessage, ChatRecord, Role, State,
 from tui.sanitise import one_line
 
 CHECKPOINT_SECONDS = 1.0
-# An answer that nobody has touched for this long lost its terminal.
+# An answer not saved for this long has lost its terminal.
 _ABANDONED_SECONDS = 15.0
 _BUSY_MILLISECONDS = 5_000
 _TITLE_SIZE = 60
 _DELETED = "This chat was deleted. Start a new one with Ctrl+N."
-# Shorter words hold no trigram; they are searched without the index.
+# Shorter words contain no trigram and are searched without the index.
 _TRIGRAM_SIZE = 3
 
-# Each entry takes the file from the version that is its index to the next. Never edit one that
-# has been released; append.
+# Entry n migrates the file from version n to n + 1. Never edit a released entry; append.
 MIGRATIONS: tuple[str, ...] = (
     """
     CREATE TABLE chats (
@@ -89,7 +88,7 @@ MIGRATIONS: tuple[str, ...] = (
 
 
 class StoreError(Exception):
-    """The chats cannot be read or written; says what to do."""
+    """The chats cannot be read or written; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,39 +102,39 @@ class SearchHit:
 
 
 class Store:
-    """The chats in one file. Use from one thread at a time; close it at the end."""
+    """The chats in one file. Use from one thread at a time, and close at the end."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._db = connection
 
     @classmethod
     def open(cls, path: Path) -> Store:
-        """Open or create the file, for its owner only. Raises StoreError."""
+        """Open or create the file, readable by its owner only. Raises StoreError."""
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Created by us with the right mode; the -wal and -shm files take theirs from it.
+            # Created here with the right mode, which the -wal and -shm files inherit.
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
             return cls._connect(str(path), path)
         except (OSError, sqlite3.Error) as error:
             raise StoreError(
-                f"Chats cannot be kept in {path}: {error}. "
-                "Free the file, or set MLXSERVE_HOME to another folder."
+                f"Cannot open the chats in {path}: {error}. "
+                "Repair or move the file, or set MLXSERVE_HOME to another folder."
             ) from error
 
     @classmethod
     def in_memory(cls) -> Store:
-        """A store that forgets: for when there is no file to be had."""
+        """A store without a file, for when the file cannot be opened."""
         return cls._connect(":memory:", None)
 
     @classmethod
     def _connect(cls, name: str, path: Path | None) -> Store:
-        # Opened in one thread and used from another, never from two at once.
+        # Opened in one thread and used from another, but never from two at once.
         db = sqlite3.connect(name, isolation_level=None, check_same_thread=False)
         try:
             db.row_factory = sqlite3.Row
             db.execute(f"PRAGMA busy_timeout = {_BUSY_MILLISECONDS}")
             db.execute("PRAGMA journal_mode = WAL")
-            # A power cut may lose the last second; a crash of ours never does.
+            # A power failure may lose the last second; a crash of this process loses nothing.
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute("PRAGMA foreign_keys = ON")
             _migrate(db, path)
@@ -196,7 +195,7 @@ class Store:
         state: State = State.DONE,
         model: str = "",
     ) -> ChatMessage:
-        """Append a message and make it the end of the branch shown. Raises StoreError."""
+        """Append a message and make it the end of the shown branch. Raises StoreError."""
         now = time.time()
         with self._write() as db:
             message_id = db.execute(
@@ -214,11 +213,11 @@ class Store:
     def message(self, message_id: int) -> ChatMessage:
         row = self._db.execute("SELECT * FROM messages WHERE id = ?", (message_id,)).fetchone()
         if row is None:
-            raise StoreError("This message was deleted. Open the chat again.")
+            raise StoreError("This message was deleted. Reopen the chat.")
         return _message(row)
 
     def save(self, message: ChatMessage) -> None:
-        """Write what can change of an answer: its text, state and figures. Raises StoreError."""
+        """Write the fields of an answer that can change. Raises StoreError."""
         stats = message.stats
         with self._write() as db:
             written = db.execute(
@@ -247,7 +246,7 @@ class Store:
             raise StoreError(_DELETED)
 
     def path(self, leaf_id: int | None) -> list[ChatMessage]:
-        """The branch that ends in this message, from its root."""
+        """The branch that ends with this message, from its root."""
         rows = self._db.execute(
             "WITH RECURSIVE branch(id, depth) AS ("
             " SELECT ?, 0 UNION ALL"
@@ -259,7 +258,7 @@ class Store:
         return [_message(row) for row in rows]
 
     def version(self, message: ChatMessage) -> Version:
-        """Where the message stands among the alternatives to it."""
+        """The message's position among its siblings."""
         rows = self._db.execute(
             "SELECT id FROM messages WHERE chat_id = ? AND parent_id IS ? ORDER BY id",
             (message.chat_id, message.parent_id),
@@ -271,7 +270,7 @@ class Store:
         return [self.version(message) for message in path]
 
     def show_branch(self, chat_id: int, message_id: int) -> int:
-        """Show the branch through this message; its newest end is returned and remembered."""
+        """Make the branch through this message the shown one; returns its newest descendant."""
         row = self._db.execute(
             "WITH RECURSIVE newest(id) AS ("
             " SELECT ? UNION ALL"
@@ -289,10 +288,9 @@ class Store:
             db.execute("UPDATE chats SET leaf_id = ? WHERE id = ?", (leaf_id, chat_id))
 
     def recover(self) -> int:
-        """Mark answers as stopped whose terminal is gone; how many there were.
+        """Mark the unfinished answers of dead terminals as stopped; returns their number.
 
-        A terminal that is alive touches its answer at every checkpoint, so answers being
-        written by another one are left alone.
+        A live terminal updates `touched_at` at every checkpoint, so its answers are left alone.
         """
         with self._write() as db:
             return db.execute(
@@ -301,7 +299,7 @@ class Store:
             ).rowcount
 
     def search(self, words: str, limit: int = 100) -> list[SearchHit]:
-        """Messages that hold every one of the words, in any case, the newest first."""
+        """Messages that contain all of the words, ignoring case; newest first."""
         terms = words.split()
         if not terms:
             return []
@@ -328,7 +326,7 @@ class Store:
         ]
 
     def questions(self, limit: int = 200) -> list[str]:
-        """What was asked before, the oldest first: the composer's history."""
+        """Earlier questions, oldest first: the composer's history."""
         rows = self._db.execute(
             "SELECT text FROM messages WHERE role = ? ORDER BY id DESC LIMIT ?",
             (Role.USER, limit),
@@ -348,7 +346,7 @@ class Store:
 
     @contextmanager
     def _write(self) -> Iterator[sqlite3.Connection]:
-        """One transaction; takes the write lock at once, so that it never has to be upgraded."""
+        """One transaction. Takes the write lock immediately, so that it is never upgraded later."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -361,13 +359,13 @@ class Store:
             raise StoreError(_DELETED) from error
         except sqlite3.Error as error:
             raise StoreError(
-                f"The chat could not be saved: {error}. Free space on the disk, or set "
+                f"Cannot save the chat: {error}. Free some disk space, or set "
                 "MLXSERVE_HOME to another folder."
             ) from error
 
 
 def title_of(words: str) -> str:
-    """A chat's title: the beginning of what was asked first."""
+    """A chat's title: the start of its first question."""
     return one_line(words, _TITLE_SIZE) or "New chat"
 
 
@@ -382,7 +380,7 @@ def _migrate(db: sqlite3.Connection, path: Path | None) -> None:
         return
     if version > 0 and path is not None:
         _back_up(db, path.with_suffix(f".v{version}.sqlite"))
-    # Two terminals may start at once: the second waits here and finds the work done.
+    # Of two terminals that start at the same time, the second waits here and finds the work done.
     db.execute("BEGIN EXCLUSIVE")
     try:
         for step in MIGRATIONS[_schema_version(db) :]:
@@ -400,7 +398,7 @@ def _schema_version(db: sqlite3.Connection) -> int:
 
 
 def _statements(script: str) -> Iterator[str]:
-    """The statements of a script; `executescript` would commit the transaction around them."""
+    """The statements of a script. `executescript` would commit the surrounding transaction."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line
@@ -457,7 +455,7 @@ def _like_escaped(term: str) -> str:
 
 
 def _excerpt(text: str, term: str, around: int = 60) -> str:
-    """The words around the first place where the term stands."""
+    """The text around the first occurrence of the term."""
     at = max(0, text.lower().find(term.lower()))
     start = max(0, at - around // 2)
     excerpt = one_line(text[start : at + around * 2], around * 2)

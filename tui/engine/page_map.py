@@ -1,12 +1,12 @@
-"""The cache page by page, as the server's events tell it, and how it is folded into a picture.
+"""A replica of the server's page map, and its folding into the cells of a picture.
 
-The format is that of `/api/v1/kv/map`: a snapshot, then deltas. States are its letters:
+The events are those of `/api/v1/kv/map`: a snapshot, then deltas. Page states are its letters:
 f free, a held by one request, s shared by several, c cached, p pinned.
 
-When a request ends, its last page table is remembered, so that the pages of a chat can still be
-shown while they wait in the cache. A page is forgotten when it becomes free, or when another
-request holds it at another place of its table: pages are found by everything before them, so
-that can only be another text.
+The last page table of a finished request is kept, so that the pages of a chat are still shown
+while they are only cached. A page is dropped from it when it becomes free, or when another request
+holds it at another index of its page table: a page's hash covers all tokens before it, so its
+contents must have changed.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from typing import Any
 
 from tui.talk.errors import ChatError
 
-STATES = "fcasp"  # from the weakest to the strongest: one cell of a folded map shows the last
+STATES = "fcasp"  # weakest to strongest: a cell of a folded map shows the strongest
 MAX_PAGES = 1 << 24
-_MAX_PAST = 64  # ended requests whose pages are remembered
+_MAX_PAST = 64  # finished requests whose page tables are kept
 _RUNS = re.compile(r"([fascp])([0-9]{1,9})")
 _RANKS = bytes.maketrans(STATES.encode(), bytes(range(len(STATES))))
 
 
 class UnreadableMap(ChatError):
-    """The server's events are not a page map."""
+    """The server's events are not a valid page map."""
 
 
 class PageMapReplica:
-    """What one listener has been told so far."""
+    """The page map as of the last event."""
 
     def __init__(self) -> None:
         self.page_size = 0
         self._states = bytearray()
         self._tables: dict[str, list[int]] = {}  # of live requests
-        self._past: OrderedDict[str, dict[int, int]] = OrderedDict()  # page -> place in the table
+        self._past: OrderedDict[str, dict[int, int]] = OrderedDict()  # page -> index in its table
 
     @property
     def num_pages(self) -> int:
@@ -47,13 +47,13 @@ class PageMapReplica:
         return self._states.count(state.encode())
 
     def pages_of(self, request_id: str | None) -> Collection[int]:
-        """The pages a request holds, or held and nobody has taken since."""
+        """The pages that a request holds, or held and that still contain its tokens."""
         if request_id is None:
             return ()
         return self._tables.get(request_id) or self._past.get(request_id, {}).keys()
 
     def apply(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Take an event. Raises UnreadableMap for one that makes no sense."""
+        """Apply an event. Raises UnreadableMap for an invalid one."""
         try:
             if kind == "snapshot":
                 self._begin(data)
@@ -68,8 +68,8 @@ class PageMapReplica:
                 self._extend(told["id"], told["from"], told["pages"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise UnreadableMap(
-                f"The server's page map cannot be read ({type(error).__name__}: {error}). "
-                "Is it a newer version than this terminal?"
+                f"Cannot read the server's page map ({type(error).__name__}: {error}). "
+                "The server may be newer than this terminal."
             ) from error
 
     def _begin(self, data: Mapping[str, Any]) -> None:
@@ -112,7 +112,7 @@ class PageMapReplica:
                     del past[page]
 
     def fold(self, num_cells: int, own: Collection[int]) -> FoldedMap:
-        """The map in at most so many cells."""
+        """Fold the map into at most `num_cells` cells."""
         per_cell = max(1, -(-self.num_pages // max(1, num_cells)))
         ranks = bytes(self._states).translate(_RANKS)
         strongest = [max(ranks[at : at + per_cell]) for at in range(0, len(ranks), per_cell)]
@@ -125,15 +125,15 @@ class PageMapReplica:
 
 @dataclass(frozen=True, slots=True)
 class FoldedMap:
-    """A page map for a picture: one letter per cell, the strongest state of its pages."""
+    """A page map to draw: one letter per cell, the strongest state of its pages."""
 
     cells: str
-    own: frozenset[int]  # cells with a page of the open chat
+    own: frozenset[int]  # cells that contain a page of the open chat
     pages_per_cell: int
 
 
 def _decoded(runs: str) -> bytes:
-    """`"p2a1"` is `b"ppa"`."""
+    """Decodes `"p2a1"` to `b"ppa"`."""
     found = _RUNS.findall(runs)
     if "".join(letter + count for letter, count in found) != runs:
         raise ValueError(f"{runs[:40]!r} is not a list of runs")

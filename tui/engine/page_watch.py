@@ -1,7 +1,6 @@
-"""Listening to the page map for as long as there is a server, whether the map is shown or not: the
-pages of an answer are only told while it is coming, and the panel may be opened after it.
+"""Follows the server's page map all the time, whether it is shown or not.
 
-Knows nothing of widgets.
+The server reports the pages of a request only while it runs, and the panel may be opened later.
 """
 
 from __future__ import annotations
@@ -14,32 +13,32 @@ from typing import TYPE_CHECKING
 from tui.engine.page_map import PageMapReplica
 from tui.talk.errors import ChatError, NoEngine
 
-if TYPE_CHECKING:  # httpx comes with it, which the first picture has no time for
+if TYPE_CHECKING:  # imports httpx, which takes longer than the first picture may
     from tui.talk.engine_client import EngineClient
 
-_LOOK_SECONDS = 0.5  # until there may be a server
-_AGAIN_SECONDS = 2.0  # until one that did not answer is asked again
+_POLL_SECONDS = 0.5  # while not connected
+_RETRY_SECONDS = 2.0  # after a failure
 
 
 class PageWatch:
-    """`engine` says which server is connected; `changed` is called when there is something new."""
+    """`engine` returns the connected server; `changed` is called after every change of the map."""
 
     def __init__(self, engine: Callable[[], EngineClient | None]) -> None:
         self._engine = engine
-        self._without: EngineClient | None = None  # a server that shows nothing is asked once
+        self._without: EngineClient | None = None  # a server without a page map is asked only once
         self.pages = PageMapReplica()
-        self.changed: Callable[[], None] = nobody_looks
+        self.changed: Callable[[], None] = ignore_change
 
     def ask_again(self) -> None:
-        """Also a server that has shown nothing."""
+        """Retry a server that had no page map."""
         self._without = None
 
     async def run(self) -> None:
-        """For ever."""
+        """Runs until cancelled."""
         while True:
             engine = self._engine()
             if engine is None or engine is self._without:
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)
                 continue
             try:
                 await self._follow(engine)
@@ -47,7 +46,7 @@ class PageWatch:
                 self._without = engine if isinstance(error, NoEngine) else None
             self.pages = PageMapReplica()
             self.changed()
-            await asyncio.sleep(_AGAIN_SECONDS)
+            await asyncio.sleep(_RETRY_SECONDS)
 
     async def _follow(self, engine: EngineClient) -> None:
         async with aclosing(engine.page_events()) as events:
@@ -56,5 +55,5 @@ class PageWatch:
                 self.changed()
 
 
-def nobody_looks() -> None:
-    """Nobody looks."""
+def ignore_change() -> None:
+    """The default of `changed`."""

@@ -1,6 +1,6 @@
-"""The engine panel: the last answer, the engine in numbers, and the cache page by page.
+"""The engine panel: the last answer, the engine's statistics, and the cache page by page.
 
-It asks for the numbers for as long as it is on the screen, and no longer.
+It polls the statistics only while it is on the screen.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ from textual.widgets import Static
 
 from tui.chat.messages import AnswerStats
 from tui.engine.page_map import FoldedMap
-from tui.engine.page_watch import PageWatch, nobody_looks
+from tui.engine.page_watch import PageWatch, ignore_change
 from tui.engine.panel_text import GLYPHS, answer_lines, legend, now_lines
 from tui.talk.errors import ChatError, NoEngine
 
 if TYPE_CHECKING:
-    from tui.talk.engine_client import (
-        EngineClient,
-    )  # with httpx, which the first picture has no time for
+    # Imports httpx, which takes longer than the first picture may.
+    from tui.talk.engine_client import EngineClient
 
-_LOOK_SECONDS = 0.5  # between two looks at the numbers
-_AGAIN_SECONDS = 2.0  # until a server that did not answer is asked again
+_POLL_SECONDS = 0.5
+_RETRY_SECONDS = 2.0  # after a failure
 
 
 @dataclass(frozen=True, slots=True)
 class PanelInput:
-    """What the panel looks at, at this moment."""
+    """What the panel shows right now."""
 
     engine: EngineClient | None  # None: not connected
     answer_stats: AnswerStats | None  # of the last answer of the open chat
@@ -44,7 +43,7 @@ class PanelInput:
 
 
 class PageGrid(Widget):
-    """A sign per page, or per so many pages when there is not enough room for all."""
+    """One sign per page, or per group of pages where there is less room."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"page-{state}" for state in GLYPHS}
     DEFAULT_CSS = """
@@ -87,11 +86,11 @@ class PageGrid(Widget):
 
 
 class EnginePanel(Vertical):
-    """Looks at what `watched` names; follows when that changes."""
+    """Shows what `panel_input` returns, and polls it for changes."""
 
-    def __init__(self, watched: Callable[[], PanelInput], watch: PageWatch) -> None:
+    def __init__(self, panel_input: Callable[[], PanelInput], watch: PageWatch) -> None:
         super().__init__()
-        self._watched = watched
+        self._panel_input = panel_input
         self._watch = watch
 
     def compose(self) -> ComposeResult:
@@ -106,27 +105,27 @@ class EnginePanel(Vertical):
 
     def on_mount(self) -> None:
         self.show_missing("Not connected yet.")
-        self.set_interval(_LOOK_SECONDS, self.show_answer)
+        self.set_interval(_POLL_SECONDS, self.show_answer)
         self._watch.changed = self._show_pages
         self._watch.ask_again()
         self.run_worker(self._follow(), group="numbers")
 
     def on_unmount(self) -> None:
         if self._watch.changed == self._show_pages:
-            self._watch.changed = nobody_looks
+            self._watch.changed = ignore_change
 
     def on_resize(self) -> None:
         self.show_answer()
         self._show_pages()
 
     def show_answer(self) -> None:
-        """What the last answer took; also on its own, because another chat may be open."""
-        words = answer_lines(self._watched().answer_stats, max(8, self.content_size.width))
+        """Show the last answer's statistics. Also on a timer, because another chat may be open."""
+        words = answer_lines(self._panel_input().answer_stats, max(8, self.content_size.width))
         self._update("#last-answer", words)
         self._show_pages()
 
     def show_missing(self, words: str) -> None:
-        """Say why there is nothing to see."""
+        """Show why there are no statistics."""
         self._update("#now", Content.styled(words, "$text-quiet"))
 
     def _update(self, selector: str, words: Content) -> None:
@@ -135,29 +134,29 @@ class EnginePanel(Vertical):
                 static.update(words)
 
     async def _follow(self) -> None:
-        """The server that is connected; begin again with another, or when it failed."""
-        without: EngineClient | None = None  # a server that shows nothing is asked once
+        """Poll the connected server; start over with another one, or after a failure."""
+        without: EngineClient | None = None  # a server without an engine is asked only once
         while True:
-            engine = self._watched().engine
+            engine = self._panel_input().engine
             if engine is None or engine is without:
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)
                 continue
             try:
                 await self._follow_numbers(engine)
             except ChatError as error:
-                if self._watched().engine is engine:
+                if self._panel_input().engine is engine:
                     self.show_missing(str(error))
                 without = engine if isinstance(error, NoEngine) else None
-            await asyncio.sleep(_AGAIN_SECONDS)
+            await asyncio.sleep(_RETRY_SECONDS)
 
     async def _follow_numbers(self, engine: EngineClient) -> None:
-        while self._watched().engine is engine:
+        while self._panel_input().engine is engine:
             self._update("#now", now_lines(await engine.stats()))
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
     def _show_pages(self) -> None:
         if not (grids := self.query(PageGrid)):
-            return  # while the panel is closed its parts go first
+            return  # while the panel closes, its children are removed first
         pages = self._watch.pages
         grid, has_pages = grids.first(), pages.num_pages > 0
         self.query_one("#pages-heading").display = has_pages
@@ -165,7 +164,7 @@ class EnginePanel(Vertical):
         if not has_pages or not grid.num_cells:
             grid.show(None)
             return
-        own = pages.pages_of(self._watched().request_id)
+        own = pages.pages_of(self._panel_input().request_id)
         folded = pages.fold(grid.num_cells, own)
         grid.show(folded)
         self._update("#legend", legend(pages, len(own), folded))

@@ -1,4 +1,4 @@
-"""The engine in words: the lines of its panel. Pure functions from data to styled text."""
+"""The lines of the engine panel. Pure functions from data to styled text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tui.chat.stats_text import seconds_words
 from tui.engine.page_map import FoldedMap, PageMapReplica
 from tui.talk.engine_state import EngineStats
 
-# Told apart by their shape, so that no colour is needed.
+# Distinct shapes, so that the map is readable without colour.
 GLYPHS = {"f": "·", "c": "□", "a": "■", "s": "◆", "p": "▲"}
 STYLES = {
     "f": "$text-quiet",
@@ -22,17 +22,17 @@ _NAMES = {"f": "free", "c": "cached", "a": "active", "s": "shared", "p": "pinned
 
 _MISSES = {
     "new_text": "differs at token {at}: new text",
-    "evicted": "differs at token {at}: its pages were given up for others",
-    "other_salt": "nothing reused: computed before under another cache salt",
-    "below_one_page": "all whole pages reused; the rest is less than a page",
+    "evicted": "differs at token {at}: its pages were evicted",
+    "other_salt": "nothing reused: cached under another cache salt",
+    "below_one_page": "all full pages reused; the rest is under a page",
     "off": "nothing reused: the prefix cache is off",
 }
 
 
 def answer_lines(answer_stats: AnswerStats | None, width: int) -> Content:
-    """What the last answer took, and how much of its prompt was in the cache."""
+    """The last answer's reuse of the cache, and its speeds."""
     if answer_stats is None:
-        return _quiet("Nothing has been asked yet.")
+        return _quiet("No answer yet.")
     lines = [*_reuse_lines(answer_stats, width)]
     speeds = []
     if answer_stats.first_token_seconds is not None:
@@ -51,7 +51,7 @@ def _reuse_lines(answer_stats: AnswerStats, width: int) -> list[Content]:
     if prompt is None:
         return []
     if cached is None:
-        return [_quiet(f"{prompt:,} prompt tokens; the server does not say what was cached")]
+        return [_quiet(f"{prompt:,} prompt tokens; the server does not report cached ones")]
     full = round(width * min(cached, prompt) / prompt) if prompt else 0
     bar = Content.assemble(("█" * full, "$success"), ("░" * (width - full), "$text-quiet"))
     lines = [Content(f"reused {cached:,} of {prompt:,} tokens"), bar]
@@ -62,15 +62,17 @@ def _reuse_lines(answer_stats: AnswerStats, width: int) -> list[Content]:
 
 def _miss_words(answer_stats: AnswerStats) -> str:
     if answer_stats.miss == "new_text" and not answer_stats.differs_at:
-        return "new text from its first token on"
+        return "new text from the first token on"
     if answer_stats.miss == "below_one_page" and not answer_stats.cached_tokens:
-        return "too short: only whole pages are found again"
+        return "too short: only full pages are cached"
     at = "?" if answer_stats.differs_at is None else f"{answer_stats.differs_at:,}"
-    return _MISSES.get(answer_stats.miss, "no more: {miss}").format(at=at, miss=answer_stats.miss)
+    return _MISSES.get(answer_stats.miss, "not reused: {miss}").format(
+        at=at, miss=answer_stats.miss
+    )
 
 
 def now_lines(stats: EngineStats) -> Content:
-    """The engine of this moment."""
+    """The engine right now."""
     rates = f"prefill {stats.prefill_rate:,.0f} tok/s · decode {stats.decode_rate:,.1f} tok/s"
     memory = f"memory {size_words(stats.active_size)}, peak {size_words(stats.peak_size)}"
     cache = f"KV cache {size_words(stats.kv_cache_size)}"
@@ -82,13 +84,13 @@ def now_lines(stats: EngineStats) -> Content:
 
 
 def legend(pages: PageMapReplica, num_own: int, folded: FoldedMap) -> Content:
-    """The signs of the map, and how many pages each stands for."""
+    """The signs of the map, and the number of pages in each state."""
     signs = [_sign(state, pages.count(state)) for state in "asc"]
     rest = [_sign(state, pages.count(state)) for state in "pf"]
     own = Content.assemble(("■", "reverse"), f" this chat {num_own:,}")
     scale = f"{pages.num_pages:,} pages of {pages.page_size} tokens"
     if folded.pages_per_cell > 1:
-        scale += f"; a sign is {folded.pages_per_cell:,} pages and shows the most used"
+        scale += f"; each sign is {folded.pages_per_cell:,} pages and shows the most used"
     gap = Content("  ")
     return Content("\n").join(
         [gap.join(signs), gap.join([*rest, own]), _quiet(scale)],
@@ -110,7 +112,7 @@ def _quiet(words: str) -> Content:
 
 
 def _wrapped(parts: list[str], width: int) -> list[str]:
-    """Joined by dots, on as few lines as they need."""
+    """The parts joined by dots, on as few lines as possible."""
     lines: list[str] = []
     for part in parts:
         if lines and len(lines[-1]) + 3 + len(part) <= width:

@@ -16,7 +16,7 @@ from tui.engine.panel import EnginePanel, PanelInput
 
 
 class EngineScreen(Screen[None]):
-    """The panel alone, where there is no room for it beside the chat."""
+    """The panel alone, if there is no room for it beside the chat."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "app.engine", "Back to the chat", show=False)
@@ -33,15 +33,15 @@ class EngineScreen(Screen[None]):
 
 
 class PanelPlacement:
-    """Where the panel is: beside the chat, on a screen of its own, or nowhere."""
+    """Shows, hides and moves the panel."""
 
-    def __init__(self, app: App[None], watched: Callable[[], PanelInput]) -> None:
+    def __init__(self, app: App[None], panel_input: Callable[[], PanelInput]) -> None:
         self._app = app
-        self._watched = watched
-        self._watch = PageWatch(lambda: watched().engine)
+        self._panel_input = panel_input
+        self._watch = PageWatch(lambda: panel_input().engine)
 
     async def watch_pages(self) -> None:
-        """For as long as the app runs."""
+        """Runs until cancelled."""
         await self._watch.run()
 
     async def toggle(self) -> None:
@@ -54,7 +54,7 @@ class PanelPlacement:
             await self._show(app.size)
 
     def resized(self, size: Size) -> None:
-        """Move where there is room now."""
+        """Move the panel to where there is room now."""
         if isinstance(self._app.screen, EngineScreen) and _has_room_beside(size):
             self._app.pop_screen()
             self._app.run_worker(self._show(size), group="engine-panel")
@@ -66,9 +66,9 @@ class PanelPlacement:
     async def _show(self, size: Size) -> None:
         if _has_room_beside(size):
             main = self._app.screen_stack[0].query_one("#main")
-            await main.mount(EnginePanel(self._watched, self._watch))
+            await main.mount(EnginePanel(self._panel_input, self._watch))
         else:
-            await self._app.push_screen(EngineScreen(EnginePanel(self._watched, self._watch)))
+            await self._app.push_screen(EngineScreen(EnginePanel(self._panel_input, self._watch)))
 
     @property
     def _beside(self) -> DOMQuery[EnginePanel]:

@@ -1,14 +1,13 @@
-"""Markdown that arrives in pieces: finished blocks are painted once, only the open end again.
+"""Paints Markdown that arrives in pieces: finished blocks once, only the open end repeatedly.
 
     text   [ block | block | block | open end ..... ]
              frozen: strips are kept   parsed and painted on every flush
 
-A block is frozen when the next one has begun, on complete lines only, so that what follows can
-no longer change it. The open end itself is kept short: a long code fence or list is frozen in
-pieces, which may look slightly different (a docstring over the cut, a loose list) until
-`settle` puts the picture of the whole text in place. Two things can change an earlier block: a
-link's definition further down, and those pieces; both are what `settle` is for.
-Knows nothing of widgets or time.
+A block is frozen, at a line end, once the next one has started, because later text cannot change
+it any more. The open end is kept short: a long code fence or list is frozen in pieces, which may
+look slightly different (a docstring across the cut, a loose list) until `settle` replaces them by
+the painting of the whole text. Only two things can change a frozen block: a link definition
+further down, and such pieces. `settle` handles both.
 """
 
 from __future__ import annotations
@@ -26,22 +25,21 @@ if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from markdown_it.token import Token
 
-# Lines of an open fence or list painted again on each flush (a flush is then some 10 ms).
+# Lines of an open fence or list that are repainted on each flush, which then takes some 10 ms.
 MAX_OPEN_LINES = 40
-# An open block that can not be cut (a paragraph, a table) is shown unparsed beyond this.
+# Beyond this size an open block that cannot be cut (a paragraph, a table) is shown unparsed.
 MAX_OPEN_SIZE = 4_096
-# What is nested as deeply as this the parser leaves out without a word: such a block is shown as
-# it was written.
+# The parser silently drops what is nested more deeply; such a block is shown as plain text.
 _MAX_NESTING = 20
-FENCE_CONTEXT = 6  # lines of a long fence that stay open: the highlighter reads them again
+FENCE_CONTEXT = 6  # lines of a long fence that stay open, as context for the highlighter
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """One top-level block, or a piece of one.
 
-    continued: goes on from the block above
-    first_number: where the piece of an ordered list counts from
+    continued: continues the block above
+    first_number: the first number of a piece of an ordered list
     """
 
     source: str
@@ -55,7 +53,7 @@ class Block:
 
     @property
     def has_gap(self) -> bool:
-        """Whether an empty line stands above it."""
+        """Whether an empty line separates it from the block above."""
         return not self.continued or self._is_loose
 
     @property
@@ -65,7 +63,7 @@ class Block:
         )
 
     def cut(self) -> int | None:
-        """The line at which an open block can be cut in two; None: it can not be."""
+        """The line at which an open block can be cut in two, or None."""
         if self.kind == "fence":
             last = self.source.count("\n") - FENCE_CONTEXT
             return last if last > 1 else None
@@ -92,10 +90,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """How the open end goes on from a piece that was frozen."""
+    """How the open end continues a frozen piece."""
 
     kind: str
-    reopening: str = ""  # the line that opens the fence again
+    reopening: str = ""  # the line that reopens the fence
     next_number: int | None = None
 
     @classmethod
@@ -114,7 +112,7 @@ class Continuation:
 
 
 def _commonmark() -> MarkdownIt:
-    from markdown_it import MarkdownIt  # the first picture does not wait for it
+    from markdown_it import MarkdownIt  # imported late, for a fast start
 
     return MarkdownIt("commonmark", {"html": False, "maxNesting": _MAX_NESTING})
 
@@ -129,7 +127,7 @@ class Parser:
     """Splits Markdown into top-level blocks. Remembers the link definitions it has seen."""
 
     def __init__(self) -> None:
-        # HTML is text to us; autolinks need no extra dependency.
+        # HTML is shown as text; autolinks need no extra dependency.
         self._parser = _commonmark().enable(["table", "strikethrough"])
         self._references: dict[str, Any] = {}
 
@@ -138,7 +136,7 @@ class Parser:
         return bool(self._references)
 
     def parse(self, source: str, *, keep_references: bool = True) -> list[tuple[int, Block]]:
-        """The blocks of the source, each with the line it begins at."""
+        """The blocks of the source, each with its first line."""
         env: dict[str, Any] = {"references": dict(self._references)}
         tokens = self._parser.parse(source, env)
         if keep_references:
@@ -154,16 +152,16 @@ class Parser:
 
 
 class MarkdownStream:
-    """The picture of a text that is still growing."""
+    """The painted lines of a text that is still growing."""
 
     def __init__(self, painter: Painter) -> None:
         self._painter = painter
         self._parser = Parser()
         self._text: list[str] = []
-        self._open = ""  # what is not frozen yet
-        self._held = ""  # a "\r" at the very end, which may be half of "\r\n"
+        self._open = ""  # the text that is not frozen yet
+        self._held = ""  # a "\r" at the end, which may be half of "\r\n"
         self._continuation: Continuation | None = None
-        self._next_try = 0  # size of the open end at which freezing is tried again
+        self._next_try = 0  # the size of the open end at which to try freezing again
         self._frozen: list[PaintedBlock] = []
         self._frozen_lines: list[Strip] = []
         self._open_lines: list[Strip] = []
@@ -171,10 +169,10 @@ class MarkdownStream:
 
     @classmethod
     def whole(cls, text: str, painter: Painter) -> MarkdownStream:
-        """The final picture of a text that is all there."""
+        """The final painting of a complete text."""
         stream = cls(painter)
         stream.feed(text)
-        stream.settle(stream.final_picture(painter))
+        stream.settle(stream.final_painting(painter))
         return stream
 
     @property
@@ -190,7 +188,7 @@ class MarkdownStream:
 
     @property
     def num_open_lines(self) -> int:
-        """Lines that the next flush paints again."""
+        """The number of lines that the next flush repaints."""
         return len(self._open_lines)
 
     def line(self, y: int) -> Strip:
@@ -209,7 +207,7 @@ class MarkdownStream:
         self._is_dirty = True
 
     def flush(self) -> bool:
-        """Paint what is new. True if anything is."""
+        """Paint new text. False if there is none."""
         if not self._is_dirty:
             return False
         self._is_dirty = False
@@ -219,17 +217,17 @@ class MarkdownStream:
         return True
 
     def glance(self) -> None:
-        """Paint the end alone, as it is written: for a long text, until `settle`."""
+        """Paint only the end of a long text, unparsed, to show until `settle`."""
         self._is_dirty = False
         self._frozen, self._frozen_lines = [], []
         self._open = self.text
         self._continuation = None
         self._paint_open()
 
-    def final_picture(self, painter: Painter) -> list[PaintedBlock]:
-        """The whole text parsed and painted; frozen lines are used again where they are right.
+    def final_painting(self, painter: Painter) -> list[PaintedBlock]:
+        """The whole text, parsed and painted; frozen lines are reused where they are right.
 
-        Reads only, so it may run in a thread while nothing is fed, with a painter of its own.
+        Only reads, so it may run in a thread with a painter of its own while nothing is fed.
         """
         parser = Parser()
         blocks = parser.parse(self.text)
@@ -244,23 +242,23 @@ class MarkdownStream:
             for _, block in blocks
         ]
 
-    def settle(self, picture: Sequence[PaintedBlock]) -> None:
-        """Put the final picture in place of the streamed one."""
+    def settle(self, painting: Sequence[PaintedBlock]) -> None:
+        """Replace the streamed painting by the final one."""
         self._open = self._held = ""
         self._continuation = None
         self._is_dirty = False
         self._open_lines = []
-        self._lay_out(picture)
+        self._lay_out(painting)
 
     def repaint(self, painter: Painter) -> None:
-        """Paint everything again: the width or the colours have changed."""
+        """Repaint everything, for another width or other colours."""
         self._painter = painter
         self._lay_out([PaintedBlock(p.block, p.block.paint(painter)) for p in self._frozen])
         self._paint_open()
 
-    def _lay_out(self, picture: Sequence[PaintedBlock]) -> None:
+    def _lay_out(self, painting: Sequence[PaintedBlock]) -> None:
         self._frozen, self._frozen_lines = [], []
-        for painted in picture:
+        for painted in painting:
             self._append(painted)
 
     def _append(self, painted: PaintedBlock) -> None:
@@ -270,7 +268,7 @@ class MarkdownStream:
         self._frozen.append(painted)
 
     def _freeze(self) -> None:
-        """Move finished blocks out of the open end, and pieces of one that has grown too long."""
+        """Freeze the finished blocks of the open end, and pieces of a block that has grown too long."""
         self._next_try = 0
         complete = self._open[: self._open.rfind("\n") + 1]
         blocks = self._parse_open(complete)
@@ -282,11 +280,11 @@ class MarkdownStream:
         if blocks:
             self._freeze_piece(blocks[-1][1])
         if len(self._open) > MAX_OPEN_SIZE:
-            # It could not be cut, and parsing it costs more each time: try again later.
+            # It cannot be cut yet, and each attempt costs more: try again when it is a quarter larger.
             self._next_try = len(self._open) * 5 // 4
 
     def _freeze_piece(self, block: Block) -> None:
-        """Cut the front off a fence or list that is still open and already long."""
+        """Freeze the front of a long fence or list that is still open."""
         if block.source.count("\n") <= MAX_OPEN_LINES and len(block.source) <= MAX_OPEN_SIZE:
             return
         cut = block.cut()
@@ -302,7 +300,7 @@ class MarkdownStream:
         self._continuation = Continuation.after(piece)
 
     def _drop(self, num_lines: int) -> None:
-        """Take lines off the open end; they count from the line that opens a fence again."""
+        """Remove lines from the front of the open end, counted from the line that reopens a fence."""
         if self._continuation is not None and self._continuation.reopening:
             num_lines -= 1
         lines = self._open.splitlines(keepends=True)
@@ -311,7 +309,7 @@ class MarkdownStream:
     def _parse_open(
         self, source: str, *, keep_references: bool = True, has_reopening: bool = False
     ) -> list[tuple[int, Block]]:
-        """The blocks of the open end; the first may go on from the one frozen last."""
+        """The blocks of the open end. The first may continue the block frozen last."""
         continuation = self._continuation
         if continuation is None:
             return self._parser.parse(source, keep_references=keep_references)
@@ -327,7 +325,7 @@ class MarkdownStream:
         self._open_lines = []
         source = self._open
         if len(source) > MAX_OPEN_SIZE:
-            # Only until it is finished: then the whole of it is parsed.
+            # Only until it is finished: then all of it is parsed.
             blocks = [Block("… " + source[-MAX_OPEN_SIZE:], None)]
         else:
             blocks = [block for _, block in self._parse_open(source, keep_references=False)]
@@ -345,7 +343,7 @@ def _block(source: str, tokens: tuple[Token, ...]) -> Block:
 
 
 def _spans(tokens: Sequence[Token]) -> Iterator[tuple[Token, ...]]:
-    """Top-level blocks, each as its tokens."""
+    """The tokens of each top-level block."""
     start = depth = 0
     for at, token in enumerate(tokens):
         if depth == 0:
@@ -356,11 +354,11 @@ def _spans(tokens: Sequence[Token]) -> Iterator[tuple[Token, ...]]:
 
 
 def _start(tokens: Sequence[Token]) -> int:
-    assert tokens[0].map is not None, "every top-level block says where it is"
+    assert tokens[0].map is not None, "every top-level block has a position"
     return tokens[0].map[0]
 
 
 def code_blocks(text: str) -> list[str]:
-    """What stands in each block of code, as it was written."""
+    """The contents of each code block, verbatim."""
     tokens = _commonmark().parse(text)
     return [t.content for t in tokens if t.type in ("fence", "code_block")]

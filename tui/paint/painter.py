@@ -1,8 +1,7 @@
-"""Paints parsed Markdown: tokens of one top-level block in, finished lines out.
+"""Paints parsed Markdown: from the tokens of one top-level block to finished lines.
 
-A line is a textual Strip at most `width` cells wide. Model text is data all the way: nothing
-here reads console markup, and what entities decode to is cleaned again before it is shown.
-Knows nothing of streaming or of widgets.
+A line is a Textual Strip of at most `width` cells. Model text is only data: console markup is
+never read, and text decoded from entities is cleaned again before it is shown.
 """
 
 from __future__ import annotations
@@ -27,43 +26,43 @@ from tui.sanitise import clean, one_line
 if TYPE_CHECKING:
     from markdown_it.token import Token
 
-# Beyond this a block that is not code is shown as plain text: inline parsing of one huge
-# paragraph is superlinear, and nobody reads its emphasis.
+# Beyond this a block other than code is shown as plain text: inline parsing of one huge paragraph
+# is superlinear, and its emphasis does not matter.
 PLAIN_SIZE = 32_768
-# Highlighting costs about 10 ms per 100 lines; this many characters are a file, not a snippet.
+# Highlighting costs about 10 ms per 100 lines; beyond this many characters code stays plain.
 HIGHLIGHT_SIZE = 200_000
-LINK = "link"  # in a segment's style: where a click leads
-NARROWEST = 8  # nesting never squeezes text below this: then it is no longer indented
+LINK = "link"  # the key of a link's URL in the meta data of a style
+MIN_WIDTH = 8  # where nesting would leave fewer columns, text is not indented further
 BULLETS = ("•", "◦", "▪")
 TASKS = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What an element stands in."""
+    """The room of an element."""
 
     width: int
-    depth: int = 0  # of lists
+    depth: int = 0  # of nested lists
 
     def inside(self, indent: int, *, deeper: bool = False) -> Frame:
         return Frame(self.width - indent, self.depth + deeper)
 
     def has_room(self, indent: int) -> bool:
-        return self.width - indent >= NARROWEST
+        return self.width - indent >= MIN_WIDTH
 
 
 class Painter:
-    """Paints for one width and one palette. Not to be shared between threads."""
+    """Paints for one width and one palette. Use in one thread only."""
 
     def __init__(self, width: int, palette: Palette) -> None:
-        self.width = max(NARROWEST, width)
+        self.width = max(MIN_WIDTH, width)
         self.palette = palette
         self._console = Console(
             file=io.StringIO(), width=self.width, color_system="truecolor", legacy_windows=False
         )
 
     def twin(self) -> Painter:
-        """Another painter of the same kind, for another thread."""
+        """An equal painter, for another thread."""
         return Painter(self.width, self.palette)
 
     def paint(
@@ -71,8 +70,8 @@ class Painter:
     ) -> tuple[Strip, ...]:
         """The lines of one block.
 
-        continued: the block goes on from the one above (a piece of a long fence): no label
-        first_number: an ordered list counts from here, whatever its source says
+        continued: the block continues the one above (a piece of a long fence): no label
+        first_number: overrides the first number of an ordered list
         """
         frame = Frame(self.width)
         if tokens and tokens[0].type in ("fence", "code_block"):
@@ -80,7 +79,7 @@ class Painter:
         return tuple(self._elements(tokens, frame, first_number=first_number))
 
     def plain(self, source: str) -> tuple[Strip, ...]:
-        """The source as it is, wrapped."""
+        """The source as plain text, wrapped."""
         return tuple(self._wrap(Text(clean(source).rstrip("\n")), Frame(self.width)))
 
     def _elements(
@@ -158,7 +157,7 @@ class Painter:
         language = one_line(token.info.split(maxsplit=1)[0], 40) if token.info.strip() else ""
         code = clean(token.content).expandtabs(4)
         text = self._highlight(code.removesuffix("\n"), language)
-        inside = Frame(max(NARROWEST, frame.width - 4))
+        inside = Frame(max(MIN_WIDTH, frame.width - 4))
         lines = self._wrap(text, inside, at_words=False)
         if language and has_label:
             label = Text(language, self.palette.code_label)
@@ -196,11 +195,11 @@ class Painter:
             table.add_row(*row)
         options = self._console.options.update(width=frame.width)
         lines = self._console.render_lines(table, options, pad=False)
-        # The box leaves an empty row above and below, and a margin of one cell at the left.
+        # The box adds an empty row above and below, and a margin of one cell at the left.
         return [Strip(line) for line in lines if "".join(s.text for s in line).strip()]
 
     def _records(self, rows: Sequence[Sequence[Text]], frame: Frame) -> list[Strip]:
-        """A table too wide for the screen, as one "header: value" line per cell."""
+        """A table with more columns than fit, as one "header: value" line per cell."""
         lines: list[Strip] = []
         for row in rows[1:]:
             for header, cell in zip(rows[0], row, strict=False):
@@ -209,7 +208,7 @@ class Painter:
         return lines[:-1]
 
     def _wrap(self, text: Text, frame: Frame, *, at_words: bool = True) -> list[Strip]:
-        # A text without spans is rendered without its own style, so it is made a span.
+        # Rich renders a text without spans without its own style, so the style becomes a span.
         text.stylize_before(text.style)
         if at_words:
             wrapped: Iterable[Text] = text.wrap(
@@ -264,13 +263,13 @@ class Painter:
                 text.stylize(self.palette.link, start)
                 if address.startswith(("http://", "https://")):
                     text.stylize(Style.from_meta({LINK: address}), start)
-                # The target is always in sight: words may say one site and lead to another.
+                # The target is always shown: a link's text may name a site other than its target.
                 if address not in (shown, f"mailto:{shown}"):
                     text.append(f" ({address})", self.palette.address)
 
 
 def _top_level(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
-    """The elements of a token list, each as the slice from its opening to its closing token."""
+    """The elements of a token list: slices from an opening to its closing token."""
     start = depth = 0
     for at, token in enumerate(tokens):
         if depth == 0:
@@ -281,7 +280,7 @@ def _top_level(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
 
 
 def _is_tight(inner: Sequence[Token]) -> bool:
-    """Whether a list's own paragraphs are hidden, which is how the parser says "tight"."""
+    """Whether a list is tight: the parser then hides its paragraphs."""
     level = inner[0].level + 1 if inner else 0
     return all(t.hidden for t in inner if t.type == "paragraph_open" and t.level == level)
 
@@ -308,7 +307,7 @@ def _indent(line: Strip, prefix: Segment) -> Strip:
 
 
 def _fold(text: Text, width: int) -> Iterator[Text]:
-    """Lines cut at the width, whatever they hold: code keeps every space it has."""
+    """Lines cut at the width, anywhere, so that code keeps all its spaces."""
     for line in text.split("\n", allow_blank=True):
         if line.cell_len <= width:
             yield line

@@ -1,6 +1,6 @@
-"""What the words of a program are: spans of code and the style each has.
+"""Syntax highlighting: spans of code and their styles.
 
-The one module that imports pygments, which the first picture of the screen does not wait for.
+The only module that imports pygments; it is imported late, for a fast start.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tui.paint.theme import Palette
 
 
 def spans(code: str, language: str, palette: Palette) -> Iterator[tuple[Style, int, int]]:
-    """(style, start, end) of what is coloured; nothing in a language nobody knows."""
+    """(style, start, end) of each coloured span; none for an unknown language."""
     lexer = _lexer(language)
     if lexer is None:
         return

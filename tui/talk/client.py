@@ -1,7 +1,6 @@
-"""The HTTP client: asks an OpenAI-compatible server and turns every failure into one sentence.
+"""The HTTP client of an OpenAI-compatible server; every failure becomes a sentence for the user.
 
-Knows the wire format and nothing else: no widgets, no store. Our own server and any other one
-are spoken to in the same way; what only ours sends (cached tokens, health) may be missing.
+Fields that only mlxserve sends (cached tokens, health) may be missing.
 """
 
 from __future__ import annotations
@@ -22,31 +21,38 @@ from tui.talk.pieces import Began, Finish, Piece, TextPiece, ThinkingPiece, Tool
 from tui.talk.wire import check, events, explained, json_object, said, start_of
 
 # Prefill of a long prompt may take minutes without a byte, so a stream has no read timeout:
-# the reader sees the seconds go by and has Esc.
+# the status line counts the seconds, and Esc stops it.
 _STREAM_TIMEOUT = httpx.Timeout(10.0, read=None)
 _QUESTION_TIMEOUT = httpx.Timeout(10.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether the server can answer, and what it says about it."""
+    """Whether the server is ready, and the status it reports."""
 
     is_ready: bool
     status: str = ""
-    progress: float | None = None  # of loading, 0 to 1
+    progress: float | None = None  # of loading the model, 0 to 1
 
 
 class ChatClient:
-    """One server. Use as an async context manager, or call `close`."""
+    """Talks to one server. Use as an async context manager, or call `close`."""
 
-    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
         self.url = base_url(url)
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http = httpx.AsyncClient(
             base_url=self.url,
             headers=headers,
             timeout=_QUESTION_TIMEOUT,
-            # A proxy from the environment must never see what goes to this machine itself.
+            transport=transport,
+            # Requests to this machine must not go through a proxy from the environment.
             trust_env=not _is_loopback(self.url),
         )
         self.engine = EngineClient(self._http, self.url)
@@ -61,13 +67,13 @@ class ChatClient:
         await self._http.aclose()
 
     async def health(self) -> Health:
-        """Raises Unreachable. A server without /health counts as ready."""
+        """A server without /health counts as ready. Raises ChatError, Unreachable if none answers."""
         with explained(self.url):
             reply = await self._http.get("/health")
         content = json_object(reply.content)
         if words := said(content):
-            # Ours says so when its engine has died, which waiting does not mend.
-            raise ChatError(f"The server at {self.url} is not well: {words}.")
+            # mlxserve reports this when its engine has died; waiting does not help.
+            raise ChatError(f"The server at {self.url} reports a failure: {words}.")
         status = one_line(str(content.get("status", "")), 80)
         progress = content.get("progress")
         return Health(
@@ -78,7 +84,7 @@ class ChatClient:
         )
 
     async def models(self) -> list[str]:
-        """The names of the models that can be asked. Raises ChatError."""
+        """The names of the server's models. Raises ChatError."""
         with explained(self.url):
             reply = await self._http.get("/v1/models")
             check(reply.status_code, reply.content, self.url)
@@ -89,10 +95,11 @@ class ChatClient:
     async def stream(
         self, messages: Sequence[Mapping[str, str]], *, model: str, continues: bool = False
     ) -> AsyncGenerator[Piece, None]:
-        """The answer to the conversation, as it is written. Raises ChatError.
+        """The answer to the conversation, piece by piece. Raises ChatError.
 
-        continues: the answer goes on where the last message, the assistant's, ends
-        Closing the iterator closes the connection, which is how the server learns of a stop.
+        Closing the iterator closes the connection, which stops the request on the server.
+
+        continues: the answer continues the last message, which is the assistant's
         """
         body: dict[str, object] = {
             "model": model,
@@ -117,26 +124,25 @@ class ChatClient:
                             yield piece
         if not is_finished:
             raise ChatError(
-                "The connection ended in the middle of the answer. "
-                "What arrived is kept; press Ctrl+R to ask again."
+                "The connection closed before the answer was complete. "
+                "The text so far is kept; press Ctrl+R to retry."
             )
 
 
 def base_url(url: str) -> str:
-    """An address as people write it, as the root that /v1 and /health hang from.
+    """The root URL of a server, to which /v1 and /health are appended. Raises ChatError.
 
-    `localhost:8000`, `http://localhost:8000/` and `http://localhost:8000/v1` mean the same.
-    Raises ChatError.
+    `localhost:8000`, `http://localhost:8000/` and `http://localhost:8000/v1` are all accepted.
     """
     full = url.strip() if "://" in url else f"http://{url.strip()}"
-    parts = urlsplit(full)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    address = urlsplit(full)
+    if address.scheme not in ("http", "https") or not address.hostname:
         raise ChatError(
-            f"{one_line(url)!r} is not an address of a server: "
-            "write it like http://127.0.0.1:8000 after --url."
+            f"{one_line(url)!r} is not a server address. "
+            "Give --url an address such as http://127.0.0.1:8000."
         )
-    path = parts.path.rstrip("/").removesuffix("/v1")
-    return f"{parts.scheme}://{parts.netloc}{path}"
+    path = address.path.rstrip("/").removesuffix("/v1")
+    return f"{address.scheme}://{address.netloc}{path}"
 
 
 def _is_loopback(url: str) -> bool:
@@ -150,7 +156,7 @@ def _is_loopback(url: str) -> bool:
 
 
 async def _chunks(reply: httpx.Response) -> AsyncGenerator[dict[str, Any], None]:
-    """The JSON objects of the stream, up to "[DONE]"."""
+    """The JSON objects of the stream, until "[DONE]"."""
     async with aclosing(events(reply)) as stream:
         async for event in stream:
             if event.data.strip() == "[DONE]":

@@ -1,6 +1,6 @@
-"""From nothing to a server that answers: start one if need be, wait, choose a model.
+"""Connecting to a server: start one if necessary, wait until it is ready, choose a model.
 
-Reports what it waits for, in words for the status line. Knows nothing of widgets.
+Reports its progress as texts for the status line.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ if TYPE_CHECKING:
     from tui.talk.client import ChatClient
 
 _POLL_SECONDS = 0.2
-# "2026-01-02 03:04:05,678 INFO mlxserve.engine.engine: " says nothing to who waits.
+# "2026-01-02 03:04:05,678 INFO mlxserve.engine: " is of no use in the status line.
 _LOG_PREFIX = re.compile(r"^[\d-]+ [\d:,.]+ [A-Z]+ \S+: ")
+
+CreateServer = Callable[[str | None, Sequence[str], Home], ServerProcess]  # of a model, with flags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectOptions:
-    """What the terminal was asked to talk to."""
+    """Which server and which model to connect to."""
 
-    url: str | None = None  # None: a server of our own
+    url: str | None = None  # None: start a server
     model: str | None = None
     server_args: Sequence[str] = ()
     api_key: str | None = None
@@ -39,14 +41,14 @@ class ConnectOptions:
 
 @dataclass(frozen=True, slots=True)
 class ConnectProgress:
-    """What is being waited for, and how far it is (0 to 1) where that is known."""
+    """What `connect` is waiting for, and how far that is (0 to 1) if known."""
 
     words: str
     progress: float | None = None
 
 
 class ServerConnection:
-    """A server that answers. `close` ends it if it is ours."""
+    """A server that is ready, its models, and the model that is asked."""
 
     def __init__(self, client: ChatClient, models: Sequence[str], model: str) -> None:
         self.client = client
@@ -55,27 +57,33 @@ class ServerConnection:
 
 
 class Connector:
-    """Connects, and connects again; owns the child process."""
+    """Connects and reconnects. Owns the server process if it started one."""
 
-    def __init__(self, wanted: ConnectOptions, home: Home) -> None:
-        self._wanted = wanted
+    def __init__(
+        self,
+        options: ConnectOptions,
+        home: Home,
+        create_server: CreateServer = ServerProcess.for_model,
+    ) -> None:
+        self._options = options
         self._home = home
+        self._create_server = create_server
         self.server: ServerProcess | None = None
 
     def begin(self) -> None:
-        """Start a server of our own before there is a screen; `connect` says how that went."""
-        if self._wanted.url is None:
-            with suppress(ChatError):  # `connect` tries again, and tells the reader
+        """Start a server, if one is to be started, before there is a screen."""
+        if self._options.url is None:
+            with suppress(ChatError):  # `connect` tries again and reports the failure
                 self._start_server()
 
     async def connect(self, report: Callable[[ConnectProgress], None]) -> ServerConnection:
-        """Wait until the server can answer. Raises ChatError."""
-        url = self._wanted.url or await self._own_server(report)
-        # httpx takes longer to import than the first picture may take, so it comes after it.
+        """Wait until the server is ready. Raises ChatError."""
+        url = await self.address(report)
+        # httpx takes longer to import than the first picture may take, so it is imported here.
         await asyncio.to_thread(import_module, "tui.talk.client")
         from tui.talk.client import ChatClient
 
-        client = ChatClient(url, api_key=self._wanted.api_key)
+        client = ChatClient(url, api_key=self._options.api_key)
         try:
             await self._wait_until_ready(client, report)
             models = await client.models()
@@ -86,41 +94,41 @@ class Connector:
 
     @property
     def can_change_model(self) -> bool:
-        """Whether the server is ours, to be started again with another model."""
-        return self._wanted.url is None
+        """Whether the server was started here, so that it can be restarted with another model."""
+        return self._options.url is None
 
     def use_model(self, model: str) -> None:
-        """Ask for this one from the next `connect` on; a server of ours is to be stopped first."""
-        args = list(self._wanted.server_args)
+        """Use this model from the next `connect` on. Stop a server that was started here first."""
+        args = list(self._options.server_args)
         if "--model" in args:
             at = args.index("--model")
             del args[at : at + 2]
-        self._wanted = replace(self._wanted, model=model, server_args=args)
+        self._options = replace(self._options, model=model, server_args=args)
 
     def stop_server(self) -> None:
-        """End the server if it is ours. Blocks until it has ended."""
+        """Stop the server if it was started here. Blocks until it has exited."""
         if self.server is not None:
             self.server.stop()
 
-    async def _own_server(self, report: Callable[[ConnectProgress], None]) -> str:
+    async def address(self, report: Callable[[ConnectProgress], None]) -> str:
+        """The server's address; starts a server if none was given. Raises ChatError."""
+        if self._options.url is not None:
+            return self._options.url
         server = self.server
         if server is None or not server.is_running:
             server = self._start_server()
-        waiting = asyncio.create_task(self._report_start(server, report))
+        reporting = asyncio.create_task(self._report_start(server, report))
         try:
             return await server.address()
         finally:
-            waiting.cancel()
+            reporting.cancel()
 
     def _start_server(self) -> ServerProcess:
         try:
-            server = ServerProcess.for_model(
-                self._wanted.model, self._wanted.server_args, self._home
-            )
+            server = self._create_server(self._options.model, self._options.server_args, self._home)
         except OSError as error:
             raise ChatError(
-                f"There is no place for the server's log: {error}. "
-                "Set MLXSERVE_HOME to a folder that can be written."
+                f"Cannot write the server's log: {error}. Set MLXSERVE_HOME to a writable folder."
             ) from error
         server.start()
         self.server = server
@@ -155,18 +163,17 @@ class Connector:
             await asyncio.sleep(_POLL_SECONDS)
 
     def _choose(self, models: Sequence[str], url: str) -> str:
-        """The model asked for, or the server's first."""
-        wanted = self._wanted.model
-        if wanted is not None and (wanted in models or self._wanted.url is None or not models):
-            # Our own server was started with it; it may list it under a shorter name.
-            return wanted if wanted in models or not models else models[0]
-        if wanted is not None:
+        """The model that was requested, or the server's first."""
+        requested = self._options.model
+        if requested is not None and (requested in models or not models):
+            return requested
+        if requested is not None and self._options.url is not None:
             raise ChatError(
-                f"The server at {url} has no model {one_line(wanted)!r}. "
+                f"The server at {url} has no model {one_line(requested)!r}. "
                 f"It has: {', '.join(one_line(m) for m in models[:8])}. Choose one with --model."
             )
         if not models:
             raise ChatError(
-                f"The server at {url} has no model. Load one there, or name one with --model."
+                f"The server at {url} has no model. Load one there, or choose one with --model."
             )
-        return models[0]
+        return models[0]  # a server started here may list its model under a shorter name

@@ -1,4 +1,4 @@
-"""Our own server's routes: what its engine is doing. Other servers have none of them."""
+"""mlxserve's own routes: what its engine is doing. Other servers lack them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tui.talk.wire import check, events, explained, json_object, said, start_of
 
 T = TypeVar("T")
 
-# The map is silent while nothing changes, but for a comment every ten seconds.
+# While nothing changes, the map sends only a comment every ten seconds.
 _MAP_TIMEOUT = httpx.Timeout(10.0, read=60.0)
 
 
 class EngineClient:
-    """Over the connections of a `ChatClient`. Raises NoEngine where a server lacks a route."""
+    """Uses the connections of a `ChatClient`. Raises NoEngine if the server lacks a route."""
 
     def __init__(self, http: httpx.AsyncClient, url: str) -> None:
         self._http = http
@@ -36,7 +36,7 @@ class EngineClient:
         return self._read(lambda: EngineStats.of(content))
 
     async def page_events(self) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
-        """(kind, data) of the page map's events, for as long as one listens. Raises ChatError."""
+        """The page map's events as (kind, data), until the iterator is closed. Raises ChatError."""
         with explained(self._url):
             async with self._http.stream("GET", "/api/v1/kv/map", timeout=_MAP_TIMEOUT) as reply:
                 if reply.status_code != httpx.codes.OK:
@@ -67,6 +67,6 @@ class EngineClient:
 
     def _no_engine(self) -> NoEngine:
         return NoEngine(
-            f"The server at {self._url} does not show its engine. Pages, queue and memory are "
+            f"The server at {self._url} does not report its engine. Pages, queue and memory are "
             "shown for `mlxserve serve`, and for the server that is started without --url."
         )

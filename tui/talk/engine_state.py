@@ -1,4 +1,4 @@
-"""What the engine is doing, as data: one request's progress, and the engine in numbers."""
+"""What the engine is doing: one request's progress, and the engine's statistics. Data only."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 
 class RequestStage(StrEnum):
-    """How far a request is."""
+    """A request's state in the engine."""
 
     QUEUED = "queued"
-    LOADING = "loading"  # its pages are being read from disk
+    LOADING = "loading"  # its cached pages are being read from disk
     PREFILLING = "prefilling"
     DECODING = "decoding"
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Of one request. `position` counts from 1, the next; None when it is not queued."""
+    """One request's progress. `position` in the queue counts from 1; None if it is not queued."""
 
     request_id: str
     stage: RequestStage
@@ -29,7 +29,7 @@ class Progress:
 
     @classmethod
     def of(cls, card: Mapping[str, Any]) -> Progress:
-        """Raises KeyError, TypeError or ValueError for what is no such card."""
+        """Raises KeyError, TypeError or ValueError for malformed content."""
         position = card["position"]
         return cls(
             str(card["id"]),
@@ -41,7 +41,7 @@ class Progress:
 
     @property
     def fraction(self) -> float | None:
-        """Of the prompt, 0 to 1, while it is being computed."""
+        """The share of the prompt that is computed, 0 to 1; None outside of prefill."""
         if self.stage is not RequestStage.PREFILLING or not self.num_to_compute:
             return None
         return self.num_computed / self.num_to_compute
@@ -49,14 +49,14 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """The engine of this moment. Sizes are bytes, rates tokens per second over the last seconds."""
+    """The engine right now. Sizes in bytes; rates in tokens per second, over the last seconds."""
 
     num_running: int
     num_waiting: int
     num_preemptions: int
     prefill_rate: float
     decode_rate: float
-    hit_rate: float  # of prompt tokens, since the server began
+    hit_rate: float  # of prompt tokens, since the server started
     kv_cache_size: int
     active_size: int
     peak_size: int
@@ -64,7 +64,7 @@ class EngineStats:
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> EngineStats:
-        """Raises KeyError, TypeError or ValueError for what are no such numbers."""
+        """Raises KeyError, TypeError or ValueError for malformed content."""
         rates, sizes = content["tokens_per_second"], content["bytes"]
         return cls(
             num_running=int(content["requests"]["running"]),

@@ -1,10 +1,10 @@
-"""How talking to a server can fail. Data only."""
+"""How talking to a server can fail."""
 
 from __future__ import annotations
 
 
 class ChatError(Exception):
-    """Something the reader has to know: one sentence on what happened, one on what to do."""
+    """A failure to show to the user: one sentence on what happened, one on what to do."""
 
 
 class Unreachable(ChatError):
@@ -12,8 +12,8 @@ class Unreachable(ChatError):
 
 
 class NotReady(ChatError):
-    """The server is there and cannot answer yet: it is loading a model."""
+    """The server runs but cannot answer yet: it is loading a model."""
 
 
 class NoEngine(ChatError):
-    """The server does not show its engine: it is not one of ours."""
+    """The server does not report its engine: it is not mlxserve."""

@@ -1,7 +1,7 @@
-"""Models that could be chosen, and getting one: by child processes, so that nothing heavy is loaded.
+"""Lists and downloads models in child processes, so that the terminal imports nothing heavy.
 
-`mlxserve models --json` lists them, `mlxserve pull NAME --json` downloads one and says how far it
-is. A download that is ended is only paused: what is there already is not asked for again.
+`mlxserve models --json` lists them; `mlxserve pull NAME --json` downloads one and reports its
+progress. An interrupted download is only paused: the next one resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _PROGRAM = (sys.executable, "-m", "mlxserve")
 
 
 class ModelSource(StrEnum):
-    SERVER = "server"  # the server that is connected has it
+    SERVER = "server"  # offered by the connected server
     BUNDLED = "bundled"
     DOWNLOADED = "downloaded"
     FOLDER = "folder"
-    SUGGESTED = "suggested"  # not on this machine yet
+    SUGGESTED = "suggested"  # not downloaded yet
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Something to choose. What is not known of it is None."""
+    """A model to choose. None: not known."""
 
     name: str
     source: ModelSource
     weight_size: int | None = None  # bytes
-    fits: bool | None = None  # weights, a step and the context wanted, into this machine's memory
-    num_tokens: int | None = None  # of context that fit
-    context: int | None = None  # tokens that are wanted
+    fits: bool | None = None  # whether memory holds the weights, one step and the requested context
+    num_tokens: int | None = None  # of context that fit into memory
+    context: int | None = None  # tokens that are requested
 
     @property
     def is_here(self) -> bool:
@@ -46,18 +46,18 @@ class Model:
 
     @property
     def verdict(self) -> str:
-        """Whether it fits into memory, in words."""
+        """Whether the model fits into memory, as text."""
         if self.fits is None or self.num_tokens is None:
             return ""
         if self.fits:
             return "fits"
-        wanted = "" if self.context is None else f" of {self.context:,}"
-        return f"{self.num_tokens:,}{wanted}" if self.num_tokens else "too large"
+        requested = "" if self.context is None else f" of {self.context:,}"
+        return f"{self.num_tokens:,}{requested}" if self.num_tokens else "too large"
 
 
 @dataclass(frozen=True, slots=True)
 class Downloaded:
-    """How far a download is. `total` is None while it is not known."""
+    """The progress of a download, in bytes. `total` is None until it is known."""
 
     done: int
     total: int | None
@@ -68,10 +68,10 @@ class Downloaded:
 
 
 class Models:
-    """The models of this machine, asked of the command line.
+    """The models on this machine, as `mlxserve models` reports them.
 
-    options: of the server that is to run them, as flags: they decide how much memory there is, and
-    for how many tokens; what the environment and the file say, the command line reads itself
+    options: flags of the server that will run them; they decide the memory and the context to fit
+    (the child process reads the environment and the configuration file itself)
     """
 
     def __init__(self, program: Sequence[str] = _PROGRAM, *, options: Sequence[str] = ()) -> None:
@@ -79,7 +79,7 @@ class Models:
         self._options = tuple(options)
 
     async def find(self) -> list[Model]:
-        """Those on this machine first. Raises ChatError."""
+        """List the models, those on this machine first. Raises ChatError."""
         async with self._child("models", "--json", *self._options) as child:
             written, _ = await child.communicate()
         try:
@@ -87,14 +87,14 @@ class Models:
             return [_model(card) for card in cards]
         except (ValueError, KeyError, TypeError) as error:
             raise ChatError(
-                "The models of this machine could not be listed. "
-                "`mlxserve models` in another window says why."
+                "Cannot list the models on this machine. "
+                "Run `mlxserve models` in another window to see why."
             ) from error
 
     async def download(self, name: str) -> AsyncGenerator[Downloaded, None]:
-        """How far it is, until it is there. Closing it pauses the download. Raises ChatError."""
+        """Download a model and yield the progress. Closing the iterator pauses it. Raises ChatError."""
         async with self._child("pull", name, "--json") as child:
-            assert child.stdout is not None, "it was opened with a pipe"
+            assert child.stdout is not None, "opened with a pipe"
             async for line in child.stdout:
                 said = _object(line)
                 if "error" in said:
@@ -104,7 +104,7 @@ class Models:
                 if isinstance(done := said.get("done"), int):
                     total = said.get("total")
                     yield Downloaded(done, total if isinstance(total, int) else None)
-        raise ChatError(f"The download of {one_line(name, 80)} has ended early. Try it again.")
+        raise ChatError(f"The download of {one_line(name, 80)} stopped early. Try again.")
 
     @asynccontextmanager
     async def _child(self, *arguments: str) -> AsyncGenerator[asyncio.subprocess.Process, None]:
@@ -114,7 +114,7 @@ class Models:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl+C in the terminal is for us to act on
+            start_new_session=True,  # Ctrl+C in the terminal must not reach it
         )
         try:
             yield child

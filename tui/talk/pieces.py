@@ -1,4 +1,4 @@
-"""What a streaming answer says, piece by piece, and how it can fail. Data only."""
+"""The pieces of a streamed answer. Data only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """The server has taken the request, under this name; None: it says none."""
+    """The server has accepted the request. None: it does not report an id."""
 
     request_id: str | None
 
@@ -24,7 +24,7 @@ class ThinkingPiece:
 
 @dataclass(frozen=True, slots=True)
 class ToolPiece:
-    """Part of a tool call: the name comes once, the arguments (JSON) in pieces."""
+    """Part of a tool call: the name arrives once, the arguments (JSON) in pieces."""
 
     index: int
     name: str
@@ -35,14 +35,14 @@ class ToolPiece:
 class UsagePiece:
     prompt_tokens: int | None
     completion_tokens: int | None
-    cached_tokens: int | None  # None: the server does not say
-    differs_at: int | None = None  # the first token of the prompt that was not known
-    miss: str = ""  # why no more of it was in the cache, in our server's words
+    cached_tokens: int | None  # None: the server does not report it
+    differs_at: int | None = None  # the first token of the prompt that was not cached
+    miss: str = ""  # mlxserve's code for why no more was cached
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The model is done. `reason` is the API's word: stop, length, tool_calls, ..."""
+    """The end of the answer. `reason` is the API's: stop, length, tool_calls, ..."""
 
     reason: str
 

@@ -1,8 +1,8 @@
-"""A server of our own: started as a child process, watched until it listens, always ended.
+"""The server that the terminal starts: a child process that never outlives it.
 
-Its output goes to a log file, so that nothing native code writes can reach the screen. Its
-stdin is a pipe that we hold open: when this process dies, however it dies, the pipe closes and
-the server, started with `--exit-with-parent`, ends. Knows nothing of HTTP beyond the address.
+Its output goes to a log file, so that nothing native code writes can reach the screen. Its stdin
+is a pipe held open by this process: however this process dies, the pipe closes and the server,
+started with `--exit-with-parent`, exits.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from tui.talk.errors import ChatError
 _READY = re.compile(rb"^mlxserve is ready at (http://\S+)\s*$", re.MULTILINE)
 _REQUEST = " uvicorn.access: "
 _POLL_SECONDS = 0.05
-_STOP_SECONDS = 8.0
+STOP_SECONDS = 8.0
 _LOG_TAIL = 16 * 1024
 
 
 class ServerStopped(ChatError):
-    """The child ended on its own."""
+    """The server process exited on its own."""
 
 
 class ServerProcess:
-    """One `mlxserve serve` that belongs to this terminal."""
+    """One `mlxserve serve` process of this terminal."""
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
         self.command = list(command)
@@ -41,7 +41,7 @@ class ServerProcess:
 
     @classmethod
     def for_model(cls, model: str | None, server_args: Sequence[str], home: Home) -> ServerProcess:
-        """A server on a free port of this machine. Raises OSError if there is no place for its log."""
+        """A server on a free port of 127.0.0.1. Raises OSError if its log cannot be written."""
         command = [sys.executable, "-m", "mlxserve", "serve"]
         command += ["--host", "127.0.0.1", "--port", "0", "--exit-with-parent"]
         if model is not None:
@@ -58,7 +58,7 @@ class ServerProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Raises ChatError when the program cannot be run at all."""
+        """Raises ChatError if the program cannot be run."""
         with self.log.open("ab") as log:
             try:
                 self._process = subprocess.Popen(
@@ -67,19 +67,19 @@ class ServerProcess:
                     stdout=log,
                     stderr=log,
                     env={**os.environ, "PYTHONUNBUFFERED": "1"},
-                    # Its own session: Ctrl+C in the terminal is for us to act on.
+                    # In its own session: Ctrl+C in the terminal must not reach it.
                     start_new_session=True,
                 )
             except OSError as error:
                 raise ChatError(
-                    f"The server could not be started: {error}. Check the installation with "
+                    f"Cannot start the server: {error}. Check the installation with "
                     "`mlxserve doctor`, or attach to a running server with --url."
                 ) from error
 
     async def address(self) -> str:
-        """The address once the server listens. Raises ServerStopped if it ends before."""
+        """The address, once the server listens. Raises ServerStopped if it exits before that."""
         while True:
-            # Ask first and read then: what it wrote before its end is not missed.
+            # In this order, the last lines written before an exit are not missed.
             is_running = self.is_running
             if match := _READY.search(self.log.read_bytes()):
                 return match.group(1).decode("ascii", "replace")
@@ -89,31 +89,33 @@ class ServerProcess:
 
     def why_it_stopped(self) -> ServerStopped:
         code = self._process.poll() if self._process is not None else None
-        ending = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
+        ending = f"exited with code {code}"
+        if code is not None and code < 0:
+            ending = f"was killed by signal {-code}"
         lines = self.last_lines(4)
-        said = f" It said last:\n{lines}\n" if lines else " "
+        output = f" Its last output:\n{lines}\n" if lines else " "
         return ServerStopped(
-            f"The server has ended {ending}.{said}"
-            f"Its whole log is {self.log}; press Ctrl+R to start it again, or leave and choose "
-            "another model with --model."
+            f"The server {ending}.{output}"
+            f"The full log is {self.log}; press Ctrl+R to restart it, or quit and choose another "
+            "model with --model."
         )
 
     def last_lines(self, count: int) -> str:
-        """The end of the log, safe to show, without the requests that were logged."""
+        """The end of the log, safe to show, without the logged requests."""
         with self.log.open("rb") as log:
             log.seek(max(0, self.log.stat().st_size - _LOG_TAIL))
             text = clean(log.read().decode("utf-8", "replace"))
-        said = [line for line in text.splitlines() if line.strip() and _REQUEST not in line]
-        return "\n".join(said[-count:])
+        lines = [line for line in text.splitlines() if line.strip() and _REQUEST not in line]
+        return "\n".join(lines[-count:])
 
     def stop(self) -> None:
-        """End the child and wait for its end. Safe to call twice, and before `start`."""
+        """Stop the process and wait for its exit. Safe to call twice, and before `start`."""
         if self._process is None:
             return
         if self._process.poll() is None:
             self._process.terminate()
             try:
-                self._process.wait(_STOP_SECONDS)
+                self._process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()

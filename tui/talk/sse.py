@@ -1,6 +1,6 @@
 """Server-sent events: bytes in, events out (WHATWG HTML, section 9.2.6).
 
-Holds at most one unfinished event. Knows nothing of HTTP or of what the events say.
+Buffers at most one unfinished event.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ServerEvent:
 
 
 class EventReader:
-    """Splits a byte stream into events; where the bytes are cut makes no difference."""
+    """Splits a byte stream, in chunks of any size, into events."""
 
     def __init__(self) -> None:
         self._rest = b""  # the unfinished line
@@ -35,7 +35,7 @@ class EventReader:
         self._data_size = 0
 
     def feed(self, data: bytes) -> list[ServerEvent]:
-        """The events that these bytes complete. Raises EventTooLarge."""
+        """The events completed by these bytes. Raises EventTooLarge."""
         if self._skip_line_feed and data:
             data = data.removeprefix(b"\n")
             self._skip_line_feed = False

@@ -1,7 +1,4 @@
-"""What every exchange with a server has in common: its JSON, its events, its failures in words.
-
-Knows no route. Whatever is not as it should be becomes a ChatError with what to do.
-"""
+"""What all requests have in common: JSON, events, and failures turned into a ChatError."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ _MAX_ERROR_SIZE = 64 * 1024
 
 
 class explained:
-    """Turns what httpx raises into a ChatError that says what to do."""
+    """Context manager that turns httpx exceptions into a ChatError that says what to do."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -32,32 +29,32 @@ class explained:
             case httpx.ConnectError() | httpx.ConnectTimeout():
                 raise Unreachable(
                     f"No server answers at {self._url}. Start one with `mlxserve serve`, "
-                    "or check the address after --url."
+                    "or check the address given to --url."
                 ) from error
             case httpx.TimeoutException():
                 raise ChatError(
-                    f"The server at {self._url} took too long to answer. Try again in a moment."
+                    f"The server at {self._url} took too long to respond. Try again in a moment."
                 ) from error
             case httpx.TransportError():
                 raise ChatError(
-                    f"The connection to {self._url} broke. "
-                    "What arrived is kept; press Ctrl+R to ask again."
+                    f"The connection to {self._url} was lost. "
+                    "The text so far is kept; press Ctrl+R to retry."
                 ) from error
             case EventTooLarge():
                 raise ChatError(
-                    f"The server at {self._url} sent {error}, which is not an answer. "
-                    "Check that the address is that of an OpenAI-compatible server."
+                    f"The server at {self._url} sent {error}. "
+                    "Check that it is an OpenAI-compatible server."
                 ) from error
 
 
 def check(status: int, content: bytes, url: str) -> None:
-    """Raises ChatError for a status that is a refusal."""
+    """Raises ChatError for an error status."""
     if status >= httpx.codes.BAD_REQUEST:
         raise _refusal(status, said(json_object(content)), url)
 
 
 async def start_of(reply: httpx.Response) -> bytes:
-    """Enough of a refusal to read what it says."""
+    """The body of an error reply, cut off after `_MAX_ERROR_SIZE`."""
     content = b""
     async for part in reply.aiter_bytes():
         content += part
@@ -75,7 +72,7 @@ async def events(reply: httpx.Response) -> AsyncGenerator[ServerEvent, None]:
 
 
 def json_object(content: bytes | str) -> dict[str, Any]:
-    """The JSON object in the content; an empty one where there is none."""
+    """The JSON object in the content, or an empty one."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
@@ -84,7 +81,7 @@ def json_object(content: bytes | str) -> dict[str, Any]:
 
 
 def said(content: Mapping[str, Any]) -> str:
-    """The server's own words about an error, on one line."""
+    """The server's error message, on one line; empty if there is none."""
     error = content.get("error", "")
     if isinstance(error, dict):
         error = error.get("message", "")
@@ -96,23 +93,23 @@ def _refusal(status: int, said: str, url: str) -> ChatError:
     match status:
         case 401 | 403:
             return ChatError(
-                f"The server at {url} wants another key{words} "
-                "Set MLXSERVE_API_KEY to its key and start again."
+                f"The server at {url} requires another API key{words} "
+                "Set MLXSERVE_API_KEY to it and start again."
             )
         case 404:
             return ChatError(
                 f"The server at {url} does not know this model or address{words} "
-                "Choose a model with /model, or check the address after --url."
+                "Choose a model with /model, or check the address given to --url."
             )
         case 413:
             return ChatError(f"The message is too large{words} Shorten it, or start a new chat.")
         case 429:
-            return ChatError(f"The server is busy{words} Press Ctrl+R to ask again in a moment.")
+            return ChatError(f"The server is busy{words} Press Ctrl+R to retry in a moment.")
         case 503:
             return NotReady(
-                f"The server cannot answer yet{words} Press Ctrl+R to ask again in a moment."
+                f"The server is not ready yet{words} Press Ctrl+R to retry in a moment."
             )
         case _ if status < 500:
             return ChatError(f"The server refused the request{words} Change it with /edit.")
         case _:
-            return ChatError(f"The server failed (HTTP {status}){words} Press Ctrl+R to ask again.")
+            return ChatError(f"The server failed (HTTP {status}){words} Press Ctrl+R to retry.")

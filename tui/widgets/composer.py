@@ -1,4 +1,4 @@
-"""The line the reader writes in: Enter sends, history on the arrows, commands after a slash."""
+"""The input: Enter sends, the arrow keys recall the history, a slash starts a command."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _NEW_LINE_KEYS = ("shift+enter", "ctrl+j", "alt+enter")
 class Composer(TextArea):
     """Several lines of plain text."""
 
-    MESSAGE_HINT = "E edit · R ask again · Y copy · ←→ versions · Esc back"
-    EDIT_HINT = "Enter asks again · Esc leaves the first version as it is"
+    MESSAGE_HINT = "E edit · R regenerate · Y copy · ←→ versions · Esc back"
+    EDIT_HINT = "Enter resends · Esc cancels the edit"
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("pageup", "app.scroll_transcript(-1)", "Scroll up", show=False),
@@ -28,14 +28,14 @@ class Composer(TextArea):
     ]
 
     class Sent(Event):
-        """The reader pressed Enter on something."""
+        """The user pressed Enter on a text."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
             self.text = text
 
     class Suggest(Event):
-        """A key for the list of commands, while it is open: up, down, tab, enter, escape."""
+        """A key for the open list of suggestions: up, down, tab, enter, escape."""
 
         def __init__(self, key: str) -> None:
             super().__init__()
@@ -50,65 +50,65 @@ class Composer(TextArea):
         )
         self.has_suggestions = False
         self._history: list[str] = []
-        self._at: int | None = None  # where in the history; None: what is being written
+        self._at: int | None = None  # index into the history; None: the draft
         self._draft = ""
 
     def use_history(self, questions: Sequence[str]) -> None:
-        """What was asked before, the oldest first."""
+        """Set the history: earlier questions, oldest first."""
         self._history = list(questions)
         self._at = None
 
     def remember(self, text: str) -> None:
-        """What was just asked."""
+        """Add a question to the history."""
         self._history = [*(q for q in self._history if q != text), text]
         self._at = None
 
     def write(self, text: str) -> None:
-        """Put a text in, with the cursor at its end."""
+        """Replace the text, with the cursor at its end."""
         self.load_text(clean(text))
         self.move_cursor(self.document.end)
 
     @property
     def before_cursor(self) -> str:
-        """The text up to where the next character goes."""
+        """The text before the cursor."""
         return self.get_text_range((0, 0), self.cursor_location)
 
     def complete(self, path: str) -> None:
-        """Put the path in place of what is there of it; a folder waits for more."""
+        """Replace the typed start of a path by the path, plus a space unless it is a folder."""
         row, column = self.cursor_location
         start = self.before_cursor.rpartition("@")[2]
         end = "" if path.endswith("/") else " "
         self.replace(clean(path) + end, (row, column - len(start)), (row, column))
 
     def action_copy(self) -> None:
-        """Ctrl+C copies what is selected; with nothing selected it is the app's."""
+        """Ctrl+C copies the selection; without one the app handles it."""
         if self.selected_text:
             super().action_copy()
         else:
             self.app.action_help_quit()
 
     async def _on_paste(self, event: Paste) -> None:
-        """What is pasted is shown, so it is cleaned like everything that is."""
+        """Pasted text is cleaned, because it is shown."""
         await super()._on_paste(Paste(clean(event.text)))
-        self._take(event)
+        self._consume(event)
 
     async def _on_key(self, event: Key) -> None:
-        """Keys of our own; for the others TextArea's handler is called after this one."""
+        """Handles the composer's keys; for all others TextArea's handler is called after this one."""
         if self.has_suggestions and event.key in ("up", "down", "tab", "enter", "escape"):
-            self._take(event)
+            self._consume(event)
             self.post_message(self.Suggest(event.key))
         elif event.key == "enter":
-            self._take(event)
+            self._consume(event)
             self._send()
         elif event.key in _NEW_LINE_KEYS:
-            self._take(event)
+            self._consume(event)
             self.insert("\n")
         elif (event.key == "up" and self.cursor_at_first_line and self._recall(-1)) or (
             event.key == "down" and self.cursor_at_last_line and self._recall(1)
         ):
-            self._take(event)
+            self._consume(event)
 
-    def _take(self, event: Key | Paste) -> None:
+    def _consume(self, event: Key | Paste) -> None:
         event.stop()
         event.prevent_default()
 
@@ -120,7 +120,7 @@ class Composer(TextArea):
             self.post_message(self.Sent(text))
 
     def _recall(self, step: int) -> bool:
-        """Go through the history; False where it ends."""
+        """Move through the history; False at its ends."""
         at = (len(self._history) if self._at is None else self._at) + step
         if (self._at is None and step > 0) or at < 0:
             return False

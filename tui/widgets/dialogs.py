@@ -1,4 +1,4 @@
-"""What opens over the chat: the chats, and the keys. Each gives one choice, or none."""
+"""Dialogs over the chat: the list of chats, and the help."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from tui.chat.store import SearchHit
 from tui.commands import COMMANDS, COMPOSER_KEYS, MESSAGE_KEYS, key_words
 from tui.sanitise import one_line
 
-Row = tuple[str, str, str]  # what is typed or pressed, the key of a command, what it does
+Row = tuple[str, str, str]  # a command or key, the key of a command, its help
 _TITLE_WIDTH = 26
-_BEFORE_WORDS = 16  # characters of a message in front of what was looked for
+_BEFORE_MATCH = 16  # characters of a message shown before a match
 _CLOSE: list[BindingType] = [Binding("escape", "dismiss", "Close", show=False)]
 
 
 @dataclass(frozen=True, slots=True)
 class ChatChoice:
-    """A chat to open, at the branch through a message if the search found one."""
+    """A chat to open, at the branch through the message that a search found."""
 
     chat_id: int
     message_id: int | None = None
 
 
 class ChatsDialog(ModalScreen[ChatChoice | None]):
-    """The chats, the most recent first; what is typed is looked for in all their messages."""
+    """The chats, most recent first; typing searches all their messages."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *_CLOSE,
@@ -59,13 +59,13 @@ class ChatsDialog(ModalScreen[ChatChoice | None]):
         self._search = search
         self._delete = delete
         self._choices: list[ChatChoice] = []
-        self._marked: int | None = None  # the chat that Ctrl+D was pressed on once
+        self._marked: int | None = None  # the chat on which Ctrl+D was pressed once
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as dialog:
             dialog.border_title = "Chats"
             dialog.border_subtitle = "Enter opens · Ctrl+D deletes · Esc closes"
-            yield Input(placeholder="Find words in all chats", compact=True)
+            yield Input(placeholder="Search all chats", compact=True)
             yield OptionList(compact=True)
 
     def on_mount(self) -> None:
@@ -76,7 +76,7 @@ class ChatsDialog(ModalScreen[ChatChoice | None]):
         self._show(
             [ChatChoice(chat.id) for chat in self._chats],
             [_chat_line(chat) for chat in self._chats],
-            "No chats yet. They appear here when you have asked something.",
+            "No chats yet. Send a message to start one.",
         )
 
     def _show(self, choices: list[ChatChoice], lines: Sequence[Content], when_empty: str) -> None:
@@ -95,11 +95,11 @@ class ChatsDialog(ModalScreen[ChatChoice | None]):
             return
         hits = await self._search(event.value)
         if event.value != self.query_one(Input).value:
-            return  # a later key has asked for something else
+            return  # outdated by a later key
         self._show(
             [ChatChoice(hit.chat.id, hit.message_id) for hit in hits],
             [_hit_line(hit, event.value.strip()) for hit in hits],
-            "Nothing found.",
+            "No match.",
         )
 
     def action_move(self, step: int) -> None:
@@ -110,13 +110,13 @@ class ChatsDialog(ModalScreen[ChatChoice | None]):
             options.action_cursor_up()
 
     async def action_delete(self) -> None:
-        """Twice on the same chat: the first press only asks."""
+        """Delete the chat on the second press; the first only asks for it."""
         choice = self._chosen
         if choice is None:
             return
         if self._marked != choice.chat_id:
             self._marked = choice.chat_id
-            self.notify("Press Ctrl+D again to delete this chat for good.", markup=False)
+            self.notify("Press Ctrl+D again to delete this chat permanently.", markup=False)
             return
         await self._delete(choice.chat_id)
         self._chats = [chat for chat in self._chats if chat.id != choice.chat_id]
@@ -136,7 +136,7 @@ class ChatsDialog(ModalScreen[ChatChoice | None]):
 
 
 class HelpDialog(ModalScreen[None]):
-    """Every key and command."""
+    """All keys and commands."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *_CLOSE,
@@ -157,9 +157,9 @@ def _help() -> Iterator[tuple[str, Sequence[Row]]]:
         (command.usage, " ".join(key_words(key) for key in command.keys), command.help)
         for command in COMMANDS
     ]
-    yield "Writing", [(keys, "", words) for keys, words in COMPOSER_KEYS]
+    yield "Writing a message", [(keys, "", words) for keys, words in COMPOSER_KEYS]
     yield "Commands, also in the palette (Ctrl+P)", commands
-    yield "On a message (Tab goes there)", [(keys, "", words) for keys, words in MESSAGE_KEYS]
+    yield "On a message (press Tab)", [(keys, "", words) for keys, words in MESSAGE_KEYS]
 
 
 def _table(rows: Sequence[Row]) -> Table:
@@ -181,12 +181,12 @@ def _chat_line(chat: ChatRecord) -> Content:
 
 
 def _hit_line(hit: SearchHit, words: str) -> Content:
-    """What was found in columns, and in it the words that were looked for."""
+    """The chat's title and the excerpt, with the matches highlighted."""
     title = one_line(hit.chat.title, _TITLE_WIDTH).ljust(_TITLE_WIDTH)
     line = one_line(hit.excerpt, 120)
     at = line.casefold().find(words.casefold())
-    if at > _BEFORE_WORDS:
-        line = "…" + line[at - _BEFORE_WORDS :]
+    if at > _BEFORE_MATCH:
+        line = "…" + line[at - _BEFORE_MATCH :]
     excerpt = Content.styled(line, "$text-quiet")
     for found in re.finditer(re.escape(words), excerpt.plain, re.IGNORECASE):
         excerpt = excerpt.stylize("bold $accent", *found.span())

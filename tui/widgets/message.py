@@ -1,12 +1,12 @@
-"""Messages on the screen, one widget each: every line of one is a strip that is kept.
+"""Messages on the screen, one widget each; every line of a message is a stored strip.
 
-    question   the text as it was typed, and its version
-    answer     ▸ Thought for 4 s          (closed: what is in it is not even parsed)
+    question   the text as typed, and its version
+    answer     ▸ Thought for 4 s          (not even parsed while closed)
                Markdown
-               what went wrong, if anything did
+               the error, if there was one
                how it ended, and its version
 
-A widget per block would cost seconds in a long chat; a line here costs nothing until it shows.
+A widget per block would cost seconds in a long chat; a line costs nothing until it is visible.
 """
 
 from __future__ import annotations
@@ -33,26 +33,25 @@ from tui.paint.painter import LINK, Painter
 from tui.paint.theme import Palette
 from tui.widgets.strips import StripView
 
-_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-# A flush may take a fifth of the time: a slow picture is drawn less often, never late.
+SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+# A flush may take a fifth of the time: slow painting happens less often instead of lagging.
 _FLUSH_REST = 4
-# The final picture of a longer text is made in a thread: some 10 ms per 4,000 characters. For the
-# same reason no more is painted at once of an answer that comes in larger pieces.
+# A longer text is painted in a thread: that takes some 10 ms per 4,000 characters. For the same
+# reason, at most this much of an answer that arrives in larger pieces is painted at once.
 _LONG_TEXT = 8_000
 
-
-# How many lines, and each of them by its number.
-Part = tuple[int, Callable[[int], Strip]]
+# A number of lines, and a function from the index of a line to the line.
+Section = tuple[int, Callable[[int], Strip]]
 
 
 class MessageView(StripView, can_focus=True):
-    """What questions and answers have in common."""
+    """The base of questions and answers."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("e", "edit", "Edit"),
-        Binding("r", "retry", "Ask again"),
-        Binding("left", "sibling(-1)", "Version before"),
-        Binding("right", "sibling(1)", "Version after"),
+        Binding("r", "retry", "Regenerate"),
+        Binding("left", "sibling(-1)", "Previous version"),
+        Binding("right", "sibling(1)", "Next version"),
         Binding("y", "copy", "Copy"),
         Binding("c", "copy_code", "Copy code"),
         Binding("up", "app.focus_message(-1)", "Up", show=False),
@@ -60,26 +59,26 @@ class MessageView(StripView, can_focus=True):
     ]
 
     class MessageEvent(Event):
-        """The reader wants something done with a message."""
+        """The user wants to act on a message."""
 
         def __init__(self, message: ChatMessage) -> None:
             super().__init__()
             self.message = message
 
     class Edit(MessageEvent):
-        """To ask it differently."""
+        """Edit and resend it."""
 
     class Retry(MessageEvent):
-        """Another answer."""
+        """Regenerate the answer."""
 
     class Copy(MessageEvent):
-        """It in the clipboard."""
+        """Copy it to the clipboard."""
 
     class CopyCode(MessageEvent):
-        """One of its blocks of code in the clipboard."""
+        """Copy one of its code blocks to the clipboard."""
 
     class ShowVersion(Event):
-        """The reader wants to see another version of a message."""
+        """The user wants to see another version of a message."""
 
         def __init__(self, message_id: int) -> None:
             super().__init__()
@@ -91,7 +90,7 @@ class MessageView(StripView, can_focus=True):
         self.version = version
 
     def show(self, message: ChatMessage, version: Version) -> None:
-        """The same message, as it is now."""
+        """Update the same message."""
         if (message, version) != (self.message, self.version):
             self.message, self.version = message, version
             self.use_palette(self._palette)
@@ -114,7 +113,7 @@ class MessageView(StripView, can_focus=True):
             self.post_message(self.ShowVersion(message_id))
 
     async def settled(self) -> None:
-        """Until every line is there."""
+        """Wait until every line is painted."""
 
     def _ending(self, painter: Painter) -> list[Strip]:
         words = ending_line(self.message, self.version)
@@ -122,7 +121,7 @@ class MessageView(StripView, can_focus=True):
 
 
 class QuestionView(MessageView):
-    """What the reader asked: shown as typed, not as Markdown."""
+    """A question of the user: shown as typed, not as Markdown."""
 
     def __init__(self, message: ChatMessage, version: Version, palette: Palette) -> None:
         super().__init__(message, version, palette)
@@ -141,19 +140,19 @@ class QuestionView(MessageView):
 
 
 class AnswerView(MessageView):
-    """What the model wrote, or is writing."""
+    """An answer of the model, complete or running."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("t,enter", "thinking", "Thinking")]
 
     def __init__(self, message: ChatMessage, version: Version, palette: Palette) -> None:
         super().__init__(message, version, palette)
         self._painter = self._thoughts_painter = Painter(80, palette)
-        self._answer: LiveAnswer | None = None  # while it is coming
+        self._answer: LiveAnswer | None = None  # while it is running
         self._body: MarkdownStream | None = None
         self._thoughts: MarkdownStream | None = None  # None: closed
         self._head: list[Strip] = []
         self._foot: list[Strip] = []
-        self._coming = ""  # what has come and is not painted yet
+        self._unpainted = ""  # text that has arrived and is not painted yet
         self._settling: Worker[None] | None = None
         self._frame = 0
         self._next_flush = 0.0
@@ -161,17 +160,17 @@ class AnswerView(MessageView):
 
     @property
     def num_lines(self) -> int:
-        return sum(count for count, _ in self._parts())
+        return sum(count for count, _ in self._sections())
 
     def line(self, y: int) -> Strip:
-        for count, line in self._parts():
+        for count, line in self._sections():
             if y < count:
                 return line(y)
             y -= count
         raise IndexError(y)
 
-    def _parts(self) -> Sequence[Part]:
-        """From top to bottom; a gap stands only between two parts that have lines."""
+    def _sections(self) -> Sequence[Section]:
+        """From top to bottom, with a gap only between two sections that have lines."""
         body = (0, _blank) if self._body is None else (self._body.num_lines, self._body.line)
         thoughts = 0 if self._thoughts is None else self._thoughts.num_lines
         has_head, has_body, has_foot = bool(self._head), bool(body[0]), bool(self._foot)
@@ -185,7 +184,7 @@ class AnswerView(MessageView):
         )
 
     def _thought(self, y: int) -> Strip:
-        assert self._thoughts is not None, "what is closed has no lines"
+        assert self._thoughts is not None, "closed thinking has no lines"
         line = self._thoughts.line(y).apply_style(self._palette.marker)
         return Strip([Segment("│ ", self._palette.marker), *line], 2 + line.cell_length)
 
@@ -203,7 +202,7 @@ class AnswerView(MessageView):
         self._frame_lines()
 
     def _at_a_glance(self) -> MarkdownStream:
-        """The end of a long text; the whole of it when it has been painted, in a thread."""
+        """Show the end of a long text, until a thread has painted all of it."""
         stream = MarkdownStream(self._painter)
         stream.feed(self.message.text)
         stream.glance()
@@ -211,9 +210,9 @@ class AnswerView(MessageView):
         return stream
 
     async def _show_whole(self, stream: MarkdownStream, painter: Painter) -> None:
-        picture = await asyncio.to_thread(stream.final_picture, painter)
-        if stream is self._body:  # nothing has changed meanwhile
-            stream.settle(picture)
+        painting = await asyncio.to_thread(stream.final_painting, painter)
+        if stream is self._body:  # unchanged meanwhile
+            stream.settle(painting)
             self.lines_changed()
 
     async def settled(self) -> None:
@@ -225,17 +224,17 @@ class AnswerView(MessageView):
             self._body = None
         super().show(message, version)
 
-    # While it is coming
+    # While it is running
 
     def follow(self, answer: LiveAnswer) -> None:
-        """Show this answer as it comes; `tick` is to be called often, `finish` at the end."""
+        """Show this answer while it is running: call `tick` often and `finish` at the end."""
         self._answer = answer
         self._body = MarkdownStream(self._painter)
         self._frame_lines()
         self.lines_changed()
 
     def tick(self) -> None:
-        """Paint what has come since."""
+        """Paint the text that has arrived since the last tick."""
         answer, body = self._answer, self._body
         if answer is None or body is None:
             return
@@ -244,27 +243,27 @@ class AnswerView(MessageView):
             self._thinking_seconds = answer.seconds - (answer.stats.first_token_seconds or 0)
         started = time.monotonic()
         if started >= self._next_flush:
-            news = answer.take()
-            self._coming += news.text
-            body.feed(self._coming[:_LONG_TEXT])
-            self._coming = self._coming[_LONG_TEXT:]
+            new = answer.take()
+            self._unpainted += new.text
+            body.feed(self._unpainted[:_LONG_TEXT])
+            self._unpainted = self._unpainted[_LONG_TEXT:]
             body.flush()
             if self._thoughts is not None:
-                self._thoughts.feed(news.thinking)
+                self._thoughts.feed(new.thinking)
                 self._thoughts.flush()
             self._next_flush = started + (1 + _FLUSH_REST) * (time.monotonic() - started)
         self._frame_lines()
         self.lines_changed()
 
     async def finish(self, message: ChatMessage) -> None:
-        """The answer has ended: put the picture of the whole text in place."""
+        """Show the final painting of the complete message."""
         self._next_flush = 0.0
         self.tick()
         self._answer = None
         self.message = message
         if self._body is not None:
-            self._body.feed(self._coming)
-            self._coming = ""
+            self._body.feed(self._unpainted)
+            self._unpainted = ""
         await self._settle()
         self._frame_lines()
         self.lines_changed()
@@ -277,12 +276,12 @@ class AnswerView(MessageView):
             if stream is None:
                 continue
             if len(stream.text) <= _LONG_TEXT:
-                stream.settle(stream.final_picture(painter))
+                stream.settle(stream.final_painting(painter))
                 continue
-            picture = await asyncio.to_thread(stream.final_picture, painter.twin())
-            stream.settle(picture)
+            painting = await asyncio.to_thread(stream.final_painting, painter.twin())
+            stream.settle(painting)
             if painter not in (self._painter, self._thoughts_painter):
-                # The window changed its size meanwhile.
+                # The window was resized meanwhile.
                 self.paint(self._painter.width, self._palette)
 
     # Thinking
@@ -299,7 +298,7 @@ class AnswerView(MessageView):
 
     def open_thinking(self, *, is_open: bool) -> None:
         if is_open and self._thoughts is None and self.has_thinking:
-            self._thoughts = self._picture_of_thinking()
+            self._thoughts = self._paint_thinking()
         elif not is_open:
             self._thoughts = None
         self._frame_lines()
@@ -317,7 +316,7 @@ class AnswerView(MessageView):
             return self.has_thinking
         return super().check_action(action, parameters)
 
-    def _picture_of_thinking(self) -> MarkdownStream:
+    def _paint_thinking(self) -> MarkdownStream:
         if self._answer is None:
             return MarkdownStream.whole(self.message.thinking, self._thoughts_painter)
         stream = MarkdownStream(self._thoughts_painter)
@@ -350,10 +349,10 @@ class AnswerView(MessageView):
         return lines + self._ending(self._painter)
 
     def _waiting_lines(self, answer: LiveAnswer) -> list[Strip]:
-        """Something moves as long as nothing else does."""
+        """A spinner until the first piece arrives."""
         if answer.phase is not AnswerPhase.WAITING:
             return []
-        sign = _SPINNER[self._frame // 2 % len(_SPINNER)]
+        sign = SPINNER[self._frame // 2 % len(SPINNER)]
         words = f"{sign} {waiting_words(answer.progress, answer.seconds)}"
         return _styled(self._painter.plain(words), self._palette.marker)
 

@@ -1,4 +1,4 @@
-"""The model picker: what the server has, what is on this machine, and what could be downloaded."""
+"""The model picker: the server's models, those on this machine, and well-known ones to download."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tui.talk.errors import ChatError
 from tui.talk.models import Downloaded, Model, Models, ModelSource
 
 _BAR_WIDTH = 16
-_WIDE = 100  # columns from which a name is written with its owner
+_WIDE = 100  # columns from which a repository's owner is shown
 
 
 class ModelsDialog(ModalScreen[Model | None]):
-    """Gives the model that was chosen.
+    """Returns the chosen model.
 
-    models: how to find and download others; None where the server is not ours to start again
+    models: finds and downloads others; None if the server cannot be restarted from here
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -40,14 +40,14 @@ class ModelsDialog(ModalScreen[Model | None]):
         self._rows = [Model(name, ModelSource.SERVER) for name in served]
         self._current = current
         self._models = models
-        self._progress: dict[str, Downloaded] = {}  # under way, or paused
-        self._loading: str | None = None  # what is being downloaded
+        self._progress: dict[str, Downloaded] = {}  # of running and paused downloads
+        self._loading: str | None = None  # the name of the model being downloaded
         self._download: asyncio.Task[None] | None = None
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as dialog:
             dialog.border_title = "Models"
-            dialog.border_subtitle = "Enter chooses or downloads · P pauses · Esc closes"
+            dialog.border_subtitle = "Enter selects or downloads · P pauses · Esc closes"
             yield OptionList(compact=True)
             yield Static(id="note", markup=False)
 
@@ -58,9 +58,9 @@ class ModelsDialog(ModalScreen[Model | None]):
         options.highlighted = names.index(self._current) if self._current in names else 0
         options.focus()
         if self._models is None:
-            self._say("This server was not started here: it has these models and no others.")
+            self._say("The server was not started here, so its models cannot be changed.")
         else:
-            self._say("Looking for the models of this machine …")
+            self._say("Listing the models on this machine …")
             self.run_worker(self._find(self._models), group="find")
 
     async def _find(self, models: Models) -> None:
@@ -74,8 +74,8 @@ class ModelsDialog(ModalScreen[Model | None]):
         self._rows = [running.get(row.name, row) for row in self._rows]
         self._rows += [model for model in found if model.name not in served]
         self._say(
-            "Sizes are those of the weights. A model fits if there is memory for them, a step at its "
-            "peak and all of its context; else you see how many tokens of that do."
+            "Sizes are those of the weights. A model fits if memory holds them, the peak of a step and "
+            "its full context; otherwise the number of tokens that fit is shown."
         )
         self._show()
 
@@ -90,7 +90,7 @@ class ModelsDialog(ModalScreen[Model | None]):
         options.highlighted = at
 
     def _shown(self, name: str) -> str:
-        """A repository's owner is left out where there is little room."""
+        """The name as shown, in a narrow window without a repository's owner."""
         is_narrow = self.app.size.width < _WIDE
         return one_line(name.rpartition("/")[2] if is_narrow else name, 44)
 
@@ -112,7 +112,7 @@ class ModelsDialog(ModalScreen[Model | None]):
         if row.is_here:
             self.dismiss(row)
         elif self._loading is not None:
-            self._say(f"{one_line(self._loading, 60)} is being downloaded; P pauses it.")
+            self._say(f"{one_line(self._loading, 60)} is already downloading; P pauses it.")
         elif self._models is not None:
             self._loading = row.name
             self._progress.setdefault(row.name, Downloaded(0, None))
@@ -120,7 +120,7 @@ class ModelsDialog(ModalScreen[Model | None]):
             self._show()
 
     def action_pause(self) -> None:
-        """Enter on the same model goes on."""
+        """Pause the download; Enter on the same model resumes it."""
         if self._download is not None:
             self._download.cancel()
 
@@ -138,7 +138,7 @@ class ModelsDialog(ModalScreen[Model | None]):
             self._say(str(error))
         except asyncio.CancelledError:
             if self.is_mounted:
-                self._say("Paused; Enter goes on where it was.")
+                self._say("Paused; Enter resumes.")
             raise
         else:
             del self._progress[row.name]
@@ -150,7 +150,7 @@ class ModelsDialog(ModalScreen[Model | None]):
                 else m
                 for m in self._rows
             ]
-            self._say(f"{one_line(row.name, 60)} is here; Enter chooses it.")
+            self._say(f"{one_line(row.name, 60)} is downloaded; Enter selects it.")
         finally:
             self._loading = self._download = None
             if self.is_mounted:

@@ -1,4 +1,4 @@
-"""The last line: what is going on at the left, the figures of the answer at the right."""
+"""The last line: the current activity at the left, the answer's statistics at the right."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BAR_WIDTH = 8
 
 
 class FittingLine(Widget):
-    """The longest of some lines that fits; nothing where none does."""
+    """Shows the longest of several lines that fits, or nothing."""
 
     def __init__(self, *, id: str) -> None:  # noqa: A002 (Textual's name for it)
         super().__init__(id=id)
@@ -39,26 +39,26 @@ class FittingLine(Widget):
 
 
 class StatusLine(Container):
-    """Two texts; the right one gives way when there is no room for both."""
+    """Two texts; without room for both, the right one is shortened."""
 
     def compose(self) -> ComposeResult:
         with Horizontal():
-            yield Static(STARTING, id="doing")
+            yield Static(STARTING, id="activity")
             yield FittingLine(id="stats")
 
     def say(self, words: str, *, style: str = "", progress: float | None = None) -> None:
-        """What is going on."""
+        """Show the current activity."""
         bar = "" if progress is None else f"  {_bar(progress)} {progress:.0%}"
-        self.query_one("#doing", Static).update(Content.assemble((words + bar, style)))
+        self.query_one("#activity", Static).update(Content.assemble((words + bar, style)))
 
     def show_stats(self, lines: Sequence[str]) -> None:
-        """The same in more and in fewer words, the longest first."""
+        """Show one of these alternatives, given longest first."""
         self.query_one(FittingLine).show(lines)
 
     @property
     def words(self) -> str:
-        """Both texts, as they are on the screen."""
-        return f"{self.query_one('#doing', Static).content} {self.query_one(FittingLine).words}"
+        """Both texts, as shown."""
+        return f"{self.query_one('#activity', Static).content} {self.query_one(FittingLine).words}"
 
 
 def _bar(progress: float) -> str:

@@ -1,4 +1,4 @@
-"""A widget that is a list of finished lines: drawn by line, selectable, cheap at any length."""
+"""A widget made of finished lines: drawn line by line, selectable, cheap at any length."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tui.paint.theme import Palette
 
 
 class StripView(Widget):
-    """Subclasses paint for a width and give lines by number."""
+    """Subclasses paint for a width and return lines by index."""
 
     DEFAULT_CSS = "StripView { width: 1fr; height: auto; }"
 
@@ -28,12 +28,12 @@ class StripView(Widget):
         self._marked: re.Pattern[str] | None = None
 
     def mark(self, words: str) -> None:
-        """Set off these words wherever they stand; none: no more."""
+        """Highlight every occurrence of this text; empty: none."""
         self._marked = re.compile(re.escape(words), re.IGNORECASE) if words else None
         self.refresh()
 
     def paint(self, width: int, palette: Palette) -> None:
-        """Make every line anew for this width and these colours."""
+        """Paint every line for this width and these colours."""
         raise NotImplementedError
 
     @property
@@ -44,17 +44,17 @@ class StripView(Widget):
         raise NotImplementedError
 
     def use_palette(self, palette: Palette) -> None:
-        """The theme has changed."""
+        """Repaint in another theme."""
         self._palette = palette
         if self._painted_width is not None:
             self.paint(self._painted_width, palette)
             self.lines_changed()
 
     def lines_changed(self) -> None:
-        """Show the lines as they are now; the layout is made anew only if their number changed."""
-        is_taller = self.num_lines != self._shown_lines
+        """Redraw the lines, with a new layout only if their number has changed."""
+        has_new_height = self.num_lines != self._shown_lines
         self._shown_lines = self.num_lines
-        self.refresh(layout=is_taller)
+        self.refresh(layout=has_new_height)
 
     def get_content_height(
         self,

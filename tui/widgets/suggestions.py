@@ -1,4 +1,4 @@
-"""What could be meant by what is being typed: commands after a slash, files after an @."""
+"""Suggestions for the text being typed: commands after a slash, files after an @."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tui.sanitise import one_line
 
 
 class Suggestions(OptionList, can_focus=False):
-    """Shown above the composer while something can be completed."""
+    """Shown above the composer while there is something to complete."""
 
     def __init__(self) -> None:
         super().__init__(id="suggestions", compact=True)
@@ -21,13 +21,13 @@ class Suggestions(OptionList, can_focus=False):
         self._paths: list[str] = []
 
     def suggest_paths(self, paths: Sequence[str]) -> bool:
-        """Show these files and folders; False if there are none."""
+        """Suggest these files and folders; False if there are none."""
         self._commands, self._paths = [], list(paths)
         self.set_options([Option(Content(one_line(path)), id=path) for path in self._paths])
         return self._show()
 
-    def suggest(self, typed: str) -> bool:
-        """Show what fits; False if nothing does, and nothing is shown."""
+    def suggest_commands(self, typed: str) -> bool:
+        """Suggest matching commands; False, and hidden, if there are none."""
         is_name = typed.startswith("/") and " " not in typed and "\n" not in typed
         self._commands = matching(typed[1:]) if is_name else []
         self._paths = []
@@ -41,7 +41,7 @@ class Suggestions(OptionList, can_focus=False):
         return self.display
 
     def close(self) -> None:
-        self.suggest("")
+        self.suggest_commands("")
 
     @property
     def chosen(self) -> Command | None:

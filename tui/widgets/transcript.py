@@ -1,4 +1,4 @@
-"""The messages of the open chat, from the first to the last, and notices below them."""
+"""The messages of the open chat, and notices below them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tui.widgets.message import AnswerView, MessageView, view_of
 
 
 class Notice(Static):
-    """Something the terminal has to say; plain text, whatever is in it."""
+    """A notice of the terminal, always as plain text."""
 
     def __init__(self, words: str, *, is_error: bool = False) -> None:
         sign = "✗ " if is_error else ""
@@ -26,7 +26,7 @@ class Notice(Static):
 
 
 class Welcome(Static):
-    """What an empty chat shows."""
+    """The contents of an empty chat."""
 
     TEXT = Content.assemble(
         (WELCOME, "bold $primary"),
@@ -42,7 +42,7 @@ class Welcome(Static):
 
 
 class EarlierMessages(Static):
-    """Stands for the messages above, which are not on the screen yet."""
+    """The number of earlier messages that have no widget yet."""
 
     def show_number(self, number: int) -> None:
         self.display = number > 0
@@ -54,22 +54,22 @@ class EarlierMessages(Static):
 
 
 class Transcript(VerticalScroll, can_focus=False):
-    """Shows one branch. Stays at the end while text comes, unless the reader scrolls up.
+    """Shows one branch. Follows its end while text arrives, unless the user scrolls up.
 
-    A long branch is shown from its end, a window at a time: painting 200 messages at once would
-    hold up the screen for seconds.
+    Of a long branch only the end is shown first, and `WINDOW` more messages at a time: painting
+    200 messages at once would block the screen for seconds.
     """
 
     WINDOW = 24
 
     class WantsEarlier(Event):
-        """The reader has come to the top of what is shown."""
+        """The user has scrolled to the first message shown."""
 
     def __init__(self) -> None:
         super().__init__(id="transcript")
         self._path: list[ChatMessage] = []
         self._places: list[Version] = []
-        self._start = 0  # the first message of the path that has a view
+        self._start = 0  # index of the first message of the path with a view
 
     def compose(self) -> ComposeResult:
         yield EarlierMessages()
@@ -91,7 +91,7 @@ class Transcript(VerticalScroll, can_focus=False):
     ) -> None:
         """Show the end of this branch, from `must_show` on if that is earlier.
 
-        Views of messages that were there already are kept.
+        Keeps the views of messages that are shown already.
         """
         self._start = self._window_start(path, must_show)
         self._path, self._places = list(path), list(versions)
@@ -113,7 +113,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self.query_one(EarlierMessages).show_number(self._start)
 
     async def show_earlier(self, palette: Palette) -> None:
-        """Another window of messages at the top; what is on the screen stays where it is."""
+        """Add `WINDOW` messages at the top, without moving those on the screen."""
         if not self._start:
             return
         start = max(0, self._start - self.WINDOW)
@@ -124,9 +124,9 @@ class Transcript(VerticalScroll, can_focus=False):
         async with self.batch():
             await self.mount_all(new, after=self.query_one(EarlierMessages))
             self.query_one(EarlierMessages).show_number(start)
-        self.call_after_refresh(self._keep_place, from_end)
+        self.call_after_refresh(self._keep_position, from_end)
 
-    def _keep_place(self, from_end: float) -> None:
+    def _keep_position(self, from_end: float) -> None:
         self.scroll_to(y=self.max_scroll_y - from_end, animate=False, immediate=True)
 
     def _window_start(self, path: Sequence[ChatMessage], must_show: int | None) -> int:
@@ -146,7 +146,7 @@ class Transcript(VerticalScroll, can_focus=False):
         return next((view for view in self.views if view.message.id == message_id), None)
 
     def show_words(self, view: MessageView, words: str) -> None:
-        """Scroll to the first line of a message with these words, or to its beginning."""
+        """Scroll to the first line of a message that contains this text, or to its start."""
         lines = (view.line(y).text.casefold() for y in range(view.num_lines))
         at = next((y for y, line in enumerate(lines) if words in line), 0)
         top = view.virtual_region.y + at - self.size.height // 3
@@ -156,7 +156,7 @@ class Transcript(VerticalScroll, can_focus=False):
         return list(self.query_children(AnswerView))
 
     async def say(self, words: str, *, is_error: bool = False) -> None:
-        """A notice below the last message, until the next one is shown."""
+        """Show a notice below the last message, in place of any other."""
         await self.clear_notices()
         await self.mount(Notice(words, is_error=is_error))
 
@@ -168,5 +168,5 @@ class Transcript(VerticalScroll, can_focus=False):
             view.use_palette(palette)
 
     def follow(self) -> None:
-        """Go to the end and stay there."""
+        """Scroll to the end and follow it."""
         self.anchor()

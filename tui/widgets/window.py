@@ -1,6 +1,6 @@
-"""The chat on the screen: title, messages, what waits, the line to write in, what is going on.
+"""The chat window: title, messages, queue, composer, status line.
 
-Shows what it is told to show, and completes what is being typed. Knows no server and no store.
+Shows what it is given, and completes commands and paths in the composer.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from tui.widgets.transcript import Transcript
 
 
 class ChatWindow(Vertical):
-    """One column; the only one unless the engine is shown beside it."""
+    """One column, next to which the engine panel may be shown."""
 
     class Chosen(Event):
-        """The reader chose a command from the list, without typing an argument."""
+        """The user chose a command from the list, without an argument."""
 
         def __init__(self, command: Command) -> None:
             super().__init__()
@@ -67,11 +67,11 @@ class ChatWindow(Vertical):
 
     @property
     def palette(self) -> Palette:
-        """The colours of messages, in the theme of now."""
+        """The colours of messages in the current theme."""
         return palette(dark=self.app.current_theme.dark)
 
     async def show(self, open_chat: OpenChat, must_show: int | None = None) -> None:
-        """Make the messages and the title those of the conversation."""
+        """Show the messages and the title of the open chat."""
         await self.transcript.show(
             open_chat.path, open_chat.versions, self.palette, must_show=must_show
         )
@@ -86,10 +86,10 @@ class ChatWindow(Vertical):
     def show_queue(self, texts: Sequence[str]) -> None:
         queue = self.query_one("#queue", Static)
         queue.display = bool(texts)
-        queue.update(Content("\n".join(f"⋯ next: {one_line(text, 90)}" for text in texts)))
+        queue.update(Content("\n".join(f"⋯ queued: {one_line(text, 90)}" for text in texts)))
 
     def hint(self, *, is_editing: bool) -> None:
-        """Say what the keys do here and now."""
+        """Show what the keys do in the current state."""
         self._is_editing = is_editing
         self._hint()
 
@@ -108,7 +108,7 @@ class ChatWindow(Vertical):
         composer.border_title = "Editing" if self._is_editing else ""
 
     def focus_message(self, step: int) -> None:
-        """Go to the message before or after; after the last comes the composer."""
+        """Focus the previous or next message; after the last, the composer."""
         views = self.transcript.views
         if self.app.focused in views:
             at = views.index(self.app.focused) + step
@@ -117,13 +117,13 @@ class ChatWindow(Vertical):
             elif at >= 0:
                 views[at].focus()
 
-    # What is being typed
+    # Suggestions
 
     @on(TextArea.Changed, "#composer")
     def _typed(self, event: TextArea.Changed) -> None:
         suggestions, path = self.query_one(Suggestions), typed_path(self.composer.before_cursor)
         self.composer.has_suggestions = (
-            suggestions.suggest(event.text_area.text)
+            suggestions.suggest_commands(event.text_area.text)
             if path is None
             else suggestions.suggest_paths(completions(path, Path.cwd()))
         )
@@ -140,14 +140,14 @@ class ChatWindow(Vertical):
             case "tab" if command is not None:
                 self.composer.write(f"/{command.name} ")
             case "enter" if command is not None:
-                self._take_command(command)
+                self._accept_command(command)
             case "tab" | "enter" if path is not None:
                 self.composer.complete(path)
             case _:
                 suggestions.close()
                 self.composer.has_suggestions = False
 
-    def _take_command(self, command: Command) -> None:
+    def _accept_command(self, command: Command) -> None:
         if command.argument.startswith("[") or not command.argument:
             self.composer.load_text("")
             self.post_message(self.Chosen(command))

@@ -21,7 +21,7 @@ def copied(text: str) -> str:
 
 @pytest.fixture
 def pbcopy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Puts a program of this script on the path, and gives the file it may write to."""
+    """Installs this script as pbcopy, and returns a file for its output."""
 
     def install(script: str) -> Path:
         program = tmp_path / "pbcopy"
@@ -33,20 +33,18 @@ def pbcopy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], P
     return install
 
 
-def test_the_terminal_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_is_copied_through_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tui.actions.clipboard.shutil.which", lambda name: None)
     assert copied("some é") == "some é"
 
 
-def test_pbcopy_is_given_the_text_where_there_is_one(
-    pbcopy: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_pbcopy_gets_the_text_if_it_exists(pbcopy: Callable[[str], Path], tmp_path: Path) -> None:
     board = pbcopy(f'cat > "{tmp_path}/board"')
     copied("some é")
     assert board.read_text(encoding="utf-8") == "some é"
 
 
-def test_a_pbcopy_that_hangs_does_not_hold_up_the_terminal(
+def test_a_hanging_pbcopy_does_not_block_the_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def hang(*_: object, **how: object) -> None:

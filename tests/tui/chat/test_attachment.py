@@ -7,14 +7,14 @@ from markdown_it import MarkdownIt
 from tui.chat.attachment import MAX_SIZE, AttachmentRefused, as_markdown
 
 
-def test_a_file_becomes_a_block_of_code_under_its_name(tmp_path: Path) -> None:
+def test_a_file_becomes_a_code_block_under_its_name(tmp_path: Path) -> None:
     file = tmp_path / "sum.py"
     file.write_text("1 + 1\n\n")
     assert as_markdown(file) == "sum.py:\n```py\n1 + 1\n```\n"
 
 
 @pytest.mark.parametrize("text", ["```\ninner\n```\n", "a ````` b", "~~~\n", ""])
-def test_nothing_in_the_file_ends_its_block(tmp_path: Path, text: str) -> None:
+def test_no_contents_close_the_code_block(tmp_path: Path, text: str) -> None:
     file = tmp_path / "notes.md"
     file.write_text(text)
     tokens = MarkdownIt().parse(as_markdown(file) + "\nafter")
@@ -22,21 +22,21 @@ def test_nothing_in_the_file_ends_its_block(tmp_path: Path, text: str) -> None:
     assert [content.strip() for content in fences] == [text.strip()]
 
 
-def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_binary_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "image.png"
     file.write_bytes(b"\x89PNG\xff")
-    with pytest.raises(AttachmentRefused, match="not a text file"):
+    with pytest.raises(AttachmentRefused, match="not a UTF-8 text file"):
         as_markdown(file)
 
 
-def test_what_is_too_large_is_refused(tmp_path: Path) -> None:
+def test_a_large_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "big.txt"
     file.write_bytes(b"a" * (MAX_SIZE + 1))
     with pytest.raises(AttachmentRefused, match="larger than 256 KiB"):
         as_markdown(file)
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_anything_but_a_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("", "missing", "pipe", "\x00"):
         with pytest.raises(AttachmentRefused):

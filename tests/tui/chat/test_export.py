@@ -44,14 +44,14 @@ def test_a_file_name_is_plain() -> None:
     assert file_name(CHAT, Format.JSON).endswith(".json")
 
 
-def test_the_file_is_for_its_owner_only(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_file(tmp_path: Path) -> None:
     to = tmp_path / "new" / "chat.md"
     export(CHAT, PATH, Format.MARKDOWN, to)
     assert to.read_text(encoding="utf-8") == as_markdown(CHAT, PATH)
     assert stat.S_IMODE(to.stat().st_mode) == 0o600
 
 
-def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
+def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     to = tmp_path / "chat.md"
     to.write_text("mine")
     with pytest.raises(FileExistsError):
@@ -70,7 +70,7 @@ def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
         ("~/x.md", Format.MARKDOWN, Path.home() / "x.md"),
     ],
 )
-def test_an_argument_says_the_format_the_file_or_both(
+def test_an_argument_names_the_format_the_file_or_both(
     argument: str, kind: Format, to: Path | None
 ) -> None:
     assert target(argument) == (kind, to)

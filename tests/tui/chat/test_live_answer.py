@@ -13,7 +13,7 @@ EMPTY = ChatMessage(id=2, chat_id=1, parent_id=1, role=Role.ASSISTANT, text="", 
 
 
 class Clock:
-    """Time that moves only when it is told to."""
+    """Time that only the test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -23,7 +23,7 @@ class Clock:
 
 
 class Story:
-    """An answer whose pieces are given one by one, and every version of it that was saved."""
+    """An answer that gets its pieces one by one, and every message that was saved."""
 
     def __init__(self) -> None:
         self.saved: list[ChatMessage] = []
@@ -58,7 +58,7 @@ class Story:
         self.was_saved.set()
 
 
-def told(*pieces: Piece | Exception | None) -> tuple[ChatMessage, Story]:
+def answer_of(*pieces: Piece | Exception | None) -> tuple[ChatMessage, Story]:
     """The message that these pieces make."""
 
     async def run() -> tuple[ChatMessage, Story]:
@@ -71,7 +71,7 @@ def told(*pieces: Piece | Exception | None) -> tuple[ChatMessage, Story]:
 
 
 def test_pieces_make_a_message_and_it_is_saved() -> None:
-    message, story = told(
+    message, story = answer_of(
         *(ThinkingPiece("h"), ThinkingPiece("m"), TextPiece("Hel"), TextPiece("lo")),
         *(Finish("stop"), None),
     )
@@ -79,18 +79,18 @@ def test_pieces_make_a_message_and_it_is_saved() -> None:
     assert story.saved[-1] == message
 
 
-def test_an_answer_at_its_limit_is_cut() -> None:
-    assert told(TextPiece("a"), Finish("length"), None)[0].state is State.CUT
+def test_an_answer_at_the_length_limit_is_cut_off() -> None:
+    assert answer_of(TextPiece("a"), Finish("length"), None)[0].state is State.CUT
 
 
-def test_a_failure_keeps_what_has_come() -> None:
-    message, story = told(TextPiece("half"), ChatError("It broke. Try again."))
+def test_a_failure_keeps_the_text_so_far() -> None:
+    message, story = answer_of(TextPiece("half"), ChatError("It broke. Try again."))
     assert (message.text, message.state) == ("half", State.FAILED)
     assert message.error == "It broke. Try again."
     assert story.saved[-1] == message
 
 
-def test_a_stop_keeps_what_has_come_and_closes_the_stream() -> None:
+def test_a_stop_keeps_the_text_so_far_and_closes_the_stream() -> None:
     async def run() -> None:
         story = Story()
         task = asyncio.create_task(story.answer.run())
@@ -104,7 +104,7 @@ def test_a_stop_keeps_what_has_come_and_closes_the_stream() -> None:
     asyncio.run(run())
 
 
-def test_a_stop_before_the_beginning_counts() -> None:
+def test_a_stop_before_the_run_counts() -> None:
     async def run() -> None:
         story = Story()
         story.answer.stop()
@@ -113,7 +113,7 @@ def test_a_stop_before_the_beginning_counts() -> None:
     asyncio.run(run())
 
 
-def test_the_end_of_the_program_keeps_what_has_come() -> None:
+def test_cancelling_the_run_keeps_the_text_so_far() -> None:
     async def run() -> None:
         story = Story()
         task = asyncio.create_task(story.answer.run())
@@ -127,7 +127,7 @@ def test_the_end_of_the_program_keeps_what_has_come() -> None:
     asyncio.run(run())
 
 
-def test_it_is_saved_while_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_saved_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answer_module, "CHECKPOINT_SECONDS", 0.01)
 
     async def run() -> None:
@@ -143,7 +143,7 @@ def test_it_is_saved_while_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(run())
 
 
-def test_a_look_gives_what_is_new() -> None:
+def test_take_returns_the_new_text() -> None:
     async def run() -> None:
         story = Story()
         task = asyncio.create_task(story.answer.run())
@@ -159,7 +159,7 @@ def test_a_look_gives_what_is_new() -> None:
     asyncio.run(run())
 
 
-def test_phases_follow_what_comes() -> None:
+def test_the_phase_follows_the_pieces() -> None:
     async def run() -> None:
         story = Story()
         task = asyncio.create_task(story.answer.run())
@@ -180,7 +180,7 @@ def test_phases_follow_what_comes() -> None:
     asyncio.run(run())
 
 
-def test_figures_are_measured_from_the_first_piece() -> None:
+def test_statistics_are_measured_from_the_first_piece() -> None:
     async def run() -> None:
         story = Story()
         task = asyncio.create_task(story.answer.run())
@@ -200,7 +200,7 @@ def test_figures_are_measured_from_the_first_piece() -> None:
 
 
 def test_a_tool_call_is_shown() -> None:
-    message, _ = told(
+    message, _ = answer_of(
         ToolPiece(0, "look", ""),
         ToolPiece(0, "", '{"at"'),
         ToolPiece(0, "", ":1}"),
@@ -212,4 +212,4 @@ def test_a_tool_call_is_shown() -> None:
 
 def test_a_defect_is_not_hidden() -> None:
     with pytest.raises(ZeroDivisionError):
-        told(ZeroDivisionError("a bug"))
+        answer_of(ZeroDivisionError("a bug"))

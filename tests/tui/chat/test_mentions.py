@@ -18,7 +18,7 @@ def folder(tmp_path: Path) -> Path:
     ("before", "typed"),
     [("@", ""), ("see @sr", "sr"), ("a\n@src/b", "src/b"), ("me@home", None), ("@a.py ", None)],
 )
-def test_a_path_is_what_follows_an_at_sign_of_its_own(before: str, typed: str | None) -> None:
+def test_a_path_follows_an_at_sign_at_the_start_of_a_word(before: str, typed: str | None) -> None:
     assert typed_path(before) == typed
 
 
@@ -38,27 +38,27 @@ def test_paths_are_completed(folder: Path, typed: str, found: list[str]) -> None
     assert completions(typed, folder) == found
 
 
-def test_a_large_folder_is_cut(tmp_path: Path) -> None:
+def test_a_large_folder_gives_a_limited_list(tmp_path: Path) -> None:
     for number in range(MAX_COMPLETIONS + 5):
         (tmp_path / f"{number}").touch()
     assert len(completions("", tmp_path)) == MAX_COMPLETIONS
 
 
-def test_files_follow_the_text_once_and_in_sight(folder: Path) -> None:
+def test_files_follow_the_text_once(folder: Path) -> None:
     sent = with_files("compare @a.py with @src/b.py and @a.py", folder)
     assert sent == (
         "compare a.py with src/b.py and a.py\n\n"
         "a.py:\n```py\nin a.py\n```\n\n\nb.py:\n```py\nin src/b.py\n```"
     )
-    assert with_files(sent, folder) == sent, "sent again, nothing is attached twice"
+    assert with_files(sent, folder) == sent, "resending attaches nothing twice"
 
 
 @pytest.mark.parametrize("text", ["hello @someone", "me@a.py", "@src", "@" + "x" * 5000, "no sign"])
-def test_what_is_no_file_stays_text(folder: Path, text: str) -> None:
+def test_anything_but_a_file_stays_text(folder: Path, text: str) -> None:
     assert with_files(text, folder) == text
 
 
-def test_a_file_that_can_not_be_sent_is_refused(folder: Path) -> None:
+def test_a_binary_file_is_refused(folder: Path) -> None:
     (folder / "image.png").write_bytes(b"\x89PNG\xff")
-    with pytest.raises(AttachmentRefused, match="not a text file"):
+    with pytest.raises(AttachmentRefused, match="not a UTF-8 text file"):
         with_files("see @image.png", folder)

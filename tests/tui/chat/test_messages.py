@@ -16,13 +16,13 @@ def test_speed_is_unknown_without_time_or_tokens() -> None:
     assert AnswerStats(decode_seconds=2.0).tokens_per_second is None
 
 
-def test_a_place_has_neighbours_up_to_its_ends() -> None:
+def test_a_version_has_neighbours_up_to_the_first_and_last() -> None:
     version = Version(1, (7, 9, 12))
     assert (version.neighbour(-1), version.neighbour(1)) == (7, 12)
     assert (version.neighbour(-2), version.neighbour(2)) == (None, None)
 
 
-def test_messages_are_sent_in_turns() -> None:
+def test_messages_are_sent_with_alternating_roles() -> None:
     path = [
         message(1, Role.USER, "q"),
         message(2, Role.ASSISTANT, ""),

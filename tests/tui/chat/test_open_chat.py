@@ -42,7 +42,7 @@ def test_a_chat_begins_with_its_first_question() -> None:
     tell(story)
 
 
-def test_a_question_asked_differently_is_a_branch() -> None:
+def test_an_edited_question_starts_a_branch() -> None:
     async def story(open_chat: OpenChat) -> None:
         await answering(open_chat, "one")
         question, _ = await answering(open_chat, "two")
@@ -55,7 +55,7 @@ def test_a_question_asked_differently_is_a_branch() -> None:
     tell(story)
 
 
-def test_another_answer_is_a_branch() -> None:
+def test_a_regenerated_answer_starts_a_branch() -> None:
     async def story(open_chat: OpenChat) -> None:
         question, first = await answering(open_chat, "one")
         second = await open_chat.begin_answer(question, "m")
@@ -65,7 +65,7 @@ def test_another_answer_is_a_branch() -> None:
     tell(story)
 
 
-def test_a_chat_opens_where_it_was_left() -> None:
+def test_a_chat_opens_at_the_branch_shown_last() -> None:
     async def story(open_chat: OpenChat) -> None:
         question, first = await answering(open_chat, "one")
         await open_chat.begin_answer(question, "m")
@@ -80,7 +80,7 @@ def test_a_chat_opens_where_it_was_left() -> None:
     tell(story)
 
 
-def test_a_found_message_is_shown_in_its_own_branch() -> None:
+def test_a_search_result_opens_at_its_own_branch() -> None:
     async def story(open_chat: OpenChat) -> None:
         question, first = await answering(open_chat, "needle")
         await open_chat.ask("else", instead_of=question)
@@ -116,7 +116,7 @@ def test_a_chat_can_be_renamed() -> None:
     tell(story)
 
 
-def test_what_was_asked_is_remembered() -> None:
+def test_the_history_holds_the_questions_of_all_chats() -> None:
     async def story(open_chat: OpenChat) -> None:
         await answering(open_chat, "one")
         open_chat.new()

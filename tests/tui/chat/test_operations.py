@@ -9,12 +9,12 @@ from tui.chat.operations import Operations
 from tui.talk.pieces import Piece, TextPiece
 
 
-class Table:
-    """Turns whose background tasks the test can wait for."""
+class Background:
+    """Operations whose tasks the test can wait for."""
 
     def __init__(self) -> None:
         self.tasks: list[asyncio.Task[None]] = []
-        self.turns = Operations(self._run)
+        self.operations = Operations(self._run)
         self.log: list[str] = []
         self.has_begun = asyncio.Event()
 
@@ -25,15 +25,15 @@ class Table:
                 await gate.wait()
             self.log.append(f"{name} ends")
 
-        self.turns.begin(operation, lambda: self.log.append(f"after {name}"))
+        self.operations.begin(operation, lambda: self.log.append(f"after {name}"))
 
     def begin_answer(self) -> list[ChatMessage]:
         ended: list[ChatMessage] = []
 
         async def operation() -> None:
-            ended.append(await self.turns.follow(endless_answer(self.has_begun)))
+            ended.append(await self.operations.follow(endless_answer(self.has_begun)))
 
-        self.turns.begin(operation, lambda: None)
+        self.operations.begin(operation, lambda: None)
         return ended
 
     async def settle(self) -> None:
@@ -57,74 +57,74 @@ def endless_answer(has_begun: asyncio.Event) -> LiveAnswer:
     return LiveAnswer(empty, pieces(), save)
 
 
-def test_turns_run_one_after_another() -> None:
+def test_operations_run_one_after_another() -> None:
     async def run() -> None:
-        table, gate = Table(), asyncio.Event()
-        table.begin("one", gate)
-        table.begin("two")
+        background, gate = Background(), asyncio.Event()
+        background.begin("one", gate)
+        background.begin("two")
         await asyncio.sleep(0)
-        assert not table.turns.is_idle
+        assert not background.operations.is_idle
         gate.set()
-        await table.settle()
-        assert table.turns.is_idle
+        await background.settle()
+        assert background.operations.is_idle
         order = ["one begins", "one ends", "two begins", "two ends"]
-        assert [entry for entry in table.log if "after" not in entry] == order
-        assert {"after one", "after two"} <= set(table.log)
+        assert [entry for entry in background.log if "after" not in entry] == order
+        assert {"after one", "after two"} <= set(background.log)
 
     asyncio.run(run())
 
 
-def test_a_new_turn_stops_the_answer_under_way() -> None:
+def test_a_new_operation_stops_the_running_answer() -> None:
     async def run() -> None:
-        table = Table()
-        ended = table.begin_answer()
-        await table.has_begun.wait()
-        table.begin("next")
-        await table.settle()
+        background = Background()
+        ended = background.begin_answer()
+        await background.has_begun.wait()
+        background.begin("next")
+        await background.settle()
         assert ended[0].state is State.STOPPED
-        assert table.turns.answer is None
-        assert "next ends" in table.log
+        assert background.operations.answer is None
+        assert "next ends" in background.log
 
     asyncio.run(run())
 
 
-def test_an_answer_that_begins_while_a_turn_waits_is_stopped_at_once() -> None:
+def test_an_answer_that_begins_while_an_operation_waits_is_stopped_at_once() -> None:
     async def run() -> None:
-        table = Table()
-        ended = table.begin_answer()
-        table.begin("next")
-        await table.settle()
+        background = Background()
+        ended = background.begin_answer()
+        background.begin("next")
+        await background.settle()
         assert (ended[0].state, ended[0].text) == (State.STOPPED, "")
 
     asyncio.run(run())
 
 
-def test_finishing_waits_for_what_is_under_way() -> None:
+def test_finish_waits_for_the_running_operation() -> None:
     async def run() -> None:
-        table = Table()
-        ended = table.begin_answer()
-        await table.has_begun.wait()
+        background = Background()
+        ended = background.begin_answer()
+        await background.has_begun.wait()
         async with asyncio.timeout(20):
-            await table.turns.finish()
+            await background.operations.finish()
         assert ended[0].state is State.STOPPED
-        await table.settle()
+        await background.settle()
 
     asyncio.run(run())
 
 
-def test_a_turn_that_fails_leaves_the_table_usable() -> None:
+def test_after_a_failed_operation_the_next_one_runs() -> None:
     async def run() -> None:
-        table = Table()
+        background = Background()
 
         async def fail() -> None:
             raise ZeroDivisionError
 
-        table.turns.begin(fail, lambda: None)
+        background.operations.begin(fail, lambda: None)
         with pytest.raises(ZeroDivisionError):
-            await table.settle()
-        table.tasks.clear()
-        table.begin("next")
-        await table.settle()
-        assert table.turns.is_idle
+            await background.settle()
+        background.tasks.clear()
+        background.begin("next")
+        await background.settle()
+        assert background.operations.is_idle
 
     asyncio.run(run())

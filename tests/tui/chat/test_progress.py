@@ -20,25 +20,25 @@ def progress(state: str, position: int | None = None, done: int = 0, of: int = 0
     ("seen", "words"),
     [
         (None, "Reading the prompt, 3 s"),
-        (progress("queued", 2), "Waiting in the queue, number 2, 3 s"),
-        (progress("loading"), "Loading what is cached from disk, 3 s"),
+        (progress("queued", 2), "Waiting in the queue, position 2, 3 s"),
+        (progress("loading"), "Loading cached pages from disk, 3 s"),
         (
             progress("prefilling", None, 12_400, 19_000),
             "Reading the prompt, 12,400 of 19,000 tokens",
         ),
-        (progress("decoding"), "Writing the first words, 3 s"),
+        (progress("decoding"), "Starting the answer, 3 s"),
     ],
 )
-def test_every_stage_has_its_words(seen: Progress | None, words: str) -> None:
+def test_every_stage_has_a_text(seen: Progress | None, words: str) -> None:
     assert waiting_words(seen, 3.2).startswith(words)
 
 
-def test_only_a_prompt_under_way_has_a_fraction() -> None:
+def test_only_a_prefill_has_a_fraction() -> None:
     assert progress("prefilling", None, 5, 20).fraction == 0.25
     assert progress("prefilling", None, 0, 0).fraction is None
     assert progress("queued", 1, 0, 20).fraction is None
 
 
-def test_what_is_no_stage_is_an_error() -> None:
+def test_an_unknown_stage_is_an_error() -> None:
     with pytest.raises(ValueError, match="dreaming"):
         progress("dreaming")

@@ -8,7 +8,7 @@ def answer(state: State) -> ChatMessage:
     return ChatMessage(id=1, chat_id=1, parent_id=None, role=Role.ASSISTANT, text="", state=state)
 
 
-def test_figures_say_what_is_known() -> None:
+def test_the_lines_contain_all_known_statistics() -> None:
     stats = AnswerStats(
         prompt_tokens=1060,
         cached_tokens=1024,
@@ -25,7 +25,7 @@ def test_figures_say_what_is_known() -> None:
     assert stats_lines(stats, is_live=True)[-1] == "about 40.0 tok/s"
 
 
-def test_figures_leave_out_what_is_not_known() -> None:
+def test_unknown_statistics_are_left_out() -> None:
     assert set(stats_lines(AnswerStats())) == {""}
     assert stats_lines(AnswerStats(prompt_tokens=12))[0] == "12 prompt tokens"
     uncached = AnswerStats(prompt_tokens=12, cached_tokens=0)
@@ -36,11 +36,11 @@ def test_figures_leave_out_what_is_not_known() -> None:
     ("seconds", "words"),
     [(0.0, "0.00 s"), (0.999, "1.00 s"), (4.25, "4.2 s"), (59.94, "59.9 s"), (125.0, "2 min 05 s")],
 )
-def test_seconds_are_as_exact_as_they_are_short(seconds: float, words: str) -> None:
+def test_shorter_times_have_more_digits(seconds: float, words: str) -> None:
     assert seconds_words(seconds) == words
 
 
-def test_an_ending_is_said_when_it_is_not_the_usual_one() -> None:
+def test_only_an_unusual_ending_is_shown() -> None:
     alone = Version(0, (1,))
     assert ending_line(answer(State.DONE), alone) == ""
     assert ending_line(answer(State.STOPPED), alone) == "stopped"

@@ -26,7 +26,7 @@ def store(path: Path) -> Iterator[Store]:
 
 
 def talk(store: Store, *texts: str) -> tuple[ChatRecord, list[ChatMessage]]:
-    """A chat of questions and answers in turn."""
+    """A chat of alternating questions and answers."""
     chat = store.create_chat(texts[0])
     messages: list[ChatMessage] = []
     for number, text in enumerate(texts):
@@ -36,14 +36,14 @@ def talk(store: Store, *texts: str) -> tuple[ChatRecord, list[ChatMessage]]:
     return chat, messages
 
 
-def test_files_are_for_their_owner_only(store: Store, path: Path) -> None:
+def test_only_the_owner_can_read_the_files(store: Store, path: Path) -> None:
     talk(store, "hello")
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     for file in path.parent.iterdir():
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
 
 
-def test_a_chat_is_there_after_opening_the_file_again(store: Store, path: Path) -> None:
+def test_a_chat_survives_reopening_the_file(store: Store, path: Path) -> None:
     chat, messages = talk(store, "hello", "hi")
     store.close()
     again = Store.open(path)
@@ -52,7 +52,7 @@ def test_a_chat_is_there_after_opening_the_file_again(store: Store, path: Path) 
     again.close()
 
 
-def test_a_title_is_the_beginning_of_the_first_question(store: Store) -> None:
+def test_a_title_is_the_start_of_the_first_question(store: Store) -> None:
     assert store.create_chat("Why\n is \x1b[31mthe sky " + "blue " * 40).title.startswith(
         "Why is ␛[31mthe sky blue"
     )
@@ -67,7 +67,7 @@ def test_chats_are_listed_by_their_last_change(store: Store) -> None:
     assert [chat.id for chat in store.chats()] == [first.id, second.id]
 
 
-def test_everything_about_an_answer_is_kept(store: Store) -> None:
+def test_every_field_of_an_answer_is_saved(store: Store) -> None:
     chat, [question] = talk(store, "q")
     answer = store.add(chat.id, question.id, Role.ASSISTANT, "", state=State.WRITING, model="m")
     stats = AnswerStats(
@@ -86,7 +86,7 @@ def test_everything_about_an_answer_is_kept(store: Store) -> None:
     assert store.message(answer.id) == answer
 
 
-def test_versions_stand_beside_each_other(store: Store) -> None:
+def test_answers_to_one_question_are_versions(store: Store) -> None:
     chat, [question, first, *_] = talk(store, "q", "a", "q2", "a2")
     second = store.add(chat.id, question.id, Role.ASSISTANT, "b")
     assert store.version(second).sibling_ids == (first.id, second.id)
@@ -105,7 +105,7 @@ def test_a_first_question_has_versions_too(store: Store) -> None:
     assert other.id != chat.id
 
 
-def test_a_branch_is_shown_down_to_its_newest_end(store: Store) -> None:
+def test_a_branch_is_shown_down_to_its_newest_descendant(store: Store) -> None:
     chat, messages = talk(store, "q", "a", "q2", "a2")
     store.add(chat.id, messages[0].id, Role.ASSISTANT, "b")
     assert store.show_branch(chat.id, messages[1].id) == messages[3].id
@@ -114,7 +114,7 @@ def test_a_branch_is_shown_down_to_its_newest_end(store: Store) -> None:
     assert store.show_branch(chat.id, messages[1].id) == newer.id
 
 
-def test_a_deleted_chat_takes_its_messages_along(store: Store) -> None:
+def test_deleting_a_chat_deletes_its_messages(store: Store) -> None:
     chat, messages = talk(store, "needle", "a")
     kept, _ = talk(store, "other needle")
     store.delete(chat.id)
@@ -125,9 +125,7 @@ def test_a_deleted_chat_takes_its_messages_along(store: Store) -> None:
         store.chat(chat.id)
 
 
-def test_writing_to_a_chat_deleted_elsewhere_is_an_error_not_a_ghost(
-    store: Store, path: Path
-) -> None:
+def test_writing_to_a_chat_deleted_elsewhere_is_an_error(store: Store, path: Path) -> None:
     chat, messages = talk(store, "q")
     other = Store.open(path)
     other.delete(chat.id)
@@ -164,7 +162,7 @@ def test_search_finds_parts_of_words_in_any_script(
     assert [store.message(hit.message_id).text for hit in store.search(words)] == found
 
 
-def test_search_shows_the_words_around_the_place(store: Store) -> None:
+def test_a_search_result_has_an_excerpt_around_the_match(store: Store) -> None:
     talk(store, "begin " * 50 + "needle " + "end " * 50)
     (hit,) = store.search("Needle")
     assert hit.excerpt.startswith("…")
@@ -172,7 +170,7 @@ def test_search_shows_the_words_around_the_place(store: Store) -> None:
     assert len(hit.excerpt) < 130
 
 
-def test_an_answer_is_found_once_it_is_finished_and_by_its_last_text(store: Store) -> None:
+def test_an_answer_is_found_by_its_final_text(store: Store) -> None:
     chat, [question] = talk(store, "q")
     answer = store.add(chat.id, question.id, Role.ASSISTANT, "", state=State.WRITING)
     store.save(replace(answer, text="first draft"))
@@ -182,7 +180,7 @@ def test_an_answer_is_found_once_it_is_finished_and_by_its_last_text(store: Stor
     assert [hit.message_id for hit in store.search("final")] == [answer.id]
 
 
-def test_the_index_agrees_with_the_messages(store: Store, path: Path) -> None:
+def test_the_index_matches_the_messages(store: Store, path: Path) -> None:
     chat, messages = talk(store, "q", "a")
     store.save(replace(messages[1], text="b"))
     store.delete(chat.id)
@@ -192,7 +190,7 @@ def test_the_index_agrees_with_the_messages(store: Store, path: Path) -> None:
     db.close()
 
 
-def test_an_answer_whose_terminal_died_is_stopped_and_one_being_written_is_not(
+def test_recovery_stops_the_answers_of_dead_terminals_only(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chat, [question] = talk(store, "q")
@@ -206,7 +204,7 @@ def test_an_answer_whose_terminal_died_is_stopped_and_one_being_written_is_not(
     assert store.message(alive.id).state is State.WRITING
 
 
-def test_two_terminals_write_at_once(store: Store, path: Path) -> None:
+def test_two_terminals_write_at_the_same_time(store: Store, path: Path) -> None:
     def write(name: str) -> None:
         other = Store.open(path)
         chat = other.create_chat(name)
@@ -222,7 +220,7 @@ def test_two_terminals_write_at_once(store: Store, path: Path) -> None:
     assert len(store.search("ann", 100)) == len(store.search("bob", 100)) == 40
 
 
-def test_two_terminals_create_the_file_at_once(path: Path) -> None:
+def test_several_terminals_create_the_file_at_the_same_time(path: Path) -> None:
     opened: list[Store] = []
     barrier = threading.Barrier(4)
 
@@ -240,19 +238,19 @@ def test_two_terminals_create_the_file_at_once(path: Path) -> None:
         store.close()
 
 
-def test_questions_come_oldest_first_and_once(store: Store) -> None:
+def test_questions_are_listed_once_oldest_first(store: Store) -> None:
     talk(store, "one", "x", "two", "y", "one")
     assert store.questions() == ["two", "one"]
 
 
-def test_a_system_prompt_is_kept_and_changed(store: Store) -> None:
+def test_a_system_prompt_is_saved_and_changed(store: Store) -> None:
     chat = store.create_chat("one", "Rhyme.")
     assert store.chat(chat.id).system == chat.system == "Rhyme."
     store.set_system(chat.id, "")
     assert store.chat(chat.id).system == ""
 
 
-def test_chats_of_the_first_version_are_carried_over(
+def test_chats_of_the_first_version_are_migrated(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "MIGRATIONS", MIGRATIONS[:1])
@@ -267,7 +265,7 @@ def test_chats_of_the_first_version_are_carried_over(
     newest.close()
 
 
-def test_settings_are_kept(store: Store) -> None:
+def test_settings_are_saved(store: Store) -> None:
     assert store.setting("theme") is None
     store.set_setting("theme", "a")
     store.set_setting("theme", "b")
@@ -283,20 +281,20 @@ def test_a_file_of_a_newer_version_is_left_alone(path: Path, store: Store) -> No
         Store.open(path)
 
 
-def test_a_file_that_is_no_database_is_refused_with_what_to_do(path: Path) -> None:
+def test_a_file_other_than_a_database_is_refused_with_what_to_do(path: Path) -> None:
     path.parent.mkdir()
     path.write_text("not a database, but long enough to be looked at " * 100)
     with pytest.raises(StoreError, match="MLXSERVE_HOME"):
         Store.open(path)
 
 
-def test_a_folder_that_can_not_be_made_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_refused_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="MLXSERVE_HOME"):
         Store.open(tmp_path / "file" / "chat.sqlite")
 
 
-def test_a_migration_keeps_what_was_there_and_a_copy_of_it(
+def test_a_migration_keeps_the_chats_and_a_backup(
     store: Store, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chat, _ = talk(store, "old words")
@@ -314,7 +312,7 @@ def test_a_migration_keeps_what_was_there_and_a_copy_of_it(
     older.close()
 
 
-def test_a_migration_that_fails_changes_nothing(
+def test_a_failed_migration_changes_nothing(
     store: Store, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chat, _ = talk(store, "words")
@@ -329,7 +327,7 @@ def test_a_migration_that_fails_changes_nothing(
     again.close()
 
 
-def test_a_store_in_memory_works_alike() -> None:
+def test_a_store_in_memory_works() -> None:
     store = Store.in_memory()
     _, messages = talk(store, "hello", "hi")
     assert store.path(messages[-1].id) == messages

@@ -35,7 +35,7 @@ def cells(page_map: PageMapReplica) -> str:
     return page_map.fold(1 << 30, ()).cells
 
 
-def test_a_snapshot_says_everything_and_a_delta_what_changed() -> None:
+def test_a_snapshot_sets_and_a_delta_changes_page_states() -> None:
     page_map = begun("p2a1f5", 8)
     assert (cells(page_map), page_map.page_size) == ("ppafffff", 32)
     page_map.apply("delta", delta(pages=[[2, "c1s2"], [7, "a1"]]))
@@ -53,7 +53,7 @@ def test_a_pool_of_another_size_starts_over() -> None:
     assert page_map.fold(5, page_map.pages_of("x")).cells == "affff"
 
 
-def test_a_table_grows_and_is_replaced_from_a_place_on() -> None:
+def test_a_page_table_grows_and_is_replaced_from_an_index_on() -> None:
     page_map = begun("a4f4", 8, requests=[{"id": "x", "from": 0, "pages": [[2, 2], [0, 1]]}])
     assert list(page_map.pages_of("x")) == [2, 3, 0]
     page_map.apply("delta", delta(requests=[{"id": "x", "from": 2, "pages": [[5, 2]]}]))
@@ -61,18 +61,20 @@ def test_a_table_grows_and_is_replaced_from_a_place_on() -> None:
     assert list(page_map.pages_of("y")) == list(page_map.pages_of(None)) == []
 
 
-def test_what_a_request_held_is_still_its_until_somebody_takes_it() -> None:
+def test_a_finished_request_keeps_its_pages_until_they_are_reused() -> None:
     page_map = begun("a4f4", 8, requests=[{"id": "x", "from": 0, "pages": [[0, 4]]}])
     page_map.apply("delta", delta(pages=[[0, "c3f1"]], gone=["x"]))
-    assert list(page_map.pages_of("x")) == [0, 1, 2], "a free page is nobody's"
+    assert list(page_map.pages_of("x")) == [0, 1, 2], "a free page is dropped"
     again = {"id": "y", "from": 0, "pages": [[0, 1], [2, 1]]}
     page_map.apply("delta", delta(pages=[[0, "a1c1a1"]], requests=[again]))
-    assert list(page_map.pages_of("x")) == [0, 1], "page 2 is in another place now: another text"
+    assert list(page_map.pages_of("x")) == [0, 1], (
+        "page 2 is at another index now, so its contents have changed"
+    )
     page_map.apply("delta", delta(pages=[[1, "f1"]]))
     assert list(page_map.pages_of("x")) == [0]
 
 
-def test_a_map_without_room_shows_the_strongest_of_each_cell() -> None:
+def test_a_folded_map_shows_the_strongest_state_of_each_cell() -> None:
     page_map = begun("f3c1f2a1f1s1f2p1", 12)
     folded = page_map.fold(3, own=[5, 11])
     assert (folded.cells, folded.pages_per_cell) == ("cap", 4)
@@ -96,12 +98,12 @@ def test_an_empty_map_has_no_cells() -> None:
         ("delta", delta(pages=7)),
     ],
 )
-def test_nonsense_is_an_error_in_words(kind: str, data: dict[str, Any]) -> None:
-    with pytest.raises(UnreadableMap, match="cannot be read"):
+def test_a_malformed_event_is_an_error(kind: str, data: dict[str, Any]) -> None:
+    with pytest.raises(UnreadableMap, match="Cannot read the server's page map"):
         begun("f8", 8).apply(kind, data)
 
 
-def test_events_of_another_kind_are_left_alone() -> None:
+def test_events_of_another_kind_are_ignored() -> None:
     page_map = begun("f8", 8)
     page_map.apply("message", {})
     assert cells(page_map) == "ffffffff"
@@ -115,7 +117,7 @@ tables = st.dictionaries(
 
 @settings(derandomize=True, database=None, deadline=None, max_examples=60)
 @given(st.lists(st.tuples(states, tables), min_size=1, max_size=6))
-def test_what_the_server_encodes_is_read_as_it_was(
+def test_the_replica_equals_the_server_s_map(
     moments: list[tuple[list[int], dict[str, tuple[int, ...]]]],
 ) -> None:
     import json

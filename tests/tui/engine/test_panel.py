@@ -1,4 +1,4 @@
-"""The engine panel, in a terminal, beside a scripted server."""
+"""The engine panel in a terminal, with a scripted server."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tui.engine.panel import EnginePanel, EngineScreen
+from tui.engine.panel import EnginePanel
+from tui.engine.placement import EngineScreen
 
 if TYPE_CHECKING:
     from conftest import FakeServer, Terminal
@@ -23,7 +24,7 @@ def shows_engine(server: "FakeServer", scripts: SimpleNamespace, *more: object) 
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
-def test_the_panel_shows_pages_numbers_and_reuse(
+def test_the_panel_shows_pages_statistics_and_reuse(
     terminal: Run,
     server: "FakeServer",
     scripts: SimpleNamespace,
@@ -61,7 +62,7 @@ def test_the_panel_shows_pages_numbers_and_reuse(
     terminal(story, size=size)
 
 
-def test_the_pages_of_the_open_chat_stand_out_also_when_its_answer_has_ended(
+def test_the_pages_of_the_open_chat_are_marked_also_after_its_answer(
     terminal: Run, server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     asked, ended = scripts.Gate(), scripts.Gate()
@@ -95,7 +96,7 @@ def test_the_pages_of_the_open_chat_stand_out_also_when_its_answer_has_ended(
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
-def test_a_panel_that_is_opened_after_an_answer_knows_its_pages(
+def test_a_panel_opened_after_an_answer_marks_its_pages(
     terminal: Run, server: "FakeServer", scripts: SimpleNamespace, size: tuple[int, int]
 ) -> None:
     asked = scripts.Gate()
@@ -141,10 +142,10 @@ def test_the_panel_moves_to_where_there_is_room(
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
-def test_a_server_that_is_not_ours_is_told_apart(terminal: Run, size: tuple[int, int]) -> None:
+def test_a_server_without_an_engine_is_reported(terminal: Run, size: tuple[int, int]) -> None:
     async def story(t: "Terminal") -> None:
         await t.press("f4")
-        await t.until_shown("does not show its")
+        await t.until_shown("does not report its")
         assert "shared" not in t.screen
 
     terminal(story, size=size)
@@ -164,7 +165,7 @@ def test_waiting_is_shown_as_progress(
 
     async def story(t: "Terminal") -> None:
         await t.ask("why?")
-        await t.until_shown("in the queue, number 2")
+        await t.until_shown("in the queue, position 2")
         is_now("loading")
         await t.until(lambda: "from disk" in t.status)
         is_now("prefilling", num_computed=12_400, num_to_compute=20_000)

@@ -6,7 +6,7 @@ from tui.engine.panel_text import GLYPHS, answer_lines, legend, now_lines, size_
 from tui.talk.engine_state import EngineStats
 
 
-def test_the_bar_says_how_much_was_reused_and_where_it_differed() -> None:
+def test_the_bar_shows_how_much_was_reused_and_where_the_prompt_differs() -> None:
     stats = AnswerStats(
         prompt_tokens=19_020,
         cached_tokens=18_432,
@@ -29,31 +29,31 @@ def test_the_bar_says_how_much_was_reused_and_where_it_differed() -> None:
 @pytest.mark.parametrize(
     ("miss", "words"),
     [
-        ("new_text", "new text from its first token on"),
-        ("evicted", "given up for others"),
+        ("new_text", "new text from the first token on"),
+        ("evicted", "evicted"),
         ("other_salt", "another cache salt"),
         ("below_one_page", "too short"),
         ("off", "the prefix cache is off"),
-        ("something_new", "no more: something_new"),
+        ("something_new", "not reused: something_new"),
     ],
 )
-def test_every_reason_has_its_words(miss: str, words: str) -> None:
+def test_every_reason_has_a_text(miss: str, words: str) -> None:
     stats = AnswerStats(prompt_tokens=90, cached_tokens=0, differs_at=0, miss=miss)
     assert words in answer_lines(stats, 40).plain
 
 
-def test_a_last_page_that_is_not_full_is_said_to_be_one() -> None:
+def test_an_unfilled_last_page_is_named_as_the_reason() -> None:
     stats = AnswerStats(prompt_tokens=90, cached_tokens=64, differs_at=64, miss="below_one_page")
-    assert "the rest is less than a page" in answer_lines(stats, 60).plain
+    assert "the rest is under a page" in answer_lines(stats, 60).plain
 
 
-def test_a_server_that_does_not_say_is_not_guessed_at() -> None:
-    assert "does not say" in answer_lines(AnswerStats(prompt_tokens=90), 40).plain
-    assert "Nothing has been asked" in answer_lines(None, 40).plain
+def test_missing_statistics_are_reported_as_missing() -> None:
+    assert "does not report" in answer_lines(AnswerStats(prompt_tokens=90), 40).plain
+    assert "No answer yet" in answer_lines(None, 40).plain
     assert answer_lines(AnswerStats(), 40).plain == ""
 
 
-def test_the_engine_in_numbers() -> None:
+def test_the_engine_s_statistics_are_shown() -> None:
     stats = EngineStats(
         num_running=2,
         num_waiting=5,
@@ -72,7 +72,7 @@ def test_the_engine_in_numbers() -> None:
     assert "disk" not in words
 
 
-def test_the_legend_tells_the_states_apart_without_colour() -> None:
+def test_the_legend_distinguishes_the_states_without_colour() -> None:
     page_map = PageMapReplica()
     page_map.apply(
         "snapshot",
@@ -83,8 +83,8 @@ def test_the_legend_tells_the_states_apart_without_colour() -> None:
     for part in ("▲ pinned 1", "■ active 2", "◆ shared 1", "□ cached 3", "· free 2"):
         assert part in words
     assert "this chat 4" in words
-    assert "9 pages of 32 tokens; a sign is 3 pages" in words
+    assert "9 pages of 32 tokens; each sign is 3 pages" in words
 
 
-def test_sizes_are_written_as_people_do() -> None:
+def test_sizes_have_binary_units() -> None:
     assert (size_words(812 << 20), size_words(7 << 29)) == ("812 MiB", "3.5 GiB")

@@ -44,20 +44,20 @@ def streamed(text: str, cuts: list[int]) -> MarkdownStream:
 
 
 def settled(stream: MarkdownStream) -> list[Strip]:
-    stream.settle(stream.final_picture(painter()))
+    stream.settle(stream.final_painting(painter()))
     return picture(stream)
 
 
 @settings(max_examples=150, deadline=None)
 @given(text=MARKDOWN, data=st.data())
-def test_any_pieces_give_the_picture_of_the_whole(text: str, data: st.DataObject) -> None:
+def test_any_pieces_give_the_painting_of_the_whole_text(text: str, data: st.DataObject) -> None:
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=20))
     assert settled(streamed(text, cuts)) == whole(text)
 
 
 @settings(max_examples=150, deadline=None)
 @given(text=MARKDOWN, data=st.data())
-def test_short_blocks_are_right_before_the_end_too(text: str, data: st.DataObject) -> None:
+def test_short_blocks_are_right_before_the_end(text: str, data: st.DataObject) -> None:
     text = text.replace("]:", "")  # a definition further down may change what is above it
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=20))
     # A "\r" at the very end is held back: it may be half of a line end.
@@ -83,7 +83,7 @@ LONG = {
 
 @pytest.mark.parametrize("name", LONG)
 @pytest.mark.parametrize("size", [97, 4_000])
-def test_long_blocks_end_in_the_picture_of_the_whole(name: str, size: int) -> None:
+def test_long_blocks_end_in_the_painting_of_the_whole_text(name: str, size: int) -> None:
     text = LONG[name]
     stream = streamed(text, list(range(0, len(text), size)))
     assert settled(stream) == whole(text)
@@ -98,26 +98,26 @@ def test_the_open_end_of_a_long_block_stays_short(name: str) -> None:
         assert stream.num_open_lines <= 3 * MAX_OPEN_LINES
 
 
-def test_a_block_that_can_not_be_cut_shows_only_its_end_while_it_grows() -> None:
+def test_a_growing_block_that_cannot_be_cut_shows_only_its_end() -> None:
     stream = streamed("word " * 4_000, [])
     assert stream.num_open_lines * 40 <= 2 * MAX_OPEN_SIZE
     assert len(settled(stream)) > 400
 
 
-def test_a_long_list_keeps_counting_while_it_grows() -> None:
+def test_a_growing_list_keeps_counting() -> None:
     text = "".join(f"{n}. item\n" for n in range(5, 205))
     numbers = [line.text.split(".")[0].strip() for line in picture(streamed(text, [500, 1_000]))]
     assert numbers == [str(n) for n in range(5, 205)]
 
 
-def test_a_long_fence_names_its_language_once_while_it_grows() -> None:
+def test_a_growing_fence_shows_its_language_once() -> None:
     text = LONG["fence"]
     texts = [line.text.strip() for line in picture(streamed(text, list(range(0, 4_000, 50))))]
     assert texts.count("python") == 1
     assert "```" not in "".join(texts)
 
 
-def test_frozen_lines_are_not_painted_again() -> None:
+def test_frozen_lines_are_not_repainted() -> None:
     stream = streamed("one\n\ntwo\n\nthree", [])
     first = stream.line(0)
     stream.feed(" more\n\nfour")
@@ -127,7 +127,7 @@ def test_frozen_lines_are_not_painted_again() -> None:
     assert stream.line(0) is first
 
 
-def test_a_definition_further_down_is_seen_at_the_end() -> None:
+def test_a_link_definition_further_down_counts_at_the_end() -> None:
     stream = streamed("[a]\n\ntext\n\n[a]: http://h\n", [6, 12])
     assert stream.line(0).text == "[a]"
     assert settled(stream)[0].text == "a (http://h)"
@@ -136,7 +136,7 @@ def test_a_definition_further_down_is_seen_at_the_end() -> None:
 @settings(deadline=None)
 @example(text="- a\n\n2", width=20)
 @given(text=MARKDOWN, width=st.integers(10, 80))
-def test_a_new_width_gives_the_picture_of_that_width(text: str, width: int) -> None:
+def test_a_new_width_gives_the_painting_of_that_width(text: str, width: int) -> None:
     stream = MarkdownStream.whole(text, painter())
     stream.repaint(painter(width))
     assert picture(stream) == picture(MarkdownStream.whole(text, painter(width)))
@@ -148,11 +148,11 @@ def test_a_new_width_keeps_the_open_end() -> None:
     assert [line.text for line in picture(stream)] == ["one", "", "two words ", "here"]
 
 
-def test_nothing_new_is_nothing_to_paint() -> None:
+def test_a_flush_without_new_text_paints_nothing() -> None:
     stream = streamed("one", [])
     assert stream.flush() is False
 
 
-def test_the_last_code_is_found() -> None:
+def test_code_blocks_are_found() -> None:
     assert code_blocks("```\na\n```\n\n- x\n\n  ```py\n  b\n  ```\n\nend") == ["a\n", "b\n"]
     assert code_blocks("none") == []

@@ -72,14 +72,14 @@ def test_no_text_puts_a_control_character_on_the_screen(text: str, width: int) -
 
 @settings(deadline=None)
 @given(HOSTILE)
-def test_a_line_knows_its_own_width(text: str) -> None:
+def test_a_line_has_the_right_width(text: str) -> None:
     for line in lines(text):
         assert line.cell_length == sum(cell_len(segment.text) for segment in line)
 
 
 @settings(deadline=None)
 @given(st.text("ab 你\n", max_size=300), st.integers(8, 40))
-def test_prose_and_code_never_stick_out(text: str, width: int) -> None:
+def test_prose_and_code_fit_into_the_width(text: str, width: int) -> None:
     for line in lines(f"{text}\n\n```\n{text}\n```", width):
         assert line.cell_length <= max(width, 12)
 
@@ -94,7 +94,7 @@ def test_html_is_text() -> None:
     assert shown("<b>x</b>\n\n<!-- y -->") == ["<b>x</b>", "", "<!-- y -->"]
 
 
-def test_the_target_of_a_link_is_always_in_sight() -> None:
+def test_the_target_of_a_link_is_always_shown() -> None:
     assert shown("[bank](https://evil.example)") == ["bank (https://evil.example)"]
 
 
@@ -114,11 +114,11 @@ def test_lists_are_marked_numbered_and_nested() -> None:
     ]
 
 
-def test_items_of_a_loose_list_stand_apart() -> None:
+def test_items_of_a_loose_list_are_separated() -> None:
     assert shown("1. a\n\n   b\n\n2. c") == ["1. a", "", "   b", "", "2. c"]
 
 
-def test_code_keeps_its_spaces_and_names_its_language() -> None:
+def test_code_keeps_its_spaces_and_shows_its_language() -> None:
     assert shown("```python\nif x:\n\ty  = 1\n```") == ["  python", "  if x:", "      y  = 1"]
 
 
@@ -154,7 +154,7 @@ def test_a_quote_has_a_bar() -> None:
     assert shown("> a\n>\n> b") == ["▌ a", "▌", "▌ b"]
 
 
-def test_an_image_is_named_with_its_address() -> None:
+def test_an_image_is_shown_as_its_text_and_address() -> None:
     assert shown("![cat](http://h/c.png)") == ["[image: cat] http://h/c.png"]
 
 
@@ -162,7 +162,7 @@ def test_line_breaks_are_kept() -> None:
     assert shown("roses\nviolets") == ["roses", "violets"]
 
 
-def test_a_giant_paragraph_is_shown_as_it_is() -> None:
+def test_a_giant_paragraph_is_shown_unparsed() -> None:
     text = "**word** " * (PLAIN_SIZE // 8)
     assert "".join(shown(text)).startswith("**word** **word**")
 
@@ -173,7 +173,7 @@ def test_a_text_without_content_has_no_lines(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [">" * 500 + "a", "- " * 500, "[" * 500, "*a" * 500, "`" * 999])
-def test_deep_nesting_ends(text: str) -> None:
+def test_deep_nesting_gives_a_bounded_number_of_lines(text: str) -> None:
     assert len(lines(text, 40)) < 5_000
 
 
@@ -186,7 +186,7 @@ def test_deep_nesting_ends(text: str) -> None:
         "\n".join(f"{' ' * 9 * depth}999999. level {depth}" for depth in range(9)) + " the end",
     ],
 )
-def test_nothing_is_nested_out_of_sight(source: str, width: int) -> None:
+def test_deeply_nested_text_stays_visible(source: str, width: int) -> None:
     picture = MarkdownStream.whole(source, Painter(width, palette(dark=True)))
     lines = [picture.line(y) for y in range(picture.num_lines)]
     assert "the end" in " ".join(" ".join(line.text for line in lines).split())

@@ -33,14 +33,14 @@ def text_colors(theme: Theme) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", THEMES)
 @pytest.mark.parametrize("ground", ["background", "surface"])
-def test_every_text_can_be_read(name: str, ground: str) -> None:
+def test_every_text_has_enough_contrast(name: str, ground: str) -> None:
     theme = THEMES[name]
     for what, color in text_colors(theme).items():
         assert contrast(color, getattr(theme, ground)) >= READABLE, what
 
 
 @pytest.mark.parametrize("name", THEMES)
-def test_every_part_of_markdown_can_be_read(name: str) -> None:
+def test_every_markdown_style_has_enough_contrast(name: str) -> None:
     theme, styles = THEMES[name], palette(dark=name == "dark")
     for field in fields(styles):
         style: Style = getattr(styles, field.name)
@@ -49,6 +49,6 @@ def test_every_part_of_markdown_can_be_read(name: str) -> None:
         assert contrast(text or "", ground or "") >= READABLE, field.name
 
 
-def test_the_themes_say_which_is_dark() -> None:
+def test_one_theme_is_dark_and_one_is_light() -> None:
     assert DARK.dark
     assert not LIGHT.dark

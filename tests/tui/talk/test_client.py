@@ -29,7 +29,7 @@ def text_of(pieces: list[Piece]) -> str:
     return "".join(piece.text for piece in pieces if isinstance(piece, TextPiece))
 
 
-def test_an_answer_comes_in_pieces(server: "FakeServer", scripts: SimpleNamespace) -> None:
+def test_an_answer_arrives_in_pieces(server: "FakeServer", scripts: SimpleNamespace) -> None:
     server.script(scripts.think("hm"), scripts.say("Hel", "lo"))
     assert ask(server.url) == [
         Began("request-1"),
@@ -37,7 +37,7 @@ def test_an_answer_comes_in_pieces(server: "FakeServer", scripts: SimpleNamespac
     ]
 
 
-def test_the_request_is_the_api_s(server: "FakeServer") -> None:
+def test_the_request_has_the_format_of_the_api(server: "FakeServer") -> None:
     ask(server.url, api_key="secret", model="large")
     assert server.requests == [
         {
@@ -55,21 +55,21 @@ def test_usage_counts_cached_tokens(server: "FakeServer", scripts: SimpleNamespa
     assert UsagePiece(12, 2, 8) in ask(server.url)
 
 
-def test_usage_says_where_and_why_the_prompt_was_not_cached(
+def test_usage_reports_where_and_why_the_prompt_was_not_cached(
     server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     server.script(scripts.say("a"), scripts.usage(12, 2, 8, differs_at=9, reason="new_text"))
     assert UsagePiece(12, 2, 8, 9, "new_text") in ask(server.url)
 
 
-def test_usage_of_another_server_may_say_less(
+def test_usage_of_another_server_may_lack_fields(
     server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     server.script(scripts.event({"usage": {"prompt_tokens": 3, "completion_tokens": None}}))
     assert UsagePiece(3, None, None) in ask(server.url)
 
 
-def test_a_tool_call_comes_in_pieces(server: "FakeServer", scripts: SimpleNamespace) -> None:
+def test_a_tool_call_arrives_in_pieces(server: "FakeServer", scripts: SimpleNamespace) -> None:
     call = {"index": 1, "function": {"name": "look", "arguments": '{"a'}}
     server.script(scripts.chunk({"tool_calls": [call]}))
     assert ToolPiece(1, "look", '{"a') in ask(server.url)
@@ -87,14 +87,16 @@ def test_a_tool_call_comes_in_pieces(server: "FakeServer", scripts: SimpleNamesp
         "text",
     ],
 )
-def test_strange_chunks_say_nothing(
+def test_malformed_chunks_are_ignored(
     server: "FakeServer", scripts: SimpleNamespace, content: object
 ) -> None:
     server.script(scripts.event(content), scripts.say("ok"))
     assert text_of(ask(server.url)) == "ok"
 
 
-def test_what_is_not_json_says_nothing(server: "FakeServer", scripts: SimpleNamespace) -> None:
+def test_events_that_are_not_json_are_ignored(
+    server: "FakeServer", scripts: SimpleNamespace
+) -> None:
     junk = scripts.Send(b": ping\n\nevent: x\ndata: {nope\n\ndata: " + b"[" * 5_000 + b"\n\n")
     server.script(junk, scripts.say("ok"))
     assert text_of(ask(server.url)) == "ok"
@@ -117,18 +119,18 @@ def test_a_lone_surrogate_is_replaced(server: "FakeServer", scripts: SimpleNames
         (503, "Ctrl+R"),
     ],
 )
-def test_a_refusal_gives_the_server_s_words_and_what_to_do(
+def test_an_error_status_gives_the_server_s_message_and_what_to_do(
     server: "FakeServer", scripts: SimpleNamespace, status: int, advice: str
 ) -> None:
-    server.script(scripts.refuse(status, "these are\x1b[31m its words."))
+    server.script(scripts.refuse(status, "this is\x1b[31m its message."))
     with pytest.raises(ChatError) as caught:
         ask(server.url)
-    assert "these are␛[31m its words." in str(caught.value)
+    assert "this is␛[31m its message." in str(caught.value)
     assert advice in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_refusal_without_words_is_still_a_sentence(
+def test_an_error_status_without_a_message_is_still_a_sentence(
     server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     server.script([type(scripts.refuse(500, "")[0])(500, b"<html>oops")])
@@ -136,7 +138,7 @@ def test_a_refusal_without_words_is_still_a_sentence(
         ask(server.url)
 
 
-def test_a_server_that_is_not_ready_is_told_apart(
+def test_a_server_that_is_not_ready_has_its_own_error(
     server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     server.script(scripts.refuse(503, "loading"))
@@ -152,13 +154,13 @@ def test_an_error_in_the_middle_ends_the_answer(
         ask(server.url)
 
 
-def test_an_answer_cut_off_is_an_error(server: "FakeServer", scripts: SimpleNamespace) -> None:
+def test_an_incomplete_answer_is_an_error(server: "FakeServer", scripts: SimpleNamespace) -> None:
     server.script(scripts.say("half"), scripts.hang_up, reason=None)
-    with pytest.raises(ChatError, match=r"middle of the answer.*kept"):
+    with pytest.raises(ChatError, match=r"before the answer was complete.*kept"):
         ask(server.url)
 
 
-def test_no_server_is_an_error_with_what_to_do() -> None:
+def test_an_unreachable_server_is_an_error_with_what_to_do() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -166,7 +168,7 @@ def test_no_server_is_an_error_with_what_to_do() -> None:
             ask(url)
 
 
-def test_going_away_closes_the_connection(
+def test_closing_the_stream_closes_the_connection(
     server: "FakeServer", scripts: SimpleNamespace, patience: float
 ) -> None:
     gate = scripts.Gate()
@@ -187,7 +189,7 @@ def test_models_are_listed(server: "FakeServer", in_client: Callable[..., object
     assert in_client(server.url, lambda client: client.models()) == ["small", "large"]
 
 
-def test_health_tells_loading_from_ready(
+def test_health_distinguishes_loading_from_ready(
     server: "FakeServer", in_client: Callable[..., object]
 ) -> None:
     def health() -> SimpleNamespace:
@@ -215,7 +217,7 @@ def test_a_server_whose_engine_died_is_an_error(
         *("http://localhost:8000/v1", " http://localhost:8000/v1/ "),
     ],
 )
-def test_an_address_may_be_written_in_many_ways(written: str) -> None:
+def test_an_address_may_be_written_in_several_ways(written: str) -> None:
     assert base_url(written) == "http://localhost:8000"
 
 
@@ -224,7 +226,7 @@ def test_an_address_keeps_its_path() -> None:
 
 
 @pytest.mark.parametrize("written", ["", "ftp://h", "http://", "file:///etc/passwd"])
-def test_what_is_no_address_is_refused(written: str) -> None:
+def test_an_invalid_address_is_refused(written: str) -> None:
     with pytest.raises(ChatError, match="--url"):
         base_url(written)
 
@@ -237,14 +239,13 @@ def test_a_proxy_is_not_used_for_this_machine(
     assert text_of(ask(server.url)) == "Yes."
 
 
-def test_httpx_s_own_stream_errors_become_sentences(server: "FakeServer") -> None:
+def test_errors_of_httpx_become_sentences(server: "FakeServer") -> None:
     async def run() -> None:
-        client = ChatClient(server.url)
-        client._http._transport = httpx.MockTransport(_broken)
-        await anext(client.stream(QUESTION, model="small"))
+        async with ChatClient(server.url, transport=httpx.MockTransport(broken)) as client:
+            await anext(client.stream(QUESTION, model="small"))
 
-    def _broken(request: httpx.Request) -> httpx.Response:
+    def broken(request: httpx.Request) -> httpx.Response:
         raise httpx.ReadError("boom", request=request)
 
-    with pytest.raises(ChatError, match=r"connection to .* broke"):
+    with pytest.raises(ChatError, match=r"connection to .* was lost"):
         asyncio.run(run())

@@ -32,7 +32,7 @@ def test_requests_are_read_as_progress(
     assert progress == [Progress("x", RequestStage.PREFILLING, None, 5, 20)]
 
 
-def test_the_numbers_are_read(
+def test_the_statistics_are_read(
     server: "FakeServer", scripts: SimpleNamespace, in_client: InClient
 ) -> None:
     server.engine["/api/v1/kv/stats"] = scripts.engine_stats(running=2, waiting=1)
@@ -49,7 +49,7 @@ def test_events_of_the_map_have_a_kind(
     assert [(kind, data["a"]) for kind, data in found] == [("snapshot", 1), ("delta", 2)]
 
 
-def test_an_error_in_the_map_is_the_server_s_own_words(
+def test_an_error_in_the_map_is_the_server_s_message(
     server: "FakeServer", scripts: SimpleNamespace, in_client: InClient
 ) -> None:
     server.map = [scripts.page_event("error", error={"message": "the engine has ended"})]
@@ -70,7 +70,7 @@ def test_another_server_has_no_engine(
         in_client(server.url, ask)
 
 
-def test_numbers_that_are_none_are_no_engine(server: "FakeServer", in_client: InClient) -> None:
+def test_malformed_statistics_mean_no_engine(server: "FakeServer", in_client: InClient) -> None:
     server.engine["/api/v1/kv/stats"] = {"bytes": 7}
     with pytest.raises(NoEngine):
         in_client(server.url, lambda client: client.engine.stats())

@@ -1,4 +1,4 @@
-"""The models of the machine, as a scripted command line tells them."""
+"""Models as a scripted `mlxserve models` and `mlxserve pull` report them."""
 
 import asyncio
 import json
@@ -40,9 +40,9 @@ async def steps_of(models: Models) -> list[Downloaded]:
 
 
 def test_models_are_found(program: Program) -> None:
-    said = json.dumps({"models": [CARD]})
+    listed = json.dumps({"models": [CARD]})
     models = program(
-        f"import sys\nassert sys.argv[1:] == ['models', '--json', '--seed', '1']\nprint({said!r})",
+        f"import sys\nassert sys.argv[1:] == ['models', '--json', '--seed', '1']\nprint({listed!r})",
         "--seed",
         "1",
     )
@@ -51,22 +51,22 @@ def test_models_are_found(program: Program) -> None:
 
 
 @pytest.mark.parametrize("said", ["", "nonsense", "[]", '{"models": [{}]}'])
-def test_a_list_that_is_none_is_an_error(program: Program, said: str) -> None:
+def test_a_malformed_list_is_an_error(program: Program, said: str) -> None:
     with pytest.raises(ChatError, match="mlxserve models"):
         asyncio.run(program(f"print({said!r})").find())
 
 
-def test_a_download_says_how_far_it_is(program: Program) -> None:
+def test_a_download_reports_its_progress(program: Program) -> None:
     lines = ['{"done": 0, "total": null}', "noise", '{"done": 5, "total": 20}', '{"path": "/x"}']
     steps = asyncio.run(steps_of(program(f"print({chr(10).join(lines)!r})")))
     assert steps == [Downloaded(0, None), Downloaded(5, 20)]
     assert [step.fraction for step in steps] == [None, 0.25]
 
 
-def test_a_download_that_fails_says_why(program: Program) -> None:
+def test_a_failed_download_reports_why(program: Program) -> None:
     with pytest.raises(ChatError, match="no connection"):
         asyncio.run(steps_of(program('print(\'{"error": "no connection"}\')')))
-    with pytest.raises(ChatError, match="ended early"):
+    with pytest.raises(ChatError, match="stopped early"):
         asyncio.run(steps_of(program("pass")))
 
 
@@ -91,6 +91,6 @@ def test_a_paused_download_ends_its_process(program: Program) -> None:
         (False, 0, "too large"),
     ],
 )
-def test_the_verdict_is_in_words(fits: bool, num_tokens: int, words: str) -> None:
+def test_the_verdict_is_text(fits: bool, num_tokens: int, words: str) -> None:
     assert Model("a/b", ModelSource.FOLDER, 1, fits, num_tokens, 8192).verdict == words
     assert Model("a/b", ModelSource.SERVER).verdict == ""

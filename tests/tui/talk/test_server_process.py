@@ -13,7 +13,7 @@ from tui.talk.errors import ChatError
 from tui.talk.server_process import ServerProcess, ServerStopped
 
 READY = "print('loading weights'); print('mlxserve is ready at http://127.0.0.1:4567')\n"
-UNTIL_PARENT_GOES = "import sys; sys.stdin.read(); print('the parent is gone', flush=True)\n"
+UNTIL_PARENT_EXITS = "import sys; sys.stdin.read(); print('the parent is gone', flush=True)\n"
 
 
 @pytest.fixture
@@ -36,36 +36,38 @@ def run(tmp_path: Path) -> Iterator[Callable[[str], ServerProcess]]:
 def wait_until(is_so: Callable[[], bool], patience: float) -> None:
     deadline = time.monotonic() + patience
     while not is_so():
-        assert time.monotonic() < deadline, "it never happened"
+        assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)
 
 
 def test_the_address_is_the_one_that_the_server_prints(
     run: Callable[[str], ServerProcess],
 ) -> None:
-    server = run(READY + UNTIL_PARENT_GOES)
+    server = run(READY + UNTIL_PARENT_EXITS)
     assert asyncio.run(server.address()) == "http://127.0.0.1:4567"
     assert server.is_running
 
 
-def test_what_it_writes_goes_to_the_log(run: Callable[[str], ServerProcess]) -> None:
+def test_its_output_goes_to_the_log(run: Callable[[str], ServerProcess]) -> None:
     native = "import os; os.write(2, b'native \\x1b[31mnoise\\n')\n"
-    server = run(native + READY + UNTIL_PARENT_GOES)
+    server = run(native + READY + UNTIL_PARENT_EXITS)
     asyncio.run(server.address())
     assert "native ␛[31mnoise" in server.last_lines(10)
 
 
-def test_a_server_that_ends_early_shows_its_last_words(
+def test_a_server_that_exits_early_reports_its_last_output(
     run: Callable[[str], ServerProcess],
 ) -> None:
     server = run("import sys; print('no such model: x', file=sys.stderr); sys.exit(3)")
     with pytest.raises(ServerStopped) as caught:
         asyncio.run(server.address())
-    for part in ("with exit code 3", "no such model: x", str(server.log), "--model"):
+    for part in ("exited with code 3", "no such model: x", str(server.log), "--model"):
         assert part in str(caught.value)
 
 
-def test_requests_are_not_its_last_words(run: Callable[[str], ServerProcess]) -> None:
+def test_logged_requests_are_not_part_of_its_last_output(
+    run: Callable[[str], ServerProcess],
+) -> None:
     server = run(
         "import os, signal\n"
         "print('out of pages')\n"
@@ -77,18 +79,18 @@ def test_requests_are_not_its_last_words(run: Callable[[str], ServerProcess]) ->
     assert "GET" not in str(caught.value)
 
 
-def test_stopping_ends_it(run: Callable[[str], ServerProcess]) -> None:
-    server = run(READY + UNTIL_PARENT_GOES)
+def test_stop_ends_the_process(run: Callable[[str], ServerProcess]) -> None:
+    server = run(READY + UNTIL_PARENT_EXITS)
     asyncio.run(server.address())
     server.stop()
     assert not server.is_running
     server.stop()
 
 
-def test_a_server_that_does_not_listen_to_reason_is_killed(
+def test_a_server_that_ignores_sigterm_is_killed(
     run: Callable[[str], ServerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tui.talk.server_process._STOP_SECONDS", 0.2)
+    monkeypatch.setattr("tui.talk.server_process.STOP_SECONDS", 0.2)
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     server = run(stubborn + READY + "while True: time.sleep(1)")
     asyncio.run(server.address())
@@ -96,14 +98,14 @@ def test_a_server_that_does_not_listen_to_reason_is_killed(
     assert not server.is_running
 
 
-def test_a_program_that_is_not_there_is_an_error_with_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_program_is_an_error_with_what_to_do(tmp_path: Path) -> None:
     server = ServerProcess([str(tmp_path / "nothing")], Home(tmp_path).new_log("a.log"))
     with pytest.raises(ChatError, match="mlxserve doctor"):
         server.start()
     server.stop()
 
 
-def test_it_is_told_everything_it_needs(tmp_path: Path) -> None:
+def test_the_command_has_every_flag_it_needs(tmp_path: Path) -> None:
     server = ServerProcess.for_model("some/model", ["--num-pages", "9"], Home(tmp_path))
     assert server.command == [
         *(sys.executable, "-m", "mlxserve", "serve", "--host", "127.0.0.1", "--port", "0"),
@@ -111,12 +113,12 @@ def test_it_is_told_everything_it_needs(tmp_path: Path) -> None:
     ]
 
 
-def test_it_ends_when_this_process_is_killed(tmp_path: Path, patience: float) -> None:
+def test_it_exits_when_its_parent_is_killed(tmp_path: Path, patience: float) -> None:
     script = f"""
 import asyncio, sys, time
 from pathlib import Path
 from tui.talk.server_process import ServerProcess
-server = ServerProcess([sys.executable, "-c", {READY + UNTIL_PARENT_GOES!r}], Path(sys.argv[1]))
+server = ServerProcess([sys.executable, "-c", {READY + UNTIL_PARENT_EXITS!r}], Path(sys.argv[1]))
 server.start()
 asyncio.run(server.address())
 print('up', flush=True)

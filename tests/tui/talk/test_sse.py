@@ -29,15 +29,15 @@ def test_lines_of_data_are_joined() -> None:
     assert read(b"data: a\ndata:  b\n\n") == [ServerEvent("a\n b")]
 
 
-def test_every_line_end_counts() -> None:
+def test_every_kind_of_line_end_works() -> None:
     assert read(b"data: a\r\n\r\ndata: b\r\rdata: c\n\n") == [*map(ServerEvent, "abc")]
 
 
-def test_comments_and_unknown_fields_say_nothing() -> None:
+def test_comments_and_unknown_fields_are_ignored() -> None:
     assert read(b": keep-alive\n\nid: 3\nretry: 1\n\n") == []
 
 
-def test_a_name_without_data_is_no_event() -> None:
+def test_a_name_without_data_is_not_an_event() -> None:
     assert read(b"event: ping\n\ndata: a\n\n") == [ServerEvent("a")]
 
 
@@ -59,7 +59,7 @@ def test_a_character_cut_in_two_is_whole_again() -> None:
 
 @settings(deadline=None)
 @given(stream=STREAMS, data=st.data())
-def test_where_the_bytes_are_cut_makes_no_difference(stream: bytes, data: st.DataObject) -> None:
+def test_chunk_boundaries_make_no_difference(stream: bytes, data: st.DataObject) -> None:
     cuts = data.draw(st.lists(st.integers(0, len(stream))))
     assert read(stream, *cuts) == read(stream)
 

@@ -9,7 +9,7 @@ from tui.widgets.composer import Composer
 
 
 class Desk(App[None]):
-    """A composer and what it sent."""
+    """A composer, and the texts it sent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ def write(story: Callable[[Desk, Pilot[None]], Awaitable[None]]) -> None:
 
 
 @pytest.mark.parametrize("key", ["shift+enter", "ctrl+j", "alt+enter"])
-def test_a_line_is_broken_by_any_of_three_keys(key: str) -> None:
+def test_three_keys_start_a_new_line(key: str) -> None:
     async def story(desk: Desk, pilot: Pilot[None]) -> None:
         await pilot.press("a", key, "b", "enter")
         assert desk.sent == ["a\nb"]
@@ -52,7 +52,7 @@ def test_a_key_types_one_character() -> None:
     write(story)
 
 
-def test_sending_empties_it_and_leaves_no_trace_of_empty_lines() -> None:
+def test_sending_empties_it_and_strips_empty_lines() -> None:
     async def story(desk: Desk, pilot: Pilot[None]) -> None:
         desk.composer.write("\n\n  text\n\n")
         await pilot.press("enter", "enter")
@@ -62,7 +62,7 @@ def test_sending_empties_it_and_leaves_no_trace_of_empty_lines() -> None:
     write(story)
 
 
-def test_what_is_sent_is_clean() -> None:
+def test_sent_text_is_cleaned() -> None:
     async def story(desk: Desk, pilot: Pilot[None]) -> None:
         desk.composer.insert("a\x1b[31m\u202e")
         await pilot.press("enter")
@@ -71,7 +71,7 @@ def test_what_is_sent_is_clean() -> None:
     write(story)
 
 
-def test_history_keeps_the_draft_and_ends_at_its_ends() -> None:
+def test_history_keeps_the_draft_and_stops_at_its_ends() -> None:
     async def story(desk: Desk, pilot: Pilot[None]) -> None:
         desk.composer.use_history(["one", "two"])
         desk.composer.write("draft")
@@ -96,7 +96,7 @@ def test_arrows_move_inside_several_lines() -> None:
     write(story)
 
 
-def test_what_was_just_asked_is_the_newest_and_stands_once() -> None:
+def test_a_repeated_question_is_the_newest_and_listed_once() -> None:
     async def story(desk: Desk, pilot: Pilot[None]) -> None:
         desk.composer.use_history(["one", "two"])
         desk.composer.remember("one")

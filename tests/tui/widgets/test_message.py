@@ -1,6 +1,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
 from textual.app import App, ComposeResult
 from textual.containers import VerticalScroll
 from textual.geometry import Offset
@@ -8,6 +9,8 @@ from textual.pilot import Pilot
 from textual.selection import Selection
 
 from tui.chat.messages import ChatMessage, Role, State, Version
+from tui.paint.markdown import MarkdownStream
+from tui.paint.painter import Painter
 from tui.paint.theme import DARK, palette
 from tui.widgets.message import AnswerView, MessageView, QuestionView, view_of
 
@@ -54,21 +57,29 @@ def test_an_answer_is_markdown() -> None:
     assert look(view_of(message(Role.ASSISTANT, "# a\n*b*"), ALONE, PALETTE)) == "a\n\nb"
 
 
-def test_how_it_ended_and_its_versions_stand_below() -> None:
+def test_the_ending_and_the_version_are_shown_below() -> None:
     stopped = message(Role.ASSISTANT, "half", state=State.STOPPED)
     shown = look(AnswerView(stopped, Version(0, (1, 2)), PALETTE))
     assert shown == "half\n\nstopped · ‹ version 1 of 2 ›"
 
 
-def test_what_went_wrong_stands_below_what_came() -> None:
+def test_the_error_is_shown_below_the_text() -> None:
     failed = message(Role.ASSISTANT, "half", state=State.FAILED, error="It broke. Try again.")
     assert look(AnswerView(failed, ALONE, PALETTE)) == "half\n\n✗ It broke. Try again."
 
 
-def test_thinking_that_is_closed_is_not_even_parsed() -> None:
+def test_closed_thinking_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    whole = MarkdownStream.whole
+
+    def recorded(text: str, painter: Painter) -> MarkdownStream:
+        parsed.append(text)
+        return whole(text, painter)
+
+    monkeypatch.setattr(MarkdownStream, "whole", recorded)
     view = AnswerView(message(Role.ASSISTANT, "a", thinking="**deep**"), ALONE, PALETTE)
     assert look(view) == "▸ Thought\n\na"
-    assert view._thoughts is None
+    assert parsed == ["a"]
 
 
 def test_thinking_opens_and_closes() -> None:
@@ -79,7 +90,7 @@ def test_thinking_opens_and_closes() -> None:
     assert look(view, open_it) == "▾ Thought\n│ deep\n\na"
 
 
-def test_a_new_width_wraps_anew() -> None:
+def test_a_new_width_wraps_the_text_again() -> None:
     async def narrow(pilot: Pilot[None]) -> None:
         await pilot.resize_terminal(14, 20)
         await pilot.pause()
@@ -90,7 +101,7 @@ def test_a_new_width_wraps_anew() -> None:
     assert " ".join(line.strip() for line in lines) == "four words in here"
 
 
-def test_a_selection_is_marked_and_gives_its_text() -> None:
+def test_a_selection_is_highlighted_and_returns_its_text() -> None:
     async def select(pilot: Pilot[None]) -> None:
         selection = Selection(Offset(5, 0), Offset(3, 2))
         pilot.app.screen.selections = {view: selection}

@@ -1,7 +1,8 @@
-"""The model picker, beside a scripted server and a scripted command line."""
+"""The model picker, with a scripted server and a scripted command line."""
 
+import asyncio
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,7 +25,7 @@ FOUND = [
 
 
 class Machine(Models):
-    """Says what it is told to; `go_on` decides about each step of a download."""
+    """Lists these models; the first download stops in the middle, unless `error` is set."""
 
     def __init__(self, found: list[Model]) -> None:
         super().__init__()
@@ -36,8 +37,6 @@ class Machine(Models):
         return self._found
 
     async def download(self, name: str) -> AsyncGenerator[Downloaded, None]:
-        import asyncio
-
         self.downloads.append(name)
         if self.error:
             raise ChatError(self.error)
@@ -46,35 +45,31 @@ class Machine(Models):
             await asyncio.Event().wait()  # until it is paused
 
 
-class Ours(Connector):
-    """A server of our own, in name: a program that does nothing but say where the fake one is."""
+class OwnServer(Connector):
+    """Starts a program that only prints the fake server's address, and records its real command."""
 
     def __init__(self, server: "FakeServer", home: Home) -> None:
-        super().__init__(ConnectOptions(server_args=["--model", "mini", "--seed", "1"]), home)
+        options = ConnectOptions(server_args=["--model", "mini", "--seed", "1"])
+        super().__init__(options, home, self.create)
         self._url = server.url
         self.commands: list[list[str]] = []
 
-    async def _own_server(self, report: object) -> str:
-        if self.server is None or not self.server.is_running:
-            wanted = self._wanted
-            real = ServerProcess.for_model(wanted.model, wanted.server_args, self._home)
-            self.commands.append(real.command[5:])
-            script = f"import sys; print('mlxserve is ready at {self._url}', flush=True)"
-            command = [sys.executable, "-c", f"{script}; sys.stdin.read()"]
-            self.server = ServerProcess(command, real.log)
-            self.server.start()
-        return await self.server.address()
+    def create(self, model: str | None, server_args: Sequence[str], home: Home) -> ServerProcess:
+        real = ServerProcess.for_model(model, server_args, home)
+        self.commands.append(real.command[5:])
+        script = f"import sys; print('mlxserve is ready at {self._url}', flush=True)"
+        return ServerProcess([sys.executable, "-c", f"{script}; sys.stdin.read()"], real.log)
 
 
 @pytest.fixture
-def ours(server: "FakeServer", home: Home) -> Ours:
+def ours(server: "FakeServer", home: Home) -> OwnServer:
     server.models = ["mini"]
-    return Ours(server, home)
+    return OwnServer(server, home)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
 def test_models_are_shown_with_size_and_verdict(
-    play: Callable[..., None], ours: Ours, size: tuple[int, int]
+    play: Callable[..., None], ours: OwnServer, size: tuple[int, int]
 ) -> None:
     async def story(t: "Terminal") -> None:
         await t.until_ready()
@@ -89,8 +84,8 @@ def test_models_are_shown_with_size_and_verdict(
     ours.stop_server()
 
 
-def test_a_model_that_is_here_starts_the_server_again(
-    play: Callable[..., None], ours: Ours, server: "FakeServer"
+def test_selecting_a_local_model_restarts_the_server(
+    play: Callable[..., None], ours: OwnServer, server: "FakeServer"
 ) -> None:
     async def story(t: "Terminal") -> None:
         await t.until_ready()
@@ -115,7 +110,7 @@ def test_a_model_that_is_here_starts_the_server_again(
     ]
 
 
-def test_a_download_is_paused_and_goes_on(play: Callable[..., None], ours: Ours) -> None:
+def test_a_download_is_paused_and_resumed(play: Callable[..., None], ours: OwnServer) -> None:
     machine = Machine(FOUND)
 
     async def story(t: "Terminal") -> None:
@@ -126,9 +121,9 @@ def test_a_download_is_paused_and_goes_on(play: Callable[..., None], ours: Ours)
         await t.until_shown("25%")
         await t.press("p")
         await t.until_shown("25% paused")
-        await t.until_shown("goes on where it was")
+        await t.until_shown("Enter resumes")
         await t.press("enter")
-        await t.until_shown("is here; Enter chooses it")
+        await t.until_shown("is downloaded; Enter selects it")
         await t.press("enter")
         await t.until(lambda: len(ours.commands) == 2)
         await t.until_ready()
@@ -139,7 +134,7 @@ def test_a_download_is_paused_and_goes_on(play: Callable[..., None], ours: Ours)
     assert "a/there" in ours.commands[1]
 
 
-def test_without_a_connection_it_says_so(play: Callable[..., None], ours: Ours) -> None:
+def test_a_failed_download_shows_why(play: Callable[..., None], ours: OwnServer) -> None:
     machine = Machine(FOUND)
     machine.error = "a/there cannot be downloaded now. Check the connection."
 
@@ -154,7 +149,9 @@ def test_without_a_connection_it_says_so(play: Callable[..., None], ours: Ours) 
     ours.stop_server()
 
 
-def test_a_server_of_others_has_its_own_models_only(terminal: Callable[..., None]) -> None:
+def test_a_server_started_elsewhere_offers_only_its_own_models(
+    terminal: Callable[..., None],
+) -> None:
     async def story(t: "Terminal") -> None:
         await t.ask("/model")
         await t.until(lambda: isinstance(t.app.screen, ModelsDialog))
