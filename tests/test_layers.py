@@ -42,7 +42,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/config": "mlxserve/errors mlxserve/option",
     "mlxserve/request": "mlxserve/sampling_params",
     "mlxserve/machine": "mlxserve/errors",
-    "mlxserve/hub": "mlxserve/errors",
+    "mlxserve/hub": "mlxserve/errors mlxserve/sampling_params",
     "mlxserve/mini/__init__": "",
     "mlxserve/text/parsing": "",
     "mlxserve/text/template_limits": "",
@@ -70,8 +70,8 @@ ARROWS: dict[str, str] = {
         "mlxserve/cache/pages"
     ),
     "mlxserve/model": (
-        "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/request "
-        "mlxserve/hub mlxserve/cache/layout mlxserve/cache/kv"
+        "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config "
+        "mlxserve/request mlxserve/hub mlxserve/cache/layout mlxserve/cache/kv"
     ),
     "mlxserve/engine": (
         "mlxserve/errors mlxserve/stats mlxserve/request mlxserve/cache/pages "
@@ -83,9 +83,9 @@ ARROWS: dict[str, str] = {
         "mlxserve/text/guidance mlxserve/request_options mlxserve/engine"
     ),
     "mlxserve/build": (
-        "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/config mlxserve/machine "
-        "mlxserve/hub mlxserve/text/tokenizer mlxserve/cache/pages mlxserve/cache/kv "
-        "mlxserve/cache/store mlxserve/scheduler mlxserve/model mlxserve/engine mlxserve/chat"
+        "mlxserve/config mlxserve/machine mlxserve/hub mlxserve/text/tokenizer "
+        "mlxserve/cache/pages mlxserve/cache/kv mlxserve/cache/store mlxserve/scheduler "
+        "mlxserve/model mlxserve/engine mlxserve/chat"
     ),
     "mlxserve/llm": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config mlxserve/request "

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,14 @@ class ModelFiles:
     @property
     def weight_bytes(self) -> int:
         return sum(file.stat().st_size for file in self.weights)
+
+    def fingerprint(self) -> str:
+        """Identifies the configuration by content and the weights, unread, by size and time."""
+        digest = blake2b((self.path / "config.json").read_bytes(), digest_size=16)
+        for file in self.weights:
+            state = file.stat()
+            digest.update(f"{file.name}/{state.st_size}/{state.st_mtime_ns}".encode())
+        return digest.hexdigest()
 
 
 def find_model(model: str | None, revision: str | None = None) -> ModelFiles:

@@ -1,4 +1,7 @@
-"""How many pages fit: the usable memory minus the weights and a measured step's peak."""
+"""How long a context and how many pages: what only the loaded model and the machine decide.
+
+The pages are those that fit into the usable memory minus the weights and a measured step's peak.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ import mlx.core as mx
 
 from metal_kernels import Backend
 from mlxserve.cache.kv import KVPool
-from mlxserve.errors import OutOfMemory
+from mlxserve.config import EngineConfig
+from mlxserve.errors import InvalidConfig, OutOfMemory
 from mlxserve.model.batch import Batch
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.runner import ModelRunner
@@ -20,6 +24,43 @@ log = logging.getLogger("mlxserve.sizing")
 # Rows of the measured forward. A step's temporaries grow with its rows, so the peak of a full step
 # is extrapolated; measuring all 2,048 rows would cost seconds of start-up on a CPU.
 _MEASURED_ROWS = 256
+
+
+def settle(
+    config: EngineConfig, loaded: LoadedModel, backend: Backend, memory_limit: int
+) -> EngineConfig:
+    """The config with `num_pages` and `max_model_len`. Raises InvalidConfig, OutOfMemory.
+
+    `max_model_len` may be more than the pages hold, because the pool can grow later. Not so
+    without chunked prefill: a whole prompt must then fit into a step.
+    """
+    options = config.scheduler
+    max_model_len = options.max_model_len or loaded.max_length
+    if max_model_len > loaded.max_length:
+        raise InvalidConfig(
+            f"max_model_len={max_model_len}, but {loaded.name} was made for {loaded.max_length} "
+            "tokens; lower it.",
+            option="max_model_len",
+        )
+    num_pages = config.num_pages or fit_pages(
+        loaded,
+        backend,
+        page_size=config.page_size,
+        memory_limit=memory_limit,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_tokens=options.max_num_seqs * max_model_len,
+    )
+    num_tokens = num_pages * config.page_size
+    if options.max_model_len is not None and max_model_len > num_tokens:
+        raise InvalidConfig(
+            f"max_model_len={max_model_len} needs {-(-max_model_len // config.page_size)} pages of "
+            f"{config.page_size} tokens, and the cache has {num_pages}. Lower max_model_len, or "
+            "raise gpu_memory_utilization or num_pages.",
+            option="max_model_len",
+        )
+    if not options.enable_chunked_prefill:
+        max_model_len = min(max_model_len, num_tokens)
+    return config.with_options(num_pages=num_pages, max_model_len=max_model_len)
 
 
 def fit_pages(

@@ -99,7 +99,7 @@ def test_a_step_must_fit_as_well() -> None:
 
 
 def test_the_embedded_model_s_step_takes_what_the_engine_measures(cache: Path) -> None:
-    from mlxserve.build import choose_attention
+    from mlxserve.model.attention import choose_attention
     from mlxserve.model.load import load
     from mlxserve.model.sizing import _peak_of_a_step
 

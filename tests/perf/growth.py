@@ -17,11 +17,11 @@ from pathlib import Path
 
 from mlxserve import machine
 from mlxserve.bench.report import Figure, Report
-from mlxserve.build import choose_attention
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
 from mlxserve.config import SchedulerConfig
 from mlxserve.hub.files import find_model
+from mlxserve.model.attention import choose_attention
 from mlxserve.model.load import load
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Chunk, LiveRequest, Request, Sampled, as_page_table

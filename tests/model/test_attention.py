@@ -1,4 +1,4 @@
-"""Where objects meet: which attention a model gets."""
+"""Which attention a model gets."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 
 from metal_kernels import choice
 from metal_kernels.cpu.backend import CpuBackend
-from mlxserve import build
-from mlxserve.build import choose_attention
 from mlxserve.errors import InvalidConfig, UnsupportedModel
+from mlxserve.model import attention
+from mlxserve.model.attention import choose_attention
 from mlxserve.model.load import LoadedModel, prepare
 
 BuildModel = Callable[..., tuple[Any, dict[str, Any]]]
@@ -50,8 +50,8 @@ def test_a_right_backend_is_taken(loaded: LoadedModel) -> None:
 def test_on_auto_wrong_kernels_give_way_to_plain_mlx_and_the_log_says_so(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(build, "select_backend", select(wrong=True))
-    with caplog.at_level(logging.WARNING, "mlxserve.build"):
+    monkeypatch.setattr(attention, "select_backend", select(wrong=True))
+    with caplog.at_level(logging.WARNING, "mlxserve.attention"):
         backend, difference = choose_attention("auto", loaded)
     assert backend.name == "cpu"
     assert difference < 1e-4
@@ -62,7 +62,7 @@ def test_on_auto_wrong_kernels_give_way_to_plain_mlx_and_the_log_says_so(
 def test_wrong_kernels_that_were_asked_for_are_an_error(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "select_backend", select(wrong=True))
+    monkeypatch.setattr(attention, "select_backend", select(wrong=True))
     with pytest.raises(UnsupportedModel, match="different logits"):
         choose_attention("metal", loaded)
 

@@ -1,0 +1,61 @@
+"""What a model's makers recommend: its generation_config.json."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlxserve.errors import InvalidParameter
+from mlxserve.hub.files import ModelFiles
+from mlxserve.sampling_params import SamplingParams
+
+log = logging.getLogger("mlxserve.hub")
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationConfig:
+    """`eos_token_ids`: every token that ends an answer."""
+
+    eos_token_ids: tuple[int, ...]
+    default_params: SamplingParams
+
+
+def read_generation_config(files: ModelFiles) -> GenerationConfig:
+    """A file that is missing or cannot be used leaves the defaults; the latter is logged."""
+    content = _read(files.path / "generation_config.json")
+    ids = content.get("eos_token_id", files.config.get("eos_token_id"))
+    ids = ids if isinstance(ids, list) else [ids]
+    return GenerationConfig(
+        tuple(token_id for token_id in ids if isinstance(token_id, int)), _params(content)
+    )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        log.warning("generation_config.json cannot be read and is not used: %s", error)
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _params(content: Mapping[str, Any]) -> SamplingParams:
+    if content.get("do_sample") is False:
+        chosen: dict[str, Any] = {"temperature": 0.0}
+    else:
+        chosen = {
+            name: content[name] for name in _SAMPLING if isinstance(content.get(name), (int, float))
+        }
+    try:
+        return SamplingParams(**chosen)
+    except InvalidParameter as error:
+        log.warning("generation_config.json is not used: %s", error)
+        return SamplingParams()

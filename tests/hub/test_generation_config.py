@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxserve.hub.files import ModelFiles
+from mlxserve.hub.generation_config import GenerationConfig, read_generation_config
+from mlxserve.sampling_params import SamplingParams
+
+
+def read(folder: Path, content: Any, config: dict[str, Any] | None = None) -> GenerationConfig:
+    (folder / "generation_config.json").write_text(json.dumps(content))
+    return read_generation_config(ModelFiles("m", folder, config or {}))
+
+
+def test_the_makers_sampling_is_the_default(tmp_path: Path) -> None:
+    params = read(tmp_path, {"temperature": 0.6, "top_k": 20, "top_p": None}).default_params
+    assert params == SamplingParams(temperature=0.6, top_k=20)
+
+
+def test_a_model_that_is_not_sampled_is_greedy(tmp_path: Path) -> None:
+    params = read(tmp_path, {"do_sample": False, "temperature": 0.6}).default_params
+    assert params == SamplingParams(temperature=0.0)
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "ids"),
+    [
+        ({"eos_token_id": 3}, {"eos_token_id": 4}, (3,)),
+        ({"eos_token_id": [3, 5]}, {}, (3, 5)),
+        ({}, {"eos_token_id": [4]}, (4,)),
+        ({}, {}, ()),
+        ({"eos_token_id": ["</s>", 7]}, {}, (7,)),
+    ],
+)
+def test_generation_config_goes_before_config_about_the_tokens_that_end_an_answer(
+    tmp_path: Path, generation: dict[str, Any], config: dict[str, Any], ids: tuple[int, ...]
+) -> None:
+    assert read(tmp_path, generation, config).eos_token_ids == ids
+
+
+@pytest.mark.parametrize("content", [{"temperature": -1}, {"top_p": 7}])
+def test_values_out_of_range_leave_the_defaults_and_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: dict[str, Any]
+) -> None:
+    with caplog.at_level(logging.WARNING, "mlxserve.hub"):
+        assert read(tmp_path, content).default_params == SamplingParams()
+    assert "is not used" in caplog.text
+
+
+def test_a_missing_or_broken_file_leaves_the_defaults(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = ModelFiles("m", tmp_path, {})
+    assert read_generation_config(files) == GenerationConfig((), SamplingParams())
+    assert not caplog.records
+    (tmp_path / "generation_config.json").write_text("{")
+    assert read_generation_config(files) == GenerationConfig((), SamplingParams())
+    assert "cannot be read" in caplog.text
