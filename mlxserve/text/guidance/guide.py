@@ -204,7 +204,7 @@ class AnswerGuide:
         if opening[:at] == begun and at < len(opening):
             ways.add(opening[at])
         mask = self._bits(ways)
-        return mask if self._matcher is None else _either(self._matcher.compute_bitmask(), mask)
+        return mask if self._matcher is None else _either(self._matched(self._matcher), mask)
 
     def _thinking_mask(self) -> bytes | None:
         budget, marker = self._plan.thinking_budget, self._plan.think_end
@@ -224,7 +224,7 @@ class AnswerGuide:
     def _matcher_mask(self) -> bytes | None:
         assert self._matcher is not None
         if self.error is None:
-            mask = self._matcher.compute_bitmask()
+            mask = self._matched(self._matcher)
             if not self._matcher.is_error():
                 return mask
             if self._phase is _Phase.CALL:
@@ -232,8 +232,19 @@ class AnswerGuide:
             self.error = self._matcher.get_error()
         return self._bits(set(self._plan.end_ids))
 
+    def _matched(self, matcher: LLMatcher) -> bytes:
+        """Without the word that llguidance adds if the vocabulary fills its last one.
+
+        The masks of all rows of a step become one array, so they have the same size.
+        """
+        return matcher.compute_bitmask()[: self._mask_size]
+
+    @property
+    def _mask_size(self) -> int:
+        return -(-self._plan.vocab_size // 32) * 4
+
     def _bits(self, token_ids: set[int]) -> bytes:
-        mask = bytearray(-(-self._plan.vocab_size // 32) * 4)
+        mask = bytearray(self._mask_size)
         for token in token_ids:
             mask[token >> 3] |= 1 << (token & 7)
         return bytes(mask)

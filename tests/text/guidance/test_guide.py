@@ -62,6 +62,27 @@ def test_an_answer_follows_its_grammar_and_ends_where_it_does(
     assert guide.error is None
 
 
+@pytest.mark.parametrize("vocab_size", [2048, 2049, 2080, 2100])
+def test_masks_have_one_size_whatever_made_them(vocab_size: int, tokenizer: Tokenizer) -> None:
+    """A step stacks those of answers that think, that follow a grammar and that have ended."""
+    grammars = Grammars(tokenizer, vocab_size)
+    plan = Plan(
+        vocab_size=vocab_size,
+        end_ids=frozenset({END}),
+        think_start=(2046,),
+        think_end=(2047,),
+        thinking_budget=1,
+        answer=digit(grammars),
+    )
+    guide = AnswerGuide(plan)
+    masks = [guide.mask()]
+    for token in (2046, *ids(tokenizer, "h"), 2047, *ids(tokenizer, "7")):
+        guide.read([token])
+        masks.append(guide.mask())
+    grammars.close()
+    assert {len(mask) for mask in masks if mask is not None} == {-(-vocab_size // 32) * 4}
+
+
 @pytest.mark.parametrize("start", [(2046,), (2046, 2044)])
 def test_an_answer_may_think_first(
     start: tuple[int, ...], tokenizer: Tokenizer, grammars: Grammars
