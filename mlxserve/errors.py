@@ -20,6 +20,7 @@ a classmethod of the error builds its sentence.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 from typing import Self
 
@@ -128,3 +129,8 @@ class QueueFull(MlxServeError):
 
 class EngineStopped(MlxServeError):
     """The engine was closed or has failed and accepts no more requests."""
+
+
+def in_one_line(error: BaseException) -> str:
+    """Another library's error as part of our message: one line of at most 300 characters."""
+    return textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from mlxserve.hub.embedded import MODEL_NAME, model_path
+from mlxserve.hub.files import text_config
 
 
-class ModelSource(StrEnum):
+class Origin(StrEnum):
     BUNDLED = "bundled"
     DOWNLOADED = "downloaded"  # in huggingface_hub's cache
     FOLDER = "folder"
@@ -29,7 +30,7 @@ class Entry:
     """A model that --model accepts."""
 
     name: str
-    source: ModelSource
+    source: Origin
     weight_size: int  # bytes
     kv_heads: int  # key-value heads, summed over all layers
     head_dim: int
@@ -124,27 +125,27 @@ def hub_cache() -> Path:
     return Path(home).expanduser() / "hub"
 
 
-def _places() -> Iterator[tuple[str, ModelSource, Path]]:
+def _places() -> Iterator[tuple[str, Origin, Path]]:
     """(name, source, folder) of every candidate."""
-    yield MODEL_NAME, ModelSource.BUNDLED, model_path()
+    yield MODEL_NAME, Origin.BUNDLED, model_path()
     for repository in sorted(hub_cache().glob("models--*--*")):
         name = repository.name.removeprefix("models--").replace("--", "/", 1)
         for snapshot in _newest_first(repository / "snapshots"):
-            yield name, ModelSource.DOWNLOADED, snapshot
+            yield name, Origin.DOWNLOADED, snapshot
     home = Path(os.environ.get("MLXSERVE_HOME", "~/.mlxserve")).expanduser()
     for pattern, root in (
         ("*", home / "models"),
         ("*/*", Path("~/.lmstudio/models").expanduser()),
     ):
         for folder in sorted(root.glob(pattern)):
-            yield str(folder), ModelSource.FOLDER, folder
+            yield str(folder), Origin.FOLDER, folder
 
 
 def _newest_first(folder: Path) -> list[Path]:
     return sorted(folder.glob("*"), key=lambda path: path.stat().st_mtime, reverse=True)
 
 
-def _entry(name: str, source: ModelSource, folder: Path) -> Entry | None:
+def _entry(name: str, source: Origin, folder: Path) -> Entry | None:
     """The model in a folder; None if it is incomplete or in a format we do not read."""
     config = _json(folder / "config.json")
     weights = sorted(folder.glob("model*.safetensors"))
@@ -152,8 +153,7 @@ def _entry(name: str, source: ModelSource, folder: Path) -> Entry | None:
     shards = set(index.values()) if isinstance(index, dict) else set()
     if not config.get("model_type") or not weights or shards - {file.name for file in weights}:
         return None
-    inner = config.get("text_config")
-    text = {**config, **inner} if isinstance(inner, dict) else config
+    text = text_config(config)
     try:
         num_heads = int(text["num_attention_heads"])
         kv_heads = int(text.get("num_key_value_heads") or num_heads)
@@ -187,4 +187,4 @@ def _json(file: Path) -> Mapping[str, Any]:
 def _suggestions() -> Iterator[Entry]:
     for name, billions, layers, kv_heads, head_dim, *rest in _KNOWN:
         size = int(billions * 1e9 * _BITS_PER_WEIGHT / 8)
-        yield Entry(name, ModelSource.SUGGESTED, size, layers * kv_heads, head_dim, *rest)
+        yield Entry(name, Origin.SUGGESTED, size, layers * kv_heads, head_dim, *rest)

@@ -107,6 +107,12 @@ def check_folder(path: Path, name: str) -> ModelFiles:
     return files
 
 
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's part of config.json."""
+    inner = config.get("text_config")
+    return {**config, **inner} if isinstance(inner, Mapping) else config
+
+
 def _existing(model: str) -> Path | None:
     """The path of this name if it exists."""
     try:

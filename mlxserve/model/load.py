@@ -10,7 +10,6 @@ identical bits. Reading rotations from a table took 0.9 to 1.0 of `mx.fast.rope`
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +21,8 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.utils import dequantize_model, load_model
 
 from mlxserve.cache.kv import LayerSpec
-from mlxserve.errors import OutOfMemory, UnsupportedModel
-from mlxserve.hub.files import ModelFiles
+from mlxserve.errors import OutOfMemory, UnsupportedModel, in_one_line
+from mlxserve.hub.files import ModelFiles, text_config
 from mlxserve.hub.headers import check_weights
 from mlxserve.model.paged import RowSelector, select_rows, use_paged_attention
 
@@ -61,12 +60,6 @@ class LoadedModel:
         return sum(array.nbytes for _, array in tree_flatten(self.model.parameters()))
 
 
-def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model's part of config.json."""
-    inner = config.get("text_config")
-    return {**config, **inner} if isinstance(inner, Mapping) else config
-
-
 def load(files: ModelFiles, *, is_metal: bool, memory_limit: int) -> LoadedModel:
     """Load the weights and prepare the model. `memory_limit` is in bytes.
 
@@ -89,7 +82,7 @@ def load(files: ModelFiles, *, is_metal: bool, memory_limit: int) -> LoadedModel
     try:
         model, config = load_model(files.path, lazy=True)
     except _READ_ERRORS as error:
-        raise UnsupportedModel(f"{files.name} cannot be loaded: {_in_a_line(error)}") from error
+        raise UnsupportedModel(f"{files.name} cannot be loaded: {in_one_line(error)}") from error
     if not is_metal:
         model = _in_float32(model, files.name, memory_limit)
     mx.eval(model.parameters())
@@ -133,7 +126,7 @@ def _shapes(model: nn.Module, name: str, kind: str) -> tuple[tuple[LayerSpec, ..
         mx.eval(logits)
     except _READ_ERRORS as error:
         raise UnsupportedModel(
-            f"{name}: the {kind} model fails on two tokens: {_in_a_line(error)}"
+            f"{name}: the {kind} model fails on two tokens: {in_one_line(error)}"
         ) from error
     if unused := [index for index, cache in enumerate(caches) if cache.empty()]:
         raise UnsupportedModel(
@@ -188,7 +181,3 @@ def _float32_bytes(model: nn.Module) -> int:
 
 def _gib(size: int) -> str:
     return f"{size / (1 << 30):.1f} GiB"
-
-
-def _in_a_line(error: BaseException) -> str:
-    return textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__

@@ -16,9 +16,10 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from metal_kernels import Backend
 from mlxserve.cache.kv import KVPool
-from mlxserve.errors import UnsupportedModel
+from mlxserve.errors import UnsupportedModel, in_one_line
+from mlxserve.hub.files import text_config
 from mlxserve.model.batch import Batch
-from mlxserve.model.load import LoadedModel, text_config
+from mlxserve.model.load import LoadedModel
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
 from mlxserve.sampling_params import SamplingParams
@@ -39,9 +40,8 @@ def probe(loaded: LoadedModel, backend: Backend, page_size: int = 16) -> float:
     try:
         difference = _difference(loaded, backend, page_size)
     except (ValueError, TypeError, AttributeError, LookupError, RuntimeError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UnsupportedModel(
-            f"{loaded.name}: {kind} models do not work with a paged cache: {reason}"
+            f"{loaded.name}: {kind} models do not work with a paged cache: {in_one_line(error)}"
         ) from error
     tolerance = _TOLERANCES.get(loaded.layers[0].dtype, 1e-1)
     if not difference <= tolerance:

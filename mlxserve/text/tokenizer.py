@@ -16,7 +16,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from mlxserve.errors import InvalidParameter, InvalidRequest, UnsupportedModel
+from mlxserve.errors import InvalidParameter, InvalidRequest, UnsupportedModel, in_one_line
 from mlxserve.text.parsing.markup import Markup, markup_of
 from mlxserve.text.template_limits import bound_chat_templates
 
@@ -188,7 +188,7 @@ class Tokenizer:
                 )
         except _TEMPLATE_ERRORS as error:
             raise InvalidRequest(
-                f"The model's chat template rejects these messages: {_first_line(error)}"
+                f"The model's chat template rejects these messages: {in_one_line(error)}"
             ) from error
         return list(ids)
 
@@ -297,7 +297,7 @@ def _load(path: Path, eos_token_ids: Sequence[int]) -> Any:
         if type(error) is not Exception and not isinstance(error, _READ_ERRORS):
             raise
         raise UnsupportedModel(
-            f"The tokenizer in {path} cannot be read: {_first_line(error)}. The folder must contain "
+            f"The tokenizer in {path} cannot be read: {in_one_line(error)}. The folder must contain "
             "a tokenizer.json (or tokenizer.model) and a tokenizer_config.json."
         ) from error
 
@@ -326,7 +326,3 @@ def _check_text(text: str) -> None:
         raise InvalidRequest(
             f"The text contains a lone surrogate at character {error.start}; it is not valid Unicode."
         ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxserve.hub.catalog import Entry, ModelSource, entries, judge
+from mlxserve.hub.catalog import Entry, Origin, entries, judge
 from mlxserve.hub.embedded import MODEL_NAME
 from mlxserve.hub.files import find_model
 
@@ -38,17 +38,17 @@ def named(name: str) -> Entry | None:
 
 def test_the_bundled_model_is_first_and_costs_what_the_engine_says(cache: Path) -> None:
     first = entries()[0]
-    assert (first.name, first.source, first.context) == (MODEL_NAME, ModelSource.BUNDLED, 4096)
+    assert (first.name, first.source, first.context) == (MODEL_NAME, Origin.BUNDLED, 4096)
     assert 32 * first.kv_size(4) == 128 << 10, "the engine's pages of 32 tokens have 128 KiB"
 
 
 def test_what_is_in_the_cache_is_downloaded_and_no_longer_suggested(cache: Path) -> None:
     name = "mlx-community/Qwen3-4B-4bit"
     assert (entry := named(name)) is not None
-    assert entry.source is ModelSource.SUGGESTED
+    assert entry.source is Origin.SUGGESTED
     put(cache / "models--mlx-community--Qwen3-4B-4bit" / "snapshots" / "abc")
     assert named(name) == Entry(
-        name, ModelSource.DOWNLOADED, 1000, 36 * 8, 128, 40_960, 32, 32 * 128, 4 * 32 * 128
+        name, Origin.DOWNLOADED, 1000, 36 * 8, 128, 40_960, 32, 32 * 128, 4 * 32 * 128
     )
     assert sum(entry.name == name for entry in entries()) == 1
 
@@ -58,7 +58,7 @@ def test_folders_are_found_by_their_path(cache: Path, tmp_path: Path) -> None:
     put(ours)
     put(theirs, {**CONFIG, "text_config": {"num_hidden_layers": 2}})
     assert (entry := named(str(ours))) is not None
-    assert entry.source is ModelSource.FOLDER
+    assert entry.source is Origin.FOLDER
     assert (entry := named(str(theirs))) is not None
     assert entry.kv_heads == 2 * 8
 
@@ -77,11 +77,11 @@ def test_half_a_download_is_not_listed_as_here(cache: Path) -> None:
     index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert (entry := named("mlx-community/Qwen3-4B-4bit")) is not None
-    assert entry.source is ModelSource.SUGGESTED
+    assert entry.source is Origin.SUGGESTED
 
 
 def test_weights_and_the_context_must_fit_together() -> None:
-    entry = Entry("m", ModelSource.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=0)
+    entry = Entry("m", Origin.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=0)
     assert entry.kv_size(2) == 40
     verdict = judge(entry, context=100, memory=5000, is_metal=True)
     assert (verdict.fits, verdict.num_tokens, verdict.needed) == (True, 100, 5000)
@@ -91,7 +91,7 @@ def test_weights_and_the_context_must_fit_together() -> None:
 
 
 def test_a_step_must_fit_as_well() -> None:
-    entry = Entry("m", ModelSource.FOLDER, 1000, 2, 5, 0, num_heads=1, width=1, inner=2)
+    entry = Entry("m", Origin.FOLDER, 1000, 2, 5, 0, num_heads=1, width=1, inner=2)
     step = 2048 * (7 + 4) * 2
     verdict = judge(entry, context=10, memory=1000 + step + 400, is_metal=True)
     assert (verdict.fits, verdict.num_tokens, verdict.needed) == (True, 10, 1000 + step + 400)
@@ -116,7 +116,7 @@ def test_of_experts_those_count_that_a_token_is_sent_to(cache: Path, tmp_path: P
 
 
 def test_no_more_context_is_asked_for_than_the_model_has() -> None:
-    entry = Entry("m", ModelSource.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=50)
+    entry = Entry("m", Origin.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=50)
     assert judge(entry, context=8192, memory=3000, is_metal=True).fits
 
 
@@ -152,15 +152,15 @@ def test_a_suggested_model_weighs_what_its_shape_says(cache: Path, name: str) ->
 
 
 def test_every_suggested_model_is_weighed(cache: Path) -> None:
-    assert {e.name for e in entries() if e.source is ModelSource.SUGGESTED} == SHAPES.keys()
+    assert {e.name for e in entries() if e.source is Origin.SUGGESTED} == SHAPES.keys()
 
 
 def test_a_model_is_judged_with_all_of_its_context_unless_less_is_asked_for() -> None:
-    entry = Entry("m", ModelSource.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=100)
+    entry = Entry("m", Origin.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=100)
     assert judge(entry, context=None, memory=5000, is_metal=True).context == 100
     assert judge(entry, context=None, memory=5000, is_metal=True).fits
     assert not judge(entry, context=None, memory=4999, is_metal=True).fits
     assert judge(entry, context=50, memory=3000, is_metal=True).fits
     assert judge(entry, context=200, memory=9000, is_metal=True).context == 100
-    silent = Entry("m", ModelSource.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=0)
+    silent = Entry("m", Origin.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=0)
     assert judge(silent, context=None, memory=5000, is_metal=True).context == 8192

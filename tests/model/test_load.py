@@ -17,8 +17,8 @@ from mlx_lm.utils import load_model
 
 from mlxserve.cache.kv import LayerSpec
 from mlxserve.errors import MlxServeError, OutOfMemory, UnsupportedModel
-from mlxserve.hub.files import find_model
-from mlxserve.model.load import LoadedModel, load, prepare, text_config
+from mlxserve.hub.files import find_model, text_config
+from mlxserve.model.load import LoadedModel, load, prepare
 
 GIB = 1 << 30
 PROMPT = mx.array([[3, 1, 4, 1, 5, 9, 2, 6]])
