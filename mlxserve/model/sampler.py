@@ -142,7 +142,7 @@ def _plain(logits: mx.array, draws: Sequence[Draw], size: int) -> mx.array:
 def _filtered(logits: mx.array, draws: Sequence[Draw], size: int) -> mx.array:
     """Top-k, then top-p and min-p on the remaining tokens, over the best `size`, best first."""
     params = [draw.request.asked.params for draw in draws]
-    order = _best(logits, size)
+    order = best_tokens(logits, size)
     ranked = mx.take_along_axis(_tempered(logits, draws), order, axis=-1)
     top_k = _column([min(p.top_k or size, size) for p in params], mx.int32)
     ranked = mx.where(mx.arange(size)[None] < top_k, ranked, -mx.inf)
@@ -157,7 +157,7 @@ def _filtered(logits: mx.array, draws: Sequence[Draw], size: int) -> mx.array:
     return mx.take_along_axis(order, rank, axis=-1)[:, 0]
 
 
-def _best(logits: mx.array, size: int) -> mx.array:
+def best_tokens(logits: mx.array, size: int) -> mx.array:
     """(rows, size): the tokens with the largest logits, best first."""
     if size == logits.shape[-1]:
         return mx.argsort(-logits, axis=-1)
@@ -179,11 +179,11 @@ def _column(values: Sequence[float], dtype: mx.Dtype = mx.float32) -> mx.array:
 def _gumbel(draws: Sequence[Draw], size: int) -> mx.array:
     """(rows, size) Gumbel noise, each row from its own key: an argmax over logits + noise is a
     draw from their softmax (Gumbel-max)."""
-    keys = mx.array(np.stack([_key(draw.seed, draw.position) for draw in draws]))
+    keys = mx.array(np.stack([key_of(draw.seed, draw.position) for draw in draws]))
     return mx.vmap(lambda key: mx.random.gumbel((size,), key=key))(keys)
 
 
-def _key(seed: int, position: int) -> npt.NDArray[np.uint32]:
+def key_of(seed: int, position: int) -> npt.NDArray[np.uint32]:
     """A key for mlx's counter-based generator, mixed as in SplitMix64 (Steele et al., 2014)."""
     mixed = (seed * 0x9E3779B97F4A7C15 + (position + 1) * 0xD1B54A32D192ED03) & _MASK64
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
@@ -289,5 +289,5 @@ def _logprobs_of(
     logprobs = some - mx.logsumexp(some, axis=-1, keepdims=True)
     chosen = mx.take_along_axis(logprobs, ids[where][:, None], axis=-1)[:, 0]
     most = max(draws[row].request.asked.params.logprobs or 0 for row in rows)
-    top = _best(logprobs, min(max(most, 1), logprobs.shape[-1]))
+    top = best_tokens(logprobs, min(max(most, 1), logprobs.shape[-1]))
     return chosen, top, mx.take_along_axis(logprobs, top, axis=-1)

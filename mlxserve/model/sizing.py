@@ -76,7 +76,7 @@ def fit_pages(
 
     Raises OutOfMemory if fewer than two pages fit next to the weights.
     """
-    peak = _peak_of_a_step(loaded, backend, page_size, max_num_batched_tokens)
+    peak = peak_of_a_step(loaded, backend, page_size, max_num_batched_tokens)
     page_bytes = page_size * sum(spec.bytes_per_token() for spec in loaded.layers)
     left = memory_limit - loaded.weight_bytes - peak
     log.info(
@@ -96,7 +96,7 @@ def fit_pages(
     return int(num_pages)
 
 
-def _peak_of_a_step(
+def peak_of_a_step(
     loaded: LoadedModel, backend: Backend, page_size: int, max_num_batched_tokens: int
 ) -> int:
     """Bytes that a step of `max_num_batched_tokens` rows needs next to weights and pool."""

@@ -67,7 +67,7 @@ def error_line(result: subprocess.CompletedProcess[str]) -> str:
 # The command itself.
 
 
-def test_the_version_is_told():
+def test_version_prints_the_version():
     result = mlxserve("--version")
     assert (result.returncode, result.stdout) == (0, f"mlxserve {__version__}\n")
 
@@ -116,7 +116,7 @@ def test_a_users_mistake_is_one_line_and_exit_code_1(args, words, here, monkeypa
     assert words in err
 
 
-def test_a_mistake_shows_no_traceback_in_a_process_of_its_own():
+def test_a_users_mistake_shows_no_traceback():
     assert "no such folder" in error_line(mlxserve("serve", "--model", "./no such folder"))
 
 
@@ -155,7 +155,7 @@ def run_model(model: str, *args: str, stdin: str | None = None) -> subprocess.Co
     return mlxserve("run", *flags, *args, stdin=stdin)
 
 
-def test_run_answers_the_same_from_an_argument_and_from_a_pipe(model):
+def test_a_prompt_gets_the_same_answer_as_argument_and_from_a_pipe(model):
     argument = run_model(model, "Hello there", "--stats")
     assert argument.returncode == 0, argument.stderr
     assert argument.stdout.strip()
@@ -210,7 +210,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Any:
     return script
 
 
-def test_run_asks_what_it_was_given(scripted, monkeypatch, capsys):
+def test_run_sends_system_prompt_and_parameters(scripted, monkeypatch, capsys):
     chat = scripted("fine", stdin="a file\n")
     args = ("run", "Summarise:", "--system", "Be brief.", "--max-tokens", "7")
     assert invoke(monkeypatch, *args) == 0
@@ -237,7 +237,7 @@ def test_run_ends_with_exactly_one_line_feed(scripted, monkeypatch, capsys):
     assert capsys.readouterr().out == "a\nb\n"
 
 
-def test_run_lets_no_escape_sequence_through(scripted, monkeypatch, capsys):
+def test_run_escapes_control_characters(scripted, monkeypatch, capsys):
     scripted("\x1b]0;title\x07", "a\tb\r\u202eevil\x9b2J")
     assert invoke(monkeypatch, "run", "Hi") == 0
     assert capsys.readouterr().out == "\\x1b]0;title\\x07a\tb\\r\\u202eevil\\x9b2J\n"
@@ -280,7 +280,7 @@ def tui(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return asked
 
 
-def test_chat_hands_the_terminal_the_flags_of_its_server(tui, monkeypatch):
+def test_chat_passes_the_servers_flags_to_the_terminal(tui, monkeypatch):
     args = ("chat", "--model", "org/name", "--num-pages", "9", "--no-enable-prefix-caching")
     assert invoke(monkeypatch, *args) == 3
     assert tui == {
@@ -336,7 +336,7 @@ def test_a_missing_dependency_of_the_terminal_is_named(
 # doctor
 
 
-def test_doctors_exit_code_is_its_verdict(monkeypatch, capsys):
+def test_doctor_exits_with_1_if_a_finding_is_broken(monkeypatch, capsys):
     from mlxserve.doctor import report
     from mlxserve.doctor.finding import Finding, Grade
 

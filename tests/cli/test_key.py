@@ -21,7 +21,7 @@ def run(monkeypatch, tmp_path, capsys):
     return run
 
 
-def test_a_key_is_made_listed_and_revoked(run, tmp_path):
+def test_a_key_is_created_listed_and_revoked(run, tmp_path):
     code, secret, _ = run("key", "create", "laptop", "--scope", "admin", "--max-requests", "4")
     assert code == 0
     ring = Keyring(file=KeyFile(tmp_path / "mlxserve" / "keys.json"))
@@ -46,7 +46,7 @@ def test_a_mistake_is_one_line(run, tmp_path):
         assert err.count("\n") == 1
 
 
-def test_another_file_may_be_named(run, tmp_path):
+def test_another_key_file_can_be_named(run, tmp_path):
     run("key", "create", "laptop", "--file", str(tmp_path / "other.json"))
     assert [key.name for key in KeyFile(tmp_path / "other.json").read()] == ["laptop"]
     assert not (tmp_path / "mlxserve").exists()

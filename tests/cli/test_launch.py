@@ -64,7 +64,7 @@ def test_claude_gets_every_model_name_and_not_the_key_of_the_real_service(home):
 
 
 @pytest.mark.parametrize("target", [TARGET, LOCKED])
-def test_codex_is_told_the_same_by_flags_and_by_its_profile(home, target):
+def test_codex_gets_the_same_settings_by_flags_and_by_its_profile(home, target):
     codex = AGENTS["codex"]
     session = codex.session(target)
     flags = session.command[session.command.index("-c") :: 2]
@@ -81,7 +81,7 @@ def test_codex_is_told_the_same_by_flags_and_by_its_profile(home, target):
     assert "secret-key" not in "".join(session.command)
 
 
-def test_opencode_keeps_what_it_has(home):
+def test_opencode_keeps_its_other_settings(home):
     opencode = AGENTS["opencode"]
     had = {"theme": "x", "provider": {"other": {"npm": "y"}}}
     settings = json.loads(opencode.configured(json.dumps(had), LOCKED))
@@ -114,7 +114,7 @@ def test_a_dry_run_does_not_show_the_key(launch, monkeypatch):
         assert "secret-key" not in launch(agent, "--dry-run", "--install")[1]
 
 
-def test_the_agent_is_run_with_it(server, home):
+def test_the_agent_is_started_with_the_servers_settings(server, home):
     program = home / "bin" / "claude"
     program.parent.mkdir()
     program.write_text('#!/bin/sh\necho "$ANTHROPIC_BASE_URL $ANTHROPIC_API_KEY- $*"\nexit 7\n')
@@ -136,7 +136,7 @@ def test_the_agent_is_run_with_it(server, home):
     assert (result.returncode, result.stdout, result.stderr) == (7, f"{server.url} - -p\n", "")
 
 
-def test_an_agent_that_is_not_installed_is_said_how_to_get(launch, monkeypatch, home):
+def test_a_missing_agent_is_reported_with_its_install_command(launch, monkeypatch, home):
     monkeypatch.setenv("PATH", str(home))
     code, out, err = launch("codex")
     assert (code, out) == (1, "")
@@ -144,7 +144,7 @@ def test_an_agent_that_is_not_installed_is_said_how_to_get(launch, monkeypatch, 
     assert err.count("\n") == 1
 
 
-def test_a_short_context_is_said_and_an_unknown_model_refused(launch, server):
+def test_a_short_context_is_noted_and_an_unknown_model_refused(launch, server):
     server.answer({"data": [{**CARD, "max_model_len": 4096}]})
     assert "the context is 4096 tokens" in launch("claude", "--dry-run")[2]
     code, _, err = launch("claude", "--model", "gpt-9")
@@ -157,7 +157,7 @@ def test_a_short_context_is_said_and_an_unknown_model_refused(launch, server):
 
 @pytest.mark.parametrize("agent", list(AGENTS))
 @pytest.mark.parametrize("had", [None, '{"theme": "dark"}\n'])
-def test_what_was_installed_can_be_undone(launch, home, agent, had):
+def test_an_installation_can_be_undone(launch, home, agent, had):
     file = AGENTS[agent].file()
     assert file.is_relative_to(home)
     if had is not None:
@@ -178,7 +178,7 @@ def test_what_was_installed_can_be_undone(launch, home, agent, had):
     assert launch(agent, "--undo")[0] == 1
 
 
-def test_a_file_with_a_key_in_it_is_its_owners_alone(launch, monkeypatch):
+def test_a_file_with_a_key_is_readable_by_its_owner_only(launch, monkeypatch):
     monkeypatch.setenv("MLXSERVE_API_KEY", "secret-key")
     launch("claude", "--install")
     assert stat.S_IMODE(AGENTS["claude"].file().stat().st_mode) == 0o600
@@ -191,7 +191,7 @@ def test_a_dry_run_of_an_installation_is_a_diff(launch, home):
 
 
 @pytest.mark.parametrize("text", ["// a comment\n{}", "[]"])
-def test_a_file_we_cannot_read_is_left_alone(launch, home, text):
+def test_an_unreadable_configuration_is_left_unchanged(launch, home, text):
     file = AGENTS["opencode"].file()
     file.parent.mkdir(parents=True)
     file.write_text(text)

@@ -28,7 +28,7 @@ def test_models_are_listed_with_whether_they_fit(tmp_path: Path) -> None:
     assert {model["source"] for model in said["models"]} >= {"bundled", "suggested"}
 
 
-def test_the_context_and_the_memory_are_those_that_a_server_would_be_given(
+def test_models_uses_the_context_and_memory_of_a_server_with_the_same_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "config.toml"
@@ -44,7 +44,7 @@ def test_the_context_and_the_memory_are_those_that_a_server_would_be_given(
     assert half["memory"] == pytest.approx(said["memory"] / 2, rel=0.01)
 
 
-def test_what_can_not_be_downloaded_is_said_to_programs_too(tmp_path: Path) -> None:
+def test_a_failed_download_is_reported_as_json(tmp_path: Path) -> None:
     done = mlxserve(tmp_path, "pull", "mlx-community/Qwen3-4B-4bit", "--json")
     assert done.returncode == 1
     said = [json.loads(line) for line in done.stdout.splitlines()]

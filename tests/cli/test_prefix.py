@@ -24,7 +24,7 @@ def run(monkeypatch, capsys, server):
     return run
 
 
-def test_a_text_from_a_file_or_a_pipe_is_added(run, server, tmp_path):
+def test_a_prefix_is_added_from_a_file_or_a_pipe(run, server, tmp_path):
     server.answer({"id": "rules", "num_tokens": 3})
     file = tmp_path / "rules.txt"
     file.write_text("Be brief.")
@@ -40,7 +40,9 @@ def test_a_text_from_a_file_or_a_pipe_is_added(run, server, tmp_path):
     ]
 
 
-def test_prefixes_are_listed_and_removed_with_the_key_of_the_environment(run, server, monkeypatch):
+def test_prefixes_are_listed_and_removed_with_the_key_from_the_environment(
+    run, server, monkeypatch
+):
     monkeypatch.setenv("MLXSERVE_API_KEY", "secret")
     server.answer({"data": [{"id": "rules", "num_tokens": 3}]})
     assert run("list")[1].split() == ["rules", "3", "tokens"]
@@ -49,7 +51,7 @@ def test_prefixes_are_listed_and_removed_with_the_key_of_the_environment(run, se
     assert server.asked[-1] == ("DELETE", "/v1/prefixes/a%2Fb", None, "Bearer secret")
 
 
-def test_what_goes_wrong_is_one_line(run, server, tmp_path):
+def test_an_error_is_one_line(run, server, tmp_path):
     server.answer({"error": {"message": "There is no prefix named 'x'."}}, 404)
     refused = run("remove", "x")
     assert "There is no prefix named 'x'." in refused[2]

@@ -55,7 +55,7 @@ def test_on_metal_speeds_and_the_gain_of_page_writes_are_reported() -> None:
 
 
 @pytest.mark.usefixtures("mac")
-def test_an_op_that_is_wrong_is_broken_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_op_is_broken_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = [
         OpCheck("paged_decode", mx.float16, 64, 1e-4, 3e-3),
         OpCheck("paged_decode", mx.float16, 128, 0.5, 3e-3),
@@ -69,7 +69,7 @@ def test_an_op_that_is_wrong_is_broken_and_named(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("mac")
-def test_writes_that_are_not_in_place_are_broken_and_say_why(
+def test_writes_that_are_not_in_place_are_broken_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(selftest, "why_not_in_place", lambda _backend: "step 1 came late")

@@ -32,19 +32,19 @@ def test_matmul_is_measured() -> None:
     assert finding.grade in (Grade.OK, Grade.SLOW)
 
 
-def test_a_model_that_cannot_be_loaded_is_broken_and_says_why(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_loaded_is_broken_with_the_reason(tmp_path: Path) -> None:
     finding = self_test(EngineConfig().with_options(model=str(tmp_path)))
     assert finding.is_broken
     assert "config.json" in finding.value
 
 
-def test_an_answer_that_makes_no_sense_is_broken(model_folder: ModelFolder) -> None:
+def test_a_wrong_answer_is_broken(model_folder: ModelFolder) -> None:
     finding = self_test(small(model_folder("qwen3")))
     assert finding.is_broken
     assert report.EXPECTED in finding.value
 
 
-def test_a_cache_that_finds_nothing_is_broken(
+def test_a_cache_without_hits_is_broken(
     model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The random model's answer counts as right; everything else is real."""

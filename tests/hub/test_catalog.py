@@ -1,3 +1,7 @@
+"""Which models are listed, and whether each fits in memory."""
+
+from __future__ import annotations
+
 import json
 from pathlib import Path
 
@@ -19,7 +23,7 @@ CONFIG = {
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty machine: its download cache."""
+    """The download cache of a machine without models."""
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     monkeypatch.setenv("MLXSERVE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -36,13 +40,13 @@ def named(name: str) -> Entry | None:
     return next((entry for entry in entries() if entry.name == name), None)
 
 
-def test_the_bundled_model_is_first_and_costs_what_the_engine_says(cache: Path) -> None:
+def test_the_bundled_model_is_first_with_the_kv_size_of_the_engine(cache: Path) -> None:
     first = entries()[0]
     assert (first.name, first.source, first.context) == (MODEL_NAME, Origin.BUNDLED, 4096)
     assert 32 * first.kv_size(4) == 128 << 10, "the engine's pages of 32 tokens have 128 KiB"
 
 
-def test_what_is_in_the_cache_is_downloaded_and_no_longer_suggested(cache: Path) -> None:
+def test_a_downloaded_model_is_no_longer_suggested(cache: Path) -> None:
     name = "mlx-community/Qwen3-4B-4bit"
     assert (entry := named(name)) is not None
     assert entry.source is Origin.SUGGESTED
@@ -66,12 +70,12 @@ def test_folders_are_found_by_their_path(cache: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "config", [{}, [], {"model_type": "x"}, {**CONFIG, "num_attention_heads": "many"}]
 )
-def test_what_is_no_model_is_not_listed(cache: Path, tmp_path: Path, config: object) -> None:
+def test_an_unreadable_model_is_not_listed(cache: Path, tmp_path: Path, config: object) -> None:
     put(tmp_path / "home/models/mine", config)
     assert named(str(tmp_path / "home/models/mine")) is None
 
 
-def test_half_a_download_is_not_listed_as_here(cache: Path) -> None:
+def test_an_incomplete_download_is_listed_as_a_suggestion(cache: Path) -> None:
     folder = cache / "models--mlx-community--Qwen3-4B-4bit" / "snapshots" / "abc"
     put(folder)
     index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
@@ -83,8 +87,8 @@ def test_half_a_download_is_not_listed_as_here(cache: Path) -> None:
 def test_weights_and_the_context_must_fit_together() -> None:
     entry = Entry("m", Origin.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=0)
     assert entry.kv_size(2) == 40
-    verdict = judge(entry, context=100, memory=5000, is_metal=True)
-    assert (verdict.fits, verdict.num_tokens, verdict.needed) == (True, 100, 5000)
+    fit = judge(entry, context=100, memory=5000, is_metal=True)
+    assert (fit.fits, fit.num_tokens, fit.needed) == (True, 100, 5000)
     assert not judge(entry, context=101, memory=5000, is_metal=True).fits
     assert not judge(entry, context=100, memory=5000, is_metal=False).fits, "float32"
     assert judge(entry, context=1, memory=999, is_metal=True).num_tokens == 0
@@ -93,40 +97,40 @@ def test_weights_and_the_context_must_fit_together() -> None:
 def test_a_step_must_fit_as_well() -> None:
     entry = Entry("m", Origin.FOLDER, 1000, 2, 5, 0, num_heads=1, width=1, inner=2)
     step = 2048 * (7 + 4) * 2
-    verdict = judge(entry, context=10, memory=1000 + step + 400, is_metal=True)
-    assert (verdict.fits, verdict.num_tokens, verdict.needed) == (True, 10, 1000 + step + 400)
+    fit = judge(entry, context=10, memory=1000 + step + 400, is_metal=True)
+    assert (fit.fits, fit.num_tokens, fit.needed) == (True, 10, 1000 + step + 400)
     assert not judge(entry, context=10, memory=1000 + step + 399, is_metal=True).fits
 
 
-def test_the_embedded_model_s_step_takes_what_the_engine_measures(cache: Path) -> None:
+def test_the_estimated_step_of_the_embedded_model_matches_the_measured_one(cache: Path) -> None:
     from mlxserve.model.attention import choose_attention
     from mlxserve.model.load import load
-    from mlxserve.model.sizing import _peak_of_a_step
+    from mlxserve.model.sizing import peak_of_a_step
 
     loaded = load(find_model(None), is_metal=False, memory_limit=1 << 34)
-    measured = _peak_of_a_step(loaded, choose_attention("auto", loaded)[0], 32, 2048)
+    measured = peak_of_a_step(loaded, choose_attention("auto", loaded)[0], 32, 2048)
     assert 0.75 < entries()[0].step_size(4, has_scores=True) / measured < 1.35
 
 
-def test_of_experts_those_count_that_a_token_is_sent_to(cache: Path, tmp_path: Path) -> None:
+def test_only_active_experts_count_for_a_step(cache: Path, tmp_path: Path) -> None:
     config = {**CONFIG, "hidden_size": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 32}
     put(tmp_path / "home/models/mine", config)
     assert (entry := named(str(tmp_path / "home/models/mine"))) is not None
     assert entry.inner == 4 * (32 + 64)
 
 
-def test_no_more_context_is_asked_for_than_the_model_has() -> None:
+def test_the_requested_context_is_capped_at_the_models() -> None:
     entry = Entry("m", Origin.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=50)
     assert judge(entry, context=8192, memory=3000, is_metal=True).fits
 
 
-def test_well_known_models_have_the_size_of_their_weights(cache: Path) -> None:
+def test_a_well_known_model_has_the_size_of_its_weights(cache: Path) -> None:
     assert (entry := named("mlx-community/Qwen3-8B-4bit")) is not None
     assert 4.5e9 < entry.weight_size < 4.7e9
     assert entry.kv_size(2) == 144 << 10
 
 
-# Layers, vocabulary, whether its matrix is used twice, experts and their size.
+# Layers, vocabulary, whether embeddings are tied, experts and their intermediate size.
 SHAPES = {
     "mlx-community/Qwen3-0.6B-4bit": (28, 151_936, True, 1, 3072),
     "mlx-community/Llama-3.2-1B-Instruct-4bit": (16, 128_256, True, 1, 8192),
@@ -151,11 +155,11 @@ def test_a_suggested_model_weighs_what_its_shape_says(cache: Path, name: str) ->
     assert entry.weight_size == pytest.approx(parameters * 4.5 / 8, rel=0.01)
 
 
-def test_every_suggested_model_is_weighed(cache: Path) -> None:
+def test_every_suggested_models_size_is_checked(cache: Path) -> None:
     assert {e.name for e in entries() if e.source is Origin.SUGGESTED} == SHAPES.keys()
 
 
-def test_a_model_is_judged_with_all_of_its_context_unless_less_is_asked_for() -> None:
+def test_a_model_is_judged_with_its_full_context_unless_less_is_requested() -> None:
     entry = Entry("m", Origin.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=100)
     assert judge(entry, context=None, memory=5000, is_metal=True).context == 100
     assert judge(entry, context=None, memory=5000, is_metal=True).fits

@@ -1,4 +1,4 @@
-"""A folder that is incomplete, broken or could run code is refused by name; nothing is guessed."""
+"""Model folders that are incomplete, broken or contain code are refused with a clear message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mlxserve.hub.files import DATA_FILES, find_model
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with all that this module looks at; the weights are empty."""
+    """A folder with all that `files` checks; the weights are empty."""
     found = tmp_path / "small-model"
     found.mkdir()
     write(found / "config.json", {"model_type": "llama", "hidden_size": 8})
@@ -33,7 +33,7 @@ def write(file: Path, content: object) -> None:
 
 
 def refusal(model: Path | str) -> str:
-    """The sentence with which a folder is refused: one line, and nothing of Python's."""
+    """The message of a refused folder: one line, without a Python exception."""
     with pytest.raises(UnsupportedModel) as caught:
         find_model(str(model))
     text = str(caught.value)
@@ -60,12 +60,12 @@ def test_weights_in_several_files_are_all_found(folder: Path) -> None:
     assert files.weight_bytes == 8
 
 
-def test_a_folder_without_a_tokenizer_config_is_no_matter_here(folder: Path) -> None:
+def test_a_folder_without_a_tokenizer_config_is_accepted(folder: Path) -> None:
     (folder / "tokenizer_config.json").unlink()
     assert find_model(str(folder)).name == "small-model"
 
 
-def test_a_path_may_be_relative_or_begin_at_home(
+def test_a_path_may_be_relative_or_start_with_a_tilde(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(folder.parent))
@@ -82,7 +82,7 @@ def test_no_name_is_the_embedded_model(name: str | None) -> None:
 # ---- incomplete and broken
 
 
-def test_a_folder_without_a_config_is_no_models_folder(folder: Path) -> None:
+def test_a_folder_without_a_config_is_refused(folder: Path) -> None:
     (folder / "config.json").unlink()
     assert "has no config.json" in refusal(folder)
 
@@ -99,12 +99,12 @@ def test_a_folder_without_a_config_is_no_models_folder(folder: Path) -> None:
     ],
     ids=["cut", "empty", "deep", "list", "no_type", "type_3"],
 )
-def test_a_config_that_says_nothing_is_refused(folder: Path, content: Any, message: str) -> None:
+def test_an_invalid_config_is_refused(folder: Path, content: Any, message: str) -> None:
     write(folder / "config.json", content)
     assert message in refusal(folder)
 
 
-def test_a_config_that_is_no_text_is_refused(folder: Path) -> None:
+def test_a_config_that_is_not_utf_8_is_refused(folder: Path) -> None:
     (folder / "config.json").write_bytes(b'{"model_type": "\xff"}')
     assert "config.json cannot be read" in refusal(folder)
 
@@ -114,7 +114,7 @@ def test_a_broken_tokenizer_config_is_refused(folder: Path) -> None:
     assert "tokenizer_config.json cannot be read" in refusal(folder)
 
 
-def test_a_folder_without_safetensors_is_refused_with_the_way_out(folder: Path) -> None:
+def test_a_folder_without_safetensors_is_refused_with_advice(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     assert "mlx_lm.convert" in refusal(folder)
 
@@ -139,7 +139,7 @@ def test_a_python_file_anywhere_in_the_folder_is_refused(folder: Path, name: str
     assert f"contains Python files ({name})" in refusal(folder)
 
 
-def test_no_pattern_of_a_download_takes_python_files() -> None:
+def test_no_download_pattern_matches_python_files() -> None:
     assert not any(pattern.endswith((".py", "*")) for pattern in DATA_FILES)
 
 
@@ -180,7 +180,7 @@ def test_a_name_that_is_neither_folder_nor_repository_is_not_found(name: str) ->
 
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The Hub's offline mode, an empty cache, and sockets that reach nobody."""
+    """The Hub's offline mode, an empty cache, and sockets that fail."""
 
     def refuse(*arguments: object, **options: object) -> None:
         raise AssertionError("a socket was used")
@@ -192,14 +192,14 @@ def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_network")
-def test_a_repository_that_is_not_here_is_not_found_without_a_network() -> None:
+def test_without_a_network_a_missing_repository_is_not_found() -> None:
     text = not_found("some-org/some-model")
     assert "some-org/some-model is not on this machine and cannot be downloaded now" in text
 
 
 @pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize("name", ["org/two--dashes", "org/two..dots", "org/name.git", "org/end-"])
-def test_a_name_no_repository_can_have_is_not_found(name: str) -> None:
+def test_an_invalid_repository_name_is_not_found(name: str) -> None:
     assert f"{name!r} is neither an existing folder" in not_found(name)
 
 
@@ -237,7 +237,7 @@ def test_a_download_that_fails_says_what_to_do(
     assert message in not_found("some-org/some-model", "v9")
 
 
-def test_a_downloaded_folder_is_checked_and_keeps_the_repositorys_name(
+def test_a_downloaded_folder_is_checked_and_named_after_its_repository(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What the tests of the forward share: a prompt through the paged path, chunk by chunk."""
+"""Runs a prompt through the paged path, chunk by chunk, and compares it with the dense path."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ REFERENCE = select_backend("cpu")
 
 @pytest.fixture(scope="session")
 def difference() -> Callable[..., float]:
-    """A function (loaded, cuts) -> the paged path's largest difference from the dense one.
+    """A function (loaded, cuts) -> the largest difference between paged and dense logits.
 
     A random prompt of cuts[-1] tokens runs in the chunks between the cuts, on scattered pages,
-    each step in company of a second prompt; the difference is relative to the largest logit.
+    together with a second prompt; the difference is relative to the largest logit.
     """
     return _difference
 

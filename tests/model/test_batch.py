@@ -1,3 +1,5 @@
+"""Rows of a step: tokens, positions, slots, and which rows sample or wait for a token."""
+
 from __future__ import annotations
 
 from random import Random
@@ -55,14 +57,14 @@ def test_the_rows_before_the_first_longer_chunk_are_decodes() -> None:
     assert [table[:2].tolist() for table in batch.chunks.page_tables] == [[7, 8], [1, 0]]
 
 
-def test_the_last_row_of_each_chunk_that_samples_is_wanted() -> None:
+def test_the_last_row_of_each_sampling_chunk_is_sampled() -> None:
     chunks = mixed()
     batch = Batch.of(chunks, PAGE)
     assert batch.sample_rows.tolist() == [0, 1, 8]
     assert batch.sampling == (chunks[0], chunks[1], chunks[3])
 
 
-def test_a_lazy_token_is_left_open() -> None:
+def test_a_lazy_row_is_listed_for_the_runner() -> None:
     chunks = mixed()
     batch = Batch.of(chunks, PAGE)
     assert batch.lazy_rows.tolist() == [1]
@@ -86,7 +88,7 @@ def test_a_step_of_one_kind_has_no_tables_of_the_other() -> None:
     st.sampled_from([16, 32, 64]),
     st.randoms(use_true_random=False),
 )
-def test_every_row_lies_where_its_position_belongs(
+def test_every_row_has_the_slot_of_its_position(
     drawn: list[tuple[int, int, bool]], size: int, random: Random
 ) -> None:
     pages = list(range(40))

@@ -1,16 +1,34 @@
+"""One text becomes one unit vector, pooled from the model's last hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 
 from mlxserve.errors import InvalidParameter, InvalidRequest
 from mlxserve.model.embedding import Embedding
-from mlxserve.model.load import prepare
+from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.request import Pooling
 
 TEXT = [5, 9, 2, 7, 7, 3, 11, 4]
 
 
-def embed(loaded, token_ids, pooling, num_tokens=100, dimensions=None):
+BuildModel = Callable[..., tuple[nn.Module, dict[str, Any]]]
+Load = Callable[..., LoadedModel]
+
+
+def embed(
+    loaded: LoadedModel,
+    token_ids: Sequence[int],
+    pooling: Pooling,
+    num_tokens: int = 100,
+    dimensions: int | None = None,
+) -> np.ndarray:
     embedding = Embedding(loaded.model, loaded.selector, token_ids, pooling, dimensions)
     while (vector := embedding.advance(num_tokens)) is None:
         pass
@@ -18,22 +36,25 @@ def embed(loaded, token_ids, pooling, num_tokens=100, dimensions=None):
 
 
 @pytest.fixture(scope="module")
-def loaded(build_model):
-    return {}, build_model
+def load(build_model: BuildModel) -> Load:
+    """A function that builds a model of an architecture, once for this module."""
+    known: dict[tuple[Any, ...], LoadedModel] = {}
 
+    def load(kind: str, **changes: Any) -> LoadedModel:
+        key = (kind, *sorted(changes.items()))
+        if key not in known:
+            known[key] = prepare(*build_model(kind, **changes), kind)
+        return known[key]
 
-def load(loaded, kind, **changes):
-    known, build_model = loaded
-    key = (kind, *sorted(changes.items()))
-    if key not in known:
-        known[key] = prepare(*build_model(kind, **changes), kind)
-    return known[key]
+    return load
 
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe", "gemma3_text", "gpt_oss", "gemma2"])
-def test_a_vector_is_the_pooled_last_hidden_state_of_length_one(loaded, kind, tied):
-    model = load(loaded, kind, tie_word_embeddings=tied)
+def test_a_vector_is_the_normalised_pooled_last_hidden_state(
+    load: Load, kind: str, tied: bool
+) -> None:
+    model = load(kind, tie_word_embeddings=tied)
     hidden = np.array(model.model.model(mx.array([TEXT])))[0]
     for pooling, expected in ((Pooling.MEAN, hidden.mean(axis=0)), (Pooling.LAST, hidden[-1])):
         expected = expected / np.linalg.norm(expected)
@@ -41,27 +62,27 @@ def test_a_vector_is_the_pooled_last_hidden_state_of_length_one(loaded, kind, ti
 
 
 @pytest.mark.parametrize("pooling", list(Pooling))
-def test_the_size_of_the_pieces_changes_nothing(loaded, pooling):
-    model = load(loaded, "gemma3_text")
+def test_the_piece_size_does_not_change_the_vector(load: Load, pooling: Pooling) -> None:
+    model = load("gemma3_text")
     text = TEXT * 5  # longer than the model's window
     whole = embed(model, text, pooling)
     for num_tokens in (1, 7, 39, 40):
         np.testing.assert_allclose(embed(model, text, pooling, num_tokens), whole, atol=1e-5)
 
 
-def test_fewer_dimensions_are_the_first_ones_of_length_one(loaded):
-    model = load(loaded, "llama")
+def test_fewer_dimensions_are_the_first_ones_normalised(load: Load) -> None:
+    model = load("llama")
     first = embed(model, TEXT, Pooling.MEAN)[:8]
     expected = first / np.linalg.norm(first)
     np.testing.assert_allclose(embed(model, TEXT, Pooling.MEAN, dimensions=8), expected, atol=1e-6)
 
 
-def test_more_dimensions_than_there_are_are_refused(loaded):
+def test_more_dimensions_than_the_model_has_are_refused(load: Load) -> None:
     with pytest.raises(InvalidParameter, match="dimensions: this model's vectors have 64"):
-        embed(load(loaded, "llama"), TEXT, Pooling.MEAN, dimensions=65)
+        embed(load("llama"), TEXT, Pooling.MEAN, dimensions=65)
 
 
-def test_a_model_whose_head_is_not_wrapped_is_refused(build_model):
+def test_a_model_whose_head_is_not_wrapped_is_refused(build_model: BuildModel) -> None:
     model, config = build_model("llama")
     loaded = prepare(model, config, "llama")
     del model.model.embed_tokens.as_linear  # the wrapper, which hides the class's own
@@ -69,7 +90,7 @@ def test_a_model_whose_head_is_not_wrapped_is_refused(build_model):
         embed(loaded, TEXT, Pooling.MEAN)
 
 
-def test_a_failure_of_the_model_is_an_error_of_the_request(loaded):
-    model = load(loaded, "llama")
+def test_a_failure_of_the_model_is_an_error_of_the_request(load: Load) -> None:
+    model = load("llama")
     with pytest.raises(InvalidRequest, match="the model failed"):
-        Embedding(model.model, model.selector, ["x"], Pooling.MEAN).advance(1)
+        Embedding(model.model, model.selector, ["x"], Pooling.MEAN).advance(1)  # type: ignore[list-item]

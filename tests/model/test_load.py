@@ -1,4 +1,4 @@
-"""Real folders to models, and every broken one to one sentence."""
+"""Real folders become models; broken ones are refused with one sentence."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def save(folder: Path, model: nn.Module) -> None:
 
 @pytest.fixture
 def llama(model_folder: ModelFolder, tmp_path: Path) -> Path:
-    """A copy of a llama's folder that a test may spoil."""
+    """A copy of a llama's folder that a test may change."""
     return Path(shutil.copytree(model_folder("llama"), tmp_path / "llama"))
 
 
@@ -111,7 +111,7 @@ def test_weights_stay_as_stored_on_metal(llama: Path) -> None:
 
 
 def quantise(folder: Path, bits: int = 4, group_size: int = 32, **options: Any) -> nn.Module:
-    """Quantise a folder's model in place, as mlx-lm's converter does; the dense answer's model."""
+    """Quantise a folder's model in place, as mlx-lm's converter does; returns the model."""
     model, _ = load_model(folder)
     nn.quantize(model, group_size=group_size, bits=bits, **options)
     save(folder, model)
@@ -121,7 +121,7 @@ def quantise(folder: Path, bits: int = 4, group_size: int = 32, **options: Any) 
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
-def test_a_quantised_model_answers_on_a_cpu_as_it_does_quantised(
+def test_a_dequantised_model_has_the_same_logits_on_a_cpu(
     kind: str, bits: int, model_folder: ModelFolder, tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(model_folder(kind), tmp_path / kind))
@@ -133,14 +133,14 @@ def test_a_quantised_model_answers_on_a_cpu_as_it_does_quantised(
     assert np.abs(logits(loaded.model) - expected).max() < 1e-3 * np.abs(expected).max()
 
 
-def test_a_model_in_4_bit_floats_answers_on_a_cpu_as_it_does_quantised(llama: Path) -> None:
+def test_a_model_in_4_bit_floats_has_the_same_logits_on_a_cpu(llama: Path) -> None:
     quantised = quantise(llama, mode="mxfp4")
     loaded = load_folder(llama)
     expected = logits(quantised)
     assert np.abs(logits(loaded.model) - expected).max() < 1e-3 * np.abs(expected).max()
 
 
-def test_a_quantised_model_that_fits_only_so_stays_quantised(llama: Path) -> None:
+def test_a_quantised_model_that_only_fits_quantised_stays_quantised(llama: Path) -> None:
     whole = load_folder(llama)
     quantised = quantise(llama)
     loaded = load_folder(llama, memory_limit=whole.weight_bytes - 1)
@@ -158,13 +158,13 @@ def test_weights_in_several_files_are_one_model(llama: Path) -> None:
     assert np.array_equal(logits(load_folder(llama).model), logits(whole.model))
 
 
-def test_a_config_within_a_config_is_the_language_models() -> None:
+def test_text_config_overrides_the_outer_config() -> None:
     config = {"model_type": "x", "vocab_size": 1, "text_config": {"vocab_size": 2}}
     assert text_config(config)["vocab_size"] == 2
     assert text_config({"vocab_size": 3})["vocab_size"] == 3
 
 
-def test_a_vocabulary_the_config_does_not_name_is_counted(
+def test_a_vocabulary_missing_from_the_config_is_measured(
     build_model: Callable[..., tuple[nn.Module, dict[str, Any]]],
 ) -> None:
     model, config = build_model("llama")
@@ -186,14 +186,14 @@ def refusal(folder: Path, kind: type[MlxServeError] = UnsupportedModel, **option
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.999])
-def test_a_truncated_file_of_weights_is_refused(share: float, llama: Path) -> None:
+def test_a_truncated_weight_file_is_refused(share: float, llama: Path) -> None:
     file = llama / "model.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[: int(len(content) * share)])
     assert "cannot be loaded" in refusal(llama)
 
 
-def test_a_pointer_to_weights_that_were_not_fetched_is_refused(llama: Path) -> None:
+def test_a_git_lfs_pointer_is_refused(llama: Path) -> None:
     (llama / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
     assert "cannot be loaded" in refusal(llama)
 
@@ -254,7 +254,7 @@ def test_weights_that_fit_only_in_half_precision_are_refused_on_a_cpu(llama: Pat
 @pytest.mark.parametrize(
     "kind", ["gemma4", "gemma4_text", "gemma3n", "glm4_moe_lite", "gpt_bigcode"]
 )
-def test_a_kind_known_to_go_wrong_is_refused_by_name_before_it_is_read(
+def test_a_known_unsupported_architecture_is_refused_before_its_weights_are_read(
     kind: str, llama: Path
 ) -> None:
     rewrite(llama, model_type=kind)
@@ -290,7 +290,7 @@ def test_a_recurrent_model_is_refused_by_the_kind_of_its_cache() -> None:
         prepare(model, MAMBA2, "tiny")
 
 
-def test_a_model_whose_layer_keeps_nothing_is_refused_by_its_number(
+def test_a_layer_that_stores_no_keys_is_refused_by_its_number(
     build_model: Callable[..., tuple[nn.Module, dict[str, Any]]],
 ) -> None:
     model, config = build_model("llama")
@@ -309,11 +309,11 @@ def test_a_model_that_fails_on_two_tokens_is_refused_with_the_reason(
 ) -> None:
     model, config = build_model("llama")
 
-    class Broken(nn.Module):  # type: ignore[misc]
+    class Raising(nn.Module):  # type: ignore[misc]
         def __call__(self, x: mx.array, *arguments: object) -> mx.array:
             raise ValueError("no such thing\nin the second line")
 
-    model.model.layers[2].self_attn = Broken()
+    model.model.layers[2].self_attn = Raising()
     with pytest.raises(
         UnsupportedModel, match="tiny: the llama model fails on two tokens: no such"
     ):

@@ -1,4 +1,5 @@
-"""An unmodified model attends over pages, its dense path stays, and only wanted rows get logits."""
+"""An unmodified model attends over pages; its dense path is unchanged; only selected rows get
+logits."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def test_windows_shorter_and_longer_than_the_prompt_equal_the_dense_ones(
     assert difference(loaded, [0, 16, 32, 33, 40, 47, 48]) < 1e-4
 
 
-def test_a_prompt_may_come_in_any_chunks(build_model: BuildModel, difference: Difference) -> None:
+def test_a_prompt_may_be_computed_in_any_chunks(
+    build_model: BuildModel, difference: Difference
+) -> None:
     loaded = prepare(*build_model("qwen3"), "tiny")
     for cuts in ([0, 40], [0, 1, 2, 3, 40], [0, 15, 16, 17, 40], [0, 16, 32, 40], [0, 39, 40]):
         assert difference(loaded, cuts) < 1e-4
@@ -47,7 +50,7 @@ def test_replacing_attention_twice_replaces_it_once(build_model: BuildModel) -> 
     assert vars(llama)["scaled_dot_product_attention"] is once
 
 
-def test_the_dense_path_is_the_original_one(build_model: BuildModel) -> None:
+def test_the_dense_path_is_unchanged(build_model: BuildModel) -> None:
     model, _ = build_model("llama")
     base = importlib.import_module("mlx_lm.models.base").scaled_dot_product_attention
     vars(llama)["scaled_dot_product_attention"] = base
@@ -58,7 +61,7 @@ def test_the_dense_path_is_the_original_one(build_model: BuildModel) -> None:
 
 
 class Inherited(qwen3.Attention):  # type: ignore[misc]
-    """A layer of this module's that brings no attention of its own."""
+    """A layer class in this module, which imports no attention function."""
 
 
 def test_attention_inherited_from_another_module_is_replaced_there(
@@ -74,7 +77,7 @@ def test_attention_inherited_from_another_module_is_replaced_there(
     assert probe(prepare(donor, config, "tiny"), select_backend("cpu")) < 1e-4
 
 
-def test_an_option_that_pages_do_not_know_is_refused_by_its_name(
+def test_an_unsupported_attention_option_is_refused_by_name(
     build_model: BuildModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, config = build_model("llama")
@@ -96,7 +99,7 @@ def test_an_option_that_pages_do_not_know_is_refused_by_its_name(
 
 @pytest.mark.parametrize("is_tied", [True, False])
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "qwen3_moe"])
-def test_selected_rows_are_those_of_all_rows(
+def test_logits_of_selected_rows_equal_those_of_a_full_forward(
     kind: str, is_tied: bool, build_model: BuildModel
 ) -> None:
     model, _ = build_model(kind, tie_word_embeddings=is_tied)

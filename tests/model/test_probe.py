@@ -1,4 +1,4 @@
-"""The probe passes models whose paged answers are their dense ones, and no others."""
+"""The probe accepts models whose paged logits equal their dense ones, and refuses all others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BuildModel = Callable[..., tuple[nn.Module, dict[str, Any]]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_architecture_that_pages_passes(kind: str, build_model: BuildModel) -> None:
+def test_a_supported_architecture_passes(kind: str, build_model: BuildModel) -> None:
     assert probe(prepare(*build_model(kind), kind), REFERENCE) < 1e-4
 
 
@@ -58,11 +58,11 @@ def test_half_precision_passes_with_its_own_tolerance(
     assert probe(prepare(model, config, "half"), REFERENCE, page_size) < 3e-2
 
 
-# ---- planted faults: layers that look right to everything but a comparison
+# ---- planted faults: layers that only a comparison of logits can catch
 
 
 class Planted(llama.Attention):  # type: ignore[misc]
-    """Llama's attention, spelled out so that one step of it can be changed."""
+    """Llama's attention, written out so that a subclass can change one step."""
 
     window: int | None = None
 
@@ -97,21 +97,21 @@ class Planted(llama.Attention):  # type: ignore[misc]
 
 
 class Shifted(Planted):
-    """Rows of a step are one position off."""
+    """Uses positions that are off by one."""
 
     def position(self, offset: Any) -> Any:
         return offset + 1 if isinstance(offset, mx.array) else offset
 
 
 class OneOffset(Planted):
-    """Takes the first row's position for all of them."""
+    """Uses the first row's position for all rows."""
 
     def position(self, offset: Any) -> Any:
         return offset[0] if isinstance(offset, mx.array) else offset
 
 
 class Direct(Planted):
-    """Never asks its cache: a row attends to itself alone."""
+    """Ignores its cache: a row attends only to itself."""
 
     def attended(
         self, queries: mx.array, keys: mx.array, values: mx.array, mask: Any, cache: Any
@@ -122,7 +122,7 @@ class Direct(Planted):
 
 
 class ShortWindow(Planted):
-    """Cuts the keys to its window itself where there is one token, as a decode may."""
+    """Builds a sliding-window mask of its own, but not for a single token."""
 
     window = 7
 
@@ -132,7 +132,7 @@ class LongWindow(Planted):
 
 
 class MixesRows(Planted):
-    """Looks at its neighbours in the batch."""
+    """Reads the neighbouring rows of the batch."""
 
     def taken(self, x: mx.array) -> mx.array:
         return x + 0.05 * mx.mean(x, axis=0, keepdims=True)
@@ -144,7 +144,7 @@ class NotANumber(Planted):
 
 
 class ReadsTheCache(Planted):
-    """Goes behind the cache's back."""
+    """Reads the cache's arrays directly."""
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
         output: mx.array = super().__call__(x, mask, cache) + cache.keys.sum() * 0
@@ -158,14 +158,14 @@ class OwnMask(Planted):
 
 
 class LooksUp(Planted):
-    """An architecture that keeps a table by layer, and not of ours."""
+    """Looks up the type of its offset and does not know that of a paged cache."""
 
     def position(self, offset: Any) -> Any:
         return {int: offset}[type(offset)]
 
 
 def planted(kind: type[nn.Module], build_model: BuildModel, layer: int = 1, **config: Any) -> str:
-    """Plant a layer into a llama; the sentence with which the probe refuses it."""
+    """Plant a layer into a llama; the message with which the probe refuses it."""
     model, settings = build_model("llama", **config)
     model.model.layers[layer].self_attn.__class__ = kind
     loaded = prepare(model, settings, "tiny")
@@ -175,7 +175,7 @@ def planted(kind: type[nn.Module], build_model: BuildModel, layer: int = 1, **co
     return str(caught.value)
 
 
-def test_the_layer_that_faults_are_planted_in_passes_without_one(build_model: BuildModel) -> None:
+def test_the_planted_layer_passes_without_a_fault(build_model: BuildModel) -> None:
     model, config = build_model("llama")
     for layer in model.model.layers:
         layer.self_attn.__class__ = Planted
@@ -186,7 +186,7 @@ def test_the_layer_that_faults_are_planted_in_passes_without_one(build_model: Bu
     "kind", [Shifted, OneOffset, Direct, ShortWindow, MixesRows], ids=lambda kind: kind.__name__
 )
 @pytest.mark.parametrize("layer", [0, 2])
-def test_a_layer_that_answers_otherwise_is_caught(
+def test_a_layer_with_wrong_logits_is_caught(
     kind: type[nn.Module], layer: int, build_model: BuildModel
 ) -> None:
     text = planted(kind, build_model, layer)
@@ -194,7 +194,7 @@ def test_a_layer_that_answers_otherwise_is_caught(
     assert "it cannot be served" in text
 
 
-def test_a_window_that_only_a_longer_prompt_shows_is_caught_where_the_config_names_it(
+def test_a_wrong_window_is_caught_if_the_config_names_a_window(
     build_model: BuildModel,
 ) -> None:
     assert "llama model computes different logits" in planted(
@@ -202,7 +202,7 @@ def test_a_window_that_only_a_longer_prompt_shows_is_caught_where_the_config_nam
     )
 
 
-def test_answers_that_are_not_numbers_are_caught(build_model: BuildModel) -> None:
+def test_nan_logits_are_caught(build_model: BuildModel) -> None:
     assert "this llama model computes different logits with a paged cache (by nan" in planted(
         NotANumber, build_model
     )
@@ -217,7 +217,7 @@ def test_answers_that_are_not_numbers_are_caught(build_model: BuildModel) -> Non
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
-def test_a_layer_that_fails_is_refused_with_the_reason(
+def test_a_layer_that_raises_is_refused_with_the_reason(
     kind: type[nn.Module], reason: str, build_model: BuildModel
 ) -> None:
     text = planted(kind, build_model)

@@ -1,4 +1,4 @@
-"""A step is launched, read a step later, and gives what a dense model gives."""
+"""A step is launched, read one step later, and gives the tokens of the dense model."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def greedy(loaded: LoadedModel, ids: Sequence[int], count: int) -> list[int]:
 def decode(
     runner: ModelRunner, requests: Sequence[LiveRequest], count: int, *, is_lazy: bool
 ) -> list[list[int]]:
-    """Prefill and decode some requests together; lazily, each step is launched before the one
-    before is read. Nothing is published or freed, so pages are simply 0.., two per request."""
+    """Prefill and decode requests together. Lazy: each step is launched before the previous one is
+    read. Nothing is published or freed, so pages are simply numbered from 0, two per request."""
     tables = [(2 * i + 1, 2 * i) for i in range(len(requests))]
     pairs = list(zip(requests, tables, strict=True))
     step = [chunk(r, 0, len(r.token_ids), table) for r, table in pairs]
@@ -92,7 +92,7 @@ def read(runner: ModelRunner, pending: Pending) -> None:
 
 
 @pytest.mark.parametrize("is_lazy", [False, True], ids=["read", "lazy"])
-def test_greedy_tokens_are_the_dense_ones_whether_read_or_still_pending(
+def test_greedy_tokens_equal_the_dense_ones_read_or_pending(
     is_lazy: bool, loaded: LoadedModel
 ) -> None:
     prompts = [[7, 8, 9], list(range(20, 37)), [5]]
@@ -110,7 +110,7 @@ def test_greedy_tokens_are_the_dense_ones_whether_read_or_still_pending(
     ],
     ids=["plain", "filtered", "penalties", "seeded_penalties"],
 )
-def test_a_pending_token_samples_as_one_that_was_read(
+def test_a_pending_token_gives_the_same_samples_as_one_that_was_read(
     params: SamplingParams, loaded: LoadedModel
 ) -> None:
     prompts = [[7, 8, 9], [4, 4, 4, 4, 4], [1]]
@@ -121,7 +121,7 @@ def test_a_pending_token_samples_as_one_that_was_read(
     assert one == other
 
 
-def test_a_seeded_answer_is_the_same_alone_and_in_company(loaded: LoadedModel) -> None:
+def test_a_seeded_answer_is_the_same_alone_and_in_a_batch(loaded: LoadedModel) -> None:
     params = SamplingParams(seed=2**63 + 11, temperature=1.5)
     (alone,) = decode(runner_of(loaded), [request([7, 8, 9], params)], 8, is_lazy=True)
     company = [request([3], SamplingParams(seed=1)), request([7, 8, 9], params), request([4, 4])]
@@ -136,7 +136,7 @@ def first_tokens(loaded: LoadedModel, params: SamplingParams, **options: int) ->
     return found[0]
 
 
-def test_seeds_beyond_32_bits_and_below_0_are_seeds(loaded: LoadedModel) -> None:
+def test_seeds_beyond_32_bits_and_below_0_count(loaded: LoadedModel) -> None:
     seeds = [0, 1, 2**32, 2**32 + 1, 2**63, 2**64 - 2, -1, -2, -(2**63) + 1]
     params = [SamplingParams(seed=seed, temperature=3.0) for seed in seeds]
     answers = [tuple(first_tokens(loaded, one)) for one in params]
@@ -145,7 +145,7 @@ def test_seeds_beyond_32_bits_and_below_0_are_seeds(loaded: LoadedModel) -> None
     assert len(set(answers)) == len(seeds) - 1
 
 
-def test_without_a_seed_arrival_and_the_engines_seed_decide(loaded: LoadedModel) -> None:
+def test_without_a_seed_the_arrival_and_the_engines_seed_decide(loaded: LoadedModel) -> None:
     free = SamplingParams(temperature=3.0)
     base = first_tokens(loaded, free)
     assert first_tokens(loaded, free) == base
@@ -192,7 +192,7 @@ def test_a_lazy_token_of_a_request_that_did_not_sample_is_an_error(loaded: Loade
         runner.launch([chunk(stranger, 2, 3, (0,), is_lazy=True)], pending)
 
 
-def test_logprobs_come_with_the_chunks_that_want_them(loaded: LoadedModel) -> None:
+def test_logprobs_are_returned_for_requests_that_ask_for_them(loaded: LoadedModel) -> None:
     runner = runner_of(loaded)
     wanting = request([7, 8, 9], SamplingParams(temperature=0, logprobs=2))
     pending = run(runner, [chunk(request([5]), 0, 1, (1,)), chunk(wanting, 0, 3, (0,))])
@@ -207,7 +207,7 @@ def test_logprobs_come_with_the_chunks_that_want_them(loaded: LoadedModel) -> No
     assert [i for i, _ in with_.logprob.top] == np.argsort(-exact)[:2].tolist()
 
 
-def test_logits_are_of_the_rows_that_sample_or_of_all(loaded: LoadedModel) -> None:
+def test_logits_are_computed_for_sampling_rows_or_all_rows(loaded: LoadedModel) -> None:
     runner = runner_of(loaded)
     chunks = [chunk(request([5]), 0, 1, (1,)), chunk(request([7, 8, 9]), 0, 3, (0,))]
     batch = Batch.of(chunks, PAGE)
@@ -228,7 +228,7 @@ def test_a_head_that_cannot_be_wrapped_gives_the_same_rows(loaded: LoadedModel) 
     assert np.allclose(found, other, atol=1e-5)
 
 
-def test_a_forward_that_fails_leaves_no_rows_selected(loaded: LoadedModel) -> None:
+def test_a_failed_forward_leaves_no_rows_selected(loaded: LoadedModel) -> None:
     class Failing(nn.Module):  # type: ignore[misc]
         def __call__(self, tokens: mx.array, cache: object) -> mx.array:
             assert loaded.selector.rows is not None
@@ -260,5 +260,5 @@ def test_a_backend_that_writes_in_place_is_started_at_launch(
         pending = runner.launch([chunk(request([5, 6]), 0, 2, (1,))])
         assert len(started) == in_place
         runner.start(pending)
-        assert len(started) == 1, "once, and only once"
+        assert len(started) == 1, "exactly once"
         assert token(runner.collect(pending)[0]) == greedy(loaded, [5, 6], 1)[0]

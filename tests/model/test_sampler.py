@@ -1,4 +1,4 @@
-"""Sampling against numpy: what may be drawn, how often, and that neighbours never matter."""
+"""Sampling against numpy: which tokens are drawn, how often, and independently of neighbours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxserve.model.sampler import Draw, _best, _key, sample
+from mlxserve.model.sampler import Draw, best_tokens, key_of, sample
 from mlxserve.request import Guide, LiveRequest, Request, TokenLogprob
 from mlxserve.sampling_params import SamplingParams
 
@@ -45,7 +45,7 @@ def many(count: int, logits: np.ndarray = LOGITS, **params: Any) -> np.ndarray:
 def distribution(
     temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> np.ndarray:
-    """What `many` should draw from, in float64."""
+    """The distribution that `many` should draw from, in float64."""
     scaled = LOGITS.astype(np.float64) / temperature
     order = np.argsort(-scaled, kind="stable")
     kept = np.exp(scaled - scaled.max())
@@ -61,7 +61,7 @@ def distribution(
 # ---- what is drawn
 
 
-def test_temperature_0_takes_the_best() -> None:
+def test_temperature_0_chooses_the_best_token() -> None:
     logits = np.random.default_rng(0).standard_normal((20, 300)).astype(np.float32)
     draws = [draw(seed, temperature=0, top_k=3, top_p=0.5) for seed in range(20)]
     assert tokens(logits, draws) == logits.argmax(-1).tolist()
@@ -88,8 +88,8 @@ def test_temperature_0_takes_the_best() -> None:
 def test_draws_follow_the_distribution_numpy_says(params: dict[str, Any]) -> None:
     count, wanted = 4000, distribution(**params)
     found = np.bincount(many(count, **params), minlength=VOCABULARY)
-    assert not found[wanted == 0].any(), "a token outside of the support"
-    # Chi-square over the tokens expected at least 5 times; the others make one class together.
+    assert not found[wanted == 0].any(), "a token outside the support"
+    # Chi-square over the tokens expected at least 5 times; the others form one class.
     often = wanted * count >= 5
     expected = np.append(wanted[often], wanted[~often].sum()) * count
     observed = np.append(found[often], found[~often].sum())
@@ -109,8 +109,10 @@ def test_draws_follow_the_distribution_numpy_says(params: dict[str, Any]) -> Non
     ],
     ids=str,
 )
-def test_a_wide_vocabulary_is_drawn_from_as_a_sorted_one(params: dict[str, Any]) -> None:
-    """The best few stand anywhere among a thousand worse ones, of which none is ever drawn."""
+def test_a_wide_vocabulary_has_the_same_distribution_as_a_sorted_one(
+    params: dict[str, Any],
+) -> None:
+    """The best few are scattered among a thousand worse ones, which are never drawn."""
     places = np.random.default_rng(5).permutation(1100)[:VOCABULARY]
     wide = np.full(1100, -30.0, np.float32)
     wide[places] = LOGITS
@@ -122,15 +124,15 @@ def test_a_wide_vocabulary_is_drawn_from_as_a_sorted_one(params: dict[str, Any])
 
 
 @pytest.mark.parametrize("size", [1, 64, 1024])
-def test_the_best_tokens_are_those_of_a_sort(size: int) -> None:
+def test_the_best_tokens_equal_those_of_a_full_sort(size: int) -> None:
     logits = np.random.default_rng(6).standard_normal((3, 2000)).astype(np.float32)
     expected = np.argsort(-logits, axis=-1)[:, :size]
-    assert (np.array(_best(mx.array(logits), size)) == expected).all()
+    assert (np.array(best_tokens(mx.array(logits), size)) == expected).all()
 
 
 @pytest.mark.parametrize("temperature", [1e-4, 1e-30, 1e-44, 1e-300])
 @pytest.mark.parametrize("filters", [{}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}], ids=str)
-def test_the_smallest_temperature_takes_the_best(
+def test_the_smallest_temperatures_choose_the_best_token(
     temperature: float, filters: dict[str, Any]
 ) -> None:
     assert (many(50, temperature=temperature, **filters) == LOGITS.argmax()).all()
@@ -165,7 +167,7 @@ def mixed_draws() -> list[Draw]:
     ]
 
 
-def test_a_row_gets_the_same_token_alone_and_in_any_company() -> None:
+def test_a_row_gets_the_same_token_in_any_batch() -> None:
     logits = np.random.default_rng(4).standard_normal((9, 200)).astype(np.float32) * 2
     draws = mixed_draws()
     alone = [tokens(logits[row : row + 1], [draws[row]])[0] for row in range(9)]
@@ -174,7 +176,7 @@ def test_a_row_gets_the_same_token_alone_and_in_any_company() -> None:
         assert tokens(logits[order], [draws[row] for row in order]) == [alone[row] for row in order]
 
 
-def test_the_same_seed_and_position_draw_the_same() -> None:
+def test_the_same_seed_and_position_draw_the_same_token() -> None:
     assert (many(200) == many(200)).all()
 
 
@@ -193,7 +195,7 @@ def test_every_bit_of_a_seed_counts() -> None:
     logits = np.zeros((65, 10_000), np.float32)
     found = tokens(logits, [draw(0), *(draw(1 << bit) for bit in range(64))])
     assert len(set(found)) > 60
-    keys = np.array([_key(seed, 0) for seed in range(20_000)])
+    keys = np.array([key_of(seed, 0) for seed in range(20_000)])
     assert len(np.unique(keys, axis=0)) == 20_000
     set_bits = np.unpackbits(keys.view(np.uint8), axis=1).mean(axis=0)
     assert np.abs(set_bits - 0.5).max() < 0.02
@@ -202,7 +204,7 @@ def test_every_bit_of_a_seed_counts() -> None:
 # ---- bias and penalties
 
 
-def test_a_bias_is_added_before_anything_is_chosen() -> None:
+def test_a_bias_is_added_before_sampling() -> None:
     draws = [
         draw(temperature=0, logit_bias={6: 100.0}),
         draw(temperature=0, logit_bias={1: -100.0, 5: -100.0}),
@@ -213,7 +215,7 @@ def test_a_bias_is_added_before_anything_is_chosen() -> None:
 
 
 def penalised(logits: np.ndarray, draw: Draw, pending: list[int]) -> np.ndarray:
-    """One row as the parameters' documentation says, in float64."""
+    """One row as the parameters are documented, in float64."""
     request, params, row = draw.request, draw.request.asked.params, logits.astype(np.float64)
     outputs = request.token_ids[request.num_prompt :]
     if draw.lazy_index is not None:
@@ -230,7 +232,7 @@ def penalised(logits: np.ndarray, draw: Draw, pending: list[int]) -> np.ndarray:
     return row
 
 
-def test_penalties_are_what_numpy_says_with_and_without_a_pending_token() -> None:
+def test_penalties_match_numpy_with_and_without_a_pending_token() -> None:
     rng = np.random.default_rng(11)
     logits = (rng.standard_normal((300, 20)) * 2).astype(np.float32)
     pending = rng.integers(0, 20, 40).tolist()
@@ -252,7 +254,7 @@ def test_penalties_are_what_numpy_says_with_and_without_a_pending_token() -> Non
     assert tokens(logits, draws, pending) == expected.argmax(-1).tolist()
 
 
-def test_a_pending_token_counts_as_one_that_was_read() -> None:
+def test_a_pending_token_counts_like_one_that_was_read() -> None:
     logits = np.tile(LOGITS, (2, 1))
     params: dict[str, Any] = {"temperature": 0, "frequency_penalty": 0.3}
     read = [draw(outputs=(1, 5, 1), **params), draw(outputs=(5,), **params)]
@@ -290,7 +292,7 @@ def test_logprobs_are_the_models_own_log_softmax() -> None:
     assert sampled[3].token_id == 7, "the bias moves the choice, not the reported probability"
 
 
-def test_more_alternatives_than_tokens_are_all_tokens() -> None:
+def test_asking_for_more_alternatives_than_tokens_returns_all_tokens() -> None:
     draws = [draw(logprobs=20)]
     (found,) = sample(mx.array(LOGITS)[None], draws).read(draws)
     assert found.logprob is not None
@@ -301,7 +303,7 @@ def test_more_alternatives_than_tokens_are_all_tokens() -> None:
 
 
 class Allows:
-    """A guide of some tokens."""
+    """A guide that allows the given tokens."""
 
     error = None
     must_wait = True
@@ -324,7 +326,7 @@ def guided(guide: Allows, **params: Any) -> Draw:
 @pytest.mark.parametrize(
     "params", [{"temperature": 0}, {}, {"top_k": 3}, {"top_p": 0.1}, {"logit_bias": {1: 1e4}}]
 )
-def test_a_guided_row_gets_what_its_guide_allows_and_others_what_they_would(
+def test_a_guide_constrains_its_own_row_only(
     params: dict[str, Any],
 ) -> None:
     logits = np.tile(LOGITS, (3, 1))
@@ -337,11 +339,11 @@ def test_a_guided_row_gets_what_its_guide_allows_and_others_what_they_would(
     assert draws[0].request.asked.guide.num_read == 2  # type: ignore[union-attr]
 
 
-def test_a_greedy_guided_row_gets_the_best_of_what_is_allowed() -> None:
+def test_a_greedy_guided_row_gets_the_best_allowed_token() -> None:
     assert tokens(LOGITS[None], [guided(Allows(2, 9, 6), temperature=0)]) == [9]
 
 
-def test_logprobs_of_a_guided_row_are_the_models_own() -> None:
+def test_logprobs_of_a_guided_row_ignore_the_mask() -> None:
     draws = [guided(Allows(6), temperature=0, logprobs=1)]
     [sampled] = sample(mx.array(LOGITS[None]), draws).read(draws)
     assert sampled.logprob is not None
@@ -351,12 +353,12 @@ def test_logprobs_of_a_guided_row_are_the_models_own() -> None:
 
 
 @pytest.mark.parametrize("size", [5, 70])
-def test_a_mask_may_be_shorter_or_longer_than_the_models_vocabulary(size: int) -> None:
+def test_a_mask_may_be_shorter_or_longer_than_the_vocabulary(size: int) -> None:
     vocabulary = np.zeros((1, 40), np.float32)
     vocabulary[0, 39] = 9.0
     assert tokens(vocabulary, [guided(Allows(3, size=size), temperature=0)]) == [3]
 
 
-def test_a_row_whose_history_is_unread_is_not_guided() -> None:
+def test_a_lazy_row_is_not_guided() -> None:
     lazy = draw(outputs=(3,), guide=Allows(6), temperature=0, lazy_index=0)
     assert tokens(LOGITS[None], [lazy], pending=[4]) == [1]

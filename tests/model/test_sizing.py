@@ -1,4 +1,4 @@
-"""Pages are what memory leaves beside the weights and a step."""
+"""The pool gets the memory that weights and a step leave."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pages(loaded: LoadedModel, memory_limit: int, **changes: int) -> int:
     return fit_pages(loaded, select_backend("cpu"), **options)
 
 
-def test_every_further_page_of_memory_is_a_page_of_the_pool(loaded: LoadedModel) -> None:
+def test_additional_memory_becomes_additional_pages(loaded: LoadedModel) -> None:
     few = pages(loaded, loaded.weight_bytes + 64 * MIB)
     assert pages(loaded, loaded.weight_bytes + 64 * MIB + 100 * PAGE_BYTES) - few == pytest.approx(
         100, abs=few * 0.05
@@ -45,7 +45,7 @@ def test_weights_a_step_and_the_pool_fit_in_the_limit(loaded: LoadedModel) -> No
     limit = loaded.weight_bytes + 64 * MIB
     found = pages(loaded, limit)
     assert found * PAGE_BYTES + loaded.weight_bytes <= limit
-    assert found * PAGE_BYTES > 32 * MIB, "a step of this model takes far less than the half"
+    assert found * PAGE_BYTES > 32 * MIB, "a step of this model needs far less than half"
 
 
 def test_a_larger_step_leaves_fewer_pages(loaded: LoadedModel) -> None:
@@ -53,7 +53,7 @@ def test_a_larger_step_leaves_fewer_pages(loaded: LoadedModel) -> None:
     assert pages(loaded, limit, max_num_batched_tokens=4096) < pages(loaded, limit)
 
 
-def test_no_more_pages_than_all_contexts_fill(loaded: LoadedModel) -> None:
+def test_the_pool_is_capped_at_what_all_contexts_need(loaded: LoadedModel) -> None:
     limit = loaded.weight_bytes + 64 * MIB
     assert pages(loaded, limit, max_tokens=160) == 10
     assert pages(loaded, limit, max_tokens=161) == 11
@@ -64,7 +64,7 @@ def test_the_shortest_context_gets_two_pages(loaded: LoadedModel) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_memory_for_less_than_a_cache_is_refused_with_what_to_do(
+def test_too_little_memory_for_a_cache_is_refused_with_advice(
     share: float, loaded: LoadedModel
 ) -> None:
     with pytest.raises(OutOfMemory) as caught:
@@ -73,7 +73,7 @@ def test_memory_for_less_than_a_cache_is_refused_with_what_to_do(
     assert "Raise gpu_memory_utilization" in str(caught.value)
 
 
-def test_measuring_gives_its_memory_back(loaded: LoadedModel) -> None:
+def test_measuring_frees_its_memory(loaded: LoadedModel) -> None:
     pages(loaded, loaded.weight_bytes + 64 * MIB)
     before = mx.get_active_memory()
     pages(loaded, loaded.weight_bytes + 64 * MIB)

@@ -1,4 +1,4 @@
-"""Whatever steps an answer's tokens come in, it says the same."""
+"""An answer's deltas do not depend on how its tokens are grouped into steps."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(model_path())
 
 
-def said(tokenizer: Tokenizer, steps: Sequence[Sequence[int]]) -> tuple[Any, ...]:
+def decoded(tokenizer: Tokenizer, steps: Sequence[Sequence[int]]) -> tuple[Any, ...]:
+    """(reasoning, text, calls, finish reason, stop string) of an answer in these steps."""
     parser = TurnParser(tokenizer.markup, AssistantTurn(tools=[TOOL]))
     decoder = DeltaDecoder(tokenizer, SamplingParams(stop=["STOP"]), frozenset({2}), parser)
     outputs = [Output("r", tuple(step), num_prompt=3) for step in steps]
@@ -64,15 +65,17 @@ def said(tokenizer: Tokenizer, steps: Sequence[Sequence[int]]) -> tuple[Any, ...
 
 @given(text=FRAGMENTS, cuts=st.lists(st.integers(0, 99), max_size=8))
 @settings(max_examples=80, derandomize=True, database=None, deadline=None)
-def test_any_steps_give_the_same_message(text: str, cuts: list[int], tokenizer: Tokenizer) -> None:
+def test_the_message_does_not_depend_on_how_tokens_are_grouped_into_steps(
+    text: str, cuts: list[int], tokenizer: Tokenizer
+) -> None:
     ids = tokenizer.encode(text)
     bounds = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
-    whole = said(tokenizer, [[token] for token in ids])
-    assert said(tokenizer, [ids[a:b] for a, b in pairwise(bounds)]) == whole
+    whole = decoded(tokenizer, [[token] for token in ids])
+    assert decoded(tokenizer, [ids[a:b] for a, b in pairwise(bounds)]) == whole
     assert "STOP" not in whole[1]
 
 
-def test_reasoning_is_counted_by_its_tokens(tokenizer: Tokenizer) -> None:
+def test_reasoning_tokens_are_counted(tokenizer: Tokenizer) -> None:
     thought = tokenizer.encode("a b c")
     ids = tokenizer.encode("<think>a b c</think>d")
     decoder = DeltaDecoder(
@@ -80,5 +83,5 @@ def test_reasoning_is_counted_by_its_tokens(tokenizer: Tokenizer) -> None:
     )
     usage = decoder.push(Output("r", tuple(ids), FinishReason.STOP, num_prompt=3)).usage
     assert usage is not None
-    assert usage.reasoning_tokens == len(thought) + 1  # and the marker that ends it
+    assert usage.reasoning_tokens == len(thought) + 1  # including the end marker
     assert usage.completion_tokens == len(ids)

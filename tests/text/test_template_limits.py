@@ -1,4 +1,4 @@
-"""A model's template may do what templates do, and neither go on for ever nor fill the memory."""
+"""A model's template renders as usual, but can neither run forever nor exhaust memory."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def render(source: str, **variables: Any) -> str:
         "{% set x %}{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}{% endset %}",
     ],
 )
-def test_what_would_fill_the_memory_is_refused_before_it_does(
+def test_a_template_that_would_exhaust_memory_is_stopped_before_it_does(
     source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(template_limits, "MAX_SECONDS", 60.0)
@@ -76,21 +76,20 @@ def test_what_would_fill_the_memory_is_refused_before_it_does(
         with pytest.raises(TemplateLimitExceeded, match=r"more than|too large"):
             render(source)
         peak = tracemalloc.get_traced_memory()[1]
-        assert (
-            peak < 13 * template_limits.MAX_SIZE
-        )  # a list of so many items takes 8 bytes for each
+        # A list of MAX_SIZE items alone takes 8 bytes for each.
+        assert peak < 13 * template_limits.MAX_SIZE
     finally:
         tracemalloc.stop()
 
 
-def test_what_goes_on_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_template_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_limits, "MAX_SECONDS", 0.1)
     loop = "{% for i in range(99999) %}"
     with pytest.raises(TemplateLimitExceeded, match="took longer"):
         render(f"{loop}{loop}{{% set x = i %}}{{% endfor %}}{{% endfor %}}")
 
 
-def test_the_sandbox_is_still_one() -> None:
+def test_the_sandbox_still_blocks_unsafe_access() -> None:
     assert render("{{ ''.__class__ }}") == ""
     with pytest.raises(Exception, match="unsafe"):
         render("{{ ''.__class__.__mro__[1].__subclasses__() }}")
@@ -111,11 +110,11 @@ def test_the_sandbox_is_still_one() -> None:
         ("{% macro m(x) %}{{ x ~ '!' }}{% endmacro %}{{ m('a') }}", "a!"),
     ],
 )
-def test_what_templates_do_is_as_it_was(source: str, text: str) -> None:
+def test_ordinary_templates_render_unchanged(source: str, text: str) -> None:
     assert render(source, rows=[{"x": 3}, {"x": 4}]) == text
 
 
-def test_a_deadline_that_was_met_raises_nothing_later() -> None:
+def test_a_deadline_that_was_met_never_raises_later() -> None:
     for _ in range(30):
         with contextlib.suppress(TemplateLimitExceeded), Deadline(0.005):
             end = time.perf_counter() + 0.0049
@@ -136,5 +135,5 @@ def test_a_models_own_template_is_bounded(tmp_path: Path, monkeypatch: pytest.Mo
     tokenizer = Tokenizer(tmp_path)
     with pytest.raises(InvalidRequest, match="creates more than"):
         tokenizer.render([{"role": "user", "content": "Hi"}])
-    bound_chat_templates()  # again: nothing happens
+    bound_chat_templates()  # idempotent
     assert Tokenizer(model_path()).render([{"role": "user", "content": "Hi"}])

@@ -1,4 +1,4 @@
-"""Answers of the embedded model under random schemas, judged by somebody else's validator."""
+"""Answers of the embedded model under random schemas, validated by the package jsonschema."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def chat() -> Iterator[Chat]:
 
 
 def random_schema(rng: Random, depth: int = 0) -> dict[str, Any]:
-    """One whose answers are bounded, so that every one of them ends."""
+    """A schema with answers of bounded length, so that every answer ends."""
     kinds = ["string", "integer", "number", "boolean", "null", "enum", "const", "pattern"]
     kinds += ["object", "array", "anyOf"] if depth < 2 else []
     match rng.choice(kinds):
@@ -97,7 +97,7 @@ async def answer(chat: Chat, number: int) -> tuple[dict[str, Any], list[Delta]]:
 
 
 async def answers(chat: Chat, numbers: range, num_running: int) -> None:
-    """As a batch that is always full: as one ends, the next one begins."""
+    """Keep `num_running` answers running: as one ends, the next one starts."""
     room = asyncio.Semaphore(num_running)
 
     async def judged(number: int) -> None:
@@ -130,11 +130,11 @@ def test_an_answer_is_the_same_in_a_batch_and_alone(chat: Chat) -> None:
     assert asyncio.run(texts([3, 4])) == alone
 
 
-def test_an_answer_under_a_schema_survives_the_loss_of_its_pages(chat: Chat) -> None:
+def test_an_answer_under_a_schema_is_the_same_after_losing_its_pages(chat: Chat) -> None:
     async def text(*, is_disturbed: bool) -> str:
         task = asyncio.ensure_future(answer(chat, 3))
         while is_disturbed and not task.done():
-            await chat.reset_prefix_cache(force=True)  # it has to compute all of it again
+            await chat.reset_prefix_cache(force=True)  # forces it to recompute everything
         return "".join(delta.text for delta in (await task)[1])
 
     lost = chat.stats().scheduler.recomputed_tokens
@@ -142,7 +142,7 @@ def test_an_answer_under_a_schema_survives_the_loss_of_its_pages(chat: Chat) -> 
     assert chat.stats().scheduler.recomputed_tokens > lost
 
 
-def test_an_answer_that_is_cut_says_so(chat: Chat) -> None:
+def test_an_answer_cut_off_under_a_schema_finishes_with_length(chat: Chat) -> None:
     structure = Structure(StructureKind.JSON_SCHEMA, json.dumps({"type": "string"}))
     params = SamplingParams(max_tokens=5, structure=structure, seed=1)
 

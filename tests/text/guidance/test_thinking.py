@@ -1,4 +1,4 @@
-"""Thinking in front of what an answer has to be, with a real engine whose weights are noise."""
+"""Thinking before a constrained answer, with a real engine and random weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mlxserve.text.deltas import Delta
 from mlxserve.text.parsing.turn import AssistantTurn, ToolChoice, join_calls
 
 HELLO = [{"role": "user", "content": "Hello"}]
-# As the templates of models that think: opened by the prompt, or shut at once.
+# Like the templates of thinking models: the prompt opens the thinking, or closes it at once.
 TEMPLATE = (
     "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}{{ tools }}<tool_call>tool_call.name"
     "{% if enable_thinking %}<think>\n{% else %}<think>\n\n</think>\n\n{% endif %}"
@@ -65,7 +65,7 @@ def joined(deltas: list[Delta]) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_grammar_begins_where_the_thinking_ends(chat: Chat, seed: int) -> None:
+def test_a_grammar_applies_after_the_thinking(chat: Chat, seed: int) -> None:
     turn = AssistantTurn(thinking_budget=6)
     deltas = asyncio.run(ask(chat, turn, structure=NAME, seed=seed))
     reasoning, text = joined(deltas)
@@ -73,29 +73,29 @@ def test_a_grammar_begins_where_the_thinking_ends(chat: Chat, seed: int) -> None
     assert set(text) <= set("ABCabcdef")
     usage = deltas[-1].usage
     assert usage is not None
-    assert usage.reasoning_tokens <= 7  # and the marker that ends it
+    assert usage.reasoning_tokens <= 7  # including the end marker
     assert "<" not in text
     assert reasoning
     assert deltas[-1].finish_reason is FinishReason.STOP
 
 
-def test_thinking_that_is_off_begins_with_the_grammar(chat: Chat) -> None:
+def test_without_thinking_the_grammar_applies_at_once(chat: Chat) -> None:
     deltas = asyncio.run(ask(chat, AssistantTurn(thinking_budget=0), thinks=False, structure=NAME))
     reasoning, text = joined(deltas)
     assert reasoning == ""
     assert 3 <= len(text) <= 6
 
 
-def test_a_budget_of_nothing_ends_thinking_that_the_prompt_opened(chat: Chat) -> None:
+def test_a_zero_budget_ends_thinking_opened_by_the_prompt(chat: Chat) -> None:
     deltas = asyncio.run(ask(chat, AssistantTurn(thinking_budget=0), temperature=0))
     reasoning, text = joined(deltas)
     assert reasoning == ""
     assert text
     assert deltas[-1].usage is not None
-    assert deltas[-1].usage.reasoning_tokens == 1  # the marker
+    assert deltas[-1].usage.reasoning_tokens == 1  # the end marker
 
 
-def test_a_required_call_comes_behind_the_thinking(chat: Chat) -> None:
+def test_a_required_call_follows_the_thinking(chat: Chat) -> None:
     turn = AssistantTurn(
         tools=[TOOL],
         tool_choice=ToolChoice.REQUIRED,
@@ -109,7 +109,7 @@ def test_a_required_call_comes_behind_the_thinking(chat: Chat) -> None:
     assert deltas[-1].finish_reason is FinishReason.TOOL_CALLS
 
 
-def test_guided_answers_do_not_change_those_beside_them(chat: Chat) -> None:
+def test_guided_answers_do_not_change_unguided_ones_in_the_batch(chat: Chat) -> None:
     async def plain() -> str:
         return joined(await ask(chat, AssistantTurn(), seed=11, max_tokens=40))[0]
 
@@ -124,7 +124,7 @@ def test_guided_answers_do_not_change_those_beside_them(chat: Chat) -> None:
     assert asyncio.run(together()) == asyncio.run(plain())
 
 
-def test_an_answer_that_leaves_its_grammar_fails_and_the_next_one_does_not(
+def test_an_answer_that_leaves_its_grammar_fails_alone(
     chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:

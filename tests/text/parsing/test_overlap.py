@@ -1,4 +1,4 @@
-"""What could become a marker is held back, and no more."""
+"""Exactly the text that may become a marker is held back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mlxserve.text.parsing.overlap import overlap
         ("", ["ab"], 0),
         ("x", [], 0),
         ("xa", ["ab"], 1),
-        ("xab", ["ab"], 0),  # all of it: found, not held back
+        ("xab", ["ab"], 0),  # a complete marker is found, not held back
         ("x<too", ["<tool_call>", "<think>"], 4),
         ("aab", ["aabb", "bc"], 3),
         ("a <", ["<think>"], 1),
@@ -21,7 +21,7 @@ from mlxserve.text.parsing.overlap import overlap
         ("abab", ["ababc"], 4),
     ],
 )
-def test_the_longest_end_that_begins_a_marker_counts(
+def test_overlap_is_the_longest_suffix_that_starts_a_marker(
     text: str, markers: list[str], length: int
 ) -> None:
     assert overlap(text, tuple(markers)) == length

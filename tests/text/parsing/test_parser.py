@@ -1,4 +1,4 @@
-"""Whatever the pieces a text comes in, it is told apart in the same way."""
+"""A text is parsed the same way however it is cut into pieces."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TURN = AssistantTurn(tools=TOOLS)
 
 
 def markup(name: str, module: Any) -> Markup:
-    """As the tokenizer of a model that thinks and calls like this would have it."""
+    """The markup of a model that thinks and uses one of mlx-lm's call parsers."""
     think = (("<think>", Part.THINKING), ("</think>", Part.TEXT))
     call = (module.tool_call_start, Part.CALL)
     return Markup(
@@ -62,11 +62,11 @@ JSON = markup("json_tools", json_tools)
 
 
 @dataclass
-class Message:
+class ParsedAnswer:
     text: str
     reasoning: str
     calls: list[tuple[str, Any]]
-    num_deltas: int  # of calls
+    num_deltas: int  # pieces of calls
 
 
 def parse(
@@ -76,7 +76,7 @@ def parse(
     *,
     pieces: Sequence[str] | None = None,
     is_thinking: bool = False,
-) -> Message:
+) -> ParsedAnswer:
     parser = TurnParser(markup, turn, is_thinking=is_thinking)
     events = [event for piece in pieces or [text] for event in parser.push(piece)]
     events += parser.finish()
@@ -84,7 +84,7 @@ def parse(
     assert [d.index for d in deltas] == sorted(d.index for d in deltas)
     calls = join_calls(deltas)
     assert len({call.id for call in calls}) == len(calls)
-    return Message(
+    return ParsedAnswer(
         "".join(event.text for event in events if isinstance(event, TextDelta)),
         "".join(event.text for event in events if isinstance(event, ReasoningDelta)),
         [(call.name, _json(call.arguments)) for call in calls],
@@ -104,7 +104,7 @@ def cut(text: str, places: Sequence[int]) -> list[str]:
     return [text[a:b] for a, b in pairwise(bounds)] or [""]
 
 
-def test_an_answer_is_told_apart() -> None:
+def test_an_answer_is_split_into_thinking_text_and_calls() -> None:
     found = parse(
         "<think>\nHm.\n</think>\n\nI look.\n"
         '<tool_call>\n{"name": "look", "arguments": {"at": "a }\\" <b>"}}\n</tool_call>\n'
@@ -170,7 +170,7 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_every_family_of_models_is_read(name: str, size: int) -> None:
+def test_calls_of_every_model_family_are_parsed(name: str, size: int) -> None:
     module, text = CALLS[name]
     text = f"Yes. {text}"
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
@@ -180,7 +180,7 @@ def test_every_family_of_models_is_read(name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["json_tools", "kimi_k2", "mistral"])
-def test_arguments_in_json_come_as_they_are_written(name: str) -> None:
+def test_json_arguments_stream_while_they_are_generated(name: str) -> None:
     module, text = CALLS[name]
     found = parse(text, markup(name, module), pieces=list(text))
     assert found.num_deltas > 10
@@ -229,23 +229,23 @@ def test_any_split_of_any_markup_gives_the_same_message(
 
 @given(text=st.text(max_size=60), places=st.lists(st.integers(0, 60), max_size=6))
 @settings(max_examples=60, derandomize=True, database=None, deadline=None)
-def test_text_without_markup_is_as_the_model_wrote_it(text: str, places: list[int]) -> None:
+def test_text_without_markup_is_unchanged(text: str, places: list[int]) -> None:
     assert parse(text, pieces=cut(text, places)).text == text
 
 
-def test_without_tools_a_call_is_text_and_thinking_is_thinking() -> None:
+def test_without_tools_a_call_is_text_but_thinking_is_still_separated() -> None:
     text = "<think>a</think><tool_call>b</tool_call>"
     for turn in (AssistantTurn(), AssistantTurn(tools=TOOLS, tool_choice=ToolChoice.NONE)):
         found = parse(text, turn=turn)
         assert (found.reasoning, found.text, found.calls) == ("a", "<tool_call>b</tool_call>", [])
 
 
-def test_thinking_that_the_prompt_opened_is_thinking() -> None:
+def test_thinking_opened_by_the_prompt_is_recognised() -> None:
     found = parse("Hm.\n</think>\nYes.", is_thinking=True)
     assert (found.reasoning, found.text) == ("Hm.", "Yes.")
 
 
-def test_one_call_is_the_last_where_calls_are_not_parallel() -> None:
+def test_without_parallel_calls_the_first_call_ends_the_turn() -> None:
     text = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
     parser = TurnParser(JSON, AssistantTurn(tools=TOOLS, parallel_tool_calls=False))
     events = list(parser.push(text * 2 + "and more"))
@@ -283,7 +283,7 @@ def test_one_call_is_the_last_where_calls_are_not_parallel() -> None:
         ("<tool_call>", [], ""),
     ],
 )
-def test_broken_calls_are_text_or_end_clearly(
+def test_malformed_calls_become_text_or_incomplete_calls(
     text: str, calls: list[tuple[str, Any]], rest: str
 ) -> None:
     found = parse(text)
@@ -291,7 +291,7 @@ def test_broken_calls_are_text_or_end_clearly(
 
 
 @pytest.mark.parametrize("name", ["json_tools", "qwen3_coder"])
-def test_a_long_call_in_small_pieces_is_read(name: str) -> None:
+def test_a_long_call_in_small_pieces_is_parsed(name: str) -> None:
     at = "</tool" * 10_000
     body = {
         "json_tools": json.dumps({"name": "look", "arguments": {"at": at}}),
@@ -324,7 +324,7 @@ CALLED = [("look", {"n": 1})]
         ("", "", []),
     ],
 )
-def test_llama_calls_without_a_marker_and_only_its_tools(
+def test_a_bare_json_object_is_a_call_only_if_it_names_a_tool(
     text: str, said: str, calls: list[tuple[str, Any]], size: int
 ) -> None:
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
@@ -349,7 +349,7 @@ HARMONY = Markup(
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_harmony_has_channels(size: int) -> None:
+def test_harmony_channels_are_separated(size: int) -> None:
     text = (
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes."
         "<|end|><|start|>assistant<|channel|>commentary to=functions.look <|constrain|>json"

@@ -1,4 +1,4 @@
-"""Pieces of calls make calls."""
+"""A turn's permission to call, and calls assembled from streamed pieces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mlxserve.text.parsing.turn import (
 TOOL = {"type": "function", "function": {"name": "look"}}
 
 
-def test_pieces_of_calls_make_the_calls() -> None:
+def test_join_calls_assembles_streamed_pieces() -> None:
     pieces = [
         ToolCallDelta(0, "call_a", "look", '{"at":'),
         ToolCallDelta(0, arguments=" 1}"),
@@ -26,7 +26,7 @@ def test_pieces_of_calls_make_the_calls() -> None:
     )
 
 
-def test_a_turn_may_call_the_tools_it_was_given_unless_told_not_to() -> None:
+def test_a_turn_may_call_its_tools_unless_tool_choice_is_none() -> None:
     assert AssistantTurn(tools=[TOOL]).may_call
     assert not AssistantTurn().may_call
     assert not AssistantTurn(tools=[TOOL], tool_choice=ToolChoice.NONE).may_call
