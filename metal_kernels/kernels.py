@@ -30,7 +30,7 @@ class KernelSpec:
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    writes_pools: bool = False
+    writes_pools: bool = False  # though they are inputs; checked runs hold a kernel to it
 
     def source(self) -> str:
         """The body without comments, because MLX hashes the text at every evaluation."""

@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from metal_kernels.kernels import Kernel, KernelSpec
 from metal_kernels.metal import MetalBackend
 from metal_kernels.selftest import why_not_in_place
 from tests.emulated import emulated_factory
@@ -24,7 +25,7 @@ class EmulatedMachine:
     def __init__(self) -> None:
         self._make = emulated_factory()
 
-    def __call__(self, spec: Any, source: str) -> Any:
+    def __call__(self, spec: KernelSpec, source: str) -> Kernel:
         kernel = self._make(spec, source)
 
         def call(**arguments: Any) -> list[mx.array]:
@@ -32,7 +33,9 @@ class EmulatedMachine:
 
         return call
 
-    def dispatch(self, spec: Any, kernel: Any, arguments: dict[str, Any]) -> list[mx.array]:
+    def dispatch(
+        self, spec: KernelSpec, kernel: Kernel, arguments: dict[str, Any]
+    ) -> list[mx.array]:
         outputs: list[mx.array] = kernel(**arguments)
         return outputs
 
@@ -40,7 +43,9 @@ class EmulatedMachine:
 class CopiesInputs(EmulatedMachine):
     """As mlx does with an input that is not contiguous."""
 
-    def dispatch(self, spec: Any, kernel: Any, arguments: dict[str, Any]) -> list[mx.array]:
+    def dispatch(
+        self, spec: KernelSpec, kernel: Kernel, arguments: dict[str, Any]
+    ) -> list[mx.array]:
         if spec.writes_pools:
             arguments["inputs"] = [mx.array(array) for array in arguments["inputs"]]
         return super().dispatch(spec, kernel, arguments)
@@ -51,9 +56,11 @@ class WritesLate(EmulatedMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self._late: list[tuple[Any, dict[str, Any]]] = []
+        self._late: list[tuple[Kernel, dict[str, Any]]] = []
 
-    def dispatch(self, spec: Any, kernel: Any, arguments: dict[str, Any]) -> list[mx.array]:
+    def dispatch(
+        self, spec: KernelSpec, kernel: Kernel, arguments: dict[str, Any]
+    ) -> list[mx.array]:
         if spec.name.startswith("write_kv"):
             self._late.append((kernel, arguments))
             return [mx.zeros(8, mx.int32)]
@@ -70,9 +77,11 @@ class WritesEarly(EmulatedMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self._waiting: list[tuple[Any, Any, dict[str, Any], list[mx.array]]] = []
+        self._waiting: list[tuple[KernelSpec, Kernel, dict[str, Any], list[mx.array]]] = []
 
-    def dispatch(self, spec: Any, kernel: Any, arguments: dict[str, Any]) -> list[mx.array]:
+    def dispatch(
+        self, spec: KernelSpec, kernel: Kernel, arguments: dict[str, Any]
+    ) -> list[mx.array]:
         shapes = zip(arguments["output_shapes"], arguments["output_dtypes"], strict=True)
         if spec.name in ("paged_decode", "merge_partitions"):
             outputs = [mx.zeros(shape, dtype) for shape, dtype in shapes]
@@ -88,27 +97,35 @@ class WritesEarly(EmulatedMachine):
 
 
 class ForgetsSingleRows(EmulatedMachine):
-    def dispatch(self, spec: Any, kernel: Any, arguments: dict[str, Any]) -> list[mx.array]:
+    def dispatch(
+        self, spec: KernelSpec, kernel: Kernel, arguments: dict[str, Any]
+    ) -> list[mx.array]:
         if spec.name == "write_kv_tokens":
             return [mx.zeros(8, mx.int32)]
         return super().dispatch(spec, kernel, arguments)
 
 
 class ForgetsCopies(EmulatedMachine):
-    def dispatch(self, spec: Any, kernel: Any, arguments: dict[str, Any]) -> list[mx.array]:
+    def dispatch(
+        self, spec: KernelSpec, kernel: Kernel, arguments: dict[str, Any]
+    ) -> list[mx.array]:
         if spec.name == "copy_pages":
             return [mx.zeros(8, mx.int32)]
         return super().dispatch(spec, kernel, arguments)
 
 
 class Miscomputes(EmulatedMachine):
-    def dispatch(self, spec: Any, kernel: Any, arguments: dict[str, Any]) -> list[mx.array]:
+    def dispatch(
+        self, spec: KernelSpec, kernel: Kernel, arguments: dict[str, Any]
+    ) -> list[mx.array]:
         outputs = super().dispatch(spec, kernel, arguments)
         return [outputs[0] * 1.01] if spec.name == "merge_partitions" else outputs
 
 
 class RefusesTheText(EmulatedMachine):
-    def dispatch(self, spec: Any, kernel: Any, arguments: dict[str, Any]) -> list[mx.array]:
+    def dispatch(
+        self, spec: KernelSpec, kernel: Kernel, arguments: dict[str, Any]
+    ) -> list[mx.array]:
         raise RuntimeError("[metal::Device] Unable to build metal library from source\nerror: ...")
 
 

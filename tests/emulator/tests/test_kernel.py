@@ -12,12 +12,12 @@ INDEX = "uint i = thread_position_in_grid.x;\n"
 FLOATS = [mx.float32, mx.float16, mx.bfloat16]
 
 
-class Size(TypedDict):
+class DispatchSize(TypedDict):
     grid: tuple[int, int, int]
     threadgroup: tuple[int, int, int]
 
 
-def line(size: int, threads: int = 32) -> Size:
+def line(size: int, threads: int = 32) -> DispatchSize:
     return {"grid": (size, 1, 1), "threadgroup": (threads, 1, 1)}
 
 

@@ -52,7 +52,7 @@ kernel void copy(const device float* from, device float* to, uint2 at [[thread_p
 """
 
 
-class Size(TypedDict):
+class DispatchSize(TypedDict):
     grid: tuple[int, int, int]
     threadgroup: tuple[int, int, int]
 
@@ -106,7 +106,7 @@ def test_constants_are_zero_and_their_parameters_absent_unless_given(library: Li
 def test_buffers_without_an_index_are_numbered_in_order(library: Library) -> None:
     run = library.function("copy")
     x = mx.arange(5).astype(mx.float32)
-    size: Size = {"grid": (5, 1, 1), "threadgroup": (5, 1, 1)}
+    size: DispatchSize = {"grid": (5, 1, 1), "threadgroup": (5, 1, 1)}
     assert run({0: x}, {1: OutputBuffer((5,), mx.float32)}, **size)[1].tolist() == x.tolist()
     target = mx.zeros((5,))
     assert run({0: x, 1: target}, {}, writable=[1], **size) == {}
@@ -135,7 +135,7 @@ def test_wrong_requests_are_refused_with_what_to_change(library: Library) -> Non
     with pytest.raises(MetalSourceError, match="no kernel 'weight'; the source has: weigh_float_1"):
         library.function("weight")
     run = library.function("copy")
-    size: Size = {"grid": (4, 1, 1), "threadgroup": (4, 1, 1)}
+    size: DispatchSize = {"grid": (4, 1, 1), "threadgroup": (4, 1, 1)}
     x = mx.zeros((4,))
     with pytest.raises(LaunchError, match=r"copy: buffer 1 \('to'\) is not bound"):
         run({0: x}, {}, **size)
@@ -174,7 +174,7 @@ kernel void k(const device Cell* cells, device float* out, uint i [[thread_posit
 
 def test_the_second_front_end_tells_members_apart_by_address_space() -> None:
     run = Library(MEMBERS, dialect="opencl").function("k")
-    size: Size = {"grid": (2, 1, 1), "threadgroup": (2, 1, 1)}
+    size: DispatchSize = {"grid": (2, 1, 1), "threadgroup": (2, 1, 1)}
     outputs = run({0: mx.array([1.0, 2.0])}, {1: OutputBuffer((2,), mx.float32)}, **size)
     assert outputs[1].tolist() == [1.0, 2.0]
     with pytest.raises(MetalSourceError):
