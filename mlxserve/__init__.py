@@ -3,110 +3,69 @@
     from mlxserve import LLM, SamplingParams
     print(LLM().chat([{"role": "user", "content": "Hello"}])[0].text)
 
-Importing this package costs nothing: a name's module, and with it mlx, is imported when the
-name is first used.
+Importing this package costs nothing: a public name's module is imported when the name is first used.
 """
 
+import ast
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mlxserve.version import __version__
+from mlxserve.version import __version__ as __version__
 
-if TYPE_CHECKING:
-    from mlxserve.config import EngineConfig
-    from mlxserve.errors import (
-        EngineStopped,
-        GrammarFailed,
-        InvalidConfig,
-        InvalidParameter,
-        InvalidRequest,
-        MlxServeError,
-        ModelNotFound,
-        OutOfMemory,
-        PrefixQuotaExceeded,
-        PromptTooLong,
-        QueueFull,
-        UnknownPrefix,
-        UnsupportedModel,
-    )
-    from mlxserve.llm import LLM, AsyncLLM, RequestOutput, Usage
-    from mlxserve.request import FinishReason, Resized, TokenLogprob
-    from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
-    from mlxserve.stats import Stats
-    from mlxserve.text.deltas import Delta
-    from mlxserve.text.parsing.turn import AssistantTurn, ToolCall, ToolChoice
+if TYPE_CHECKING:  # the list of public names: type checkers follow it, _modules() reads it
+    from mlxserve.config import EngineConfig as EngineConfig
+    from mlxserve.config import SchedulerConfig as SchedulerConfig
+    from mlxserve.errors import EngineStopped as EngineStopped
+    from mlxserve.errors import GrammarFailed as GrammarFailed
+    from mlxserve.errors import InvalidConfig as InvalidConfig
+    from mlxserve.errors import InvalidParameter as InvalidParameter
+    from mlxserve.errors import InvalidRequest as InvalidRequest
+    from mlxserve.errors import MlxServeError as MlxServeError
+    from mlxserve.errors import ModelNotFound as ModelNotFound
+    from mlxserve.errors import OutOfMemory as OutOfMemory
+    from mlxserve.errors import PrefixQuotaExceeded as PrefixQuotaExceeded
+    from mlxserve.errors import PromptTooLong as PromptTooLong
+    from mlxserve.errors import QueueFull as QueueFull
+    from mlxserve.errors import UnknownPrefix as UnknownPrefix
+    from mlxserve.errors import UnsupportedModel as UnsupportedModel
+    from mlxserve.llm import LLM as LLM
+    from mlxserve.llm import AsyncLLM as AsyncLLM
+    from mlxserve.llm import RequestOutput as RequestOutput
+    from mlxserve.llm import Usage as Usage
+    from mlxserve.request import FinishReason as FinishReason
+    from mlxserve.request import Resized as Resized
+    from mlxserve.request import TokenLogprob as TokenLogprob
+    from mlxserve.sampling_params import SamplingParams as SamplingParams
+    from mlxserve.sampling_params import Structure as Structure
+    from mlxserve.sampling_params import StructureKind as StructureKind
+    from mlxserve.stats import Stats as Stats
+    from mlxserve.text.deltas import Delta as Delta
+    from mlxserve.text.parsing.turn import AssistantTurn as AssistantTurn
+    from mlxserve.text.parsing.turn import ToolCall as ToolCall
+    from mlxserve.text.parsing.turn import ToolChoice as ToolChoice
 
-__all__ = [
-    "LLM",
-    "AssistantTurn",
-    "AsyncLLM",
-    "Delta",
-    "EngineConfig",
-    "EngineStopped",
-    "FinishReason",
-    "GrammarFailed",
-    "InvalidConfig",
-    "InvalidParameter",
-    "InvalidRequest",
-    "MlxServeError",
-    "ModelNotFound",
-    "OutOfMemory",
-    "PrefixQuotaExceeded",
-    "PromptTooLong",
-    "QueueFull",
-    "RequestOutput",
-    "Resized",
-    "SamplingParams",
-    "Stats",
-    "Structure",
-    "StructureKind",
-    "TokenLogprob",
-    "ToolCall",
-    "ToolChoice",
-    "UnknownPrefix",
-    "UnsupportedModel",
-    "Usage",
-    "__version__",
-]
 
-_MODULE_OF = {
-    "EngineConfig": "mlxserve.config",
-    "EngineStopped": "mlxserve.errors",
-    "GrammarFailed": "mlxserve.errors",
-    "InvalidConfig": "mlxserve.errors",
-    "InvalidParameter": "mlxserve.errors",
-    "InvalidRequest": "mlxserve.errors",
-    "MlxServeError": "mlxserve.errors",
-    "ModelNotFound": "mlxserve.errors",
-    "OutOfMemory": "mlxserve.errors",
-    "PrefixQuotaExceeded": "mlxserve.errors",
-    "PromptTooLong": "mlxserve.errors",
-    "QueueFull": "mlxserve.errors",
-    "UnknownPrefix": "mlxserve.errors",
-    "UnsupportedModel": "mlxserve.errors",
-    "LLM": "mlxserve.llm",
-    "AsyncLLM": "mlxserve.llm",
-    "RequestOutput": "mlxserve.llm",
-    "Usage": "mlxserve.llm",
-    "ToolCall": "mlxserve.text.parsing.turn",
-    "ToolChoice": "mlxserve.text.parsing.turn",
-    "AssistantTurn": "mlxserve.text.parsing.turn",
-    "Delta": "mlxserve.text.deltas",
-    "Stats": "mlxserve.stats",
-    "Resized": "mlxserve.request",
-    "FinishReason": "mlxserve.request",
-    "SamplingParams": "mlxserve.sampling_params",
-    "Structure": "mlxserve.sampling_params",
-    "StructureKind": "mlxserve.sampling_params",
-    "TokenLogprob": "mlxserve.request",
-}
+@cache
+def _modules() -> dict[str, str]:
+    """Public name -> its module, from the imports in this file (as lazy_loader does, SPEC 1)."""
+    with open(__file__, encoding="utf-8") as file:
+        tree = ast.parse(file.read())
+    imports = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mlxserve.")
+    ]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
+    if name == "__all__":
+        return sorted(_modules())
+    if name not in _modules():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULE_OF[name]), name)
+    return getattr(import_module(_modules()[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(_modules())

@@ -24,6 +24,14 @@ def test_every_public_name_can_be_imported() -> None:
     assert run(code) == "True"
 
 
+def test_a_star_import_brings_the_public_names_and_another_name_is_an_error() -> None:
+    code = (
+        "from mlxserve import *; import mlxserve; "
+        "print(LLM.__name__, issubclass(QueueFull, MlxServeError), hasattr(mlxserve, 'nothing'))"
+    )
+    assert run(code) == "LLM True False"
+
+
 @pytest.mark.parametrize("module", ["llm", "chat", "cli.commands", "api.app", "bench.cli"])
 def test_what_is_imported_before_a_model_is_named_brings_no_mlx(module: str) -> None:
     assert run(f"import mlxserve.{module}, sys; print('mlx.core' in sys.modules)") == "False"
