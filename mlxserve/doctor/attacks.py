@@ -1,10 +1,10 @@
-"""`mlxserve doctor --security`: the safe part of the attack list, tried on a running server.
+"""`mlxserve doctor --security`: sends the harmless attacks of the list to a running server.
 
-    for row in examine("http://127.0.0.1:8000", key=None): print(row)
+    for result in examine("http://127.0.0.1:8000", key=None): print(result)
 
-Every try is a request that a server must refuse before it computes anything; none loads it, and
-none changes it. Requests are written byte by byte, because a client library would correct the half
-of them. Knows HTTP and nothing of the engine.
+Each attack is a request that a server must refuse before it computes anything; none puts load on the
+server or changes it. Requests are written byte by byte, because a client library would correct half
+of them. Knows HTTP, but not the engine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from mlxserve.errors import InvalidConfig, MlxServeError
 
-_SECONDS = 20.0  # for an answer; a parser that takes longer has lost
+_SECONDS = 20.0  # for a reply; a parser that takes longer fails
 _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3}) ")
 _CODE = re.compile(rb'"code":\s*"([a-z_]+)"')
 _MAX_REPLY = 64 * 1024
@@ -38,7 +38,11 @@ class AttackOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attack:
-    """One request, and the statuses that refuse it. `b""` for a header takes it away."""
+    """One request, and the statuses that count as its refusal.
+
+    headers: replace the usual ones; `b""` removes one
+    extra: more header lines, sent as they are
+    """
 
     name: str
     expected: tuple[int, ...]
@@ -46,21 +50,21 @@ class Attack:
     path: str = CHAT
     body: bytes = b"{}"
     headers: Mapping[str, bytes] = field(default_factory=dict)
-    extra: bytes = b""  # header lines as they are
+    extra: bytes = b""
     sends_key: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class AttackResult:
-    """One line of the table."""
+    """One row of the table. `got`: the status and the error's code, or why there is none."""
 
     outcome: AttackOutcome
-    name: str
-    expected: str
+    attack: Attack
     got: str
 
     def __str__(self) -> str:
-        return f"{self.outcome:<5}{self.name:<40}{self.expected:<17}{self.got}"
+        expected = " ".join(map(str, self.attack.expected))
+        return f"{self.outcome:<5}{self.attack.name:<40}{expected:<17}{self.got}"
 
 
 HEADING = f"{'':<5}{'attack':<40}{'expected':<17}got"
@@ -76,7 +80,7 @@ def _asks(name: str, path: str = COMPLETIONS, status: int = 400, **fields: objec
     )
 
 
-def _says(name: str, body: bytes, *expected: int) -> Attack:
+def _sends(name: str, body: bytes, *expected: int) -> Attack:
     return Attack(name=name, expected=expected or (400,), body=body)
 
 
@@ -93,43 +97,43 @@ _HOST = (400, 403, 404, 421)
 
 ATTACKS = (
     Attack(name="another name in Host", expected=_HOST, headers={"host": b"evil.example"}),
-    Attack(name="our name with more behind it", expected=_HOST, headers={"host": b"localhost.evil.io"}),
+    Attack(name="our name with a suffix", expected=_HOST, headers={"host": b"localhost.evil.io"}),
     Attack(name="a name that means this machine", expected=_HOST, headers={"host": b"127.0.0.1.nip.io"}),
     Attack(name="an empty Host", expected=_HOST, headers={"host": b" "}),
     Attack(name="no Host", expected=_HOST, headers={"host": b""}),
     Attack(name="two Hosts", expected=_HOST, extra=b"Host: evil.example\r\n"),
-    Attack(name="another Host for /metrics", expected=_HOST, method="GET", path="/metrics", body=b"",
+    Attack(name="another name in Host, on /metrics", expected=_HOST, method="GET", path="/metrics", body=b"",
         headers={"host": b"evil.example"}),
     Attack(name="the address of another site", expected=_HOST, path=f"http://evil.example{CHAT}",
         headers={"host": b"evil.example"}),
-    Attack(name="a request of another web page", expected=(403,), headers={"origin": b"https://evil.example"}),
-    Attack(name="a request of a page without origin", expected=(403,), headers={"origin": b"null"}),
-    Attack(name="a request of a browser extension", expected=(403,),
+    Attack(name="a request from another web page", expected=(403,), headers={"origin": b"https://evil.example"}),
+    Attack(name="a request from a page without origin", expected=(403,), headers={"origin": b"null"}),
+    Attack(name="a request from a browser extension", expected=(403,),
         headers={"origin": b"chrome-extension://x"}),
     Attack(name="a navigation from another site", expected=(403,), headers={"sec-fetch-site": b"cross-site"}),
-    Attack(name="a preflight of another web page", expected=(403,), method="OPTIONS", body=b"",
+    Attack(name="a preflight from another web page", expected=(403,), method="OPTIONS", body=b"",
         headers={"origin": b"https://evil.example", "access-control-request-method": b"POST"}),
     Attack(name="a form's plain text", expected=(415,), headers={"content-type": b"text/plain"}),
     Attack(name="a compressed body", expected=(415,), headers={"content-encoding": b"gzip"}),
     Attack(name="no API key", expected=(401,), sends_key=False),
-    Attack(name="no API key for /metrics", expected=(401,), method="GET", path="/metrics", body=b"",
+    Attack(name="no API key, on /metrics", expected=(401,), method="GET", path="/metrics", body=b"",
         sends_key=False),
     Attack(name="a wrong API key", expected=(401,), sends_key=False,
         headers={"authorization": b"Bearer wrong-wrong-wrong"}),
-    Attack(name="an API key in the address", expected=(401,), path=f"{CHAT}?api_key=KEY", sends_key=False),
+    Attack(name="an API key in the URL", expected=(401,), path=f"{CHAT}?api_key=KEY", sends_key=False),
     Attack(name="a header of 1 MB", expected=(400, 431), extra=b"X: " + b"x" * 2**20 + b"\r\n"),
     Attack(name="100,000 headers", expected=(400, 431), extra=b"x: y\r\n" * 100_000),
-    Attack(name="a body said to be of 10 GB", expected=(413,), headers={"content-length": b"10000000000"}),
-    Attack(name="a body of negative length", expected=(400,), headers={"content-length": b"-1"}),
-    Attack(name="a body of two lengths", expected=(400,), body=b"0\r\n\r\n",
+    Attack(name="a declared body of 10 GB", expected=(413,), headers={"content-length": b"10000000000"}),
+    Attack(name="a body with a negative length", expected=(400,), headers={"content-length": b"-1"}),
+    Attack(name="a body with two lengths", expected=(400,), body=b"0\r\n\r\n",
         extra=b"Transfer-Encoding: chunked\r\n"),
-    _says("JSON 100,000 levels deep", _DEEP),
-    _says("JSON with NaN", b'{"temperature": NaN}'),
-    _says("JSON with 1e400", b'{"temperature": 1e400}'),
-    _says("JSON with a name twice", b'{"model": "a", "model": "b"}'),
-    _says("JSON with half a surrogate pair", b'{"messages": [{"role": "user", "content": "\\ud800"}]}'),
-    _says("JSON that is not UTF-8", b'{"messages": "\xff"}'),
-    _says("JSON of 100,000 keys", b"{" + b",".join(b'"%d":1' % n for n in range(100_000)) + b"}"),
+    _sends("JSON 100,000 levels deep", _DEEP),
+    _sends("JSON with NaN", b'{"temperature": NaN}'),
+    _sends("JSON with 1e400", b'{"temperature": 1e400}'),
+    _sends("JSON with a duplicate name", b'{"model": "a", "model": "b"}'),
+    _sends("JSON with a lone surrogate", b'{"messages": [{"role": "user", "content": "\\ud800"}]}'),
+    _sends("JSON that is not UTF-8", b'{"messages": "\xff"}'),
+    _sends("JSON of 100,000 keys", b"{" + b",".join(b'"%d":1' % n for n in range(100_000)) + b"}"),
     _asks("an empty prompt", prompt=""),
     _asks("a billion choices", n=10**9),
     _asks("1e12 tokens", max_tokens=10**12),
@@ -138,66 +142,59 @@ ATTACKS = (
     _asks("a seed of 81 bits", seed=2**80),
     _asks("stop strings that are numbers", stop=[1]),
     _asks("10,000 stop strings", stop=["x"] * 10_000),
-    _asks("a bias of a token that is not there", logit_bias={"99999999999": 1}),
+    _asks("a bias for an unknown token", logit_bias={"99999999999": 1}),
     _asks("a million log-probabilities", logprobs=10**6),
-    _says("a million messages", b'{"messages": [' + b"{}," * 999_999 + b"{}]}", 400, 413),
+    _sends("a million messages", b'{"messages": [' + b"{}," * 999_999 + b"{}]}", 400, 413),
     _asks("a schema of 10,000 properties", CHAT, response_format=_FORMAT),
-    _asks("a path for a model", CHAT, 404, model="../../etc/passwd"),
-    _asks("a repository for a model", CHAT, 404, model="evil/repo"),
-    Attack(name="a file of the machine", expected=(400, 404), method="GET", path="/../../etc/passwd", body=b""),
-    Attack(name="a response of somebody else", expected=(404,), method="GET", body=b"",
+    _asks("a path as the model", CHAT, 404, model="../../etc/passwd"),
+    _asks("a repository as the model", CHAT, 404, model="evil/repo"),
+    Attack(name="a file of this machine", expected=(400, 404), method="GET", path="/../../etc/passwd", body=b""),
+    Attack(name="another client's response", expected=(404,), method="GET", body=b"",
         path="/v1/responses/resp_00000000000000000000000000000000"),
 )  # fmt: skip
 
 
-def examine(url: str, key: str | None) -> Iterator[AttackResult]:
-    """A row for every try, then whether the server is still well. Raises MlxServeError."""
-    peer = Peer(url, key)
-    health = Attack(
-        name="the server afterwards", expected=(200,), method="GET", path="/health", body=b""
-    )
-    if peer.send(health) != "200":
-        raise MlxServeError(
-            f"No server that is well answers at {url}: start it, or name it by --url."
-        )
-    is_locked = peer.send(_WITHOUT_KEY).startswith("401")
-    for one in (*ATTACKS, health):
-        if 401 in one.expected and not is_locked and peer.is_loopback:
-            yield AttackResult(
-                AttackOutcome.SKIPPED, one.name, _told(one), "this machine alone, without a key"
-            )
-            continue
-        got = peer.send(one)
-        yield AttackResult(_judge(one, got), one.name, _told(one), got)
-
-
+_HEALTH = Attack(
+    name="the server's health afterwards", expected=(200,), method="GET", path="/health", body=b""
+)
 _WITHOUT_KEY = Attack(
     name="", expected=(), method="GET", path="/v1/models", body=b"", sends_key=False
 )
 
 
-def _judge(one: Attack, got: str) -> AttackOutcome:
-    """A limit of the key keeps us from knowing; a closed connection refuses what is no HTTP."""
+def examine(url: str, key: str | None) -> Iterator[AttackResult]:
+    """A row for each attack, then one for the server's health. Raises MlxServeError."""
+    peer = Peer(url, key)
+    if peer.send(_HEALTH) != "200":
+        raise MlxServeError(
+            f"No healthy server answers at {url}. Start it, or name another with --url."
+        )
+    needs_no_key = peer.is_loopback and not peer.send(_WITHOUT_KEY).startswith("401")
+    for attack in (*ATTACKS, _HEALTH):
+        if 401 in attack.expected and needs_no_key:
+            skipped = "this machine only, without a key"
+            yield AttackResult(AttackOutcome.SKIPPED, attack, skipped)
+        else:
+            got = peer.send(attack)
+            yield AttackResult(_judge(attack, got), attack, got)
+
+
+def _judge(attack: Attack, got: str) -> AttackOutcome:
+    """A 429 hides the reply. A closed connection refuses headers or bodies that are too large."""
     if got.startswith("429"):
         return AttackOutcome.SKIPPED
     if got == "closed":
-        return (
-            AttackOutcome.REFUSED
-            if 431 in one.expected or 413 in one.expected
-            else AttackOutcome.ACCEPTED
-        )
-    return AttackOutcome.REFUSED if int(got[:3]) in one.expected else AttackOutcome.ACCEPTED
-
-
-def _told(one: Attack) -> str:
-    return " ".join(map(str, one.expected))
+        is_refused = 413 in attack.expected or 431 in attack.expected
+    else:
+        is_refused = int(got[:3]) in attack.expected
+    return AttackOutcome.REFUSED if is_refused else AttackOutcome.ACCEPTED
 
 
 class Peer:
-    """The server, from the side of one who writes what he likes."""
+    """The server, to which any bytes can be sent."""
 
     def __init__(self, url: str, key: str | None) -> None:
-        """Raises InvalidConfig for what is no address."""
+        """Raises InvalidConfig for an invalid URL."""
         self._parts = self._split(url)
         self._key = key
 
@@ -205,13 +202,13 @@ class Peer:
     def is_loopback(self) -> bool:
         return self._parts.hostname in ("127.0.0.1", "localhost", "::1")
 
-    def send(self, one: Attack) -> str:
+    def send(self, attack: Attack) -> str:
         """The status and the error's code, or "closed"."""
         data = b""
-        # Who refuses early may close before all of it has been sent; what it said still counts.
+        # A server that refuses early may close before it has all been sent; its reply still counts.
         with contextlib.suppress(ConnectionError, TimeoutError), self._connected() as connection:
             with contextlib.suppress(ConnectionError):
-                connection.sendall(self._written(one))
+                connection.sendall(self._written(attack))
             while len(data) < _MAX_REPLY and (piece := connection.recv(_MAX_REPLY)):
                 data += piece
         status = _STATUS.match(data)
@@ -220,23 +217,23 @@ class Peer:
         code = _CODE.search(data)
         return status[1].decode() + (f" {code[1].decode()}" if code else "")
 
-    def _written(self, one: Attack) -> bytes:
+    def _written(self, attack: Attack) -> bytes:
         headers = {
             "host": self._parts.netloc.encode(),
             "content-type": b"application/json",
-            "content-length": str(len(one.body)).encode(),
+            "content-length": str(len(attack.body)).encode(),
             "connection": b"close",
             **({"authorization": f"Bearer {self._key}".encode()} if self._key else {}),
         }
-        if not one.sends_key:
+        if not attack.sends_key:
             headers.pop("authorization", None)
-        headers |= one.headers
+        headers |= attack.headers
         lines = b"".join(
             b"%s: %s\r\n" % (name.encode(), value) for name, value in headers.items() if value
         )
-        path = one.path.replace("KEY", self._key or "x")
-        start = f"{one.method} {path} HTTP/1.1\r\n".encode()
-        return start + lines + one.extra + b"\r\n" + one.body
+        path = attack.path.replace("KEY", self._key or "x")
+        start = f"{attack.method} {path} HTTP/1.1\r\n".encode()
+        return start + lines + attack.extra + b"\r\n" + attack.body
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[socket.socket]:
@@ -264,5 +261,5 @@ class Peer:
         except ValueError:
             is_address = False
         if not is_address:
-            raise InvalidConfig(f"{url!r} is not an address such as http://127.0.0.1:8000.")
+            raise InvalidConfig(f"{url!r} is not a URL such as http://127.0.0.1:8000.")
         return parts
