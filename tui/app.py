@@ -1,8 +1,10 @@
-"""The app of `mlxserve chat`. Every key and command becomes an action here.
+"""The app of `mlxserve chat`.
 
-keys, slash commands, palette -> action -> answering   asking and answering
-                                        -> browsing    opening chats and branches
-                                        -> a dialog
+    keys, slash commands, palette -> action -> answering   asking and answering
+                                            -> browsing    opening chats and branches
+                                            -> a dialog
+
+Every key and every command becomes an action here.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from tui.actions.draft import Draft
 from tui.actions.model_switch import ModelSwitch
 from tui.actions.server_link import ServerLink
 from tui.chat.export import export, file_name, target
-from tui.chat.messages import CAN_CONTINUE, ChatMessage, Role
+from tui.chat.messages import CAN_CONTINUE, Role, StoredMessage
 from tui.chat.open_chat import OpenChat
 from tui.chat.store import Store, StoreError
 from tui.commands import COMMANDS, Command, looks_like_command, parse
@@ -39,7 +41,7 @@ from tui.opening import FirstFrame
 from tui.paint.theme import DARK, LIGHT
 from tui.takeover import driver_after
 from tui.talk.connection import Connector
-from tui.talk.models import Models
+from tui.talk.models import ModelCatalog
 from tui.widgets.composer import Composer
 from tui.widgets.dialogs import ChatsDialog, HelpDialog
 from tui.widgets.message import MessageView
@@ -70,7 +72,7 @@ class ChatApp(App[None]):
         *,
         theme_name: str = DARK.name,
         warning: str = "",
-        models: Models | None = None,
+        models: ModelCatalog | None = None,
         frame: FirstFrame | None = None,
     ) -> None:
         super().__init__(driver_class=None if frame is None else driver_after(frame))
@@ -89,12 +91,12 @@ class ChatApp(App[None]):
         )
         self.browsing = Browsing(self._open_chat, self.answering, self.window, self._opened)
         self._model_switch = ModelSwitch(
-            self, self.link, self.answering, models or Models(), self._show_model
+            self, self.link, self.answering, models or ModelCatalog(), self._show_model
         )
         self._copying = Copying(self)
         self._draft = Draft(self, self.window)
         self._panel_placement = PanelPlacement(self, self._panel_input)
-        self._editing: ChatMessage | None = None
+        self._editing: StoredMessage | None = None
         self._is_quitting = False
         self._last_press: dict[str, float] = {}
 
@@ -199,7 +201,7 @@ class ChatApp(App[None]):
         if question is not None:
             self.answering.run_when_connected(partial(self.answering.reply, question))
 
-    def _question(self, message: ChatMessage) -> ChatMessage | None:
+    def _question(self, message: StoredMessage) -> StoredMessage | None:
         """The message if it is a question, else the question that it answers."""
         return message if message.role is Role.USER else self._open_chat.question_of(message)
 

@@ -59,7 +59,7 @@ def _show(
     connector: Connector, home: Home, engine_args: Sequence[str], frame: FirstFrame | None
 ) -> int:
     from tui.app import ChatApp  # takes a second, while the server loads
-    from tui.talk.models import Models
+    from tui.talk.models import ModelCatalog
 
     store, warning = open_store(home)
     theme_name = store.setting("theme") or DEFAULT
@@ -69,7 +69,7 @@ def _show(
         home,
         theme_name=theme_name,
         warning=warning,
-        models=Models(options=engine_args),
+        models=ModelCatalog(options=engine_args),
         frame=frame,
     )
     if frame is not None:

@@ -1,7 +1,7 @@
-"""`python -m tui.screenshots FOLDER`: the pictures of the README, taken of the real thing.
+"""`python -m tui.screenshots FOLDER`: takes the screenshots of the documentation.
 
-Starts a server with the bundled model and a small cache, talks to it as a reader would, beside two
-other clients with the same system prompt, and writes what the screen shows as SVG.
+Starts a server with the bundled model and a small cache, chats with it while two other clients with
+the same system prompt are being answered, and writes the screen as SVG.
 """
 
 from __future__ import annotations
@@ -23,14 +23,11 @@ from tui.home import Home
 from tui.paint.theme import DARK, LIGHT
 from tui.talk.connection import ConnectOptions, Connector
 
-_PATIENCE = 300.0  # seconds; loading a model on a busy machine takes some
+_TIMEOUT_SECONDS = 300.0  # loading a model on a busy machine takes a while
 _NUM_PAGES = "600"
 _SYSTEM = (
     "You are a helpful assistant. "
-    + (
-        "The train to Oslo left the valley in the morning. Nobody noticed the quiet heron near the lake. "
-    )
-    * 15
+    + ("The train to Oslo left the valley in the morning. A quiet heron stood near the lake. ") * 15
 )
 _RULES = "A named prefix is computed once, and its pages stay. " * 24
 _QUESTIONS = ("What is a page?", "Remember the code word plum-42.", "What is the code word?")
@@ -38,9 +35,9 @@ _OTHERS = ("What is mlxserve?", "What can you do?")
 
 
 async def take() -> dict[str, str]:
-    """The pictures, by the names of their files."""
-    with tempfile.TemporaryDirectory() as place:
-        home = Home(Path(place) / "home")
+    """The screenshots, by file name."""
+    with tempfile.TemporaryDirectory() as folder:
+        home = Home(Path(folder) / "home")
         connector = Connector(ConnectOptions(server_args=["--num-pages", _NUM_PAGES]), home)
         try:
             return {
@@ -57,7 +54,7 @@ async def _shoot(
     theme: str,
     story: Callable[[ChatApp, Pilot[object]], Awaitable[None]],
 ) -> str:
-    """What the screen shows at the end of the story."""
+    """The screen at the end of the story, as SVG."""
     app = ChatApp(connector, Store.open(home.chats), home, theme_name=theme)
     picture: list[str] = []
 
@@ -72,9 +69,9 @@ async def _shoot(
 
 
 async def _with_the_engine(app: ChatApp, pilot: Pilot[object]) -> None:
-    """A chat whose prefix is shared with two others that are being answered."""
+    """A chat whose prefix is shared with two running requests."""
     connection = app.link.connection
-    assert connection is not None, "it is ready"
+    assert connection is not None, "the status is Ready"
     async with httpx.AsyncClient(base_url=connection.client.url, trust_env=False) as http:
         await http.put("/v1/prefixes/rules", json={"prompt": _RULES}, timeout=60)
         await pilot.press("f4")
@@ -84,7 +81,7 @@ async def _with_the_engine(app: ChatApp, pilot: Pilot[object]) -> None:
         others = [asyncio.create_task(_talk(http, question)) for question in _OTHERS]
         await _until(lambda: "shared 0" not in _panel(app) and "running 2" in _panel(app))
         await _ask(app, _QUESTIONS[-1])
-        await pilot.pause(1.0)  # until the panel has looked again
+        await pilot.pause(1.0)  # until the panel has polled again
         for other in others:
             other.cancel()
 
@@ -102,17 +99,17 @@ async def _ask(app: ChatApp, question: str) -> None:
 
 
 async def _talk(http: httpx.AsyncClient, question: str) -> None:
-    """Another client, with a long answer."""
+    """Ask as another client, for a long answer."""
     messages = [
         {"role": "system", "content": _SYSTEM.strip()},
         {"role": "user", "content": question},
     ]
     body = {"messages": messages, "max_tokens": 3000, "ignore_eos": True}
-    await http.post("/v1/chat/completions", json=body, timeout=_PATIENCE)
+    await http.post("/v1/chat/completions", json=body, timeout=_TIMEOUT_SECONDS)
 
 
 def _without_fonts(svg: str) -> str:
-    """A picture that loads nothing from elsewhere; the viewer's monospaced font does."""
+    """Remove the web fonts: the picture uses the viewer's monospaced font and loads nothing."""
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
 
 
@@ -127,7 +124,7 @@ def _rows(app: ChatApp) -> list[str]:
 
 
 async def _until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(_PATIENCE):
+    async with asyncio.timeout(_TIMEOUT_SECONDS):
         while True:
             if is_so():
                 return

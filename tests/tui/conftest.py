@@ -37,7 +37,7 @@ from tui.chat.store import Store
 from tui.home import Home
 from tui.talk.client import ChatClient
 from tui.talk.connection import ConnectOptions, Connector
-from tui.talk.models import Models
+from tui.talk.models import ModelCatalog
 from tui.widgets.composer import Composer
 from tui.widgets.message import MessageView
 from tui.widgets.status import StatusLine
@@ -580,7 +580,7 @@ def play(home: Home) -> Callable[..., None]:
         *,
         size: tuple[int, int] = (100, 30),
         theme_name: str = "mlxserve-dark",
-        models: Models | None = None,
+        models: ModelCatalog | None = None,
     ) -> None:
         async def play() -> None:
             store = Store.open(home.chats)

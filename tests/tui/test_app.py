@@ -2,13 +2,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from textual.events import Paste
+from textual.screen import Screen
 from textual.widgets import OptionList
 
 from tui.chat.messages import Role, State
@@ -25,6 +27,14 @@ if TYPE_CHECKING:
     from conftest import FakeServer, Terminal
 
 Run = Callable[..., None]
+
+
+def shows(t: "Terminal", dialog: type[Screen[Any]]) -> bool:
+    return isinstance(t.app.screen, dialog)
+
+
+def has_copied(t: "Terminal", text: str) -> bool:
+    return t.app.clipboard == text
 
 
 def test_importing_the_app_imports_no_engine() -> None:
@@ -672,7 +682,7 @@ def test_every_screen_works_in_a_small_window(
         await t.until_shown("the end")
         for key, dialog in (("f1", HelpDialog), ("ctrl+o", ChatsDialog)):
             await t.press(key)
-            await t.until(lambda kind=dialog: isinstance(t.app.screen, kind))
+            await t.until(partial(shows, t, dialog))
             assert len(t.screen.split("\n")) == 12
             await t.press("escape")
         await t.press("f4")
@@ -947,7 +957,7 @@ def test_code_blocks_are_copied_one_after_the_other(
         await t.press("shift+tab")
         for expected in ("two\n", "one\n", "two\n"):
             await t.press("c")
-            await t.until(lambda code=expected: t.app.clipboard == code)
+            await t.until(partial(has_copied, t, expected))
         await t.press("escape")
         await t.until(lambda: t.app.focused is t.composer)
         await t.ask("/code 1")
@@ -958,9 +968,10 @@ def test_code_blocks_are_copied_one_after_the_other(
     terminal(story)
 
 
-def found(t: "Terminal") -> list[str]:
-    """The first lines of the messages marked as found."""
-    return [view.message.text.split("\n")[0] for view in t.views if view.has_class("found")]
+def has_found(t: "Terminal", line: str) -> bool:
+    """Whether the message with this first line is the only one marked as found."""
+    marked = [view.message.text for view in t.views if view.has_class("found")]
+    return [text.split("\n")[0] for text in marked] == [line]
 
 
 def test_find_goes_from_the_last_match_to_earlier_ones(terminal: Run, home: Home) -> None:
@@ -979,7 +990,7 @@ def test_find_goes_from_the_last_match_to_earlier_ones(terminal: Run, home: Home
         assert t.composer.text == "/find "
         for expected in ("number 40", "number 3", "number 40"):
             await t.ask("/find lighthouse")
-            await t.until(lambda words=expected: found(t) == [words])
+            await t.until(partial(has_found, t, expected))
             await t.until_shown("a Lighthouse")
             assert t.composer.text == "/find lighthouse"
         await t.ask("/find harbour")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tui.talk.errors import ChatError
-from tui.talk.models import Models, ModelSource
+from tui.talk.models import ModelCatalog, ModelOrigin
 
 REPOSITORY = "org/tiny-4bit"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -129,7 +129,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 @pytest.mark.slow
 def test_a_download_reports_progress_pauses_and_resumes(hub: Hub, tmp_path: Path) -> None:
     async def until_it_stops() -> int:
-        async with aclosing(Models().download(REPOSITORY)) as steps:
+        async with aclosing(ModelCatalog().download(REPOSITORY)) as steps:
             async for step in steps:
                 assert step.total == sum(map(len, FILES.values())) - len(FILES["run_me.py"])
                 if step.done >= SIZE // 3:
@@ -137,7 +137,7 @@ def test_a_download_reports_progress_pauses_and_resumes(hub: Hub, tmp_path: Path
         raise AssertionError("it did not stop")
 
     async def to_the_end() -> None:
-        async with aclosing(Models().download(REPOSITORY)) as steps:
+        async with aclosing(ModelCatalog().download(REPOSITORY)) as steps:
             async for step in steps:
                 assert step.done >= paused
 
@@ -152,8 +152,8 @@ def test_a_download_reports_progress_pauses_and_resumes(hub: Hub, tmp_path: Path
     assert not any("run_me.py" in path for path in hub.paths), "no program is downloaded"
     (file,) = (tmp_path / "hub").glob("models--*/snapshots/*/model.safetensors")
     assert file.read_bytes() == FILES["model.safetensors"]
-    found = {model.name: model for model in asyncio.run(Models().find())}
-    assert found[REPOSITORY].source is ModelSource.DOWNLOADED
+    found = {model.name: model for model in asyncio.run(ModelCatalog().find())}
+    assert found[REPOSITORY].source is ModelOrigin.DOWNLOADED
     assert found[REPOSITORY].weight_size == SIZE
 
 
@@ -166,7 +166,7 @@ def test_a_damaged_file_is_not_kept(hub: Hub, tmp_path: Path) -> None:
     hub.resume.set()
 
     async def download() -> None:
-        async with aclosing(Models().download(REPOSITORY)) as steps:
+        async with aclosing(ModelCatalog().download(REPOSITORY)) as steps:
             async for _ in steps:
                 pass
 
@@ -181,7 +181,7 @@ def test_an_unreachable_hub_is_reported(hub: Hub) -> None:
     hub.stop()
 
     async def download() -> None:
-        async with aclosing(Models().download(REPOSITORY)) as steps:
+        async with aclosing(ModelCatalog().download(REPOSITORY)) as steps:
             async for _ in steps:
                 pass
 

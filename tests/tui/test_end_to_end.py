@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from tui.chat.messages import ChatMessage, State
+from tui.chat.messages import State, StoredMessage
 from tui.chat.store import Store
 from tui.home import Home
 
@@ -24,7 +24,7 @@ def attached(url: str) -> tuple[str, str]:
     return "-c", f"from tui.launch import main; raise SystemExit(main(url={url!r}, model=None))"
 
 
-def last_message(home: Home) -> ChatMessage:
+def last_message(home: Home) -> StoredMessage:
     store = Store.open(home.chats)
     message = store.path(store.chats()[0].leaf_id)[-1]
     store.close()

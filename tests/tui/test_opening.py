@@ -1,10 +1,12 @@
 """The opening frame, and the state of the terminal until the app runs."""
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -15,7 +17,7 @@ from rich.style import Style
 from tui.chat.store import Store
 from tui.colours import COLOURS, DEFAULT
 from tui.home import Home
-from tui.opening import picture, rows
+from tui.opening import first_frame, picture, rows
 from tui.paint.theme import DARK, LIGHT
 from tui.talk.connection import ConnectOptions, Connector, ConnectProgress, ServerConnection
 
@@ -59,7 +61,8 @@ def drawn_by_the_app(t: "Terminal") -> list[list[Cell]]:
 
 def drawn_by_the_frame(width: int, height: int, theme: str) -> list[list[Cell]]:
     """The cells of the frame, by a terminal that knows its two kinds of escape sequences."""
-    screen = [[(" ", None, "", False)] * width for _ in range(height)]
+    empty: Cell = (" ", None, "", False)
+    screen = [[empty] * width for _ in range(height)]
     y = x = 0
     style = Style()
     for place, look, character in re.findall(
@@ -95,7 +98,7 @@ def test_the_opening_frame_equals_the_app_s_first_picture(
             for size in SIZES:
                 await t.pilot.resize_terminal(*size)
                 await t.until_shown("Starting")
-                await t.until(lambda size=size, theme=theme: same(t, size, theme))
+                await t.until(partial(same, t, size, theme))
             await t.press("f2")
 
     def same(t: "Terminal", size: tuple[int, int], theme: str) -> bool:
@@ -193,15 +196,13 @@ def test_an_invalid_flag_is_reported_on_the_normal_screen(
 def test_a_terminal_with_few_colours_has_no_opening_frame(
     monkeypatch: pytest.MonkeyPatch, scripts: SimpleNamespace
 ) -> None:
-    from tui import opening
-
-    monkeypatch.setattr(opening.os, "isatty", lambda fd: True)
-    monkeypatch.setattr(opening.sys, "stderr", SimpleNamespace(encoding="utf-8"))
+    monkeypatch.setattr(os, "isatty", lambda fd: True)
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(encoding="utf-8"))
     monkeypatch.delenv("COLORTERM", raising=False)
     for name, value in (("TERM", "linux"), ("TERM", "dumb"), ("NO_COLOR", "1")):
         monkeypatch.setenv("TERM", "xterm-256color")
         monkeypatch.setenv(name, value)
-        assert opening.first_frame(["chat"]) is None, (name, value)
+        assert first_frame(["chat"]) is None, (name, value)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR")
-    assert opening.first_frame(["chat", "--help"]) is None
+    assert first_frame(["chat", "--help"]) is None

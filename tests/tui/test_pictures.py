@@ -30,7 +30,7 @@ from tui.home import Home
 from tui.paint.theme import DARK, LIGHT
 from tui.talk.connection import ConnectOptions, Connector, ConnectProgress
 from tui.talk.errors import ChatError
-from tui.talk.models import Downloaded, Model, Models, ModelSource
+from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin
 from tui.widgets.dialogs import HelpDialog
 
 if TYPE_CHECKING:
@@ -73,14 +73,14 @@ STATES = {
 }
 HOSTILE = "\x1b]52;c;x\x07[red]x[/] \u202eabc\u202c \x9b2J done"
 FOUND = [
-    Model("mini", ModelSource.BUNDLED, 10_000_000, True, 90_000, 4096),
-    Model("org/here-4B-4bit", ModelSource.DOWNLOADED, 2_260_000_000, False, 4000, 40_960),
-    Model("org/there-8B-4bit", ModelSource.SUGGESTED, 4_610_000_000, True, 60_000, 40_960),
-    Model("org/huge-70B-4bit", ModelSource.SUGGESTED, 39_700_000_000, False, 0, 131_072),
+    Model("mini", ModelOrigin.BUNDLED, 10_000_000, True, 90_000, 4096),
+    Model("org/here-4B-4bit", ModelOrigin.DOWNLOADED, 2_260_000_000, False, 4000, 40_960),
+    Model("org/there-8B-4bit", ModelOrigin.SUGGESTED, 4_610_000_000, True, 60_000, 40_960),
+    Model("org/huge-70B-4bit", ModelOrigin.SUGGESTED, 39_700_000_000, False, 0, 131_072),
 ]
 
 
-class Machine(Models):
+class Machine(ModelCatalog):
     """Lists four models; a download never ends."""
 
     async def find(self) -> list[Model]:

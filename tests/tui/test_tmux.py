@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tui.chat.messages import ChatMessage, State
+from tui.chat.messages import State, StoredMessage
 from tui.chat.store import Store
 from tui.home import Home
 
@@ -55,7 +55,7 @@ class Brake:
             ran = time.monotonic() - began
 
 
-def last_message(home: Home) -> ChatMessage:
+def last_message(home: Home) -> StoredMessage:
     store = Store.open(home.chats)
     message = store.path(store.chats()[0].leaf_id)[-1]
     store.close()

@@ -14,7 +14,7 @@ from functools import partial
 
 from tui.actions.server_link import ServerLink
 from tui.chat.live_answer import AnswerPhase, LiveAnswer
-from tui.chat.messages import ChatMessage, Role, State, wire_messages
+from tui.chat.messages import Role, State, StoredMessage, wire_messages
 from tui.chat.open_chat import OpenChat
 from tui.chat.operations import Operation, Operations
 from tui.chat.progress import stage_words, watch_progress
@@ -55,7 +55,7 @@ class Answering:
         return self._operations.answer is not None
 
     @property
-    def last_answer(self) -> ChatMessage | None:
+    def last_answer(self) -> StoredMessage | None:
         """The running answer, or the last one of the open chat."""
         if self._operations.answer is not None:
             return self._operations.answer.message
@@ -123,7 +123,7 @@ class Answering:
 
     # Questions and answers
 
-    async def ask(self, text: str, instead_of: ChatMessage | None = None) -> None:
+    async def ask(self, text: str, instead_of: StoredMessage | None = None) -> None:
         try:
             question = await self._open_chat.ask(text, instead_of=instead_of)
         except StoreError:
@@ -133,7 +133,7 @@ class Answering:
         self._window.composer.remember(text)
         await self.reply(question)
 
-    async def reply(self, question: ChatMessage) -> None:
+    async def reply(self, question: StoredMessage) -> None:
         connection = self._link.connection
         if connection is None:
             await self._show_not_connected()
@@ -146,7 +146,7 @@ class Answering:
         )
         await self._follow(LiveAnswer(message, pieces, self._save), connection)
 
-    async def continue_answer(self, answer: ChatMessage) -> None:
+    async def continue_answer(self, answer: StoredMessage) -> None:
         """Continue an answer that was stopped or cut off."""
         connection = self._link.connection
         if connection is None:
@@ -191,7 +191,7 @@ class Answering:
         if message.state is State.FAILED and (reason := self._link.why_server_stopped()):
             await window.transcript.say(reason, is_error=True)
 
-    async def _save(self, message: ChatMessage) -> None:
+    async def _save(self, message: StoredMessage) -> None:
         try:
             await self._open_chat.save(message)
         except StoreError as error:
@@ -214,7 +214,7 @@ class Answering:
         self._window.status.say(f"{words} · Esc stops", progress=fraction)
         self._window.status.show_stats(stats_lines(answer.stats, is_live=True))
 
-    def _show_end(self, message: ChatMessage) -> None:
+    def _show_end(self, message: StoredMessage) -> None:
         status = self._window.status
         status.show_stats(stats_lines(message.stats))
         if message.state is State.FAILED:

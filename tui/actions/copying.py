@@ -5,7 +5,7 @@ from __future__ import annotations
 from textual.app import App
 
 from tui.actions.clipboard import put_in_clipboard
-from tui.chat.messages import ChatMessage
+from tui.chat.messages import StoredMessage
 from tui.paint.markdown import code_blocks
 
 
@@ -16,13 +16,13 @@ class Copying:
         self._app = app
         self._copied = (0, 0)  # a message, and how often one of its blocks was copied in a row
 
-    def message(self, message: ChatMessage) -> None:
+    def message(self, message: StoredMessage) -> None:
         put_in_clipboard(self._app, message.text, "message")
 
-    def answer(self, answer: ChatMessage | None) -> None:
+    def answer(self, answer: StoredMessage | None) -> None:
         put_in_clipboard(self._app, "" if answer is None else answer.text, "answer")
 
-    def code(self, answer: ChatMessage | None, number: str) -> None:
+    def code(self, answer: StoredMessage | None, number: str) -> None:
         """Copy the last code block, or the one with this number."""
         blocks = [] if answer is None else code_blocks(answer.text)
         at = int(number) - 1 if number.isdecimal() else len(blocks) - 1
@@ -33,7 +33,7 @@ class Copying:
         else:
             put_in_clipboard(self._app, blocks[at] if blocks else "", "code block")
 
-    def next_code(self, message: ChatMessage) -> None:
+    def next_code(self, message: StoredMessage) -> None:
         """Copy the message's last code block; repeated, the previous one."""
         blocks = code_blocks(message.text)
         times = self._copied[1] + 1 if self._copied[0] == message.id else 0

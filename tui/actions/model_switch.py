@@ -10,7 +10,7 @@ from textual.app import App
 from tui.actions.answering import Answering
 from tui.actions.server_link import ServerLink
 from tui.sanitise import one_line
-from tui.talk.models import Model, Models, ModelSource
+from tui.talk.models import Model, ModelCatalog, ModelOrigin
 from tui.widgets.models_dialog import ModelsDialog
 
 
@@ -22,7 +22,7 @@ class ModelSwitch:
         app: App[None],
         link: ServerLink,
         answering: Answering,
-        models: Models,
+        models: ModelCatalog,
         switched: Callable[[], None],
     ) -> None:
         self._app = app
@@ -42,9 +42,9 @@ class ModelSwitch:
             models = self._models if can_change else None
             self._app.push_screen(ModelsDialog(served, self._link.model, models), self._use)
         elif name in served:
-            self._use(Model(name, ModelSource.SERVER))
+            self._use(Model(name, ModelOrigin.SERVER))
         elif can_change:
-            self._use(Model(name, ModelSource.FOLDER))
+            self._use(Model(name, ModelOrigin.FOLDER))
         else:
             known = ", ".join(one_line(model, 60) for model in served[:8])
             self._app.notify(f"The server has no such model. It has: {known}.", markup=False)

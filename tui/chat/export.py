@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 
-from tui.chat.messages import ChatMessage, ChatRecord, Role, wire_messages
+from tui.chat.messages import ChatRecord, Role, StoredMessage, wire_messages
 
 
 class Format(StrEnum):
@@ -22,7 +22,7 @@ class Format(StrEnum):
         return ".md" if self is Format.MARKDOWN else ".json"
 
 
-def as_markdown(chat: ChatRecord, path: Sequence[ChatMessage]) -> str:
+def as_markdown(chat: ChatRecord, path: Sequence[StoredMessage]) -> str:
     """The shown branch under its title. Answers are Markdown already."""
     sections = [f"# {chat.title}"]
     if chat.system:
@@ -33,7 +33,7 @@ def as_markdown(chat: ChatRecord, path: Sequence[ChatMessage]) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def as_json(chat: ChatRecord, path: Sequence[ChatMessage]) -> str:
+def as_json(chat: ChatRecord, path: Sequence[StoredMessage]) -> str:
     """The shown branch as the messages of a chat request."""
     content = {
         "title": chat.title,
@@ -43,7 +43,7 @@ def as_json(chat: ChatRecord, path: Sequence[ChatMessage]) -> str:
     return json.dumps(content, ensure_ascii=False, indent=2) + "\n"
 
 
-def export(chat: ChatRecord, path: Sequence[ChatMessage], kind: Format, to: Path) -> None:
+def export(chat: ChatRecord, path: Sequence[StoredMessage], kind: Format, to: Path) -> None:
     """Write a new file, readable by its owner only. Raises OSError, also if the file exists."""
     text = as_markdown(chat, path) if kind is Format.MARKDOWN else as_json(chat, path)
     to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

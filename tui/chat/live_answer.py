@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-from tui.chat.messages import AnswerStats, ChatMessage, State
+from tui.chat.messages import AnswerStats, State, StoredMessage
 from tui.chat.store import CHECKPOINT_SECONDS
 from tui.talk.engine_state import Progress
 from tui.talk.errors import ChatError
@@ -64,9 +64,9 @@ class LiveAnswer:
 
     def __init__(
         self,
-        message: ChatMessage,
+        message: StoredMessage,
         pieces: AsyncGenerator[Piece, None],
-        save: Callable[[ChatMessage], Awaitable[None]],
+        save: Callable[[StoredMessage], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._message = message
@@ -90,7 +90,7 @@ class LiveAnswer:
         self.progress: Progress | None = None  # while waiting, if the server reports it
 
     @property
-    def message(self) -> ChatMessage:
+    def message(self) -> StoredMessage:
         """The message as it is now."""
         return replace(
             self._message,
@@ -139,7 +139,7 @@ class LiveAnswer:
         if self._reading is not None:
             self._reading.cancel()
 
-    async def run(self) -> ChatMessage:
+    async def run(self) -> StoredMessage:
         """Read to the end. A failure becomes part of the returned message."""
         self._reading = asyncio.create_task(self._read(), name="answer")
         if self._is_stopped:

@@ -56,7 +56,7 @@ class AnswerStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatMessage:
+class StoredMessage:
     id: int
     chat_id: int
     parent_id: int | None
@@ -92,7 +92,7 @@ class Version:
         return self.sibling_ids[at] if 0 <= at < len(self.sibling_ids) else None
 
 
-def wire_messages(path: Sequence[ChatMessage], system: str = "") -> list[dict[str, str]]:
+def wire_messages(path: Sequence[StoredMessage], system: str = "") -> list[dict[str, str]]:
     """The conversation as messages of the API, with alternating roles, as some chat templates require.
 
     Answers without text are left out; adjacent questions are merged into one.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from tui.chat.messages import ChatMessage, ChatRecord, Role, State, Version
+from tui.chat.messages import ChatRecord, Role, State, StoredMessage, Version
 from tui.chat.store import SearchHit, Store
 
 P = ParamSpec("P")
@@ -24,7 +24,7 @@ class OpenChat:
         self._store = store
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="chat-store")
         self.chat: ChatRecord | None = None
-        self.path: list[ChatMessage] = []
+        self.path: list[StoredMessage] = []
         self.versions: list[Version] = []
         self._system = ""  # of a chat that is not written yet
 
@@ -68,22 +68,22 @@ class OpenChat:
         assert self.chat is not None, "every message on the screen is in a chat"
         await self._show(await self._call(self._store.show_branch, self.chat.id, message_id))
 
-    async def ask(self, text: str, *, instead_of: ChatMessage | None = None) -> ChatMessage:
+    async def ask(self, text: str, *, instead_of: StoredMessage | None = None) -> StoredMessage:
         """Write a question at the end, or as a new version of an earlier one."""
         if self.chat is None:
             self.chat = await self._call(self._store.create_chat, text, self._system)
         parent_id = self.leaf_id if instead_of is None else instead_of.parent_id
         return await self._add(parent_id, Role.USER, text, State.DONE, "")
 
-    async def begin_answer(self, question: ChatMessage, model: str) -> ChatMessage:
+    async def begin_answer(self, question: StoredMessage, model: str) -> StoredMessage:
         """Write an empty answer to the question, next to those it already has."""
         return await self._add(question.id, Role.ASSISTANT, "", State.WRITING, model)
 
-    async def save(self, message: ChatMessage) -> None:
+    async def save(self, message: StoredMessage) -> None:
         self.path = [message if m.id == message.id else m for m in self.path]
         await self._call(self._store.save, message)
 
-    def question_of(self, answer: ChatMessage) -> ChatMessage | None:
+    def question_of(self, answer: StoredMessage) -> StoredMessage | None:
         return next((m for m in self.path if m.id == answer.parent_id), None)
 
     async def rename(self, title: str) -> None:
@@ -113,10 +113,10 @@ class OpenChat:
 
     async def _add(
         self, parent_id: int | None, role: Role, text: str, state: State, model: str
-    ) -> ChatMessage:
+    ) -> StoredMessage:
         assert self.chat is not None, "a chat is created before its first message"
 
-        def add(chat_id: int) -> ChatMessage:
+        def add(chat_id: int) -> StoredMessage:
             return self._store.add(chat_id, parent_id, role, text, state=state, model=model)
 
         message = await self._call(add, self.chat.id)

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 
 from tui.chat.live_answer import LiveAnswer
-from tui.chat.messages import ChatMessage
+from tui.chat.messages import StoredMessage
 
 Operation = Callable[[], Awaitable[None]]
 
@@ -39,7 +39,7 @@ class Operations:
         if self.answer is not None:
             self.answer.stop()
 
-    async def follow(self, answer: LiveAnswer) -> ChatMessage:
+    async def follow(self, answer: LiveAnswer) -> StoredMessage:
         """Run an answer to its end, inside an operation. A waiting operation stops it at once."""
         self.answer = answer
         if self._count > 1:

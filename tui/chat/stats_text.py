@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tui.chat.messages import AnswerStats, ChatMessage, State, Version
+from tui.chat.messages import AnswerStats, State, StoredMessage, Version
 
 _ENDINGS = {
     State.STOPPED: "stopped",
@@ -34,7 +34,7 @@ def stats_lines(stats: AnswerStats, *, is_live: bool = False) -> tuple[str, ...]
     return tuple(" · ".join(part for part in parts if part) for parts in choices)
 
 
-def ending_line(message: ChatMessage, version: Version) -> str:
+def ending_line(message: StoredMessage, version: Version) -> str:
     """The line below a message: how it ended, and its version if there are several."""
     parts = []
     if (ending := _ENDINGS.get(message.state)) is not None:

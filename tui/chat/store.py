@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tui.chat.messages import AnswerStats, ChatMessage, ChatRecord, Role, State, Version
+from tui.chat.messages import AnswerStats, ChatRecord, Role, State, StoredMessage, Version
 from tui.sanitise import one_line
 
 CHECKPOINT_SECONDS = 1.0
@@ -194,7 +194,7 @@ class Store:
         *,
         state: State = State.DONE,
         model: str = "",
-    ) -> ChatMessage:
+    ) -> StoredMessage:
         """Append a message and make it the end of the shown branch. Raises StoreError."""
         now = time.time()
         with self._write() as db:
@@ -210,13 +210,13 @@ class Store:
         assert message_id is not None, "an insert has a rowid"
         return self.message(message_id)
 
-    def message(self, message_id: int) -> ChatMessage:
+    def message(self, message_id: int) -> StoredMessage:
         row = self._db.execute("SELECT * FROM messages WHERE id = ?", (message_id,)).fetchone()
         if row is None:
             raise StoreError("This message was deleted. Reopen the chat.")
         return _message(row)
 
-    def save(self, message: ChatMessage) -> None:
+    def save(self, message: StoredMessage) -> None:
         """Write the fields of an answer that can change. Raises StoreError."""
         stats = message.stats
         with self._write() as db:
@@ -245,7 +245,7 @@ class Store:
         if not written:
             raise StoreError(_DELETED)
 
-    def path(self, leaf_id: int | None) -> list[ChatMessage]:
+    def path(self, leaf_id: int | None) -> list[StoredMessage]:
         """The branch that ends with this message, from its root."""
         rows = self._db.execute(
             "WITH RECURSIVE branch(id, depth) AS ("
@@ -257,7 +257,7 @@ class Store:
         )
         return [_message(row) for row in rows]
 
-    def version(self, message: ChatMessage) -> Version:
+    def version(self, message: StoredMessage) -> Version:
         """The message's position among its siblings."""
         rows = self._db.execute(
             "SELECT id FROM messages WHERE chat_id = ? AND parent_id IS ? ORDER BY id",
@@ -266,7 +266,7 @@ class Store:
         ids = tuple(row["id"] for row in rows)
         return Version(ids.index(message.id), ids)
 
-    def versions(self, path: Sequence[ChatMessage]) -> list[Version]:
+    def versions(self, path: Sequence[StoredMessage]) -> list[Version]:
         return [self.version(message) for message in path]
 
     def show_branch(self, chat_id: int, message_id: int) -> int:
@@ -424,8 +424,8 @@ def _chat(row: sqlite3.Row) -> ChatRecord:
     )
 
 
-def _message(row: sqlite3.Row) -> ChatMessage:
-    return ChatMessage(
+def _message(row: sqlite3.Row) -> StoredMessage:
+    return StoredMessage(
         id=row["id"],
         chat_id=row["chat_id"],
         parent_id=row["parent_id"],

@@ -21,7 +21,7 @@ from tui.talk.errors import ChatError
 _PROGRAM = (sys.executable, "-m", "mlxserve")
 
 
-class ModelSource(StrEnum):
+class ModelOrigin(StrEnum):
     SERVER = "server"  # offered by the connected server
     BUNDLED = "bundled"
     DOWNLOADED = "downloaded"
@@ -34,7 +34,7 @@ class Model:
     """A model to choose. None: not known."""
 
     name: str
-    source: ModelSource
+    source: ModelOrigin
     weight_size: int | None = None  # bytes
     fits: bool | None = None  # whether memory holds the weights, one step and the requested context
     num_tokens: int | None = None  # of context that fit into memory
@@ -42,7 +42,7 @@ class Model:
 
     @property
     def is_here(self) -> bool:
-        return self.source is not ModelSource.SUGGESTED
+        return self.source is not ModelOrigin.SUGGESTED
 
     @property
     def verdict(self) -> str:
@@ -67,7 +67,7 @@ class Downloaded:
         return min(1.0, self.done / self.total) if self.total else None
 
 
-class Models:
+class ModelCatalog:
     """The models on this machine, as `mlxserve models` reports them.
 
     options: flags of the server that will run them; they decide the memory and the context to fit
@@ -127,7 +127,7 @@ class Models:
 def _model(card: Mapping[str, Any]) -> Model:
     return Model(
         str(card["name"]),
-        ModelSource(card["source"]),
+        ModelOrigin(card["source"]),
         int(card["weight_size"]),
         bool(card["fits"]),
         int(card["num_tokens"]),

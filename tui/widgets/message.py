@@ -25,7 +25,7 @@ from textual.strip import Strip
 from textual.worker import Worker
 
 from tui.chat.live_answer import AnswerPhase, LiveAnswer
-from tui.chat.messages import ChatMessage, State, Version
+from tui.chat.messages import State, StoredMessage, Version
 from tui.chat.progress import waiting_words
 from tui.chat.stats_text import ending_line, seconds_words
 from tui.paint.markdown import MarkdownStream
@@ -61,7 +61,7 @@ class MessageView(StripView, can_focus=True):
     class MessageEvent(Event):
         """The user wants to act on a message."""
 
-        def __init__(self, message: ChatMessage) -> None:
+        def __init__(self, message: StoredMessage) -> None:
             super().__init__()
             self.message = message
 
@@ -84,12 +84,12 @@ class MessageView(StripView, can_focus=True):
             super().__init__()
             self.message_id = message_id
 
-    def __init__(self, message: ChatMessage, version: Version, palette: Palette) -> None:
+    def __init__(self, message: StoredMessage, version: Version, palette: Palette) -> None:
         super().__init__(palette, classes=message.role.value)
         self.message = message
         self.version = version
 
-    def show(self, message: ChatMessage, version: Version) -> None:
+    def show(self, message: StoredMessage, version: Version) -> None:
         """Update the same message."""
         if (message, version) != (self.message, self.version):
             self.message, self.version = message, version
@@ -123,7 +123,7 @@ class MessageView(StripView, can_focus=True):
 class QuestionView(MessageView):
     """A question of the user: shown as typed, not as Markdown."""
 
-    def __init__(self, message: ChatMessage, version: Version, palette: Palette) -> None:
+    def __init__(self, message: StoredMessage, version: Version, palette: Palette) -> None:
         super().__init__(message, version, palette)
         self._lines: list[Strip] = []
 
@@ -144,7 +144,7 @@ class AnswerView(MessageView):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("t,enter", "thinking", "Thinking")]
 
-    def __init__(self, message: ChatMessage, version: Version, palette: Palette) -> None:
+    def __init__(self, message: StoredMessage, version: Version, palette: Palette) -> None:
         super().__init__(message, version, palette)
         self._painter = self._thoughts_painter = Painter(80, palette)
         self._answer: LiveAnswer | None = None  # while it is running
@@ -219,7 +219,7 @@ class AnswerView(MessageView):
         if self._settling is not None:
             await self._settling.wait()
 
-    def show(self, message: ChatMessage, version: Version) -> None:
+    def show(self, message: StoredMessage, version: Version) -> None:
         if self._answer is None and message.text != self.message.text:
             self._body = None
         super().show(message, version)
@@ -255,7 +255,7 @@ class AnswerView(MessageView):
         self._frame_lines()
         self.lines_changed()
 
-    async def finish(self, message: ChatMessage) -> None:
+    async def finish(self, message: StoredMessage) -> None:
         """Show the final painting of the complete message."""
         self._next_flush = 0.0
         self.tick()
@@ -361,7 +361,7 @@ class AnswerView(MessageView):
         return Style(color=self.app.current_theme.error)
 
 
-def view_of(message: ChatMessage, version: Version, palette: Palette) -> MessageView:
+def view_of(message: StoredMessage, version: Version, palette: Palette) -> MessageView:
     """The widget for a message."""
     kind = QuestionView if message.role == "user" else AnswerView
     return kind(message, version, palette)

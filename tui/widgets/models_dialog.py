@@ -18,7 +18,7 @@ from textual.widgets.option_list import Option
 
 from tui.sanitise import one_line
 from tui.talk.errors import ChatError
-from tui.talk.models import Downloaded, Model, Models, ModelSource
+from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin
 
 _BAR_WIDTH = 16
 _WIDE = 100  # columns from which a repository's owner is shown
@@ -35,9 +35,9 @@ class ModelsDialog(ModalScreen[Model | None]):
         Binding("p", "pause", "Pause", show=False),
     ]
 
-    def __init__(self, served: Sequence[str], current: str, models: Models | None) -> None:
+    def __init__(self, served: Sequence[str], current: str, models: ModelCatalog | None) -> None:
         super().__init__()
-        self._rows = [Model(name, ModelSource.SERVER) for name in served]
+        self._rows = [Model(name, ModelOrigin.SERVER) for name in served]
         self._current = current
         self._models = models
         self._progress: dict[str, Downloaded] = {}  # of running and paused downloads
@@ -63,7 +63,7 @@ class ModelsDialog(ModalScreen[Model | None]):
             self._say("Listing the models on this machine …")
             self.run_worker(self._find(self._models), group="find")
 
-    async def _find(self, models: Models) -> None:
+    async def _find(self, models: ModelCatalog) -> None:
         try:
             found = await models.find()
         except ChatError as error:
@@ -99,7 +99,7 @@ class ModelsDialog(ModalScreen[Model | None]):
         size = "" if row.weight_size is None else f"{row.weight_size / 1e9:.2f} GB"
         progress = self._progress.get(row.name)
         if progress is None:
-            where = "to download" if row.source is ModelSource.SUGGESTED else str(row.source)
+            where = "to download" if row.source is ModelOrigin.SUGGESTED else str(row.source)
             state = Content(f"{row.verdict:18}{where}")
         else:
             state = Content(_progress_words(progress, is_paused=self._loading != row.name))
@@ -127,7 +127,7 @@ class ModelsDialog(ModalScreen[Model | None]):
     def on_unmount(self) -> None:
         self.action_pause()
 
-    async def _get(self, models: Models, row: Model) -> None:
+    async def _get(self, models: ModelCatalog, row: Model) -> None:
         self._say(f"Downloading {one_line(row.name, 60)} …")
         try:
             async with aclosing(models.download(row.name)) as steps:
@@ -144,7 +144,7 @@ class ModelsDialog(ModalScreen[Model | None]):
             del self._progress[row.name]
             self._rows = [
                 Model(
-                    m.name, ModelSource.DOWNLOADED, m.weight_size, m.fits, m.num_tokens, m.context
+                    m.name, ModelOrigin.DOWNLOADED, m.weight_size, m.fits, m.num_tokens, m.context
                 )
                 if m.name == row.name
                 else m

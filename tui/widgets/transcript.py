@@ -10,7 +10,7 @@ from textual.content import Content
 from textual.message import Message as Event
 from textual.widgets import Static
 
-from tui.chat.messages import ChatMessage, Version
+from tui.chat.messages import StoredMessage, Version
 from tui.opening import ASSURANCE, INVITATION, WELCOME
 from tui.paint.theme import Palette
 from tui.widgets.message import AnswerView, MessageView, view_of
@@ -67,7 +67,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
     def __init__(self) -> None:
         super().__init__(id="transcript")
-        self._path: list[ChatMessage] = []
+        self._path: list[StoredMessage] = []
         self._places: list[Version] = []
         self._start = 0  # index of the first message of the path with a view
 
@@ -83,7 +83,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
     async def show(
         self,
-        path: Sequence[ChatMessage],
+        path: Sequence[StoredMessage],
         versions: Sequence[Version],
         palette: Palette,
         *,
@@ -129,7 +129,7 @@ class Transcript(VerticalScroll, can_focus=False):
     def _keep_position(self, from_end: float) -> None:
         self.scroll_to(y=self.max_scroll_y - from_end, animate=False, immediate=True)
 
-    def _window_start(self, path: Sequence[ChatMessage], must_show: int | None) -> int:
+    def _window_start(self, path: Sequence[StoredMessage], must_show: int | None) -> int:
         start = max(0, len(path) - self.WINDOW)
         is_same_chat = bool(path and self._path) and path[0].chat_id == self._path[0].chat_id
         if is_same_chat:

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from tui.chat.export import Format, as_json, as_markdown, export, file_name, target
-from tui.chat.messages import ChatMessage, ChatRecord, Role
+from tui.chat.messages import ChatRecord, Role, StoredMessage
 
 CHAT = ChatRecord(id=1, title="Why is the sky… blue?", created_at=0.0, updated_at=0.0)
 PATH = [
-    ChatMessage(id=1, chat_id=1, parent_id=None, role=Role.USER, text="Why?"),
-    ChatMessage(
+    StoredMessage(id=1, chat_id=1, parent_id=None, role=Role.USER, text="Why?"),
+    StoredMessage(
         id=2, chat_id=1, parent_id=1, role=Role.ASSISTANT, text="*Air* scatters é.", model="m"
     ),
 ]

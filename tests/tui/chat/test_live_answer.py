@@ -5,11 +5,13 @@ import pytest
 
 from tui.chat import live_answer as answer_module
 from tui.chat.live_answer import AnswerPhase, LiveAnswer, NewText
-from tui.chat.messages import ChatMessage, Role, State
+from tui.chat.messages import Role, State, StoredMessage
 from tui.talk.errors import ChatError
 from tui.talk.pieces import Finish, Piece, TextPiece, ThinkingPiece, ToolPiece, UsagePiece
 
-EMPTY = ChatMessage(id=2, chat_id=1, parent_id=1, role=Role.ASSISTANT, text="", state=State.WRITING)
+EMPTY = StoredMessage(
+    id=2, chat_id=1, parent_id=1, role=Role.ASSISTANT, text="", state=State.WRITING
+)
 
 
 class Clock:
@@ -26,7 +28,7 @@ class Story:
     """An answer that gets its pieces one by one, and every message that was saved."""
 
     def __init__(self) -> None:
-        self.saved: list[ChatMessage] = []
+        self.saved: list[StoredMessage] = []
         self.was_saved = asyncio.Event()
         self.is_closed = False
         self.clock = Clock()
@@ -53,15 +55,15 @@ class Story:
         finally:
             self.is_closed = True
 
-    async def _save(self, message: ChatMessage) -> None:
+    async def _save(self, message: StoredMessage) -> None:
         self.saved.append(message)
         self.was_saved.set()
 
 
-def answer_of(*pieces: Piece | Exception | None) -> tuple[ChatMessage, Story]:
+def answer_of(*pieces: Piece | Exception | None) -> tuple[StoredMessage, Story]:
     """The message that these pieces make."""
 
-    async def run() -> tuple[ChatMessage, Story]:
+    async def run() -> tuple[StoredMessage, Story]:
         story = Story()
         task = asyncio.create_task(story.answer.run())
         await story.give(*pieces)

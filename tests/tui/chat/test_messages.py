@@ -1,8 +1,8 @@
-from tui.chat.messages import AnswerStats, ChatMessage, Role, Version, wire_messages
+from tui.chat.messages import AnswerStats, Role, StoredMessage, Version, wire_messages
 
 
-def message(number: int, role: Role, text: str) -> ChatMessage:
-    return ChatMessage(id=number, chat_id=1, parent_id=None, role=role, text=text)
+def message(number: int, role: Role, text: str) -> StoredMessage:
+    return StoredMessage(id=number, chat_id=1, parent_id=None, role=role, text=text)
 
 
 def test_speed_counts_the_tokens_after_the_first() -> None:

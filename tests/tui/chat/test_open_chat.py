@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tui.chat.messages import ChatMessage, State
+from tui.chat.messages import State, StoredMessage
 from tui.chat.open_chat import OpenChat
 from tui.chat.store import Store, StoreError
 
@@ -20,7 +20,7 @@ def tell(story: Callable[[OpenChat], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-async def answering(open_chat: OpenChat, text: str) -> tuple[ChatMessage, ChatMessage]:
+async def answering(open_chat: OpenChat, text: str) -> tuple[StoredMessage, StoredMessage]:
     question = await open_chat.ask(text)
     answer = await open_chat.begin_answer(question, "m")
     await open_chat.save(replace(answer, text=f"re: {text}", state=State.DONE))

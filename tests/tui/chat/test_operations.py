@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Coroutine
 import pytest
 
 from tui.chat.live_answer import LiveAnswer
-from tui.chat.messages import ChatMessage, Role, State
+from tui.chat.messages import Role, State, StoredMessage
 from tui.chat.operations import Operations
 from tui.talk.pieces import Piece, TextPiece
 
@@ -27,8 +27,8 @@ class Background:
 
         self.operations.begin(operation, lambda: self.log.append(f"after {name}"))
 
-    def begin_answer(self) -> list[ChatMessage]:
-        ended: list[ChatMessage] = []
+    def begin_answer(self) -> list[StoredMessage]:
+        ended: list[StoredMessage] = []
 
         async def operation() -> None:
             ended.append(await self.operations.follow(endless_answer(self.has_begun)))
@@ -50,10 +50,10 @@ def endless_answer(has_begun: asyncio.Event) -> LiveAnswer:
         yield TextPiece("half")
         await asyncio.Event().wait()
 
-    async def save(_: ChatMessage) -> None:
+    async def save(_: StoredMessage) -> None:
         """Nowhere."""
 
-    empty = ChatMessage(id=1, chat_id=1, parent_id=None, role=Role.ASSISTANT, text="")
+    empty = StoredMessage(id=1, chat_id=1, parent_id=None, role=Role.ASSISTANT, text="")
     return LiveAnswer(empty, pieces(), save)
 
 

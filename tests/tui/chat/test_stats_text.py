@@ -1,11 +1,11 @@
 import pytest
 
-from tui.chat.messages import AnswerStats, ChatMessage, Role, State, Version
+from tui.chat.messages import AnswerStats, Role, State, StoredMessage, Version
 from tui.chat.stats_text import ending_line, seconds_words, stats_lines
 
 
-def answer(state: State) -> ChatMessage:
-    return ChatMessage(id=1, chat_id=1, parent_id=None, role=Role.ASSISTANT, text="", state=state)
+def answer(state: State) -> StoredMessage:
+    return StoredMessage(id=1, chat_id=1, parent_id=None, role=Role.ASSISTANT, text="", state=state)
 
 
 def test_the_lines_contain_all_known_statistics() -> None:

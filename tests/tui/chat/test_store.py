@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tui.chat import store as store_module
-from tui.chat.messages import AnswerStats, ChatMessage, ChatRecord, Role, State
+from tui.chat.messages import AnswerStats, ChatRecord, Role, State, StoredMessage
 from tui.chat.store import MIGRATIONS, Store, StoreError
 
 
@@ -25,10 +25,10 @@ def store(path: Path) -> Iterator[Store]:
     store.close()
 
 
-def talk(store: Store, *texts: str) -> tuple[ChatRecord, list[ChatMessage]]:
+def talk(store: Store, *texts: str) -> tuple[ChatRecord, list[StoredMessage]]:
     """A chat of alternating questions and answers."""
     chat = store.create_chat(texts[0])
-    messages: list[ChatMessage] = []
+    messages: list[StoredMessage] = []
     for number, text in enumerate(texts):
         parent = messages[-1].id if messages else None
         role = Role.ASSISTANT if number % 2 else Role.USER
@@ -197,7 +197,7 @@ def test_recovery_stops_the_answers_of_dead_terminals_only(
     dead = store.add(chat.id, question.id, Role.ASSISTANT, "", state=State.WRITING)
     store.save(replace(dead, text="half"))
     real = time.time
-    monkeypatch.setattr(store_module.time, "time", lambda: real() + 60)
+    monkeypatch.setattr(time, "time", lambda: real() + 60)
     alive = store.add(chat.id, question.id, Role.ASSISTANT, "", state=State.WRITING)
     assert store.recover() == 1
     assert (store.message(dead.id).state, store.message(dead.id).text) == (State.STOPPED, "half")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tui.talk.errors import ChatError
-from tui.talk.models import Downloaded, Model, Models, ModelSource
+from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin
 
-Program = Callable[..., Models]
+Program = Callable[..., ModelCatalog]
 CARD = {
     "name": "a/b",
     "source": "suggested",
@@ -27,15 +27,15 @@ CARD = {
 
 @pytest.fixture
 def program(tmp_path: Path) -> Program:
-    def write(source: str, *options: str) -> Models:
+    def write(source: str, *options: str) -> ModelCatalog:
         script = tmp_path / "program.py"
         script.write_text(source)
-        return Models((sys.executable, str(script)), options=options)
+        return ModelCatalog((sys.executable, str(script)), options=options)
 
     return write
 
 
-async def steps_of(models: Models) -> list[Downloaded]:
+async def steps_of(models: ModelCatalog) -> list[Downloaded]:
     return [step async for step in models.download("a/b")]
 
 
@@ -46,7 +46,7 @@ def test_models_are_found(program: Program) -> None:
         "--seed",
         "1",
     )
-    found = Model("a/b", ModelSource.SUGGESTED, 2_260_000_000, True, 9000, 8192)
+    found = Model("a/b", ModelOrigin.SUGGESTED, 2_260_000_000, True, 9000, 8192)
     assert asyncio.run(models.find()) == [found]
 
 
@@ -92,5 +92,5 @@ def test_a_paused_download_ends_its_process(program: Program) -> None:
     ],
 )
 def test_the_verdict_is_text(fits: bool, num_tokens: int, words: str) -> None:
-    assert Model("a/b", ModelSource.FOLDER, 1, fits, num_tokens, 8192).verdict == words
-    assert Model("a/b", ModelSource.SERVER).verdict == ""
+    assert Model("a/b", ModelOrigin.FOLDER, 1, fits, num_tokens, 8192).verdict == words
+    assert Model("a/b", ModelOrigin.SERVER).verdict == ""

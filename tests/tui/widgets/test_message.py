@@ -8,7 +8,7 @@ from textual.geometry import Offset
 from textual.pilot import Pilot
 from textual.selection import Selection
 
-from tui.chat.messages import ChatMessage, Role, State, Version
+from tui.chat.messages import Role, State, StoredMessage, Version
 from tui.paint.markdown import MarkdownStream
 from tui.paint.painter import Painter
 from tui.paint.theme import DARK, palette
@@ -18,8 +18,8 @@ ALONE = Version(0, (1,))
 PALETTE = palette(dark=True)
 
 
-def message(role: Role, text: str, **more: object) -> ChatMessage:
-    return ChatMessage(id=1, chat_id=1, parent_id=None, role=role, text=text, **more)  # type: ignore[arg-type]
+def message(role: Role, text: str, **more: object) -> StoredMessage:
+    return StoredMessage(id=1, chat_id=1, parent_id=None, role=role, text=text, **more)  # type: ignore[arg-type]
 
 
 class Wall(App[None]):

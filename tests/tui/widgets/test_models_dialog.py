@@ -10,7 +10,7 @@ import pytest
 from tui.home import Home
 from tui.talk.connection import ConnectOptions, Connector
 from tui.talk.errors import ChatError
-from tui.talk.models import Downloaded, Model, Models, ModelSource
+from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin
 from tui.talk.server_process import ServerProcess
 from tui.widgets.models_dialog import ModelsDialog
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from conftest import FakeServer, Terminal
 
 FOUND = [
-    Model("mini", ModelSource.BUNDLED, 10_000_000, True, 90_000),
-    Model("a/here", ModelSource.DOWNLOADED, 2_260_000_000, False, 4000, 40_960),
-    Model("a/there", ModelSource.SUGGESTED, 4_610_000_000, False, 0),
+    Model("mini", ModelOrigin.BUNDLED, 10_000_000, True, 90_000),
+    Model("a/here", ModelOrigin.DOWNLOADED, 2_260_000_000, False, 4000, 40_960),
+    Model("a/there", ModelOrigin.SUGGESTED, 4_610_000_000, False, 0),
 ]
 
 
-class Machine(Models):
+class Machine(ModelCatalog):
     """Lists these models; the first download stops in the middle, unless `error` is set."""
 
     def __init__(self, found: list[Model]) -> None:
