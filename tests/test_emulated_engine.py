@@ -15,7 +15,8 @@ import pytest
 
 from metal_kernels.kernels import ALL, Kernel, KernelSpec
 from metal_kernels.metal import MetalBackend
-from mlxserve import LLM, SamplingParams, build
+from mlxserve import LLM, SamplingParams
+from mlxserve.model import attention
 from tests.emulated import emulated_factory
 
 GREEDY = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
@@ -88,7 +89,7 @@ def test_emulated_kernels_give_the_tokens_that_plain_mlx_gives(
 ) -> None:
     expected = answers()
     factory = CountingFactory()
-    monkeypatch.setattr(build, "select_backend", lambda _name, _layers: MetalBackend(factory))
+    monkeypatch.setattr(attention, "select_backend", lambda _name, _layers: MetalBackend(factory))
     found = answers()
     for name, tokens in expected.items():
         assert found[name] == tokens, name

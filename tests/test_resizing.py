@@ -18,8 +18,8 @@ from mlxserve import (
     PromptTooLong,
     QueueFull,
     SamplingParams,
-    build,
 )
+from mlxserve.model import attention
 from tests.emulated import emulated_backend
 
 GREEDY = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
@@ -88,7 +88,7 @@ def test_the_emulated_kernels_continue_in_resized_pools(monkeypatch: pytest.Monk
             llm.close()
 
     wanted = asyncio.run(scenario(()))
-    monkeypatch.setattr(build, "select_backend", lambda _name, _layers: emulated_backend())
+    monkeypatch.setattr(attention, "select_backend", lambda _name, _layers: emulated_backend())
     assert asyncio.run(scenario((20, 100, 9, 64, 10, 30, 9, 22))) == wanted
 
 
