@@ -1,53 +1,55 @@
-"""A small server that commands can be sent to, and that keeps what it was asked."""
+"""Runs commands in this process, and serves them a small recording server."""
 
-import json
+from __future__ import annotations
+
+import io
+import logging
+import signal
+import sys
 import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator
 
 import pytest
 
-
-class Server(ThreadingHTTPServer):
-    """Keeps what it was asked, and answers with `reply`."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.asked: list[tuple[str, str, object, str | None]] = []
-        self.reply: tuple[int, bytes] = (200, b"{}")
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-    def answer(self, content: object, status: int = 200) -> None:
-        self.reply = (status, json.dumps(content).encode())
+from mlxserve import cli
+from tests.cli.commands import Outcome
+from tests.cli.recording_server import RecordingServer
 
 
-class Handler(BaseHTTPRequestHandler):
-    server: Server
+class Terminal(io.StringIO):
+    """An interactive stdin, with nothing to read."""
 
-    def answer(self) -> None:
-        body = self.rfile.read(int(self.headers.get("content-length", 0)))
-        content = json.loads(body) if body else None
-        self.server.asked.append(
-            (self.command, self.path, content, self.headers.get("authorization"))
-        )
-        status, data = self.server.reply
-        self.send_response(status)
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    do_GET = do_PUT = do_DELETE = answer
-
-    def log_message(self, *args: object) -> None:
-        """Nothing on stderr, which the tests read."""
+    def isatty(self) -> bool:
+        return True
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as server:
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., Outcome]]:
+    """A function that runs a command in this process and undoes what it sets up.
+
+    `stdin` is what is piped in; None is a terminal.
+    """
+    handlers, level = logging.root.handlers[:], logging.root.level
+    on_term = signal.getsignal(signal.SIGTERM)
+    monkeypatch.delenv("MLXSERVE_API_KEY", raising=False)
+
+    def run(*args: str, stdin: str | None = "") -> Outcome:
+        monkeypatch.setattr(sys, "stdin", Terminal() if stdin is None else io.StringIO(stdin))
+        monkeypatch.setattr(sys, "argv", ["mlxserve", *args])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return Outcome(int(caught.value.code or 0), *capsys.readouterr())
+
+    yield run
+    signal.signal(signal.SIGTERM, on_term)
+    logging.root.handlers[:], logging.root.level = handlers, level
+
+
+@pytest.fixture
+def server() -> Iterator[RecordingServer]:
+    with RecordingServer() as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server

@@ -1,4 +1,6 @@
-"""Agents get what they need for one session, or to stay; what they had comes back."""
+"""Agents get the server's settings for one session, or permanently; --undo restores the old ones."""
+
+from __future__ import annotations
 
 import json
 import os
@@ -11,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from mlxserve import cli
 from mlxserve.cli.agents import AGENTS, Target
+from tests.cli.commands import Run
+from tests.cli.recording_server import RecordingServer
 
 TARGET = Target("http://127.0.0.1:8000", "org/model", 64_000)
 LOCKED = Target("http://127.0.0.1:8000", "org/model", 64_000, key="secret-key")
@@ -20,7 +23,7 @@ CARD = {"id": "org/model", "aliases": ["default"], "max_model_len": 64_000}
 
 
 @pytest.fixture
-def home(monkeypatch, tmp_path) -> Path:
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     for name in ("CLAUDE_CONFIG_DIR", "CODEX_HOME", "MLXSERVE_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -29,17 +32,12 @@ def home(monkeypatch, tmp_path) -> Path:
 
 
 @pytest.fixture
-def launch(monkeypatch, capsys, server, home):
+def launch(run: Run, monkeypatch: pytest.MonkeyPatch, server: RecordingServer, home: Path) -> Run:
+    """A function that runs `mlxserve launch` against the server."""
+    assert home.exists()
     monkeypatch.setenv("MLXSERVE_URL", server.url)
     server.answer({"data": [CARD]})
-
-    def run(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["mlxserve", "launch", *args])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return int(caught.value.code or 0), *capsys.readouterr()
-
-    return run
+    return lambda *args, **options: run("launch", *args, **options)
 
 
 def files_of(folder: Path) -> dict[str, str]:
@@ -50,10 +48,10 @@ def files_of(folder: Path) -> dict[str, str]:
     }
 
 
-# What each agent is told.
+# ---- settings of each agent
 
 
-def test_claude_gets_every_model_name_and_not_the_key_of_the_real_service(home):
+def test_claude_gets_every_model_name_and_not_the_key_of_the_real_service(home: Path) -> None:
     session = AGENTS["claude"].session(LOCKED)
     assert session.environment["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:8000"
     assert session.environment["ANTHROPIC_AUTH_TOKEN"] == "secret-key"
@@ -64,7 +62,9 @@ def test_claude_gets_every_model_name_and_not_the_key_of_the_real_service(home):
 
 
 @pytest.mark.parametrize("target", [TARGET, LOCKED])
-def test_codex_gets_the_same_settings_by_flags_and_by_its_profile(home, target):
+def test_codex_gets_the_same_settings_by_flags_and_by_its_profile(
+    home: Path, target: Target
+) -> None:
     codex = AGENTS["codex"]
     session = codex.session(target)
     flags = session.command[session.command.index("-c") :: 2]
@@ -81,7 +81,7 @@ def test_codex_gets_the_same_settings_by_flags_and_by_its_profile(home, target):
     assert "secret-key" not in "".join(session.command)
 
 
-def test_opencode_keeps_its_other_settings(home):
+def test_opencode_keeps_its_other_settings(home: Path) -> None:
     opencode = AGENTS["opencode"]
     had = {"theme": "x", "provider": {"other": {"npm": "y"}}}
     settings = json.loads(opencode.configured(json.dumps(had), LOCKED))
@@ -93,11 +93,11 @@ def test_opencode_keeps_its_other_settings(home):
     assert inline["provider"]["mlxserve"]["models"]["org/model"]["limit"]["context"] == 64_000
 
 
-# One session.
+# ---- one session
 
 
 @pytest.mark.parametrize("agent", list(AGENTS))
-def test_a_dry_run_shows_a_script_and_writes_nothing(launch, home, agent):
+def test_a_dry_run_shows_a_script_and_writes_nothing(launch: Run, home: Path, agent: str) -> None:
     code, out, err = launch(agent, "--dry-run", "--model", "default", "--", "-p", "a question")
     assert (code, err) == (0, "")
     assert shlex.split(out.splitlines()[-1])[0] == agent
@@ -107,14 +107,16 @@ def test_a_dry_run_shows_a_script_and_writes_nothing(launch, home, agent):
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
-def test_a_dry_run_does_not_show_the_key(launch, monkeypatch):
+def test_a_dry_run_does_not_show_the_key(launch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLXSERVE_API_KEY", "secret-key")
     for agent in AGENTS:
         assert "secret-key" not in launch(agent, "--dry-run")[1]
         assert "secret-key" not in launch(agent, "--dry-run", "--install")[1]
 
 
-def test_the_agent_is_started_with_the_servers_settings(server, home):
+def test_the_agent_is_started_with_the_servers_settings(
+    server: RecordingServer, home: Path
+) -> None:
     program = home / "bin" / "claude"
     program.parent.mkdir()
     program.write_text('#!/bin/sh\necho "$ANTHROPIC_BASE_URL $ANTHROPIC_API_KEY- $*"\nexit 7\n')
@@ -136,7 +138,9 @@ def test_the_agent_is_started_with_the_servers_settings(server, home):
     assert (result.returncode, result.stdout, result.stderr) == (7, f"{server.url} - -p\n", "")
 
 
-def test_a_missing_agent_is_reported_with_its_install_command(launch, monkeypatch, home):
+def test_a_missing_agent_is_reported_with_its_install_command(
+    launch: Run, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
     monkeypatch.setenv("PATH", str(home))
     code, out, err = launch("codex")
     assert (code, out) == (1, "")
@@ -144,7 +148,9 @@ def test_a_missing_agent_is_reported_with_its_install_command(launch, monkeypatc
     assert err.count("\n") == 1
 
 
-def test_a_short_context_is_noted_and_an_unknown_model_refused(launch, server):
+def test_a_short_context_is_noted_and_an_unknown_model_refused(
+    launch: Run, server: RecordingServer
+) -> None:
     server.answer({"data": [{**CARD, "max_model_len": 4096}]})
     assert "the context is 4096 tokens" in launch("claude", "--dry-run")[2]
     code, _, err = launch("claude", "--model", "gpt-9")
@@ -152,12 +158,14 @@ def test_a_short_context_is_noted_and_an_unknown_model_refused(launch, server):
     assert "org/model, default" in err
 
 
-# To stay.
+# ---- permanently
 
 
 @pytest.mark.parametrize("agent", list(AGENTS))
 @pytest.mark.parametrize("had", [None, '{"theme": "dark"}\n'])
-def test_an_installation_can_be_undone(launch, home, agent, had):
+def test_an_installation_can_be_undone(
+    launch: Run, home: Path, agent: str, had: str | None
+) -> None:
     file = AGENTS[agent].file()
     assert file.is_relative_to(home)
     if had is not None:
@@ -167,7 +175,7 @@ def test_an_installation_can_be_undone(launch, home, agent, had):
     assert launch(agent, "--install")[0] == 0
     installed = file.read_text()
     assert "127.0.0.1" in installed
-    assert launch(agent, "--install")[0] == 0  # again: the backup is still of what was before
+    assert launch(agent, "--install")[0] == 0  # again: the backup is still the original
     assert file.read_text() == installed
     code, out, _ = launch(agent, "--undo")
     assert code == 0
@@ -178,20 +186,22 @@ def test_an_installation_can_be_undone(launch, home, agent, had):
     assert launch(agent, "--undo")[0] == 1
 
 
-def test_a_file_with_a_key_is_readable_by_its_owner_only(launch, monkeypatch):
+def test_a_file_with_a_key_is_readable_by_its_owner_only(
+    launch: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MLXSERVE_API_KEY", "secret-key")
     launch("claude", "--install")
     assert stat.S_IMODE(AGENTS["claude"].file().stat().st_mode) == 0o600
 
 
-def test_a_dry_run_of_an_installation_is_a_diff(launch, home):
+def test_a_dry_run_of_an_installation_is_a_diff(launch: Run, home: Path) -> None:
     _, out, _ = launch("opencode", "--install", "--dry-run")
     assert '+  "model": "mlxserve/org/model",' in out
     assert files_of(home) == {}
 
 
 @pytest.mark.parametrize("text", ["// a comment\n{}", "[]"])
-def test_an_unreadable_configuration_is_left_unchanged(launch, home, text):
+def test_an_unreadable_configuration_is_left_unchanged(launch: Run, home: Path, text: str) -> None:
     file = AGENTS["opencode"].file()
     file.parent.mkdir(parents=True)
     file.write_text(text)

@@ -1,36 +1,32 @@
-"""The command against a small server of the test's own."""
+"""`mlxserve prefix` against a small server that records its requests."""
 
-import io
+from __future__ import annotations
+
 import json
-import sys
+from pathlib import Path
 
 import pytest
 
-from mlxserve import cli
+from tests.cli.commands import Run, error_line
+from tests.cli.recording_server import RecordingServer
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, server):
+def prefix(run: Run, monkeypatch: pytest.MonkeyPatch, server: RecordingServer) -> Run:
+    """A function that runs `mlxserve prefix` against the server."""
     monkeypatch.setenv("MLXSERVE_URL", server.url)
-    monkeypatch.delenv("MLXSERVE_API_KEY", raising=False)
-
-    def run(*args: str, stdin: str = "") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        monkeypatch.setattr(sys, "argv", ["mlxserve", "prefix", *args])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return int(caught.value.code or 0), *capsys.readouterr()
-
-    return run
+    return lambda *args, **options: run("prefix", *args, **options)
 
 
-def test_a_prefix_is_added_from_a_file_or_a_pipe(run, server, tmp_path):
+def test_a_prefix_is_added_from_a_file_or_a_pipe(
+    prefix: Run, server: RecordingServer, tmp_path: Path
+) -> None:
     server.answer({"id": "rules", "num_tokens": 3})
     file = tmp_path / "rules.txt"
     file.write_text("Be brief.")
-    assert run("add", "rules", str(file)) == (0, "rules: 3 tokens\n", "")
-    run("add", "rules", "-", stdin="Be kind.")
-    run("add", "rules", "--system", stdin="Be kind.")
+    assert prefix("add", "rules", str(file)) == (0, "rules: 3 tokens\n", "")
+    prefix("add", "rules", "-", stdin="Be kind.")
+    prefix("add", "rules", "--system", stdin="Be kind.")
     bodies = [body for _, _, body, _ in server.asked]
     assert server.asked[0][:2] == ("PUT", "/v1/prefixes/rules")
     assert bodies == [
@@ -41,33 +37,24 @@ def test_a_prefix_is_added_from_a_file_or_a_pipe(run, server, tmp_path):
 
 
 def test_prefixes_are_listed_and_removed_with_the_key_from_the_environment(
-    run, server, monkeypatch
-):
+    prefix: Run, server: RecordingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MLXSERVE_API_KEY", "secret")
     server.answer({"data": [{"id": "rules", "num_tokens": 3}]})
-    assert run("list")[1].split() == ["rules", "3", "tokens"]
-    assert json.loads(run("list", "--json")[1]) == [{"id": "rules", "num_tokens": 3}]
-    assert run("remove", "a/b", "--url", f"{server.url}/v1/") == (0, "", "")
+    assert prefix("list")[1].split() == ["rules", "3", "tokens"]
+    assert json.loads(prefix("list", "--json")[1]) == [{"id": "rules", "num_tokens": 3}]
+    assert prefix("remove", "a/b", "--url", f"{server.url}/v1/") == (0, "", "")
     assert server.asked[-1] == ("DELETE", "/v1/prefixes/a%2Fb", None, "Bearer secret")
 
 
-def test_an_error_is_one_line(run, server, tmp_path):
+def test_an_error_is_one_line(prefix: Run, server: RecordingServer, tmp_path: Path) -> None:
     server.answer({"error": {"message": "There is no prefix named 'x'."}}, 404)
-    refused = run("remove", "x")
-    assert "There is no prefix named 'x'." in refused[2]
+    assert "There is no prefix named 'x'." in error_line(prefix("remove", "x"))
     server.answer({"error": {"message": "No valid API key was sent."}}, 401)
-    locked = run("list")
-    assert "MLXSERVE_API_KEY" in locked[2]
+    assert "MLXSERVE_API_KEY" in error_line(prefix("list"))
     server.reply = (200, b"<html>")
-    foreign = run("list")
-    assert "is not mlxserve" in foreign[2]
-    missing = run("add", "x", str(tmp_path / "none"))
-    assert "cannot be read" in missing[2]
-    empty = run("add", "x")
-    assert "prefix is empty" in empty[2]
-    nobody = run("list", "--url", "http://127.0.0.1:1")
-    assert "No server answers at http://127.0.0.1:1" in nobody[2]
-    for code, out, err in (refused, locked, foreign, missing, empty, nobody):
-        assert (code, out) == (1, "")
-        assert err.startswith("error: ")
-        assert err.count("\n") == 1
+    assert "is not mlxserve" in error_line(prefix("list"))
+    assert "cannot be read" in error_line(prefix("add", "x", str(tmp_path / "none")))
+    assert "prefix is empty" in error_line(prefix("add", "x"))
+    unreachable = prefix("list", "--url", "http://127.0.0.1:1")
+    assert "No server answers at http://127.0.0.1:1" in error_line(unreachable)

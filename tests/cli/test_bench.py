@@ -1,0 +1,19 @@
+"""`mlxserve bench` passes its arguments to a command line of its own."""
+
+from __future__ import annotations
+
+from tests.cli.commands import error_line, mlxserve
+
+
+def test_bench_has_commands_of_its_own() -> None:
+    outcome = mlxserve("bench", "--help")
+    assert outcome.code == 0
+    assert "mlxserve bench" in outcome.out
+    assert "decode" in outcome.out
+    assert mlxserve("bench", "decode", "--no-such-flag").code == 2
+
+
+def test_a_mistake_in_a_benchmark_is_one_line() -> None:
+    assert "no such folder" in error_line(
+        mlxserve("bench", "decode", "--model", "./no such folder")
+    )

@@ -1,0 +1,143 @@
+"""`mlxserve run`: one answer, from an argument or a pipe."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from mlxserve.chat import Delta, Usage
+from mlxserve.cli import run as run_command
+from mlxserve.request import FinishReason
+from mlxserve.sampling_params import SamplingParams
+from tests.cli.commands import ROOT, Outcome, Run, mlxserve
+
+
+@pytest.fixture(scope="module")
+def model(write_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_model(tmp_path_factory.mktemp("run"), "qwen3"))
+
+
+def run_model(model: str, *args: str, stdin: str | None = None) -> Outcome:
+    flags = ("--model", model, "--num-pages", "64", "--temperature", "0", "--max-tokens", "8")
+    return mlxserve("run", *flags, *args, stdin=stdin)
+
+
+def test_a_prompt_gets_the_same_answer_as_argument_and_from_a_pipe(model: str) -> None:
+    argument = run_model(model, "Hello there", "--stats")
+    assert argument.code == 0, argument.err
+    assert argument.out.strip()
+    assert argument.out.endswith("\n")
+    assert re.search(r"prompt \d+ tokens \(0 cached\), answer \d+ tokens", argument.err)
+    assert run_model(model, stdin="Hello there\n") == (0, argument.out, "")
+    assert run_model(model, "-", stdin="Hello there").out == argument.out
+
+
+def test_run_into_a_closed_pipe_ends_without_a_traceback(model: str) -> None:
+    script = f"{sys.executable} -m mlxserve run -m {model} --num-pages 64 --temperature 0 hi | true"
+    result = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {script}"],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (result.returncode, result.stderr) == (1, "")
+
+
+class ScriptedChat:
+    """A chat that answers with given texts and records the request."""
+
+    def __init__(self, *texts: str) -> None:
+        self.default_params = SamplingParams(temperature=0.3)
+        self.params = self.default_params
+        self.messages: Sequence[object] = ()
+        self.is_closed = False
+        *first, last = [Delta(text, (1,)) for text in texts]
+        usage = Usage(10, len(texts), 4)
+        self.deltas = [*first, Delta(last.text, (1,), (), FinishReason.STOP, usage)]
+
+    def render(self, messages: Sequence[object]) -> list[int]:
+        self.messages = messages
+        return [1]
+
+    async def submit(self, prompt: list[int], params: SamplingParams) -> AsyncIterator[Delta]:
+        assert prompt == [1]
+        self.params = params
+
+        async def deltas() -> AsyncIterator[Delta]:
+            for delta in self.deltas:
+                yield delta
+
+        return deltas()
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ScriptedChat]:
+    """A function that makes `mlxserve run` answer with these texts."""
+
+    def script(*texts: str) -> ScriptedChat:
+        chat = ScriptedChat(*texts)
+        monkeypatch.setattr(run_command, "build", lambda _config: chat)
+        return chat
+
+    return script
+
+
+def test_run_sends_system_prompt_and_parameters(
+    scripted: Callable[..., ScriptedChat], run: Run
+) -> None:
+    chat = scripted("fine")
+    args = ("run", "Summarise:", "--system", "Be brief.", "--max-tokens", "7")
+    assert run(*args, stdin="a file\n") == (0, "fine\n", "")
+    assert chat.messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Summarise:\n\na file"},
+    ]
+    assert (chat.params.max_tokens, chat.params.temperature) == (7, 0.3)
+    assert chat.is_closed
+
+
+def test_run_on_a_terminal_does_not_wait_for_input(
+    scripted: Callable[..., ScriptedChat], run: Run
+) -> None:
+    chat = scripted("fine")
+    assert run("run", "Hi", "--temperature", "0", stdin=None).code == 0
+    assert chat.messages == [{"role": "user", "content": "Hi"}]
+    assert chat.params.temperature == 0
+
+
+@pytest.mark.parametrize(
+    ("texts", "shown"),
+    [
+        (("a\n", "b\n"), "a\nb\n"),  # exactly one line feed at the end
+        (("a\n", "b"), "a\nb\n"),
+        (
+            ("\x1b]0;title\x07", "a\tb\r\u202eevil\x9b2J"),
+            "\\x1b]0;title\\x07a\tb\\r\\u202eevil\\x9b2J\n",
+        ),
+    ],
+)
+def test_run_escapes_control_characters_and_ends_with_one_line_feed(
+    texts: tuple[str, ...], shown: str, scripted: Callable[..., ScriptedChat], run: Run
+) -> None:
+    scripted(*texts)
+    assert run("run", "Hi", stdin=None) == (0, shown, "")
+
+
+def test_run_reports_speed_and_cache_on_stderr(
+    scripted: Callable[..., ScriptedChat], run: Run
+) -> None:
+    scripted("a", "b", "c")
+    outcome = run("run", "Hi", "--stats", stdin=None)
+    assert outcome.out == "abc\n"
+    assert outcome.err.startswith("prompt 10 tokens (4 cached), answer 3 tokens, first after ")
