@@ -101,7 +101,7 @@ def build_engine(
     # by gpu_memory_utilization.
     most = memory.working_set if machine.is_metal() else memory.total
     runner = ModelRunner(loaded.model, loaded.selector, kv, config.seed, memory_limit=most)
-    pace = pace or Pace(config.itl_target_ms / 1e3 or None)
+    pace = pace or Pace(config.itl_target)
     store = _store(config, files)
     swapper = Swapper(scheduler, runner, store) if store else None
     if spans is None:

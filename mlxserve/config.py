@@ -316,3 +316,8 @@ class EngineConfig(Options):
             default="no trace",
         ),
     ] = None
+
+    @property
+    def itl_target(self) -> float | None:
+        """`itl_target_ms` in seconds; None for no target."""
+        return self.itl_target_ms / 1e3 or None

@@ -76,7 +76,7 @@ def record(
     )
     draw = random.Random(0)
     with out.open("w", encoding="utf-8") as file:
-        pace = RecordingPace(config.itl_target_ms / 1e3 or None, file, skip=_WARM_UP)
+        pace = RecordingPace(config.itl_target, file, skip=_WARM_UP)
         files = find_model(config.model, config.revision)
         engine, vocab_size = build_engine(config, files, pace=pace)
         longest = min(max_context, engine.max_model_len - _LONGEST_ANSWER)

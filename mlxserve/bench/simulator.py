@@ -255,7 +255,7 @@ class Simulation:
         self.pool = PagePool(num_pages, config.page_size, config.hot_after_hits)
         self.scheduler = Scheduler(config.scheduler, self.pool)
         self.runner = SimulatedRunner(cost, self.scheduler, jumps=jumps)
-        pace = JumpingPace(config.itl_target_ms / 1e3 or None, self.runner)
+        pace = JumpingPace(config.itl_target, self.runner)
         runner = cast(ModelRunner, self.runner)  # launch, start and collect are all that is used
         self.engine = Engine(self.scheduler, runner, pace, self.runner.clock)
         self._workload = workload

@@ -1,4 +1,4 @@
-"""One option, four places it can come from."""
+"""The four places that an option's value can come from."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def build_all() -> None:
     settings.build(ServerConfig)
 
 
-def test_a_flag_goes_before_the_environment_and_that_before_the_file(home: Path) -> None:
+def test_a_flag_overrides_the_environment_which_overrides_the_file(home: Path) -> None:
     (home / "config.toml").write_text("page_size = 16\nseed = 1\nport = 1\nnum_pages = 9\n")
     settings = read(
         {"page_size": 64, "num_pages": None},
@@ -124,18 +124,18 @@ def test_a_rule_about_two_options_names_where_the_one_to_change_was_set(home: Pa
         build_all()
 
 
-def test_a_mistake_in_a_flag_is_told_as_it_is() -> None:
+def test_a_mistake_in_a_flag_names_no_source() -> None:
     with pytest.raises(InvalidConfig) as caught:
         read({"page_size": 7}).build(EngineConfig)
     assert str(caught.value).endswith("got 7")
 
 
-def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
+def test_a_file_that_is_named_must_exist(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="cannot be read"):
         read(file=tmp_path / "none.toml")
 
 
-def test_every_variable_that_the_code_reads_is_known() -> None:
+def test_every_variable_that_the_code_reads_is_accepted() -> None:
     """Or the command would refuse to start where one of them is set."""
     root = Path(__file__).parents[2]
     known = {

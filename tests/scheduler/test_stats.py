@@ -1,4 +1,4 @@
-"""Each option of the scheduler shows in the counter that is named beside it."""
+"""What an option of the scheduler changes shows in a counter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROMPT = list(range(1, 10)) * 3  # 6 pages of 4, and 3 tokens
 
 
 @pytest.mark.parametrize(("enough", "num_waits"), [(1, 2), (6, 2), (7, 0)])
-def test_whoever_does_not_follow_computes_pages_that_are_given_back(
+def test_requests_that_do_not_wait_compute_shared_pages_again_and_release_them(
     enough: int, num_waits: int, make_engine: Callable
 ) -> None:
     engine = make_engine(
@@ -35,7 +35,7 @@ def test_a_page_that_was_copied_is_counted(make_engine: Callable) -> None:
 
 
 @pytest.mark.parametrize("immune_after", [1, 2, 1000])
-def test_a_request_becomes_immune_once(immune_after: int, make_engine: Callable) -> None:
+def test_each_immune_request_is_counted_once(immune_after: int, make_engine: Callable) -> None:
     engine = make_engine(num_pages=12, growth_pages=0, immune_after_preemptions=immune_after)
     for number in range(6):
         engine.add([number] * 6, max_tokens=30)
@@ -63,7 +63,7 @@ def test_pages_found_often_are_hot_until_they_are_evicted(
     assert engine.scheduler.pool.num_evicted == 15 - 10
 
 
-def test_what_is_reserved_for_running_requests_is_told(make_engine: Callable) -> None:
+def test_pages_reserved_for_running_requests_are_counted(make_engine: Callable) -> None:
     engine = make_engine(max_num_batched_tokens=16, long_prefill_token_threshold=8)
     engine.add([1] * 40, max_tokens=4)
     engine.launch()
