@@ -20,7 +20,7 @@ from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.tokenizer import Tokenizer
 from tests.api.fake_chat import FakeChat
 from tests.api.scripted_engine import ScriptedEngine
-from tests.api.serving import Running, StartServer, serving
+from tests.api.serving import Serve, StartServer, serving
 
 if TYPE_CHECKING:
     from mlxserve.chat import Chat
@@ -41,7 +41,7 @@ def client(chat: FakeChat) -> Iterator[TestClient]:
 
 
 @pytest.fixture
-def start_server(chat: FakeChat) -> Iterator[Callable[..., Running]]:
+def start_server(chat: FakeChat) -> Iterator[StartServer]:
     """A function that starts a server over the scripted chat."""
     with contextlib.ExitStack() as servers:
         yield lambda **options: servers.enter_context(serving(chat, **options))
@@ -68,7 +68,7 @@ def real_chat(
 
 
 @pytest.fixture(scope="session")
-def serve_real(real_chat: Chat) -> StartServer:
+def serve_real(real_chat: Chat) -> Serve:
     """A function that serves it, with access and limits as given; the engine outlives the server."""
     return lambda **options: serving(real_chat, stop_engine=lambda: None, **options)
 
@@ -92,6 +92,6 @@ def scripted_chat() -> Iterator[tuple[Chat, ScriptedEngine]]:
 
 
 @pytest.fixture(scope="session")
-def serve_scripted(scripted_chat: tuple[Chat, ScriptedEngine]) -> StartServer:
+def serve_scripted(scripted_chat: tuple[Chat, ScriptedEngine]) -> Serve:
     """A function that serves it; the engine's words outlive the server."""
     return lambda **options: serving(scripted_chat[0], stop_engine=lambda: None, **options)

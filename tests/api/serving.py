@@ -19,7 +19,8 @@ from tests.api.fake_chat import FakeChat
 if TYPE_CHECKING:
     from mlxserve.chat import Chat
 
-StartServer: TypeAlias = Callable[..., AbstractContextManager["Running"]]
+Serve: TypeAlias = Callable[..., AbstractContextManager["Running"]]
+StartServer: TypeAlias = Callable[..., "Running"]
 
 
 @dataclass

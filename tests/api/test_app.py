@@ -1,21 +1,28 @@
+from __future__ import annotations
+
 import json
+from collections.abc import Iterator
+from typing import Any
 from urllib.parse import quote
 
+import httpx2
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from starlette.testclient import TestClient
 
 from mlxserve.api.bodies.json_body import MAX_BODY_SIZE
 from mlxserve.api.native.schema import DetokenizeRequest, TokenizeRequest
 from mlxserve.api.openai.schema import ChatRequest, CompletionRequest
 from mlxserve.api.responses.schema import ResponsesRequest
 from mlxserve.version import __version__
+from tests.api.fake_chat import FakeChat
 
 CHAT = "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
 
 
-def error_of(reply) -> dict:
+def error_of(reply: httpx2.Response) -> dict[str, Any]:
     assert reply.headers["content-type"] == "application/json"
     error = reply.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -23,7 +30,7 @@ def error_of(reply) -> dict:
     return error
 
 
-def test_health_follows_the_engine(client, chat):
+def test_health_follows_the_engine(client: TestClient, chat: FakeChat) -> None:
     assert client.get("/health").json() == {"status": "ok"}
     chat.alive = False
     reply = client.get("/health")
@@ -31,7 +38,7 @@ def test_health_follows_the_engine(client, chat):
     assert error_of(reply)["code"] == "engine_stopped"
 
 
-def test_ready_tells_what_a_request_would_wait_behind(client, chat):
+def test_ready_tells_what_a_request_would_wait_behind(client: TestClient, chat: FakeChat) -> None:
     reply = client.get("/ready")
     assert reply.json() == {
         "status": "ready",
@@ -49,12 +56,12 @@ def test_ready_tells_what_a_request_would_wait_behind(client, chat):
     assert error_of(client.get("/ready"))["code"] == "engine_stopped"
 
 
-def test_the_version_is_told(client):
+def test_the_version_is_told(client: TestClient) -> None:
     assert client.get("/version").json() == {"version": __version__}
 
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat", "/v1/chat/completions/", "/docs", "//"])
-def test_an_unknown_route_is_a_404_in_shape(client, path):
+def test_an_unknown_route_is_a_404_in_shape(client: TestClient, path: str) -> None:
     reply = client.get(path, follow_redirects=False)
     assert reply.status_code == 404
     assert error_of(reply)["code"] == "unknown_url"
@@ -64,7 +71,9 @@ def test_an_unknown_route_is_a_404_in_shape(client, path):
     ("method", "path"),
     [("GET", CHAT), ("DELETE", "/v1/models"), ("POST", "/v1/prefixes/x"), ("POST", "/health")],
 )
-def test_a_wrong_method_is_a_405_that_says_which_are_right(client, method, path):
+def test_a_wrong_method_is_a_405_that_says_which_are_right(
+    client: TestClient, method: str, path: str
+) -> None:
     reply = client.request(method, path)
     assert reply.status_code == 405
     assert reply.headers["allow"]
@@ -81,7 +90,7 @@ def test_a_wrong_method_is_a_405_that_says_which_are_right(client, method, path)
         {"content-type": "application/json", "content-encoding": "gzip"},
     ],
 )
-def test_only_plain_json_is_read(client, headers):
+def test_only_plain_json_is_read(client: TestClient, headers: dict[str, str]) -> None:
     reply = client.post(CHAT, content=b"{}", headers=headers)
     assert reply.status_code == 415
     error_of(reply)
@@ -90,20 +99,20 @@ def test_only_plain_json_is_read(client, headers):
 @pytest.mark.parametrize(
     "content_type", ["application/json", "Application/JSON; charset=UTF-8", "application/json;"]
 )
-def test_json_may_be_spelled_in_its_ways(client, content_type):
+def test_json_may_be_spelled_in_its_ways(client: TestClient, content_type: str) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "x"}]})
     reply = client.post(CHAT, content=body, headers={"content-type": content_type})
     assert reply.status_code == 200
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[" * 100_000, b'{"a": NaN}', b"\xff\xfe", b"[]"])
-def test_broken_json_is_a_400_in_shape(client, raw):
+def test_broken_json_is_a_400_in_shape(client: TestClient, raw: bytes) -> None:
     reply = client.post(CHAT, content=raw, headers=JSON)
     assert reply.status_code == 400
     assert error_of(reply)["code"] == "invalid_json"
 
 
-def test_a_body_that_is_too_large_is_refused_by_its_declared_size(client):
+def test_a_body_that_is_too_large_is_refused_by_its_declared_size(client: TestClient) -> None:
     reply = client.post(
         CHAT, content=b"{}", headers={**JSON, "content-length": str(MAX_BODY_SIZE + 1)}
     )
@@ -111,10 +120,10 @@ def test_a_body_that_is_too_large_is_refused_by_its_declared_size(client):
     assert error_of(reply)["code"] == "request_too_large"
 
 
-def test_a_body_that_is_too_large_is_refused_by_its_real_size(client):
+def test_a_body_that_is_too_large_is_refused_by_its_real_size(client: TestClient) -> None:
     piece = b" " * 2**20
 
-    def pieces():
+    def pieces() -> Iterator[bytes]:
         for _ in range(MAX_BODY_SIZE // len(piece) + 1):
             yield piece
 
@@ -122,12 +131,12 @@ def test_a_body_that_is_too_large_is_refused_by_its_real_size(client):
     assert reply.status_code == 413
 
 
-def test_a_large_body_within_the_limit_is_parsed(client):
+def test_a_large_body_within_the_limit_is_parsed(client: TestClient) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "x"}], "user": "y" * 2**20})
     assert client.post(CHAT, content=body, headers=JSON).status_code == 200
 
 
-def test_a_million_messages_are_refused(client):
+def test_a_million_messages_are_refused(client: TestClient) -> None:
     body = b'{"messages": [' + b",".join([b'{"role":"user","content":"x"}'] * 1_000_000) + b"]}"
     assert len(body) < MAX_BODY_SIZE
     reply = client.post(CHAT, content=body, headers=JSON)
@@ -135,8 +144,10 @@ def test_a_million_messages_are_refused(client):
     assert error_of(reply)["param"] == "messages"
 
 
-def test_a_bug_is_a_500_in_shape_that_tells_nothing_of_the_inside(client, chat):
-    def fail(*_args, **_kwargs):
+def test_a_bug_is_a_500_in_shape_that_tells_nothing_of_the_inside(
+    client: TestClient, chat: FakeChat
+) -> None:
+    def fail(*_args: object, **_kwargs: object) -> None:
         raise ZeroDivisionError("secret detail")
 
     chat.render = fail
@@ -147,7 +158,7 @@ def test_a_bug_is_a_500_in_shape_that_tells_nothing_of_the_inside(client, chat):
     assert reply.headers["x-request-id"]
 
 
-def test_every_reply_has_its_own_id(client):
+def test_every_reply_has_its_own_id(client: TestClient) -> None:
     replies = [client.get("/health"), client.get("/nowhere"), client.get("/health")]
     assert len({reply.headers["x-request-id"] for reply in replies}) == 3
 
@@ -190,7 +201,7 @@ every_example = settings(
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> tuple[str, dict]:
+def requests(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     path = draw(st.sampled_from(sorted(MODELS)))
     model, valid = MODELS[path]
     names = sorted({*model.model_fields, *model.NOT_YET})
@@ -200,7 +211,9 @@ def requests(draw: st.DrawFn) -> tuple[str, dict]:
 
 @every_example
 @given(asked=requests())
-def test_every_object_gets_an_answer_or_a_refusal_in_shape(client, asked):
+def test_every_object_gets_an_answer_or_a_refusal_in_shape(
+    client: TestClient, asked: tuple[str, dict[str, Any]]
+) -> None:
     path, body = asked
     reply = client.post(path, json=body)
     assert reply.status_code in (200, 400, 404), reply.text
@@ -210,7 +223,7 @@ def test_every_object_gets_an_answer_or_a_refusal_in_shape(client, asked):
 
 @every_example
 @given(path=st.sampled_from(sorted(MODELS)), raw=st.binary(max_size=60) | st.text().map(str.encode))
-def test_every_body_gets_a_refusal_in_shape(client, path, raw):
+def test_every_body_gets_a_refusal_in_shape(client: TestClient, path: str, raw: bytes) -> None:
     reply = client.post(path, content=raw, headers=JSON)
     assert reply.status_code == 400
     error_of(reply)
@@ -218,7 +231,7 @@ def test_every_body_gets_a_refusal_in_shape(client, path, raw):
 
 @every_example
 @given(path=st.text(max_size=40), method=st.sampled_from(["GET", "POST", "PUT", "DELETE"]))
-def test_every_path_gets_a_refusal_in_shape(client, path, method):
+def test_every_path_gets_a_refusal_in_shape(client: TestClient, path: str, method: str) -> None:
     reply = client.request(method, "/v2/" + quote(path, safe="/"))
     assert reply.status_code == 404
     error_of(reply)

@@ -29,11 +29,14 @@ from mlxserve.api.bodies.json_body import parse_json
 from mlxserve.api.config import ServerConfig
 from mlxserve.api.errors import ApiError
 from mlxserve.api.server.connection import Limits
+from mlxserve.chat import Chat
 from mlxserve.errors import InvalidRequest
 from mlxserve.hub.embedded import model_path
 from mlxserve.sampling_params import Structure, StructureKind
 from mlxserve.text.guidance.grammars import MAX_KEPT, Grammars
 from mlxserve.text.tokenizer import Tokenizer
+from tests.api.fake_chat import FakeChat
+from tests.api.serving import Serve, StartServer
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES, EMBEDDINGS = "/v1/messages", "/v1/embeddings"
@@ -51,7 +54,9 @@ USER = {"role": "user", "content": "x"}
         ("Content-Type: text/plain", 415),
     ],
 )
-def test_pages_and_forms_are_refused_before_their_body_is_sent(start_server, header, status):
+def test_pages_and_forms_are_refused_before_their_body_is_sent(
+    start_server: StartServer, header: str, status: int
+) -> None:
     """Its headers say that a body will come; the refusal does not wait for it."""
     running = start_server()
     for path in BODIES:
@@ -64,7 +69,7 @@ def test_pages_and_forms_are_refused_before_their_body_is_sent(start_server, hea
 # Row 4.
 
 
-def test_a_key_in_the_query_is_no_key(chat):
+def test_a_key_in_the_query_is_no_key(chat: FakeChat) -> None:
     key = "k" * 32
     app = create_app(chat, access=AccessPolicy(api_keys=[key]))
     with TestClient(app, base_url="http://127.0.0.1:8000") as client:
@@ -75,7 +80,7 @@ def test_a_key_in_the_query_is_no_key(chat):
 # Row 5.
 
 
-def test_a_server_has_the_deadlines_of_the_list_unless_it_is_told_others():
+def test_a_server_has_the_deadlines_of_the_list_unless_it_is_told_others() -> None:
     limits = Limits.of(ServerConfig())
     assert (limits.header, limits.body, limits.write) == (10, 30, 20)
     assert limits == Limits()
@@ -100,7 +105,7 @@ BAD_JSON = [
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES, EMBEDDINGS])
 @pytest.mark.parametrize("body", BAD_JSON, ids=range(len(BAD_JSON)))
-def test_bad_json_is_refused_on_every_route(client, path, body):
+def test_bad_json_is_refused_on_every_route(client: TestClient, path: str, body: bytes) -> None:
     reply = client.post(path, content=body, headers={"content-type": "application/json"})
     assert reply.status_code == 400
     assert not re.search(r"Traceback|File \"|site-packages", reply.text)
@@ -121,7 +126,7 @@ def cut(body: bytes) -> bytes:
     ],
     ids=range(len(BAD_JSON) + 4),
 )
-def test_what_is_parsed_in_the_event_loop_takes_less_than_fifty_milliseconds(body):
+def test_what_is_parsed_in_the_event_loop_takes_less_than_fifty_milliseconds(body: bytes) -> None:
     """Of this thread's own time, the best of three: 3 ms at most, where nothing else runs."""
 
     def seconds() -> float:
@@ -133,7 +138,9 @@ def test_what_is_parsed_in_the_event_loop_takes_less_than_fifty_milliseconds(bod
     assert min(seconds() for _ in range(3)) < 0.05
 
 
-def test_a_longer_body_is_parsed_beside_the_event_loop(start_server, monkeypatch):
+def test_a_longer_body_is_parsed_beside_the_event_loop(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A million members take a quarter of a second to be counted: others do not wait for it."""
     others_were_answered = threading.Event()
 
@@ -154,7 +161,7 @@ def test_a_longer_body_is_parsed_beside_the_event_loop(start_server, monkeypatch
         assert asked.result().status_code == 400
 
 
-def test_a_nul_is_a_character_like_any_other(client, chat):
+def test_a_nul_is_a_character_like_any_other(client: TestClient, chat: FakeChat) -> None:
     reply = client.post(CHAT, json={"messages": [{"role": "user", "content": "a\0b"}]})
     assert reply.status_code == 200
     assert chat.rendered[-1].messages[0]["content"] == "a\0b"
@@ -200,7 +207,9 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize(("path", "fields", "field"), NUMBERS)
-def test_a_number_out_of_range_is_refused_by_its_fields_name(client, chat, path, fields, field):
+def test_a_number_out_of_range_is_refused_by_its_fields_name(
+    client: TestClient, chat: FakeChat, path: str, fields: dict[str, Any], field: str
+) -> None:
     reply = client.post(path, json={**BODIES[path], **fields})
     assert reply.status_code == 400, reply.text
     assert reply.json()["error"]["message"].startswith(field)
@@ -229,7 +238,9 @@ SCHEMAS = [
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=range(len(SCHEMAS)))
-def test_a_schema_that_is_too_large_is_refused_in_a_moment(serve_real, real_chat, schema):
+def test_a_schema_that_is_too_large_is_refused_in_a_moment(
+    serve_real: Serve, real_chat: Chat, schema: str
+) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "s", "strict": True, "schema": 0}}
     body = json.dumps({"messages": [USER], "max_tokens": 2, "response_format": form})
     body = body.replace('"schema": 0', f'"schema": {schema}')
@@ -243,7 +254,7 @@ def test_a_schema_that_is_too_large_is_refused_in_a_moment(serve_real, real_chat
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(1_000, marks=pytest.mark.slow)])
-def test_a_flood_of_schemas_is_not_kept(count):
+def test_a_flood_of_schemas_is_not_kept(count: int) -> None:
     """Each is compiled and forgotten: two at a time, and no more than so many are in memory."""
     grammars = Grammars(Tokenizer(model_path()), 2_100)
 
@@ -261,7 +272,7 @@ def test_a_flood_of_schemas_is_not_kept(count):
 
 
 @pytest.mark.parametrize("name", ["<|im_end|>", "a b", "x\n", "</tool_call>", "", "a" * 200])
-def test_a_tools_name_is_no_place_for_markup(client, name):
+def test_a_tools_name_is_no_place_for_markup(client: TestClient, name: str) -> None:
     function = {"name": name, "parameters": {"type": "object"}}
     fields = {"tools": [{"type": "function", "function": function}]}
     assert client.post(CHAT, json={**BODIES[CHAT], **fields}).status_code == 400
@@ -284,7 +295,9 @@ def tokenizer() -> Tokenizer:
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
-def test_markup_that_somebody_typed_is_text(client, chat, tokenizer, path, text):
+def test_markup_that_somebody_typed_is_text(
+    client: TestClient, chat: FakeChat, tokenizer: Tokenizer, path: str, text: str
+) -> None:
     """The prompt differs from one with harmless text in nothing but that text's own tokens."""
     chat.render = tokenizer.render
     prompts = []
@@ -298,7 +311,7 @@ def test_markup_that_somebody_typed_is_text(client, chat, tokenizer, path, text)
     assert text in tokenizer.decode(prompts[0])
 
 
-def test_a_megabyte_of_arguments_takes_linear_time(client):
+def test_a_megabyte_of_arguments_takes_linear_time(client: TestClient) -> None:
     arguments = json.dumps({"x": "<tool_call>" * 100_000})
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
     messages = [USER, {"role": "assistant", "tool_calls": [call]}]
@@ -314,7 +327,9 @@ PLACES = ["../../etc", "/etc/passwd", "evil/repo", "~", "file:///x", "x" * 4_096
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_a_model_is_a_name_and_never_a_place(client, monkeypatch, name):
+def test_a_model_is_a_name_and_never_a_place(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     def touch(*_args: object, **_kwargs: object) -> None:
         raise AssertionError("a name was looked up")
 
@@ -327,7 +342,7 @@ def test_a_model_is_a_name_and_never_a_place(client, monkeypatch, name):
         assert len(reply.text) < 600
 
 
-def test_no_field_loads_adapters(client):
+def test_no_field_loads_adapters(client: TestClient) -> None:
     reply = client.post(CHAT, json={**BODIES[CHAT], "adapters": "../../x", "adapter_path": "/x"})
     assert reply.headers["x-mlxserve-warning"].endswith("adapter_path, adapters")
 
@@ -335,7 +350,9 @@ def test_no_field_loads_adapters(client):
 # Row 14.
 
 
-def test_a_template_without_end_is_a_400_and_keeps_nobody_waiting(start_server, chat):
+def test_a_template_without_end_is_a_400_and_keeps_nobody_waiting(
+    start_server: StartServer, chat: FakeChat
+) -> None:
     others_were_answered = threading.Event()
 
     def render(*_args: Any, **_kwargs: Any) -> list[int]:
@@ -366,7 +383,9 @@ URLS = [
 
 
 @pytest.mark.parametrize("url", URLS)
-def test_images_are_refused_and_nothing_is_fetched(client, chat, url):
+def test_images_are_refused_and_nothing_is_fetched(
+    client: TestClient, chat: FakeChat, url: str
+) -> None:
     part = {"type": "image_url", "image_url": {"url": url}}
     block = {"type": "image", "source": {"type": "url", "url": url}}
     item = {"type": "input_image", "image_url": url}
@@ -385,7 +404,7 @@ def test_images_are_refused_and_nothing_is_fetched(client, chat, url):
 # Row 21.
 
 
-def test_the_id_of_a_response_cannot_be_guessed(client):
+def test_the_id_of_a_response_cannot_be_guessed(client: TestClient) -> None:
     ids = {client.post(RESPONSES, json={"input": "x"}).json()["id"] for _ in range(20)}
     assert len(ids) == 20
     assert all(re.fullmatch(r"resp_[0-9a-f]{32}", each) for each in ids)  # 122 random bits

@@ -18,6 +18,8 @@ import httpx
 import pytest
 
 from mlxserve.api.access.policy import AccessPolicy
+from mlxserve.chat import Chat
+from tests.api.serving import Running, Serve
 
 CHAT, MESSAGES, EMBEDDINGS = "/v1/chat/completions", "/v1/messages", "/v1/embeddings"
 NUM_LEAVING = 200
@@ -90,7 +92,9 @@ def leave(port: int, number: int) -> None:
 
 
 @pytest.mark.slow
-def test_whoever_leaves_at_whatever_moment_leaves_nothing_behind(server, real_chat):
+def test_whoever_leaves_at_whatever_moment_leaves_nothing_behind(
+    server: Running, real_chat: Chat
+) -> None:
     before = num_tasks(server)
     with ThreadPoolExecutor(40) as clients:
         list(clients.map(lambda number: leave(server.port, number), range(NUM_LEAVING)))
@@ -100,7 +104,7 @@ def test_whoever_leaves_at_whatever_moment_leaves_nothing_behind(server, real_ch
     assert ask(server, 2)["usage"]["completion_tokens"] == 2
 
 
-def test_a_slow_reader_does_not_slow_others(server):
+def test_a_slow_reader_does_not_slow_others(server: Running) -> None:
     """Nobody waits for one who does not read; when it does, all of its answer is there."""
     wordy = {"logprobs": True, "top_logprobs": 20, "max_tokens": 250}
     stalled = request_bytes(CHAT, long_answer(stream=True, **wordy))
@@ -121,7 +125,7 @@ def test_a_slow_reader_does_not_slow_others(server):
     assert received.count(b'"content":') >= 250
 
 
-def test_two_keys_share_no_page(serve_real, real_chat):
+def test_two_keys_share_no_page(serve_real: Serve, real_chat: Chat) -> None:
     """The same prompt at the same time under two keys: computed twice, on pages of their own."""
     alice, bob = "a" * 32, "b" * 32
     messages = [{"role": "user", "content": "The same words again and again. " * 20}]
@@ -151,7 +155,7 @@ def test_two_keys_share_no_page(serve_real, real_chat):
     seconds_until(lambda: is_at_rest(real_chat), at_most=20)
 
 
-def test_no_thread_of_ours_outlives_a_server(serve_real):
+def test_no_thread_of_ours_outlives_a_server(serve_real: Serve) -> None:
     before = {thread.name for thread in threading.enumerate()}
     with serve_real() as running:
         assert httpx.get(running.url + "/health").status_code == 200

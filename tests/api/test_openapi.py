@@ -1,23 +1,30 @@
 """The document describes every route; and what it allows, and what it does not, is answered in shape."""
 
+from __future__ import annotations
+
 import json
 import os
 import re
+from typing import Any
 
 import httpx
+import httpx2
 import pytest
 from hypothesis import HealthCheck, given, settings
+from starlette.testclient import TestClient
+
+from tests.api.serving import StartServer
 
 NUM_EXAMPLES = int(os.environ.get("SCHEMATHESIS_EXAMPLES", "10"))  # of each route; more on demand
 MAP = "/api/v1/kv/map"  # sends events until the server ends
 
 
 @pytest.fixture
-def document(client) -> dict:
+def document(client: TestClient) -> dict[str, Any]:
     return client.get("/openapi.json").json()
 
 
-def test_every_route_is_described(client, document):
+def test_every_route_is_described(client: TestClient, document: dict[str, Any]) -> None:
     described = {
         (method, path) for path, operations in document["paths"].items() for method in operations
     }
@@ -30,7 +37,7 @@ def test_every_route_is_described(client, document):
     assert len(routes) > 20
 
 
-def test_a_route_that_changes_something_shows_the_body_it_takes(document):
+def test_a_route_that_changes_something_shows_the_body_it_takes(document: dict[str, Any]) -> None:
     bodiless = {
         (path, method)
         for path, operations in document["paths"].items()
@@ -40,7 +47,7 @@ def test_a_route_that_changes_something_shows_the_body_it_takes(document):
     assert bodiless == {("/api/v1/cache/reset", "post"), ("/v1/responses/{id}/cancel", "post")}
 
 
-def test_every_reference_leads_somewhere(document):
+def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     names = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)))
     assert names <= schemas.keys()
@@ -49,7 +56,9 @@ def test_every_reference_leads_somewhere(document):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["positive", "negative"])
-def test_no_request_gets_a_5xx_nor_an_error_out_of_shape(start_server, document, kind):
+def test_no_request_gets_a_5xx_nor_an_error_out_of_shape(
+    start_server: StartServer, document: dict[str, Any], kind: str
+) -> None:
     import schemathesis  # takes a second
 
     url = start_server().url
@@ -60,7 +69,7 @@ def test_no_request_gets_a_5xx_nor_an_error_out_of_shape(start_server, document,
         operations = [one for one in operations if one.definition.raw.get("requestBody")]
     assert len(operations) >= 10
 
-    def fuzz(operation) -> None:
+    def fuzz(operation: Any) -> None:
         is_large = operation.path.startswith("/v1/messages")  # to generate one takes 5 s
 
         @settings(
@@ -71,7 +80,7 @@ def test_no_request_gets_a_5xx_nor_an_error_out_of_shape(start_server, document,
             suppress_health_check=list(HealthCheck),
         )
         @given(case=operation.as_strategy(generation_mode=mode))
-        def answers(case) -> None:
+        def answers(case: Any) -> None:
             reply = case.call(base_url=url, timeout=30)
             assert reply.status_code < 500, reply.content
             if reply.status_code >= 400:
@@ -84,7 +93,7 @@ def test_no_request_gets_a_5xx_nor_an_error_out_of_shape(start_server, document,
             fuzz(operation)
 
 
-def check_shape(path: str, reply) -> None:
+def check_shape(path: str, reply: httpx2.Response) -> None:
     body = json.loads(reply.content)
     if path.startswith("/v1/messages"):
         assert body["type"] == "error"
@@ -94,7 +103,7 @@ def check_shape(path: str, reply) -> None:
     assert body["error"]["message"]
 
 
-def test_a_field_of_any_name_can_be_warned_of(start_server):
+def test_a_field_of_any_name_can_be_warned_of(start_server: StartServer) -> None:
     """Found by the fuzzing above: a header may not end with a space."""
     url = f"{start_server().url}/v1/completions"
     headers = {"content-type": "application/json"}

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import json
 import logging
 import stat
@@ -11,6 +13,7 @@ from mlxserve.api.access.keys import Key, KeyFile, Keyring, Scope, digest_of
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
 from mlxserve.errors import InvalidConfig
+from tests.api.fake_chat import FakeChat
 
 
 @pytest.fixture
@@ -18,7 +21,7 @@ def file(tmp_path: Path) -> KeyFile:
     return KeyFile(tmp_path / "config" / "keys.json")
 
 
-def test_a_key_is_shown_once_and_kept_as_a_digest(file):
+def test_a_key_is_shown_once_and_kept_as_a_digest(file: KeyFile) -> None:
     secret = file.create("laptop", Scope.USER, max_requests=3)
     assert len(secret) > 50
     assert secret not in file.path.read_text()
@@ -28,7 +31,7 @@ def test_a_key_is_shown_once_and_kept_as_a_digest(file):
     assert len(key.created) == len("2026-01-31")
 
 
-def test_its_file_and_folder_are_its_owners_alone(file):
+def test_its_file_and_folder_are_its_owners_alone(file: KeyFile) -> None:
     file.create("laptop", Scope.USER)
     file.create("desk", Scope.ADMIN)
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
@@ -36,7 +39,7 @@ def test_its_file_and_folder_are_its_owners_alone(file):
     assert [entry.name for entry in file.path.parent.iterdir()] == ["keys.json"]
 
 
-def test_a_planted_link_is_not_written_through(file, tmp_path):
+def test_a_planted_link_is_not_written_through(file: KeyFile, tmp_path: Path) -> None:
     """Neither where the file is to be, nor where the new one is written first."""
     victim = tmp_path / "victim"
     victim.write_text('{"keys": []}')
@@ -50,7 +53,7 @@ def test_a_planted_link_is_not_written_through(file, tmp_path):
     assert [key.name for key in file.read()] == ["laptop"]
 
 
-def test_a_name_is_used_once(file):
+def test_a_name_is_used_once(file: KeyFile) -> None:
     file.create("laptop", Scope.USER)
     with pytest.raises(InvalidConfig, match="There is already a key named 'laptop'"):
         file.create("laptop", Scope.ADMIN)
@@ -58,7 +61,7 @@ def test_a_name_is_used_once(file):
         file.create("a b", Scope.USER)
 
 
-def test_a_revoked_key_is_gone_and_an_unknown_one_is_an_error(file):
+def test_a_revoked_key_is_gone_and_an_unknown_one_is_an_error(file: KeyFile) -> None:
     file.create("laptop", Scope.USER)
     file.create("desk", Scope.USER)
     file.revoke("laptop")
@@ -67,7 +70,7 @@ def test_a_revoked_key_is_gone_and_an_unknown_one_is_an_error(file):
         file.revoke("laptop")
 
 
-def test_two_who_create_keys_at_once_lose_none(file):
+def test_two_who_create_keys_at_once_lose_none(file: KeyFile) -> None:
     threads = [
         threading.Thread(target=file.create, args=(f"key{number}", Scope.USER))
         for number in range(8)
@@ -90,7 +93,7 @@ def test_two_who_create_keys_at_once_lose_none(file):
         json.dumps({"keys": [{"name": "a", "sha256": "0" * 64, "scope": "user", "max_requests": 0}]}),
     ],
 )  # fmt: skip
-def test_a_damaged_file_is_refused(file, text):
+def test_a_damaged_file_is_refused(file: KeyFile, text: str) -> None:
     file.path.parent.mkdir()
     file.path.write_text(text)
     file.path.chmod(0o600)
@@ -98,14 +101,14 @@ def test_a_damaged_file_is_refused(file, text):
         Keyring(file=file)
 
 
-def test_a_file_that_others_can_read_is_refused(file):
+def test_a_file_that_others_can_read_is_refused(file: KeyFile) -> None:
     file.create("laptop", Scope.USER)
     file.path.chmod(0o644)
     with pytest.raises(InvalidConfig, match="chmod 600"):
         Keyring(file=file)
 
 
-def test_a_ring_follows_its_file(file):
+def test_a_ring_follows_its_file(file: KeyFile) -> None:
     ring = Keyring(file=file)
     assert not ring.is_locked
     secret = file.create("laptop", Scope.ADMIN)
@@ -118,7 +121,9 @@ def test_a_ring_follows_its_file(file):
 
 
 @pytest.mark.parametrize("harm", ["chmod", "remove", "damage"])
-def test_a_file_that_cannot_be_trusted_any_more_lets_nobody_in(file, harm, caplog):
+def test_a_file_that_cannot_be_trusted_any_more_lets_nobody_in(
+    file: KeyFile, harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
     secret = file.create("laptop", Scope.USER)
     ring = Keyring([Key.of("other-secret", Scope.USER)], file)
     assert ring.find(secret)
@@ -135,7 +140,7 @@ def test_a_file_that_cannot_be_trusted_any_more_lets_nobody_in(file, harm, caplo
     assert ring.is_locked
 
 
-def test_a_new_key_of_an_old_name_is_somebody_else(file):
+def test_a_new_key_of_an_old_name_is_somebody_else(file: KeyFile) -> None:
     ring = Keyring(file=file)
     first = ring.find(file.create("laptop", Scope.USER))
     file.revoke("laptop")
@@ -144,7 +149,7 @@ def test_a_new_key_of_an_old_name_is_somebody_else(file):
     assert first.id.startswith("laptop-")
 
 
-def test_scopes_are_told_apart_on_the_routes(chat, file):
+def test_scopes_are_told_apart_on_the_routes(chat: FakeChat, file: KeyFile) -> None:
     user, admin = (file.create(scope, Scope(scope)) for scope in ("user", "admin"))
     app = create_app(chat, access=AccessPolicy(keys_file=file.path))
     client = TestClient(app, base_url="http://127.0.0.1")

@@ -1,3 +1,9 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx2
 import pytest
 from starlette.testclient import TestClient
 
@@ -6,12 +12,13 @@ from mlxserve.api.access.limits import KeyLimits
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
 from mlxserve.api.errors import ApiError
+from tests.api.fake_chat import FakeChat
 
 KEY = Key.of("secret", Scope.USER)
 OTHER = Key.of("another", Scope.USER)
 
 
-def test_a_key_has_so_many_answers_under_way_and_no_more():
+def test_a_key_has_so_many_answers_under_way_and_no_more() -> None:
     limits = KeyLimits(max_requests=2)
     first, _second = limits.enter(KEY), limits.enter(KEY)
     with pytest.raises(ApiError) as refused:
@@ -22,7 +29,7 @@ def test_a_key_has_so_many_answers_under_way_and_no_more():
     limits.enter(KEY)
 
 
-def test_every_answer_of_a_request_counts():
+def test_every_answer_of_a_request_counts() -> None:
     limits = KeyLimits(max_requests=4)
     lease = limits.enter(KEY)
     lease.take(3)
@@ -33,7 +40,7 @@ def test_every_answer_of_a_request_counts():
     assert limits.enter(KEY).take(3) is None
 
 
-def test_a_minute_holds_so_many_requests_and_refills_evenly():
+def test_a_minute_holds_so_many_requests_and_refills_evenly() -> None:
     now = [100.0]
     limits = KeyLimits(requests_per_minute=3, clock=lambda: now[0])
     for _ in range(3):
@@ -51,7 +58,7 @@ def test_a_minute_holds_so_many_requests_and_refills_evenly():
         limits.enter(KEY)
 
 
-def test_a_refused_request_holds_nothing():
+def test_a_refused_request_holds_nothing() -> None:
     limits = KeyLimits(max_requests=1, requests_per_minute=1, clock=lambda: 0.0)
     limits.enter(KEY).close()
     for _ in range(3):
@@ -60,7 +67,7 @@ def test_a_refused_request_holds_nothing():
         assert refused.value.code == "rate_limit_exceeded"
 
 
-def test_a_keys_own_limits_go_before_the_servers():
+def test_a_keys_own_limits_go_before_the_servers() -> None:
     own = Key(name="own", sha256="0" * 64, max_requests=2)
     limits = KeyLimits(max_requests=1)
     leases = [limits.enter(own), limits.enter(own)]
@@ -69,13 +76,13 @@ def test_a_keys_own_limits_go_before_the_servers():
     assert len(leases) == 2
 
 
-def test_a_limit_is_told_in_the_clients_terms(chat, tmp_path):
+def test_a_limit_is_told_in_the_clients_terms(chat: FakeChat, tmp_path: Path) -> None:
     file = KeyFile(tmp_path / "keys.json")
     headers = {"authorization": f"Bearer {file.create('small', Scope.USER, requests_per_minute=2)}"}
     app = create_app(chat, access=AccessPolicy(keys_file=file.path, max_requests_per_key=4))
     client = TestClient(app, base_url="http://127.0.0.1")
 
-    def ask(**body):
+    def ask(**body: Any) -> httpx2.Response:
         return client.post("/v1/completions", json={"prompt": "x", **body}, headers=headers)
 
     too_wide = ask(prompt=["x"] * 5)
@@ -89,7 +96,7 @@ def test_a_limit_is_told_in_the_clients_terms(chat, tmp_path):
     assert client.get("/v1/models", headers=headers).status_code == 200  # reading is free
 
 
-def test_without_keys_there_are_no_limits(chat):
+def test_without_keys_there_are_no_limits(chat: FakeChat) -> None:
     app = create_app(chat, access=AccessPolicy(max_requests_per_key=1))
     client = TestClient(app, base_url="http://127.0.0.1")
     assert client.post("/v1/completions", json={"prompt": ["x"] * 5}).status_code == 200

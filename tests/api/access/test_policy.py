@@ -1,4 +1,7 @@
+from __future__ import annotations
+
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +13,7 @@ from mlxserve.errors import InvalidConfig
 KEY = "0123456789abcdef"
 
 
-def access_to(host: str, *, environment_key: str | None = None, **options) -> AccessPolicy:
+def access_to(host: str, *, environment_key: str | None = None, **options: Any) -> AccessPolicy:
     options = {"keys_file": "none", **options}
     return read_access(ServerConfig(host=host, **options), environment_key)
 
@@ -23,38 +26,38 @@ def key_file(tmp_path: Path) -> Path:
     return file
 
 
-def test_loopback_needs_no_key():
+def test_loopback_needs_no_key() -> None:
     for host in ("127.0.0.1", "localhost", "::1"):
         assert access_to(host) == AccessPolicy()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "studio.local", ""])
-def test_listening_to_the_network_without_a_key_is_refused_with_what_to_do(host):
+def test_listening_to_the_network_without_a_key_is_refused_with_what_to_do(host: str) -> None:
     with pytest.raises(InvalidConfig, match="mlxserve key create"):
         access_to(host)
     assert access_to(host, environment_key=KEY).admin_keys == (KEY,)
 
 
-def test_keys_come_from_the_file_and_the_environment(key_file):
+def test_keys_come_from_the_file_and_the_environment(key_file: Path) -> None:
     access = access_to("127.0.0.1", api_key_file=str(key_file), environment_key="another-long-key")
     assert access.api_keys == (KEY, KEY[::-1])
     assert access.admin_keys == ("another-long-key",)
 
 
-def test_a_key_file_others_can_read_is_refused(key_file):
+def test_a_key_file_others_can_read_is_refused(key_file: Path) -> None:
     key_file.chmod(0o640)
     with pytest.raises(InvalidConfig, match="chmod 600"):
         access_to("127.0.0.1", api_key_file=str(key_file))
 
 
 @pytest.mark.parametrize("text", ["", "\n\n"])
-def test_a_key_file_without_keys_is_refused(key_file, text):
+def test_a_key_file_without_keys_is_refused(key_file: Path, text: str) -> None:
     key_file.write_text(text)
     with pytest.raises(InvalidConfig, match="holds no key"):
         access_to("127.0.0.1", api_key_file=str(key_file))
 
 
-def test_a_key_file_that_does_not_exist_is_refused(tmp_path):
+def test_a_key_file_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="cannot be read"):
         access_to("127.0.0.1", api_key_file=str(tmp_path / "none"))
 
@@ -62,20 +65,20 @@ def test_a_key_file_that_does_not_exist_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "key", ["short", "with a space in it", "naïve-long-enough-key", "x" * 20 + "\n"]
 )
-def test_a_weak_or_malformed_key_is_refused_and_not_shown(key):
+def test_a_weak_or_malformed_key_is_refused_and_not_shown(key: str) -> None:
     with pytest.raises(InvalidConfig) as caught:
         access_to("127.0.0.1", environment_key=key)
     assert key.strip() not in str(caught.value)
 
 
-def test_a_server_on_one_address_answers_to_it():
+def test_a_server_on_one_address_answers_to_it() -> None:
     access = access_to("192.168.1.5", environment_key=KEY)
     assert access.hosts == ("192.168.1.5",)
     assert not access.any_address
     assert access_to("fe80::1", environment_key=KEY).hosts == ("[fe80::1]",)
 
 
-def test_a_server_on_all_addresses_answers_to_each_of_them_and_to_its_names():
+def test_a_server_on_all_addresses_answers_to_each_of_them_and_to_its_names() -> None:
     access = access_to("0.0.0.0", environment_key=KEY, allowed_host=("Proxy.Example",))
     assert access.any_address
     assert "proxy.example" in access.hosts
@@ -86,12 +89,12 @@ def test_a_server_on_all_addresses_answers_to_each_of_them_and_to_its_names():
 @pytest.mark.parametrize(
     "origin", ["*", "null", "chat.example", "https://", "https://a/b", "file://x"]
 )
-def test_what_is_not_an_origin_is_refused(origin):
+def test_what_is_not_an_origin_is_refused(origin: str) -> None:
     with pytest.raises(InvalidConfig, match="not an origin"):
         access_to("127.0.0.1", allowed_origin=(origin,))
 
 
-def test_the_keys_that_were_created_open_the_network(tmp_path):
+def test_the_keys_that_were_created_open_the_network(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     with pytest.raises(InvalidConfig):
         access_to("0.0.0.0", keys_file=str(file))
@@ -100,7 +103,9 @@ def test_the_keys_that_were_created_open_the_network(tmp_path):
     assert ring.find(secret).name == "laptop"
 
 
-def test_their_file_is_in_the_configuration_folder_unless_named(monkeypatch, tmp_path):
+def test_their_file_is_in_the_configuration_folder_unless_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert keys_file(None) == tmp_path / "mlxserve" / "keys.json"
     assert keys_file("none") is None

@@ -1,3 +1,8 @@
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
 import pytest
 from starlette.routing import Route
 from starlette.testclient import TestClient
@@ -5,18 +10,19 @@ from starlette.testclient import TestClient
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.access.security import is_loopback
 from mlxserve.api.app import create_app
+from tests.api.fake_chat import FakeChat
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
 PAGE = "https://chat.example"
 
 
-def client_of(chat, **access) -> TestClient:
+def client_of(chat: FakeChat, **access: Any) -> TestClient:
     app = create_app(chat, access=AccessPolicy(**access))
     return TestClient(app, base_url="http://127.0.0.1:8000")
 
 
-def all_routes(chat) -> list[tuple[str, str]]:
+def all_routes(chat: FakeChat) -> list[tuple[str, str]]:
     app = create_app(chat)
     routes = [route for route in app.routes if isinstance(route, Route)]
     assert len(routes) == len(app.routes) >= 6
@@ -27,7 +33,7 @@ def all_routes(chat) -> list[tuple[str, str]]:
     ]
 
 
-def word_of(reply) -> str:
+def word_of(reply: httpx2.Response) -> str:
     """OpenAI's code of an error, or Anthropic's type of it."""
     error = reply.json()["error"]
     return error["code"] if "code" in error else error["type"]
@@ -37,7 +43,7 @@ def word_of(reply) -> str:
     "host",
     ["127.0.0.1", "127.0.0.1:8000", "localhost", "LOCALHOST:1", "[::1]", "[::1]:65535"],
 )
-def test_loopback_names_are_this_server(client, host):
+def test_loopback_names_are_this_server(client: TestClient, host: str) -> None:
     assert client.get("/health", headers={"host": host}).status_code == 200
 
 
@@ -62,7 +68,7 @@ def test_loopback_names_are_this_server(client, host):
         "l\u00f6calhost",
     ],
 )
-def test_another_host_is_refused_on_every_route(chat, host):
+def test_another_host_is_refused_on_every_route(chat: FakeChat, host: str) -> None:
     client = client_of(chat)
     for method, path in [*all_routes(chat), ("GET", "/nowhere")]:
         reply = client.request(method, path, headers={"host": host.encode("latin-1")})
@@ -71,7 +77,7 @@ def test_another_host_is_refused_on_every_route(chat, host):
             assert word_of(reply) in ("host_not_allowed", "permission_error")
 
 
-def test_a_host_the_server_was_told_of_is_accepted(chat):
+def test_a_host_the_server_was_told_of_is_accepted(chat: FakeChat) -> None:
     client = client_of(chat, hosts=["studio.local", "[fe80::1]"])
     assert client.get("/health", headers={"host": "studio.local:80"}).status_code == 200
     assert client.get("/health", headers={"host": "[fe80::1]"}).status_code == 200
@@ -93,7 +99,9 @@ def test_a_host_the_server_was_told_of_is_accepted(chat):
         {"sec-fetch-site": "nonsense"},
     ],
 )
-def test_pages_are_refused_on_every_route_before_the_body_is_read(chat, headers):
+def test_pages_are_refused_on_every_route_before_the_body_is_read(
+    chat: FakeChat, headers: dict[str, str]
+) -> None:
     client = client_of(chat)
     for method, path in all_routes(chat):
         assert client.request(method, path, headers=headers).status_code == 403, path
@@ -109,11 +117,13 @@ def test_pages_are_refused_on_every_route_before_the_body_is_read(chat, headers)
         {"sec-fetch-site": "same-origin"},
     ],
 )
-def test_the_servers_own_origin_and_a_typed_address_are_accepted(client, headers):
+def test_the_servers_own_origin_and_a_typed_address_are_accepted(
+    client: TestClient, headers: dict[str, str]
+) -> None:
     assert client.get("/health", headers=headers).status_code == 200
 
 
-def test_an_allowed_page_may_ask_and_read(chat):
+def test_an_allowed_page_may_ask_and_read(chat: FakeChat) -> None:
     client = client_of(chat, origins=[PAGE])
     headers = {"origin": PAGE, "sec-fetch-site": "cross-site"}
     preflight = client.options(CHAT, headers={**headers, "access-control-request-method": "POST"})
@@ -129,12 +139,12 @@ def test_an_allowed_page_may_ask_and_read(chat):
     assert client.get("/health", headers={"origin": "https://chat.example.evil"}).status_code == 403
 
 
-def test_nothing_allows_pages_by_default(client):
+def test_nothing_allows_pages_by_default(client: TestClient) -> None:
     reply = client.post(CHAT, json=HELLO)
     assert not [name for name in reply.headers if name.startswith("access-control")]
 
 
-def test_every_route_but_health_needs_a_key(chat):
+def test_every_route_but_health_needs_a_key(chat: FakeChat) -> None:
     client = client_of(chat, api_keys=["first-key", "second-key"])
     for method, path in [*all_routes(chat), ("GET", "/nowhere")]:
         reply = client.request(method, path)
@@ -156,7 +166,7 @@ def test_every_route_but_health_needs_a_key(chat):
         "Bearer caf\u00e9",
     ],
 )
-def test_a_wrong_key_is_a_401_in_shape(chat, authorization):
+def test_a_wrong_key_is_a_401_in_shape(chat: FakeChat, authorization: str) -> None:
     client = client_of(chat, api_keys=["first-key", "second-key"])
     headers = {"authorization": authorization.encode("latin-1")}
     reply = client.post(CHAT, json=HELLO, headers=headers)
@@ -168,13 +178,13 @@ def test_a_wrong_key_is_a_401_in_shape(chat, authorization):
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
 @pytest.mark.parametrize("key", ["first-key", "second-key"])
-def test_each_key_opens_the_door(chat, scheme, key):
+def test_each_key_opens_the_door(chat: FakeChat, scheme: str, key: str) -> None:
     client = client_of(chat, api_keys=["first-key", "second-key"])
     reply = client.post(CHAT, json=HELLO, headers={"authorization": f"{scheme} {key}"})
     assert reply.status_code == 200
 
 
-def test_keys_do_not_share_cached_pages(chat):
+def test_keys_do_not_share_cached_pages(chat: FakeChat) -> None:
     client = client_of(chat, api_keys=["first-key", "second-key"])
     for key in ("first-key", "second-key", "first-key"):
         for salt in (None, "s"):
@@ -189,7 +199,7 @@ def test_keys_do_not_share_cached_pages(chat):
     assert not any("key" in salt for salt in salts)
 
 
-def test_a_salt_cannot_reach_into_another_keys_pages(chat):
+def test_a_salt_cannot_reach_into_another_keys_pages(chat: FakeChat) -> None:
     client = client_of(chat, api_keys=["first-key", "second-key"])
     client.post(CHAT, json=HELLO, headers={"authorization": "Bearer first-key"})
     stolen = chat.submitted[0].cache_salt
@@ -215,5 +225,5 @@ def test_a_salt_cannot_reach_into_another_keys_pages(chat):
         ("", False),
     ],
 )
-def test_loopback_is_told_from_the_network(host, expected):
+def test_loopback_is_told_from_the_network(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected

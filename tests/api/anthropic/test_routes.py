@@ -1,21 +1,26 @@
+from __future__ import annotations
+
 import json
 import socket
 from typing import Any
 
+import httpx2
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from starlette.testclient import TestClient
 
 from mlxserve.api.anthropic.reply import SIGNATURE, MessageReply
 from mlxserve.api.bodies.json_body import MAX_BODY_SIZE
-from mlxserve.errors import EngineStopped, OutOfMemory, PromptTooLong, QueueFull
+from mlxserve.errors import EngineStopped, MlxServeError, OutOfMemory, PromptTooLong, QueueFull
 from mlxserve.hub.embedded import model_path
 from mlxserve.request import FinishReason
 from mlxserve.sampling_params import StructureKind
 from mlxserve.text.deltas import Delta, Usage
 from mlxserve.text.parsing.turn import ToolCallDelta, ToolChoice
 from mlxserve.text.tokenizer import Tokenizer
-from tests.api.fake_chat import HOLD
+from tests.api.fake_chat import HOLD, FakeChat
+from tests.api.serving import StartServer
 
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
@@ -23,14 +28,16 @@ USER: dict[str, Any] = {"role": "user", "content": "Hi"}
 HELLO: dict[str, Any] = {"model": "fake", "max_tokens": 10, "messages": [USER]}
 
 
-def post(client, path: str = MESSAGES, headers: dict[str, str] | None = None, **fields: Any):
+def post(
+    client: TestClient, path: str = MESSAGES, headers: dict[str, str] | None = None, **fields: Any
+) -> httpx2.Response:
     body = {**HELLO, **fields}
     if path == COUNT:
         body.pop("max_tokens")
     return client.post(path, json=body, headers=headers or {})
 
 
-def events_of(reply) -> list[dict[str, Any]]:
+def events_of(reply: httpx2.Response) -> list[dict[str, Any]]:
     assert reply.status_code == 200, reply.text
     events = []
     for frame in reply.text.split("\n\n")[:-1]:
@@ -41,7 +48,7 @@ def events_of(reply) -> list[dict[str, Any]]:
     return events
 
 
-def error_of(reply, status: int, kind: str) -> dict[str, Any]:
+def error_of(reply: httpx2.Response, status: int, kind: str) -> dict[str, Any]:
     assert reply.status_code == status, reply.text
     body = reply.json()
     assert set(body) == {"type", "error", "request_id"}
@@ -52,14 +59,14 @@ def error_of(reply, status: int, kind: str) -> dict[str, Any]:
     return body["error"]
 
 
-def said(chat) -> list[dict[str, Any]]:
+def said(chat: FakeChat) -> list[dict[str, Any]]:
     return chat.rendered[-1].messages
 
 
 # The reply.
 
 
-def test_a_message_has_anthropics_shape(client):
+def test_a_message_has_anthropics_shape(client: TestClient) -> None:
     message = post(client).json()
     assert message["id"].startswith("msg_")
     assert (message["type"], message["role"], message["model"]) == ("message", "assistant", "fake")
@@ -74,7 +81,7 @@ def test_a_message_has_anthropics_shape(client):
     }
 
 
-def test_a_stream_has_anthropics_events_in_order(client):
+def test_a_stream_has_anthropics_events_in_order(client: TestClient) -> None:
     events = events_of(post(client, stream=True))
     start = events[0]["message"]
     assert start["content"] == []
@@ -106,7 +113,7 @@ def test_a_stream_has_anthropics_events_in_order(client):
     ]
 
 
-def test_the_start_of_a_stream_says_what_was_cached(client, chat):
+def test_the_start_of_a_stream_says_what_was_cached(client: TestClient, chat: FakeChat) -> None:
     usage = Usage(10, 1, 8)
     chat.script = [
         Delta("a", usage=usage),
@@ -118,7 +125,7 @@ def test_the_start_of_a_stream_says_what_was_cached(client, chat):
     assert (first["output_tokens"], end["usage"]["output_tokens"]) == (1, 2)
 
 
-def test_while_nothing_comes_a_ping_follows_the_start_of_the_message():
+def test_while_nothing_comes_a_ping_follows_the_start_of_the_message() -> None:
     reply = MessageReply(id="msg_1", model="fake", num_prompt=7, max_tokens=5)
     first, again = reply.keepalive(), reply.keepalive()
     assert first.startswith(b"event: message_start\n")
@@ -127,7 +134,7 @@ def test_while_nothing_comes_a_ping_follows_the_start_of_the_message():
     assert again == b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
-def mixed_answer(chat) -> list[Any]:
+def mixed_answer(chat: FakeChat) -> list[Any]:
     return [
         Delta(reasoning="I "),
         Delta(reasoning="think."),
@@ -143,7 +150,9 @@ def mixed_answer(chat) -> list[Any]:
     ]
 
 
-def test_thinking_text_and_calls_are_blocks_in_their_order(client, chat):
+def test_thinking_text_and_calls_are_blocks_in_their_order(
+    client: TestClient, chat: FakeChat
+) -> None:
     chat.script = mixed_answer(chat)
     message = post(client).json()
     assert message["stop_reason"] == "tool_use"
@@ -155,7 +164,9 @@ def test_thinking_text_and_calls_are_blocks_in_their_order(client, chat):
     ]
 
 
-def test_each_block_of_a_stream_starts_and_stops_before_the_next(client, chat):
+def test_each_block_of_a_stream_starts_and_stops_before_the_next(
+    client: TestClient, chat: FakeChat
+) -> None:
     chat.script = mixed_answer(chat)
     events = events_of(post(client, stream=True))
     kinds = [
@@ -174,7 +185,9 @@ def test_each_block_of_a_stream_starts_and_stops_before_the_next(client, chat):
     assert events[-2]["delta"]["stop_reason"] == "tool_use"
 
 
-def test_thinking_that_is_not_to_be_shown_is_an_empty_block(client, chat):
+def test_thinking_that_is_not_to_be_shown_is_an_empty_block(
+    client: TestClient, chat: FakeChat
+) -> None:
     chat.script = mixed_answer(chat)
     thinking = {"type": "adaptive", "display": "omitted"}
     block = post(client, thinking=thinking).json()["content"][0]
@@ -218,7 +231,9 @@ pieces = st.text(st.sampled_from("ab{}\n\u2028é🙂<"), max_size=5)
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.lists(st.tuples(st.sampled_from(["text", "reasoning", "call"]), pieces), max_size=8))
-def test_a_whole_message_is_its_folded_stream(client, chat, parts):
+def test_a_whole_message_is_its_folded_stream(
+    client: TestClient, chat: FakeChat, parts: Any
+) -> None:
     script, calls = [], 0
     for kind, piece in parts:
         if kind == "call":
@@ -241,7 +256,9 @@ def test_a_whole_message_is_its_folded_stream(client, chat, parts):
     )
 
 
-def test_a_call_that_was_cut_says_that_its_input_is_no_json(client, chat):
+def test_a_call_that_was_cut_says_that_its_input_is_no_json(
+    client: TestClient, chat: FakeChat
+) -> None:
     chat.script = [
         Delta(tool_calls=(ToolCallDelta(0, "call_1", "f", '{"a": "b'),)),
         Delta(finish_reason=FinishReason.LENGTH, usage=Usage(4, 10, 0)),
@@ -261,14 +278,23 @@ def test_a_call_that_was_cut_says_that_its_input_is_no_json(client, chat):
         (FinishReason.TOOL_CALLS, None, 3, "tool_use"),
     ],
 )
-def test_the_reason_for_the_end_is_told(client, chat, reason, stop, num_tokens, expected):
+def test_the_reason_for_the_end_is_told(
+    client: TestClient,
+    chat: FakeChat,
+    reason: str,
+    stop: str | None,
+    num_tokens: int,
+    expected: Any,
+) -> None:
     usage = Usage(4, num_tokens, 0)
     chat.script = [Delta("x", finish_reason=reason, usage=usage, stop=stop)]
     message = post(client, stop_sequences=["END"]).json()
     assert (message["stop_reason"], message["stop_sequence"]) == (expected, stop)
 
 
-def test_an_engine_that_ends_ends_the_stream_with_an_error_event(client, chat):
+def test_an_engine_that_ends_ends_the_stream_with_an_error_event(
+    client: TestClient, chat: FakeChat
+) -> None:
     chat.script = [Delta("a"), EngineStopped("The engine has stopped.")]
     *_, last = events_of(post(client, stream=True))
     assert last["type"] == "error"
@@ -279,14 +305,16 @@ def test_an_engine_that_ends_ends_the_stream_with_an_error_event(client, chat):
 # What is asked.
 
 
-def test_parameters_reach_the_engine(client, chat):
+def test_parameters_reach_the_engine(client: TestClient, chat: FakeChat) -> None:
     post(client, temperature=0.5, top_p=0.9, top_k=7, stop_sequences=["a", "b"], seed=3)
     params = chat.submitted[-1].params
     assert (params.max_tokens, params.temperature, params.top_p) == (10, 0.5, 0.9)
     assert (params.top_k, params.stop, params.seed) == (7, ("a", "b"), 3)
 
 
-def test_a_conversation_becomes_the_messages_that_templates_know(client, chat):
+def test_a_conversation_becomes_the_messages_that_templates_know(
+    client: TestClient, chat: FakeChat
+) -> None:
     post(
         client,
         system=[{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind."}],
@@ -347,7 +375,9 @@ BILLING = "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch={}
         BILLING + "\n\nBe brief.",
     ],
 )
-def test_the_billing_line_of_claude_code_never_reaches_the_prompt(client, chat, system):
+def test_the_billing_line_of_claude_code_never_reaches_the_prompt(
+    client: TestClient, chat: FakeChat, system: str
+) -> None:
     prompts = []
     for request in ("a1b2", "c3d4"):
         post(client, system=json.loads(json.dumps(system).replace("{}", request)))
@@ -356,12 +386,14 @@ def test_the_billing_line_of_claude_code_never_reaches_the_prompt(client, chat, 
     assert prompts[0] == prompts[1]
 
 
-def test_a_system_prompt_of_nothing_but_the_billing_line_is_none(client, chat):
+def test_a_system_prompt_of_nothing_but_the_billing_line_is_none(
+    client: TestClient, chat: FakeChat
+) -> None:
     post(client, system=BILLING)
     assert said(chat) == [USER]
 
 
-def test_a_text_document_is_read(client, chat):
+def test_a_text_document_is_read(client: TestClient, chat: FakeChat) -> None:
     source = {"type": "text", "media_type": "text/plain", "data": "Once."}
     block = {"type": "document", "source": source, "title": "Tale"}
     post(client, messages=[{"role": "user", "content": [block]}])
@@ -377,21 +409,23 @@ PDF = {"type": "document", "source": {"type": "base64", "data": "AA"}}
     [IMAGE, PDF, {"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}],
 )
 @pytest.mark.parametrize("path", [MESSAGES, COUNT])
-def test_what_cannot_be_read_is_refused_with_its_place(client, path, block):
+def test_what_cannot_be_read_is_refused_with_its_place(
+    client: TestClient, path: str, block: dict[str, Any]
+) -> None:
     content = [{"type": "text", "text": "What is this?"}, block]
     reply = post(client, path, messages=[{"role": "user", "content": content}])
     message = error_of(reply, 400, "invalid_request_error")["message"]
     assert message.startswith("messages[0].content[1]")
 
 
-def test_an_image_is_refused_in_words_that_say_why(client):
+def test_an_image_is_refused_in_words_that_say_why(client: TestClient) -> None:
     reply = post(client, messages=[{"role": "user", "content": [IMAGE]}])
     assert (
         "image blocks are not supported" in error_of(reply, 400, "invalid_request_error")["message"]
     )
 
 
-def test_unknown_kinds_of_blocks_are_left_out_and_named(client, chat):
+def test_unknown_kinds_of_blocks_are_left_out_and_named(client: TestClient, chat: FakeChat) -> None:
     unknown = {"type": "mystery", "payload": {"a": 1}}
     content = [{"type": "text", "text": "Hi"}, unknown]
     result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "tool_reference"}]}
@@ -403,7 +437,7 @@ def test_unknown_kinds_of_blocks_are_left_out_and_named(client, chat):
     assert said(chat)[0] == USER
 
 
-def test_unknown_fields_are_named_and_marks_for_the_cache_are_not(client):
+def test_unknown_fields_are_named_and_marks_for_the_cache_are_not(client: TestClient) -> None:
     mark = {"type": "ephemeral", "ttl": "1h"}
     block = {"type": "text", "text": "Hi", "cache_control": mark}
     reply = post(
@@ -417,7 +451,7 @@ def test_unknown_fields_are_named_and_marks_for_the_cache_are_not(client):
     assert reply.headers["x-mlxserve-warning"] == "ignored unknown fields: context_management"
 
 
-def test_unknown_betas_are_tolerated(client, caplog):
+def test_unknown_betas_are_tolerated(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
     headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "a-2026,b-2027"}
     for _ in range(2):
         assert post(client, headers=headers).status_code == 200
@@ -427,23 +461,23 @@ def test_unknown_betas_are_tolerated(client, caplog):
 
 
 @pytest.mark.parametrize("version", ["2023-01-01", "latest", "2026-10-21\u00e9"])
-def test_what_is_no_version_of_the_api_is_refused(client, version):
+def test_what_is_no_version_of_the_api_is_refused(client: TestClient, version: str) -> None:
     reply = post(client, headers={"anthropic-version": version.encode("latin-1")})
     assert "anthropic-version" in error_of(reply, 400, "invalid_request_error")["message"]
 
 
 @pytest.mark.parametrize("version", ["2023-06-01", "2026-10-21", "2031-01-01"])
-def test_every_version_from_the_first_on_is_answered(client, version):
+def test_every_version_from_the_first_on_is_answered(client: TestClient, version: str) -> None:
     assert post(client, headers={"anthropic-version": version}).status_code == 200
 
 
 @pytest.mark.parametrize("name", ["fake", "default", "claude-opus-4-5", "claude-3-haiku-20240307"])
-def test_a_claude_is_the_model_that_is_served(client, name):
+def test_a_claude_is_the_model_that_is_served(client: TestClient, name: str) -> None:
     assert post(client, model=name).json()["model"] == "fake"
     assert post(client, COUNT, model=name).status_code == 200
 
 
-def test_claudes_are_known_to_anthropics_routes_only(client):
+def test_claudes_are_known_to_anthropics_routes_only(client: TestClient) -> None:
     reply = client.post(
         "/v1/chat/completions", json={"model": "claude-opus-4-5", "messages": [USER]}
     )
@@ -459,7 +493,9 @@ def test_claudes_are_known_to_anthropics_routes_only(client):
         ({"type": "adaptive"}, True),
     ],
 )
-def test_thinking_is_off_unless_asked_for(client, chat, thinking, expected):
+def test_thinking_is_off_unless_asked_for(
+    client: TestClient, chat: FakeChat, thinking: dict[str, Any] | None, expected: Any
+) -> None:
     fields = {} if thinking is None else {"thinking": thinking}
     assert post(client, max_tokens=2_000, **fields).status_code == 200
     assert chat.rendered[-1].kwargs["enable_thinking"] is expected
@@ -481,7 +517,9 @@ DEFINITION = {
 }
 
 
-def test_tools_reach_the_template_and_the_answer_in_openais_shape(client, chat):
+def test_tools_reach_the_template_and_the_answer_in_openais_shape(
+    client: TestClient, chat: FakeChat
+) -> None:
     fields = {"tools": [TOOL], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
     assert post(client, **fields).status_code == 200
     assert chat.rendered[-1].tools == [DEFINITION]
@@ -501,31 +539,35 @@ def test_tools_reach_the_template_and_the_answer_in_openais_shape(client, chat):
         ({"type": "tool", "name": "look"}, ToolChoice.REQUIRED, "look"),
     ],
 )
-def test_a_tool_may_be_chosen(client, chat, choice, mode, name):
+def test_a_tool_may_be_chosen(
+    client: TestClient, chat: FakeChat, choice: dict[str, Any], mode: str, name: str
+) -> None:
     post(client, tools=[TOOL], **({} if choice is None else {"tool_choice": choice}))
     turn = chat.submitted[-1].turn
     assert (turn.tool_choice, turn.tool_name) == (mode, name)
 
 
-def test_a_tool_that_is_not_there_cannot_be_chosen(client):
+def test_a_tool_that_is_not_there_cannot_be_chosen(client: TestClient) -> None:
     reply = post(client, tools=[TOOL], tool_choice={"type": "tool", "name": "fly"})
     assert "'fly' is not among" in error_of(reply, 400, "invalid_request_error")["message"]
 
 
-def test_tools_that_run_elsewhere_are_left_out_and_named(client, chat):
+def test_tools_that_run_elsewhere_are_left_out_and_named(
+    client: TestClient, chat: FakeChat
+) -> None:
     reply = post(client, tools=[TOOL, {"type": "web_search_20250305", "name": "web_search"}])
     assert "the tool web_search_20250305" in reply.headers["x-mlxserve-warning"]
     assert chat.rendered[-1].tools == [DEFINITION]
 
 
-def test_a_thinking_budget_reaches_the_answer(client, chat):
+def test_a_thinking_budget_reaches_the_answer(client: TestClient, chat: FakeChat) -> None:
     post(client, max_tokens=2_000, thinking={"type": "enabled", "budget_tokens": 1_500})
     assert chat.submitted[-1].turn.thinking_budget == 1_500
     post(client)
     assert chat.submitted[-1].turn.thinking_budget == 0
 
 
-def test_a_schema_for_the_answer_reaches_the_engine(client, chat):
+def test_a_schema_for_the_answer_reaches_the_engine(client: TestClient, chat: FakeChat) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form = {"type": "json_schema", "schema": schema}
     post(client, output_config={"format": form, "effort": "low"})
@@ -536,7 +578,7 @@ def test_a_schema_for_the_answer_reaches_the_engine(client, chat):
     assert chat.submitted[-1].params.structure is None
 
 
-def test_an_answer_that_was_begun_is_gone_on_with(client, chat):
+def test_an_answer_that_was_begun_is_gone_on_with(client: TestClient, chat: FakeChat) -> None:
     begun = {"role": "assistant", "content": "The answer is ("}
     post(client, messages=[USER, begun])
     assert chat.rendered[-1].kwargs["add_generation_prompt"] is False
@@ -544,7 +586,9 @@ def test_an_answer_that_was_begun_is_gone_on_with(client, chat):
 
 
 @pytest.mark.parametrize("question", ["Hi", "<|im_start|>system", "{{ x }}"])
-def test_the_prompt_of_an_answer_that_was_begun_ends_with_it(client, chat, tokenizer, question):
+def test_the_prompt_of_an_answer_that_was_begun_ends_with_it(
+    client: TestClient, chat: FakeChat, tokenizer: Tokenizer, question: str
+) -> None:
     chat.render = tokenizer.render
     begun = {"role": "assistant", "content": "The answer is ("}
     reply = post(client, messages=[{"role": "user", "content": question}, begun])
@@ -569,7 +613,14 @@ turns = st.lists(st.tuples(text, text), max_size=3)
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(system=text, turns=turns, last=text)
-def test_the_count_is_what_the_message_is_counted_as(client, chat, tokenizer, system, turns, last):
+def test_the_count_is_what_the_message_is_counted_as(
+    client: TestClient,
+    chat: FakeChat,
+    tokenizer: Tokenizer,
+    system: str,
+    turns: list[tuple[str, str]],
+    last: str,
+) -> None:
     chat.render = tokenizer.render
     messages = [
         message
@@ -645,12 +696,14 @@ def tokenizer() -> Tokenizer:
         ({"container": "c"}, "container"),
     ],
 )
-def test_a_bad_value_is_refused_by_its_fields_name(client, fields, place):
+def test_a_bad_value_is_refused_by_its_fields_name(
+    client: TestClient, fields: dict[str, Any], place: str
+) -> None:
     error = error_of(post(client, **fields), 400, "invalid_request_error")
     assert error["message"].startswith(f"{place}: "), error
 
 
-def test_max_tokens_is_required_for_a_message_and_not_for_a_count(client):
+def test_max_tokens_is_required_for_a_message_and_not_for_a_count(client: TestClient) -> None:
     body = {"model": "fake", "messages": [USER]}
     error = error_of(client.post(MESSAGES, json=body), 400, "invalid_request_error")
     assert error["message"] == "max_tokens: is required."
@@ -672,8 +725,8 @@ def test_max_tokens_is_required_for_a_message_and_not_for_a_count(client):
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_the_engine_refuses_has_a_status_before_anything_is_sent(
-    client, chat, error, status, kind, stream
-):
+    client: TestClient, chat: FakeChat, error: MlxServeError, status: int, kind: str, stream: bool
+) -> None:
     chat.submit_error = error
     reply = post(client, stream=stream)
     assert error_of(reply, status, kind)["message"] == str(error)
@@ -681,7 +734,7 @@ def test_what_the_engine_refuses_has_a_status_before_anything_is_sent(
         assert reply.headers["retry-after"] == "1"
 
 
-def test_errors_of_every_kind_have_anthropics_shape(client):
+def test_errors_of_every_kind_have_anthropics_shape(client: TestClient) -> None:
     error_of(post(client, model="gpt-4"), 404, "not_found_error")
     error_of(client.get(MESSAGES), 405, "invalid_request_error")
     error_of(client.post(f"{MESSAGES}/batches"), 404, "not_found_error")
@@ -694,13 +747,13 @@ def test_errors_of_every_kind_have_anthropics_shape(client):
     error_of(post(client, headers={"origin": "https://evil"}), 403, "permission_error")
 
 
-def test_a_client_of_anthropics_gets_its_errors_on_other_routes_too(client):
+def test_a_client_of_anthropics_gets_its_errors_on_other_routes_too(client: TestClient) -> None:
     headers = {"anthropic-version": "2023-06-01"}
     error_of(client.get("/v1/models/gpt-4", headers=headers), 404, "not_found_error")
 
 
-def test_a_bug_is_a_500_in_shape(client, chat):
-    def fail(*_args, **_kwargs):
+def test_a_bug_is_a_500_in_shape(client: TestClient, chat: FakeChat) -> None:
+    def fail(*_args: object, **_kwargs: object) -> None:
         raise ZeroDivisionError("secret detail")
 
     chat.render = fail
@@ -711,7 +764,9 @@ def test_a_bug_is_a_500_in_shape(client, chat):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_hangs_up_aborts_its_message(start_server, chat, stream):
+def test_a_client_that_hangs_up_aborts_its_message(
+    start_server: StartServer, chat: FakeChat, stream: bool
+) -> None:
     chat.script = [Delta("a"), HOLD]
     data = json.dumps({**HELLO, "stream": stream}).encode()
     head = f"POST {MESSAGES} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

@@ -3,6 +3,8 @@
 The scripted chat says what no small model would; the real engine shows that the rest is true.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -13,10 +15,13 @@ from pydantic import BaseModel
 
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.anthropic.reply import SIGNATURE
+from mlxserve.chat import Chat
 from mlxserve.errors import EngineStopped, PromptTooLong, QueueFull
 from mlxserve.request import FinishReason
 from mlxserve.text.deltas import Delta, Usage
 from mlxserve.text.parsing.turn import ToolCallDelta
+from tests.api.fake_chat import FakeChat
+from tests.api.serving import StartServer
 
 HELLO: dict[str, Any] = {
     "model": "claude-local",
@@ -60,7 +65,7 @@ def input_tokens(usage: Any) -> int:
 # The real engine.
 
 
-def test_a_message_is_counted_as_it_was_foretold(real):
+def test_a_message_is_counted_as_it_was_foretold(real: anthropic.Anthropic) -> None:
     asked = {**HELLO, "system": [{"type": "text", "text": "Be brief. " * 40}]}
     message = real.messages.create(**asked, extra_body=GREEDY)
     foretold = real.messages.count_tokens(
@@ -74,7 +79,7 @@ def test_a_message_is_counted_as_it_was_foretold(real):
     assert foretold.input_tokens == input_tokens(again.usage)
 
 
-def test_a_stream_is_the_message(real):
+def test_a_stream_is_the_message(real: anthropic.Anthropic) -> None:
     whole = real.messages.create(**HELLO, extra_body=GREEDY)
     with real.messages.stream(**HELLO, extra_body=GREEDY) as stream:
         text = "".join(stream.text_stream)
@@ -86,7 +91,7 @@ def test_a_stream_is_the_message(real):
     assert message.usage.output_tokens == whole.usage.output_tokens
 
 
-def test_a_stop_sequence_is_told(real):
+def test_a_stop_sequence_is_told(real: anthropic.Anthropic) -> None:
     text = real.messages.create(**{**HELLO, "max_tokens": 40}, extra_body=GREEDY).content[0].text
     stop = text[len(text) // 2 :][:3]
     message = real.messages.create(
@@ -96,7 +101,7 @@ def test_a_stop_sequence_is_told(real):
     assert message.content[0].text == text[: text.index(stop)]
 
 
-def test_the_async_client_streams_many_at_once(url):
+def test_the_async_client_streams_many_at_once(url: str) -> None:
     async def ask(client: anthropic.AsyncAnthropic, number: int) -> str:
         messages = [{"role": "user", "content": f"Say {number}"}]
         async with client.messages.stream(**{**HELLO, "messages": messages}) as stream:
@@ -109,14 +114,14 @@ def test_the_async_client_streams_many_at_once(url):
     assert set(asyncio.run(ask_all())) <= {"end_turn", "max_tokens"}
 
 
-def test_a_prompt_beyond_the_context_is_a_bad_request(real):
+def test_a_prompt_beyond_the_context_is_a_bad_request(real: anthropic.Anthropic) -> None:
     messages = [{"role": "user", "content": "word " * 5_000}]
     with pytest.raises(anthropic.BadRequestError, match="the context has") as caught:
         real.messages.create(**{**HELLO, "messages": messages})
     assert caught.value.type == "invalid_request_error"
 
 
-def test_the_model_is_listed_as_anthropics_are(real, real_chat):
+def test_the_model_is_listed_as_anthropics_are(real: anthropic.Anthropic, real_chat: Chat) -> None:
     [model] = real.models.list()
     assert (model.id, model.type, model.lifecycle) == (real_chat.model_name, "model", "active")
     assert model.max_input_tokens == real_chat.max_model_len
@@ -151,7 +156,9 @@ def expected(message: Any) -> None:
     assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (16, 4, 9)
 
 
-def test_thinking_and_tools_arrive_and_can_be_sent_back(fake, chat):
+def test_thinking_and_tools_arrive_and_can_be_sent_back(
+    fake: anthropic.Anthropic, chat: FakeChat
+) -> None:
     chat.script = tool_call(chat)
     asked = {**HELLO, "max_tokens": 2_000, "tools": [TOOL]}
     thinking = {"type": "enabled", "budget_tokens": 1_024}
@@ -170,7 +177,9 @@ def test_thinking_and_tools_arrive_and_can_be_sent_back(fake, chat):
     assert (tool["role"], tool["content"]) == ("tool", "Rain")
 
 
-def test_the_streaming_helper_accumulates_thinking_and_tools(fake, chat):
+def test_the_streaming_helper_accumulates_thinking_and_tools(
+    fake: anthropic.Anthropic, chat: FakeChat
+) -> None:
     chat.script = tool_call(chat)
     with fake.messages.stream(**HELLO, tools=[TOOL]) as stream:
         kinds = [event.type for event in stream]
@@ -179,7 +188,7 @@ def test_the_streaming_helper_accumulates_thinking_and_tools(fake, chat):
     assert kinds[-1] == "message_stop"
 
 
-def test_the_raw_stream_has_every_event(fake):
+def test_the_raw_stream_has_every_event(fake: anthropic.Anthropic) -> None:
     events = list(fake.messages.create(**HELLO, stream=True))
     assert [event.type for event in events] == [
         "message_start",
@@ -192,7 +201,7 @@ def test_the_raw_stream_has_every_event(fake):
     ]
 
 
-def test_errors_are_the_clients_own(fake, chat):
+def test_errors_are_the_clients_own(fake: anthropic.Anthropic, chat: FakeChat) -> None:
     with pytest.raises(anthropic.NotFoundError) as missing:
         fake.messages.create(**{**HELLO, "model": "gpt-4"})
     assert missing.value.type == "not_found_error"
@@ -211,7 +220,7 @@ def test_errors_are_the_clients_own(fake, chat):
         fake.messages.stream(**HELLO).__enter__()
 
 
-def test_a_stream_that_breaks_raises(fake, chat):
+def test_a_stream_that_breaks_raises(fake: anthropic.Anthropic, chat: FakeChat) -> None:
     chat.script = [Delta("a"), EngineStopped("The engine has stopped.")]
     with (
         pytest.raises(anthropic.APIStatusError, match="has stopped"),
@@ -220,7 +229,7 @@ def test_a_stream_that_breaks_raises(fake, chat):
         stream.until_done()
 
 
-def test_a_key_is_shown_in_either_header(chat, start_server):
+def test_a_key_is_shown_in_either_header(chat: FakeChat, start_server: StartServer) -> None:
     url = start_server(access=AccessPolicy(api_keys=["k" * 32])).url
     with anthropic.Anthropic(base_url=url, api_key="k" * 32) as client:
         assert client.messages.create(**HELLO).content[0].text == "Hello"
@@ -238,13 +247,15 @@ class Weather(BaseModel):
     unit: Literal["C", "F"]
 
 
-def test_an_answer_is_parsed_as_the_type_that_was_asked_for(real):
+def test_an_answer_is_parsed_as_the_type_that_was_asked_for(real: anthropic.Anthropic) -> None:
     asked = {**HELLO, "max_tokens": 200, **EVENLY}
     message = real.messages.parse(**asked, output_format=Weather)
     assert message.parsed_output.unit in ("C", "F")
 
 
-def test_a_tool_that_is_asked_for_is_called_with_what_its_schema_allows(real):
+def test_a_tool_that_is_asked_for_is_called_with_what_its_schema_allows(
+    real: anthropic.Anthropic,
+) -> None:
     schema = {
         "type": "object",
         "properties": {"unit": {"enum": ["C", "F"]}},
@@ -264,7 +275,9 @@ def test_a_tool_that_is_asked_for_is_called_with_what_its_schema_allows(real):
     assert call.input["unit"] in ("C", "F")
 
 
-def test_limits_and_refused_pages_are_the_clients_own_errors(chat, start_server):
+def test_limits_and_refused_pages_are_the_clients_own_errors(
+    chat: FakeChat, start_server: StartServer
+) -> None:
     access = AccessPolicy(api_keys=["k" * 32], requests_per_minute_per_key=1)
     url = start_server(access=access).url
     with anthropic.Anthropic(base_url=url, api_key="k" * 32, max_retries=0) as client:

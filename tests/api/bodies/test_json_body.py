@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import contextlib
 import json
 from collections.abc import Iterator
@@ -28,7 +30,7 @@ def nested(depth: int) -> bytes:
     return b'{"a":' * (depth - 1) + b"{}" + b"}" * (depth - 1)
 
 
-def test_an_object_comes_back_as_it_was_sent():
+def test_an_object_comes_back_as_it_was_sent() -> None:
     value = {"text": "zoë \U0001f600", "numbers": [1, -2.5, 1e10], "none": None, "flag": True}
     assert parse_json(json.dumps(value).encode()) == value
     assert parse_json(json.dumps(value, ensure_ascii=False).encode()) == value
@@ -57,23 +59,23 @@ def test_an_object_comes_back_as_it_was_sent():
         b'{"a": 1} trailing',
     ],
 )
-def test_what_is_not_strict_json_is_refused(raw: bytes):
+def test_what_is_not_strict_json_is_refused(raw: bytes) -> None:
     refusal(raw)
 
 
-def test_a_surrogate_pair_is_one_character():
+def test_a_surrogate_pair_is_one_character() -> None:
     assert parse_json(b'{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
 
 
-def test_an_escaped_backslash_before_u_is_no_surrogate():
+def test_an_escaped_backslash_before_u_is_no_surrogate() -> None:
     assert parse_json(b'{"a": "\\\\ud800"}') == {"a": "\\ud800"}
 
 
-def test_a_name_given_twice_is_named():
+def test_a_name_given_twice_is_named() -> None:
     assert "'seed'" in refusal(b'{"seed": 1, "other": 2, "seed": 3}').message
 
 
-def test_a_million_members_are_refused():
+def test_a_million_members_are_refused() -> None:
     raw = b"{" + b",".join(b'"%d":1' % number for number in range(1_000_000)) + b"}"
     with no_parser():
         assert "members together" in refusal(raw).message
@@ -83,13 +85,13 @@ def test_a_million_members_are_refused():
 
 
 @pytest.mark.parametrize("value", [b"1", b'"' + b"," * 9 + b'\\"\\\\"'])
-def test_a_flood_of_values_is_refused_unparsed(value: bytes):
+def test_a_flood_of_values_is_refused_unparsed(value: bytes) -> None:
     with no_parser():
         body = b'{"b":"x","c":{"d":1},"a" :[' + b",".join([value] * (MAX_VALUES + 1)) + b"]}"
         assert refusal(body).param == "a"
 
 
-def test_what_stands_in_a_text_does_not_count():
+def test_what_stands_in_a_text_does_not_count() -> None:
     value = {"text": '{"a": 1, "b": [2, 3]}\\"' * 100_000, "tokens": [7] * (MAX_VALUES - 10)}
     assert parse_json(json.dumps(value).encode()) == value
     refusal(
@@ -97,12 +99,12 @@ def test_what_stands_in_a_text_does_not_count():
     )  # a text without an end: read once, not again and again
 
 
-def test_depth_is_bounded_exactly():
+def test_depth_is_bounded_exactly() -> None:
     assert parse_json(nested(MAX_JSON_DEPTH))
     assert "deeper" in refusal(nested(MAX_JSON_DEPTH + 1)).message
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'])
-def test_a_hundred_thousand_levels_are_refused_without_recursion(opening: bytes):
+def test_a_hundred_thousand_levels_are_refused_without_recursion(opening: bytes) -> None:
     refusal(opening * 100_000)
     assert "deeper" in refusal(b'{"a":' + b"[" * 50_000 + b"]" * 50_000 + b"}").message

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx2
 import pytest
+from starlette.testclient import TestClient
 
 from mlxserve.api.app import create_app
 from mlxserve.api.bodies.request_body import INERT
@@ -35,7 +37,7 @@ NOT_YET = [
 OTHERS = ({"something": "else"}, ["else"], "else", 7)
 
 
-def send(client, path: str, **fields: Any):
+def send(client: TestClient, path: str, **fields: Any) -> httpx2.Response:
     [method] = ROUTES[path].methods or ()
     url = path.replace("{name}", "p")
     return client.request(method, url, json={**SMALLEST[path], **fields})
@@ -46,7 +48,7 @@ def test_every_kind_of_body_has_its_smallest() -> None:
 
 
 @pytest.mark.parametrize("path", SMALLEST)
-def test_the_smallest_body_needs_no_warning(client, path) -> None:
+def test_the_smallest_body_needs_no_warning(client: TestClient, path: str) -> None:
     reply = send(client, path)
     assert reply.status_code in (200, 201), reply.text
     assert "x-mlxserve-warning" not in reply.headers
@@ -54,7 +56,7 @@ def test_the_smallest_body_needs_no_warning(client, path) -> None:
 
 @pytest.mark.parametrize(("path", "name", "harmless"), NOT_YET)
 def test_what_is_not_supported_is_refused_by_its_name_unless_it_asks_for_nothing(
-    client, chat, path, name, harmless
+    client: TestClient, chat: FakeChat, path: str, name: str, harmless: tuple[object, ...]
 ) -> None:
     for value in harmless:
         reply = send(client, path, **{name: value})
@@ -69,7 +71,9 @@ def test_what_is_not_supported_is_refused_by_its_name_unless_it_asks_for_nothing
 
 
 @pytest.mark.parametrize("path", SMALLEST)
-def test_what_identifies_or_routes_changes_nothing_and_needs_no_warning(client, path) -> None:
+def test_what_identifies_or_routes_changes_nothing_and_needs_no_warning(
+    client: TestClient, path: str
+) -> None:
     for name in INERT:
         reply = send(client, path, **{name: {"a": "b"} if name == "metadata" else "a"})
         assert reply.status_code in (200, 201), (name, reply.text)
@@ -77,7 +81,7 @@ def test_what_identifies_or_routes_changes_nothing_and_needs_no_warning(client, 
 
 
 @pytest.mark.parametrize("path", SMALLEST)
-def test_a_field_that_nobody_knows_is_named(client, path) -> None:
+def test_a_field_that_nobody_knows_is_named(client: TestClient, path: str) -> None:
     reply = send(client, path, frobnicate=1)
     assert reply.status_code in (200, 201)
     assert reply.headers["x-mlxserve-warning"] == "ignored unknown fields: frobnicate"

@@ -6,12 +6,14 @@ import json
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
 from mlxserve.api.errors import ApiError
 from mlxserve.api.openai.schema import ChatRequest, CompletionRequest
 from mlxserve.errors import GrammarFailed
 from mlxserve.sampling_params import SamplingParams, StructureKind
 from mlxserve.text.deltas import Delta
+from tests.api.fake_chat import FakeChat
 
 HELLO = [{"role": "user", "content": "Hello"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -114,7 +116,9 @@ def test_plain_completions_have_the_extension() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_grammar_that_fails_in_the_middle_is_an_error_of_the_request(client, chat, stream):
+def test_a_grammar_that_fails_in_the_middle_is_an_error_of_the_request(
+    client: TestClient, chat: FakeChat, stream: bool
+) -> None:
     chat.script = [Delta("He", (1,)), GrammarFailed("The grammar became too much work.")]
     body = {"messages": HELLO, "stream": stream}
     reply = client.post("/v1/chat/completions", json=body)

@@ -7,18 +7,25 @@ from starlette.testclient import TestClient
 
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
-from mlxserve.errors import EngineStopped, OutOfMemory, PrefixQuotaExceeded, QueueFull
+from mlxserve.errors import (
+    EngineStopped,
+    MlxServeError,
+    OutOfMemory,
+    PrefixQuotaExceeded,
+    QueueFull,
+)
+from tests.api.fake_chat import FakeChat
 
 RESIZE = "/api/v1/cache/resize"
 
 
 @pytest.fixture
-def keyed(chat):
+def keyed(chat: FakeChat) -> TestClient:
     app = create_app(chat, access=AccessPolicy(api_keys=["a-key"]))
     return TestClient(app, base_url="http://127.0.0.1")
 
 
-def test_the_cache_is_reset_unless_requests_run(client, chat):
+def test_the_cache_is_reset_unless_requests_run(client: TestClient, chat: FakeChat) -> None:
     assert client.post("/api/v1/cache/reset").json() == {"status": "ok"}
     chat.answers.append(type("Open", (), {"is_closed": False}))
     reply = client.post("/api/v1/cache/reset")
@@ -28,7 +35,7 @@ def test_the_cache_is_reset_unless_requests_run(client, chat):
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "force")
 
 
-def test_a_resize_says_what_has_become_of_the_cache(client):
+def test_a_resize_says_what_has_become_of_the_cache(client: TestClient) -> None:
     assert client.post(RESIZE, json={"num_pages": 64}).json() == {
         "num_pages": 64,
         "max_model_len": 1_024,
@@ -39,13 +46,13 @@ def test_a_resize_says_what_has_become_of_the_cache(client):
 
 
 @pytest.mark.parametrize("num_pages", [1, 0, -5, 2.5, "64", True, None, 10**30, [64]])
-def test_what_is_no_number_of_pages_is_refused(client, num_pages):
+def test_what_is_no_number_of_pages_is_refused(client: TestClient, num_pages: int) -> None:
     reply = client.post(RESIZE, json={"num_pages": num_pages})
     error = reply.json()["error"]
     assert (reply.status_code, error["param"], error["code"]) == (400, "num_pages", "invalid_value")
 
 
-def test_a_resize_needs_a_number(client):
+def test_a_resize_needs_a_number(client: TestClient) -> None:
     reply = client.post(RESIZE, json={})
     assert reply.json()["error"]["code"] == "missing_required_parameter"
     assert client.post(RESIZE).status_code == 415
@@ -60,7 +67,9 @@ def test_a_resize_needs_a_number(client):
         (EngineStopped("The engine was closed."), 503, "engine_stopped"),
     ],
 )
-def test_what_stands_against_a_resize_is_told(client, chat, error, status, code):
+def test_what_stands_against_a_resize_is_told(
+    client: TestClient, chat: FakeChat, error: MlxServeError, status: int, code: str
+) -> None:
     chat.submit_error = error
     reply = client.post(RESIZE, json={"num_pages": 7})
     assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
@@ -68,7 +77,7 @@ def test_what_stands_against_a_resize_is_told(client, chat, error, status, code)
 
 
 @pytest.mark.parametrize("path", ["/api/v1/cache/reset", RESIZE])
-def test_only_an_admin_may_change_the_cache(keyed, path):
+def test_only_an_admin_may_change_the_cache(keyed: TestClient, path: str) -> None:
     headers = {"authorization": "Bearer a-key"}
     reply = keyed.post(path, headers=headers, json={"num_pages": 64})
     assert (reply.status_code, reply.json()["error"]["code"]) == (403, "admin_required")

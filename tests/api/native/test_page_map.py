@@ -1,7 +1,10 @@
 """The map's events, applied by a reader that follows the written format, give the engine's state."""
 
+from __future__ import annotations
+
 import json
 import re
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -92,7 +95,7 @@ snapshots = st.builds(
 
 @settings(derandomize=True, database=None, max_examples=60, deadline=None)
 @given(st.lists(snapshots, min_size=1, max_size=6))
-def test_a_reader_of_the_events_knows_what_the_engine_knows(seen):
+def test_a_reader_of_the_events_knows_what_the_engine_knows(seen: Any) -> None:
     page_map, reader = PageMapFeed(lambda _: True), Reader()
     for one in seen:
         event = page_map.next_event(one)
@@ -102,14 +105,14 @@ def test_a_reader_of_the_events_knows_what_the_engine_knows(seen):
         assert reader.tables == {r.id: [*r.page_table] for r in one.requests if r.page_table}
 
 
-def test_nothing_is_sent_when_nothing_changes():
+def test_nothing_is_sent_when_nothing_changes() -> None:
     page_map = PageMapFeed(lambda _: True)
     same = snapshot(bytes(8), holder("a", (1, 2)))
     assert page_map.next_event(same)
     assert page_map.next_event(same) is None
 
 
-def test_the_format_is_the_one_that_is_written_down():
+def test_the_format_is_the_one_that_is_written_down() -> None:
     page_map = PageMapFeed(lambda _: True)
     first = snapshot(bytes([4, 4, 1, 1, 1, 0, 0, 0]), holder("8f", (2, 3, 4)), holder("77", (2,)))
     frame = page_map.next_event(first)
@@ -127,7 +130,7 @@ def test_the_format_is_the_one_that_is_written_down():
     )
 
 
-def test_requests_of_others_are_left_out_and_their_pages_are_not():
+def test_requests_of_others_are_left_out_and_their_pages_are_not() -> None:
     page_map = PageMapFeed(lambda one: one.client == "me")
     reader = Reader()
     pages = bytes([1, 1, 0, 0])
@@ -136,7 +139,7 @@ def test_requests_of_others_are_left_out_and_their_pages_are_not():
     assert reader.pages == "aaff"
 
 
-def test_what_does_not_fit_into_one_event_comes_with_the_next():
+def test_what_does_not_fit_into_one_event_comes_with_the_next() -> None:
     scattered = tuple(range(0, 4 * MAX_RUNS, 2))
     page_map, reader = PageMapFeed(lambda _: True), Reader()
     seen = snapshot(bytes(4 * MAX_RUNS), holder("a", scattered), holder("b", scattered[::-1]))

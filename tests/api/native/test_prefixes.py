@@ -1,14 +1,17 @@
+from __future__ import annotations
+
 import pytest
 from starlette.testclient import TestClient
 
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
 from mlxserve.api.native.prefixes import MAX_PREFIXES
+from tests.api.fake_chat import FakeChat
 
 HELLO = [{"role": "user", "content": "Hi"}]
 
 
-def test_a_prefix_is_added_listed_used_and_removed(client, chat):
+def test_a_prefix_is_added_listed_used_and_removed(client: TestClient, chat: FakeChat) -> None:
     card = {"id": "rules", "object": "prefix", "num_tokens": 3}
     assert client.put("/v1/prefixes/rules", json={"prompt": "abc"}).json() == card
     assert chat.submitted[0].prompt == [97, 98, 99]  # computed at once
@@ -32,7 +35,9 @@ def test_a_prefix_is_added_listed_used_and_removed(client, chat):
         assert reply.json()["error"]["message"].endswith("named 'rules'; known: tone.")
 
 
-def test_a_prefix_may_be_token_ids_or_the_start_of_a_conversation(client, chat):
+def test_a_prefix_may_be_token_ids_or_the_start_of_a_conversation(
+    client: TestClient, chat: FakeChat
+) -> None:
     client.put("/v1/prefixes/ids", json={"prompt": [5, 6]})
     client.put("/v1/prefixes/talk", json={"messages": HELLO})
     assert chat.named == {"ids": (5, 6), "talk": (72, 105)}
@@ -40,7 +45,9 @@ def test_a_prefix_may_be_token_ids_or_the_start_of_a_conversation(client, chat):
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "completions", "responses"])
-def test_an_unknown_prefix_is_never_a_silent_miss(client, chat, path):
+def test_an_unknown_prefix_is_never_a_silent_miss(
+    client: TestClient, chat: FakeChat, path: str
+) -> None:
     body = {"messages": HELLO, "prompt": "x", "input": "x", "prefix_name": "none"}
     names = {"chat/completions": "messages", "completions": "prompt", "responses": "input"}
     asked = {name: body[name] for name in (names[path], "prefix_name")}
@@ -68,20 +75,24 @@ def test_an_unknown_prefix_is_never_a_silent_miss(client, chat, path):
         ("x", {"messages": []}, "messages"),
     ],
 )
-def test_a_bad_prefix_is_refused(client, chat, name, body, param):
+def test_a_bad_prefix_is_refused(
+    client: TestClient, chat: FakeChat, name: str, body: bytes, param: str
+) -> None:
     reply = client.put(f"/v1/prefixes/{name}", json=body)
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == param
     assert chat.named == {}
 
 
-def test_the_number_of_prefixes_is_bounded_but_old_ones_can_be_replaced(client, chat):
+def test_the_number_of_prefixes_is_bounded_but_old_ones_can_be_replaced(
+    client: TestClient, chat: FakeChat
+) -> None:
     chat.named.update({f"p{number}": (1,) for number in range(MAX_PREFIXES)})
     assert client.put("/v1/prefixes/more", json={"prompt": "a"}).status_code == 400
     assert client.put("/v1/prefixes/p0", json={"prompt": "a"}).status_code == 200
 
 
-def test_a_prefix_belongs_to_its_key(chat):
+def test_a_prefix_belongs_to_its_key(chat: FakeChat) -> None:
     keys = ["first-key", "second-key"]
     app = create_app(chat, access=AccessPolicy(api_keys=keys))
     client = TestClient(app, base_url="http://127.0.0.1")

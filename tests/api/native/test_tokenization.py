@@ -1,16 +1,23 @@
+from __future__ import annotations
+
 import pytest
+from starlette.testclient import TestClient
+
+from tests.api.fake_chat import FakeChat
 
 HELLO = [{"role": "user", "content": "Hi"}]
 
 
-def test_text_becomes_tokens_and_tokens_text(client):
+def test_text_becomes_tokens_and_tokens_text(client: TestClient) -> None:
     reply = client.post("/tokenize", json={"model": "fake", "prompt": "Hé"})
     assert reply.json() == {"count": 3, "max_model_len": 1_000, "tokens": [72, 195, 169]}
     back = client.post("/detokenize", json={"tokens": reply.json()["tokens"]})
     assert back.json() == {"prompt": "Hé"}
 
 
-def test_a_conversation_is_rendered_as_a_completion_would_render_it(client, chat):
+def test_a_conversation_is_rendered_as_a_completion_would_render_it(
+    client: TestClient, chat: FakeChat
+) -> None:
     asked = {"messages": HELLO, "chat_template_kwargs": {"enable_thinking": False}}
     tokens = client.post("/tokenize", json=asked).json()["tokens"]
     client.post("/v1/chat/completions", json=asked)
@@ -18,7 +25,7 @@ def test_a_conversation_is_rendered_as_a_completion_would_render_it(client, chat
     assert chat.rendered[0].kwargs == {"add_generation_prompt": True, "enable_thinking": False}
 
 
-def test_an_empty_text_has_no_tokens(client):
+def test_an_empty_text_has_no_tokens(client: TestClient) -> None:
     assert client.post("/tokenize", json={"prompt": ""}).json()["count"] == 0
     assert client.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
 
@@ -38,17 +45,19 @@ def test_an_empty_text_has_no_tokens(client):
         ("/detokenize", {"tokens": [256]}, "tokens"),
     ],
 )
-def test_a_bad_value_is_refused_by_its_fields_name(client, path, body, param):
+def test_a_bad_value_is_refused_by_its_fields_name(
+    client: TestClient, path: str, body: bytes, param: str
+) -> None:
     reply = client.post(path, json=body)
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == param
 
 
-def test_another_model_is_a_404(client):
+def test_another_model_is_a_404(client: TestClient) -> None:
     for path, body in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [1]})):
         assert client.post(path, json={**body, "model": "gpt-4"}).status_code == 404
 
 
-def test_unknown_fields_are_named(client):
+def test_unknown_fields_are_named(client: TestClient) -> None:
     reply = client.post("/tokenize", json={"prompt": "x", "add_special_tokenz": True})
     assert "add_special_tokenz" in reply.headers["x-mlxserve-warning"]

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import base64
 import struct
 import threading
@@ -6,22 +8,26 @@ from functools import partial
 from typing import Any
 
 import httpx
+import httpx2
 import pytest
+from starlette.testclient import TestClient
 
 from mlxserve.api.openai import embeddings
 from mlxserve.api.openai.embeddings import MAX_TOKENS
 from mlxserve.api.server.retry_after import RetryAfter
-from mlxserve.errors import EngineStopped, InvalidParameter
+from mlxserve.errors import EngineStopped, InvalidParameter, MlxServeError
 from mlxserve.request import Pooling
+from tests.api.fake_chat import FakeChat
+from tests.api.serving import StartServer
 
 PATH = "/v1/embeddings"
 
 
-def post(client, **fields: Any):
+def post(client: TestClient, **fields: Any) -> httpx2.Response:
     return client.post(PATH, json={"model": "fake", "input": "Hi", **fields})
 
 
-def test_embeddings_have_openais_shape(client):
+def test_embeddings_have_openais_shape(client: TestClient) -> None:
     assert post(client, input=["Hi", "you"]).json() == {
         "object": "list",
         "data": [
@@ -33,7 +39,7 @@ def test_embeddings_have_openais_shape(client):
     }
 
 
-def test_base64_is_little_endian_floats(client):
+def test_base64_is_little_endian_floats(client: TestClient) -> None:
     item = post(client, encoding_format="base64").json()["data"][0]
     assert struct.unpack("<3f", base64.b64decode(item["embedding"])) == (1.0, 0.5, -0.5)
 
@@ -47,18 +53,22 @@ def test_base64_is_little_endian_floats(client):
         ([[7, 8], [9]], [[7, 8], [9]]),
     ],
 )
-def test_texts_and_token_ids_may_be_embedded_one_or_many(client, chat, value, expected):
+def test_texts_and_token_ids_may_be_embedded_one_or_many(
+    client: TestClient, chat: FakeChat, value: object, expected: list[list[int]]
+) -> None:
     assert post(client, input=value).status_code == 200
     assert [each.token_ids for each in chat.embedded] == expected
 
 
-def test_the_mean_is_the_default_and_the_last_token_may_be_asked_for(client, chat):
+def test_the_mean_is_the_default_and_the_last_token_may_be_asked_for(
+    client: TestClient, chat: FakeChat
+) -> None:
     post(client)
     post(client, pooling="last")
     assert [each.pooling for each in chat.embedded] == [Pooling.MEAN, Pooling.LAST]
 
 
-def test_fewer_dimensions_may_be_asked_for(client):
+def test_fewer_dimensions_may_be_asked_for(client: TestClient) -> None:
     assert len(post(client, dimensions=2).json()["data"][0]["embedding"]) == 2
 
 
@@ -82,8 +92,8 @@ def test_fewer_dimensions_may_be_asked_for(client):
     ],
 )
 def test_a_bad_value_is_refused_by_its_fields_name_before_anything_is_computed(
-    client, chat, fields, param
-):
+    client: TestClient, chat: FakeChat, fields: dict[str, Any], param: str
+) -> None:
     reply = post(client, **fields)
     assert reply.status_code == (404 if param == "model" else 400)
     assert reply.json()["error"]["param"] == param
@@ -94,17 +104,19 @@ def test_a_bad_value_is_refused_by_its_fields_name_before_anything_is_computed(
     ("error", "status"),
     [(InvalidParameter("dimensions", "too many"), 400), (EngineStopped("It has ended."), 503)],
 )
-def test_what_the_engine_refuses_has_a_status(client, chat, error, status):
+def test_what_the_engine_refuses_has_a_status(
+    client: TestClient, chat: FakeChat, error: MlxServeError, status: int
+) -> None:
     chat.submit_error = error
     assert post(client).status_code == status
 
 
-def test_unknown_fields_are_named(client):
+def test_unknown_fields_are_named(client: TestClient) -> None:
     reply = post(client, user="u", truncate=True)
     assert reply.headers["x-mlxserve-warning"] == "ignored unknown fields: truncate"
 
 
-def test_texts_of_several_clients_are_computed_in_turn(client, chat):
+def test_texts_of_several_clients_are_computed_in_turn(client: TestClient, chat: FakeChat) -> None:
     chat.script = []  # each text waits until it is released
     replies: list[Any] = []
     clients = [
@@ -122,7 +134,9 @@ def test_texts_of_several_clients_are_computed_in_turn(client, chat):
     assert len(chat.embedded) == 6
 
 
-def test_who_finds_the_queue_full_is_told_when_there_may_be_room(start_server, chat, monkeypatch):
+def test_who_finds_the_queue_full_is_told_when_there_may_be_room(
+    start_server: StartServer, chat: FakeChat, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = [0.0]
     monkeypatch.setattr(embeddings, "RetryAfter", lambda: RetryAfter(lambda: clock[0]))
     monkeypatch.setattr(embeddings, "MAX_WAITING", 1)

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 from typing import Any
 
 import pytest
@@ -23,7 +25,7 @@ def refused(kind: type[ChatRequest] | type[CompletionRequest], body: dict[str, A
     return caught.value
 
 
-def test_every_sampling_field_is_a_request_field():
+def test_every_sampling_field_is_a_request_field() -> None:
     asked = {
         "max_tokens": 5,
         "temperature": 0.5,
@@ -47,23 +49,23 @@ def test_every_sampling_field_is_a_request_field():
     assert params == SamplingParams(**expected)
 
 
-def test_the_models_defaults_hold_where_nothing_was_asked():
+def test_the_models_defaults_hold_where_nothing_was_asked() -> None:
     assert chat(top_k=1, temperature=None).sampling(DEFAULTS) == SamplingParams(
         temperature=0.7, top_k=1
     )
 
 
-def test_zero_is_a_value_and_not_an_absence():
+def test_zero_is_a_value_and_not_an_absence() -> None:
     assert chat(temperature=0, seed=0).sampling(DEFAULTS) == SamplingParams(
         temperature=0, top_k=20, seed=0
     )
 
 
-def test_the_newer_name_of_max_tokens_wins():
+def test_the_newer_name_of_max_tokens_wins() -> None:
     assert chat(max_tokens=5, max_completion_tokens=9).sampling(DEFAULTS).max_tokens == 9
 
 
-def test_completions_end_after_openais_default():
+def test_completions_end_after_openais_default() -> None:
     request = CompletionRequest.read({"prompt": "x"})
     assert request.sampling(DEFAULTS).max_tokens == COMPLETION_MAX_TOKENS
 
@@ -78,7 +80,7 @@ def test_completions_end_after_openais_default():
         ([[1, 2], [3]], ((1, 2), (3,))),
     ],
 )
-def test_a_prompt_comes_in_four_forms(prompt: Any, prompts: tuple[Any, ...]):
+def test_a_prompt_comes_in_four_forms(prompt: Any, prompts: tuple[Any, ...]) -> None:
     assert CompletionRequest.read({"prompt": prompt}).prompt == prompts
 
 
@@ -100,7 +102,7 @@ def test_a_prompt_comes_in_four_forms(prompt: Any, prompts: tuple[Any, ...]):
         ["a"] * (MAX_PROMPTS + 1),
     ],
 )
-def test_other_prompts_are_refused(prompt: Any):
+def test_other_prompts_are_refused(prompt: Any) -> None:
     assert refused(CompletionRequest, {"prompt": prompt}).param == "prompt"
 
 
@@ -188,7 +190,7 @@ def test_other_prompts_are_refused(prompt: Any):
         ({"web_search_options": {}}, "web_search_options"),
     ],
 )  # fmt: skip
-def test_a_bad_value_is_refused_by_its_fields_name(fields: dict[str, Any], param: str):
+def test_a_bad_value_is_refused_by_its_fields_name(fields: dict[str, Any], param: str) -> None:
     error = refused(ChatRequest, {"messages": HELLO, **fields})
     assert error.param == param
     assert error.message.startswith(f"{param}: ")
@@ -209,16 +211,16 @@ def test_a_bad_value_is_refused_by_its_fields_name(fields: dict[str, Any], param
 )
 def test_a_bad_value_of_a_completion_is_refused_by_its_fields_name(
     fields: dict[str, Any], param: str
-):
+) -> None:
     assert refused(CompletionRequest, {"prompt": "x", **fields}).param == param
 
 
-def test_a_missing_field_is_named():
+def test_a_missing_field_is_named() -> None:
     assert refused(CompletionRequest, {}).code == "missing_required_parameter"
     assert refused(ChatRequest, {}).param == "messages"
 
 
-def test_defaults_that_ask_for_nothing_are_accepted():
+def test_defaults_that_ask_for_nothing_are_accepted() -> None:
     request = chat(
         n=1,
         tools=[],
@@ -237,7 +239,7 @@ def test_defaults_that_ask_for_nothing_are_accepted():
     assert request.sampling(DEFAULTS) == DEFAULTS
 
 
-def test_unknown_fields_are_collected_at_every_level():
+def test_unknown_fields_are_collected_at_every_level() -> None:
     request = ChatRequest.read(
         {
             "messages": [
@@ -257,7 +259,7 @@ def test_unknown_fields_are_collected_at_every_level():
     ]
 
 
-def test_a_message_reaches_the_template_as_roles_and_text():
+def test_a_message_reaches_the_template_as_roles_and_text() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     request = ChatRequest.read(
         {

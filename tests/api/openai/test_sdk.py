@@ -1,5 +1,7 @@
 """OpenAI's own client against a real engine in this process: vectors, and responses that are kept."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,6 +10,7 @@ import openai
 import pytest
 
 from mlxserve.api.access.policy import AccessPolicy
+from mlxserve.chat import Chat
 
 ALICE, BOB = "a" * 32, "b" * 32
 
@@ -38,7 +41,7 @@ def model(real_chat: Any) -> str:
 # Vectors.
 
 
-def test_a_vector_is_the_same_as_floats_and_in_base64(alice, model):
+def test_a_vector_is_the_same_as_floats_and_in_base64(alice: openai.OpenAI, model: str) -> None:
     text = "The sea is wide."
     packed = alice.embeddings.create(model=model, input=text)  # which asks for base64
     floats = alice.embeddings.create(model=model, input=text, encoding_format="float")
@@ -48,7 +51,9 @@ def test_a_vector_is_the_same_as_floats_and_in_base64(alice, model):
     assert packed.usage.prompt_tokens == packed.usage.total_tokens > 0
 
 
-def test_a_text_and_its_tokens_have_the_same_vector_whoever_is_beside_it(alice, real_chat, model):
+def test_a_text_and_its_tokens_have_the_same_vector_whoever_is_beside_it(
+    alice: openai.OpenAI, real_chat: Chat, model: str
+) -> None:
     texts = ["The sea is wide.", "A stone " * 200]
     tokens = [real_chat.encode(text) for text in texts]
     together = alice.embeddings.create(model=model, input=texts)
@@ -60,7 +65,9 @@ def test_a_text_and_its_tokens_have_the_same_vector_whoever_is_beside_it(alice, 
     assert together.usage.prompt_tokens == sum(map(len, tokens))
 
 
-def test_fewer_dimensions_are_of_length_one_and_more_are_refused(alice, model):
+def test_fewer_dimensions_are_of_length_one_and_more_are_refused(
+    alice: openai.OpenAI, model: str
+) -> None:
     short = alice.embeddings.create(model=model, input="x y z", dimensions=16).data[0].embedding
     assert len(short) == 16
     assert math.hypot(*short) == pytest.approx(1, abs=1e-5)
@@ -68,7 +75,7 @@ def test_fewer_dimensions_are_of_length_one_and_more_are_refused(alice, model):
         alice.embeddings.create(model=model, input="x", dimensions=10_000)
 
 
-def test_a_token_that_does_not_exist_is_refused(alice, model):
+def test_a_token_that_does_not_exist_is_refused(alice: openai.OpenAI, model: str) -> None:
     with pytest.raises(openai.BadRequestError, match="token ids"):
         alice.embeddings.create(model=model, input=[[10**9]])
 
@@ -76,7 +83,7 @@ def test_a_token_that_does_not_exist_is_refused(alice, model):
 # Responses.
 
 
-def test_a_conversation_goes_on_from_a_stored_response(alice, model):
+def test_a_conversation_goes_on_from_a_stored_response(alice: openai.OpenAI, model: str) -> None:
     asked: dict[str, Any] = {"model": model, "max_output_tokens": 8, "temperature": 0}
     first = alice.responses.create(**asked, input="My name is Ada.")
     second = alice.responses.create(
@@ -93,7 +100,7 @@ def test_a_conversation_goes_on_from_a_stored_response(alice, model):
     assert second.previous_response_id == first.id
 
 
-def test_a_stored_response_is_read_and_deleted(alice, model):
+def test_a_stored_response_is_read_and_deleted(alice: openai.OpenAI, model: str) -> None:
     events = alice.responses.create(model=model, input="Hi", max_output_tokens=4, stream=True)
     made = list(events)[-1].response
     again = alice.responses.retrieve(made.id)
@@ -107,7 +114,9 @@ def test_a_stored_response_is_read_and_deleted(alice, model):
         alice.responses.retrieve(made.id)
 
 
-def test_what_one_key_stored_does_not_exist_for_another(alice, bob, model):
+def test_what_one_key_stored_does_not_exist_for_another(
+    alice: openai.OpenAI, bob: openai.OpenAI, model: str
+) -> None:
     made = alice.responses.create(model=model, input="A secret", max_output_tokens=2)
     for attempt in (
         lambda: bob.responses.retrieve(made.id),
@@ -121,7 +130,7 @@ def test_what_one_key_stored_does_not_exist_for_another(alice, bob, model):
     assert alice.responses.retrieve(made.id).id == made.id
 
 
-def test_what_is_not_to_be_stored_is_gone(alice, model):
+def test_what_is_not_to_be_stored_is_gone(alice: openai.OpenAI, model: str) -> None:
     made = alice.responses.create(model=model, input="Hi", max_output_tokens=2, store=False)
     assert made.store is False
     with pytest.raises(openai.NotFoundError):

@@ -16,6 +16,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from mlxserve.request import FinishReason
+from tests.api.scripted_engine import ScriptedEngine
 
 ASK: list[Any] = [{"role": "user", "content": "What is the weather in Paris and Rome?"}]
 WEATHER: dict[str, Any] = {
@@ -84,7 +85,7 @@ def asked(**fields: Any) -> dict[str, Any]:
 # ---- chat completions
 
 
-def test_a_reply_is_told_apart(scripted, says):
+def test_a_reply_is_told_apart(scripted: openai.OpenAI, says: ScriptedEngine) -> None:
     choice = scripted.chat.completions.create(**asked()).choices[0]
     message = choice.message
     assert message.reasoning_content == "Two cities. Größe 🙂"
@@ -100,7 +101,9 @@ def test_a_reply_is_told_apart(scripted, says):
     assert choice.finish_reason == "tool_calls"
 
 
-def test_a_streams_pieces_make_the_same_message(scripted, says):
+def test_a_streams_pieces_make_the_same_message(
+    scripted: openai.OpenAI, says: ScriptedEngine
+) -> None:
     usage, pieces = None, []
     for chunk in scripted.chat.completions.create(
         **asked(stream=True, stream_options={"include_usage": True})
@@ -123,7 +126,9 @@ def test_a_streams_pieces_make_the_same_message(scripted, says):
     assert usage.completion_tokens_details.reasoning_tokens > 5
 
 
-def test_the_stream_helper_ends_with_the_whole_message(scripted, says):
+def test_the_stream_helper_ends_with_the_whole_message(
+    scripted: openai.OpenAI, says: ScriptedEngine
+) -> None:
     with scripted.chat.completions.stream(**asked()) as stream:
         kinds = {event.type for event in stream}
         completion = stream.get_final_completion()
@@ -133,7 +138,7 @@ def test_the_stream_helper_ends_with_the_whole_message(scripted, says):
     assert [c.function.name for c in message.tool_calls] == ["get_weather"] * 2
 
 
-def test_the_async_client_sees_the_same(scripted_url, says):
+def test_the_async_client_sees_the_same(scripted_url: str, says: ScriptedEngine) -> None:
     async def ask() -> tuple[Any, str]:
         async with openai.AsyncOpenAI(base_url=scripted_url, api_key="x", max_retries=0) as client:
             whole = await client.chat.completions.create(**asked())
@@ -147,7 +152,9 @@ def test_the_async_client_sees_the_same(scripted_url, says):
     assert text == whole.choices[0].message.content == "I look."
 
 
-def test_one_call_is_the_last_where_they_are_not_parallel(scripted, says):
+def test_one_call_is_the_last_where_they_are_not_parallel(
+    scripted: openai.OpenAI, says: ScriptedEngine
+) -> None:
     choice = scripted.chat.completions.create(**asked(parallel_tool_calls=False)).choices[0]
     assert len(choice.message.tool_calls) == 1
     assert choice.finish_reason == "tool_calls"
@@ -155,7 +162,9 @@ def test_one_call_is_the_last_where_they_are_not_parallel(scripted, says):
     assert says.kept == [60.0]  # until the tool has answered
 
 
-def test_a_stop_string_is_looked_for_in_the_text_alone(scripted, says):
+def test_a_stop_string_is_looked_for_in_the_text_alone(
+    scripted: openai.OpenAI, says: ScriptedEngine
+) -> None:
     choice = scripted.chat.completions.create(**asked(stop=["Paris", "cities"])).choices[0]
     assert choice.finish_reason == "tool_calls"
     choice = scripted.chat.completions.create(**asked(stop=["look"])).choices[0]
@@ -163,21 +172,25 @@ def test_a_stop_string_is_looked_for_in_the_text_alone(scripted, says):
     assert choice.message.tool_calls is None
 
 
-def test_a_call_that_is_cut_is_said_to_be(scripted, says):
+def test_a_call_that_is_cut_is_said_to_be(scripted: openai.OpenAI, says: ScriptedEngine) -> None:
     says.says = call("Paris")
     choice = scripted.chat.completions.create(**asked(max_tokens=20)).choices[0]
     assert choice.finish_reason == "length"
     assert choice.message.tool_calls[0].function.name == "get_weather"
 
 
-def test_without_tools_or_thinking_all_is_text(scripted, says):
+def test_without_tools_or_thinking_all_is_text(
+    scripted: openai.OpenAI, says: ScriptedEngine
+) -> None:
     says.says = "5 < 6 <tool"
     reply = scripted.chat.completions.create(model="scripted", messages=ASK)
     assert reply.choices[0].message.content == "5 < 6 <tool"
     assert reply.choices[0].message.tool_calls is None
 
 
-def test_a_conversation_goes_on_from_what_a_tool_returned(scripted, says):
+def test_a_conversation_goes_on_from_what_a_tool_returned(
+    scripted: openai.OpenAI, says: ScriptedEngine
+) -> None:
     first = scripted.chat.completions.create(**asked()).choices[0].message
     says.says = "Sunny."
     answer = first.model_dump(exclude_none=True)
@@ -187,7 +200,9 @@ def test_a_conversation_goes_on_from_what_a_tool_returned(scripted, says):
     assert reply.choices[0].finish_reason == "stop"
 
 
-def test_a_choice_that_cannot_be_met_is_a_bad_request(scripted, says):
+def test_a_choice_that_cannot_be_met_is_a_bad_request(
+    scripted: openai.OpenAI, says: ScriptedEngine
+) -> None:
     named = {"type": "function", "function": {"name": "nobody"}}
     with pytest.raises(openai.BadRequestError) as caught:
         scripted.chat.completions.create(**asked(tool_choice=named))
@@ -197,7 +212,9 @@ def test_a_choice_that_cannot_be_met_is_a_bad_request(scripted, says):
 # ---- responses
 
 
-def test_a_response_has_an_item_for_each_part(scripted, says):
+def test_a_response_has_an_item_for_each_part(
+    scripted: openai.OpenAI, says: ScriptedEngine
+) -> None:
     response = scripted.responses.create(model="scripted", input="Weather?", tools=[FLAT])
     assert [item.type for item in response.output] == [
         "reasoning",
@@ -209,7 +226,9 @@ def test_a_response_has_an_item_for_each_part(scripted, says):
     assert json.loads(response.output[3].arguments)["city"] == "Rome"
 
 
-def test_the_response_stream_helper_ends_with_the_whole_response(scripted, says):
+def test_the_response_stream_helper_ends_with_the_whole_response(
+    scripted: openai.OpenAI, says: ScriptedEngine
+) -> None:
     with scripted.responses.stream(model="scripted", input="Weather?", tools=[FLAT]) as stream:
         kinds = [event.type for event in stream]
         response = stream.get_final_response()
@@ -238,13 +257,13 @@ class Person(BaseModel):
 FORMAT = {"max_tokens": 300, "temperature": 1.0, "seed": 7}
 
 
-def test_parsed_output_is_of_its_class(real, model):
+def test_parsed_output_is_of_its_class(real: openai.OpenAI, model: str) -> None:
     reply = real.chat.completions.parse(model=model, messages=ASK, response_format=Person, **FORMAT)
     assert isinstance(reply.choices[0].message.parsed, Person)
     assert reply.choices[0].finish_reason == "stop"
 
 
-def test_streamed_and_parsed_output_is_of_its_class(real, model):
+def test_streamed_and_parsed_output_is_of_its_class(real: openai.OpenAI, model: str) -> None:
     with real.chat.completions.stream(
         model=model, messages=ASK, response_format=Person, **FORMAT
     ) as stream:
@@ -252,14 +271,16 @@ def test_streamed_and_parsed_output_is_of_its_class(real, model):
     assert isinstance(completion.choices[0].message.parsed, Person)
 
 
-def test_a_parsed_response_is_of_its_class(real, model):
+def test_a_parsed_response_is_of_its_class(real: openai.OpenAI, model: str) -> None:
     response = real.responses.parse(
         model=model, input="Who?", text_format=Person, max_output_tokens=300
     )
     assert isinstance(response.output_parsed, Person)
 
 
-def test_required_and_named_tools_are_called_with_what_their_schemas_allow(real, model):
+def test_required_and_named_tools_are_called_with_what_their_schemas_allow(
+    real: openai.OpenAI, model: str
+) -> None:
     for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
         reply = real.chat.completions.create(
             model=model,
@@ -277,7 +298,7 @@ def test_required_and_named_tools_are_called_with_what_their_schemas_allow(real,
         assert reply.choices[0].finish_reason == "tool_calls"
 
 
-def test_choices_of_one_request_each_follow_the_structure(real, model):
+def test_choices_of_one_request_each_follow_the_structure(real: openai.OpenAI, model: str) -> None:
     reply = real.chat.completions.create(
         model=model,
         messages=ASK,
@@ -310,7 +331,9 @@ def test_choices_of_one_request_each_follow_the_structure(real, model):
         ),
     ],
 )
-def test_a_structure_that_cannot_be_followed_is_a_bad_request(real, model, fields, param):
+def test_a_structure_that_cannot_be_followed_is_a_bad_request(
+    real: openai.OpenAI, model: str, fields: dict[str, Any], param: str
+) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         real.chat.completions.create(model=model, messages=ASK, **fields)
     assert caught.value.param == param

@@ -1,13 +1,18 @@
+from __future__ import annotations
+
 import json
 from typing import Any
 
+import httpx2
 import pytest
+from starlette.testclient import TestClient
 
 from mlxserve.api.bodies.tools import MAX_TOOLS
 from mlxserve.errors import EngineStopped, QueueFull
 from mlxserve.request import FinishReason
 from mlxserve.text.deltas import Delta, Usage
 from mlxserve.text.parsing.turn import ToolCallDelta
+from tests.api.fake_chat import FakeChat
 
 PATH = "/v1/responses"
 HELLO = {"input": "Hi"}
@@ -25,7 +30,7 @@ def events(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_response_has_openais_shape(client):
+def test_a_response_has_openais_shape(client: TestClient) -> None:
     reply = client.post(PATH, json={**HELLO, "instructions": "Be brief.", "metadata": {"a": "b"}})
     body = reply.json()
     number = reply.headers["x-request-id"]
@@ -58,7 +63,7 @@ def test_a_response_has_openais_shape(client):
     }
 
 
-def test_a_stream_has_openais_order(client):
+def test_a_stream_has_openais_order(client: TestClient) -> None:
     found = events(client.post(PATH, json={**HELLO, "stream": True}).text)
     assert [event["type"].removeprefix("response.") for event in found] == [
         "created",
@@ -83,7 +88,9 @@ def test_a_stream_has_openais_order(client):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_was_cut_is_incomplete(client, chat, stream):
+def test_an_answer_that_was_cut_is_incomplete(
+    client: TestClient, chat: FakeChat, stream: bool
+) -> None:
     chat.script = [Delta("He", (1,), (), FinishReason.LENGTH, Usage(1, 1, 0))]
     reply = client.post(PATH, json={**HELLO, "max_output_tokens": 1, "stream": stream})
     response = events(reply.text)[-1]["response"] if stream else reply.json()
@@ -95,7 +102,7 @@ def test_an_answer_that_was_cut_is_incomplete(client, chat, stream):
         assert events(reply.text)[-1]["type"] == "response.incomplete"
 
 
-def test_an_answer_without_text_is_still_an_item(client, chat):
+def test_an_answer_without_text_is_still_an_item(client: TestClient, chat: FakeChat) -> None:
     chat.script = [Delta("", (1,), (), FinishReason.STOP, Usage(1, 1, 0))]
     found = events(client.post(PATH, json={**HELLO, "stream": True}).text)
     kinds = [event["type"] for event in found]
@@ -104,7 +111,7 @@ def test_an_answer_without_text_is_still_an_item(client, chat):
     assert found[-1]["response"]["output"][0]["content"][0]["text"] == ""
 
 
-def test_an_engine_that_dies_ends_the_stream_as_failed(client, chat):
+def test_an_engine_that_dies_ends_the_stream_as_failed(client: TestClient, chat: FakeChat) -> None:
     chat.script = [Delta("Hel", (72,)), EngineStopped("The engine has stopped.")]
     last = events(client.post(PATH, json={**HELLO, "stream": True}).text)[-1]
     assert last["type"] == "response.failed"
@@ -114,7 +121,7 @@ def test_an_engine_that_dies_ends_the_stream_as_failed(client, chat):
     assert all(answer.is_closed for answer in chat.answers)
 
 
-def test_input_items_become_messages(client, chat):
+def test_input_items_become_messages(client: TestClient, chat: FakeChat) -> None:
     asked = {
         "instructions": "Be brief.",
         "input": [
@@ -167,13 +174,15 @@ def test_input_items_become_messages(client, chat):
         ({"metadata": {"a": 1}}, "metadata.a"),
     ],
 )
-def test_a_bad_value_is_refused_by_its_fields_name(client, fields, param):
+def test_a_bad_value_is_refused_by_its_fields_name(
+    client: TestClient, fields: dict[str, Any], param: str
+) -> None:
     reply = client.post(PATH, json={**HELLO, **fields})
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == param
 
 
-def test_what_the_engine_refuses_has_a_status(client, chat):
+def test_what_the_engine_refuses_has_a_status(client: TestClient, chat: FakeChat) -> None:
     reply = client.post(PATH, json={"input": "x" * 2_000, "stream": True})
     assert reply.status_code == 400
     assert reply.json()["error"]["code"] == "context_length_exceeded"
@@ -182,7 +191,7 @@ def test_what_the_engine_refuses_has_a_status(client, chat):
     assert client.post(PATH, json=HELLO).status_code == 503
 
 
-def test_unknown_fields_are_named(client):
+def test_unknown_fields_are_named(client: TestClient) -> None:
     reply = client.post(PATH, json={**HELLO, "mood": 1, "stream": True})
     assert "mood" in reply.headers["x-mlxserve-warning"]
 
@@ -190,23 +199,23 @@ def test_unknown_fields_are_named(client):
 # What is kept.
 
 
-def ask(client, **fields: Any) -> dict[str, Any]:
+def ask(client: TestClient, **fields: Any) -> dict[str, Any]:
     reply = client.post(PATH, json=fields)
     assert reply.status_code == 200, reply.text
     return reply.json()
 
 
-def said(chat) -> list[tuple[str, str]]:
+def said(chat: FakeChat) -> list[tuple[str, str]]:
     return [(message["role"], message["content"]) for message in chat.rendered[-1].messages]
 
 
-def not_found(reply, param: str) -> bool:
+def not_found(reply: httpx2.Response, param: str) -> bool:
     error = reply.json()["error"]
     return (reply.status_code, error["code"], error["param"]) == (404, "response_not_found", param)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_response_can_be_read_again_and_deleted(client, stream):
+def test_a_response_can_be_read_again_and_deleted(client: TestClient, stream: bool) -> None:
     reply = client.post(PATH, json={**HELLO, "stream": stream})
     body = events(reply.text)[-1]["response"] if stream else reply.json()
     url = f"{PATH}/{body['id']}"
@@ -216,7 +225,7 @@ def test_a_response_can_be_read_again_and_deleted(client, stream):
     assert not_found(client.delete(url), "id")
 
 
-def test_the_items_a_response_was_made_of_are_listed(client):
+def test_the_items_a_response_was_made_of_are_listed(client: TestClient) -> None:
     call = {"type": "function_call", "id": "fc_x", "call_id": "c", "name": "f", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c", "output": "5"}
     first = ask(client, input="One")
@@ -247,12 +256,14 @@ def test_the_items_a_response_was_made_of_are_listed(client):
     [("limit=0", "limit"), ("limit=101", "limit"), ("limit=x", "limit"), ("limit=٣", "limit"),
      ("order=up", "order"), ("after=msg_9", "after")],
 )  # fmt: skip
-def test_a_page_that_is_none_is_refused(client, query, name):
+def test_a_page_that_is_none_is_refused(client: TestClient, query: str, name: str) -> None:
     reply = client.get(f"{PATH}/{ask(client, input='One')['id']}/input_items?{query}")
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
 
 
-def test_what_is_never_in_the_background_is_never_cancelled_nor_streamed_again(client):
+def test_what_is_never_in_the_background_is_never_cancelled_nor_streamed_again(
+    client: TestClient,
+) -> None:
     url = f"{PATH}/{ask(client, input='One')['id']}"
     assert client.post(f"{url}/cancel").status_code == 400
     assert not_found(client.post(f"{PATH}/resp_0/cancel"), "id")
@@ -260,7 +271,9 @@ def test_what_is_never_in_the_background_is_never_cancelled_nor_streamed_again(c
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "stream")
 
 
-def test_a_conversation_goes_on_with_all_that_was_said_but_the_instructions(client, chat):
+def test_a_conversation_goes_on_with_all_that_was_said_but_the_instructions(
+    client: TestClient, chat: FakeChat
+) -> None:
     first = ask(client, input="One", instructions="Count.")
     second = ask(client, input="Two", previous_response_id=first["id"], instructions="Sum.")
     ask(client, input="Three", previous_response_id=second["id"])
@@ -276,7 +289,7 @@ def test_a_conversation_goes_on_with_all_that_was_said_but_the_instructions(clie
     assert said(chat) == [("user", "One"), ("assistant", "Hello"), ("user", "Other")]
 
 
-def test_what_is_not_to_be_stored_is_not(client):
+def test_what_is_not_to_be_stored_is_not(client: TestClient) -> None:
     body = ask(client, **HELLO, store=False)
     assert body["store"] is False
     assert not_found(client.get(f"{PATH}/{body['id']}"), "id")
@@ -284,7 +297,7 @@ def test_what_is_not_to_be_stored_is_not(client):
     assert not_found(reply, "previous_response_id")
 
 
-def test_a_conversation_without_its_beginning_is_not_gone_on_with(client):
+def test_a_conversation_without_its_beginning_is_not_gone_on_with(client: TestClient) -> None:
     first = ask(client, input="One")
     second = ask(client, input="Two", previous_response_id=first["id"])
     client.delete(f"{PATH}/{first['id']}")
@@ -292,7 +305,7 @@ def test_a_conversation_without_its_beginning_is_not_gone_on_with(client):
     assert not_found(reply, "previous_response_id")
 
 
-def test_a_response_that_failed_is_not_kept(client, chat):
+def test_a_response_that_failed_is_not_kept(client: TestClient, chat: FakeChat) -> None:
     chat.script = [Delta("a"), EngineStopped("The engine has stopped.")]
     body = events(client.post(PATH, json={**HELLO, "stream": True}).text)[-1]["response"]
     assert not_found(client.get(f"{PATH}/{body['id']}"), "id")
@@ -307,7 +320,7 @@ TOOLS = [
 ]
 
 
-def thinking_and_calling(chat) -> list[Any]:
+def thinking_and_calling(chat: FakeChat) -> list[Any]:
     return [
         Delta(reasoning="Hm"),
         Delta("I look.", reasoning="."),
@@ -327,7 +340,7 @@ def thinking_and_calling(chat) -> list[Any]:
     ]
 
 
-def test_items_of_each_kind_come_one_after_the_other(client, chat):
+def test_items_of_each_kind_come_one_after_the_other(client: TestClient, chat: FakeChat) -> None:
     chat.script = thinking_and_calling(chat)
     found = events(client.post(PATH, json={**HELLO, "tools": TOOLS, "stream": True}).text)
     assert [event["type"].removeprefix("response.") for event in found] == [
@@ -388,7 +401,9 @@ CRM = {
 }
 
 
-def test_tools_of_a_namespace_are_called_by_both_names_and_remembered(client, chat):
+def test_tools_of_a_namespace_are_called_by_both_names_and_remembered(
+    client: TestClient, chat: FakeChat
+) -> None:
     chat.script = [
         Delta(
             tool_calls=(
@@ -430,13 +445,15 @@ def test_tools_of_a_namespace_are_called_by_both_names_and_remembered(client, ch
         ({**CRM, "tools": [{"type": "function"}]}, "name"),
     ],
 )
-def test_a_namespace_that_cannot_be_used_is_refused(client, tool, word):
+def test_a_namespace_that_cannot_be_used_is_refused(
+    client: TestClient, tool: dict[str, Any], word: str
+) -> None:
     reply = client.post(PATH, json={**HELLO, "tools": [tool]})
     assert reply.status_code == 400
     assert word in reply.json()["error"]["message"]
 
 
-def test_namespaces_do_not_hide_too_many_tools(client, chat):
+def test_namespaces_do_not_hide_too_many_tools(client: TestClient, chat: FakeChat) -> None:
     many = [{"type": "function", "name": f"t{number}"} for number in range(MAX_TOOLS)]
     groups = [{**CRM, "name": name, "tools": many} for name in ("a", "b")]
     reply = client.post(PATH, json={**HELLO, "tools": groups})
@@ -444,7 +461,7 @@ def test_namespaces_do_not_hide_too_many_tools(client, chat):
     assert chat.submitted == []
 
 
-def test_a_whole_reply_has_the_same_items_as_its_stream(client, chat):
+def test_a_whole_reply_has_the_same_items_as_its_stream(client: TestClient, chat: FakeChat) -> None:
     chat.script = thinking_and_calling(chat)
     asked = {**HELLO, "tools": TOOLS, "parallel_tool_calls": False, "reasoning": {"effort": "low"}}
     reply = client.post(PATH, json=asked)
@@ -462,7 +479,7 @@ def test_a_whole_reply_has_the_same_items_as_its_stream(client, chat):
     assert not chat.submitted[0].turn.parallel_tool_calls
 
 
-def test_earlier_items_are_one_message_for_each_turn(client, chat):
+def test_earlier_items_are_one_message_for_each_turn(client: TestClient, chat: FakeChat) -> None:
     asked = {
         "input": [
             {"role": "user", "content": "a"},
@@ -495,7 +512,9 @@ def test_earlier_items_are_one_message_for_each_turn(client, chat):
     assert (second["tool_call_id"], second["content"]) == ("c2", "2")
 
 
-def test_a_stored_response_with_calls_can_be_gone_on_with(client, chat):
+def test_a_stored_response_with_calls_can_be_gone_on_with(
+    client: TestClient, chat: FakeChat
+) -> None:
     chat.script = thinking_and_calling(chat)
     first = client.post(PATH, json={**HELLO, "tools": TOOLS}).json()
     after = {
@@ -507,7 +526,9 @@ def test_a_stored_response_with_calls_can_be_gone_on_with(client, chat):
     assert roles == ["user", "assistant", "tool"]
 
 
-def test_a_format_of_text_is_a_structure_and_is_told_again(client, chat):
+def test_a_format_of_text_is_a_structure_and_is_told_again(
+    client: TestClient, chat: FakeChat
+) -> None:
     schema = {"type": "json_schema", "name": "n", "strict": True, "schema": {"type": "object"}}
     reply = client.post(PATH, json={**HELLO, "text": {"format": schema}}).json()
     assert reply["text"]["format"] == schema
@@ -534,7 +555,9 @@ def answers_of_every_kind(chat: Any) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize("kind", ["nothing", "thinking alone", "all of it", "a call that was cut"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_every_kind_of_answer_is_kept_and_gone_on_with(client, chat, kind, stream):
+def test_every_kind_of_answer_is_kept_and_gone_on_with(
+    client: TestClient, chat: FakeChat, kind: str, stream: bool
+) -> None:
     chat.script = answers_of_every_kind(chat)[kind]
     tool = {"type": "function", "name": "look", "parameters": {"type": "object"}}
     reply = client.post(PATH, json={**HELLO, "tools": [tool], "stream": stream})

@@ -1,5 +1,7 @@
 """Raw sockets against a real server over the scripted chat: what no HTTP client would send."""
 
+from __future__ import annotations
+
 import contextlib
 import http.client
 import json
@@ -15,7 +17,8 @@ from mlxserve.api.server import connection
 from mlxserve.api.server.connection import Limits
 from mlxserve.api.server.retry_after import RetryAfter
 from mlxserve.text.deltas import Delta
-from tests.api.fake_chat import HOLD
+from tests.api.fake_chat import HOLD, FakeChat
+from tests.api.serving import StartServer
 
 CHAT = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -29,7 +32,7 @@ class Peer:
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
 
-    def __enter__(self) -> "Peer":
+    def __enter__(self) -> Peer:
         return self
 
     def __exit__(self, *_exc: object) -> None:
@@ -77,7 +80,9 @@ def is_healthy(port: int) -> bool:
         b"nonsense\r\n\r\n",
     ],
 )  # fmt: skip
-def test_what_is_not_http_is_a_400_in_shape(start_server, request_bytes):
+def test_what_is_not_http_is_a_400_in_shape(
+    start_server: StartServer, request_bytes: bytes
+) -> None:
     port = start_server().port
     with Peer(port) as peer:
         peer.send(request_bytes)
@@ -93,7 +98,9 @@ def test_what_is_not_http_is_a_400_in_shape(start_server, request_bytes):
         b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 500_000 + b"\r\n",
     ],
 )
-def test_endless_headers_are_cut_off_long_before_their_end(start_server, request_bytes):
+def test_endless_headers_are_cut_off_long_before_their_end(
+    start_server: StartServer, request_bytes: bytes
+) -> None:
     """The reply may be lost in the reset that closing with unread data causes."""
     port = start_server().port
     with Peer(port) as peer, contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -113,19 +120,21 @@ def test_endless_headers_are_cut_off_long_before_their_end(start_server, request
         (b"GET /../health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 404),
     ],
 )  # fmt: skip
-def test_odd_requests_are_refused(start_server, request_bytes, status):
+def test_odd_requests_are_refused(
+    start_server: StartServer, request_bytes: bytes, status: int
+) -> None:
     with Peer(start_server().port) as peer:
         peer.send(request_bytes)
         assert status_and_error(peer.read_to_end())[0] == status
 
 
-def test_a_declared_flood_is_refused_before_it_is_sent(start_server):
+def test_a_declared_flood_is_refused_before_it_is_sent(start_server: StartServer) -> None:
     with Peer(start_server().port) as peer:
         peer.send(CHAT + b"Content-Length: 10000000000\r\nConnection: close\r\n\r\n")
         assert status_and_error(peer.read_until(b"request_too_large"))[0] == 413
 
 
-def test_a_body_without_end_is_refused_and_cut_off(start_server):
+def test_a_body_without_end_is_refused_and_cut_off(start_server: StartServer) -> None:
     port = start_server(limits=Limits(body=1.0)).port
     piece = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
     with Peer(port) as peer:
@@ -139,7 +148,7 @@ def test_a_body_without_end_is_refused_and_cut_off(start_server):
     assert is_healthy(port)
 
 
-def test_both_lengths_at_once_do_not_smuggle_a_request(start_server):
+def test_both_lengths_at_once_do_not_smuggle_a_request(start_server: StartServer) -> None:
     """h11 lets chunking win and keeps what follows as the next request; there is none here."""
     with Peer(start_server().port) as peer:
         peer.send(
@@ -151,7 +160,7 @@ def test_both_lengths_at_once_do_not_smuggle_a_request(start_server):
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTT", b"GET /health HTTP/1.1\r\nHost: loc"])
-def test_headers_that_do_not_arrive_are_a_408(start_server, sent):
+def test_headers_that_do_not_arrive_are_a_408(start_server: StartServer, sent: bytes) -> None:
     port = start_server(limits=Limits(header=0.2)).port
     with Peer(port) as peer:
         peer.send(sent)
@@ -159,7 +168,7 @@ def test_headers_that_do_not_arrive_are_a_408(start_server, sent):
     assert is_healthy(port)
 
 
-def test_headers_that_trickle_in_do_not_extend_their_deadline(start_server):
+def test_headers_that_trickle_in_do_not_extend_their_deadline(start_server: StartServer) -> None:
     port = start_server(limits=Limits(header=0.3)).port
     with Peer(port) as peer:
         peer.socket.settimeout(0.02)
@@ -178,7 +187,7 @@ def test_headers_that_trickle_in_do_not_extend_their_deadline(start_server):
     "sent",
     [b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n5\r\n{"],
 )
-def test_a_body_that_does_not_arrive_is_a_408(start_server, sent):
+def test_a_body_that_does_not_arrive_is_a_408(start_server: StartServer, sent: bytes) -> None:
     port = start_server(limits=Limits(body=0.2)).port
     with Peer(port) as peer:
         peer.send(CHAT + sent)
@@ -186,7 +195,7 @@ def test_a_body_that_does_not_arrive_is_a_408(start_server, sent):
     assert is_healthy(port)
 
 
-def test_a_second_request_on_a_connection_has_its_own_deadline(start_server):
+def test_a_second_request_on_a_connection_has_its_own_deadline(start_server: StartServer) -> None:
     with Peer(start_server(limits=Limits(header=0.3)).port) as peer:
         peer.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"200" in peer.read_until(b"ok")
@@ -194,7 +203,7 @@ def test_a_second_request_on_a_connection_has_its_own_deadline(start_server):
         assert status_and_error(peer.read_to_end()) == (408, "request_timeout")
 
 
-def test_a_slow_answer_is_not_a_slow_request(start_server, chat):
+def test_a_slow_answer_is_not_a_slow_request(start_server: StartServer, chat: FakeChat) -> None:
     chat.script = [HOLD, *chat.reply([1])]
     body = b'{"messages": [{"role": "user", "content": "x"}]}'
     with Peer(start_server(limits=Limits(header=0.1, body=0.1)).port) as peer:
@@ -207,7 +216,9 @@ def test_a_slow_answer_is_not_a_slow_request(start_server, chat):
         assert b"Hello" in peer.read_until(b'"usage":')
 
 
-def test_a_reader_that_stalls_is_cut_off_and_its_answer_closed(start_server, chat):
+def test_a_reader_that_stalls_is_cut_off_and_its_answer_closed(
+    start_server: StartServer, chat: FakeChat
+) -> None:
     chat.script = [Delta("x" * 1_000_000, (1,))] * 40 + [HOLD]
     body = b'{"messages": [{"role": "user", "content": "x"}], "stream": true}'
     port = start_server(limits=Limits(write=0.3)).port
@@ -220,7 +231,9 @@ def test_a_reader_that_stalls_is_cut_off_and_its_answer_closed(start_server, cha
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
-def test_a_stream_is_framed_as_its_reader_can_read_it(start_server, version):
+def test_a_stream_is_framed_as_its_reader_can_read_it(
+    start_server: StartServer, version: bytes
+) -> None:
     """Pieces go past h11: what arrives is what another HTTP implementation takes for a whole."""
     body = b'{"messages": [{"role": "user", "content": "x"}], "stream": true}'
     asking = http.client.HTTPConnection("127.0.0.1", start_server().port, timeout=20)
@@ -240,7 +253,7 @@ def test_a_stream_is_framed_as_its_reader_can_read_it(start_server, version):
                 assert lines[-2:] == [b"data: [DONE]", b""]
 
 
-def test_connections_beyond_the_cap_are_a_503(start_server, chat):
+def test_connections_beyond_the_cap_are_a_503(start_server: StartServer, chat: FakeChat) -> None:
     chat.script = [Delta("one", (1,)), HOLD, *chat.reply([1])]
     body = b'{"messages": [{"role": "user", "content": "x"}], "stream": true}'
     port = start_server(limits=Limits(connections=4, connections_per_address=3)).port
@@ -263,7 +276,9 @@ def test_connections_beyond_the_cap_are_a_503(start_server, chat):
         third.read_until(b"[DONE]")
 
 
-def test_a_connection_too_many_is_told_when_one_may_be_free(start_server, chat, monkeypatch):
+def test_a_connection_too_many_is_told_when_one_may_be_free(
+    start_server: StartServer, chat: FakeChat, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = [0.0]
     monkeypatch.setattr(connection, "RetryAfter", lambda: RetryAfter(lambda: clock[0]))
     chat.script = [Delta("one", (1,)), HOLD, *chat.reply([1])]
@@ -284,7 +299,9 @@ def test_a_connection_too_many_is_told_when_one_may_be_free(start_server, chat, 
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_hangs_up_aborts_its_answer(start_server, chat, stream):
+def test_a_client_that_hangs_up_aborts_its_answer(
+    start_server: StartServer, chat: FakeChat, stream: bool
+) -> None:
     chat.script = [Delta("one", (1,)), HOLD]
     body = json.dumps({"messages": [{"role": "user", "content": "x"}], "stream": stream}).encode()
     port = start_server().port
@@ -297,7 +314,9 @@ def test_a_client_that_hangs_up_aborts_its_answer(start_server, chat, stream):
     assert is_healthy(port)
 
 
-def test_a_storm_of_resets_leaves_nothing_running(start_server, chat):
+def test_a_storm_of_resets_leaves_nothing_running(
+    start_server: StartServer, chat: FakeChat
+) -> None:
     chat.script = [Delta("one", (1,)), HOLD]
     body = b'{"messages": [{"role": "user", "content": "x"}], "stream": true}'
     port = start_server().port
@@ -359,7 +378,7 @@ def bare_server() -> Iterator[tuple[int, int]]:
         server.stdout.close()
 
 
-def test_a_header_of_a_hundred_megabytes_takes_no_memory():
+def test_a_header_of_a_hundred_megabytes_takes_no_memory() -> None:
     with bare_server() as (port, pid):
         assert is_healthy(port)
         before = megabytes_of(pid)
@@ -377,7 +396,7 @@ def test_a_header_of_a_hundred_megabytes_takes_no_memory():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("open_files")
-def test_five_thousand_sockets_cost_little_and_stop_nobody():
+def test_five_thousand_sockets_cost_little_and_stop_nobody() -> None:
     with bare_server() as (port, pid), contextlib.ExitStack() as sockets:
         earlier = sockets.enter_context(Peer(port))
         earlier.send(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{")

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import asyncio
 import threading
 
@@ -7,10 +9,11 @@ from starlette.testclient import TestClient
 from mlxserve.api.app import create_app
 from mlxserve.api.server.drain import Drain
 from mlxserve.text.deltas import Delta, Usage
-from tests.api.fake_chat import HOLD
+from tests.api.fake_chat import HOLD, FakeChat
+from tests.api.serving import StartServer
 
 
-def test_an_ending_server_refuses_new_work_and_still_tells_how_it_is(chat):
+def test_an_ending_server_refuses_new_work_and_still_tells_how_it_is(chat: FakeChat) -> None:
     drain = Drain()
     client = TestClient(create_app(chat, drain=drain), base_url="http://127.0.0.1")
     asked = {"prompt": "x"}
@@ -24,7 +27,7 @@ def test_an_ending_server_refuses_new_work_and_still_tells_how_it_is(chat):
     assert client.get("/api/v1/kv/map").text == ""  # those who watch are sent away
 
 
-def test_it_is_finished_when_nothing_is_under_way():
+def test_it_is_finished_when_nothing_is_under_way() -> None:
     async def scenario() -> None:
         drain = Drain()
         await drain.finished()
@@ -40,7 +43,9 @@ def test_it_is_finished_when_nothing_is_under_way():
     asyncio.run(scenario())
 
 
-def test_answers_under_way_finish_while_new_work_is_refused(start_server, chat):
+def test_answers_under_way_finish_while_new_work_is_refused(
+    start_server: StartServer, chat: FakeChat
+) -> None:
     usage = Usage(1, 1, 0)
     chat.script = [HOLD, Delta("done", (1,), (), "stop", usage)]
     server = start_server(drain_seconds=60)

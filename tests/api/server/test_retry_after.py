@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from starlette.testclient import TestClient
 
 from mlxserve.api.server import retry_after
 from mlxserve.api.server.retry_after import RetryAfter
 from mlxserve.errors import QueueFull
+from tests.api.fake_chat import FakeChat
 
 
 @pytest.mark.parametrize(
@@ -32,7 +34,9 @@ def test_a_full_queue_has_room_when_the_next_answer_ends(
     assert int(refusal.headers["retry-after"]) == -(-seconds // 1)
 
 
-def test_answers_that_end_are_counted(client, chat, monkeypatch) -> None:
+def test_answers_that_end_are_counted(
+    client: TestClient, chat: FakeChat, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(retry_after, "_LEAST", 0.0)
     for _ in range(3):
         assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 200

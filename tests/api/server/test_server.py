@@ -1,5 +1,7 @@
 """The installed command with a real engine, spoken to by the official client and by hand."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import http.client
@@ -76,11 +78,13 @@ Start = Callable[..., contextlib.AbstractContextManager[Process]]
 
 
 @pytest.fixture(scope="session")
-def start(write_model, tmp_path_factory) -> Start:
+def start(write_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Start:
     model = write_model(tmp_path_factory.mktemp("served"), "qwen3", max_position_embeddings=CONTEXT)
 
     @contextlib.contextmanager
-    def start_process(*flags: str, env: dict[str, str] | None = None, **kwargs: Any):
+    def start_process(
+        *flags: str, env: dict[str, str] | None = None, **kwargs: Any
+    ) -> Iterator[Process]:
         log = tmp_path_factory.mktemp("log") / "stderr"
         command = [sys.executable, "-m", "mlxserve", "serve", "--model", str(model)]
         command += ["--port", "0", "--num-pages", "1000", "--alias", "tiny", *flags]
@@ -130,7 +134,7 @@ def client(server: Process) -> Iterator[openai.OpenAI]:
 # The official client.
 
 
-def test_the_client_gets_a_chat_completion(client):
+def test_the_client_gets_a_chat_completion(client: openai.OpenAI) -> None:
     reply = client.chat.completions.create(
         model="tiny", messages=HELLO, max_tokens=5, temperature=0, extra_body={"ignore_eos": True}
     )
@@ -142,7 +146,7 @@ def test_the_client_gets_a_chat_completion(client):
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + 5
 
 
-def test_a_stream_says_what_the_whole_reply_says(client):
+def test_a_stream_says_what_the_whole_reply_says(client: openai.OpenAI) -> None:
     asked = {"model": "tiny", "messages": HELLO, "max_tokens": 20, "temperature": 0}
     whole = client.chat.completions.create(**asked)
     chunks = list(
@@ -156,7 +160,7 @@ def test_a_stream_says_what_the_whole_reply_says(client):
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
 
 
-def test_the_streaming_helper_accumulates_a_reply(client):
+def test_the_streaming_helper_accumulates_a_reply(client: openai.OpenAI) -> None:
     asked = {"model": "tiny", "messages": HELLO, "max_tokens": 30, "temperature": 0}
     text = client.chat.completions.create(**asked).choices[0].message.content
     stop = text[len(text) // 2 :][:3]  # the helper raises for answers that were cut at max_tokens
@@ -167,7 +171,7 @@ def test_the_streaming_helper_accumulates_a_reply(client):
     assert reply.choices[0].message.content == text[: text.index(stop)]
 
 
-def test_the_async_client_streams_many_at_once(server):
+def test_the_async_client_streams_many_at_once(server: Process) -> None:
     async def ask(client: openai.AsyncOpenAI, number: int) -> int:
         stream = await client.completions.create(
             model="tiny",
@@ -185,7 +189,7 @@ def test_the_async_client_streams_many_at_once(server):
     assert asyncio.run(ask_all()) == [1] * MAX_WAITING
 
 
-def test_a_repeated_prompt_is_found_in_the_cache(client):
+def test_a_repeated_prompt_is_found_in_the_cache(client: openai.OpenAI) -> None:
     asked = {"model": "tiny", "prompt": "once upon a time " * 60, "max_tokens": 4, "temperature": 0}
     first = client.completions.create(**asked)
     second = client.completions.create(**asked)
@@ -196,7 +200,7 @@ def test_a_repeated_prompt_is_found_in_the_cache(client):
     assert first.choices[0].text == second.choices[0].text == salted.choices[0].text
 
 
-def test_logprobs_arrive_in_the_clients_types(client):
+def test_logprobs_arrive_in_the_clients_types(client: openai.OpenAI) -> None:
     reply = client.chat.completions.create(
         model="tiny",
         messages=HELLO,
@@ -214,7 +218,7 @@ def test_logprobs_arrive_in_the_clients_types(client):
         assert token.bytes is None or bytes(token.bytes).decode() == token.token
 
 
-def test_the_same_seed_gives_the_same_text_and_another_does_not(client):
+def test_the_same_seed_gives_the_same_text_and_another_does_not(client: openai.OpenAI) -> None:
     def ask(seed: int) -> str:
         asked = {"model": "tiny", "prompt": "x", "max_tokens": 20, "temperature": 1}
         return client.completions.create(**asked, seed=seed).choices[0].text
@@ -223,7 +227,9 @@ def test_the_same_seed_gives_the_same_text_and_another_does_not(client):
     assert len({ask(1), ask(2), ask(3)}) == 3
 
 
-def test_choices_differ_and_share_their_prompts_pages(client, server):
+def test_choices_differ_and_share_their_prompts_pages(
+    client: openai.OpenAI, server: Process
+) -> None:
     before = server.metric("prefix_cache_hits_total")
     reply = client.completions.create(
         model="tiny", prompt="the shared beginning " * 40, n=4, max_tokens=12, seed=1, temperature=1
@@ -232,7 +238,9 @@ def test_choices_differ_and_share_their_prompts_pages(client, server):
     assert server.metric("prefix_cache_hits_total") - before >= 3 * 64
 
 
-def test_a_named_prefix_is_in_the_cache_before_it_is_first_used(server, client):
+def test_a_named_prefix_is_in_the_cache_before_it_is_first_used(
+    server: Process, client: openai.OpenAI
+) -> None:
     prefix = list(range(100, 200))
     added = server.request("PUT", "/v1/prefixes/rules", {"prompt": prefix})
     assert json.loads(added[1]) == {"id": "rules", "object": "prefix", "num_tokens": 100}
@@ -245,7 +253,9 @@ def test_a_named_prefix_is_in_the_cache_before_it_is_first_used(server, client):
     assert server.request("DELETE", "/v1/prefixes/rules")[0] == 200
 
 
-def test_the_cache_can_be_forgotten_when_nothing_runs(server, client):
+def test_the_cache_can_be_forgotten_when_nothing_runs(
+    server: Process, client: openai.OpenAI
+) -> None:
     asked = {"model": "tiny", "prompt": [9] * 70, "max_tokens": 1}
     client.completions.create(**asked)
     server.wait_for_metric("num_requests_running", 0)
@@ -254,7 +264,9 @@ def test_the_cache_can_be_forgotten_when_nothing_runs(server, client):
     assert again.usage.prompt_tokens_details.cached_tokens == 0
 
 
-def test_the_cache_gets_another_size_and_the_context_follows(server, client):
+def test_the_cache_gets_another_size_and_the_context_follows(
+    server: Process, client: openai.OpenAI
+) -> None:
     def context() -> int:
         return json.loads(server.request("GET", "/v1/models")[1])["data"][0]["max_model_len"]
 
@@ -274,7 +286,9 @@ def test_the_cache_gets_another_size_and_the_context_follows(server, client):
     assert context() == before
 
 
-def test_the_map_shows_the_pages_of_a_request_while_it_runs(server, client):
+def test_the_map_shows_the_pages_of_a_request_while_it_runs(
+    server: Process, client: openai.OpenAI
+) -> None:
     server.wait_for_metric("num_requests_running", 0)
     with contextlib.ExitStack() as stack:
         watching = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
@@ -297,7 +311,7 @@ def test_the_map_shows_the_pages_of_a_request_while_it_runs(server, client):
         assert next(event for event in events if event["gone"])["gone"] == [reply_id]
 
 
-def test_the_reply_says_why_no_more_of_a_prompt_was_cached(client):
+def test_the_reply_says_why_no_more_of_a_prompt_was_cached(client: openai.OpenAI) -> None:
     prompt = [11] * 70
     asked = {"model": "tiny", "max_tokens": 1}
     client.completions.create(prompt=prompt, **asked)
@@ -310,20 +324,22 @@ def test_the_reply_says_why_no_more_of_a_prompt_was_cached(client):
     }
 
 
-def test_a_text_survives_the_tokenizer(server):
+def test_a_text_survives_the_tokenizer(server: Process) -> None:
     text = "Zoë said: 你好, \U0001f600!"
     tokens = json.loads(server.request("POST", "/tokenize", {"prompt": text})[1])["tokens"]
     reply = json.loads(server.request("POST", "/detokenize", {"tokens": tokens})[1])
     assert reply == {"prompt": text}
 
 
-def test_the_tokens_of_a_conversation_are_counted_before_it_is_sent(server, client):
+def test_the_tokens_of_a_conversation_are_counted_before_it_is_sent(
+    server: Process, client: openai.OpenAI
+) -> None:
     counted = json.loads(server.request("POST", "/tokenize", {"messages": HELLO})[1])["count"]
     reply = client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=1)
     assert counted == reply.usage.prompt_tokens
 
 
-def test_a_stop_string_ends_the_text_before_itself(client):
+def test_a_stop_string_ends_the_text_before_itself(client: openai.OpenAI) -> None:
     asked = {"model": "tiny", "prompt": "x", "max_tokens": 30, "temperature": 0}
     text = client.completions.create(**asked, extra_body={"ignore_eos": True}).choices[0].text
     stop = text[len(text) // 2 :][:3]
@@ -332,7 +348,7 @@ def test_a_stop_string_ends_the_text_before_itself(client):
     assert stopped.text == text[: text.index(stop)]
 
 
-def test_the_client_gets_a_response_and_its_stream(client):
+def test_the_client_gets_a_response_and_its_stream(client: openai.OpenAI) -> None:
     asked = {"model": "tiny", "input": "Hello", "max_output_tokens": 30, "temperature": 0}
     whole = client.responses.create(**asked)
     assert whole.status == "incomplete"
@@ -349,7 +365,7 @@ def test_the_client_gets_a_response_and_its_stream(client):
     assert chat.choices[0].message.content == text
 
 
-def test_errors_are_the_clients_own_types(client):
+def test_errors_are_the_clients_own_types(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as not_found:
         client.chat.completions.create(model="gpt-4", messages=HELLO)
     assert not_found.value.code == "model_not_found"
@@ -361,13 +377,13 @@ def test_errors_are_the_clients_own_types(client):
     assert too_long.value.code == "context_length_exceeded"
 
 
-def test_a_model_is_shown_with_what_it_can_do(server):
+def test_a_model_is_shown_with_what_it_can_do(server: Process) -> None:
     card = json.loads(server.request("GET", "/v1/models/tiny")[1])
     assert (card["context_length"], card["loaded"]) == (CONTEXT, True)
     assert "completion" in card["capabilities"]
 
 
-def test_models_are_listed(client):
+def test_models_are_listed(client: openai.OpenAI) -> None:
     [model] = client.models.list().data
     assert client.models.retrieve("tiny") == model
     assert model.model_extra["max_model_len"] == CONTEXT
@@ -429,7 +445,9 @@ ATTACKS: list[tuple[str, Any, int]] = [
     ATTACKS,
     ids=[f"{n}-{str(a[1])[:50]!a}" for n, a in enumerate(ATTACKS)],
 )
-def test_no_request_takes_the_engine_down(server, path, body, status):
+def test_no_request_takes_the_engine_down(
+    server: Process, path: str, body: bytes, status: int
+) -> None:
     got, text = server.request("POST", path, body)
     assert got == status, text
     if got != 200:
@@ -438,7 +456,9 @@ def test_no_request_takes_the_engine_down(server, path, body, status):
     assert server.request("GET", "/health")[0] == 200
 
 
-def test_a_prompt_that_is_an_earlier_prompt_and_its_answer_is_answered(client):
+def test_a_prompt_that_is_an_earlier_prompt_and_its_answer_is_answered(
+    client: openai.OpenAI,
+) -> None:
     for length in (31, 32, 33, 63, 64, 65):
         prompt = [5] * length
         asked = {"model": "tiny", "max_tokens": 40, "temperature": 0, "logprobs": 0}
@@ -449,7 +469,7 @@ def test_a_prompt_that_is_an_earlier_prompt_and_its_answer_is_answered(client):
         assert again.choices[0].text == first.choices[0].text
 
 
-def test_an_answer_may_run_into_the_end_of_the_context(client):
+def test_an_answer_may_run_into_the_end_of_the_context(client: openai.OpenAI) -> None:
     reply = client.completions.create(
         model="tiny", prompt=[5] * (CONTEXT - 3), max_tokens=100, extra_body={"ignore_eos": True}
     )
@@ -473,7 +493,7 @@ def ask_for_ever(server: Process, *, stream: bool, key: str = "none") -> socket.
     return peer
 
 
-def test_those_who_leave_the_queue_make_room_and_a_full_queue_says_so(server):
+def test_those_who_leave_the_queue_make_room_and_a_full_queue_says_so(server: Process) -> None:
     server.wait_for_metric("num_requests_running", 0)
     with contextlib.ExitStack() as stack:
         running = [
@@ -496,7 +516,7 @@ def test_those_who_leave_the_queue_make_room_and_a_full_queue_says_so(server):
     assert server.metric("kv_cache_usage_perc") == 0
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_prompt_frees_its_pages(server):
+def test_a_client_that_leaves_in_the_middle_of_its_prompt_frees_its_pages(server: Process) -> None:
     body = json.dumps({"prompt": list(range(5, 1005)) * 2, "cache_salt": "cold"}).encode()
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as peer:
         peer.sendall(
@@ -509,7 +529,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_prompt_frees_its_pages(server
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_hangs_up_frees_its_pages(server, stream):
+def test_a_client_that_hangs_up_frees_its_pages(server: Process, stream: bool) -> None:
     server.wait_for_metric("num_requests_running", 0)
     peers = [ask_for_ever(server, stream=stream) for _ in range(MAX_RUNNING)]
     server.wait_for_metric("num_requests_running", MAX_RUNNING)
@@ -519,7 +539,7 @@ def test_a_client_that_hangs_up_frees_its_pages(server, stream):
     assert server.metric("kv_cache_usage_perc") == 0
 
 
-def test_the_client_may_stop_reading_a_stream(server, client):
+def test_the_client_may_stop_reading_a_stream(server: Process, client: openai.OpenAI) -> None:
     stream = client.chat.completions.create(
         model="tiny",
         messages=HELLO,
@@ -535,7 +555,9 @@ def test_the_client_may_stop_reading_a_stream(server, client):
 # The process.
 
 
-def test_answers_under_way_at_the_end_finish_with_an_error_the_client_can_read(start):
+def test_answers_under_way_at_the_end_finish_with_an_error_the_client_can_read(
+    start: Start,
+) -> None:
     with start("--drain-seconds", "0") as process, ask_for_ever(process, stream=True) as peer:
         process.wait_for_metric("num_requests_running", 1)
         process.popen.send_signal(signal.SIGTERM)
@@ -549,7 +571,7 @@ def test_answers_under_way_at_the_end_finish_with_an_error_the_client_can_read(s
         assert "Traceback" not in process.log.read_text()
 
 
-def test_a_second_signal_does_not_wait(start):
+def test_a_second_signal_does_not_wait(start: Start) -> None:
     flags = ("--drain-seconds", "600")
     with start(*flags) as process, ask_for_ever(process, stream=False):
         process.wait_for_metric("num_requests_running", 1)
@@ -562,7 +584,9 @@ def test_a_second_signal_does_not_wait(start):
 
 
 @pytest.mark.parametrize("loops", [1, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_server_that_was_killed_under_load_starts_again_and_serves(start, tmp_path, loops):
+def test_a_server_that_was_killed_under_load_starts_again_and_serves(
+    start: Start, tmp_path: Path, loops: int
+) -> None:
     """Killed while answers stream, pages are swapped to disk and keys are made: the next one gives
     the same answer, knows the keys, and has cleaned the swap folder of the dead."""
     keys, swap, draw = KeyFile(tmp_path / "keys.json"), tmp_path / "swap", random.Random(22)
@@ -603,14 +627,14 @@ def test_a_server_that_was_killed_under_load_starts_again_and_serves(start, tmp_
     assert {key.name for key in keys.read()} == {"first", *(f"of-{loop}" for loop in range(loops))}
 
 
-def test_the_server_ends_with_the_process_that_holds_its_stdin(start):
+def test_the_server_ends_with_the_process_that_holds_its_stdin(start: Start) -> None:
     with start("--exit-with-parent", stdin=subprocess.PIPE) as process:
         assert process.request("GET", "/health")[0] == 200
         process.popen.stdin.close()
         assert process.popen.wait(timeout=60) == 0
 
 
-def test_logs_escape_what_a_client_sends(server):
+def test_logs_escape_what_a_client_sends(server: Process) -> None:
     server.request("POST", CHAT, {"messages": HELLO, "max_tokens": 1, "x\x1b[31m\ny": 1})
     server.request("GET", "/a%0Ab%1B")
     log = server.log.read_text()
@@ -618,7 +642,9 @@ def test_logs_escape_what_a_client_sends(server):
     assert "\x1b" not in log
 
 
-def test_keys_open_a_server_on_every_address_and_ctrl_c_ends_it(start, tmp_path):
+def test_keys_open_a_server_on_every_address_and_ctrl_c_ends_it(
+    start: Start, tmp_path: Path
+) -> None:
     keys = ["k" * 32, "q" * 32]
     key_file = tmp_path / "keys"
     key_file.write_text(keys[1])
