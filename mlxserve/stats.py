@@ -65,7 +65,7 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryUse:
     """Bytes of the device's memory. `reserved` is what mlx keeps for its next arrays."""
 
     kv_cache: int

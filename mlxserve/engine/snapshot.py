@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from mlxserve.cache.pages import PageState
 from mlxserve.request import LiveRequest, RequestState
-from mlxserve.stats import Memory, Stats
+from mlxserve.stats import MemoryUse, Stats
 
 __all__ = ["PageState", "Phase", "RequestView", "Snapshot", "view"]
 
@@ -49,7 +49,7 @@ class Snapshot:
     """Of one moment. `pages` holds the `PageState` of each page, a byte for each."""
 
     stats: Stats
-    memory: Memory
+    memory: MemoryUse
     page_size: int
     pages: bytes
     requests: tuple[RequestView, ...]  # running by admission, then waiting in order

@@ -21,7 +21,7 @@ from mlxserve.model.embedding import Embedding
 from mlxserve.model.paged import RowSelector
 from mlxserve.model.sampler import Draw, PendingSample, sample
 from mlxserve.request import Chunk, Pooling, Sampled
-from mlxserve.stats import Memory
+from mlxserve.stats import MemoryUse
 
 _MASK64 = (1 << 64) - 1
 
@@ -132,9 +132,9 @@ class ModelRunner:
         """`KVPool.write_pages`."""
         self._kv.write_pages(pages, payloads)
 
-    def memory(self) -> Memory:
+    def memory(self) -> MemoryUse:
         """What is allocated now, according to mlx."""
-        return Memory(
+        return MemoryUse(
             kv_cache=self._kv.nbytes,
             active=mx.get_active_memory(),
             reserved=mx.get_cache_memory(),

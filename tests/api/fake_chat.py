@@ -20,7 +20,7 @@ from mlxserve.errors import (
 from mlxserve.request import FinishReason, Pooling, Resized, TokenLogprob, check_num_pages
 from mlxserve.request_options import RequestOptions
 from mlxserve.sampling_params import SamplingParams
-from mlxserve.stats import Memory, PoolStats, SchedulerStats, Stats, SwapStats
+from mlxserve.stats import MemoryUse, PoolStats, SchedulerStats, Stats, SwapStats
 from mlxserve.text.deltas import Delta, Usage
 
 HOLD = object()  # in a script: wait until `FakeChat.release` is called
@@ -194,7 +194,7 @@ class FakeChat:
         self.num_snapshots += 1
         return Snapshot(
             stats=self.stats(),
-            memory=Memory(kv_cache=8_000, active=9_000, reserved=10, peak=9_500),
+            memory=MemoryUse(kv_cache=8_000, active=9_000, reserved=10, peak=9_500),
             page_size=16,
             pages=self.pages,
             requests=tuple(self.views),

@@ -18,7 +18,7 @@ from mlxserve.errors import OutOfMemory, QueueFull
 from mlxserve.request import Chunk, FinishReason, Request, Sampled
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.scheduler import Scheduler
-from mlxserve.stats import Memory
+from mlxserve.stats import MemoryUse
 
 PAGE = 16
 
@@ -64,8 +64,8 @@ class Recorder:
         assert all(source >= num_pages > target for source, target in moves.items())
         self.calls.append(f"resize {num_pages}, {len(moves)} moves")
 
-    def memory(self) -> Memory:
-        return Memory(kv_cache=1, active=2, reserved=3, peak=4)
+    def memory(self) -> MemoryUse:
+        return MemoryUse(kv_cache=1, active=2, reserved=3, peak=4)
 
     def clock(self) -> float:
         return self.now
@@ -303,7 +303,7 @@ def test_a_snapshot_tells_every_request_and_every_page() -> None:
     held = {page for one in seen.requests for page in one.page_table}
     assert seen.num_pages(PageState.ACTIVE) == len(held)
     assert all(seen.pages[page] == PageState.ACTIVE for page in held)
-    assert seen.memory == Memory(1, 2, 3, 4)
+    assert seen.memory == MemoryUse(1, 2, 3, 4)
     assert seen.prefill_rate > 0
     drain(engine)
     seen = engine.snapshot()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mlxserve.api.native.page_map import LETTERS, MAX_RUNS, PageMapFeed
 from mlxserve.engine.snapshot import Phase, RequestView, Snapshot
-from mlxserve.stats import Memory, Stats
+from mlxserve.stats import MemoryUse, Stats
 
 NUM_PAGES = 12
 
@@ -37,7 +37,7 @@ def holder(name: str, table: tuple[int, ...], client: str = "") -> RequestView:
 def snapshot(pages: bytes, *requests: RequestView) -> Snapshot:
     return Snapshot(
         stats=Stats(),
-        memory=Memory(0, 0, 0, 0),
+        memory=MemoryUse(0, 0, 0, 0),
         page_size=16,
         pages=pages,
         requests=requests,
