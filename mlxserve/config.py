@@ -50,25 +50,18 @@ class SchedulerConfig(Options):
     """What the scheduler decides by. Raises InvalidConfig."""
 
     max_num_seqs: Annotated[
-        int,
-        Option("Most requests that run at the same time.", "Scheduling", "requests", at_least=1),
+        int, Option("Most requests that run at the same time.", "Scheduling", "requests", ge=1)
     ] = 64
     max_num_batched_tokens: Annotated[
         int,
         Option(
-            "Most tokens computed in one step, over all requests.",
-            "Scheduling",
-            "tokens",
-            at_least=1,
+            "Most tokens computed in one step, over all requests.", "Scheduling", "tokens", ge=1
         ),
     ] = 2048
     max_num_waiting: Annotated[
         int,
         Option(
-            "Most requests that may wait; further ones are refused.",
-            "Scheduling",
-            "requests",
-            at_least=1,
+            "Most requests that may wait; further ones are refused.", "Scheduling", "requests", ge=1
         ),
     ] = 1024
     max_model_len: Annotated[
@@ -77,7 +70,7 @@ class SchedulerConfig(Options):
             "Longest prompt plus answer.",
             "Model",
             "tokens",
-            at_least=2,
+            ge=2,
             default="the model's own, or less if the KV cache holds less",
         ),
     ] = None
@@ -86,16 +79,13 @@ class SchedulerConfig(Options):
         Option(
             "How often shorter requests may overtake one that does not fit into the KV cache.",
             "Scheduling",
-            at_least=0,
+            ge=0,
         ),
     ] = 1
     ageing_steps: Annotated[
         int,
         Option(
-            "Steps of waiting that raise a request's priority by one.",
-            "Scheduling",
-            "steps",
-            at_least=1,
+            "Steps of waiting that raise a request's priority by one.", "Scheduling", "steps", ge=1
         ),
     ] = 1000
     prefix_follow_pages: Annotated[
@@ -105,7 +95,7 @@ class SchedulerConfig(Options):
             "their common prefix.",
             "Scheduling",
             "pages",
-            at_least=1,
+            ge=1,
         ),
     ] = 4
     growth_pages: Annotated[
@@ -115,7 +105,7 @@ class SchedulerConfig(Options):
             "admitting requests.",
             "Scheduling",
             "pages",
-            at_least=0,
+            ge=0,
         ),
     ] = 2
     enable_prefix_caching: Annotated[
@@ -146,17 +136,12 @@ class SchedulerConfig(Options):
             "Longest chunk of a prompt while other requests wait; 0 sets no limit.",
             "Scheduling",
             "tokens",
-            at_least=0,
+            ge=0,
         ),
     ] = 512
     max_pinned_fraction: Annotated[
         float,
-        Option(
-            "Share of the KV cache that named prefixes may keep.",
-            "Scheduling",
-            at_least=0,
-            at_most=1,
-        ),
+        Option("Share of the KV cache that named prefixes may keep.", "Scheduling", ge=0, le=1),
     ] = 0.5
     page_tail: Annotated[
         PageTail,
@@ -180,7 +165,7 @@ class SchedulerConfig(Options):
             "A request that was preempted this often is preempted only after all others.",
             "Scheduling",
             "preemptions",
-            at_least=1,
+            ge=1,
         ),
     ] = 3
 
@@ -230,24 +215,20 @@ class EngineConfig(Options):
             default="the repository's default branch",
         ),
     ] = None
-    seed: Annotated[int, Option("Random seed of requests that set none.", "Model", at_least=0)] = 0
+    seed: Annotated[int, Option("Random seed of requests that set none.", "Model", ge=0)] = 0
     gpu_memory_utilization: Annotated[
         float,
         Option(
             "Share of the GPU's working set for weights, the KV cache and the peak of a step.",
             "Memory",
-            above=0,
-            at_most=1,
+            gt=0,
+            le=1,
         ),
     ] = 0.9
     num_pages: Annotated[
         int | None,
         Option(
-            "Pages of the KV cache.",
-            "Memory",
-            "pages",
-            at_least=2,
-            default="as many as fit into memory",
+            "Pages of the KV cache.", "Memory", "pages", ge=2, default="as many as fit into memory"
         ),
     ] = None
     page_size: Annotated[
@@ -270,7 +251,7 @@ class EngineConfig(Options):
             "cause; 0 sets no limit.",
             "Scheduling",
             "ms",
-            at_least=0,
+            ge=0,
         ),
     ] = 100.0
     tool_keep_seconds: Annotated[
@@ -279,20 +260,17 @@ class EngineConfig(Options):
             "After an answer calls tools, protect its pages from eviction for this long.",
             "Scheduling",
             "seconds",
-            at_least=0,
+            ge=0,
         ),
     ] = 60.0
     hot_after_hits: Annotated[
         int,
         Option(
-            "A page that was found this often is evicted after others.",
-            "Scheduling",
-            "hits",
-            at_least=1,
+            "A page that was found this often is evicted after others.", "Scheduling", "hits", ge=1
         ),
     ] = 2
     swap_space: Annotated[
-        float, Option("Disk space for swapped pages.", "Scheduling", "GiB", above=0)
+        float, Option("Disk space for swapped pages.", "Scheduling", "GiB", gt=0)
     ] = 4.0
     swap_dir: Annotated[
         str | None,
@@ -305,7 +283,7 @@ class EngineConfig(Options):
     ] = None
     disable_log_stats: Annotated[bool, Option("Log no throughput lines.", "Log")] = False
     log_stats_interval: Annotated[
-        float, Option("Time between two throughput lines.", "Log", "seconds", above=0)
+        float, Option("Time between two throughput lines.", "Log", "seconds", gt=0)
     ] = 10.0
     trace: Annotated[
         str | None,

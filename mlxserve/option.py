@@ -3,7 +3,7 @@
 A config is a frozen dataclass of options, each declared once, where the field is:
 
     max_num_seqs: Annotated[
-        int, Option("Most requests that run at once.", "Scheduling", "requests", at_least=1)
+        int, Option("Most requests that run at once.", "Scheduling", "requests", ge=1)
     ] = 64
 
 Its check, its flag, its names in the configuration file and the environment, its entry in `--help`
@@ -31,15 +31,18 @@ Panel: TypeAlias = Literal["Server", "Security", "Limits", "Model", "Memory", "S
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """`default` describes what None, the field's default, leads to. `short` is a second flag."""
+    """`unit` and the bounds `ge`, `gt` and `le` are those of a number.
+
+    `default` describes what None, the field's default, leads to. `short` is a second flag.
+    """
 
     help: str
     panel: Panel
     unit: str = ""
     _: KW_ONLY
-    at_least: float | None = None
-    above: float | None = None
-    at_most: float | None = None
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
     choices: tuple[Any, ...] = ()
     default: str = ""
     short: str = ""
@@ -117,9 +120,9 @@ class NamedOption:
     def _is_in_bounds(self, value: float) -> bool:
         declared = self.declared
         return (
-            (declared.at_least is None or value >= declared.at_least)
-            and (declared.above is None or value > declared.above)
-            and (declared.at_most is None or value <= declared.at_most)
+            (declared.ge is None or value >= declared.ge)
+            and (declared.gt is None or value > declared.gt)
+            and (declared.le is None or value <= declared.le)
         )
 
     def _refusal(self, value: object) -> InvalidConfig:
@@ -142,7 +145,7 @@ class NamedOption:
 
 
 def _bounds(declared: Option) -> str:
-    low, above, high = declared.at_least, declared.above, declared.at_most
+    low, above, high = declared.ge, declared.gt, declared.le
     if low is not None:
         return f", at least {low}" if high is None else f" from {low} to {high}"
     if above is not None:

@@ -20,19 +20,19 @@ class Colour(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paint(Options):
     colour: Annotated[Colour, Option("Its colour.", "Model")] = Colour.RED
-    litres: Annotated[float, Option("How much.", "Memory", "litres", above=0, at_most=10)] = 1.0
+    litres: Annotated[float, Option("How much.", "Memory", "litres", gt=0, le=10)] = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class House(Options):
-    floors: Annotated[int, Option("Floors.", "Model", "floors", at_least=1)] = 2
-    doors: Annotated[int, Option("Doors.", "Model", at_least=0, at_most=9)] = 1
+    floors: Annotated[int, Option("Floors.", "Model", "floors", ge=1)] = 2
+    doors: Annotated[int, Option("Doors.", "Model", ge=0, le=9)] = 1
     size: Annotated[int, Option("Size.", "Model", choices=(16, 32))] = 16
     paint: Paint = Paint()
     name: Annotated[str | None, Option("Its name.", "Model", default="none")] = None
     is_open: Annotated[bool, Option("Whether it is open.", "Model")] = False
     guests: Annotated[tuple[str, ...], Option("Who is there.", "Model")] = ()
-    budget: Annotated[float, Option("What it may cost.", "Model", at_least=0)] = 0.5
+    budget: Annotated[float, Option("What it may cost.", "Model", ge=0)] = 0.5
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ class ServerConfig(Options):
         ),
     ] = "127.0.0.1"
     port: Annotated[
-        int, Option("Port to listen on; 0 takes a free one.", "Server", at_least=0, at_most=65_535)
+        int, Option("Port to listen on; 0 takes a free one.", "Server", ge=0, le=65_535)
     ] = 8000
     alias: Annotated[
         tuple[str, ...], Option("Another name for the model; may be repeated.", "Server")
@@ -34,7 +34,7 @@ class ServerConfig(Options):
             "When the server stops, wait this long for running answers to finish.",
             "Server",
             "seconds",
-            at_least=0,
+            ge=0,
         ),
     ] = 5.0
     keys_file: Annotated[
@@ -75,16 +75,13 @@ class ServerConfig(Options):
             "Most answers that one API key may have running or waiting; 0 sets no limit.",
             "Limits",
             "answers",
-            at_least=0,
+            ge=0,
         ),
     ] = 0
     requests_per_minute_per_key: Annotated[
         int,
         Option(
-            "Most requests of one API key in a minute; 0 sets no limit.",
-            "Limits",
-            "requests",
-            at_least=0,
+            "Most requests of one API key in a minute; 0 sets no limit.", "Limits", "requests", ge=0
         ),
     ] = 0
     max_connections: Annotated[
@@ -93,7 +90,7 @@ class ServerConfig(Options):
             "Most open connections; a further one closes the one that has been idle longest.",
             "Limits",
             "connections",
-            at_least=1,
+            ge=1,
         ),
     ] = 1_000
     max_connections_per_address: Annotated[
@@ -102,14 +99,14 @@ class ServerConfig(Options):
             "Most open connections from one address; works like max-connections.",
             "Limits",
             "connections",
-            at_least=1,
+            ge=1,
         ),
     ] = 500
     header_timeout: Annotated[
-        float, Option("Time for a request's headers to arrive.", "Limits", "seconds", above=0)
+        float, Option("Time for a request's headers to arrive.", "Limits", "seconds", gt=0)
     ] = 10.0
     body_timeout: Annotated[
-        float, Option("Time for a request's body to arrive.", "Limits", "seconds", above=0)
+        float, Option("Time for a request's body to arrive.", "Limits", "seconds", gt=0)
     ] = 30.0
     write_timeout: Annotated[
         float,
@@ -117,7 +114,7 @@ class ServerConfig(Options):
             "Disconnect a client that has not read its answer for this long.",
             "Limits",
             "seconds",
-            above=0,
+            gt=0,
         ),
     ] = 20.0
     log_level: Annotated[
