@@ -39,7 +39,7 @@ TASKS = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The room of an element."""
+    """The width and the list depth of an element."""
 
     width: int
     depth: int = 0  # of nested lists
