@@ -262,10 +262,7 @@ def _guided(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
     }
     if not masks:
         return logits
-    # llguidance's masks have a word more than ours if the vocabulary is a multiple of 32.
-    size = max(map(len, masks.values()))
-    padded = b"".join(mask.ljust(size, b"\0") for mask in masks.values())
-    words = np.frombuffer(padded, np.uint32).reshape(len(masks), -1)
+    words = np.frombuffer(b"".join(masks.values()), np.uint32).reshape(len(masks), -1)
     where = mx.array(list(masks))
     some = mx.where(_bits(mx.array(words), logits.shape[-1]), logits[where], -mx.inf)
     if len(masks) == len(draws):

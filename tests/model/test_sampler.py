@@ -359,11 +359,6 @@ def test_a_mask_may_be_shorter_or_longer_than_the_vocabulary(size: int) -> None:
     assert tokens(vocabulary, [guided(Allows(3, size=size), temperature=0)]) == [3]
 
 
-def test_guided_rows_of_a_step_may_have_masks_of_different_lengths() -> None:
-    draws = [guided(Allows(3, size=size), temperature=0) for size in (12, 70, 33)]
-    assert tokens(np.tile(LOGITS, (3, 1)), draws) == [3, 3, 3]
-
-
 def test_a_lazy_row_is_not_guided() -> None:
     lazy = draw(outputs=(3,), guide=Allows(6), temperature=0, lazy_index=0)
     assert tokens(LOGITS[None], [lazy], pending=[4]) == [1]
