@@ -1,8 +1,8 @@
-"""What tests share: a fast BLAS before mlx, and small models that tests build themselves.
+"""Shared by all tests: a fast BLAS before mlx is imported, and small random models.
 
-The models are mlx-lm's own architectures with random weights, three layers and the embedded
-model's tokenizer, written as real folders so that the real loading code reads them. mlx is
-imported only by tests that need it.
+The models are mlx-lm's architectures with random weights, three layers and the embedded model's
+tokenizer, written as real folders so that the real loading code reads them. Only tests that need
+mlx import it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mlxserve.machine import prepare
 
 prepare()
 
-# The same examples in every run, however slow the machine is.
+# The same examples in every run, without time limits.
 settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
 settings.load_profile("repeatable")
 
@@ -103,7 +103,7 @@ def build_model(kind: str, seed: int = 1, **changes: Any) -> tuple[Any, dict[str
     mx.random.seed(seed)
     model = module.Model(module.ModelArgs.from_dict(config))
 
-    # Sinks and norms start at constants; every weight should matter.
+    # Sinks and norms are initialised to constants; random values make every weight matter.
     def random(array: Any) -> Any:
         if not mx.issubdtype(array.dtype, mx.floating):
             return array
@@ -134,7 +134,7 @@ def write_model(folder: Path, kind: str, **changes: Any) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Whoever runs the tests has options and keys of their own; none of them counts here."""
+    """Hide the options and keys of the user who runs the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         yield
@@ -161,7 +161,7 @@ def build_model_fixture() -> Callable[..., tuple[Any, dict[str, Any]]]:
 
 @pytest.fixture(scope="session", name="write_model")
 def write_model_fixture() -> Callable[..., Path]:
-    """A function that writes one into a folder, with changes to its config."""
+    """A function that writes a small random model into a folder, with changes to its config."""
     return write_model
 
 

@@ -1,5 +1,5 @@
-"""One claim, in every configuration: paging, batching, chunking, caching and preemption never
-change a token. The oracle is mlx-lm's own dense path, greedy, in float32."""
+"""One claim in every configuration: paging, batching, chunking, caching and preemption never
+change a token. The oracle is mlx-lm's dense path, greedy, in float32."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from mlxserve import LLM, SamplingParams
 from mlxserve.hub.embedded import MODEL_NAME, model_path
 
 KINDS = ("llama", "qwen3", "qwen3_moe", "gemma3_text", "gpt_oss", "gemma2", MODEL_NAME)
-MORE_KINDS = ("qwen2", "phi3", "glm4", "olmo2", "granite")  # whose attention is one of those above
+MORE_KINDS = ("qwen2", "phi3", "glm4", "olmo2", "granite")  # attention like one of those above
 NUM_TOKENS = 12
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
 
 
 def prompts_of(vocabulary: int) -> list[list[int]]:
-    """16 prompts: 8 share 70 tokens, others are of all lengths around a page's 16."""
+    """16 prompts: 8 share 70 tokens, 8 have various lengths around a page of 16."""
     draw = random.Random(7)
 
     def tokens(length: int) -> list[int]:

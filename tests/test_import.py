@@ -1,4 +1,4 @@
-"""What importing costs and brings, each in a process of its own."""
+"""What importing the package loads; each test runs in a new process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def run(code: str) -> str:
     ).stdout.strip()
 
 
-def test_importing_mlxserve_brings_no_mlx() -> None:
+def test_importing_mlxserve_does_not_import_mlx() -> None:
     heavy = "{'mlx', 'mlx.core', 'mlx_lm', 'numpy', 'transformers'}"
     assert run(f"import mlxserve, sys; print({heavy} & set(sys.modules))") == "set()"
 
@@ -24,7 +24,7 @@ def test_every_public_name_can_be_imported() -> None:
     assert run(code) == "True"
 
 
-def test_a_star_import_brings_the_public_names_and_another_name_is_an_error() -> None:
+def test_a_star_import_imports_the_public_names_and_other_names_are_missing() -> None:
     code = (
         "from mlxserve import *; import mlxserve; "
         "print(LLM.__name__, issubclass(QueueFull, MlxServeError), hasattr(mlxserve, 'nothing'))"
@@ -33,7 +33,7 @@ def test_a_star_import_brings_the_public_names_and_another_name_is_an_error() ->
 
 
 @pytest.mark.parametrize("module", ["llm", "chat", "cli.commands", "api.app", "bench.cli"])
-def test_what_is_imported_before_a_model_is_named_brings_no_mlx(module: str) -> None:
+def test_modules_used_before_a_model_is_loaded_do_not_import_mlx(module: str) -> None:
     assert run(f"import mlxserve.{module}, sys; print('mlx.core' in sys.modules)") == "False"
 
 

@@ -1,4 +1,4 @@
-"""The embedded model says the same while its cache gets other sizes, and memory follows them."""
+"""Answers do not change while the cache is resized, and the memory follows its size."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ from mlxserve import (
     QueueFull,
     SamplingParams,
 )
+from mlxserve.build import build_chat
+from mlxserve.chat import Chat
+from mlxserve.config import EngineConfig
 from mlxserve.model import attention
 from tests.emulated import emulated_backend
 
@@ -32,7 +35,7 @@ OPTIONS: Any = {"num_pages": 64, "page_size": 16, "disable_log_stats": True}
 
 
 async def answers(llm: AsyncLLM, sizes: Sequence[int] = ()) -> list[tuple[int, ...]]:
-    """Of three conversations at once, while the cache takes one size after the other."""
+    """Tokens of three concurrent conversations, while the cache is resized to each of `sizes`."""
     streams = [
         llm.stream([{"role": "user", "content": question}], GREEDY) for question in QUESTIONS
     ]
@@ -60,7 +63,8 @@ def test_answers_are_the_same_while_the_cache_grows_and_shrinks(mode: str, tmp_p
         llm = AsyncLLM(**OPTIONS, **swap)
         wanted = await answers(llm)
         await llm.add_prefix("rules", "You answer in one word. " * 12)
-        num_pinned = (await llm._chat.snapshot()).stats.pool.num_pinned
+        await llm.resize_cache(64)  # no change, but it brings the stats up to date
+        num_pinned = llm.stats().pool.num_pinned
         assert num_pinned > 2
         few = 2 * num_pinned
         assert await answers(llm, [30, 100, few, 64, few + 1, 24, few, 22, 40] * 2) == wanted
@@ -132,20 +136,25 @@ def test_an_answer_that_has_grown_too_long_for_fewer_pages_refuses_them() -> Non
 
 
 @pytest.mark.parametrize("num_pages", [256, 4096])
-def test_a_smaller_cache_gives_its_memory_back(num_pages: int) -> None:
+def test_a_smaller_cache_frees_memory(num_pages: int) -> None:
     def active() -> int:
         return mx.get_active_memory() + mx.get_cache_memory()
 
-    with LLM(**{**OPTIONS, "num_pages": num_pages}) as llm:
-        whole = llm._run(llm._llm._chat.snapshot()).memory.kv_cache
-        llm.generate("Hello", GREEDY, use_tqdm=False)
+    async def scenario(chat: Chat) -> None:
+        whole = (await chat.snapshot()).memory.kv_cache
+        answer = await chat.submit(chat.encode("Hello"), GREEDY)
+        assert [delta async for delta in answer]
         before = active()
-        llm.resize_cache(num_pages // 4)
+        await chat.resize_cache(num_pages // 4)
         smaller = active()
-        print(f"{whole=} {before=} {smaller=}")
-        assert smaller <= before - 0.74 * whole
-        llm.resize_cache(num_pages)
-        llm.resize_cache(num_pages // 4)
+        assert smaller <= before - 0.74 * whole, f"{whole=} {before=} {smaller=}"
+        await chat.resize_cache(num_pages)
+        await chat.resize_cache(num_pages // 4)
         assert active() == pytest.approx(smaller, abs=1 << 16)
-        memory = llm._run(llm._llm._chat.snapshot()).memory
-        assert memory.kv_cache == whole // 4
+        assert (await chat.snapshot()).memory.kv_cache == whole // 4
+
+    chat = build_chat(EngineConfig().with_options(**{**OPTIONS, "num_pages": num_pages}))
+    try:
+        asyncio.run(scenario(chat))
+    finally:
+        chat.close()

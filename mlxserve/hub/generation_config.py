@@ -1,4 +1,4 @@
-"""What a model's makers recommend: its generation_config.json."""
+"""A model's generation_config.json: its end tokens and recommended sampling parameters."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
-    """`eos_token_ids`: every token that ends an answer."""
+    """`eos_token_ids` are all tokens that end an answer."""
 
     eos_token_ids: tuple[int, ...]
     default_params: SamplingParams
 
 
 def read_generation_config(files: ModelFiles) -> GenerationConfig:
-    """A file that is missing or cannot be used leaves the defaults; the latter is logged."""
+    """The model's generation config; defaults if the file is missing or unusable (logged)."""
     content = _read(files.path / "generation_config.json")
     ids = content.get("eos_token_id", files.config.get("eos_token_id"))
     ids = ids if isinstance(ids, list) else [ids]
@@ -42,7 +42,7 @@ def _read(file: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        log.warning("generation_config.json cannot be read and is not used: %s", error)
+        log.warning("generation_config.json cannot be read and is ignored: %s", error)
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -57,5 +57,5 @@ def _params(content: Mapping[str, Any]) -> SamplingParams:
     try:
         return SamplingParams(**chosen)
     except InvalidParameter as error:
-        log.warning("generation_config.json is not used: %s", error)
+        log.warning("generation_config.json is ignored: %s", error)
         return SamplingParams()

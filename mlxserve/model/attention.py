@@ -1,4 +1,4 @@
-"""Which attention backend a model gets."""
+"""Chooses a model's attention backend and probes it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ log = logging.getLogger("mlxserve.attention")
 
 
 def choose_attention(name: str, loaded: LoadedModel) -> tuple[Backend, float]:
-    """(backend, difference that the probe found) for a model.
+    """(backend, the probe's largest difference) for a model.
 
-    With "auto", a model whose answers are wrong on the Metal kernels gets plain mlx, and the log
-    says so; one that is wrong there too cannot be paged. Raises InvalidConfig, UnsupportedModel.
+    "auto" falls back to plain mlx, with a warning, for a model whose logits are wrong on the Metal
+    kernels. Raises InvalidConfig, and UnsupportedModel for a model that cannot be paged.
     """
     shapes = [(spec.key_dim, spec.value_dim, spec.dtype) for spec in loaded.layers]
     try:
@@ -31,5 +31,5 @@ def choose_attention(name: str, loaded: LoadedModel) -> tuple[Backend, float]:
         reason = error
     plain = select_backend("cpu")
     difference = probe(loaded, plain)
-    log.warning("attention by plain mlx, which is slower: %s", reason)
+    log.warning("Attention runs in plain mlx, which is slower: %s", reason)
     return plain, difference

@@ -49,7 +49,7 @@ def test_values_out_of_range_leave_the_defaults_and_are_logged(
 ) -> None:
     with caplog.at_level(logging.WARNING, "mlxserve.hub"):
         assert read(tmp_path, content).default_params == SamplingParams()
-    assert "is not used" in caplog.text
+    assert "is ignored" in caplog.text
 
 
 def test_a_missing_or_broken_file_leaves_the_defaults(
