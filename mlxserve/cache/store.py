@@ -35,10 +35,10 @@ from mlxserve.errors import InvalidConfig
 log = logging.getLogger("mlxserve.swap")
 
 STAGED_BYTES = 512 << 20  # handed over and not yet written
-_STAGING_SECONDS = 5.0  # a disk that makes no room in them is not worth waiting for
-_CLOSING_SECONDS = 5.0  # for the thread to end; then it is left to itself
+STAGING_SECONDS = 5.0  # a disk that makes no room in them is not worth waiting for
+CLOSING_SECONDS = 5.0  # for the thread to end; then it is left to itself
 _MAGIC = b"mlxpage1"
-_HEADER = struct.Struct("<8sQQ16s16s16s")
+HEADER = struct.Struct("<8sQQ16s16s16s")  # of a record
 _DIGEST_SIZE = 16
 
 
@@ -108,10 +108,10 @@ class PageStore:
             if self._is_stalled or not self._is_alive:
                 return False
             room = self._limit - sum(self._sizes.values())
-            record = _HEADER.size + len(payloads[0])
+            record = HEADER.size + len(payloads[0])
             count = min(len(payloads), room // record)
             is_ready = self._change.wait_for(
-                lambda: self._staged == 0 or self._staged + size <= STAGED_BYTES, _STAGING_SECONDS
+                lambda: self._staged == 0 or self._staged + size <= STAGED_BYTES, STAGING_SECONDS
             )
             if not is_ready:
                 self._is_stalled = True
@@ -157,7 +157,7 @@ class PageStore:
             return
         self._is_closed = True
         self._jobs.put(None)
-        self._thread.join(_CLOSING_SECONDS)
+        self._thread.join(CLOSING_SECONDS)
         if self._thread.is_alive():
             log.warning(
                 "The disk does not answer. %s is removed when it does, or by the next start.",
@@ -226,8 +226,8 @@ class PageStore:
         record = file.read(size)
         if len(record) < size:
             raise OSError(f"page {index} is cut off")
-        payload = record[_HEADER.size :]
-        if record[: _HEADER.size] != self._header(index, hash_, payload):
+        payload = record[HEADER.size :]
+        if record[: HEADER.size] != self._header(index, hash_, payload):
             raise OSError(f"page {index} is damaged or foreign")
         return payload
 
@@ -245,7 +245,7 @@ class PageStore:
         return self.folder / f"{key}.pages"
 
     def _header(self, index: int, hash_: bytes, payload: bytes) -> bytes:
-        identity = _HEADER.pack(_MAGIC, index, len(payload), hash_, self._model, b"")
+        identity = HEADER.pack(_MAGIC, index, len(payload), hash_, self._model, b"")
         checksum = blake2b(identity, digest_size=_DIGEST_SIZE)
         checksum.update(payload)
         return identity[:-_DIGEST_SIZE] + checksum.digest()

@@ -22,7 +22,7 @@ from typing import Any
 
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.snapshot import Snapshot
-from mlxserve.engine.worker import hire
+from mlxserve.engine.worker import WORKERS
 from mlxserve.errors import EngineStopped, MlxServeError
 from mlxserve.request import FinishReason, Output, Pooling, Request, Resized
 from mlxserve.stats import Stats
@@ -115,7 +115,7 @@ class AsyncEngine:
         self._stats = Stats()
         self.max_model_len = 0  # longest prompt plus answer, as of the last change
         ready: Future[None] = Future()
-        self._worker = hire()
+        self._worker = WORKERS.hire()
         self._ended = self._worker.start(lambda: self._run(build, ready))
         ready.result()
         atexit.register(self.close)

@@ -20,7 +20,7 @@ from mlxserve.scheduler.swap import LOAD_PAGES, Load, Save
 log = logging.getLogger("mlxserve.swap")
 
 _WAIT_SECONDS = 0.05  # for the disk when nothing can be computed; then calls are taken again
-_PATIENCE = 10.0  # seconds until pages are computed that the disk has not given back
+PATIENCE_SECONDS = 10.0  # then pages that the disk has not returned are computed again
 
 
 class Swapper:
@@ -63,7 +63,7 @@ class Swapper:
             if num_pages:
                 self._runner.write_pages(load.pages[:num_pages], loaded.payloads)
             self._scheduler.finish_load(load, num_pages)
-        self._give_up(asked_before=self._clock() - _PATIENCE if is_alive else math.inf)
+        self._give_up(asked_before=self._clock() - PATIENCE_SECONDS if is_alive else math.inf)
         if not is_alive:
             self._loads.clear()
 

@@ -1,10 +1,10 @@
-"""Worker: a thread for mlx that outlives what runs on it.
+"""Worker: a thread for mlx that outlives its jobs.
 
-mlx keeps compiled functions per thread, with Python objects in them, and frees them when the
-thread ends. A thread that ends while the interpreter does so too kills the process ("terminate
-called without an active exception": ml-explore/mlx #4110, #4327, seen here at the exit of every
-second script). So a thread that has computed something is never ended: it waits for the next
-engine, and there are as many of them as engines were alive at the same time.
+mlx keeps compiled functions, with Python objects in them, per thread and frees them when the
+thread ends. If that happens while the interpreter shuts down, the process dies ("terminate called
+without an active exception": ml-explore/mlx #4110, #4327; seen here at the exit of every second
+script). So a thread that has computed something never ends: it waits for the next engine. There
+are as many of these threads as engines were alive at the same time.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ import queue
 import threading
 from collections.abc import Callable
 
-_lock = threading.Lock()
-_idle: list[Worker] = []
-
 
 class Worker:
-    """Runs one job at a time on a daemon thread. Get one with `hire`; it frees itself."""
+    """Runs one job at a time on a daemon thread, and returns to its pool after each."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool = pool
         self._jobs: queue.SimpleQueue[tuple[Callable[[], None], threading.Event]] = (
             queue.SimpleQueue()
         )
@@ -38,14 +36,27 @@ class Worker:
             job, ended = self._jobs.get()
             job()
             del job  # and with it what it held
-            with _lock:
-                _idle.append(self)
+            self._pool.put_back(self)
             ended.set()
 
 
-def hire() -> Worker:
-    """An idle worker, or a new one."""
-    with _lock:
-        if _idle:
-            return _idle.pop()
-    return Worker()
+class WorkerPool:
+    """Workers without a job."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[Worker] = []
+
+    def hire(self) -> Worker:
+        """An idle worker, the one that ended its job last, or a new one."""
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return Worker(self)
+
+    def put_back(self, worker: Worker) -> None:
+        with self._lock:
+            self._idle.append(worker)
+
+
+WORKERS = WorkerPool()  # of the process: mlx keeps its compiled functions as long

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -229,24 +230,32 @@ def test_releasing_what_nobody_holds_is_refused() -> None:
         pool.release(pages)
 
 
+def publish_under_a_wrong_hash(pool: PagePool) -> None:
+    pool.publish(take(pool, 1)[0], b"x" * 16, chain(1)[0][0], [5] * PAGE_SIZE)
+
+
+def lower_hot_after(pool: PagePool) -> None:
+    pool.hot_after = 1
+
+
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("mistake", "message"),
     [
-        (lambda pool: pool._ref_counts.__setitem__(0, 2), "page tables"),
-        (lambda pool: pool._page_of.clear(), "index disagree"),
-        (lambda pool: pool._cached[0].popitem(), "is cached"),
-        (lambda pool: pool._hashes.__setitem__(1, b"x" * 16), "disagree"),
-        (lambda pool: pool._tokens.__setitem__(1, b"\1" * 16), "wrong hash"),
-        (lambda pool: pool._blank.add(0), "blank is wrong"),
+        (lambda pool: pool.share([0]), "page 0 is in 1 page tables, but counts 2"),
+        (lambda pool: take(pool, 1), "is in 0 page tables, but counts 1"),
+        (lambda pool: pool.release([0]), "page 0 is in 1 page tables, but counts 0"),
+        (publish_under_a_wrong_hash, "wrong hash"),
+        (lower_hot_after, "a hot page is filed as normal"),
     ],
 )
-def test_an_audit_names_the_damage(damage: object, message: str) -> None:
+def test_the_audit_names_what_is_wrong(mistake: Callable[[PagePool], None], message: str) -> None:
     pool = PagePool(8, PAGE_SIZE)
     held = take(pool, 3)
     publish(pool, held, 1, 2, 3)
-    cache(pool, 4)
+    pool.retain(found := cache(pool, 4))
+    pool.release(found)
     pool.check([held])
-    damage(pool)
+    mistake(pool)
     with pytest.raises(AssertionError, match=message):
         pool.check([held])
 
@@ -461,9 +470,17 @@ def test_at_most_half_of_the_pool_is_hot_and_the_rest_starts_over() -> None:
     pool = PagePool(6, PAGE_SIZE)
     cache(pool, 1, 2, 3, 4, 5)
     for _ in range(2):
-        pages = hit(pool, 1, 2, 3, 4, 5)
-    assert pool.eviction_order() == pages[::-1]
-    assert [pool._hits[page] for page in pages] == [2, 2, 2, 1, 1]
+        one, two, three, four, five = hit(pool, 1, 2, 3, 4, 5)
+    assert pool.eviction_order() == [five, four, three, two, one]
+    assert pool.num_hot == 3
+    hashes, _ = chain(1, 2, 3, 4, 5)
+    pool.release([pool.adopt(hashes[4])])
+    assert pool.eviction_order() == [four, five, three, two, one], "not hot without another hit"
+    hits = pool.match(*chain(1, 2, 3, 4, 5), skip=3)
+    pool.retain(hits)
+    pool.release(hits)
+    assert pool.eviction_order() == [three, two, one, five, four], "hot again after one hit"
+    pool.check([])
 
 
 def test_what_is_kept_is_evicted_last_until_its_time_has_come() -> None:
@@ -486,9 +503,11 @@ def test_the_later_of_two_times_counts() -> None:
     pool.keep_until(pages, until=10.0)
     pool.keep_until(pages[:1], until=20.0)
     pool.keep_until(pages, until=5.0)
+    later = cache(pool, 4)
     pool.expire(10.0)
-    assert pool.eviction_order() == [pages[2], pages[1], pages[0]]
-    assert list(pool._cached[2]) == pages[:1]
+    assert pool.eviction_order() == [*later, pages[2], pages[1], pages[0]]
+    later = cache(pool, 5)
+    assert pool.eviction_order()[-2:] == [*later, pages[0]], "the first page is still kept"
 
 
 def test_keeping_yields_when_nothing_else_is_left() -> None:

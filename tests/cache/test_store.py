@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import logging
 import os
+import resource
 import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,7 +24,7 @@ from mlxserve.errors import InvalidConfig
 
 HASHES = [bytes([n]) * 16 for n in range(8)]
 PAYLOADS = [bytes([100 + n]) * 1000 for n in range(8)]
-RECORD = 1000 + store_module._HEADER.size
+RECORD = 1000 + store_module.HEADER.size
 
 
 @pytest.fixture
@@ -50,6 +53,28 @@ def file_of(store: PageStore, key: str) -> Path:
     """Its file, once everything asked for so far has been written."""
     load(store, "nothing", 0, [])
     return store.folder / f"{key}.pages"
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+class StalledDisk:
+    """A file of the store that is a pipe: opening it blocks the store's thread until `resume`."""
+
+    key = "stalled"
+
+    def __init__(self, store: PageStore) -> None:
+        self._path = store.folder / f"{self.key}.pages"
+        os.mkfifo(self._path, 0o600)
+
+    def resume(self) -> None:
+        with self._path.open("rb") as pipe:
+            while pipe.read(1 << 16):
+                pass
 
 
 def test_pages_come_back_as_they_were_whole_or_in_part(make: Callable) -> None:
@@ -152,56 +177,81 @@ def test_beyond_the_limit_the_beginning_is_kept_and_one_line_says_so(
     assert load(store, "c", 0, HASHES) == PAYLOADS[:5]
 
 
-def test_a_full_disk_leaves_no_half_file_and_says_so_once(
-    make: Callable, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """Writing fails beyond it, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_write_that_fails_leaves_no_partial_file_and_is_logged_once(
+    make: Callable, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = make()
-    whole = store._header
-
-    def header(index: int, hash_: bytes, payload: bytes) -> bytes:
-        if index == 3:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return whole(index, hash_, payload)
-
-    monkeypatch.setattr(store, "_header", header)
-    for key in "ab":
-        store.save(key, 0, HASHES, PAYLOADS)
-        assert load(store, key, 0, HASHES[:1]) == []
-        assert not file_of(store, key).exists()
+    store = make(limit=1 << 30)
+    payloads = [bytes(1 << 20)] * len(HASHES)
+    with file_size_limit(3 << 20):
+        for key in "ab":
+            store.save(key, 0, HASHES, payloads)
+            assert load(store, key, 0, HASHES[:1]) == []
+            assert not file_of(store, key).exists()
     assert store.num_bytes == 0
-    assert len([r for r in caplog.records if "No space left" in r.message]) == 1
+    assert len([r for r in caplog.records if "File too large" in r.message]) == 1
+    assert store.save("c", 0, HASHES, payloads)
+    assert load(store, "c", 0, HASHES) == payloads
 
 
-def test_whoever_hands_over_too_much_waits_for_the_disk(
+def test_saving_more_than_may_be_staged_waits_for_the_disk(
     make: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "STAGED_BYTES", 2500)
+    monkeypatch.setattr(store_module, "STAGING_SECONDS", 60.0)
     store = make()
-    most = 0
-    for begin in range(8):
-        store.save("a", begin, HASHES[begin : begin + 1], PAYLOADS[begin : begin + 1])
-        most = max(most, store._staged)
-    assert most <= 2500
-    assert load(store, "a", 0, HASHES) == PAYLOADS
+    disk = StalledDisk(store)
+    assert store.save(disk.key, 0, HASHES[:2], PAYLOADS[:2])
+    with ThreadPoolExecutor(1) as threads:
+        saved = threads.submit(store.save, "a", 0, HASHES[:1], PAYLOADS[:1])
+        with pytest.raises(TimeoutError):
+            saved.result(0.1)
+        disk.resume()
+        assert saved.result(60)
+    assert load(store, "a", 0, HASHES[:1]) == PAYLOADS[:1]
 
 
-def test_a_disk_that_does_not_move_is_not_waited_for_forever(
+def test_a_stalled_disk_is_waited_for_once_until_it_writes_again(
     make: Callable, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(store_module, "_STAGING_SECONDS", 0.01)
     monkeypatch.setattr(store_module, "STAGED_BYTES", 100)
+    monkeypatch.setattr(store_module, "STAGING_SECONDS", 0.01)
     store = make()
-    with store._change:
-        store._staged = 1
+    disk = StalledDisk(store)
+    assert store.save(disk.key, 0, HASHES[:1], PAYLOADS[:1])
     assert not store.save("a", 0, HASHES, PAYLOADS)
     assert "too slow" in caplog.text
-    monkeypatch.setattr(store_module, "_STAGING_SECONDS", 600.0)
-    assert not store.save("b", 0, HASHES, PAYLOADS)  # waited for once, and not for every run
-    with store._change:
-        store._staged = 0
-    store._write("c", 0, [], [], 0)  # it moves again
-    assert store.save("d", 0, HASHES, PAYLOADS)
-    assert load(store, "d", 0, HASHES) == PAYLOADS
+    monkeypatch.setattr(store_module, "STAGING_SECONDS", 600.0)
+    assert not store.save("b", 0, HASHES, PAYLOADS)  # at once
+    disk.resume()
+    file_of(store, "b")
+    assert store.save("c", 0, HASHES, PAYLOADS)
+    assert load(store, "c", 0, HASHES) == PAYLOADS
+
+
+def test_closing_does_not_wait_for_a_stalled_disk(
+    make: Callable, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(store_module, "CLOSING_SECONDS", 0.01)
+    store = make(limit=1 << 30)
+    pipe = store.folder / "a.pages"
+    os.mkfifo(pipe)
+    store.save("a", 0, HASHES, [bytes(1 << 20)] * len(HASHES))  # more than fits into a pipe
+    with pipe.open("rb"):  # open once the store's thread has opened it, too
+        store.close()
+        assert "The disk does not answer" in caplog.text
+        assert store.folder.exists()
+    wait_until(lambda: not store.folder.exists())
 
 
 def test_closing_removes_everything_and_may_be_done_twice(make: Callable) -> None:

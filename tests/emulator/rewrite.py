@@ -81,7 +81,7 @@ def _point_array_parameter(tokens: TokenList, i: int) -> None:
     closing = tokens.closing(end)
     if tokens.text_at(tokens.after(closing)) not in (",", ")"):
         return
-    tokens[name - 1] = tokens[name - 1]._replace(kind="op", text="*")
+    tokens[name - 1] = tokens[name - 1].with_text("op", "*")
     for k in range(end, closing + 1):
         tokens[k] = tokens[k].blank()
 

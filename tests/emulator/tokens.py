@@ -45,7 +45,11 @@ class Token(NamedTuple):
     def blank(self, text: str | None = None) -> "Token":
         """White space in its place, with the same number of lines."""
         filler = "\n" * self.text.count("\n") if text is None else text
-        return Token("space", filler, self.file, self.number)
+        return self.with_text("space", filler)
+
+    def with_text(self, kind: Kind, text: str) -> "Token":
+        """Other text in its place."""
+        return Token(kind, text, self.file, self.number)
 
     def error(self, message: str) -> MetalSourceError:
         return MetalSourceError(f"{self.file}:{self.number}: {message}")

@@ -1,14 +1,13 @@
-"""Swapper: every page goes where it is waited for, or nowhere."""
+"""Swapper: every page goes to the request that waits for it, or nowhere."""
 
 from __future__ import annotations
 
-import threading
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from mlxserve.cache import store as store_module
 from mlxserve.cache.pages import PagePool
 from mlxserve.cache.store import PageStore
 from mlxserve.config import PreemptionMode, SchedulerConfig
@@ -22,7 +21,7 @@ PAGE = 16
 
 
 class Memory:
-    """A runner that has only pages, each a few bytes."""
+    """A runner with nothing but pages of a few bytes each."""
 
     def __init__(self) -> None:
         self.pages: dict[int, bytes] = {}
@@ -77,7 +76,7 @@ class World:
             self.swapper.wait()
 
     def check(self) -> None:
-        """Whatever counts as computed is what the request would have computed."""
+        """Pages that count as computed hold what their request would have computed."""
         self.scheduler.check()
         for request in self.requests:
             if request.state is RequestState.RUNNING:
@@ -92,24 +91,26 @@ def store(tmp_path: Path) -> Iterator[PageStore]:
     store.close()
 
 
-def test_a_crowd_is_served_through_the_disk(store: PageStore) -> None:
+def test_requests_with_too_little_memory_are_served_through_the_disk(store: PageStore) -> None:
     world = World(store, num_pages=12)
-    for name in "abcdef":
-        world.add(name, 20, 100)
-    for _ in range(5000):
-        if not world.scheduler.has_work:
-            break
-        world.step()
-    assert all(len(request.token_ids) == 120 for request in world.requests)
-    stats = world.scheduler.stats()
-    assert stats.num_preemptions > 3
-    assert stats.restored_tokens > 0
+    serve(world)
+    assert world.scheduler.stats().restored_tokens > 0
     store.load("", 0, [])  # answered after everything before it was done
     store.wait(60)
     assert store.num_bytes == 0
 
 
-def test_a_run_that_is_asked_for_twice_is_answered_twice(store: PageStore) -> None:
+def test_a_run_that_is_loaded_twice_is_answered_twice(
+    store: PageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    load = store.load
+
+    def count(key: str, first: int, hashes: Sequence[bytes]) -> None:
+        asked.append(key)
+        load(key, first, hashes)
+
+    monkeypatch.setattr(store, "load", count)
     world = World(store, num_pages=10)
     first, second = world.add("a", 60, 400), world.add("b", 60, 400)
     while not (first.num_preemptions or second.num_preemptions):
@@ -123,7 +124,8 @@ def test_a_run_that_is_asked_for_twice_is_answered_twice(store: PageStore) -> No
     assert victim.loading is None
     world.scheduler.schedule()
     world.swapper.transfer()
-    assert len(world.swapper._loads) == 2
+    first_run, second_run = asked
+    assert first_run == second_run
     for _ in range(1000):
         if not world.scheduler.has_work:
             break
@@ -133,7 +135,7 @@ def test_a_run_that_is_asked_for_twice_is_answered_twice(store: PageStore) -> No
 
 
 def serve(world: World) -> None:
-    """A crowd, to its end."""
+    """Six requests in too little memory, to their end."""
     for name in "abcdef":
         world.add(name, 20, 100)
     for _ in range(5000):
@@ -144,39 +146,52 @@ def serve(world: World) -> None:
     assert world.scheduler.stats().num_preemptions > 3
 
 
-@pytest.mark.parametrize("job", ["_write", "_answer"])
-def test_a_disk_that_stands_still_holds_nobody_up(
-    store: PageStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, job: str
+def test_requests_do_not_wait_for_a_disk_that_stalls(
+    store: PageStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(transfers, "_PATIENCE", 0.01)
-    monkeypatch.setattr(store_module, "_CLOSING_SECONDS", 0.01)
-    goes_on = threading.Event()
-    work = getattr(store, job)
-    monkeypatch.setattr(store, job, lambda *args: (goes_on.wait(), work(*args)))
+    monkeypatch.setattr(transfers, "PATIENCE_SECONDS", 0.01)
+    pipe = store.folder / "stalled.pages"
+    os.mkfifo(pipe)  # opening it blocks the store's thread, until it is read
+    assert store.save("stalled", 0, [b"h" * 16], [b"x"])
     world = World(store, num_pages=12)
     serve(world)
     assert world.scheduler.stats().restored_tokens == 0
     assert not world.swapper.is_reading
     assert "do not come back from the disk and are computed again" in caplog.text
-    store.close()  # does not wait either
-    assert "The disk does not answer" in caplog.text
-    goes_on.set()
-    store._thread.join()
-    assert not store.folder.exists()
+    assert pipe.read_bytes()
 
 
-@pytest.mark.parametrize("job", ["_write", "_answer", "_delete"])
-def test_a_swap_thread_that_dies_takes_nobody_along(
-    store: PageStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, job: str
+def test_requests_do_not_wait_for_pages_that_are_never_read(
+    store: PageStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("a mistake")
+    monkeypatch.setattr(transfers, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(store, "load", lambda *_: None)
+    world = World(store, num_pages=12)
+    serve(world)
+    assert world.scheduler.stats().restored_tokens == 0
+    assert not world.swapper.is_reading
+    assert "do not come back from the disk and are computed again" in caplog.text
 
-    monkeypatch.setattr(store, job, fail)
+
+WRONG = {  # calls on which the store's thread fails
+    "save": lambda save: (
+        lambda key, first, hashes, payloads: save(key, first, ["not bytes"] * len(hashes), payloads)
+    ),
+    "load": lambda load: lambda key, first, hashes: load(key, first, [None] * len(hashes)),
+    "drop": lambda drop: lambda _: drop("not a file name\0"),
+}
+
+
+@pytest.mark.parametrize("call", WRONG)
+def test_requests_outlive_the_stores_thread(
+    store: PageStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    monkeypatch.setattr(store, call, WRONG[call](getattr(store, call)))
     world = World(store, num_pages=12)
     serve(world)
     assert not store.is_alive
     assert not world.swapper.is_reading
+    store.close()
     assert not store.folder.exists()
     assert len([r for r in caplog.records if "Swapping has ended" in r.message]) == 1
     assert not store.save("x", 0, [b"h" * 16], [b"late"])

@@ -1,4 +1,4 @@
-"""A thread that has computed is never ended: it waits, and is hired again."""
+"""A thread that has computed never ends: it waits to be hired again."""
 
 from __future__ import annotations
 
@@ -8,23 +8,20 @@ import threading
 import weakref
 from pathlib import Path
 
-import pytest
-
-from mlxserve.engine import worker as worker_module
-from mlxserve.engine.worker import Worker, hire
+from mlxserve.engine.worker import Worker, WorkerPool
 
 TIMEOUT = 30
 
 
 def run(worker: Worker) -> threading.Thread:
-    """Run a job that notes its thread, to its end."""
+    """Run a job and return the thread it ran on."""
     threads: list[threading.Thread] = []
     assert worker.start(lambda: threads.append(threading.current_thread())).wait(TIMEOUT)
     return threads[0]
 
 
 def test_jobs_run_on_the_workers_own_named_daemon_thread() -> None:
-    worker = hire()
+    worker = WorkerPool().hire()
     thread = run(worker)
     assert thread is worker.thread
     assert thread is not threading.current_thread()
@@ -33,32 +30,33 @@ def test_jobs_run_on_the_workers_own_named_daemon_thread() -> None:
 
 
 def test_a_worker_whose_job_has_ended_is_hired_again() -> None:
-    first = hire()
+    pool = WorkerPool()
+    first = pool.hire()
     run(first)
-    second = hire()
+    second = pool.hire()
     assert second is first
     assert run(second) is first.thread
 
 
-def test_workers_at_work_are_different_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "_idle", [])  # so that nobody else comes back meanwhile
+def test_busy_workers_are_not_hired_again_until_their_jobs_have_ended() -> None:
+    pool = WorkerPool()
     go = threading.Event()
-    workers = [hire() for _ in range(3)]
+    workers = [pool.hire() for _ in range(3)]
     ends = [worker.start(lambda: assert_set(go)) for worker in workers]
-    another = hire()
+    another = pool.hire()
     assert len({*workers, another}) == 4
     assert not any(end.is_set() for end in ends)
     go.set()
     assert all(end.wait(TIMEOUT) for end in ends)
     run(another)
-    assert {hire() for _ in range(4)} == {*workers, another}
+    assert {pool.hire() for _ in range(4)} == {*workers, another}
 
 
 def assert_set(event: threading.Event) -> None:
     assert event.wait(TIMEOUT)
 
 
-def test_when_a_job_has_ended_nothing_holds_what_it_held() -> None:
+def test_a_job_and_what_it_refers_to_are_freed_when_it_ends() -> None:
     class Model:
         pass
 
@@ -67,19 +65,19 @@ def test_when_a_job_has_ended_nothing_holds_what_it_held() -> None:
 
     assert job.__defaults__
     gone = weakref.ref(job.__defaults__[0])
-    end = hire().start(job)
+    end = WorkerPool().hire().start(job)
     del job
     assert end.wait(TIMEOUT)
     assert gone() is None
 
 
-def test_a_process_whose_worker_computed_ends_in_peace() -> None:
+def test_a_process_whose_worker_has_computed_exits_without_an_error() -> None:
     code = (
         "import mlxserve.model\n"
         "import mlx.core as mx\n"
-        "from mlxserve.engine.worker import hire\n"
+        "from mlxserve.engine.worker import WORKERS\n"
         "f = mx.compile(lambda x: mx.sin(x) * 2)\n"
-        "assert hire().start(lambda: mx.eval(f(mx.ones(8)))).wait(60)\n"
+        "assert WORKERS.hire().start(lambda: mx.eval(f(mx.ones(8)))).wait(60)\n"
         "print('done')\n"
     )
     done = subprocess.run(

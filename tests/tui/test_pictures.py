@@ -181,8 +181,7 @@ def standing_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("tui.talk.connection.time", SimpleNamespace(monotonic=lambda: 0.0))
     monkeypatch.setattr("tui.widgets.message.SPINNER", "⠹")
     # The test removes notices: one that expired by itself was missing in its picture.
-    monkeypatch.setattr("textual.notifications.Notification.has_expired", False)
-    monkeypatch.setattr("textual.widgets._toast.Toast._expire", lambda _: None)
+    monkeypatch.setattr("textual.notifications.Notification.time_left", 3600.0)
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     yield
