@@ -38,7 +38,7 @@ def test_health_follows_the_engine(client: TestClient, chat: FakeChat) -> None:
     assert error_of(reply)["code"] == "engine_stopped"
 
 
-def test_ready_tells_what_a_request_would_wait_behind(client: TestClient, chat: FakeChat) -> None:
+def test_ready_reports_running_and_waiting_requests(client: TestClient, chat: FakeChat) -> None:
     reply = client.get("/ready")
     assert reply.json() == {
         "status": "ready",
@@ -56,12 +56,12 @@ def test_ready_tells_what_a_request_would_wait_behind(client: TestClient, chat: 
     assert error_of(client.get("/ready"))["code"] == "engine_stopped"
 
 
-def test_the_version_is_told(client: TestClient) -> None:
+def test_the_version_is_reported(client: TestClient) -> None:
     assert client.get("/version").json() == {"version": __version__}
 
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat", "/v1/chat/completions/", "/docs", "//"])
-def test_an_unknown_route_is_a_404_in_shape(client: TestClient, path: str) -> None:
+def test_an_unknown_route_is_a_404_in_openais_format(client: TestClient, path: str) -> None:
     reply = client.get(path, follow_redirects=False)
     assert reply.status_code == 404
     assert error_of(reply)["code"] == "unknown_url"
@@ -71,7 +71,7 @@ def test_an_unknown_route_is_a_404_in_shape(client: TestClient, path: str) -> No
     ("method", "path"),
     [("GET", CHAT), ("DELETE", "/v1/models"), ("POST", "/v1/prefixes/x"), ("POST", "/health")],
 )
-def test_a_wrong_method_is_a_405_that_says_which_are_right(
+def test_a_wrong_method_is_a_405_that_lists_the_allowed_ones(
     client: TestClient, method: str, path: str
 ) -> None:
     reply = client.request(method, path)
@@ -90,7 +90,7 @@ def test_a_wrong_method_is_a_405_that_says_which_are_right(
         {"content-type": "application/json", "content-encoding": "gzip"},
     ],
 )
-def test_only_plain_json_is_read(client: TestClient, headers: dict[str, str]) -> None:
+def test_only_plain_json_is_accepted(client: TestClient, headers: dict[str, str]) -> None:
     reply = client.post(CHAT, content=b"{}", headers=headers)
     assert reply.status_code == 415
     error_of(reply)
@@ -99,20 +99,22 @@ def test_only_plain_json_is_read(client: TestClient, headers: dict[str, str]) ->
 @pytest.mark.parametrize(
     "content_type", ["application/json", "Application/JSON; charset=UTF-8", "application/json;"]
 )
-def test_json_may_be_spelled_in_its_ways(client: TestClient, content_type: str) -> None:
+def test_every_spelling_of_the_json_content_type_is_accepted(
+    client: TestClient, content_type: str
+) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "x"}]})
     reply = client.post(CHAT, content=body, headers={"content-type": content_type})
     assert reply.status_code == 200
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[" * 100_000, b'{"a": NaN}', b"\xff\xfe", b"[]"])
-def test_broken_json_is_a_400_in_shape(client: TestClient, raw: bytes) -> None:
+def test_broken_json_is_a_400_in_openais_format(client: TestClient, raw: bytes) -> None:
     reply = client.post(CHAT, content=raw, headers=JSON)
     assert reply.status_code == 400
     assert error_of(reply)["code"] == "invalid_json"
 
 
-def test_a_body_that_is_too_large_is_refused_by_its_declared_size(client: TestClient) -> None:
+def test_an_oversized_body_is_refused_by_its_declared_size(client: TestClient) -> None:
     reply = client.post(
         CHAT, content=b"{}", headers={**JSON, "content-length": str(MAX_BODY_SIZE + 1)}
     )
@@ -120,7 +122,7 @@ def test_a_body_that_is_too_large_is_refused_by_its_declared_size(client: TestCl
     assert error_of(reply)["code"] == "request_too_large"
 
 
-def test_a_body_that_is_too_large_is_refused_by_its_real_size(client: TestClient) -> None:
+def test_an_oversized_body_is_refused_by_its_real_size(client: TestClient) -> None:
     piece = b" " * 2**20
 
     def pieces() -> Iterator[bytes]:
@@ -144,9 +146,7 @@ def test_a_million_messages_are_refused(client: TestClient) -> None:
     assert error_of(reply)["param"] == "messages"
 
 
-def test_a_bug_is_a_500_in_shape_that_tells_nothing_of_the_inside(
-    client: TestClient, chat: FakeChat
-) -> None:
+def test_a_bug_is_a_500_that_reveals_no_internals(client: TestClient, chat: FakeChat) -> None:
     def fail(*_args: object, **_kwargs: object) -> None:
         raise ZeroDivisionError("secret detail")
 
@@ -211,7 +211,7 @@ def requests(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 
 @every_example
 @given(asked=requests())
-def test_every_object_gets_an_answer_or_a_refusal_in_shape(
+def test_every_json_object_gets_an_answer_or_a_well_formed_refusal(
     client: TestClient, asked: tuple[str, dict[str, Any]]
 ) -> None:
     path, body = asked
@@ -223,7 +223,9 @@ def test_every_object_gets_an_answer_or_a_refusal_in_shape(
 
 @every_example
 @given(path=st.sampled_from(sorted(MODELS)), raw=st.binary(max_size=60) | st.text().map(str.encode))
-def test_every_body_gets_a_refusal_in_shape(client: TestClient, path: str, raw: bytes) -> None:
+def test_every_other_body_gets_a_well_formed_refusal(
+    client: TestClient, path: str, raw: bytes
+) -> None:
     reply = client.post(path, content=raw, headers=JSON)
     assert reply.status_code == 400
     error_of(reply)
@@ -231,7 +233,9 @@ def test_every_body_gets_a_refusal_in_shape(client: TestClient, path: str, raw: 
 
 @every_example
 @given(path=st.text(max_size=40), method=st.sampled_from(["GET", "POST", "PUT", "DELETE"]))
-def test_every_path_gets_a_refusal_in_shape(client: TestClient, path: str, method: str) -> None:
+def test_every_unknown_path_gets_a_well_formed_refusal(
+    client: TestClient, path: str, method: str
+) -> None:
     reply = client.request(method, "/v2/" + quote(path, safe="/"))
     assert reply.status_code == 404
     error_of(reply)

@@ -54,7 +54,7 @@ USER = {"role": "user", "content": "x"}
         ("Content-Type: text/plain", 415),
     ],
 )
-def test_pages_and_forms_are_refused_before_their_body_is_sent(
+def test_web_pages_and_forms_are_refused_before_their_body_is_sent(
     start_server: StartServer, header: str, status: int
 ) -> None:
     """Its headers say that a body will come; the refusal does not wait for it."""
@@ -69,7 +69,7 @@ def test_pages_and_forms_are_refused_before_their_body_is_sent(
 # Row 4.
 
 
-def test_a_key_in_the_query_is_no_key(chat: FakeChat) -> None:
+def test_a_key_in_the_query_is_ignored(chat: FakeChat) -> None:
     key = "k" * 32
     app = create_app(chat, access=AccessPolicy(api_keys=[key]))
     with TestClient(app, base_url="http://127.0.0.1:8000") as client:
@@ -80,7 +80,7 @@ def test_a_key_in_the_query_is_no_key(chat: FakeChat) -> None:
 # Row 5.
 
 
-def test_a_server_has_the_deadlines_of_the_list_unless_it_is_told_others() -> None:
+def test_the_default_deadlines_are_10_30_and_20_seconds() -> None:
     limits = Limits.of(ServerConfig())
     assert (limits.header, limits.body, limits.write) == (10, 30, 20)
     assert limits == Limits()
@@ -126,7 +126,7 @@ def cut(body: bytes) -> bytes:
     ],
     ids=range(len(BAD_JSON) + 4),
 )
-def test_what_is_parsed_in_the_event_loop_takes_less_than_fifty_milliseconds(body: bytes) -> None:
+def test_parsing_in_the_event_loop_takes_less_than_50_ms(body: bytes) -> None:
     """Of this thread's own time, the best of three: 3 ms at most, where nothing else runs."""
 
     def seconds() -> float:
@@ -138,7 +138,7 @@ def test_what_is_parsed_in_the_event_loop_takes_less_than_fifty_milliseconds(bod
     assert min(seconds() for _ in range(3)) < 0.05
 
 
-def test_a_longer_body_is_parsed_beside_the_event_loop(
+def test_a_longer_body_is_parsed_off_the_event_loop(
     start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A million members take a quarter of a second to be counted: others do not wait for it."""
@@ -161,7 +161,7 @@ def test_a_longer_body_is_parsed_beside_the_event_loop(
         assert asked.result().status_code == 400
 
 
-def test_a_nul_is_a_character_like_any_other(client: TestClient, chat: FakeChat) -> None:
+def test_an_escaped_nul_is_an_ordinary_character(client: TestClient, chat: FakeChat) -> None:
     reply = client.post(CHAT, json={"messages": [{"role": "user", "content": "a\0b"}]})
     assert reply.status_code == 200
     assert chat.rendered[-1].messages[0]["content"] == "a\0b"
@@ -207,7 +207,7 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize(("path", "fields", "field"), NUMBERS)
-def test_a_number_out_of_range_is_refused_by_its_fields_name(
+def test_a_number_out_of_range_is_refused_with_its_fields_name(
     client: TestClient, chat: FakeChat, path: str, fields: dict[str, Any], field: str
 ) -> None:
     reply = client.post(path, json={**BODIES[path], **fields})
@@ -238,7 +238,7 @@ SCHEMAS = [
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=range(len(SCHEMAS)))
-def test_a_schema_that_is_too_large_is_refused_in_a_moment(
+def test_an_oversized_schema_is_refused_quickly(
     serve_real: Serve, real_chat: Chat, schema: str
 ) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "s", "strict": True, "schema": 0}}
@@ -254,7 +254,7 @@ def test_a_schema_that_is_too_large_is_refused_in_a_moment(
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(1_000, marks=pytest.mark.slow)])
-def test_a_flood_of_schemas_is_not_kept(count: int) -> None:
+def test_the_cache_of_compiled_schemas_is_bounded(count: int) -> None:
     """Each is compiled and forgotten: two at a time, and no more than so many are in memory."""
     grammars = Grammars(Tokenizer(model_path()), 2_100)
 
@@ -272,7 +272,7 @@ def test_a_flood_of_schemas_is_not_kept(count: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["<|im_end|>", "a b", "x\n", "</tool_call>", "", "a" * 200])
-def test_a_tools_name_is_no_place_for_markup(client: TestClient, name: str) -> None:
+def test_markup_in_a_tools_name_is_refused(client: TestClient, name: str) -> None:
     function = {"name": name, "parameters": {"type": "object"}}
     fields = {"tools": [{"type": "function", "function": function}]}
     assert client.post(CHAT, json={**BODIES[CHAT], **fields}).status_code == 400
@@ -295,7 +295,7 @@ def tokenizer() -> Tokenizer:
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
-def test_markup_that_somebody_typed_is_text(
+def test_markup_typed_by_a_user_is_text(
     client: TestClient, chat: FakeChat, tokenizer: Tokenizer, path: str, text: str
 ) -> None:
     """The prompt differs from one with harmless text in nothing but that text's own tokens."""
@@ -327,7 +327,7 @@ PLACES = ["../../etc", "/etc/passwd", "evil/repo", "~", "file:///x", "x" * 4_096
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_a_model_is_a_name_and_never_a_place(
+def test_a_model_name_is_never_used_as_a_path(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def touch(*_args: object, **_kwargs: object) -> None:
@@ -350,7 +350,7 @@ def test_no_field_loads_adapters(client: TestClient) -> None:
 # Row 14.
 
 
-def test_a_template_without_end_is_a_400_and_keeps_nobody_waiting(
+def test_an_endless_template_is_a_400_and_blocks_no_other_request(
     start_server: StartServer, chat: FakeChat
 ) -> None:
     others_were_answered = threading.Event()

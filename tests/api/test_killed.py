@@ -81,7 +81,7 @@ print("sound", loops, len(kept))
 
 
 @pytest.mark.parametrize("loops", [15, pytest.param(200, marks=pytest.mark.slow)])
-def test_whoever_starts_after_a_kill_finds_sound_files(tmp_path: Path, loops: int) -> None:
+def test_files_are_intact_after_a_kill(tmp_path: Path, loops: int) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path), str(loops)],
         capture_output=True,

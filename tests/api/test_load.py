@@ -92,7 +92,7 @@ def leave(port: int, number: int) -> None:
 
 
 @pytest.mark.slow
-def test_whoever_leaves_at_whatever_moment_leaves_nothing_behind(
+def test_a_client_that_leaves_at_any_moment_leaves_nothing_running(
     server: Running, real_chat: Chat
 ) -> None:
     before = num_tasks(server)
@@ -155,7 +155,7 @@ def test_two_keys_share_no_page(serve_real: Serve, real_chat: Chat) -> None:
     seconds_until(lambda: is_at_rest(real_chat), at_most=20)
 
 
-def test_no_thread_of_ours_outlives_a_server(serve_real: Serve) -> None:
+def test_no_thread_outlives_a_server(serve_real: Serve) -> None:
     before = {thread.name for thread in threading.enumerate()}
     with serve_real() as running:
         assert httpx.get(running.url + "/health").status_code == 200

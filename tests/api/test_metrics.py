@@ -34,14 +34,14 @@ def test_the_page_is_in_the_format_of_prometheus(client):
     assert samples(reply.text)["prefix_cache_queries_total",] == 100
 
 
-def test_a_counter_is_shown_under_the_name_of_its_field(chat):
+def test_a_counter_is_exported_under_its_fields_name(chat):
     stats = SchedulerStats(tail_copies=9, num_preemptions=1)
     found = samples(shown(chat, Stats(scheduler=stats)))
     assert found["tail_copies_total",] == 9
     assert found["num_preemptions_total",] == 1
 
 
-def test_vllms_dashboards_find_their_names(chat):
+def test_the_names_that_vllms_dashboards_use_are_exported(chat):
     stats = Stats(
         scheduler=SchedulerStats(num_running=3, num_waiting=4, prefix_queries=100, prefix_hits=40),
         pool=PoolStats(num_pages=8, num_free=6, num_used=2, num_cached=1),
@@ -60,7 +60,7 @@ def test_vllms_dashboards_find_their_names(chat):
     assert {name: found[name] for name in expected} == expected
 
 
-def test_pages_are_shown_by_state_and_ends_by_reason(chat):
+def test_pages_are_counted_by_state_and_finished_requests_by_reason(chat):
     pool = PoolStats(num_pages=8, num_free=6, num_used=2, num_cached=1, num_evicted=10)
     engine = StepStats()
     engine.request_success.update(["stop", "length", "stop"])
@@ -89,7 +89,7 @@ def test_a_histogram_has_cumulative_buckets(chat):
     assert found["request_queue_time_seconds_sum",] == 4.5
 
 
-def test_every_request_is_timed_streaming_or_not(client):
+def test_every_request_is_timed_streamed_or_not(client):
     client.post("/v1/chat/completions", json=HELLO)
     client.post("/v1/completions", json={"prompt": ["a", "b"], "stream": True})
     found = samples(client.get("/metrics").text)
@@ -102,7 +102,7 @@ def test_every_request_is_timed_streaming_or_not(client):
         assert found[f"{name}_count",] == 3, name
 
 
-def test_latencies_are_what_the_clock_says(chat):
+def test_latencies_match_the_clock(chat):
     times = iter([100.0, 100.5, 100.9, 101.9])
     chat.script = [
         Delta("a", (1,)),

@@ -21,7 +21,7 @@ def file(tmp_path: Path) -> KeyFile:
     return KeyFile(tmp_path / "config" / "keys.json")
 
 
-def test_a_key_is_shown_once_and_kept_as_a_digest(file: KeyFile) -> None:
+def test_a_key_is_shown_once_and_stored_as_a_digest(file: KeyFile) -> None:
     secret = file.create("laptop", Scope.USER, max_requests=3)
     assert len(secret) > 50
     assert secret not in file.path.read_text()
@@ -31,7 +31,7 @@ def test_a_key_is_shown_once_and_kept_as_a_digest(file: KeyFile) -> None:
     assert len(key.created) == len("2026-01-31")
 
 
-def test_its_file_and_folder_are_its_owners_alone(file: KeyFile) -> None:
+def test_only_the_owner_can_read_the_key_file_and_its_folder(file: KeyFile) -> None:
     file.create("laptop", Scope.USER)
     file.create("desk", Scope.ADMIN)
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
@@ -53,7 +53,7 @@ def test_a_planted_link_is_not_written_through(file: KeyFile, tmp_path: Path) ->
     assert [key.name for key in file.read()] == ["laptop"]
 
 
-def test_a_name_is_used_once(file: KeyFile) -> None:
+def test_a_key_name_can_only_be_used_once(file: KeyFile) -> None:
     file.create("laptop", Scope.USER)
     with pytest.raises(InvalidConfig, match="There is already a key named 'laptop'"):
         file.create("laptop", Scope.ADMIN)
@@ -61,7 +61,7 @@ def test_a_name_is_used_once(file: KeyFile) -> None:
         file.create("a b", Scope.USER)
 
 
-def test_a_revoked_key_is_gone_and_an_unknown_one_is_an_error(file: KeyFile) -> None:
+def test_revoking_removes_a_key_and_an_unknown_one_is_an_error(file: KeyFile) -> None:
     file.create("laptop", Scope.USER)
     file.create("desk", Scope.USER)
     file.revoke("laptop")
@@ -70,7 +70,7 @@ def test_a_revoked_key_is_gone_and_an_unknown_one_is_an_error(file: KeyFile) -> 
         file.revoke("laptop")
 
 
-def test_two_who_create_keys_at_once_lose_none(file: KeyFile) -> None:
+def test_keys_created_concurrently_are_all_stored(file: KeyFile) -> None:
     threads = [
         threading.Thread(target=file.create, args=(f"key{number}", Scope.USER))
         for number in range(8)
@@ -121,7 +121,7 @@ def test_a_ring_follows_its_file(file: KeyFile) -> None:
 
 
 @pytest.mark.parametrize("harm", ["chmod", "remove", "damage"])
-def test_a_file_that_cannot_be_trusted_any_more_lets_nobody_in(
+def test_the_keys_of_an_untrusted_file_are_not_accepted(
     file: KeyFile, harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     secret = file.create("laptop", Scope.USER)
@@ -140,7 +140,7 @@ def test_a_file_that_cannot_be_trusted_any_more_lets_nobody_in(
     assert ring.is_locked
 
 
-def test_a_new_key_of_an_old_name_is_somebody_else(file: KeyFile) -> None:
+def test_a_new_key_with_a_revoked_name_has_another_id(file: KeyFile) -> None:
     ring = Keyring(file=file)
     first = ring.find(file.create("laptop", Scope.USER))
     file.revoke("laptop")
@@ -149,7 +149,7 @@ def test_a_new_key_of_an_old_name_is_somebody_else(file: KeyFile) -> None:
     assert first.id.startswith("laptop-")
 
 
-def test_scopes_are_told_apart_on_the_routes(chat: FakeChat, file: KeyFile) -> None:
+def test_admin_routes_need_an_admin_key(chat: FakeChat, file: KeyFile) -> None:
     user, admin = (file.create(scope, Scope(scope)) for scope in ("user", "admin"))
     app = create_app(chat, access=AccessPolicy(keys_file=file.path))
     client = TestClient(app, base_url="http://127.0.0.1")

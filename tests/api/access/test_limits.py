@@ -18,7 +18,7 @@ KEY = Key.of("secret", Scope.USER)
 OTHER = Key.of("another", Scope.USER)
 
 
-def test_a_key_has_so_many_answers_under_way_and_no_more() -> None:
+def test_the_concurrent_answers_of_a_key_are_limited() -> None:
     limits = KeyLimits(max_requests=2)
     first, _second = limits.enter(KEY), limits.enter(KEY)
     with pytest.raises(ApiError) as refused:
@@ -29,7 +29,7 @@ def test_a_key_has_so_many_answers_under_way_and_no_more() -> None:
     limits.enter(KEY)
 
 
-def test_every_answer_of_a_request_counts() -> None:
+def test_every_answer_of_a_request_counts_against_the_limit() -> None:
     limits = KeyLimits(max_requests=4)
     lease = limits.enter(KEY)
     lease.take(3)
@@ -40,7 +40,7 @@ def test_every_answer_of_a_request_counts() -> None:
     assert limits.enter(KEY).take(3) is None
 
 
-def test_a_minute_holds_so_many_requests_and_refills_evenly() -> None:
+def test_the_requests_per_minute_refill_evenly() -> None:
     now = [100.0]
     limits = KeyLimits(requests_per_minute=3, clock=lambda: now[0])
     for _ in range(3):
@@ -58,7 +58,7 @@ def test_a_minute_holds_so_many_requests_and_refills_evenly() -> None:
         limits.enter(KEY)
 
 
-def test_a_refused_request_holds_nothing() -> None:
+def test_a_refused_request_counts_nothing() -> None:
     limits = KeyLimits(max_requests=1, requests_per_minute=1, clock=lambda: 0.0)
     limits.enter(KEY).close()
     for _ in range(3):
@@ -67,7 +67,7 @@ def test_a_refused_request_holds_nothing() -> None:
         assert refused.value.code == "rate_limit_exceeded"
 
 
-def test_a_keys_own_limits_go_before_the_servers() -> None:
+def test_a_keys_own_limits_override_the_servers() -> None:
     own = Key(name="own", sha256="0" * 64, max_requests=2)
     limits = KeyLimits(max_requests=1)
     leases = [limits.enter(own), limits.enter(own)]
@@ -76,7 +76,7 @@ def test_a_keys_own_limits_go_before_the_servers() -> None:
     assert len(leases) == 2
 
 
-def test_a_limit_is_told_in_the_clients_terms(chat: FakeChat, tmp_path: Path) -> None:
+def test_a_limit_is_a_429_with_retry_headers(chat: FakeChat, tmp_path: Path) -> None:
     file = KeyFile(tmp_path / "keys.json")
     headers = {"authorization": f"Bearer {file.create('small', Scope.USER, requests_per_minute=2)}"}
     app = create_app(chat, access=AccessPolicy(keys_file=file.path, max_requests_per_key=4))

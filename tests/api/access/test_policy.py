@@ -32,7 +32,7 @@ def test_loopback_needs_no_key() -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "studio.local", ""])
-def test_listening_to_the_network_without_a_key_is_refused_with_what_to_do(host: str) -> None:
+def test_listening_on_the_network_without_a_key_is_refused_with_instructions(host: str) -> None:
     with pytest.raises(InvalidConfig, match="mlxserve key create"):
         access_to(host)
     assert access_to(host, environment_key=KEY).admin_keys == (KEY,)
@@ -71,14 +71,14 @@ def test_a_weak_or_malformed_key_is_refused_and_not_shown(key: str) -> None:
     assert key.strip() not in str(caught.value)
 
 
-def test_a_server_on_one_address_answers_to_it() -> None:
+def test_a_server_on_one_address_accepts_it_as_host() -> None:
     access = access_to("192.168.1.5", environment_key=KEY)
     assert access.hosts == ("192.168.1.5",)
     assert not access.any_address
     assert access_to("fe80::1", environment_key=KEY).hosts == ("[fe80::1]",)
 
 
-def test_a_server_on_all_addresses_answers_to_each_of_them_and_to_its_names() -> None:
+def test_a_server_on_all_addresses_accepts_any_address_and_its_own_names() -> None:
     access = access_to("0.0.0.0", environment_key=KEY, allowed_host=("Proxy.Example",))
     assert access.any_address
     assert "proxy.example" in access.hosts
@@ -89,12 +89,12 @@ def test_a_server_on_all_addresses_answers_to_each_of_them_and_to_its_names() ->
 @pytest.mark.parametrize(
     "origin", ["*", "null", "chat.example", "https://", "https://a/b", "file://x"]
 )
-def test_what_is_not_an_origin_is_refused(origin: str) -> None:
+def test_an_invalid_origin_is_refused(origin: str) -> None:
     with pytest.raises(InvalidConfig, match="not an origin"):
         access_to("127.0.0.1", allowed_origin=(origin,))
 
 
-def test_the_keys_that_were_created_open_the_network(tmp_path: Path) -> None:
+def test_created_keys_allow_listening_on_the_network(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     with pytest.raises(InvalidConfig):
         access_to("0.0.0.0", keys_file=str(file))
@@ -103,7 +103,7 @@ def test_the_keys_that_were_created_open_the_network(tmp_path: Path) -> None:
     assert ring.find(secret).name == "laptop"
 
 
-def test_their_file_is_in_the_configuration_folder_unless_named(
+def test_the_key_file_is_in_the_configuration_folder_by_default(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))

@@ -43,7 +43,7 @@ def word_of(reply: httpx2.Response) -> str:
     "host",
     ["127.0.0.1", "127.0.0.1:8000", "localhost", "LOCALHOST:1", "[::1]", "[::1]:65535"],
 )
-def test_loopback_names_are_this_server(client: TestClient, host: str) -> None:
+def test_loopback_names_are_accepted_as_host(client: TestClient, host: str) -> None:
     assert client.get("/health", headers={"host": host}).status_code == 200
 
 
@@ -77,7 +77,7 @@ def test_another_host_is_refused_on_every_route(chat: FakeChat, host: str) -> No
             assert word_of(reply) in ("host_not_allowed", "permission_error")
 
 
-def test_a_host_the_server_was_told_of_is_accepted(chat: FakeChat) -> None:
+def test_an_allowed_host_is_accepted(chat: FakeChat) -> None:
     client = client_of(chat, hosts=["studio.local", "[fe80::1]"])
     assert client.get("/health", headers={"host": "studio.local:80"}).status_code == 200
     assert client.get("/health", headers={"host": "[fe80::1]"}).status_code == 200
@@ -99,7 +99,7 @@ def test_a_host_the_server_was_told_of_is_accepted(chat: FakeChat) -> None:
         {"sec-fetch-site": "nonsense"},
     ],
 )
-def test_pages_are_refused_on_every_route_before_the_body_is_read(
+def test_web_pages_are_refused_on_every_route_before_the_body_is_read(
     chat: FakeChat, headers: dict[str, str]
 ) -> None:
     client = client_of(chat)
@@ -123,7 +123,7 @@ def test_the_servers_own_origin_and_a_typed_address_are_accepted(
     assert client.get("/health", headers=headers).status_code == 200
 
 
-def test_an_allowed_page_may_ask_and_read(chat: FakeChat) -> None:
+def test_an_allowed_page_may_send_requests_and_read_replies(chat: FakeChat) -> None:
     client = client_of(chat, origins=[PAGE])
     headers = {"origin": PAGE, "sec-fetch-site": "cross-site"}
     preflight = client.options(CHAT, headers={**headers, "access-control-request-method": "POST"})
@@ -139,7 +139,7 @@ def test_an_allowed_page_may_ask_and_read(chat: FakeChat) -> None:
     assert client.get("/health", headers={"origin": "https://chat.example.evil"}).status_code == 403
 
 
-def test_nothing_allows_pages_by_default(client: TestClient) -> None:
+def test_no_page_is_allowed_by_default(client: TestClient) -> None:
     reply = client.post(CHAT, json=HELLO)
     assert not [name for name in reply.headers if name.startswith("access-control")]
 
@@ -166,7 +166,7 @@ def test_every_route_but_health_needs_a_key(chat: FakeChat) -> None:
         "Bearer caf\u00e9",
     ],
 )
-def test_a_wrong_key_is_a_401_in_shape(chat: FakeChat, authorization: str) -> None:
+def test_a_wrong_key_is_a_401_in_each_dialect(chat: FakeChat, authorization: str) -> None:
     client = client_of(chat, api_keys=["first-key", "second-key"])
     headers = {"authorization": authorization.encode("latin-1")}
     reply = client.post(CHAT, json=HELLO, headers=headers)
@@ -178,7 +178,7 @@ def test_a_wrong_key_is_a_401_in_shape(chat: FakeChat, authorization: str) -> No
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
 @pytest.mark.parametrize("key", ["first-key", "second-key"])
-def test_each_key_opens_the_door(chat: FakeChat, scheme: str, key: str) -> None:
+def test_each_key_is_accepted(chat: FakeChat, scheme: str, key: str) -> None:
     client = client_of(chat, api_keys=["first-key", "second-key"])
     reply = client.post(CHAT, json=HELLO, headers={"authorization": f"{scheme} {key}"})
     assert reply.status_code == 200
@@ -199,7 +199,7 @@ def test_keys_do_not_share_cached_pages(chat: FakeChat) -> None:
     assert not any("key" in salt for salt in salts)
 
 
-def test_a_salt_cannot_reach_into_another_keys_pages(chat: FakeChat) -> None:
+def test_a_salt_cannot_reach_another_keys_pages(chat: FakeChat) -> None:
     client = client_of(chat, api_keys=["first-key", "second-key"])
     client.post(CHAT, json=HELLO, headers={"authorization": "Bearer first-key"})
     stolen = chat.submitted[0].cache_salt
@@ -225,5 +225,5 @@ def test_a_salt_cannot_reach_into_another_keys_pages(chat: FakeChat) -> None:
         ("", False),
     ],
 )
-def test_loopback_is_told_from_the_network(host: str, expected: bool) -> None:
+def test_loopback_addresses_are_recognised(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected

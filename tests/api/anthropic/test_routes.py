@@ -66,7 +66,7 @@ def said(chat: FakeChat) -> list[dict[str, Any]]:
 # The reply.
 
 
-def test_a_message_has_anthropics_shape(client: TestClient) -> None:
+def test_a_message_has_anthropics_format(client: TestClient) -> None:
     message = post(client).json()
     assert message["id"].startswith("msg_")
     assert (message["type"], message["role"], message["model"]) == ("message", "assistant", "fake")
@@ -125,7 +125,7 @@ def test_the_start_of_a_stream_says_what_was_cached(client: TestClient, chat: Fa
     assert (first["output_tokens"], end["usage"]["output_tokens"]) == (1, 2)
 
 
-def test_while_nothing_comes_a_ping_follows_the_start_of_the_message() -> None:
+def test_a_keepalive_is_a_ping_after_the_start_of_the_message() -> None:
     reply = MessageReply(id="msg_1", model="fake", num_prompt=7, max_tokens=5)
     first, again = reply.keepalive(), reply.keepalive()
     assert first.startswith(b"event: message_start\n")
@@ -150,9 +150,7 @@ def mixed_answer(chat: FakeChat) -> list[Any]:
     ]
 
 
-def test_thinking_text_and_calls_are_blocks_in_their_order(
-    client: TestClient, chat: FakeChat
-) -> None:
+def test_thinking_text_and_calls_are_blocks_in_order(client: TestClient, chat: FakeChat) -> None:
     chat.script = mixed_answer(chat)
     message = post(client).json()
     assert message["stop_reason"] == "tool_use"
@@ -185,9 +183,7 @@ def test_each_block_of_a_stream_starts_and_stops_before_the_next(
     assert events[-2]["delta"]["stop_reason"] == "tool_use"
 
 
-def test_thinking_that_is_not_to_be_shown_is_an_empty_block(
-    client: TestClient, chat: FakeChat
-) -> None:
+def test_omitted_thinking_is_an_empty_block(client: TestClient, chat: FakeChat) -> None:
     chat.script = mixed_answer(chat)
     thinking = {"type": "adaptive", "display": "omitted"}
     block = post(client, thinking=thinking).json()["content"][0]
@@ -231,7 +227,7 @@ pieces = st.text(st.sampled_from("ab{}\n\u2028é🙂<"), max_size=5)
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.lists(st.tuples(st.sampled_from(["text", "reasoning", "call"]), pieces), max_size=8))
-def test_a_whole_message_is_its_folded_stream(
+def test_a_whole_message_equals_its_folded_stream(
     client: TestClient, chat: FakeChat, parts: Any
 ) -> None:
     script, calls = [], 0
@@ -256,7 +252,7 @@ def test_a_whole_message_is_its_folded_stream(
     )
 
 
-def test_a_call_that_was_cut_says_that_its_input_is_no_json(
+def test_a_truncated_call_returns_its_incomplete_input_as_text(
     client: TestClient, chat: FakeChat
 ) -> None:
     chat.script = [
@@ -278,7 +274,7 @@ def test_a_call_that_was_cut_says_that_its_input_is_no_json(
         (FinishReason.TOOL_CALLS, None, 3, "tool_use"),
     ],
 )
-def test_the_reason_for_the_end_is_told(
+def test_each_finish_reason_has_its_stop_reason(
     client: TestClient,
     chat: FakeChat,
     reason: str,
@@ -292,7 +288,7 @@ def test_the_reason_for_the_end_is_told(
     assert (message["stop_reason"], message["stop_sequence"]) == (expected, stop)
 
 
-def test_an_engine_that_ends_ends_the_stream_with_an_error_event(
+def test_a_stopped_engine_ends_the_stream_with_an_error_event(
     client: TestClient, chat: FakeChat
 ) -> None:
     chat.script = [Delta("a"), EngineStopped("The engine has stopped.")]
@@ -305,16 +301,14 @@ def test_an_engine_that_ends_ends_the_stream_with_an_error_event(
 # What is asked.
 
 
-def test_parameters_reach_the_engine(client: TestClient, chat: FakeChat) -> None:
+def test_sampling_parameters_reach_the_engine(client: TestClient, chat: FakeChat) -> None:
     post(client, temperature=0.5, top_p=0.9, top_k=7, stop_sequences=["a", "b"], seed=3)
     params = chat.submitted[-1].params
     assert (params.max_tokens, params.temperature, params.top_p) == (10, 0.5, 0.9)
     assert (params.top_k, params.stop, params.seed) == (7, ("a", "b"), 3)
 
 
-def test_a_conversation_becomes_the_messages_that_templates_know(
-    client: TestClient, chat: FakeChat
-) -> None:
+def test_a_conversation_becomes_template_messages(client: TestClient, chat: FakeChat) -> None:
     post(
         client,
         system=[{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind."}],
@@ -386,7 +380,7 @@ def test_the_billing_line_of_claude_code_never_reaches_the_prompt(
     assert prompts[0] == prompts[1]
 
 
-def test_a_system_prompt_of_nothing_but_the_billing_line_is_none(
+def test_a_system_prompt_with_only_the_billing_line_is_dropped(
     client: TestClient, chat: FakeChat
 ) -> None:
     post(client, system=BILLING)
@@ -409,7 +403,7 @@ PDF = {"type": "document", "source": {"type": "base64", "data": "AA"}}
     [IMAGE, PDF, {"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}],
 )
 @pytest.mark.parametrize("path", [MESSAGES, COUNT])
-def test_what_cannot_be_read_is_refused_with_its_place(
+def test_unreadable_blocks_are_refused_by_their_path(
     client: TestClient, path: str, block: dict[str, Any]
 ) -> None:
     content = [{"type": "text", "text": "What is this?"}, block]
@@ -418,7 +412,7 @@ def test_what_cannot_be_read_is_refused_with_its_place(
     assert message.startswith("messages[0].content[1]")
 
 
-def test_an_image_is_refused_in_words_that_say_why(client: TestClient) -> None:
+def test_the_refusal_of_an_image_says_why(client: TestClient) -> None:
     reply = post(client, messages=[{"role": "user", "content": [IMAGE]}])
     assert (
         "image blocks are not supported" in error_of(reply, 400, "invalid_request_error")["message"]
@@ -437,7 +431,7 @@ def test_unknown_kinds_of_blocks_are_left_out_and_named(client: TestClient, chat
     assert said(chat)[0] == USER
 
 
-def test_unknown_fields_are_named_and_marks_for_the_cache_are_not(client: TestClient) -> None:
+def test_unknown_fields_are_named_but_not_cache_control(client: TestClient) -> None:
     mark = {"type": "ephemeral", "ttl": "1h"}
     block = {"type": "text", "text": "Hi", "cache_control": mark}
     reply = post(
@@ -461,23 +455,23 @@ def test_unknown_betas_are_tolerated(client: TestClient, caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("version", ["2023-01-01", "latest", "2026-10-21\u00e9"])
-def test_what_is_no_version_of_the_api_is_refused(client: TestClient, version: str) -> None:
+def test_an_invalid_api_version_is_refused(client: TestClient, version: str) -> None:
     reply = post(client, headers={"anthropic-version": version.encode("latin-1")})
     assert "anthropic-version" in error_of(reply, 400, "invalid_request_error")["message"]
 
 
 @pytest.mark.parametrize("version", ["2023-06-01", "2026-10-21", "2031-01-01"])
-def test_every_version_from_the_first_on_is_answered(client: TestClient, version: str) -> None:
+def test_every_api_version_since_the_first_is_accepted(client: TestClient, version: str) -> None:
     assert post(client, headers={"anthropic-version": version}).status_code == 200
 
 
 @pytest.mark.parametrize("name", ["fake", "default", "claude-opus-4-5", "claude-3-haiku-20240307"])
-def test_a_claude_is_the_model_that_is_served(client: TestClient, name: str) -> None:
+def test_a_claude_name_means_the_served_model(client: TestClient, name: str) -> None:
     assert post(client, model=name).json()["model"] == "fake"
     assert post(client, COUNT, model=name).status_code == 200
 
 
-def test_claudes_are_known_to_anthropics_routes_only(client: TestClient) -> None:
+def test_claude_names_are_only_known_to_anthropics_routes(client: TestClient) -> None:
     reply = client.post(
         "/v1/chat/completions", json={"model": "claude-opus-4-5", "messages": [USER]}
     )
@@ -493,7 +487,7 @@ def test_claudes_are_known_to_anthropics_routes_only(client: TestClient) -> None
         ({"type": "adaptive"}, True),
     ],
 )
-def test_thinking_is_off_unless_asked_for(
+def test_thinking_is_off_unless_requested(
     client: TestClient, chat: FakeChat, thinking: dict[str, Any] | None, expected: Any
 ) -> None:
     fields = {} if thinking is None else {"thinking": thinking}
@@ -517,7 +511,7 @@ DEFINITION = {
 }
 
 
-def test_tools_reach_the_template_and_the_answer_in_openais_shape(
+def test_tools_reach_the_template_and_the_answer_in_openais_format(
     client: TestClient, chat: FakeChat
 ) -> None:
     fields = {"tools": [TOOL], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
@@ -539,7 +533,7 @@ def test_tools_reach_the_template_and_the_answer_in_openais_shape(
         ({"type": "tool", "name": "look"}, ToolChoice.REQUIRED, "look"),
     ],
 )
-def test_a_tool_may_be_chosen(
+def test_tool_choice_reaches_the_answer(
     client: TestClient, chat: FakeChat, choice: dict[str, Any], mode: str, name: str
 ) -> None:
     post(client, tools=[TOOL], **({} if choice is None else {"tool_choice": choice}))
@@ -547,14 +541,12 @@ def test_a_tool_may_be_chosen(
     assert (turn.tool_choice, turn.tool_name) == (mode, name)
 
 
-def test_a_tool_that_is_not_there_cannot_be_chosen(client: TestClient) -> None:
+def test_an_unknown_tool_cannot_be_chosen(client: TestClient) -> None:
     reply = post(client, tools=[TOOL], tool_choice={"type": "tool", "name": "fly"})
     assert "'fly' is not among" in error_of(reply, 400, "invalid_request_error")["message"]
 
 
-def test_tools_that_run_elsewhere_are_left_out_and_named(
-    client: TestClient, chat: FakeChat
-) -> None:
+def test_server_tools_are_left_out_and_named(client: TestClient, chat: FakeChat) -> None:
     reply = post(client, tools=[TOOL, {"type": "web_search_20250305", "name": "web_search"}])
     assert "the tool web_search_20250305" in reply.headers["x-mlxserve-warning"]
     assert chat.rendered[-1].tools == [DEFINITION]
@@ -567,7 +559,7 @@ def test_a_thinking_budget_reaches_the_answer(client: TestClient, chat: FakeChat
     assert chat.submitted[-1].turn.thinking_budget == 0
 
 
-def test_a_schema_for_the_answer_reaches_the_engine(client: TestClient, chat: FakeChat) -> None:
+def test_an_output_schema_reaches_the_engine(client: TestClient, chat: FakeChat) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form = {"type": "json_schema", "schema": schema}
     post(client, output_config={"format": form, "effort": "low"})
@@ -578,7 +570,7 @@ def test_a_schema_for_the_answer_reaches_the_engine(client: TestClient, chat: Fa
     assert chat.submitted[-1].params.structure is None
 
 
-def test_an_answer_that_was_begun_is_gone_on_with(client: TestClient, chat: FakeChat) -> None:
+def test_a_final_assistant_message_is_continued(client: TestClient, chat: FakeChat) -> None:
     begun = {"role": "assistant", "content": "The answer is ("}
     post(client, messages=[USER, begun])
     assert chat.rendered[-1].kwargs["add_generation_prompt"] is False
@@ -586,7 +578,7 @@ def test_an_answer_that_was_begun_is_gone_on_with(client: TestClient, chat: Fake
 
 
 @pytest.mark.parametrize("question", ["Hi", "<|im_start|>system", "{{ x }}"])
-def test_the_prompt_of_an_answer_that_was_begun_ends_with_it(
+def test_the_prompt_ends_with_the_message_to_continue(
     client: TestClient, chat: FakeChat, tokenizer: Tokenizer, question: str
 ) -> None:
     chat.render = tokenizer.render
@@ -613,7 +605,7 @@ turns = st.lists(st.tuples(text, text), max_size=3)
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(system=text, turns=turns, last=text)
-def test_the_count_is_what_the_message_is_counted_as(
+def test_count_tokens_equals_the_messages_input_tokens(
     client: TestClient,
     chat: FakeChat,
     tokenizer: Tokenizer,
@@ -696,7 +688,7 @@ def tokenizer() -> Tokenizer:
         ({"container": "c"}, "container"),
     ],
 )
-def test_a_bad_value_is_refused_by_its_fields_name(
+def test_a_bad_value_is_refused_with_its_fields_name(
     client: TestClient, fields: dict[str, Any], place: str
 ) -> None:
     error = error_of(post(client, **fields), 400, "invalid_request_error")
@@ -724,7 +716,7 @@ def test_max_tokens_is_required_for_a_message_and_not_for_a_count(client: TestCl
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_the_engine_refuses_has_a_status_before_anything_is_sent(
+def test_an_error_of_the_engine_has_a_status_before_anything_is_sent(
     client: TestClient, chat: FakeChat, error: MlxServeError, status: int, kind: str, stream: bool
 ) -> None:
     chat.submit_error = error
@@ -734,7 +726,7 @@ def test_what_the_engine_refuses_has_a_status_before_anything_is_sent(
         assert reply.headers["retry-after"] == "1"
 
 
-def test_errors_of_every_kind_have_anthropics_shape(client: TestClient) -> None:
+def test_errors_of_every_kind_have_anthropics_format(client: TestClient) -> None:
     error_of(post(client, model="gpt-4"), 404, "not_found_error")
     error_of(client.get(MESSAGES), 405, "invalid_request_error")
     error_of(client.post(f"{MESSAGES}/batches"), 404, "not_found_error")
@@ -747,12 +739,12 @@ def test_errors_of_every_kind_have_anthropics_shape(client: TestClient) -> None:
     error_of(post(client, headers={"origin": "https://evil"}), 403, "permission_error")
 
 
-def test_a_client_of_anthropics_gets_its_errors_on_other_routes_too(client: TestClient) -> None:
+def test_anthropics_clients_get_their_errors_on_other_routes_too(client: TestClient) -> None:
     headers = {"anthropic-version": "2023-06-01"}
     error_of(client.get("/v1/models/gpt-4", headers=headers), 404, "not_found_error")
 
 
-def test_a_bug_is_a_500_in_shape(client: TestClient, chat: FakeChat) -> None:
+def test_a_bug_is_a_500_in_anthropics_format(client: TestClient, chat: FakeChat) -> None:
     def fail(*_args: object, **_kwargs: object) -> None:
         raise ZeroDivisionError("secret detail")
 

@@ -65,7 +65,7 @@ def input_tokens(usage: Any) -> int:
 # The real engine.
 
 
-def test_a_message_is_counted_as_it_was_foretold(real: anthropic.Anthropic) -> None:
+def test_count_tokens_predicts_the_usage_of_a_message(real: anthropic.Anthropic) -> None:
     asked = {**HELLO, "system": [{"type": "text", "text": "Be brief. " * 40}]}
     message = real.messages.create(**asked, extra_body=GREEDY)
     foretold = real.messages.count_tokens(
@@ -79,7 +79,7 @@ def test_a_message_is_counted_as_it_was_foretold(real: anthropic.Anthropic) -> N
     assert foretold.input_tokens == input_tokens(again.usage)
 
 
-def test_a_stream_is_the_message(real: anthropic.Anthropic) -> None:
+def test_a_stream_adds_up_to_the_message(real: anthropic.Anthropic) -> None:
     whole = real.messages.create(**HELLO, extra_body=GREEDY)
     with real.messages.stream(**HELLO, extra_body=GREEDY) as stream:
         text = "".join(stream.text_stream)
@@ -91,7 +91,7 @@ def test_a_stream_is_the_message(real: anthropic.Anthropic) -> None:
     assert message.usage.output_tokens == whole.usage.output_tokens
 
 
-def test_a_stop_sequence_is_told(real: anthropic.Anthropic) -> None:
+def test_a_stop_sequence_is_reported(real: anthropic.Anthropic) -> None:
     text = real.messages.create(**{**HELLO, "max_tokens": 40}, extra_body=GREEDY).content[0].text
     stop = text[len(text) // 2 :][:3]
     message = real.messages.create(
@@ -121,7 +121,9 @@ def test_a_prompt_beyond_the_context_is_a_bad_request(real: anthropic.Anthropic)
     assert caught.value.type == "invalid_request_error"
 
 
-def test_the_model_is_listed_as_anthropics_are(real: anthropic.Anthropic, real_chat: Chat) -> None:
+def test_the_model_is_listed_in_anthropics_format(
+    real: anthropic.Anthropic, real_chat: Chat
+) -> None:
     [model] = real.models.list()
     assert (model.id, model.type, model.lifecycle) == (real_chat.model_name, "model", "active")
     assert model.max_input_tokens == real_chat.max_model_len
@@ -156,7 +158,7 @@ def expected(message: Any) -> None:
     assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (16, 4, 9)
 
 
-def test_thinking_and_tools_arrive_and_can_be_sent_back(
+def test_thinking_and_tool_calls_can_be_sent_back(
     fake: anthropic.Anthropic, chat: FakeChat
 ) -> None:
     chat.script = tool_call(chat)
@@ -201,7 +203,7 @@ def test_the_raw_stream_has_every_event(fake: anthropic.Anthropic) -> None:
     ]
 
 
-def test_errors_are_the_clients_own(fake: anthropic.Anthropic, chat: FakeChat) -> None:
+def test_errors_are_the_clients_own_types(fake: anthropic.Anthropic, chat: FakeChat) -> None:
     with pytest.raises(anthropic.NotFoundError) as missing:
         fake.messages.create(**{**HELLO, "model": "gpt-4"})
     assert missing.value.type == "not_found_error"
@@ -229,7 +231,7 @@ def test_a_stream_that_breaks_raises(fake: anthropic.Anthropic, chat: FakeChat) 
         stream.until_done()
 
 
-def test_a_key_is_shown_in_either_header(chat: FakeChat, start_server: StartServer) -> None:
+def test_a_key_is_accepted_in_either_header(chat: FakeChat, start_server: StartServer) -> None:
     url = start_server(access=AccessPolicy(api_keys=["k" * 32])).url
     with anthropic.Anthropic(base_url=url, api_key="k" * 32) as client:
         assert client.messages.create(**HELLO).content[0].text == "Hello"
@@ -247,13 +249,13 @@ class Weather(BaseModel):
     unit: Literal["C", "F"]
 
 
-def test_an_answer_is_parsed_as_the_type_that_was_asked_for(real: anthropic.Anthropic) -> None:
+def test_an_answer_is_parsed_as_the_requested_type(real: anthropic.Anthropic) -> None:
     asked = {**HELLO, "max_tokens": 200, **EVENLY}
     message = real.messages.parse(**asked, output_format=Weather)
     assert message.parsed_output.unit in ("C", "F")
 
 
-def test_a_tool_that_is_asked_for_is_called_with_what_its_schema_allows(
+def test_a_required_tool_is_called_with_what_its_schema_allows(
     real: anthropic.Anthropic,
 ) -> None:
     schema = {
@@ -275,7 +277,7 @@ def test_a_tool_that_is_asked_for_is_called_with_what_its_schema_allows(
     assert call.input["unit"] in ("C", "F")
 
 
-def test_limits_and_refused_pages_are_the_clients_own_errors(
+def test_rate_limits_and_refused_pages_are_the_clients_own_errors(
     chat: FakeChat, start_server: StartServer
 ) -> None:
     access = AccessPolicy(api_keys=["k" * 32], requests_per_minute_per_key=1)

@@ -30,7 +30,7 @@ def nested(depth: int) -> bytes:
     return b'{"a":' * (depth - 1) + b"{}" + b"}" * (depth - 1)
 
 
-def test_an_object_comes_back_as_it_was_sent() -> None:
+def test_an_object_is_parsed_as_it_was_sent() -> None:
     value = {"text": "zoë \U0001f600", "numbers": [1, -2.5, 1e10], "none": None, "flag": True}
     assert parse_json(json.dumps(value).encode()) == value
     assert parse_json(json.dumps(value, ensure_ascii=False).encode()) == value
@@ -59,7 +59,7 @@ def test_an_object_comes_back_as_it_was_sent() -> None:
         b'{"a": 1} trailing',
     ],
 )
-def test_what_is_not_strict_json_is_refused(raw: bytes) -> None:
+def test_anything_but_strict_json_is_refused(raw: bytes) -> None:
     refusal(raw)
 
 
@@ -67,11 +67,11 @@ def test_a_surrogate_pair_is_one_character() -> None:
     assert parse_json(b'{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
 
 
-def test_an_escaped_backslash_before_u_is_no_surrogate() -> None:
+def test_an_escaped_backslash_before_u_is_not_a_surrogate() -> None:
     assert parse_json(b'{"a": "\\\\ud800"}') == {"a": "\\ud800"}
 
 
-def test_a_name_given_twice_is_named() -> None:
+def test_a_duplicate_name_is_named() -> None:
     assert "'seed'" in refusal(b'{"seed": 1, "other": 2, "seed": 3}').message
 
 
@@ -91,7 +91,7 @@ def test_a_flood_of_values_is_refused_unparsed(value: bytes) -> None:
         assert refusal(body).param == "a"
 
 
-def test_what_stands_in_a_text_does_not_count() -> None:
+def test_punctuation_inside_strings_does_not_count() -> None:
     value = {"text": '{"a": 1, "b": [2, 3]}\\"' * 100_000, "tokens": [7] * (MAX_VALUES - 10)}
     assert parse_json(json.dumps(value).encode()) == value
     refusal(

@@ -43,7 +43,7 @@ def send(client: TestClient, path: str, **fields: Any) -> httpx2.Response:
     return client.request(method, url, json={**SMALLEST[path], **fields})
 
 
-def test_every_kind_of_body_has_its_smallest() -> None:
+def test_every_route_with_a_body_has_a_smallest_body() -> None:
     assert SMALLEST.keys() == ROUTES.keys()
 
 
@@ -55,7 +55,7 @@ def test_the_smallest_body_needs_no_warning(client: TestClient, path: str) -> No
 
 
 @pytest.mark.parametrize(("path", "name", "harmless"), NOT_YET)
-def test_what_is_not_supported_is_refused_by_its_name_unless_it_asks_for_nothing(
+def test_unsupported_fields_are_refused_by_name_unless_they_ask_for_nothing(
     client: TestClient, chat: FakeChat, path: str, name: str, harmless: tuple[object, ...]
 ) -> None:
     for value in harmless:
@@ -71,9 +71,7 @@ def test_what_is_not_supported_is_refused_by_its_name_unless_it_asks_for_nothing
 
 
 @pytest.mark.parametrize("path", SMALLEST)
-def test_what_identifies_or_routes_changes_nothing_and_needs_no_warning(
-    client: TestClient, path: str
-) -> None:
+def test_identifying_fields_are_accepted_without_a_warning(client: TestClient, path: str) -> None:
     for name in INERT:
         reply = send(client, path, **{name: {"a": "b"} if name == "metadata" else "a"})
         assert reply.status_code in (200, 201), (name, reply.text)
@@ -81,7 +79,7 @@ def test_what_identifies_or_routes_changes_nothing_and_needs_no_warning(
 
 
 @pytest.mark.parametrize("path", SMALLEST)
-def test_a_field_that_nobody_knows_is_named(client: TestClient, path: str) -> None:
+def test_an_unknown_field_is_named(client: TestClient, path: str) -> None:
     reply = send(client, path, frobnicate=1)
     assert reply.status_code in (200, 201)
     assert reply.headers["x-mlxserve-warning"] == "ignored unknown fields: frobnicate"

@@ -70,7 +70,7 @@ def structure(**fields: Any) -> Any:
         ),
     ],
 )
-def test_each_spelling_is_one_structure(
+def test_each_field_becomes_a_structure(
     fields: dict[str, Any], kind: StructureKind, source: str, field: str
 ) -> None:
     found = structure(**fields)
@@ -80,7 +80,7 @@ def test_each_spelling_is_one_structure(
 @pytest.mark.parametrize(
     "fields", [{}, {"response_format": None}, {"response_format": {"type": "text"}}]
 )
-def test_text_is_no_structure(fields: dict[str, Any]) -> None:
+def test_the_text_format_is_not_a_structure(fields: dict[str, Any]) -> None:
     assert structure(**fields) is None
 
 
@@ -102,13 +102,13 @@ def test_text_is_no_structure(fields: dict[str, Any]) -> None:
         ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+def test_an_invalid_format_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
         structure(**fields)
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
-def test_plain_completions_have_the_extension() -> None:
+def test_completions_accept_structured_outputs() -> None:
     body = {"prompt": "a", "structured_outputs": {"regex": "b"}}
     found = CompletionRequest.read(body).sampling(SamplingParams()).structure
     assert found is not None
@@ -116,7 +116,7 @@ def test_plain_completions_have_the_extension() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_grammar_that_fails_in_the_middle_is_an_error_of_the_request(
+def test_a_grammar_that_fails_midway_is_an_error_of_the_request(
     client: TestClient, chat: FakeChat, stream: bool
 ) -> None:
     chat.script = [Delta("He", (1,)), GrammarFailed("The grammar became too much work.")]

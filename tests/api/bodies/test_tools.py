@@ -48,7 +48,7 @@ def test_a_choice_says_which_tools_may_or_must_be_called(
     assert [t["function"]["name"] for t in turn.tools] == names
 
 
-def test_a_tool_that_is_named_is_called_once() -> None:
+def test_a_single_named_tool_is_called_once() -> None:
     turn = asked(tools=[tool("a")], tool_choice={"type": "function", "function": {"name": "a"}})
     assert turn.turn().tool_name == "a"
     assert not turn.turn().parallel_tool_calls
@@ -62,13 +62,13 @@ def test_a_tool_that_is_named_is_called_once() -> None:
         {"tools": [tool("a")], "tool_choice": {"type": "function", "function": {"name": "b"}}},
     ],
 )
-def test_a_choice_of_what_is_not_there_is_refused(fields: dict[str, Any]) -> None:
+def test_choosing_an_unknown_tool_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ApiError) as caught:
         asked(**fields).turn()
     assert (caught.value.status, caught.value.param) == (400, "tool_choice")
 
 
-def test_templates_see_tools_without_what_only_clients_care_for() -> None:
+def test_templates_see_tools_without_fields_meant_for_clients() -> None:
     strict = {"type": "function", "function": {"name": "a", "description": "d", "strict": True}}
     assert asked(tools=[strict]).definitions == [
         {"type": "function", "function": {"name": "a", "description": "d"}}
@@ -90,7 +90,7 @@ def test_templates_see_tools_without_what_only_clients_care_for() -> None:
         ({"thinking_budget": 7}, {}, 7),
     ],
 )
-def test_thinking_is_the_templates_variable_and_a_budget(
+def test_thinking_becomes_a_template_variable_and_a_budget(
     fields: dict[str, Any], kwargs: dict[str, Any], budget: int | None
 ) -> None:
     request = asked(**fields)
@@ -98,7 +98,7 @@ def test_thinking_is_the_templates_variable_and_a_budget(
     assert request.turn().thinking_budget == budget
 
 
-def test_tools_of_a_model_whose_calls_nobody_can_read_are_refused(
+def test_tools_are_refused_for_a_model_whose_calls_cannot_be_parsed(
     scripted_chat: Any, tokenizer_with: Any
 ) -> None:
     from mlxserve.chat import Chat

@@ -35,7 +35,7 @@ def test_the_cache_is_reset_unless_requests_run(client: TestClient, chat: FakeCh
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "force")
 
 
-def test_a_resize_says_what_has_become_of_the_cache(client: TestClient) -> None:
+def test_a_resize_reports_the_new_cache(client: TestClient) -> None:
     assert client.post(RESIZE, json={"num_pages": 64}).json() == {
         "num_pages": 64,
         "max_model_len": 1_024,
@@ -46,7 +46,7 @@ def test_a_resize_says_what_has_become_of_the_cache(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("num_pages", [1, 0, -5, 2.5, "64", True, None, 10**30, [64]])
-def test_what_is_no_number_of_pages_is_refused(client: TestClient, num_pages: int) -> None:
+def test_an_invalid_number_of_pages_is_refused(client: TestClient, num_pages: int) -> None:
     reply = client.post(RESIZE, json={"num_pages": num_pages})
     error = reply.json()["error"]
     assert (reply.status_code, error["param"], error["code"]) == (400, "num_pages", "invalid_value")
@@ -67,7 +67,7 @@ def test_a_resize_needs_a_number(client: TestClient) -> None:
         (EngineStopped("The engine was closed."), 503, "engine_stopped"),
     ],
 )
-def test_what_stands_against_a_resize_is_told(
+def test_a_failed_resize_says_why(
     client: TestClient, chat: FakeChat, error: MlxServeError, status: int, code: str
 ) -> None:
     chat.submit_error = error

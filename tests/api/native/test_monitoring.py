@@ -48,7 +48,7 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def test_live_requests_tell_how_far_they_are(client, chat):
+def test_live_requests_show_their_progress(client, chat):
     chat.views = [
         seen("a"),
         seen("b", phase=Phase.QUEUED, position=1, num_computed=0, page_table=()),
@@ -93,7 +93,7 @@ def test_a_request_has_the_id_of_its_reply(client, chat):
     assert [one.request_id for one in chat.submitted[1:]] == [f"{name}-{n}" for n in range(4)]
 
 
-def test_the_cache_is_told_in_numbers(client, chat):
+def test_statistics_describe_the_cache(client, chat):
     chat.views = [seen("a"), seen("b", phase=Phase.QUEUED)]
     assert client.get(STATS).json() == {
         "page_size": 16,
@@ -122,13 +122,13 @@ def test_the_cache_is_told_in_numbers(client, chat):
 
 
 @pytest.mark.parametrize("path", ["/api/v1/requests", STATS])
-def test_an_engine_that_has_ended_is_said_so(client, chat, path):
+def test_a_stopped_engine_is_a_503(client, chat, path):
     chat.is_closed = True
     reply = client.get(path)
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_stopped")
 
 
-def test_the_map_begins_with_everything_and_ends_with_the_engine(chat):
+def test_the_map_begins_with_a_snapshot_and_ends_with_the_engine(chat):
     async def scenario() -> list[bytes]:
         frames = Monitoring(chat, Drain()).map_events(PageMapFeed(lambda _: True))
         first = await anext(frames)
@@ -148,7 +148,7 @@ def test_the_map_begins_with_everything_and_ends_with_the_engine(chat):
     assert json.loads(last.split(b"data: ")[1])["error"]["code"] == "engine_stopped"
 
 
-def test_an_engine_at_rest_is_not_asked_again(chat, monkeypatch):
+def test_an_idle_engine_is_not_asked_for_another_snapshot(chat, monkeypatch):
     monkeypatch.setattr("mlxserve.api.native.monitoring.MAP_INTERVAL", 0.01)
 
     async def scenario() -> None:
@@ -190,7 +190,7 @@ def test_callers_at_the_same_moment_share_one_snapshot() -> None:
     asyncio.run(scenario())
 
 
-def test_a_snapshot_is_never_older_than_the_call_for_it() -> None:
+def test_a_snapshot_is_never_older_than_its_call() -> None:
     """A resize ends while a snapshot of before it is under way, and then others ask."""
 
     async def scenario() -> None:
@@ -209,7 +209,7 @@ def test_a_snapshot_is_never_older_than_the_call_for_it() -> None:
     asyncio.run(scenario())
 
 
-def test_a_caller_who_leaves_does_not_take_the_snapshot_from_the_others() -> None:
+def test_a_cancelled_caller_does_not_cancel_the_snapshot_of_others() -> None:
     async def scenario() -> None:
         engine = SlowEngine()
         snapshots = SharedSnapshots(engine)
@@ -224,25 +224,25 @@ def test_a_caller_who_leaves_does_not_take_the_snapshot_from_the_others() -> Non
     asyncio.run(scenario())
 
 
-def test_statistics_after_a_change_do_not_show_what_was_before_it(client, chat):
+def test_statistics_after_a_change_show_the_new_state(client, chat):
     before = client.get(STATS).json()["pages"]["total"]
     chat.pages = bytes(4)
     assert (before, client.get(STATS).json()["pages"]["total"]) == (8, 4)
 
 
-def test_the_headers_of_the_map_do_not_take_for_ever(client):
+def test_a_head_request_for_the_map_ends(client):
     reply = client.head("/api/v1/kv/map")
     assert reply.headers["content-type"].startswith("text/event-stream")
 
 
-def test_the_number_of_maps_is_bounded(client, chat, monkeypatch):
+def test_the_number_of_open_maps_is_bounded(client, chat, monkeypatch):
     monkeypatch.setattr("mlxserve.api.native.monitoring.MAX_MAPS", 0)
     reply = client.get("/api/v1/kv/map")
     assert MAX_MAPS > 0
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
 
 
-def test_usage_says_what_the_cache_did(client, chat):
+def test_usage_reports_what_the_cache_did(client, chat):
     report = CacheReport(3, 48, 50, CacheMiss.NEW_TEXT)
     usage = Usage(100, 1, 48, cache=report)
     chat.script = [Delta("x", (1,), (), FinishReason.STOP, usage)]

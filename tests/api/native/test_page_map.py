@@ -95,7 +95,7 @@ snapshots = st.builds(
 
 @settings(derandomize=True, database=None, max_examples=60, deadline=None)
 @given(st.lists(snapshots, min_size=1, max_size=6))
-def test_a_reader_of_the_events_knows_what_the_engine_knows(seen: Any) -> None:
+def test_a_reader_of_the_events_has_the_state_of_the_engine(seen: Any) -> None:
     page_map, reader = PageMapFeed(lambda _: True), Reader()
     for one in seen:
         event = page_map.next_event(one)
@@ -112,7 +112,7 @@ def test_nothing_is_sent_when_nothing_changes() -> None:
     assert page_map.next_event(same) is None
 
 
-def test_the_format_is_the_one_that_is_written_down() -> None:
+def test_the_events_have_the_documented_format() -> None:
     page_map = PageMapFeed(lambda _: True)
     first = snapshot(bytes([4, 4, 1, 1, 1, 0, 0, 0]), holder("8f", (2, 3, 4)), holder("77", (2,)))
     frame = page_map.next_event(first)
@@ -130,7 +130,7 @@ def test_the_format_is_the_one_that_is_written_down() -> None:
     )
 
 
-def test_requests_of_others_are_left_out_and_their_pages_are_not() -> None:
+def test_requests_of_other_keys_are_hidden_but_their_pages_are_not() -> None:
     page_map = PageMapFeed(lambda one: one.client == "me")
     reader = Reader()
     pages = bytes([1, 1, 0, 0])
@@ -139,7 +139,7 @@ def test_requests_of_others_are_left_out_and_their_pages_are_not() -> None:
     assert reader.pages == "aaff"
 
 
-def test_what_does_not_fit_into_one_event_comes_with_the_next() -> None:
+def test_changes_that_do_not_fit_into_an_event_come_with_the_next() -> None:
     scattered = tuple(range(0, 4 * MAX_RUNS, 2))
     page_map, reader = PageMapFeed(lambda _: True), Reader()
     seen = snapshot(bytes(4 * MAX_RUNS), holder("a", scattered), holder("b", scattered[::-1]))
@@ -152,7 +152,7 @@ def test_what_does_not_fit_into_one_event_comes_with_the_next() -> None:
     assert reader.tables == {"a": [*scattered], "b": [*scattered[::-1]]}
 
 
-def test_another_number_of_pages_starts_over() -> None:
+def test_a_resize_starts_the_map_over() -> None:
     page_map, reader = PageMapFeed(lambda _: True), Reader()
     for pages, tables in (
         (bytes([1, 1, 1, 0, 0, 0]), {"a": (0, 1), "b": (2,)}),

@@ -45,9 +45,7 @@ def test_a_prefix_may_be_token_ids_or_the_start_of_a_conversation(
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "completions", "responses"])
-def test_an_unknown_prefix_is_never_a_silent_miss(
-    client: TestClient, chat: FakeChat, path: str
-) -> None:
+def test_an_unknown_prefix_is_an_error(client: TestClient, chat: FakeChat, path: str) -> None:
     body = {"messages": HELLO, "prompt": "x", "input": "x", "prefix_name": "none"}
     names = {"chat/completions": "messages", "completions": "prompt", "responses": "input"}
     asked = {name: body[name] for name in (names[path], "prefix_name")}

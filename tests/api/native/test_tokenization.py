@@ -8,7 +8,7 @@ from tests.api.fake_chat import FakeChat
 HELLO = [{"role": "user", "content": "Hi"}]
 
 
-def test_text_becomes_tokens_and_tokens_text(client: TestClient) -> None:
+def test_text_becomes_tokens_and_back(client: TestClient) -> None:
     reply = client.post("/tokenize", json={"model": "fake", "prompt": "Hé"})
     assert reply.json() == {"count": 3, "max_model_len": 1_000, "tokens": [72, 195, 169]}
     back = client.post("/detokenize", json={"tokens": reply.json()["tokens"]})
@@ -45,7 +45,7 @@ def test_an_empty_text_has_no_tokens(client: TestClient) -> None:
         ("/detokenize", {"tokens": [256]}, "tokens"),
     ],
 )
-def test_a_bad_value_is_refused_by_its_fields_name(
+def test_a_bad_value_is_refused_with_its_fields_name(
     client: TestClient, path: str, body: bytes, param: str
 ) -> None:
     reply = client.post(path, json=body)

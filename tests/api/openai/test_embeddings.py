@@ -27,7 +27,7 @@ def post(client: TestClient, **fields: Any) -> httpx2.Response:
     return client.post(PATH, json={"model": "fake", "input": "Hi", **fields})
 
 
-def test_embeddings_have_openais_shape(client: TestClient) -> None:
+def test_embeddings_have_openais_format(client: TestClient) -> None:
     assert post(client, input=["Hi", "you"]).json() == {
         "object": "list",
         "data": [
@@ -53,14 +53,14 @@ def test_base64_is_little_endian_floats(client: TestClient) -> None:
         ([[7, 8], [9]], [[7, 8], [9]]),
     ],
 )
-def test_texts_and_token_ids_may_be_embedded_one_or_many(
+def test_the_input_may_be_one_or_several_texts_or_lists_of_tokens(
     client: TestClient, chat: FakeChat, value: object, expected: list[list[int]]
 ) -> None:
     assert post(client, input=value).status_code == 200
     assert [each.token_ids for each in chat.embedded] == expected
 
 
-def test_the_mean_is_the_default_and_the_last_token_may_be_asked_for(
+def test_the_mean_is_the_default_pooling_and_the_last_token_an_option(
     client: TestClient, chat: FakeChat
 ) -> None:
     post(client)
@@ -68,7 +68,7 @@ def test_the_mean_is_the_default_and_the_last_token_may_be_asked_for(
     assert [each.pooling for each in chat.embedded] == [Pooling.MEAN, Pooling.LAST]
 
 
-def test_fewer_dimensions_may_be_asked_for(client: TestClient) -> None:
+def test_fewer_dimensions_may_be_requested(client: TestClient) -> None:
     assert len(post(client, dimensions=2).json()["data"][0]["embedding"]) == 2
 
 
@@ -91,7 +91,7 @@ def test_fewer_dimensions_may_be_asked_for(client: TestClient) -> None:
         ({"model": "other"}, "model"),
     ],
 )
-def test_a_bad_value_is_refused_by_its_fields_name_before_anything_is_computed(
+def test_a_bad_value_is_refused_before_anything_is_computed(
     client: TestClient, chat: FakeChat, fields: dict[str, Any], param: str
 ) -> None:
     reply = post(client, **fields)
@@ -104,7 +104,7 @@ def test_a_bad_value_is_refused_by_its_fields_name_before_anything_is_computed(
     ("error", "status"),
     [(InvalidParameter("dimensions", "too many"), 400), (EngineStopped("It has ended."), 503)],
 )
-def test_what_the_engine_refuses_has_a_status(
+def test_each_error_of_the_engine_has_its_status(
     client: TestClient, chat: FakeChat, error: MlxServeError, status: int
 ) -> None:
     chat.submit_error = error
@@ -134,7 +134,7 @@ def test_texts_of_several_clients_are_computed_in_turn(client: TestClient, chat:
     assert len(chat.embedded) == 6
 
 
-def test_who_finds_the_queue_full_is_told_when_there_may_be_room(
+def test_a_full_queue_of_embeddings_says_when_to_retry(
     start_server: StartServer, chat: FakeChat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]

@@ -38,7 +38,7 @@ def without(chunk: dict[str, Any], *names: str) -> dict[str, Any]:
 # Whole replies.
 
 
-def test_a_chat_completion_has_openais_shape(client):
+def test_a_chat_completion_has_openais_format(client):
     reply = client.post(CHAT, json=HELLO)
     assert reply.status_code == 200
     assert reply.headers["content-type"] == "application/json"
@@ -68,7 +68,7 @@ def test_a_chat_completion_has_openais_shape(client):
     }
 
 
-def test_a_completion_has_openais_shape(client):
+def test_a_completion_has_openais_format(client):
     reply = client.post(COMPLETIONS, json={"prompt": "Hi"})
     body = reply.json()
     assert body.pop("id") == f"cmpl-{reply.headers['x-request-id']}"
@@ -79,7 +79,7 @@ def test_a_completion_has_openais_shape(client):
     }
 
 
-def test_each_prompt_of_a_list_is_a_choice_and_usage_is_their_sum(client, chat):
+def test_each_prompt_of_a_list_is_a_choice_and_usage_is_the_sum(client, chat):
     body = client.post(COMPLETIONS, json={"prompt": ["abcd", "ef", "g"]}).json()
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
     assert body["usage"]["prompt_tokens"] == 7
@@ -88,12 +88,12 @@ def test_each_prompt_of_a_list_is_a_choice_and_usage_is_their_sum(client, chat):
     assert [asked.prompt for asked in chat.submitted] == [[97, 98, 99, 100], [101, 102], [103]]
 
 
-def test_token_ids_are_submitted_as_they_are(client, chat):
+def test_token_ids_are_submitted_unchanged(client, chat):
     client.post(COMPLETIONS, json={"prompt": [[5, 6], [7]]})
     assert [asked.prompt for asked in chat.submitted] == [[5, 6], [7]]
 
 
-def test_chat_logprobs_have_openais_shape(client, chat):
+def test_chat_logprobs_have_openais_format(client, chat):
     content = client.post(CHAT, json={**HELLO, "logprobs": True, "top_logprobs": 2}).json()
     assert content["choices"][0]["logprobs"] == {
         "content": [
@@ -113,7 +113,7 @@ def test_chat_logprobs_have_openais_shape(client, chat):
     assert chat.submitted[0].params.logprobs == 2
 
 
-def test_completion_logprobs_have_openais_shape(client):
+def test_completion_logprobs_have_openais_format(client):
     body = client.post(COMPLETIONS, json={"prompt": "x", "logprobs": 2}).json()
     assert body["choices"][0]["logprobs"] == {
         "tokens": ["H", "l"],
@@ -194,7 +194,7 @@ def test_a_completion_stream_has_openais_order(client):
     assert last["usage"]["total_tokens"] == 3
 
 
-def test_a_stream_of_several_prompts_keeps_them_apart(client):
+def test_a_stream_of_several_prompts_has_an_index_for_each(client):
     asked = {"prompt": ["a", "b"], "stream": True, "logprobs": 0}
     *chunks, done = events(client.post(COMPLETIONS, json=asked).text)
     assert done == "[DONE]"
@@ -207,7 +207,7 @@ def test_a_stream_of_several_prompts_keeps_them_apart(client):
         assert offsets == [[0], [1]]
 
 
-def test_n_choices_count_their_prompt_once_and_have_seeds_of_their_own(client, chat):
+def test_n_choices_count_their_prompt_once_and_have_different_seeds(client, chat):
     body = client.post(CHAT, json={**HELLO, "n": 3, "seed": 2**64 - 1}).json()
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
     assert body["usage"]["prompt_tokens"] == 2
@@ -242,7 +242,7 @@ def test_when_one_of_many_is_refused_none_is_left_running(client, chat):
     assert all(answer.is_closed for answer in chat.answers)
 
 
-def test_text_held_back_makes_no_chunk(client, chat):
+def test_text_that_is_held_back_makes_no_chunk(client, chat):
     usage = Usage(1, 2, 0)
     chat.script = [Delta("", (1,)), Delta("x", (2,), (), FinishReason.STOP, usage)]
     *chunks, _ = events(client.post(CHAT, json={**HELLO, "stream": True}).text)
@@ -250,7 +250,7 @@ def test_text_held_back_makes_no_chunk(client, chat):
     assert contents == ["", "x", None]
 
 
-def test_a_stream_survives_readers_that_split_lines_at_anything(client, chat):
+def test_a_stream_has_no_unusual_line_breaks(client, chat):
     text = "a\u2028b\u2029c\x85d\r\ne\x0bf\x0cg\x1ch\ni"
     chat.script = [Delta(text, (1,), (), FinishReason.STOP, Usage(1, 1, 0))]
     stream = client.post(CHAT, json={**HELLO, "stream": True}).text
@@ -259,7 +259,7 @@ def test_a_stream_survives_readers_that_split_lines_at_anything(client, chat):
     assert len(chunks) == 3
 
 
-def test_an_engine_that_dies_ends_the_stream_with_an_error_and_no_done(client, chat):
+def test_a_stopped_engine_ends_the_stream_with_an_error_and_no_done(client, chat):
     chat.script = [Delta("Hel", (72,)), EngineStopped("The engine has stopped.")]
     *chunks, last = events(client.post(CHAT, json={**HELLO, "stream": True}).text)
     assert chunks[1]["choices"][0]["delta"] == {"content": "Hel"}
@@ -274,7 +274,7 @@ def test_an_engine_that_dies_ends_the_stream_with_an_error_and_no_done(client, c
 
 
 @pytest.mark.parametrize("end", [[], ["abort"]])
-def test_an_answer_without_a_real_end_is_an_error(client, chat, end):
+def test_an_aborted_answer_is_an_error(client, chat, end):
     aborted = Delta("", (), (), FinishReason.ABORT, Usage(1, 1, 0))
     chat.script = [Delta("Hel", (72,)), *(aborted for _ in end)]
     assert client.post(CHAT, json=HELLO).status_code == 503
@@ -306,7 +306,7 @@ def test_salt_priority_and_template_settings_are_passed_on(client, chat):
 
 
 @pytest.mark.parametrize("name", ["fake", "default", None])
-def test_the_model_answers_to_its_name_its_aliases_and_to_none(client, name):
+def test_the_model_is_known_by_its_name_its_aliases_and_no_name(client, name):
     assert client.post(CHAT, json={**HELLO, "model": name}).json()["model"] == "fake"
 
 
@@ -337,7 +337,7 @@ def test_models_are_listed_with_their_context(client):
     assert client.get("/v1/models/org/other").json()["error"]["code"] == "model_not_found"
 
 
-def test_a_model_says_what_it_can_do(client, chat):
+def test_a_model_lists_its_capabilities(client, chat):
     chat.can_call, chat.can_think = False, True
     card = client.get("/v1/models/fake").json()
     assert card["capabilities"] == ["completion", "embedding", "thinking"]
@@ -360,7 +360,7 @@ def test_a_model_says_what_it_can_do(client, chat):
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_the_engine_refuses_has_a_status_before_anything_is_sent(
+def test_an_error_of_the_engine_has_a_status_before_anything_is_sent(
     client, chat, error, status, param, code, stream
 ):
     chat.submit_error = error
@@ -371,7 +371,7 @@ def test_what_the_engine_refuses_has_a_status_before_anything_is_sent(
     assert reply.json()["error"]["message"] == str(error)
 
 
-def test_a_full_queue_says_when_to_come_back(client, chat):
+def test_a_full_queue_says_when_to_retry(client, chat):
     chat.submit_error = QueueFull("Too many requests are waiting.")
     assert client.post(CHAT, json=HELLO).headers["retry-after"] == "1"
 
@@ -410,18 +410,18 @@ def test_unknown_fields_are_named_in_a_header_and_once_in_the_log(client, caplog
     assert sum("top_kk" in message for message in caplog.messages) == 1
 
 
-def test_a_thousand_unknown_fields_make_a_short_header(client):
+def test_the_header_for_a_thousand_unknown_fields_is_short(client):
     asked = {**HELLO, **{f"field{i}" * 20: i for i in range(1_000)}}
     reply = client.post(CHAT, json=asked)
     assert reply.status_code == 200
     assert len(reply.headers["x-mlxserve-warning"]) < 800
 
 
-def test_nothing_is_warned_about_without_unknown_fields(client):
+def test_there_is_no_warning_without_unknown_fields(client):
     assert "x-mlxserve-warning" not in client.post(CHAT, json=HELLO).headers
 
 
-def test_an_answer_that_was_begun_is_gone_on_with(client, chat):
+def test_a_final_assistant_message_is_continued(client, chat):
     begun = {"role": "assistant", "content": "The answer is ("}
     messages = [{"role": "user", "content": "Hi"}, begun]
     body = {**HELLO, "messages": messages, "continue_final_message": True}

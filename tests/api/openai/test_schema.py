@@ -49,23 +49,23 @@ def test_every_sampling_field_is_a_request_field() -> None:
     assert params == SamplingParams(**expected)
 
 
-def test_the_models_defaults_hold_where_nothing_was_asked() -> None:
+def test_the_models_defaults_apply_to_missing_fields() -> None:
     assert chat(top_k=1, temperature=None).sampling(DEFAULTS) == SamplingParams(
         temperature=0.7, top_k=1
     )
 
 
-def test_zero_is_a_value_and_not_an_absence() -> None:
+def test_zero_is_a_value() -> None:
     assert chat(temperature=0, seed=0).sampling(DEFAULTS) == SamplingParams(
         temperature=0, top_k=20, seed=0
     )
 
 
-def test_the_newer_name_of_max_tokens_wins() -> None:
+def test_max_completion_tokens_takes_precedence() -> None:
     assert chat(max_tokens=5, max_completion_tokens=9).sampling(DEFAULTS).max_tokens == 9
 
 
-def test_completions_end_after_openais_default() -> None:
+def test_completions_have_openais_default_of_16_tokens() -> None:
     request = CompletionRequest.read({"prompt": "x"})
     assert request.sampling(DEFAULTS).max_tokens == COMPLETION_MAX_TOKENS
 
@@ -190,7 +190,7 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
         ({"web_search_options": {}}, "web_search_options"),
     ],
 )  # fmt: skip
-def test_a_bad_value_is_refused_by_its_fields_name(fields: dict[str, Any], param: str) -> None:
+def test_a_bad_value_is_refused_with_its_fields_name(fields: dict[str, Any], param: str) -> None:
     error = refused(ChatRequest, {"messages": HELLO, **fields})
     assert error.param == param
     assert error.message.startswith(f"{param}: ")
@@ -209,7 +209,7 @@ def test_a_bad_value_is_refused_by_its_fields_name(fields: dict[str, Any], param
         ({"max_tokens": 0}, "max_tokens"),
     ],
 )
-def test_a_bad_value_of_a_completion_is_refused_by_its_fields_name(
+def test_a_bad_value_of_a_completion_is_refused_with_its_fields_name(
     fields: dict[str, Any], param: str
 ) -> None:
     assert refused(CompletionRequest, {"prompt": "x", **fields}).param == param
@@ -259,7 +259,7 @@ def test_unknown_fields_are_collected_at_every_level() -> None:
     ]
 
 
-def test_a_message_reaches_the_template_as_roles_and_text() -> None:
+def test_a_message_reaches_the_template_as_role_and_text() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     request = ChatRequest.read(
         {

@@ -51,7 +51,7 @@ def test_a_vector_is_the_same_as_floats_and_in_base64(alice: openai.OpenAI, mode
     assert packed.usage.prompt_tokens == packed.usage.total_tokens > 0
 
 
-def test_a_text_and_its_tokens_have_the_same_vector_whoever_is_beside_it(
+def test_a_text_and_its_tokens_have_the_same_vector_in_any_batch(
     alice: openai.OpenAI, real_chat: Chat, model: str
 ) -> None:
     texts = ["The sea is wide.", "A stone " * 200]
@@ -75,7 +75,7 @@ def test_fewer_dimensions_are_of_length_one_and_more_are_refused(
         alice.embeddings.create(model=model, input="x", dimensions=10_000)
 
 
-def test_a_token_that_does_not_exist_is_refused(alice: openai.OpenAI, model: str) -> None:
+def test_an_unknown_token_is_refused(alice: openai.OpenAI, model: str) -> None:
     with pytest.raises(openai.BadRequestError, match="token ids"):
         alice.embeddings.create(model=model, input=[[10**9]])
 
@@ -83,7 +83,7 @@ def test_a_token_that_does_not_exist_is_refused(alice: openai.OpenAI, model: str
 # Responses.
 
 
-def test_a_conversation_goes_on_from_a_stored_response(alice: openai.OpenAI, model: str) -> None:
+def test_a_stored_response_can_be_continued(alice: openai.OpenAI, model: str) -> None:
     asked: dict[str, Any] = {"model": model, "max_output_tokens": 8, "temperature": 0}
     first = alice.responses.create(**asked, input="My name is Ada.")
     second = alice.responses.create(
@@ -100,7 +100,7 @@ def test_a_conversation_goes_on_from_a_stored_response(alice: openai.OpenAI, mod
     assert second.previous_response_id == first.id
 
 
-def test_a_stored_response_is_read_and_deleted(alice: openai.OpenAI, model: str) -> None:
+def test_a_stored_response_can_be_read_and_deleted(alice: openai.OpenAI, model: str) -> None:
     events = alice.responses.create(model=model, input="Hi", max_output_tokens=4, stream=True)
     made = list(events)[-1].response
     again = alice.responses.retrieve(made.id)
@@ -114,7 +114,7 @@ def test_a_stored_response_is_read_and_deleted(alice: openai.OpenAI, model: str)
         alice.responses.retrieve(made.id)
 
 
-def test_what_one_key_stored_does_not_exist_for_another(
+def test_a_stored_response_does_not_exist_for_another_key(
     alice: openai.OpenAI, bob: openai.OpenAI, model: str
 ) -> None:
     made = alice.responses.create(model=model, input="A secret", max_output_tokens=2)
@@ -130,7 +130,7 @@ def test_what_one_key_stored_does_not_exist_for_another(
     assert alice.responses.retrieve(made.id).id == made.id
 
 
-def test_what_is_not_to_be_stored_is_gone(alice: openai.OpenAI, model: str) -> None:
+def test_a_response_is_not_stored_if_store_is_false(alice: openai.OpenAI, model: str) -> None:
     made = alice.responses.create(model=model, input="Hi", max_output_tokens=2, store=False)
     assert made.store is False
     with pytest.raises(openai.NotFoundError):

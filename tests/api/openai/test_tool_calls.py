@@ -85,7 +85,9 @@ def asked(**fields: Any) -> dict[str, Any]:
 # ---- chat completions
 
 
-def test_a_reply_is_told_apart(scripted: openai.OpenAI, says: ScriptedEngine) -> None:
+def test_a_reply_separates_thinking_text_and_calls(
+    scripted: openai.OpenAI, says: ScriptedEngine
+) -> None:
     choice = scripted.chat.completions.create(**asked()).choices[0]
     message = choice.message
     assert message.reasoning_content == "Two cities. Größe 🙂"
@@ -101,7 +103,7 @@ def test_a_reply_is_told_apart(scripted: openai.OpenAI, says: ScriptedEngine) ->
     assert choice.finish_reason == "tool_calls"
 
 
-def test_a_streams_pieces_make_the_same_message(
+def test_a_streams_pieces_add_up_to_the_message(
     scripted: openai.OpenAI, says: ScriptedEngine
 ) -> None:
     usage, pieces = None, []
@@ -152,7 +154,7 @@ def test_the_async_client_sees_the_same(scripted_url: str, says: ScriptedEngine)
     assert text == whole.choices[0].message.content == "I look."
 
 
-def test_one_call_is_the_last_where_they_are_not_parallel(
+def test_without_parallel_calls_the_answer_ends_after_one(
     scripted: openai.OpenAI, says: ScriptedEngine
 ) -> None:
     choice = scripted.chat.completions.create(**asked(parallel_tool_calls=False)).choices[0]
@@ -162,9 +164,7 @@ def test_one_call_is_the_last_where_they_are_not_parallel(
     assert says.kept == [60.0]  # until the tool has answered
 
 
-def test_a_stop_string_is_looked_for_in_the_text_alone(
-    scripted: openai.OpenAI, says: ScriptedEngine
-) -> None:
+def test_stop_strings_only_match_the_text(scripted: openai.OpenAI, says: ScriptedEngine) -> None:
     choice = scripted.chat.completions.create(**asked(stop=["Paris", "cities"])).choices[0]
     assert choice.finish_reason == "tool_calls"
     choice = scripted.chat.completions.create(**asked(stop=["look"])).choices[0]
@@ -172,14 +172,16 @@ def test_a_stop_string_is_looked_for_in_the_text_alone(
     assert choice.message.tool_calls is None
 
 
-def test_a_call_that_is_cut_is_said_to_be(scripted: openai.OpenAI, says: ScriptedEngine) -> None:
+def test_a_truncated_call_has_the_finish_reason_length(
+    scripted: openai.OpenAI, says: ScriptedEngine
+) -> None:
     says.says = call("Paris")
     choice = scripted.chat.completions.create(**asked(max_tokens=20)).choices[0]
     assert choice.finish_reason == "length"
     assert choice.message.tool_calls[0].function.name == "get_weather"
 
 
-def test_without_tools_or_thinking_all_is_text(
+def test_without_tools_or_thinking_everything_is_text(
     scripted: openai.OpenAI, says: ScriptedEngine
 ) -> None:
     says.says = "5 < 6 <tool"
@@ -188,7 +190,7 @@ def test_without_tools_or_thinking_all_is_text(
     assert reply.choices[0].message.tool_calls is None
 
 
-def test_a_conversation_goes_on_from_what_a_tool_returned(
+def test_a_conversation_continues_with_a_tools_result(
     scripted: openai.OpenAI, says: ScriptedEngine
 ) -> None:
     first = scripted.chat.completions.create(**asked()).choices[0].message
@@ -200,7 +202,7 @@ def test_a_conversation_goes_on_from_what_a_tool_returned(
     assert reply.choices[0].finish_reason == "stop"
 
 
-def test_a_choice_that_cannot_be_met_is_a_bad_request(
+def test_an_impossible_tool_choice_is_a_bad_request(
     scripted: openai.OpenAI, says: ScriptedEngine
 ) -> None:
     named = {"type": "function", "function": {"name": "nobody"}}
@@ -257,13 +259,13 @@ class Person(BaseModel):
 FORMAT = {"max_tokens": 300, "temperature": 1.0, "seed": 7}
 
 
-def test_parsed_output_is_of_its_class(real: openai.OpenAI, model: str) -> None:
+def test_parsed_output_has_its_class(real: openai.OpenAI, model: str) -> None:
     reply = real.chat.completions.parse(model=model, messages=ASK, response_format=Person, **FORMAT)
     assert isinstance(reply.choices[0].message.parsed, Person)
     assert reply.choices[0].finish_reason == "stop"
 
 
-def test_streamed_and_parsed_output_is_of_its_class(real: openai.OpenAI, model: str) -> None:
+def test_streamed_and_parsed_output_has_its_class(real: openai.OpenAI, model: str) -> None:
     with real.chat.completions.stream(
         model=model, messages=ASK, response_format=Person, **FORMAT
     ) as stream:
@@ -271,7 +273,7 @@ def test_streamed_and_parsed_output_is_of_its_class(real: openai.OpenAI, model: 
     assert isinstance(completion.choices[0].message.parsed, Person)
 
 
-def test_a_parsed_response_is_of_its_class(real: openai.OpenAI, model: str) -> None:
+def test_a_parsed_response_has_its_class(real: openai.OpenAI, model: str) -> None:
     response = real.responses.parse(
         model=model, input="Who?", text_format=Person, max_output_tokens=300
     )
@@ -331,7 +333,7 @@ def test_choices_of_one_request_each_follow_the_structure(real: openai.OpenAI, m
         ),
     ],
 )
-def test_a_structure_that_cannot_be_followed_is_a_bad_request(
+def test_an_unsupported_schema_is_a_bad_request(
     real: openai.OpenAI, model: str, fields: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as caught:

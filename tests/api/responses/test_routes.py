@@ -30,7 +30,7 @@ def events(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_response_has_openais_shape(client: TestClient) -> None:
+def test_a_response_has_openais_format(client: TestClient) -> None:
     reply = client.post(PATH, json={**HELLO, "instructions": "Be brief.", "metadata": {"a": "b"}})
     body = reply.json()
     number = reply.headers["x-request-id"]
@@ -88,9 +88,7 @@ def test_a_stream_has_openais_order(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_was_cut_is_incomplete(
-    client: TestClient, chat: FakeChat, stream: bool
-) -> None:
+def test_a_truncated_answer_is_incomplete(client: TestClient, chat: FakeChat, stream: bool) -> None:
     chat.script = [Delta("He", (1,), (), FinishReason.LENGTH, Usage(1, 1, 0))]
     reply = client.post(PATH, json={**HELLO, "max_output_tokens": 1, "stream": stream})
     response = events(reply.text)[-1]["response"] if stream else reply.json()
@@ -111,7 +109,7 @@ def test_an_answer_without_text_is_still_an_item(client: TestClient, chat: FakeC
     assert found[-1]["response"]["output"][0]["content"][0]["text"] == ""
 
 
-def test_an_engine_that_dies_ends_the_stream_as_failed(client: TestClient, chat: FakeChat) -> None:
+def test_a_stopped_engine_ends_the_stream_as_failed(client: TestClient, chat: FakeChat) -> None:
     chat.script = [Delta("Hel", (72,)), EngineStopped("The engine has stopped.")]
     last = events(client.post(PATH, json={**HELLO, "stream": True}).text)[-1]
     assert last["type"] == "response.failed"
@@ -174,7 +172,7 @@ def test_input_items_become_messages(client: TestClient, chat: FakeChat) -> None
         ({"metadata": {"a": 1}}, "metadata.a"),
     ],
 )
-def test_a_bad_value_is_refused_by_its_fields_name(
+def test_a_bad_value_is_refused_with_its_fields_name(
     client: TestClient, fields: dict[str, Any], param: str
 ) -> None:
     reply = client.post(PATH, json={**HELLO, **fields})
@@ -182,7 +180,7 @@ def test_a_bad_value_is_refused_by_its_fields_name(
     assert reply.json()["error"]["param"] == param
 
 
-def test_what_the_engine_refuses_has_a_status(client: TestClient, chat: FakeChat) -> None:
+def test_each_error_of_the_engine_has_its_status(client: TestClient, chat: FakeChat) -> None:
     reply = client.post(PATH, json={"input": "x" * 2_000, "stream": True})
     assert reply.status_code == 400
     assert reply.json()["error"]["code"] == "context_length_exceeded"
@@ -225,7 +223,7 @@ def test_a_response_can_be_read_again_and_deleted(client: TestClient, stream: bo
     assert not_found(client.delete(url), "id")
 
 
-def test_the_items_a_response_was_made_of_are_listed(client: TestClient) -> None:
+def test_the_input_items_of_a_response_are_listed(client: TestClient) -> None:
     call = {"type": "function_call", "id": "fc_x", "call_id": "c", "name": "f", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c", "output": "5"}
     first = ask(client, input="One")
@@ -256,12 +254,12 @@ def test_the_items_a_response_was_made_of_are_listed(client: TestClient) -> None
     [("limit=0", "limit"), ("limit=101", "limit"), ("limit=x", "limit"), ("limit=٣", "limit"),
      ("order=up", "order"), ("after=msg_9", "after")],
 )  # fmt: skip
-def test_a_page_that_is_none_is_refused(client: TestClient, query: str, name: str) -> None:
+def test_an_invalid_page_is_refused(client: TestClient, query: str, name: str) -> None:
     reply = client.get(f"{PATH}/{ask(client, input='One')['id']}/input_items?{query}")
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
 
 
-def test_what_is_never_in_the_background_is_never_cancelled_nor_streamed_again(
+def test_a_stored_response_can_neither_be_cancelled_nor_streamed(
     client: TestClient,
 ) -> None:
     url = f"{PATH}/{ask(client, input='One')['id']}"
@@ -271,7 +269,7 @@ def test_what_is_never_in_the_background_is_never_cancelled_nor_streamed_again(
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "stream")
 
 
-def test_a_conversation_goes_on_with_all_that_was_said_but_the_instructions(
+def test_a_continued_response_has_all_earlier_items_but_not_the_instructions(
     client: TestClient, chat: FakeChat
 ) -> None:
     first = ask(client, input="One", instructions="Count.")
@@ -289,7 +287,7 @@ def test_a_conversation_goes_on_with_all_that_was_said_but_the_instructions(
     assert said(chat) == [("user", "One"), ("assistant", "Hello"), ("user", "Other")]
 
 
-def test_what_is_not_to_be_stored_is_not(client: TestClient) -> None:
+def test_a_response_with_store_false_is_not_stored(client: TestClient) -> None:
     body = ask(client, **HELLO, store=False)
     assert body["store"] is False
     assert not_found(client.get(f"{PATH}/{body['id']}"), "id")
@@ -297,7 +295,7 @@ def test_what_is_not_to_be_stored_is_not(client: TestClient) -> None:
     assert not_found(reply, "previous_response_id")
 
 
-def test_a_conversation_without_its_beginning_is_not_gone_on_with(client: TestClient) -> None:
+def test_a_conversation_without_its_start_cannot_be_continued(client: TestClient) -> None:
     first = ask(client, input="One")
     second = ask(client, input="Two", previous_response_id=first["id"])
     client.delete(f"{PATH}/{first['id']}")
@@ -305,7 +303,7 @@ def test_a_conversation_without_its_beginning_is_not_gone_on_with(client: TestCl
     assert not_found(reply, "previous_response_id")
 
 
-def test_a_response_that_failed_is_not_kept(client: TestClient, chat: FakeChat) -> None:
+def test_a_failed_response_is_not_stored(client: TestClient, chat: FakeChat) -> None:
     chat.script = [Delta("a"), EngineStopped("The engine has stopped.")]
     body = events(client.post(PATH, json={**HELLO, "stream": True}).text)[-1]["response"]
     assert not_found(client.get(f"{PATH}/{body['id']}"), "id")
@@ -340,7 +338,7 @@ def thinking_and_calling(chat: FakeChat) -> list[Any]:
     ]
 
 
-def test_items_of_each_kind_come_one_after_the_other(client: TestClient, chat: FakeChat) -> None:
+def test_items_of_each_kind_are_built_one_after_another(client: TestClient, chat: FakeChat) -> None:
     chat.script = thinking_and_calling(chat)
     found = events(client.post(PATH, json={**HELLO, "tools": TOOLS, "stream": True}).text)
     assert [event["type"].removeprefix("response.") for event in found] == [
@@ -401,7 +399,7 @@ CRM = {
 }
 
 
-def test_tools_of_a_namespace_are_called_by_both_names_and_remembered(
+def test_tools_of_a_namespace_are_called_by_both_names_and_stored(
     client: TestClient, chat: FakeChat
 ) -> None:
     chat.script = [
@@ -445,7 +443,7 @@ def test_tools_of_a_namespace_are_called_by_both_names_and_remembered(
         ({**CRM, "tools": [{"type": "function"}]}, "name"),
     ],
 )
-def test_a_namespace_that_cannot_be_used_is_refused(
+def test_an_invalid_namespace_is_refused(
     client: TestClient, tool: dict[str, Any], word: str
 ) -> None:
     reply = client.post(PATH, json={**HELLO, "tools": [tool]})
@@ -461,7 +459,9 @@ def test_namespaces_do_not_hide_too_many_tools(client: TestClient, chat: FakeCha
     assert chat.submitted == []
 
 
-def test_a_whole_reply_has_the_same_items_as_its_stream(client: TestClient, chat: FakeChat) -> None:
+def test_a_whole_response_has_the_same_items_as_its_stream(
+    client: TestClient, chat: FakeChat
+) -> None:
     chat.script = thinking_and_calling(chat)
     asked = {**HELLO, "tools": TOOLS, "parallel_tool_calls": False, "reasoning": {"effort": "low"}}
     reply = client.post(PATH, json=asked)
@@ -479,7 +479,7 @@ def test_a_whole_reply_has_the_same_items_as_its_stream(client: TestClient, chat
     assert not chat.submitted[0].turn.parallel_tool_calls
 
 
-def test_earlier_items_are_one_message_for_each_turn(client: TestClient, chat: FakeChat) -> None:
+def test_the_items_of_a_turn_become_one_message(client: TestClient, chat: FakeChat) -> None:
     asked = {
         "input": [
             {"role": "user", "content": "a"},
@@ -512,9 +512,7 @@ def test_earlier_items_are_one_message_for_each_turn(client: TestClient, chat: F
     assert (second["tool_call_id"], second["content"]) == ("c2", "2")
 
 
-def test_a_stored_response_with_calls_can_be_gone_on_with(
-    client: TestClient, chat: FakeChat
-) -> None:
+def test_a_stored_response_with_calls_can_be_continued(client: TestClient, chat: FakeChat) -> None:
     chat.script = thinking_and_calling(chat)
     first = client.post(PATH, json={**HELLO, "tools": TOOLS}).json()
     after = {
@@ -526,9 +524,7 @@ def test_a_stored_response_with_calls_can_be_gone_on_with(
     assert roles == ["user", "assistant", "tool"]
 
 
-def test_a_format_of_text_is_a_structure_and_is_told_again(
-    client: TestClient, chat: FakeChat
-) -> None:
+def test_the_text_format_is_a_structure_and_is_echoed(client: TestClient, chat: FakeChat) -> None:
     schema = {"type": "json_schema", "name": "n", "strict": True, "schema": {"type": "object"}}
     reply = client.post(PATH, json={**HELLO, "text": {"format": schema}}).json()
     assert reply["text"]["format"] == schema
@@ -555,7 +551,7 @@ def answers_of_every_kind(chat: Any) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize("kind", ["nothing", "thinking alone", "all of it", "a call that was cut"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_every_kind_of_answer_is_kept_and_gone_on_with(
+def test_every_kind_of_answer_can_be_stored_and_continued(
     client: TestClient, chat: FakeChat, kind: str, stream: bool
 ) -> None:
     chat.script = answers_of_every_kind(chat)[kind]

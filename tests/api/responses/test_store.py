@@ -28,7 +28,7 @@ def filled(*responses: StoredResponse, **limits: Any) -> ResponseStore:
     return store
 
 
-def test_a_response_is_its_owners_only() -> None:
+def test_a_response_only_exists_for_its_owner() -> None:
     store = filled(stored("r1"), stored("r2", "r1", owner="b"))
     assert store.get("r1", "a") is not None
     assert store.get("r1", "b") is None
@@ -38,28 +38,28 @@ def test_a_response_is_its_owners_only() -> None:
     assert store.get("r1", "a") is not None
 
 
-def test_a_conversation_is_the_items_from_the_first_response_on() -> None:
+def test_a_conversation_has_the_items_of_all_its_responses() -> None:
     store = filled(stored("r1"), stored("r2", "r1"), stored("r3", "r2"), stored("x", "r1"))
     assert store.conversation("r3", "a") == ["r1?", "r1!", "r2?", "r2!", "r3?", "r3!"]
     assert store.conversation("x", "a") == ["r1?", "r1!", "x?", "x!"]
     assert store.conversation("r9", "a") is None
 
 
-def test_the_least_used_go_first() -> None:
+def test_the_least_recently_used_are_evicted_first() -> None:
     store = filled(stored("r1"), stored("r2"), stored("r3"), max_responses=3)
     store.conversation("r1", "a")
     store.put(stored("r4"))
     assert [name for name in ("r1", "r2", "r3", "r4") if store.get(name, "a")] == ["r1", "r3", "r4"]
 
 
-def test_of_a_conversation_the_end_goes_first() -> None:
+def test_the_end_of_a_conversation_is_evicted_before_its_start() -> None:
     store = filled(stored("r1"), stored("r2", "r1"), stored("r3", "r2"), max_responses=3)
     store.put(stored("y"))
     assert store.conversation("r2", "a") is not None
     assert store.get("r3", "a") is None
 
 
-def test_bytes_are_bounded_and_those_who_keep_most_make_room() -> None:
+def test_bytes_are_bounded_and_the_owner_with_the_most_is_evicted_from() -> None:
     store = filled(
         stored("small", owner="b"),
         *(stored(f"r{number}", size=30) for number in range(3)),
@@ -71,7 +71,7 @@ def test_bytes_are_bounded_and_those_who_keep_most_make_room() -> None:
     assert store.get("r0", "a") is None
 
 
-def test_what_is_not_used_for_long_is_forgotten() -> None:
+def test_unused_responses_expire() -> None:
     clock = Clock()
     store = ResponseStore(max_age=10, clock=clock)
     store.put(stored("r1"))
@@ -95,7 +95,7 @@ steps = st.lists(
 
 @settings(max_examples=80, deadline=None, derandomize=True, database=None)
 @given(steps)
-def test_it_never_holds_more_than_it_may_and_counts_what_it_holds(steps: Any) -> None:
+def test_the_store_stays_within_its_limits_and_counts_its_bytes(steps: Any) -> None:
     clock = Clock()
     store = ResponseStore(max_responses=5, max_bytes=60, max_age=10, clock=clock)
     number = 0

@@ -80,7 +80,7 @@ def is_healthy(port: int) -> bool:
         b"nonsense\r\n\r\n",
     ],
 )  # fmt: skip
-def test_what_is_not_http_is_a_400_in_shape(
+def test_invalid_http_is_a_400_in_openais_format(
     start_server: StartServer, request_bytes: bytes
 ) -> None:
     port = start_server().port
@@ -98,9 +98,7 @@ def test_what_is_not_http_is_a_400_in_shape(
         b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 500_000 + b"\r\n",
     ],
 )
-def test_endless_headers_are_cut_off_long_before_their_end(
-    start_server: StartServer, request_bytes: bytes
-) -> None:
+def test_endless_headers_are_cut_off_early(start_server: StartServer, request_bytes: bytes) -> None:
     """The reply may be lost in the reset that closing with unread data causes."""
     port = start_server().port
     with Peer(port) as peer, contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -134,7 +132,7 @@ def test_a_declared_flood_is_refused_before_it_is_sent(start_server: StartServer
         assert status_and_error(peer.read_until(b"request_too_large"))[0] == 413
 
 
-def test_a_body_without_end_is_refused_and_cut_off(start_server: StartServer) -> None:
+def test_an_endless_body_is_refused_and_cut_off(start_server: StartServer) -> None:
     port = start_server(limits=Limits(body=1.0)).port
     piece = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
     with Peer(port) as peer:
@@ -148,7 +146,7 @@ def test_a_body_without_end_is_refused_and_cut_off(start_server: StartServer) ->
     assert is_healthy(port)
 
 
-def test_both_lengths_at_once_do_not_smuggle_a_request(start_server: StartServer) -> None:
+def test_two_body_lengths_do_not_smuggle_a_request(start_server: StartServer) -> None:
     """h11 lets chunking win and keeps what follows as the next request; there is none here."""
     with Peer(start_server().port) as peer:
         peer.send(
@@ -160,7 +158,7 @@ def test_both_lengths_at_once_do_not_smuggle_a_request(start_server: StartServer
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTT", b"GET /health HTTP/1.1\r\nHost: loc"])
-def test_headers_that_do_not_arrive_are_a_408(start_server: StartServer, sent: bytes) -> None:
+def test_missing_headers_are_a_408(start_server: StartServer, sent: bytes) -> None:
     port = start_server(limits=Limits(header=0.2)).port
     with Peer(port) as peer:
         peer.send(sent)
@@ -168,7 +166,7 @@ def test_headers_that_do_not_arrive_are_a_408(start_server: StartServer, sent: b
     assert is_healthy(port)
 
 
-def test_headers_that_trickle_in_do_not_extend_their_deadline(start_server: StartServer) -> None:
+def test_trickling_headers_do_not_extend_their_deadline(start_server: StartServer) -> None:
     port = start_server(limits=Limits(header=0.3)).port
     with Peer(port) as peer:
         peer.socket.settimeout(0.02)
@@ -187,7 +185,7 @@ def test_headers_that_trickle_in_do_not_extend_their_deadline(start_server: Star
     "sent",
     [b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n5\r\n{"],
 )
-def test_a_body_that_does_not_arrive_is_a_408(start_server: StartServer, sent: bytes) -> None:
+def test_a_missing_body_is_a_408(start_server: StartServer, sent: bytes) -> None:
     port = start_server(limits=Limits(body=0.2)).port
     with Peer(port) as peer:
         peer.send(CHAT + sent)
@@ -216,7 +214,7 @@ def test_a_slow_answer_is_not_a_slow_request(start_server: StartServer, chat: Fa
         assert b"Hello" in peer.read_until(b'"usage":')
 
 
-def test_a_reader_that_stalls_is_cut_off_and_its_answer_closed(
+def test_a_stalled_reader_is_cut_off_and_its_answer_closed(
     start_server: StartServer, chat: FakeChat
 ) -> None:
     chat.script = [Delta("x" * 1_000_000, (1,))] * 40 + [HOLD]
@@ -231,7 +229,7 @@ def test_a_reader_that_stalls_is_cut_off_and_its_answer_closed(
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
-def test_a_stream_is_framed_as_its_reader_can_read_it(
+def test_a_stream_is_framed_for_the_clients_http_version(
     start_server: StartServer, version: bytes
 ) -> None:
     """Pieces go past h11: what arrives is what another HTTP implementation takes for a whole."""
@@ -276,7 +274,7 @@ def test_connections_beyond_the_cap_are_a_503(start_server: StartServer, chat: F
         third.read_until(b"[DONE]")
 
 
-def test_a_connection_too_many_is_told_when_one_may_be_free(
+def test_a_refused_connection_is_told_when_to_retry(
     start_server: StartServer, chat: FakeChat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
@@ -378,7 +376,7 @@ def bare_server() -> Iterator[tuple[int, int]]:
         server.stdout.close()
 
 
-def test_a_header_of_a_hundred_megabytes_takes_no_memory() -> None:
+def test_a_header_of_100_MB_takes_no_memory() -> None:
     with bare_server() as (port, pid):
         assert is_healthy(port)
         before = megabytes_of(pid)
@@ -396,7 +394,7 @@ def test_a_header_of_a_hundred_megabytes_takes_no_memory() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("open_files")
-def test_five_thousand_sockets_cost_little_and_stop_nobody() -> None:
+def test_5000_sockets_cost_little_and_block_no_request() -> None:
     with bare_server() as (port, pid), contextlib.ExitStack() as sockets:
         earlier = sockets.enter_context(Peer(port))
         earlier.send(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{")

@@ -13,7 +13,7 @@ from tests.api.fake_chat import HOLD, FakeChat
 from tests.api.serving import StartServer
 
 
-def test_an_ending_server_refuses_new_work_and_still_tells_how_it_is(chat: FakeChat) -> None:
+def test_a_stopping_server_refuses_new_work_but_not_reads(chat: FakeChat) -> None:
     drain = Drain()
     client = TestClient(create_app(chat, drain=drain), base_url="http://127.0.0.1")
     asked = {"prompt": "x"}
@@ -27,7 +27,7 @@ def test_an_ending_server_refuses_new_work_and_still_tells_how_it_is(chat: FakeC
     assert client.get("/api/v1/kv/map").text == ""  # those who watch are sent away
 
 
-def test_it_is_finished_when_nothing_is_under_way() -> None:
+def test_a_drain_is_finished_when_nothing_runs() -> None:
     async def scenario() -> None:
         drain = Drain()
         await drain.finished()
@@ -43,7 +43,7 @@ def test_it_is_finished_when_nothing_is_under_way() -> None:
     asyncio.run(scenario())
 
 
-def test_answers_under_way_finish_while_new_work_is_refused(
+def test_running_answers_finish_while_new_work_is_refused(
     start_server: StartServer, chat: FakeChat
 ) -> None:
     usage = Usage(1, 1, 0)

@@ -22,7 +22,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 @pytest.mark.usefixtures("restored")
-def test_a_record_is_one_line_whatever_is_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_is_always_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("info")
     logging.getLogger("mlxserve.x").warning("a\nb\r\x1b[2J\u2028\u202e%s", "\x9b\x00")
     [line] = said(capsys)
@@ -42,7 +42,7 @@ def test_a_traceback_keeps_its_lines(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.usefixtures("restored")
-def test_the_level_is_the_least_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_records_below_the_level_are_dropped(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("warning")
     logging.getLogger("mlxserve.x").info("quiet")
     logging.getLogger("mlxserve.x").warning("loud")
@@ -55,7 +55,7 @@ def access(path: str) -> None:
 
 
 @pytest.mark.usefixtures("restored")
-def test_polls_are_not_logged_except_for_debugging(capsys: pytest.CaptureFixture[str]) -> None:
+def test_polls_are_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("info")
     for path in ("/health", "/ready", "/metrics", "/v1/models"):
         access(path)
@@ -64,7 +64,7 @@ def test_polls_are_not_logged_except_for_debugging(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.usefixtures("restored")
-def test_debugging_shows_polls_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_polls_are_logged_at_level_debug(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("debug")
     access("/health")
     assert len(said(capsys)) == 1

@@ -10,7 +10,7 @@ from mlxserve.api.server.open_connections import OpenConnections
 HOME, AWAY = "127.0.0.1", "10.0.0.2"
 
 
-def test_the_one_that_is_idle_longest_makes_room() -> None:
+def test_the_connection_idle_longest_is_closed() -> None:
     open_connections = OpenConnections[str](3, 3)
     assert [open_connections.enter(name, HOME) for name in "abc"] == [None, None, None]
     open_connections.set_idle("a", False)
@@ -19,7 +19,7 @@ def test_the_one_that_is_idle_longest_makes_room() -> None:
     assert [open_connections.enter(name, AWAY) for name in "efg"] == ["c", "d", "a"]
 
 
-def test_where_all_are_busy_the_newcomer_leaves() -> None:
+def test_if_all_are_busy_the_new_connection_is_closed() -> None:
     open_connections = OpenConnections[str](2, 2)
     for name in "ab":
         open_connections.enter(name, HOME)
@@ -29,7 +29,7 @@ def test_where_all_are_busy_the_newcomer_leaves() -> None:
     assert open_connections.enter("d", HOME) is None
 
 
-def test_an_address_takes_no_room_from_another() -> None:
+def test_an_address_at_its_cap_only_displaces_itself() -> None:
     open_connections = OpenConnections[str](4, 2)
     open_connections.enter("guest", AWAY)
     assert [open_connections.enter(name, HOME) for name in "abc"] == [None, None, "a"]

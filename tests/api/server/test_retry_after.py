@@ -21,7 +21,7 @@ from tests.api.fake_chat import FakeChat
         ([0.0] * 50 + [100.0 + 2.5 * n for n in range(32)], 180.0, 2.5),  # by the last few
     ],
 )
-def test_a_full_queue_has_room_when_the_next_answer_ends(
+def test_retry_after_is_the_mean_time_between_ends(
     ends: list[float], now: float, seconds: float
 ) -> None:
     clock = [0.0]
@@ -34,7 +34,7 @@ def test_a_full_queue_has_room_when_the_next_answer_ends(
     assert int(refusal.headers["retry-after"]) == -(-seconds // 1)
 
 
-def test_answers_that_end_are_counted(
+def test_finished_answers_are_counted(
     client: TestClient, chat: FakeChat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retry_after, "_LEAST", 0.0)

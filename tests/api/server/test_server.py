@@ -146,7 +146,7 @@ def test_the_client_gets_a_chat_completion(client: openai.OpenAI) -> None:
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + 5
 
 
-def test_a_stream_says_what_the_whole_reply_says(client: openai.OpenAI) -> None:
+def test_a_stream_adds_up_to_the_whole_reply(client: openai.OpenAI) -> None:
     asked = {"model": "tiny", "messages": HELLO, "max_tokens": 20, "temperature": 0}
     whole = client.chat.completions.create(**asked)
     chunks = list(
@@ -253,9 +253,7 @@ def test_a_named_prefix_is_in_the_cache_before_it_is_first_used(
     assert server.request("DELETE", "/v1/prefixes/rules")[0] == 200
 
 
-def test_the_cache_can_be_forgotten_when_nothing_runs(
-    server: Process, client: openai.OpenAI
-) -> None:
+def test_the_cache_can_be_reset_when_nothing_runs(server: Process, client: openai.OpenAI) -> None:
     asked = {"model": "tiny", "prompt": [9] * 70, "max_tokens": 1}
     client.completions.create(**asked)
     server.wait_for_metric("num_requests_running", 0)
@@ -264,9 +262,7 @@ def test_the_cache_can_be_forgotten_when_nothing_runs(
     assert again.usage.prompt_tokens_details.cached_tokens == 0
 
 
-def test_the_cache_gets_another_size_and_the_context_follows(
-    server: Process, client: openai.OpenAI
-) -> None:
+def test_a_resize_of_the_cache_changes_the_context(server: Process, client: openai.OpenAI) -> None:
     def context() -> int:
         return json.loads(server.request("GET", "/v1/models")[1])["data"][0]["max_model_len"]
 
@@ -311,7 +307,7 @@ def test_the_map_shows_the_pages_of_a_request_while_it_runs(
         assert next(event for event in events if event["gone"])["gone"] == [reply_id]
 
 
-def test_the_reply_says_why_no_more_of_a_prompt_was_cached(client: openai.OpenAI) -> None:
+def test_a_reply_says_why_no_more_of_the_prompt_was_cached(client: openai.OpenAI) -> None:
     prompt = [11] * 70
     asked = {"model": "tiny", "max_tokens": 1}
     client.completions.create(prompt=prompt, **asked)
@@ -324,7 +320,7 @@ def test_the_reply_says_why_no_more_of_a_prompt_was_cached(client: openai.OpenAI
     }
 
 
-def test_a_text_survives_the_tokenizer(server: Process) -> None:
+def test_a_text_survives_tokenization(server: Process) -> None:
     text = "Zoë said: 你好, \U0001f600!"
     tokens = json.loads(server.request("POST", "/tokenize", {"prompt": text})[1])["tokens"]
     reply = json.loads(server.request("POST", "/detokenize", {"tokens": tokens})[1])
@@ -348,7 +344,7 @@ def test_a_stop_string_ends_the_text_before_itself(client: openai.OpenAI) -> Non
     assert stopped.text == text[: text.index(stop)]
 
 
-def test_the_client_gets_a_response_and_its_stream(client: openai.OpenAI) -> None:
+def test_the_client_gets_a_response_and_a_stream(client: openai.OpenAI) -> None:
     asked = {"model": "tiny", "input": "Hello", "max_output_tokens": 30, "temperature": 0}
     whole = client.responses.create(**asked)
     assert whole.status == "incomplete"
@@ -377,7 +373,7 @@ def test_errors_are_the_clients_own_types(client: openai.OpenAI) -> None:
     assert too_long.value.code == "context_length_exceeded"
 
 
-def test_a_model_is_shown_with_what_it_can_do(server: Process) -> None:
+def test_a_model_is_described_with_its_capabilities(server: Process) -> None:
     card = json.loads(server.request("GET", "/v1/models/tiny")[1])
     assert (card["context_length"], card["loaded"]) == (CONTEXT, True)
     assert "completion" in card["capabilities"]
@@ -445,9 +441,7 @@ ATTACKS: list[tuple[str, Any, int]] = [
     ATTACKS,
     ids=[f"{n}-{str(a[1])[:50]!a}" for n, a in enumerate(ATTACKS)],
 )
-def test_no_request_takes_the_engine_down(
-    server: Process, path: str, body: bytes, status: int
-) -> None:
+def test_no_request_stops_the_engine(server: Process, path: str, body: bytes, status: int) -> None:
     got, text = server.request("POST", path, body)
     assert got == status, text
     if got != 200:
@@ -456,7 +450,7 @@ def test_no_request_takes_the_engine_down(
     assert server.request("GET", "/health")[0] == 200
 
 
-def test_a_prompt_that_is_an_earlier_prompt_and_its_answer_is_answered(
+def test_a_prompt_that_repeats_an_earlier_prompt_and_its_answer_is_answered(
     client: openai.OpenAI,
 ) -> None:
     for length in (31, 32, 33, 63, 64, 65):
@@ -469,7 +463,7 @@ def test_a_prompt_that_is_an_earlier_prompt_and_its_answer_is_answered(
         assert again.choices[0].text == first.choices[0].text
 
 
-def test_an_answer_may_run_into_the_end_of_the_context(client: openai.OpenAI) -> None:
+def test_an_answer_may_fill_the_context(client: openai.OpenAI) -> None:
     reply = client.completions.create(
         model="tiny", prompt=[5] * (CONTEXT - 3), max_tokens=100, extra_body={"ignore_eos": True}
     )
@@ -493,7 +487,7 @@ def ask_for_ever(server: Process, *, stream: bool, key: str = "none") -> socket.
     return peer
 
 
-def test_those_who_leave_the_queue_make_room_and_a_full_queue_says_so(server: Process) -> None:
+def test_clients_that_leave_the_queue_make_room_and_a_full_queue_is_a_503(server: Process) -> None:
     server.wait_for_metric("num_requests_running", 0)
     with contextlib.ExitStack() as stack:
         running = [
@@ -516,7 +510,7 @@ def test_those_who_leave_the_queue_make_room_and_a_full_queue_says_so(server: Pr
     assert server.metric("kv_cache_usage_perc") == 0
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_prompt_frees_its_pages(server: Process) -> None:
+def test_a_client_that_leaves_during_its_prompt_frees_its_pages(server: Process) -> None:
     body = json.dumps({"prompt": list(range(5, 1005)) * 2, "cache_salt": "cold"}).encode()
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as peer:
         peer.sendall(
@@ -555,7 +549,7 @@ def test_the_client_may_stop_reading_a_stream(server: Process, client: openai.Op
 # The process.
 
 
-def test_answers_under_way_at_the_end_finish_with_an_error_the_client_can_read(
+def test_running_answers_end_with_a_readable_error_at_shutdown(
     start: Start,
 ) -> None:
     with start("--drain-seconds", "0") as process, ask_for_ever(process, stream=True) as peer:
@@ -571,7 +565,7 @@ def test_answers_under_way_at_the_end_finish_with_an_error_the_client_can_read(
         assert "Traceback" not in process.log.read_text()
 
 
-def test_a_second_signal_does_not_wait(start: Start) -> None:
+def test_a_second_signal_ends_the_server_at_once(start: Start) -> None:
     flags = ("--drain-seconds", "600")
     with start(*flags) as process, ask_for_ever(process, stream=False):
         process.wait_for_metric("num_requests_running", 1)
@@ -584,9 +578,7 @@ def test_a_second_signal_does_not_wait(start: Start) -> None:
 
 
 @pytest.mark.parametrize("loops", [1, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_server_that_was_killed_under_load_starts_again_and_serves(
-    start: Start, tmp_path: Path, loops: int
-) -> None:
+def test_a_server_killed_under_load_starts_again(start: Start, tmp_path: Path, loops: int) -> None:
     """Killed while answers stream, pages are swapped to disk and keys are made: the next one gives
     the same answer, knows the keys, and has cleaned the swap folder of the dead."""
     keys, swap, draw = KeyFile(tmp_path / "keys.json"), tmp_path / "swap", random.Random(22)
@@ -627,14 +619,14 @@ def test_a_server_that_was_killed_under_load_starts_again_and_serves(
     assert {key.name for key in keys.read()} == {"first", *(f"of-{loop}" for loop in range(loops))}
 
 
-def test_the_server_ends_with_the_process_that_holds_its_stdin(start: Start) -> None:
+def test_the_server_ends_when_its_stdin_does(start: Start) -> None:
     with start("--exit-with-parent", stdin=subprocess.PIPE) as process:
         assert process.request("GET", "/health")[0] == 200
         process.popen.stdin.close()
         assert process.popen.wait(timeout=60) == 0
 
 
-def test_logs_escape_what_a_client_sends(server: Process) -> None:
+def test_logs_escape_text_from_clients(server: Process) -> None:
     server.request("POST", CHAT, {"messages": HELLO, "max_tokens": 1, "x\x1b[31m\ny": 1})
     server.request("GET", "/a%0Ab%1B")
     log = server.log.read_text()
@@ -642,7 +634,7 @@ def test_logs_escape_what_a_client_sends(server: Process) -> None:
     assert "\x1b" not in log
 
 
-def test_keys_open_a_server_on_every_address_and_ctrl_c_ends_it(
+def test_a_server_on_every_address_needs_a_key_and_ctrl_c_ends_it(
     start: Start, tmp_path: Path
 ) -> None:
     keys = ["k" * 32, "q" * 32]

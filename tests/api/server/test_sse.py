@@ -66,7 +66,7 @@ def test_a_named_event_has_its_data():
     assert named_event("ping", {"a": 1}) == b'event: ping\ndata: {"a":1}\n\n'
 
 
-def test_frames_are_sent_one_by_one_and_the_body_is_ended():
+def test_frames_are_sent_one_by_one_and_then_the_body_ends():
     async def run() -> None:
         client, source = Client(), Source(b"one", b"two")
         await stream(source)({}, client.receive, client.send)
@@ -90,7 +90,7 @@ def test_headers_are_sent_before_the_first_frame_exists():
     asyncio.run(run())
 
 
-def test_silence_is_filled_with_comments_and_no_frame_is_lost():
+def test_keepalives_fill_silence_and_no_frame_is_lost():
     async def run() -> None:
         come = asyncio.Event()
         client, source = Client(), Source(come, b"late")
