@@ -74,11 +74,16 @@ def serve_real(real_chat: Chat) -> Serve:
 
 
 @pytest.fixture(scope="session")
-def scripted_chat() -> Iterator[tuple[Chat, ScriptedEngine]]:
+def tokenizer() -> Tokenizer:
+    """The embedded model's."""
+    return Tokenizer(model_path())
+
+
+@pytest.fixture(scope="session")
+def scripted_chat(tokenizer: Tokenizer) -> Iterator[tuple[Chat, ScriptedEngine]]:
     """(a real Chat, the engine whose words it parses)."""
     from mlxserve.chat import Chat
 
-    tokenizer = Tokenizer(model_path())
     engine = ScriptedEngine(tokenizer)
     chat = Chat(
         engine,  # type: ignore[arg-type]

@@ -23,6 +23,9 @@ class OpenConnections(Generic[C]):
         self._counts: Counter[str] = Counter()
         self._idle: dict[C, None] = {}  # longest idle first
 
+    def __len__(self) -> int:
+        return len(self._addresses)
+
     def enter(self, connection: C, address: str) -> C | None:
         """Add a connection, idle at first. Returns the one to close for it, which may be itself."""
         leaver = self._leaver(connection, address)

@@ -44,6 +44,10 @@ class Grammars:
         self._kept: OrderedDict[tuple[StructureKind, str], LLMatcher] = OrderedDict()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="mlxserve-grammar")
 
+    def __len__(self) -> int:
+        """The number of compiled grammars in the cache."""
+        return len(self._kept)
+
     async def compile(self, structure: Structure, *, limit: int = MAX_SOURCE) -> LLMatcher:
         """A new matcher for the structure. `limit`: maximum length of its source in characters.
 

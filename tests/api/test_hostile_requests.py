@@ -43,7 +43,7 @@ MESSAGES, EMBEDDINGS = "/v1/messages", "/v1/embeddings"
 USER = {"role": "user", "content": "x"}
 
 
-# Row 2.
+# Web pages.
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_web_pages_and_forms_are_refused_before_their_body_is_sent(
             assert peer.recv(65_536).startswith(f"HTTP/1.1 {status} ".encode())
 
 
-# Row 4.
+# API keys.
 
 
 def test_a_key_in_the_query_is_ignored(chat: FakeChat) -> None:
@@ -77,7 +77,7 @@ def test_a_key_in_the_query_is_ignored(chat: FakeChat) -> None:
             assert client.get(f"/v1/models?{name}={key}").status_code == 401
 
 
-# Row 5.
+# Deadlines.
 
 
 def test_the_default_deadlines_are_10_30_and_20_seconds() -> None:
@@ -86,7 +86,7 @@ def test_the_default_deadlines_are_10_30_and_20_seconds() -> None:
     assert limits == Limits()
 
 
-# Row 7.
+# JSON.
 
 BAD_JSON = [
     b"[" * 100_000,
@@ -167,7 +167,7 @@ def test_an_escaped_nul_is_an_ordinary_character(client: TestClient, chat: FakeC
     assert chat.rendered[-1].messages[0]["content"] == "a\0b"
 
 
-# Row 8.
+# Numbers.
 
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [USER]},
@@ -216,7 +216,7 @@ def test_a_number_out_of_range_is_refused_with_its_fields_name(
     assert chat.submitted == []
 
 
-# Row 9.
+# Schemas.
 
 
 def nested(depth: int) -> str:
@@ -255,7 +255,7 @@ def test_an_oversized_schema_is_refused_quickly(
 
 @pytest.mark.parametrize("count", [100, pytest.param(1_000, marks=pytest.mark.slow)])
 def test_the_cache_of_compiled_schemas_is_bounded(count: int) -> None:
-    """Each is compiled and forgotten: two at a time, and no more than so many are in memory."""
+    """At most `MAX_KEPT` of them are in memory."""
     grammars = Grammars(Tokenizer(model_path()), 2_100)
 
     async def compile_all() -> None:
@@ -264,11 +264,11 @@ def test_the_cache_of_compiled_schemas_is_bounded(count: int) -> None:
             await grammars.compile(Structure(StructureKind.JSON_SCHEMA, schema, "response_format"))
 
     asyncio.run(compile_all())
-    assert len(grammars._kept) == MAX_KEPT < count
+    assert len(grammars) == MAX_KEPT < count
     grammars.close()
 
 
-# Rows 10 and 11.
+# Markup of tools and control tokens.
 
 
 @pytest.mark.parametrize("name", ["<|im_end|>", "a b", "x\n", "</tool_call>", "", "a" * 200])
@@ -278,11 +278,6 @@ def test_markup_in_a_tools_name_is_refused(client: TestClient, name: str) -> Non
     assert client.post(CHAT, json={**BODIES[CHAT], **fields}).status_code == 400
     fields = {"tools": [{"name": name, "input_schema": {"type": "object"}}]}
     assert client.post(MESSAGES, json={**BODIES[MESSAGES], **fields}).status_code == 400
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer(model_path())
 
 
 @pytest.mark.parametrize(
@@ -321,7 +316,7 @@ def test_a_megabyte_of_arguments_takes_linear_time(client: TestClient) -> None:
     assert time.perf_counter() - started < 5
 
 
-# Row 12.
+# Names of models.
 
 PLACES = ["../../etc", "/etc/passwd", "evil/repo", "~", "file:///x", "x" * 4_096, "fаke", "fake\0"]
 
@@ -347,7 +342,7 @@ def test_no_field_loads_adapters(client: TestClient) -> None:
     assert reply.headers["x-mlxserve-warning"].endswith("adapter_path, adapters")
 
 
-# Row 14.
+# Templates.
 
 
 def test_an_endless_template_is_a_400_and_blocks_no_other_request(
@@ -371,7 +366,7 @@ def test_an_endless_template_is_a_400_and_blocks_no_other_request(
         assert [each.result().status_code for each in asked] == [400, 400]
 
 
-# Row 15.
+# URLs.
 
 URLS = [
     "data:image/png;base64,iVBORw0KGgo=",
@@ -401,7 +396,7 @@ def test_images_are_refused_and_nothing_is_fetched(
     assert chat.submitted == []
 
 
-# Row 21.
+# Stored responses.
 
 
 def test_the_id_of_a_response_cannot_be_guessed(client: TestClient) -> None:

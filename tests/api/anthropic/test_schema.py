@@ -1,0 +1,344 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from mlxserve.sampling_params import StructureKind
+from mlxserve.text.parsing.turn import ToolChoice
+from mlxserve.text.tokenizer import Tokenizer
+from tests.api.anthropic.requests import COUNT, MESSAGES, USER, error_of, post
+from tests.api.fake_chat import FakeChat
+
+
+def said(chat: FakeChat) -> list[dict[str, Any]]:
+    return chat.rendered[-1].messages
+
+
+# What is asked.
+
+
+def test_sampling_parameters_reach_the_engine(client: TestClient, chat: FakeChat) -> None:
+    post(client, temperature=0.5, top_p=0.9, top_k=7, stop_sequences=["a", "b"], seed=3)
+    params = chat.submitted[-1].params
+    assert (params.max_tokens, params.temperature, params.top_p) == (10, 0.5, 0.9)
+    assert (params.top_k, params.stop, params.seed) == (7, ("a", "b"), 3)
+
+
+def test_a_conversation_becomes_template_messages(client: TestClient, chat: FakeChat) -> None:
+    post(
+        client,
+        system=[{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind."}],
+        messages=[
+            {"role": "user", "content": [{"type": "text", "text": "Look"}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+                    {"type": "text", "text": "I will."},
+                    {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": "é"}},
+                    {"type": "tool_use", "id": "t2", "name": "wait", "input": {}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": "A cat"},
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "t2",
+                        "is_error": True,
+                        "content": [{"type": "text", "text": "no time"}],
+                    },
+                    {"type": "text", "text": "So?"},
+                ],
+            },
+            {"role": "user", "content": "Go on"},
+        ],
+    )
+    calls = [
+        {"id": "t1", "type": "function", "function": {"name": "look", "arguments": '{"at": "é"}'}},
+        {"id": "t2", "type": "function", "function": {"name": "wait", "arguments": "{}"}},
+    ]
+    assert said(chat) == [
+        {"role": "system", "content": "Be brief.\n\nBe kind."},
+        {"role": "user", "content": "Look"},
+        {
+            "role": "assistant",
+            "content": "I will.",
+            "reasoning_content": "Hm.",
+            "tool_calls": calls,
+        },
+        {"role": "tool", "tool_call_id": "t1", "content": "A cat", "name": "look"},
+        {"role": "tool", "tool_call_id": "t2", "content": "Error: no time", "name": "wait"},
+        {"role": "user", "content": "So?\n\nGo on"},
+    ]
+
+
+BILLING = "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch={};"
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        [{"type": "text", "text": BILLING}, {"type": "text", "text": "Be brief."}],
+        [{"type": "text", "text": BILLING + "\nBe brief."}],
+        BILLING + "\n\nBe brief.",
+    ],
+)
+def test_the_billing_line_of_claude_code_never_reaches_the_prompt(
+    client: TestClient, chat: FakeChat, system: str
+) -> None:
+    prompts = []
+    for request in ("a1b2", "c3d4"):
+        post(client, system=json.loads(json.dumps(system).replace("{}", request)))
+        prompts.append(chat.submitted[-1].prompt)
+    assert said(chat)[0] == {"role": "system", "content": "Be brief."}
+    assert prompts[0] == prompts[1]
+
+
+def test_a_system_prompt_with_only_the_billing_line_is_dropped(
+    client: TestClient, chat: FakeChat
+) -> None:
+    post(client, system=BILLING)
+    assert said(chat) == [USER]
+
+
+def test_a_text_document_is_read(client: TestClient, chat: FakeChat) -> None:
+    source = {"type": "text", "media_type": "text/plain", "data": "Once."}
+    block = {"type": "document", "source": source, "title": "Tale"}
+    post(client, messages=[{"role": "user", "content": [block]}])
+    assert said(chat)[0]["content"] == "Tale\n\nOnce."
+
+
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
+PDF = {"type": "document", "source": {"type": "base64", "data": "AA"}}
+
+
+@pytest.mark.parametrize(
+    "block",
+    [IMAGE, PDF, {"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}],
+)
+@pytest.mark.parametrize("path", [MESSAGES, COUNT])
+def test_unreadable_blocks_are_refused_by_their_path(
+    client: TestClient, path: str, block: dict[str, Any]
+) -> None:
+    content = [{"type": "text", "text": "What is this?"}, block]
+    reply = post(client, path, messages=[{"role": "user", "content": content}])
+    message = error_of(reply, 400, "invalid_request_error")["message"]
+    assert message.startswith("messages[0].content[1]")
+
+
+def test_the_refusal_of_an_image_says_why(client: TestClient) -> None:
+    reply = post(client, messages=[{"role": "user", "content": [IMAGE]}])
+    assert (
+        "image blocks are not supported" in error_of(reply, 400, "invalid_request_error")["message"]
+    )
+
+
+def test_unknown_kinds_of_blocks_are_left_out_and_named(client: TestClient, chat: FakeChat) -> None:
+    unknown = {"type": "mystery", "payload": {"a": 1}}
+    content = [{"type": "text", "text": "Hi"}, unknown]
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "tool_reference"}]}
+    reply = post(client, messages=[{"role": "user", "content": [*content, result]}])
+    assert reply.status_code == 200
+    warning = reply.headers["x-mlxserve-warning"]
+    assert "blocks of type mystery" in warning
+    assert "blocks of type tool_reference" in warning
+    assert said(chat)[0] == USER
+
+
+def test_unknown_fields_are_named_but_not_cache_control(client: TestClient) -> None:
+    mark = {"type": "ephemeral", "ttl": "1h"}
+    block = {"type": "text", "text": "Hi", "cache_control": mark}
+    reply = post(
+        client,
+        messages=[{"role": "user", "content": [block]}],
+        system=[block],
+        cache_control=mark,
+        metadata={"user_id": "u"},
+        context_management={"edits": []},
+    )
+    assert reply.headers["x-mlxserve-warning"] == "ignored unknown fields: context_management"
+
+
+@pytest.mark.parametrize(
+    ("thinking", "expected"),
+    [
+        (None, False),
+        ({"type": "disabled"}, False),
+        ({"type": "enabled", "budget_tokens": 1024}, True),
+        ({"type": "adaptive"}, True),
+    ],
+)
+def test_thinking_is_off_unless_requested(
+    client: TestClient, chat: FakeChat, thinking: dict[str, Any] | None, expected: Any
+) -> None:
+    fields = {} if thinking is None else {"thinking": thinking}
+    assert post(client, max_tokens=2_000, **fields).status_code == 200
+    assert chat.rendered[-1].kwargs["enable_thinking"] is expected
+
+
+TOOL: dict[str, Any] = {
+    "name": "look",
+    "description": "Looks.",
+    "input_schema": {"type": "object", "properties": {"at": {"type": "string"}}},
+    "cache_control": {"type": "ephemeral"},
+}
+DEFINITION = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Looks.",
+        "parameters": TOOL["input_schema"],
+    },
+}
+
+
+def test_tools_reach_the_template_and_the_answer_in_openais_format(
+    client: TestClient, chat: FakeChat
+) -> None:
+    fields = {"tools": [TOOL], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+    assert post(client, **fields).status_code == 200
+    assert chat.rendered[-1].tools == [DEFINITION]
+    turn = chat.submitted[-1].turn
+    assert (list(turn.tools), turn.tool_choice) == ([DEFINITION], ToolChoice.REQUIRED)
+    assert turn.parallel_tool_calls is False
+    post(client, COUNT, **fields)
+    assert chat.rendered[-1].tools == [DEFINITION]
+
+
+@pytest.mark.parametrize(
+    ("choice", "mode", "name"),
+    [
+        (None, ToolChoice.AUTO, None),
+        ({"type": "auto"}, ToolChoice.AUTO, None),
+        ({"type": "none"}, ToolChoice.NONE, None),
+        ({"type": "tool", "name": "look"}, ToolChoice.REQUIRED, "look"),
+    ],
+)
+def test_tool_choice_reaches_the_answer(
+    client: TestClient, chat: FakeChat, choice: dict[str, Any], mode: str, name: str
+) -> None:
+    post(client, tools=[TOOL], **({} if choice is None else {"tool_choice": choice}))
+    turn = chat.submitted[-1].turn
+    assert (turn.tool_choice, turn.tool_name) == (mode, name)
+
+
+def test_an_unknown_tool_cannot_be_chosen(client: TestClient) -> None:
+    reply = post(client, tools=[TOOL], tool_choice={"type": "tool", "name": "fly"})
+    assert "'fly' is not among" in error_of(reply, 400, "invalid_request_error")["message"]
+
+
+def test_server_tools_are_left_out_and_named(client: TestClient, chat: FakeChat) -> None:
+    reply = post(client, tools=[TOOL, {"type": "web_search_20250305", "name": "web_search"}])
+    assert "the tool web_search_20250305" in reply.headers["x-mlxserve-warning"]
+    assert chat.rendered[-1].tools == [DEFINITION]
+
+
+def test_a_thinking_budget_reaches_the_answer(client: TestClient, chat: FakeChat) -> None:
+    post(client, max_tokens=2_000, thinking={"type": "enabled", "budget_tokens": 1_500})
+    assert chat.submitted[-1].turn.thinking_budget == 1_500
+    post(client)
+    assert chat.submitted[-1].turn.thinking_budget == 0
+
+
+def test_an_output_schema_reaches_the_engine(client: TestClient, chat: FakeChat) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form = {"type": "json_schema", "schema": schema}
+    post(client, output_config={"format": form, "effort": "low"})
+    structure = chat.submitted[-1].params.structure
+    assert (structure.kind, json.loads(structure.source)) == (StructureKind.JSON_SCHEMA, schema)
+    assert chat.rendered[-1].kwargs["reasoning_effort"] == "low"
+    post(client)
+    assert chat.submitted[-1].params.structure is None
+
+
+def test_a_final_assistant_message_is_continued(client: TestClient, chat: FakeChat) -> None:
+    begun = {"role": "assistant", "content": "The answer is ("}
+    post(client, messages=[USER, begun])
+    assert chat.rendered[-1].kwargs["add_generation_prompt"] is False
+    assert chat.rendered[-1].kwargs["continue_final_message"] is True
+
+
+@pytest.mark.parametrize("question", ["Hi", "<|im_start|>system", "{{ x }}"])
+def test_the_prompt_ends_with_the_message_to_continue(
+    client: TestClient, chat: FakeChat, tokenizer: Tokenizer, question: str
+) -> None:
+    chat.render = tokenizer.render
+    begun = {"role": "assistant", "content": "The answer is ("}
+    reply = post(client, messages=[{"role": "user", "content": question}, begun])
+    assert reply.status_code == 200, reply.text
+    text = tokenizer.decode(chat.submitted[-1].prompt)
+    assert text.endswith("The answer is (")
+    assert question in text
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        (
+            {"messages": [{"role": "user", "content": [{"text": "x"}]}]},
+            "messages[0].content[0].block.type",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages[0].content[0].text.text",
+        ),
+        (
+            {
+                "messages": [
+                    USER,
+                    {"role": "assistant", "content": [{"type": "thinking", "thinking": "x"}]},
+                ]
+            },
+            "messages",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}],
+                    }
+                ]
+            },
+            "messages[0]",
+        ),
+        ({"system": [IMAGE]}, "system[0].type"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_k": -1}, "top_k"),
+        ({"stop_sequences": [1]}, "stop_sequences[0]"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"stop_sequences": ["x"] * 100}, "stop_sequences"),
+        ({"thinking": {"type": "enabled"}}, "thinking"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
+        ({"output_config": {"effort": "huge"}}, "output_config.effort"),
+        ({"mcp_servers": [{"url": "http://x"}]}, "mcp_servers"),
+        ({"container": "c"}, "container"),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_fields_name(
+    client: TestClient, fields: dict[str, Any], place: str
+) -> None:
+    error = error_of(post(client, **fields), 400, "invalid_request_error")
+    assert error["message"].startswith(f"{place}: "), error
+
+
+def test_max_tokens_is_required_for_a_message_and_not_for_a_count(client: TestClient) -> None:
+    body = {"model": "fake", "messages": [USER]}
+    error = error_of(client.post(MESSAGES, json=body), 400, "invalid_request_error")
+    assert error["message"] == "max_tokens: is required."
+    assert client.post(COUNT, json=body).json() == {"input_tokens": 2}

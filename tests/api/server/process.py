@@ -1,0 +1,81 @@
+"""`mlxserve serve` as a child process, and requests written by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+ROOT = Path(__file__).parents[3]
+CONTEXT = 2_500
+MAX_RUNNING, MAX_WAITING = 4, 16
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+
+
+@dataclass
+class Process:
+    """`mlxserve serve` as a child process that accepts requests."""
+
+    popen: subprocess.Popen[str]
+    url: str
+    log: Path
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rsplit(":", 1)[1])
+
+    def request(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        connection.request(
+            method, path, data, {"content-type": "application/json", **(headers or {})}
+        )
+        reply = connection.getresponse()
+        text = reply.read().decode()
+        connection.close()
+        return reply.status, text
+
+    def metric(self, name: str) -> float:
+        _, text = self.request("GET", "/metrics")
+        found = re.search(rf"^mlxserve:{name}\{{.*\}} (\S+)$", text, re.MULTILINE)
+        assert found, name
+        return float(found[1])
+
+    def wait_for_metric(self, name: str, value: float) -> None:
+        deadline = time.monotonic() + 30
+        while self.metric(name) != value:
+            assert time.monotonic() < deadline, f"{name} is still {self.metric(name)}"
+
+    def stop(self) -> tuple[int, str]:
+        """The exit code, and what was written to stdout after the first line."""
+        self.popen.send_signal(signal.SIGTERM)
+        rest, _ = self.popen.communicate(timeout=60)
+        return self.popen.returncode, rest
+
+
+Start = Callable[..., contextlib.AbstractContextManager[Process]]
+
+
+def send_endless_request(server: Process, *, stream: bool, key: str = "none") -> socket.socket:
+    body = json.dumps(
+        {"messages": HELLO, "max_tokens": CONTEXT - 500, "ignore_eos": True, "stream": stream}
+    ).encode()
+    peer = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+    peer.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Type: application/json\r\nAuthorization: Bearer %b\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (key.encode(), len(body), body)
+    )
+    return peer
