@@ -28,7 +28,7 @@ def main() -> NoReturn:
 
 
 def _run(frame: FirstFrame | None) -> None:
-    from mlxserve.cli.talk import plain_flags, talk
+    from mlxserve.cli.terminal import plain_flags, talk
 
     flags = plain_flags(sys.argv[1:])
     if flags is not None:

@@ -8,7 +8,7 @@ import typer
 
 from mlxserve.cli.options import PanelCommand
 from mlxserve.cli.settings import Settings
-from mlxserve.cli.talk import run_terminal
+from mlxserve.cli.terminal import run_terminal
 
 
 class ChatCommand(PanelCommand):
