@@ -128,7 +128,7 @@ class Chat:
     @property
     def can_call(self) -> bool:
         """Whether the model can be shown tools, and its calls of them be read."""
-        return self._tokenizer.markup.can_call and self._tokenizer.knows_tools
+        return self._tokenizer.markup.can_call and self._tokenizer.supports_tools
 
     @property
     def can_think(self) -> bool:
@@ -154,7 +154,7 @@ class Chat:
 
         The margin is for tokenizers that drop or join characters first.
         """
-        num_tokens = num_characters // (_MARGIN * self._tokenizer.longest_token)
+        num_tokens = num_characters // (_MARGIN * self._tokenizer.max_token_size)
         if num_tokens >= self.max_model_len:
             raise PromptTooLong.for_answer(
                 num_tokens, self.max_model_len, num_characters=num_characters

@@ -69,13 +69,14 @@ def serve(
             assert engine.reset_prefix_cache(force=True)
         engine.step()
         engine.check()
-    return [request.token_ids[request.num_prompt :] for request in requests]
+    return [list(request.token_ids[request.num_prompt :]) for request in requests]
 
 
 @pytest.fixture(scope="module", params=[MODEL_NAME, "llama", "gpt_oss"])
 def model(request: pytest.FixtureRequest, build_model: Callable[..., Any]) -> PagedModel:
     if request.param != MODEL_NAME:
-        return PagedModel(prepare(*build_model(request.param), request.param))
+        model, config = build_model(request.param)
+        return PagedModel(prepare(model, config, request.param))
     return PagedModel(load(find_model(None, None), is_metal=False, memory_limit=1 << 34))
 
 

@@ -57,7 +57,7 @@ async def answers(llm: AsyncLLM, sizes: Sequence[int] = ()) -> list[tuple[int, .
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_answers_are_the_same_while_the_cache_grows_and_shrinks(mode: str, tmp_path: Any) -> None:
-    swap = {"preemption_mode": mode, "swap_dir": str(tmp_path / "swap")}
+    swap: dict[str, Any] = {"preemption_mode": mode, "swap_dir": str(tmp_path / "swap")}
 
     async def scenario() -> None:
         llm = AsyncLLM(**OPTIONS, **swap)

@@ -28,11 +28,11 @@ def main() -> NoReturn:
 
 
 def _run(frame: FirstFrame | None) -> None:
-    from mlxserve.cli.terminal import plain_flags, talk
+    from mlxserve.cli.terminal import plain_flags, run_with_plain_flags
 
     flags = plain_flags(sys.argv[1:])
     if flags is not None:
-        talk(flags, frame)
+        run_with_plain_flags(flags, frame)
         return
     from mlxserve.cli.commands import app
 

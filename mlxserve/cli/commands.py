@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from mlxserve.api.config import ServerConfig
-from mlxserve.cli import bench, chat, doctor, key, launch, models, prefix, run, serve
+from mlxserve.cli import bench, chat, doctor, key, launch, models, prefix, pull, run, serve
 from mlxserve.cli.options import PanelCommand, with_settings
 from mlxserve.config import EngineConfig
 from mlxserve.version import __version__
@@ -50,7 +50,7 @@ app.command()(launch.launch)
 app.add_typer(prefix.app, name="prefix")
 app.add_typer(key.app, name="key")
 app.command(cls=PanelCommand)(with_settings(EngineConfig)(models.models))
-app.command()(models.pull)
+app.command()(pull.pull)
 app.command()(doctor.doctor)
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},

@@ -37,7 +37,7 @@ def plain_flags(arguments: Sequence[str]) -> dict[str, str] | None:
     return {_PLAIN[name]: value for name, value in zip(names, values, strict=True)}
 
 
-def talk(flags: Mapping[str, str], frame: FirstFrame | None) -> NoReturn:
+def run_with_plain_flags(flags: Mapping[str, str], frame: FirstFrame | None) -> NoReturn:
     """Run the terminal with only these flags. Raises InvalidConfig."""
     engine = {name: value for name, value in flags.items() if name != "url"}
     settings = Settings.read((EngineConfig, ServerConfig), engine, os.environ)

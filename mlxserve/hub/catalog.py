@@ -88,7 +88,7 @@ _KNOWN = (
 _BITS_PER_WEIGHT = 4.5
 
 
-def judge(entry: Entry, *, context: int | None, memory: int, is_metal: bool) -> MemoryFit:
+def memory_fit(entry: Entry, *, context: int | None, memory: int, is_metal: bool) -> MemoryFit:
     """Whether `context` tokens fit next to the weights and a step.
 
     context: capped at the length that the model was trained for; None is that length

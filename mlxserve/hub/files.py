@@ -46,7 +46,7 @@ class ModelFiles:
         return sorted(self.path.glob("model*.safetensors"))
 
     @property
-    def weight_bytes(self) -> int:
+    def weight_size(self) -> int:
         return sum(file.stat().st_size for file in self.weights)
 
     def fingerprint(self) -> str:

@@ -56,7 +56,7 @@ class LoadedModel:
     max_length: int
 
     @property
-    def weight_bytes(self) -> int:
+    def weight_size(self) -> int:
         return sum(array.nbytes for _, array in tree_flatten(self.model.parameters()))
 
 
@@ -71,9 +71,9 @@ def load(files: ModelFiles, *, is_metal: bool, memory_limit: int) -> LoadedModel
     kind = str(files.config["model_type"])
     if reason := _KNOWN_UNSUPPORTED.get(kind):
         raise UnsupportedModel(f"{files.name}: {kind} models cannot be paged, because {reason}.")
-    if files.weight_bytes > memory_limit:
+    if files.weight_size > memory_limit:
         raise OutOfMemory(
-            f"{files.name}: the weights need {_gib(files.weight_bytes)}, but only "
+            f"{files.name}: the weights need {_gib(files.weight_size)}, but only "
             f"{_gib(memory_limit)} of memory may be used. Choose a smaller or more strongly "
             "quantised model, or raise gpu_memory_utilization."
         )

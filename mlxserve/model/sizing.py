@@ -78,11 +78,11 @@ def fit_pages(
     """
     peak = peak_of_a_step(loaded, backend, page_size, max_num_batched_tokens)
     page_bytes = page_size * sum(spec.bytes_per_token() for spec in loaded.layers)
-    left = memory_limit - loaded.weight_bytes - peak
+    left = memory_limit - loaded.weight_size - peak
     log.info(
         "Memory: %.2f GiB usable, weights %.2f GiB, peak of a step %.2f GiB, page %.0f KiB",
         memory_limit / (1 << 30),
-        loaded.weight_bytes / (1 << 30),
+        loaded.weight_size / (1 << 30),
         peak / (1 << 30),
         page_bytes / (1 << 10),
     )

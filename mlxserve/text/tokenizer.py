@@ -110,7 +110,7 @@ class Tokenizer:
         return str(fast.to_str())
 
     @cached_property
-    def longest_token(self) -> int:
+    def max_token_size(self) -> int:
         """Upper bound for the bytes of one token: n bytes of text take at least n / this tokens.
 
         An upper bound because vocabularies write a byte as a character of one or two bytes, or as
@@ -125,7 +125,7 @@ class Tokenizer:
         return bool(self._wrapper.has_chat_template)
 
     @property
-    def knows_tools(self) -> bool:
+    def supports_tools(self) -> bool:
         """Whether the chat template renders tool definitions."""
         return self.has_chat_template and self._mentions("tools")
 
@@ -166,7 +166,7 @@ class Tokenizer:
                 f"chat_template_kwargs: {', '.join(reserved)} cannot be set. Only variables of the "
                 "model's chat template are allowed."
             )
-        if tools and not self.knows_tools:
+        if tools and not self.supports_tools:
             raise InvalidParameter(
                 "tools", "the chat template of this model does not support tools; remove them"
             )

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 ROOT = Path(__file__).parents[2]
 
 
-class Outcome(NamedTuple):
+class CommandResult(NamedTuple):
     """How a command ended: exit code, stdout, stderr."""
 
     code: int
@@ -20,15 +20,15 @@ class Outcome(NamedTuple):
     err: str
 
 
-Run: TypeAlias = Callable[..., Outcome]  # (*args, stdin="") -> Outcome, in this process
+Run: TypeAlias = Callable[..., CommandResult]  # (*args, stdin="") -> CommandResult, in this process
 
 
-def mlxserve(*args: str, stdin: str | None = None, **env: str) -> Outcome:
+def mlxserve(*args: str, stdin: str | None = None, **env: str) -> CommandResult:
     """Run the command in a process of its own."""
     return python("-m", "mlxserve", *args, stdin=stdin, **env)
 
 
-def python(*args: str, stdin: str | None = None, **env: str) -> Outcome:
+def python(*args: str, stdin: str | None = None, **env: str) -> CommandResult:
     done = subprocess.run(
         [sys.executable, *args],
         cwd=ROOT,
@@ -40,12 +40,22 @@ def python(*args: str, stdin: str | None = None, **env: str) -> Outcome:
         env={**os.environ, **env},
         check=False,
     )
-    return Outcome(done.returncode, done.stdout, done.stderr)
+    return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
-def error_line(outcome: Outcome) -> str:
+def error_line(outcome: CommandResult) -> str:
     """The only line that a failed command prints."""
     assert (outcome.code, outcome.out) == (1, "")
     assert outcome.err.startswith("error: ")
     assert outcome.err.count("\n") == 1
     return outcome.err
+
+
+def offline(home: Path, *arguments: str) -> CommandResult:
+    """Run a command without a network, with its own folders of models."""
+    return mlxserve(
+        *arguments,
+        HF_HUB_CACHE=str(home / "hub"),
+        HF_HUB_OFFLINE="1",
+        MLXSERVE_HOME=str(home),
+    )

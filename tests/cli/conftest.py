@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mlxserve import cli
-from tests.cli.commands import Outcome
+from tests.cli.commands import CommandResult
 from tests.cli.recording_server import RecordingServer
 
 
-class Terminal(io.StringIO):
+class TerminalInput(io.StringIO):
     """An interactive stdin, with nothing to read."""
 
     def isatty(self) -> bool:
@@ -26,7 +26,7 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Callable[..., Outcome]]:
+) -> Iterator[Callable[..., CommandResult]]:
     """A function that runs a command in this process and undoes what it sets up.
 
     `stdin` is what is piped in; None is a terminal.
@@ -35,12 +35,12 @@ def run(
     on_term = signal.getsignal(signal.SIGTERM)
     monkeypatch.delenv("MLXSERVE_API_KEY", raising=False)
 
-    def run(*args: str, stdin: str | None = "") -> Outcome:
-        monkeypatch.setattr(sys, "stdin", Terminal() if stdin is None else io.StringIO(stdin))
+    def run(*args: str, stdin: str | None = "") -> CommandResult:
+        monkeypatch.setattr(sys, "stdin", TerminalInput() if stdin is None else io.StringIO(stdin))
         monkeypatch.setattr(sys, "argv", ["mlxserve", *args])
         with pytest.raises(SystemExit) as caught:
             cli.main()
-        return Outcome(int(caught.value.code or 0), *capsys.readouterr())
+        return CommandResult(int(caught.value.code or 0), *capsys.readouterr())
 
     yield run
     signal.signal(signal.SIGTERM, on_term)

@@ -1,4 +1,4 @@
-"""`mlxserve models` and `mlxserve pull`, offline."""
+"""`mlxserve models`, offline."""
 
 from __future__ import annotations
 
@@ -7,17 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import Outcome, mlxserve
-
-
-def offline(home: Path, *arguments: str) -> Outcome:
-    """Run a command without a network, with its own folders of models."""
-    return mlxserve(
-        *arguments,
-        HF_HUB_CACHE=str(home / "hub"),
-        HF_HUB_OFFLINE="1",
-        MLXSERVE_HOME=str(home),
-    )
+from tests.cli.commands import offline
 
 
 def test_models_are_listed_with_whether_they_fit(tmp_path: Path) -> None:
@@ -42,11 +32,3 @@ def test_models_uses_the_context_and_memory_of_a_server_with_the_same_options(
     half = json.loads(offline(tmp_path, "models", "--json", "--gpu-memory-utilization", "0.45").out)
     assert half["context"] == 2000
     assert half["memory"] == pytest.approx(listed["memory"] / 2, rel=0.01)
-
-
-def test_a_failed_download_is_reported_as_json(tmp_path: Path) -> None:
-    done = offline(tmp_path, "pull", "mlx-community/Qwen3-4B-4bit", "--json")
-    assert done.code == 1
-    lines = [json.loads(line) for line in done.out.splitlines()]
-    assert "cannot be downloaded now" in lines[-1]["error"]
-    assert done.err == ""

@@ -1,42 +1,40 @@
 """Every option of the configs is a flag with help, and a row of the documentation."""
 
+from __future__ import annotations
+
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
-from mlxserve import cli
 from mlxserve.api.config import ServerConfig
 from mlxserve.cli.options import SCHEMAS, options_table, with_settings
 from mlxserve.cli.settings import flags_of
 from mlxserve.config import EngineConfig
 from mlxserve.option import options_of
+from tests.cli.commands import Run
 
 TUNING = Path(__file__).parents[2] / "docs" / "tuning.md"
 
 
 @pytest.fixture(autouse=True)
-def no_configuration(monkeypatch, tmp_path):
+def no_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
 
 
 def parse(*flags: str) -> Any:
-    found = []
+    found: list[Any] = []
     app = typer.Typer()
     app.command()(with_settings(*SCHEMAS)(lambda settings: found.append(settings)))
     app(list(flags), standalone_mode=False)
     return found[0]
 
 
-def test_help_shows_each_flag_with_its_unit_text_and_default_in_its_panel(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["mlxserve", "serve", "--help"])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    assert caught.value.code == 0
-    text = capsys.readouterr().out
+def test_help_shows_each_flag_with_its_unit_text_and_default_in_its_panel(run: Run) -> None:
+    code, text, _ = run("serve", "--help")
+    assert code == 0
     scheduling = " ".join(text[text.index("\nScheduling:\n") :].split())
     assert re.search(r"--max-num-seqs <requests> Most requests [^-]* \[default: 64\]", scheduling)
     assert re.search(r"--page-tail <copy\|recompute> Where [^-]* \[default: copy\]", scheduling)
@@ -46,19 +44,19 @@ def test_help_shows_each_flag_with_its_unit_text_and_default_in_its_panel(monkey
             assert re.search(rf"--{option.name.replace('_', '-')}\b", text), option.name
 
 
-def test_each_option_has_one_owner():
+def test_each_option_has_one_owner() -> None:
     names = [option.name for schema in SCHEMAS for option in options_of(schema)]
     assert len(set(names)) == len(names)
 
 
-def test_without_flags_nothing_is_given():
+def test_without_flags_nothing_is_given() -> None:
     settings = parse()
     assert settings.flags == {}
     assert settings.build(EngineConfig) == EngineConfig()
     assert settings.build(ServerConfig) == ServerConfig()
 
 
-def test_values_become_the_flags_that_give_them_again():
+def test_values_become_the_flags_that_give_them_again() -> None:
     changed = {
         "num_pages": 5,
         "enable_prefix_caching": False,
@@ -75,13 +73,13 @@ def test_values_become_the_flags_that_give_them_again():
     assert settings.build(ServerConfig).alias == ("a", "b")
 
 
-def test_a_row_of_the_table_has_flag_default_and_help():
+def test_a_row_of_the_table_has_flag_default_and_help() -> None:
     rows = options_table().splitlines()
     [row] = [row for row in rows if row.startswith("| `--preemption-mode ")]
     assert row.startswith(r"| `--preemption-mode <recompute\|swap>` | recompute | What happens ")
 
 
-def test_the_documentation_has_the_tables_as_they_are_printed():
+def test_the_documentation_has_the_tables_as_they_are_printed() -> None:
     """`python -m mlxserve.cli.options` prints them."""
     text = TUNING.read_text(encoding="utf-8")
     _, _, rest = text.partition("<!-- options: begin -->\n")

@@ -14,7 +14,7 @@ from mlxserve.chat import Delta, Usage
 from mlxserve.cli import run as run_command
 from mlxserve.request import FinishReason
 from mlxserve.sampling_params import SamplingParams
-from tests.cli.commands import ROOT, Outcome, Run, mlxserve
+from tests.cli.commands import ROOT, CommandResult, Run, mlxserve
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def model(write_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
     return str(write_model(tmp_path_factory.mktemp("run"), "qwen3"))
 
 
-def run_model(model: str, *args: str, stdin: str | None = None) -> Outcome:
+def run_model(model: str, *args: str, stdin: str | None = None) -> CommandResult:
     flags = ("--model", model, "--num-pages", "64", "--temperature", "0", "--max-tokens", "8")
     return mlxserve("run", *flags, *args, stdin=stdin)
 

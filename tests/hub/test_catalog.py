@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxserve.hub.catalog import Entry, Origin, entries, judge
+from mlxserve.hub.catalog import Entry, Origin, entries, memory_fit
 from mlxserve.hub.embedded import MODEL_NAME
 from mlxserve.hub.files import find_model
 
@@ -87,19 +87,19 @@ def test_an_incomplete_download_is_listed_as_a_suggestion(cache: Path) -> None:
 def test_weights_and_the_context_must_fit_together() -> None:
     entry = Entry("m", Origin.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=0)
     assert entry.kv_size(2) == 40
-    fit = judge(entry, context=100, memory=5000, is_metal=True)
+    fit = memory_fit(entry, context=100, memory=5000, is_metal=True)
     assert (fit.fits, fit.num_tokens, fit.needed) == (True, 100, 5000)
-    assert not judge(entry, context=101, memory=5000, is_metal=True).fits
-    assert not judge(entry, context=100, memory=5000, is_metal=False).fits, "float32"
-    assert judge(entry, context=1, memory=999, is_metal=True).num_tokens == 0
+    assert not memory_fit(entry, context=101, memory=5000, is_metal=True).fits
+    assert not memory_fit(entry, context=100, memory=5000, is_metal=False).fits, "float32"
+    assert memory_fit(entry, context=1, memory=999, is_metal=True).num_tokens == 0
 
 
 def test_a_step_must_fit_as_well() -> None:
     entry = Entry("m", Origin.FOLDER, 1000, 2, 5, 0, num_heads=1, width=1, inner=2)
     step = 2048 * (7 + 4) * 2
-    fit = judge(entry, context=10, memory=1000 + step + 400, is_metal=True)
+    fit = memory_fit(entry, context=10, memory=1000 + step + 400, is_metal=True)
     assert (fit.fits, fit.num_tokens, fit.needed) == (True, 10, 1000 + step + 400)
-    assert not judge(entry, context=10, memory=1000 + step + 399, is_metal=True).fits
+    assert not memory_fit(entry, context=10, memory=1000 + step + 399, is_metal=True).fits
 
 
 def test_the_estimated_step_of_the_embedded_model_matches_the_measured_one(cache: Path) -> None:
@@ -121,7 +121,7 @@ def test_only_active_experts_count_for_a_step(cache: Path, tmp_path: Path) -> No
 
 def test_the_requested_context_is_capped_at_the_models() -> None:
     entry = Entry("m", Origin.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=50)
-    assert judge(entry, context=8192, memory=3000, is_metal=True).fits
+    assert memory_fit(entry, context=8192, memory=3000, is_metal=True).fits
 
 
 def test_a_well_known_model_has_the_size_of_its_weights(cache: Path) -> None:
@@ -161,10 +161,10 @@ def test_every_suggested_models_size_is_checked(cache: Path) -> None:
 
 def test_a_model_is_judged_with_its_full_context_unless_less_is_requested() -> None:
     entry = Entry("m", Origin.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=100)
-    assert judge(entry, context=None, memory=5000, is_metal=True).context == 100
-    assert judge(entry, context=None, memory=5000, is_metal=True).fits
-    assert not judge(entry, context=None, memory=4999, is_metal=True).fits
-    assert judge(entry, context=50, memory=3000, is_metal=True).fits
-    assert judge(entry, context=200, memory=9000, is_metal=True).context == 100
+    assert memory_fit(entry, context=None, memory=5000, is_metal=True).context == 100
+    assert memory_fit(entry, context=None, memory=5000, is_metal=True).fits
+    assert not memory_fit(entry, context=None, memory=4999, is_metal=True).fits
+    assert memory_fit(entry, context=50, memory=3000, is_metal=True).fits
+    assert memory_fit(entry, context=200, memory=9000, is_metal=True).context == 100
     silent = Entry("m", Origin.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=0)
-    assert judge(silent, context=None, memory=5000, is_metal=True).context == 8192
+    assert memory_fit(silent, context=None, memory=5000, is_metal=True).context == 8192

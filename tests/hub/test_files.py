@@ -48,7 +48,7 @@ def test_a_folder_is_found_with_its_name_config_and_weights(folder: Path) -> Non
     assert files.path == folder.resolve()
     assert files.config["hidden_size"] == 8
     assert files.weights == [folder.resolve() / "model.safetensors"]
-    assert files.weight_bytes == 8
+    assert files.weight_size == 8
 
 
 def test_weights_in_several_files_are_all_found(folder: Path) -> None:
@@ -57,7 +57,7 @@ def test_weights_in_several_files_are_all_found(folder: Path) -> None:
         (folder / f"model-0000{shard}-of-00002.safetensors").write_bytes(b"1234")
     files = find_model(str(folder))
     assert [file.name[:11] for file in files.weights] == ["model-00001", "model-00002"]
-    assert files.weight_bytes == 8
+    assert files.weight_size == 8
 
 
 def test_a_folder_without_a_tokenizer_config_is_accepted(folder: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_folder_becomes_a_model_with_its_layers_shapes(model_folder: ModelFold
     )
     assert loaded.max_length == 512
     weights = np.sum([array.size for _, array in tree_flatten(loaded.model.parameters())])
-    assert loaded.weight_bytes == 4 * weights
+    assert loaded.weight_size == 4 * weights
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_model_in_4_bit_floats_has_the_same_logits_on_a_cpu(llama: Path) -> No
 def test_a_quantised_model_that_only_fits_quantised_stays_quantised(llama: Path) -> None:
     whole = load_folder(llama)
     quantised = quantise(llama)
-    loaded = load_folder(llama, memory_limit=whole.weight_bytes - 1)
+    loaded = load_folder(llama, memory_limit=whole.weight_size - 1)
     assert mx.uint32 in dtypes(loaded.model)
     assert np.allclose(logits(loaded.model), logits(quantised), atol=1e-5)
 
@@ -236,7 +236,7 @@ def test_a_config_that_does_not_fit_its_weights_is_refused(
 
 
 def test_weights_larger_than_memory_are_refused_before_they_are_read(llama: Path) -> None:
-    size = find_model(str(llama)).weight_bytes
+    size = find_model(str(llama)).weight_size
     file = llama / "model.safetensors"
     file.write_bytes(b"\0" * size)  # nothing that could be loaded
     assert "the weights need 0.0 GiB" in refusal(llama, OutOfMemory, memory_limit=size - 1)
@@ -246,7 +246,7 @@ def test_weights_that_fit_only_in_half_precision_are_refused_on_a_cpu(llama: Pat
     model, _ = load_model(llama)
     model.set_dtype(mx.bfloat16)
     save(llama, model)
-    limit = find_model(str(llama)).weight_bytes + 1000
+    limit = find_model(str(llama)).weight_size + 1000
     assert "converted to float32" in refusal(llama, OutOfMemory, memory_limit=limit)
     assert load_folder(llama, is_metal=True, memory_limit=limit).vocab_size
 

@@ -33,7 +33,7 @@ def runner_of(loaded: LoadedModel, seed: int = 0, num_pages: int = 8) -> ModelRu
     return ModelRunner(loaded.model, loaded.selector, kv, seed)
 
 
-def request(ids: Sequence[int], params: SamplingParams = GREEDY, arrival: int = 0) -> Request:
+def request(ids: Sequence[int], params: SamplingParams = GREEDY, arrival: int = 0) -> LiveRequest:
     return LiveRequest(Request(str(ids[0]), list(ids), params), arrival=arrival)
 
 

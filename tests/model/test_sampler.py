@@ -305,7 +305,7 @@ def test_asking_for_more_alternatives_than_tokens_returns_all_tokens() -> None:
 class Allows:
     """A guide that allows the given tokens."""
 
-    error = None
+    error: str | None = None
     must_wait = True
 
     def __init__(self, *tokens: int, size: int = VOCABULARY) -> None:

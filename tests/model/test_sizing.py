@@ -35,32 +35,32 @@ def pages(loaded: LoadedModel, memory_limit: int, **changes: int) -> int:
 
 
 def test_additional_memory_becomes_additional_pages(loaded: LoadedModel) -> None:
-    few = pages(loaded, loaded.weight_bytes + 64 * MIB)
-    assert pages(loaded, loaded.weight_bytes + 64 * MIB + 100 * PAGE_BYTES) - few == pytest.approx(
+    few = pages(loaded, loaded.weight_size + 64 * MIB)
+    assert pages(loaded, loaded.weight_size + 64 * MIB + 100 * PAGE_BYTES) - few == pytest.approx(
         100, abs=few * 0.05
     )
 
 
 def test_weights_a_step_and_the_pool_fit_in_the_limit(loaded: LoadedModel) -> None:
-    limit = loaded.weight_bytes + 64 * MIB
+    limit = loaded.weight_size + 64 * MIB
     found = pages(loaded, limit)
-    assert found * PAGE_BYTES + loaded.weight_bytes <= limit
+    assert found * PAGE_BYTES + loaded.weight_size <= limit
     assert found * PAGE_BYTES > 32 * MIB, "a step of this model needs far less than half"
 
 
 def test_a_larger_step_leaves_fewer_pages(loaded: LoadedModel) -> None:
-    limit = loaded.weight_bytes + 256 * MIB
+    limit = loaded.weight_size + 256 * MIB
     assert pages(loaded, limit, max_num_batched_tokens=4096) < pages(loaded, limit)
 
 
 def test_the_pool_is_capped_at_what_all_contexts_need(loaded: LoadedModel) -> None:
-    limit = loaded.weight_bytes + 64 * MIB
+    limit = loaded.weight_size + 64 * MIB
     assert pages(loaded, limit, max_tokens=160) == 10
     assert pages(loaded, limit, max_tokens=161) == 11
 
 
 def test_the_shortest_context_gets_two_pages(loaded: LoadedModel) -> None:
-    assert pages(loaded, loaded.weight_bytes + 64 * MIB, max_tokens=3) == 2
+    assert pages(loaded, loaded.weight_size + 64 * MIB, max_tokens=3) == 2
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
@@ -68,13 +68,13 @@ def test_too_little_memory_for_a_cache_is_refused_with_advice(
     share: float, loaded: LoadedModel
 ) -> None:
     with pytest.raises(OutOfMemory) as caught:
-        pages(loaded, int(loaded.weight_bytes * share))
+        pages(loaded, int(loaded.weight_size * share))
     assert str(caught.value).startswith("tiny: the weights and a step of 64 tokens leave no")
     assert "Raise gpu_memory_utilization" in str(caught.value)
 
 
 def test_measuring_frees_its_memory(loaded: LoadedModel) -> None:
-    pages(loaded, loaded.weight_bytes + 64 * MIB)
+    pages(loaded, loaded.weight_size + 64 * MIB)
     before = mx.get_active_memory()
-    pages(loaded, loaded.weight_bytes + 64 * MIB)
+    pages(loaded, loaded.weight_size + 64 * MIB)
     assert mx.get_active_memory() <= before

@@ -253,11 +253,11 @@ def test_an_unreadable_tokenizer_is_refused_and_the_required_files_named(
     assert "\n" not in str(caught.value)
 
 
-def test_knows_tools_tells_whether_the_template_renders_tools(
+def test_supports_tools_tells_whether_the_template_renders_tools(
     tokenizer_with: Callable[[list[str], str], Tokenizer],
 ) -> None:
-    assert embedded().knows_tools
-    assert not tokenizer_with([], "{{ messages }}").knows_tools
+    assert embedded().supports_tools
+    assert not tokenizer_with([], "{{ messages }}").supports_tools
 
 
 # ---- streaming

@@ -62,7 +62,7 @@ def test_an_unsupported_tool_schema_is_ignored_unless_the_call_is_required(
     assert plan(planner, AssistantTurn(tools=tools)) is None
     with pytest.raises(InvalidParameter, match="tools: cannot be followed"):
         plan(planner, AssistantTurn(tools=tools, tool_choice=ToolChoice.REQUIRED))
-    many = {"properties": {str(number): {} for number in range(501)}}
+    many: dict[str, Any] = {"properties": {str(number): {} for number in range(501)}}
     tools = [tool("big", many)]
     assert plan(planner, AssistantTurn(tools=tools)) is None
     with pytest.raises(InvalidParameter, match="tools: the parameters of 'big': it has more than"):

@@ -1,0 +1,93 @@
+"""`mlxserve pull`: downloads a model, with progress as JSON for programs."""
+
+# Annotations are read by typer at run time, so this file does not postpone them.
+
+import json as json_format
+import os
+import sys
+import threading
+from collections.abc import Iterable
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mlxserve.cli.models import Json
+from mlxserve.errors import MlxServeError
+
+_REPORT_SECONDS = 0.5
+
+
+def pull(
+    name: Annotated[
+        str, typer.Argument(help="A repository id, such as mlx-community/Qwen3-4B-4bit.")
+    ],
+    json: Json = False,
+) -> None:
+    """Download a model. An interrupted download resumes where it stopped."""
+    # Only plain HTTP can resume a partial download.
+    os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
+    if json:
+        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    from mlxserve.hub.files import pull_model
+
+    done = threading.Event()
+    reporting = threading.Thread(target=_report, args=(name, done), name="pull-report", daemon=True)
+    if json:
+        reporting.start()
+    try:
+        files = pull_model(name)
+    except MlxServeError as error:
+        if not json:
+            raise
+        _say(error=str(error))
+        sys.exit(1)
+    finally:
+        done.set()
+        if json:
+            reporting.join()
+    if json:
+        _say(path=str(files.path))
+    else:
+        print(f"{name} is in {files.path}")
+
+
+def _report(name: str, done: threading.Event) -> None:
+    """Print the bytes downloaded so far and the total, until the download is done."""
+    total = _total_size(name)
+    while not done.wait(_REPORT_SECONDS):
+        _say(done=_present_size(name), total=total)
+
+
+def _total_size(name: str) -> int | None:
+    """Bytes to download; None if the hub does not answer, which the download itself reports."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
+
+    from mlxserve.hub.files import DATA_FILES
+
+    try:
+        files: Iterable[Any] = HfApi().model_info(name, files_metadata=True).siblings or ()
+    except (HfHubHTTPError, HFValidationError, HTTPError, OSError):
+        return None
+    wanted = (f for f in files if any(fnmatch(f.rfilename, pattern) for pattern in DATA_FILES))
+    return sum(f.size or 0 for f in wanted)
+
+
+def _present_size(name: str) -> int:
+    from mlxserve.hub.catalog import hub_cache
+
+    blobs = hub_cache() / f"models--{name.replace('/', '--')}" / "blobs"
+    return sum(_size(file) for file in blobs.glob("*"))
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:  # a partial file that was just renamed
+        return 0
+
+
+def _say(**content: object) -> None:
+    print(json_format.dumps(content), flush=True)
