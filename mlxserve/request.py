@@ -163,6 +163,7 @@ class LiveRequest:
     asked: Request
     arrival: int = 0  # order of arrival
     queued_at: int = 0  # the number of the step before which it arrived
+    length_limit: int = 0  # known tokens with which it ends, by max_tokens or max_model_len
     leader: LiveRequest | None = None  # the request that computes its prompt while it waits
     id: str = field(init=False)
     num_prompt: int = field(init=False)
@@ -176,9 +177,6 @@ class LiveRequest:
     num_preemptions: int = 0
     num_overtaken: int = 0  # admissions of later requests while this one lacked memory
     num_lost: int = 0  # computed tokens that the last preemption gave up
-    capacity: int = 0  # known tokens for which there is a place, set by the scheduler
-    full_at: int = 0  # known tokens with which it ends for want of place or of max_tokens
-    steady_until: int = 0  # decodes from before this position on need nothing but their token
     prefill_end: int = 0  # known tokens at the last admission; from there on it decodes
     page_table: PageTable = field(default_factory=as_page_table)
     saved: PageRun | None = None  # pages of it that are on disk

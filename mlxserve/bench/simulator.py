@@ -3,11 +3,7 @@
 Only the runner is replaced: a step takes the time of the cost model, and samples placeholders.
 Between steps the engine does what it does in production, including planning one step ahead.
 
-Runs of pure decode steps are jumped in one step of many tokens:
-
-    step by step   [d][d][d][d][d][d]     a page allocated when a request crosses a page boundary
-    jumped         [d  x  6        ]      the same pages, allocated in the same order
-
+Runs of pure decode steps are jumped in one step of many tokens (`scheduler.jump`).
 A jump is taken only if the plans in between could not have differed, so requests, pages and
 counters end up the same; clock readings differ only by rounding. This holds for requests of one
 priority class and one client, as in all workloads here: ageing counts plans, of which a jump makes
@@ -30,7 +26,8 @@ from mlxserve.config import EngineConfig
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.pace import Pace
 from mlxserve.model.runner import ModelRunner
-from mlxserve.request import Chunk, LiveRequest, Output, Sampled, as_page_table
+from mlxserve.request import Chunk, LiveRequest, Output, Sampled
+from mlxserve.scheduler.jump import jump, settle, steps_left
 from mlxserve.scheduler.scheduler import Scheduler
 
 _SAMPLED = Sampled(0)
@@ -105,42 +102,26 @@ class SimulatedRunner:
     def settle(self) -> None:
         """Append the tokens of the jump in flight, once the step before it has been read."""
         if self._unsettled is not None:
-            for chunk in self._unsettled.chunks:
-                chunk.request.token_ids.extend([_SAMPLED.token_id] * (chunk.length - 1))
+            settle(self._unsettled.chunks, _SAMPLED.token_id)
             self._unsettled = None
 
     def _jump(self, step: SimulatedStep, began: float) -> None:
         """Turn a decode step into as many steps as would all have had the same plan."""
-        requests = [chunk.request for chunk in step.chunks]
         stats = self._scheduler.stats()
         has_preempted = stats.num_preemptions > self._num_preemptions
         self._num_preemptions = stats.num_preemptions
         # After a preemption, or when a request ends, the next plan may admit others.
-        if has_preempted or len(requests) < stats.num_running:
+        if has_preempted or len(step.chunks) < stats.num_running:
             return
-        step.slope = self._cost.decode_context * len(requests)
-        length = min(_remaining(chunk) for chunk in step.chunks)
-        length = self._before_arrival(step, began, length)
+        step.slope = self._cost.decode_context * len(step.chunks)
+        tables = self._scheduler.page_tables
+        length = self._before_arrival(step, began, steps_left(tables, step.chunks))
         if length < 2:
             return
-        pool = self._scheduler.pool
-        growths = _growths(step.chunks, length, pool.page_size)
-        # Leave a page for every request in every step, or the engine would plan differently.
-        room = max(0, pool.num_free - len(requests))
-        if len(growths) > room:
-            length = growths[room][0]
-            growths = [growth for growth in growths[:room] if growth[0] < length]
-        if length < 2:
-            return
-        _allocate(requests, growths, pool)
-        for request in requests:
-            request.num_computed += length - 1
-        step.length = length
-        step.chunks = tuple(
-            Chunk(c.request, c.start, length, c.request.page_table, True, c.is_lazy)
-            for c in step.chunks
-        )
-        self._unsettled = step
+        step.chunks = jump(tables, step.chunks, length)
+        step.length = step.chunks[0].length
+        if step.length > 1:
+            self._unsettled = step
 
     def _before_arrival(self, step: SimulatedStep, began: float, length: int) -> int:
         """The most steps of which the last one begins before the next request arrives."""
@@ -154,38 +135,6 @@ class SimulatedRunner:
             else:
                 high = middle
         return low + 1
-
-
-def _remaining(chunk: Chunk) -> int:
-    """Tokens until its request certainly ends, including this chunk's."""
-    request = chunk.request
-    known = chunk.end  # its own token is known when this chunk runs
-    room = request.capacity - known
-    if request.asked.params.max_tokens is not None:
-        room = min(room, request.num_prompt + request.asked.params.max_tokens - known)
-    return room
-
-
-def _growths(chunks: Sequence[Chunk], length: int, page_size: int) -> list[tuple[int, int]]:
-    """(step, request index) of every page that a jump allocates, in the order of single steps."""
-    growths = []
-    for index, chunk in enumerate(chunks):
-        first = len(chunk.page_table) * page_size - chunk.start
-        growths += [(step, index) for step in range(first, length, page_size)]
-    return sorted(growths)
-
-
-def _allocate(
-    requests: Sequence[LiveRequest], growths: Sequence[tuple[int, int]], pool: PagePool
-) -> None:
-    grown: dict[int, list[int]] = {}
-    for _, index in growths:
-        own = grown.setdefault(index, [])
-        pages = pool.allocate(1, own[-1] if own else requests[index].page_table[-1])
-        assert pages is not None, "a jump was longer than the pool has pages"
-        own += pages
-    for index, own in grown.items():
-        requests[index].page_table = requests[index].page_table + as_page_table(own)
 
 
 class JumpingPace(Pace):

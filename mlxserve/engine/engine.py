@@ -135,7 +135,7 @@ class Engine:
         return self._counted(outputs)
 
     def _copy_pages(self) -> None:
-        if copies := self._scheduler.take_copies():
+        if copies := self._scheduler.pop_copies():
             self._runner.copy_pages([c.source for c in copies], [c.target for c in copies])
 
     def _transfer(self) -> None:

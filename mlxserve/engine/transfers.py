@@ -76,12 +76,12 @@ class Swapper:
 
     def transfer(self) -> None:
         """Hand over what has to leave the pool, or to come back, before the next launch."""
-        transfers = self._scheduler.take_transfers()
-        for key in transfers.drops:
+        plan = self._scheduler.pop_swap_plan()
+        for key in plan.drops:
             self._store.drop(key)
-        for save in transfers.saves:
+        for save in plan.saves:
             self._save(save)
-        for load in transfers.loads:
+        for load in plan.loads:
             self._loads.append((load, self._clock()))
             self._store.load(load.run.key, load.run.first, load.run.hashes)
 

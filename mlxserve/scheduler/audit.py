@@ -37,9 +37,6 @@ def _check_holder(request: LiveRequest, pool: PagePool, num_unread: int) -> None
     assert not (request.loading and request.num_in_flight), f"{name} is read and computed at once"
     assert not request.loading or request.saved, f"{name} is read from nowhere"
     assert len(table) * pool.page_size >= num_computed, f"{name}: table is too short"
-    assert request.steady_until <= len(table) * pool.page_size, f"{name}: no page to be steady in"
-    assert request.steady_until <= max(0, request.full_at - 1), f"{name} is steady beyond its end"
-    assert not (request.asked.guide and request.steady_until), f"{name} is guided, and not asked"
     assert len(set(table)) == len(table), f"{name} has a page twice"
     assert request.num_cached < request.num_prompt, f"{name}: nothing was left to compute"
     for index, page in enumerate(table):

@@ -1,20 +1,18 @@
-"""Copies: pages that are to begin as other pages do, because they will go on differently.
+"""Copies: pages that begin as other pages do, because they will continue differently.
 
-    a fork's tail            the page that its prompt ends in, which its leader writes on in
-    a named prefix's tail    the page that the prefix ends in: each request writes on behind it
+    a fork's tail            the page that its prompt ends in, which its leader writes to next
+    a named prefix's tail    the page that the prefix ends in: each request continues it on its own
     a prompt's last page     cached whole, but its last token is computed again, for its logits
 
-The source has one holder more until its copy is made, so that nobody else gets it meanwhile.
+The page tables hold the source until the copy is made, so that it is not handed out meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from mlxserve.cache.pages import PagePool
 from mlxserve.request import LiveRequest
-from mlxserve.stats import SchedulerStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,37 +25,31 @@ class PageCopy:
 
 @dataclass(slots=True)
 class Copies:
-    """Those that have to be made before the next launch, by the request they are for."""
+    """The copies to make before the next launch, by the request they are for."""
 
-    pool: PagePool
-    stats: SchedulerStats
     _copies: dict[LiveRequest, PageCopy] = field(default_factory=dict)
 
     def add(self, request: LiveRequest, source: int, target: int) -> None:
-        """The target is a page of the request. One holder of the source is handed over."""
+        """`target` is a page of the request."""
         assert request not in self._copies, f"{request.id} has two tails"
         self._copies[request] = PageCopy(source, target)
 
-    def take(self) -> list[PageCopy]:
-        """The copies to make now. A step that is launched after that may write to the sources."""
+    def pop(self, request: LiveRequest) -> PageCopy | None:
+        """The request's copy, which is not to be made any more."""
+        return self._copies.pop(request, None)
+
+    def pop_all(self) -> list[PageCopy]:
         copies = list(self._copies.values())
         self._copies.clear()
-        self.stats.tail_copies += len(copies)
-        self.pool.release([copy.source for copy in copies])
         return copies
 
-    def drop(self, request: LiveRequest) -> None:
-        """It gives its pages up; no-op if none was to become a copy."""
-        if (copy := self._copies.pop(request, None)) is not None:
-            self.pool.release([copy.source])
-
     def renumber(self, moves: Mapping[int, int]) -> None:
-        """Pages have moved, to those that `moves` names."""
+        """Follow pages that have moved: old id -> new id."""
         for request, copy in self._copies.items():
             source, target = (moves.get(page, page) for page in (copy.source, copy.target))
             self._copies[request] = PageCopy(source, target)
 
-    def held(self) -> Iterable[list[int]]:
+    def held(self) -> Iterator[list[int]]:
         """Pages held for copies, as page tables."""
         return ([copy.source] for copy in self._copies.values())
 

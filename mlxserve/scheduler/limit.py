@@ -62,8 +62,6 @@ def limit(start: int, known_end: int, prefill_end: int, budget: int, ctx: LimitC
     from its decodes: the position decides, not the length, as a prompt can end in a single token.
     `budget` is what is left of the step for this request, memory included.
     """
-    if prefill_end <= start == known_end - 1 < ctx.max_model_len and budget > 0:
-        return DECODE  # most calls: as below, in a fifth of the time
     known_end = min(known_end, ctx.max_model_len)
     num_tokens = known_end - start
     if num_tokens <= 0:

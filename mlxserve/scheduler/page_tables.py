@@ -1,141 +1,298 @@
-"""PageTables: the running requests, and the pages that they get, grow by, and have to give up.
+"""PageTables: the pages that requests hold. The only module that changes the page pool.
 
-waiting ── started ──▶ running ─┬─ grow: free pages, or those of a victim, who is set back
-   ▲                            │
-   └──── set back, no pages ◀───┘
+    start, fork ──▶ grow ──▶ publish ──▶ grow ──▶ publish ... ──▶ release
+    cached pages,   free     pages that a step completed          now, or when the last unread
+    or a leader's   pages    are findable by their hashes         step that uses them is read
+
+Pages are also held by
+
+    copies      the page that another one will begin as (`Copies`), until it is copied
+    pins        the pages of named prefixes (`Pins`)
+    duplicates  a request's own page, given up for one with the same content that another request
+                published first: until the unread step that uses it is read
+
+Decides nothing: which requests run, and which one is preempted, is up to the scheduler.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 
 from mlxserve.cache.pages import PagePool
-from mlxserve.config import PreemptionMode, SchedulerConfig
-from mlxserve.request import LiveRequest, RequestState, as_page_table
-from mlxserve.scheduler.capacity import Capacity
-from mlxserve.scheduler.copies import Copies
-from mlxserve.scheduler.preemption import choose_victim
-from mlxserve.scheduler.prefix_cache import PrefixCache
-from mlxserve.scheduler.prefix_followers import PrefixFollowers
-from mlxserve.scheduler.step import Step
-from mlxserve.scheduler.swap import Swap
-from mlxserve.scheduler.waiting import WaitingQueue
+from mlxserve.config import PageTail, SchedulerConfig
+from mlxserve.request import LiveRequest, Request, as_page_table
+from mlxserve.scheduler.audit import check_ending, check_running
+from mlxserve.scheduler.copies import Copies, PageCopy
+from mlxserve.scheduler.pins import Pins
+from mlxserve.scheduler.prefix_cache import PrefixCache, Tail
+from mlxserve.scheduler.swap import LOAD_PAGES, Load, Swap
 from mlxserve.stats import SchedulerStats
-
-logger = logging.getLogger("mlxserve.scheduler")
 
 
 class PageTables:
-    """The scheduler puts requests into `running` and takes those out that end."""
+    """Page tables of one pool. `pool`, `cache`, `pins` and `swap` are there for others to read."""
 
-    def __init__(
-        self,
-        config: SchedulerConfig,
-        pool: PagePool,
-        cache: PrefixCache,
-        capacity: Capacity,
-        followers: PrefixFollowers,
-        copies: Copies,
-        swap: Swap,
-        waiting: WaitingQueue,
-        stats: SchedulerStats,
-    ) -> None:
-        self.running: dict[str, LiveRequest] = {}  # in the order of admission
-        self._config = config
-        self._pool = pool
-        self._cache = cache
-        self._capacity = capacity
-        self._followers = followers
-        self._copies = copies
-        self._swap = swap
-        self._waiting = waiting
-        self._stats = stats
-
-    def might_preempt(self) -> bool:
-        """Whether their next tokens might need more pages than are free.
-
-        Errs on the side of yes: counts one page for each running request that has no slot left.
-        """
-        page_size, num_free = self._pool.page_size, self._pool.num_free
-        if len(self.running) <= num_free:
-            return False
-        needed = sum(
-            request.num_computed >= len(request.page_table) * page_size
-            for request in self.running.values()
+    def __init__(self, config: SchedulerConfig, pool: PagePool, stats: SchedulerStats) -> None:
+        assert config.max_model_len is not None, "known once the model is loaded"
+        self.pool = pool
+        self.cache = PrefixCache(
+            pool,
+            is_on=config.enable_prefix_caching,
+            copies_tails=config.page_tail is PageTail.COPY,
         )
-        return needed > num_free
+        self.pins = Pins(pool, config.max_pinned_fraction)
+        self.swap = Swap(pool)
+        self._max_model_len = config.max_model_len
+        self._stats = stats
+        self._copies = Copies()
+        self._ending: set[LiveRequest] = set()  # ended, but a step that uses their pages is unread
+        self._duplicates: list[int] = []  # in no table, but an unread step uses them
+
+    # ---- how long a request can get
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus answer without pins: at most what the whole pool holds."""
+        return min(self._max_model_len, self.pool.num_pages * self.pool.page_size)
+
+    def capacity(self, request: LiveRequest, num_pages: int | None = None) -> int:
+        """Tokens that the request could have if it were alone with the pins, made and promised.
+
+        Only a new promise of pins and a smaller pool make it shrink, and they are refused where
+        they would take what a live request has and its next two tokens.
+        `num_pages`: as if the pool had this number of pages.
+        """
+        num_pages = num_pages or self.pool.num_pages
+        if self.pins.num_pages:
+            self.cache.hash(request)
+            num_pages -= self.pins.num_kept_from(request)
+        return min(self._max_model_len, num_pages * self.pool.page_size)
+
+    def length_limit(self, asked: Request) -> int:
+        """Tokens of prompt and answer with which it ends, where the pool has room for them."""
+        if asked.params.max_tokens is None:
+            return self._max_model_len
+        return min(self._max_model_len, asked.num_prompt + asked.params.max_tokens)
+
+    def max_length(self, request: LiveRequest) -> int:
+        """Known tokens with which the request ends: by its limit, or because it has no room."""
+        length = request.length_limit
+        # Whatever the request shares with the pins, it could have every page that is not pinned.
+        if length <= (self.pool.num_pages - self.pins.num_pages) * self.pool.page_size:
+            return length
+        return min(length, self.capacity(request))
 
     def room(self, request: LiveRequest) -> int:
-        """Tokens that the request's pages and all free ones could still take."""
-        pages = len(request.page_table) + self._pool.num_free
-        return pages * self._pool.page_size - request.num_computed
+        """Tokens that the request's pages and all free pages could still take."""
+        pages = len(request.page_table) + self.pool.num_free
+        return pages * self.pool.page_size - request.num_computed
 
-    def grow(self, request: LiveRequest, end: int, step: Step) -> bool:
-        """Make the page table cover `end` tokens, by preempting if the step may."""
+    # ---- tables begin and grow
+
+    def start(self, request: LiveRequest, cached: Sequence[int], tail: Tail | None) -> None:
+        """Begin a table with the pages that were found, and their tokens as computed."""
+        # Before anything is allocated, which could evict them.
+        self.pool.retain(cached)
+        self.pool.retain([tail.page] if tail else [])
+        self.cache.forget(request)
+        request.page_table = as_page_table(cached)
+        num_copied = tail.num_tokens if tail else 0
+        request.num_computed = len(cached) * self.pool.page_size + num_copied
+
+    def copy_tail(self, request: LiveRequest, tail: Tail) -> None:
+        """Copy the tail that the request was started with to the page after the cached ones."""
+        target = request.page_table[request.num_computed // self.pool.page_size]
+        self._copies.add(request, tail.page, target)
+
+    def fork(self, fork: LiveRequest, leader: LiveRequest) -> int:
+        """Begin a table with the leader's pages, but for the last token's; a page must be free.
+
+        Full pages are shared, which is how many is returned; the page that the prompt ends in is
+        copied.
+        """
+        num_pages, num_in_tail = divmod(fork.num_prompt - 1, self.pool.page_size)
+        shared = leader.page_table[:num_pages]
+        self.pool.share(shared)
+        fork.page_hashes[:] = leader.page_hashes[: fork.num_prompt // self.pool.page_size]
+        fork.page_table = shared
+        fork.num_computed = fork.num_prompt - 1
+        if num_in_tail:
+            pages = self.pool.allocate(1)
+            assert pages is not None, "there was a free page"
+            fork.page_table = shared + as_page_table(pages)
+            source = leader.page_table[num_pages]
+            self.pool.share([source])
+            self._copies.add(fork, source, pages[0])
+        return num_pages
+
+    def grow(self, request: LiveRequest, end: int) -> bool:
+        """Make the table cover `end` tokens. False, and nothing happened, for lack of pages."""
         table = request.page_table
-        missing = -(-end // self._pool.page_size) - len(table)
+        missing = -(-end // self.pool.page_size) - len(table)
         if missing <= 0:
             return True
-        while (pages := self._pool.allocate(missing, table[-1] if table else None)) is None:
-            victim = self.victim() if step.may_preempt else None
-            if victim is None:
-                return False
-            step.refund(victim)
-            step.has_preempted = True
-            self.preempt(victim)
-            if victim is request:
-                return False
+        pages = self.pool.allocate(missing, table[-1] if table else None)
+        if pages is None:
+            return False
         request.page_table = table + as_page_table(pages)
         return True
 
-    def requeue(self, request: LiveRequest) -> None:
-        """From running to waiting, without its pages."""
-        request.num_lost = request.num_computed
-        self.release(request)
-        request.loading = None
-        request.num_computed = 0
-        request.state = RequestState.WAITING
-        self._followers.leave(request)
-        del self.running[request.id]
-        self._waiting.add(request)
-        self._capacity.measure(request)
+    # ---- what was computed can be found
+
+    def publish(self, request: LiveRequest, first: int, end: int) -> None:
+        """Make pages first .. end of the table findable: they hold what their tokens say.
+
+        Where another request published the same content first, hold its page instead.
+        """
+        if first >= end or not self.cache.is_on:
+            return
+        self.cache.hash(request)
+        page_size, parent = self.pool.page_size, self.cache.parent(request, first)
+        duplicates = []
+        for index in range(first, end):
+            hash_, page = request.page_hashes[index], request.page_table[index]
+            tokens = request.token_ids[index * page_size : (index + 1) * page_size]
+            if not self.pool.publish(page, hash_, parent, tokens):
+                duplicates.append(index)
+            parent = hash_
+        if duplicates:
+            self._rebind(request, duplicates)
+
+    def _rebind(self, request: LiveRequest, duplicates: Sequence[int]) -> None:
+        """Replace the request's own pages at these indices by those with the same content.
+
+        An unread step may use its own pages, so they are released when that step has been read.
+        """
+        self._stats.rebound_pages += len(duplicates)
+        table = request.page_table[:]
+        for index in duplicates:
+            self._duplicates.append(table[index])
+            table[index] = self.pool.adopt(request.page_hashes[index])
+        request.page_table = table
+
+    # ---- tables end
 
     def release(self, request: LiveRequest) -> None:
-        """Give its pages back. Only once no unread step uses them."""
-        assert request.num_in_flight == 0, "an unread step uses these pages"
-        self._copies.drop(request)
-        self._pool.release(request.page_table)
+        """Give the request's pages back, or do so when the last step that uses them is read."""
+        if request.num_in_flight:
+            self._ending.add(request)
+            return
+        self._ending.discard(request)
+        if (copy := self._copies.pop(request)) is not None:
+            self.pool.release([copy.source])
+        self.pool.release(request.page_table)
         request.page_table = as_page_table()
 
-    def renumber(self, request: LiveRequest, moves: Mapping[int, int]) -> None:
-        """Its pages have moved, to those that `moves` names."""
-        if not moves.keys().isdisjoint(request.page_table):
-            request.page_table = as_page_table(moves.get(p, p) for p in request.page_table)
+    def release_duplicates(self) -> None:
+        """Call when a step has been read: no other unread step uses the duplicates so far."""
+        self.pool.release(self._duplicates)
+        self._duplicates.clear()
 
-    def victim(self) -> LiveRequest | None:
-        """Who gives its pages up next; None if nobody would free one."""
-        return choose_victim(
-            self.running.values(), self._pool, self._config.immune_after_preemptions
-        )
+    def end(self, request: LiveRequest) -> None:
+        """Give up everything that an ended request holds or was promised."""
+        self.cache.forget(request)
+        self.swap.drop(request)
+        request.loading = None
+        self.pins.cancel(request)
+        self.release(request)
 
-    def preempt(self, request: LiveRequest) -> None:
-        """Set it back for want of pages, its own saved first where that is the mode."""
-        request.num_preemptions += 1
-        is_immune = request.num_preemptions == self._config.immune_after_preemptions
-        self._stats.immune_requests += is_immune
-        mode = PreemptionMode.RECOMPUTE
-        if self._config.preemption_mode is PreemptionMode.SWAP:
-            self._cache.hash(request)
-            self._stats.swapped_tokens += self._swap.save(request)
-            mode = PreemptionMode.SWAP if request.saved else mode
-        self.requeue(request)
-        self._stats.num_preemptions += 1
-        logger.warning(
-            "Request %s is preempted by %s mode because there is not enough KV cache space. "
-            "This can affect the end-to-end performance. Increase gpu_memory_utilization or "
-            "decrease max_num_seqs or max_num_batched_tokens. total_cumulative_preemption_cnt=%d",
-            request.id,
-            mode,
-            self._stats.num_preemptions,
-        )
+    # ---- copies
+
+    def pop_copies(self) -> list[PageCopy]:
+        """The copies to make now. A step that is launched after them may write to their sources."""
+        copies = self._copies.pop_all()
+        self._stats.tail_copies += len(copies)
+        self.pool.release([copy.source for copy in copies])
+        return copies
+
+    # ---- the disk
+
+    def save(self, request: LiveRequest) -> None:
+        """Have the pages that only this request holds written to disk, before it releases them."""
+        self.cache.hash(request)
+        self._stats.swapped_tokens += self.swap.save(request)
+
+    def load(self, request: LiveRequest) -> None:
+        """Have the next of the request's saved pages read, as far as free pages go."""
+        assert request.saved is not None, "nothing is saved"
+        first = request.num_computed // self.pool.page_size
+        room = len(request.page_table) - first + self.pool.num_free
+        end = min(request.saved.end, first + min(LOAD_PAGES, room))
+        grown = self.grow(request, end * self.pool.page_size)
+        assert grown, "there was room for them"
+        self.swap.load(request, end)
+
+    def finish_load(self, request: LiveRequest, load: Load, num_pages: int) -> None:
+        """The first `num_pages` pages of the load hold what was saved; the others are lost."""
+        assert request.loading is load.run, f"{request.id} does not wait for these pages"
+        assert request.saved is not None, "pages were read that were not saved"
+        request.loading = None
+        self.publish(request, load.run.first, load.run.first + num_pages)
+        num_tokens = num_pages * self.pool.page_size
+        request.num_computed += num_tokens
+        self._stats.restored_tokens += num_tokens
+        if num_pages < len(load.run.hashes):
+            lost = self.swap.num_restorable(request, request.num_computed)
+            self._stats.recomputed_tokens += lost
+            self.swap.drop(request)
+        elif load.run.end == request.saved.end:
+            self.swap.drop(request)
+
+    # ---- pages that stay
+
+    def promise_pins(self, request: LiveRequest) -> None:
+        """Reserve the pages of a named prefix. Raises PrefixQuotaExceeded."""
+        self.pins.reserve(request, self.cache.chain(request))
+
+    def pin(self, request: LiveRequest) -> None:
+        """Pin the pages of a named prefix that was computed; make its tail findable."""
+        chain, num_full = self.cache.chain(request), request.num_prompt // self.pool.page_size
+        if len(chain) > num_full:
+            parent, tokens = self.cache.end_of_prompt(request)
+            self.pool.publish_tail(request.page_table[num_full], chain[-1], parent, tokens)
+        self.pool.pin(self.pins.fulfil(request))
+
+    def unpin(self, request_id: str) -> None:
+        """Let the pages of a named prefix be evicted again; no-op if there are none."""
+        self.pool.unpin(self.pins.drop(request_id))
+
+    def keep_pages(self, hashes: Iterable[bytes], until: float) -> None:
+        """Protect the cached pages of these hashes, a prefix from its beginning, from eviction."""
+        known = takewhile(self.pool.is_known, hashes)
+        self.pool.keep_until([self.pool.page_of(hash_) for hash_ in known], until)
+
+    def expire(self, now: float) -> None:
+        """End the protection of pages that were to be kept until now."""
+        self.pool.expire(now)
+
+    # ---- the whole pool
+
+    def reset(self) -> bool:
+        """As `PagePool.reset`."""
+        return self.pool.reset()
+
+    def resize(self, num_pages: int, running: Iterable[LiveRequest]) -> Mapping[int, int]:
+        """Change the number of pages: where pages move, from old ids to new ones.
+
+        No step may be unread. What the pages hold is moved by those who have the arrays.
+        """
+        assert not self._duplicates, "a page is in no table"
+        assert not self._ending, "an unread step uses pages"
+        moves = self.pool.resize(num_pages)
+        self.cache.forget_all()
+        self._copies.renumber(moves)
+        for request in running:
+            if not moves.keys().isdisjoint(request.page_table):
+                renumbered = (moves.get(page, page) for page in request.page_table)
+                request.page_table = as_page_table(renumbered)
+        return moves
+
+    def check(self, running: Sequence[LiveRequest], num_unread: int) -> None:
+        """Audit tables and pool. Raises AssertionError."""
+        tables = [request.page_table for request in (*running, *self._ending)]
+        self.pool.check([*tables, *self._copies.held(), self._duplicates])
+        self.cache.check()
+        self._copies.check()
+        check_running(running, self.pool, num_unread)
+        check_ending(self._ending, self.pool, num_unread)

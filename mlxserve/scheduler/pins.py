@@ -1,11 +1,11 @@
-"""Pins: prefixes whose pages stay until they are dropped by name.
+"""Pins: named prefixes, whose pages stay until the prefix is dropped.
 
-    reserve ── the prefix is computed by a request of its own ──┬─ pin ─ ... ─ drop
+    reserve ── the prefix is computed by a request of its own ──┬─ fulfil ─ ... ─ drop
                                                                 └─ cancel (it was aborted)
 
-From its reservation on a prefix claims its pages, by their hashes, until it is dropped or cancelled:
-so prefixes computed side by side cannot pin more together than they may, and one that leans on
-another's pages keeps its claim on them when the other is dropped.
+From its reservation until it is dropped or cancelled, a prefix claims its pages by their hashes.
+So prefixes that are computed side by side cannot exceed the quota together, and a prefix that
+shares another's pages keeps its claim on them when the other one is dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from mlxserve.request import LiveRequest
 
 
 class Pins:
-    """At most a part of the pool, by the id of the request that computes or computed its pages."""
+    """Claims of named prefixes, by the id of the request that computes or computed their pages.
+
+    Says which pages to pin; the page tables pin them.
+    """
 
     def __init__(self, pool: PagePool, max_fraction: float) -> None:
         self._pool = pool
@@ -31,31 +34,34 @@ class Pins:
 
     @property
     def num_pages(self) -> int:
-        """Pages that are pinned, or will be."""
+        """Pages that are or will be pinned."""
         return len(self._claims)
 
     def quota_of(self, num_pages: int) -> int:
-        """How many pages of a pool of so many may be pinned."""
+        """How many pages may be pinned in a pool of `num_pages`."""
         return int(self._max_fraction * num_pages)
 
     def num_kept_from(self, request: LiveRequest) -> int:
-        """Pages that are pinned, or will be, and are not this request's prompt's own.
+        """Pages that are or will be pinned, and are not pages of this request's own prompt.
 
-        Judged by what was promised, and not by its page table, where duplicates of pinned pages
-        may be until they are published. So only a new reservation makes this number grow,
-        whatever is pinned, dropped, cancelled, admitted or preempted.
+        Goes by what was promised and not by the page table, which may hold duplicates of pinned
+        pages until they are published. So only a new reservation makes this number grow.
         """
         if chain := self._promised.get(request.id):
             return self.num_pages - len(chain)
         # Its last token is computed again, and so is that token's page.
         num_matchable = (request.num_prompt - 1) // self._pool.page_size
-        return self.num_pages - self._num_claimed(request.page_hashes[:num_matchable])
+        # The pages it shares are the first ones, as every prefix claims its first pages.
+        shared = bisect_left(
+            request.page_hashes,
+            True,
+            hi=min(num_matchable, len(request.page_hashes)),
+            key=lambda hash_: hash_ not in self._claims,
+        )
+        return self.num_pages - shared
 
     def reserve(self, request: LiveRequest, chain: tuple[bytes, ...]) -> None:
-        """Raises PrefixQuotaExceeded, and nothing happened, where the quota is too small.
-
-        `chain`: hashes of the pages to be kept.
-        """
+        """Claim the pages with these hashes. Raises PrefixQuotaExceeded; nothing happened then."""
         num_new = sum(hash_ not in self._claims for hash_ in chain)
         quota = self.quota_of(self._pool.num_pages)
         if self.num_pages + num_new > quota:
@@ -68,38 +74,34 @@ class Pins:
         self._promised[request.id] = chain
         self._claims.update(chain)
 
-    def pin(self, request: LiveRequest) -> None:
-        """Its prompt has been computed and published: keep its pages."""
+    def fulfil(self, request: LiveRequest) -> list[int]:
+        """The pages to pin, now that the prompt has been computed and published."""
         chain = self._promised.pop(request.id)
         assert all(map(self._pool.is_known, chain)), f"{request.id}: a page of the prefix is lost"
-        self._pool.pin([self._pool.page_of(hash_) for hash_ in chain])
         self._pinned[request.id] = chain
+        return [self._pool.page_of(hash_) for hash_ in chain]
 
-    def drop(self, request_id: str) -> None:
-        """Its pages may be evicted again; no-op if none are pinned."""
-        if chain := self._pinned.pop(request_id, None):
-            self._pool.unpin([self._pool.page_of(hash_) for hash_ in chain])
-            self._give_up(chain)
+    def drop(self, request_id: str) -> list[int]:
+        """Give the claim up: the pages to unpin; none if the prefix is not pinned."""
+        chain = self._pinned.pop(request_id, ())
+        self._give_up(chain)
+        return [self._pool.page_of(hash_) for hash_ in chain]
 
     def cancel(self, request: LiveRequest) -> None:
-        """It will not be pinned, if it has not been."""
+        """Give the claim up of a prefix that is not pinned yet; no-op for other requests."""
         self._give_up(self._promised.pop(request.id, ()))
 
     def check(self, live: Sequence[LiveRequest]) -> None:
         """Audit. Raises AssertionError."""
         quota = self.quota_of(self._pool.num_pages)
-        assert self.num_pages <= quota, "more is pinned than may be"
+        assert self.num_pages <= quota, "more pages are pinned than the quota allows"
         computing = {request.id for request in live if request.asked.pins}
         assert self._promised.keys() == computing, "a prefix is promised, but not computed"
         pinned = {hash_ for chain in self._pinned.values() for hash_ in chain}
-        assert len(pinned) == self._pool.num_pinned, "a page is pinned by nobody"
+        assert len(pinned) == self._pool.num_pinned, "a page is pinned for no prefix"
         assert all(map(self._pool.is_pinned, pinned)), "a page of a prefix is not pinned"
         claims = Counter(h for c in (*self._promised.values(), *self._pinned.values()) for h in c)
         assert claims == self._claims, "a claim is miscounted"
-
-    def _num_claimed(self, chain: Sequence[bytes]) -> int:
-        """How many pages of it are claimed: a beginning, as every prefix claims its first."""
-        return bisect_left(chain, True, key=lambda hash_: hash_ not in self._claims)
 
     def _give_up(self, chain: Sequence[bytes]) -> None:
         self._claims.subtract(chain)

@@ -1,6 +1,6 @@
-"""PrefixCache: what a request finds in the pool by its pages' hashes, and what it leaves there.
+"""PrefixCache: what a request finds in the pool by the hashes of its pages.
 
-Knows requests and hashes; the pool knows pages. Decides nothing.
+Reads the pool, and decides nothing.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ from typing import NamedTuple
 
 from mlxserve.cache.hashing import extend_hashes, page_hash, root
 from mlxserve.cache.pages import PagePool
-from mlxserve.request import CacheMiss, CacheReport, Chunk, LiveRequest
+from mlxserve.request import CacheMiss, CacheReport, LiveRequest
 from mlxserve.scheduler.explain import Explainer
-from mlxserve.scheduler.prefix_followers import PrefixFollowers
 
 
 class Tail(NamedTuple):
-    """A page whose first tokens are the next of a prompt, which goes on differently behind them."""
+    """A page whose first tokens are the next of a prompt, which continues differently after them."""
 
     page: int
     num_tokens: int
 
 
 class _Match:
-    """What was found for a request that waits, as long as none of it is evicted."""
+    """What was found for a waiting request, as long as none of it is evicted."""
 
     __slots__ = ("_known", "num_evicted", "pages")
 
@@ -40,41 +39,62 @@ class _Match:
     def has_lost(self, evicted: Sequence[int]) -> bool:
         return not self._known.isdisjoint(evicted)
 
-    def keep(self, count: int) -> None:
-        """Only the first pages are still what they were."""
+    def cut(self, count: int) -> None:
+        """Only the first `count` pages still hold what was found."""
         if count < len(self.pages):
             self.pages = self.pages[:count]
             self._known = set(self.pages)
 
 
 class PrefixCache:
-    """Finds nothing and publishes nothing where it is off. Tails it finds only to be copied."""
+    """Finds nothing where it is off, and tails only where they are copied."""
 
-    def __init__(
-        self, pool: PagePool, followers: PrefixFollowers, *, is_on: bool, copies_tails: bool
-    ) -> None:
+    def __init__(self, pool: PagePool, *, is_on: bool, copies_tails: bool) -> None:
         self.is_on = is_on
         self._copies_tails = is_on and copies_tails
         self._pool = pool
-        self._followers = followers
         self._explainer = Explainer(pool)
         self._matches: dict[LiveRequest, _Match] = {}
 
+    # ---- hashes
+
     def hash(self, request: LiveRequest) -> None:
-        """Make the request know the hashes of its full pages."""
+        """Extend the request's page hashes to all its full pages."""
         extend_hashes(
             request.page_hashes, request.token_ids, self._pool.page_size, request.asked.cache_salt
         )
 
+    def parent(self, request: LiveRequest, index: int) -> bytes:
+        """The hash before page `index` in its chain."""
+        return request.page_hashes[index - 1] if index else root(request.asked.cache_salt)
+
+    def chain(self, request: LiveRequest) -> tuple[bytes, ...]:
+        """Hashes of the pages that a named prefix pins: the full ones, and its tail if it is to be
+        copied."""
+        self.hash(request)
+        full, tail = divmod(request.num_prompt, self._pool.page_size)
+        pages = tuple(request.page_hashes[:full])
+        if not tail or not self._copies_tails:
+            return pages
+        return (*pages, page_hash(*self.end_of_prompt(request)))
+
+    def end_of_prompt(self, request: LiveRequest) -> tuple[bytes, Sequence[int]]:
+        """The page that the prompt ends in: the hash before it, and its tokens."""
+        full = request.num_prompt // self._pool.page_size
+        tokens = request.token_ids[full * self._pool.page_size : request.num_prompt]
+        return self.parent(request, full), tokens
+
+    # ---- what is found
+
     def matchable(self, request: LiveRequest, first: int = 0) -> list[bytes]:
-        """Hashes of its pages from `first` on, but never of the last token: that one must be
+        """Hashes of its pages from `first` on, without the last token's: that one is always
         computed."""
         return request.page_hashes[first : (len(request.token_ids) - 1) // self._pool.page_size]
 
     def match(self, request: LiveRequest) -> list[int]:
         """Cached pages of its known tokens.
 
-        Remembered: as long as none of them is evicted, a match can only grow.
+        Remembered while it waits: as long as none of them is evicted, a match can only grow.
         """
         if not self.is_on:
             return []
@@ -84,7 +104,7 @@ class PrefixCache:
             found = self._matches[request] = _Match(self._pool.num_evicted)
         evicted = self._pool.evicted_since(found.num_evicted)
         if evicted is None or found.has_lost(evicted):
-            found.keep(self._pool.num_unchanged(found.pages, request.page_hashes))
+            found.cut(self._pool.num_unchanged(found.pages, request.page_hashes))
         found.num_evicted = self._pool.num_evicted
         skip = len(found.pages)
         if skip < len(request.page_hashes) and self._pool.is_known(request.page_hashes[skip]):
@@ -92,10 +112,10 @@ class PrefixCache:
         return found.pages
 
     def tail(self, request: LiveRequest, cached: Sequence[int]) -> Tail | None:
-        """What could be copied behind the pages that it matches. Holds as long as they do.
+        """What could be copied after the `cached` pages that it matches. Holds as long as they do.
 
-        The last page of a prompt that is cached whole, or the end of a named prefix. Nothing where
-        pages of it are on disk: they begin where a page begins.
+        The last page of a prompt that is cached whole, or the end of a named prefix. None where
+        pages of the request are on disk, as they begin on a page boundary.
         """
         if not self._copies_tails or request.saved is not None:
             return None
@@ -105,84 +125,39 @@ class PrefixCache:
             whole := self._pool.match(hashes, token_ids, skip=len(cached))
         ):
             return Tail(whole[0], page_size - 1)
-        parent = self._parent(request, len(cached))
+        parent = self.parent(request, len(cached))
         found = self._pool.find_tail(parent, token_ids[start : min(last, start + page_size)])
         return Tail(*found) if found else None
 
     def forget(self, request: LiveRequest) -> None:
-        """It waits no more: nobody asks for its match again."""
+        """Drop the match of a request that does not wait any more; no-op if there is none."""
         self._matches.pop(request, None)
 
     def forget_all(self) -> None:
-        """Pages have moved: what was found is to be looked for again."""
+        """Drop every match: pages have moved."""
         self._matches.clear()
 
-    def publish(self, chunk: Chunk) -> list[int]:
-        """Make the pages findable that this chunk completed, now that it has been computed.
+    def check(self) -> None:
+        """Audit. Raises AssertionError."""
+        for request, match in self._matches.items():
+            assert all(page < self._pool.num_pages for page in match.pages), (
+                f"the match of {request.id} names a page that is gone"
+            )
 
-        As `publish_pages`.
-        """
-        request, page_size = chunk.request, self._pool.page_size
-        # A token that was dropped with its request's end stays unknown.
-        end = min(chunk.end, len(request.token_ids)) // page_size
-        return self.publish_pages(request, chunk.start // page_size, end)
-
-    def publish_pages(self, request: LiveRequest, first: int, end: int) -> list[int]:
-        """Make pages first .. end of its table findable: they hold what their tokens say.
-
-        The indices of those that are found elsewhere already, and so were not published.
-        """
-        if first >= end or not self.is_on:
-            return []
-        self.hash(request)
-        page_size, parent = self._pool.page_size, self._parent(request, first)
-        duplicates = []
-        for index in range(first, end):
-            hash_, page = request.page_hashes[index], request.page_table[index]
-            tokens = request.token_ids[index * page_size : (index + 1) * page_size]
-            if not self._pool.publish(page, hash_, parent, tokens):
-                duplicates.append(index)
-            self._followers.page_published(hash_)
-            parent = hash_
-        return duplicates
-
-    def chain(self, request: LiveRequest) -> tuple[bytes, ...]:
-        """Hashes of the pages that a named prefix keeps: the full ones, and the tail if it will
-        be copied."""
-        self.hash(request)
-        full, tail = divmod(request.num_prompt, self._pool.page_size)
-        pages = tuple(request.page_hashes[:full])
-        return (*pages, page_hash(*self._tail(request))) if tail and self._copies_tails else pages
-
-    def publish_tail(self, request: LiveRequest) -> None:
-        """Make the page that its prompt ends in findable, if it will be copied."""
-        chain, full = self.chain(request), request.num_prompt // self._pool.page_size
-        if len(chain) > full:
-            parent, tokens = self._tail(request)
-            self._pool.publish_tail(request.page_table[full], chain[full], parent, tokens)
-
-    def _tail(self, request: LiveRequest) -> tuple[bytes, Sequence[int]]:
-        """Of the page that its prompt ends in: what stands before it, and what it holds."""
-        full = request.num_prompt // self._pool.page_size
-        tokens = request.token_ids[full * self._pool.page_size : request.num_prompt]
-        return self._parent(request, full), tokens
-
-    def _parent(self, request: LiveRequest, index: int) -> bytes:
-        """What stands before page `index` in its chain."""
-        return request.page_hashes[index - 1] if index else root(request.asked.cache_salt)
-
-    def report_fork(self, num_pages: int) -> CacheReport:
-        """As `report`, of a prompt that shares all its full pages with the one it is a fork of."""
-        if not self.is_on:
-            return CacheReport(0, 0, 0, CacheMiss.OFF)
-        num_tokens = num_pages * self._pool.page_size
-        return CacheReport(num_pages, num_tokens, num_tokens, CacheMiss.BELOW_ONE_PAGE)
+    # ---- what is reported
 
     def report(self, request: LiveRequest, num_pages: int, num_copied: int) -> CacheReport:
-        """What it did for a prompt of which it found so many pages, and tokens of the next one."""
+        """Of a prompt of which `num_pages` were found, and `num_copied` tokens of the next page."""
         if not self.is_on:
             return CacheReport(0, 0, 0, CacheMiss.OFF)
         found = self._explainer.report(request, self.matchable(request), num_pages)
         num_tokens = found.num_tokens + num_copied
         differs_at = max(found.differs_at, num_tokens)
         return replace(found, num_tokens=num_tokens, differs_at=differs_at)
+
+    def report_fork(self, num_pages: int) -> CacheReport:
+        """Of a prompt that shares its full pages with the request it is a fork of."""
+        if not self.is_on:
+            return CacheReport(0, 0, 0, CacheMiss.OFF)
+        num_tokens = num_pages * self._pool.page_size
+        return CacheReport(num_pages, num_tokens, num_tokens, CacheMiss.BELOW_ONE_PAGE)

@@ -2,40 +2,46 @@
 
 Matching by hash finds pages only once they are published, so requests that arrive together would
 each compute and hold the same prefix. Here it is known which running request is about to compute a
-page; a request that needs the same ones waits without pages until they are published, or until
-nobody is computing them any more.
+page. A request that needs the same pages waits, without any, until they are published or no request
+computes them any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from mlxserve.request import LiveRequest
 from mlxserve.stats import SchedulerStats
 
 
 class PrefixFollowers:
-    """Leaders are running; followers are waiting. Nobody follows a follower, so no wait is a ring."""
+    """Leaders are running, followers are waiting: no request is both, so no wait is circular."""
 
     def __init__(self, min_shared_pages: int, stats: SchedulerStats) -> None:
-        """`min_shared_pages`: for less, waiting costs more than computing."""
+        """`min_shared_pages`: for fewer pages, waiting costs more than computing."""
         self._min_shared_pages = min_shared_pages
         self._leaders: dict[bytes, LiveRequest] = {}  # hash of a page -> who is computing it
         self._followers: set[LiveRequest] = set()
         self._stats = stats
 
-    def lead(self, request: LiveRequest, hashes: Sequence[bytes]) -> None:
-        """A request starts to compute the pages of these hashes, as far as nobody does already."""
+    def __contains__(self, request: LiveRequest) -> bool:
+        """Whether it follows, as of the last time that admission looked at it."""
+        return request in self._followers
+
+    def lead(self, request: LiveRequest, hashes: Iterable[bytes]) -> None:
+        """The request starts to compute the pages of these hashes; those being computed stay with
+        their leaders."""
         self._followers.discard(request)
         for hash_ in hashes:
             self._leaders.setdefault(hash_, request)
 
-    def page_published(self, hash_: bytes) -> None:
-        """A page was published."""
-        self._leaders.pop(hash_, None)
+    def pages_published(self, hashes: Iterable[bytes]) -> None:
+        """The pages of these hashes can be found from now on."""
+        for hash_ in hashes:
+            self._leaders.pop(hash_, None)
 
     def leave(self, request: LiveRequest) -> None:
-        """A request computes no more, or waits no more."""
+        """The request neither computes nor waits any more."""
         self._followers.discard(request)
         # What is being computed is short beside the context of an agent.
         hashes = min(request.page_hashes, list(self._leaders), key=len)
@@ -44,7 +50,7 @@ class PrefixFollowers:
                 del self._leaders[hash_]
 
     def must_wait(self, request: LiveRequest, missing: Sequence[bytes]) -> bool:
-        """Whether others are computing enough of what it misses, from the first page on.
+        """Whether others are computing enough of the `missing` pages, from the first one on.
 
         Once it follows it waits for the whole run: its last pages are about to be published.
         """

@@ -18,10 +18,11 @@ class Step:
     has_preempted: bool = False
     plan: dict[LiveRequest, Limit] = field(default_factory=dict)
 
-    def take(self, request: LiveRequest, share: Limit) -> None:
+    def add(self, request: LiveRequest, share: Limit) -> None:
         self.plan[request] = share
         self.budget -= share.charge
 
     def refund(self, request: LiveRequest) -> None:
+        """Take the request out of the plan; no-op if it is not in it."""
         if share := self.plan.pop(request, None):
             self.budget += share.charge

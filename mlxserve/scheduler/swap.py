@@ -1,10 +1,10 @@
-"""What is to be moved between the pool and the disk: plans of moves, and where they stand.
+"""Swap: which pages of preempted requests are on disk, and what is to be moved there and back.
 
     preempted ── Save ──▶ on disk ── admitted again, holding pages ── Load ──▶ computed
-                                         a Load that fails: computed in the usual way
+                                     if the Load fails: computed in the usual way
 
-A request whose pages are being read holds the pages they go to, and is skipped until they are
-there. So nobody with pages waits behind somebody without (vllm#44560).
+A request whose pages are being read holds the pages that they are read to, and the plan skips it
+until they are there. So no request that holds pages waits for one that holds none (vllm#44560).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import LiveRequest, PageRun
 
-LOAD_PAGES = 32  # read at once for one request; bounds the memory that pages pass through
+LOAD_PAGES = 32  # read at once for one request; bounds the memory of pages on their way
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Write these pages of the pool, before anything else is written to them."""
+    """Write these pages of the pool to disk, before anything else is written to them."""
 
     run: PageRun
     pages: tuple[int, ...]
@@ -35,30 +35,31 @@ class Load:
 
 
 @dataclass(slots=True)
-class Transfers:
+class SwapPlan:
     """What the engine has to do before it launches the step that was planned."""
 
     saves: list[Save] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
-    drops: list[str] = field(default_factory=list)  # keys of runs that nobody wants any more
+    drops: list[str] = field(default_factory=list)  # keys of runs that are not needed any more
 
     def __bool__(self) -> bool:
         return bool(self.saves or self.loads or self.drops)
 
 
 class Swap:
-    """Knows of each preempted request which of its pages are on disk."""
+    """Plans the moves. What a request has on disk is in the request: `saved`, `loading`."""
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
-        self._transfers = Transfers()
+        self._plan = SwapPlan()
 
-    def take_transfers(self) -> Transfers:
-        transfers, self._transfers = self._transfers, Transfers()
-        return transfers
+    def pop_plan(self) -> SwapPlan:
+        """What was planned since the last call."""
+        plan, self._plan = self._plan, SwapPlan()
+        return plan
 
     def save(self, request: LiveRequest) -> int:
-        """Have its full pages written, from the first one on that only it has: tokens in them."""
+        """Have its full pages written, from the first one that no other request holds: their tokens."""
         end = request.num_computed // self._pool.page_size
         pages = request.page_table[:end]
         first = next((i for i, page in enumerate(pages) if self._pool.is_exclusive(page)), end)
@@ -69,34 +70,34 @@ class Swap:
             return 0
         key = f"{request.arrival}.{request.num_preemptions}"
         request.saved = PageRun(key, first, tuple(request.page_hashes[first:end]))
-        self._transfers.saves.append(Save(request.saved, tuple(pages[first:])))
+        self._plan.saves.append(Save(request.saved, tuple(pages[first:])))
         return (end - first) * self._pool.page_size
 
     def load(self, request: LiveRequest, end: int) -> None:
-        """Have its saved pages read, from what is computed to page `end`, into its page table."""
+        """Have its saved pages up to page `end` read into its page table, after what is computed."""
         saved, first = request.saved, request.num_computed // self._pool.page_size
         assert saved is not None, "nothing is saved"
         request.loading = PageRun(
             saved.key, first, saved.hashes[first - saved.first : end - saved.first]
         )
         pages = tuple(request.page_table[first:end])
-        self._transfers.loads.append(Load(request.id, request.loading, pages))
+        self._plan.loads.append(Load(request.id, request.loading, pages))
 
     def drop(self, request: LiveRequest) -> None:
-        """Nobody wants its saved pages any more."""
+        """Forget its saved pages; no-op if there are none."""
         if request.saved is not None:
-            self._transfers.drops.append(request.saved.key)
+            self._plan.drops.append(request.saved.key)
             request.saved = None
 
-    def num_tokens(self, request: LiveRequest, start: int) -> int:
-        """How many tokens, from this one on, could be read instead of computed."""
+    def num_restorable(self, request: LiveRequest, start: int) -> int:
+        """Tokens from this one on that could be read instead of computed."""
         page, offset = divmod(start, self._pool.page_size)
         saved = request.saved
         if saved is None or offset or not saved.first <= page < saved.end:
             return 0
         return saved.end * self._pool.page_size - start
 
-    def stop(self, request: LiveRequest, start: int) -> int:
-        """Where a chunk from `start` on has to end: where saved pages begin, or with the tokens."""
+    def end_of_chunk(self, request: LiveRequest, start: int) -> int:
+        """Where a chunk from `start` on has to end: at the first saved page, or at the last token."""
         saved_start = request.saved.first * self._pool.page_size if request.saved else 0
         return saved_start if start < saved_start else len(request.token_ids)

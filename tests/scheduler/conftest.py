@@ -8,18 +8,15 @@ published before they are computed, and pages freed while a step still uses them
 
 from __future__ import annotations
 
-import inspect
-import textwrap
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import accumulate
-from types import ModuleType
 
 import pytest
 
-from mlxserve.cache.hashing import extend_hashes
+from mlxserve.cache.hashing import extend_hashes, page_hash
 from mlxserve.cache.pages import PagePool
 from mlxserve.config import PageTail, SchedulerConfig
 from mlxserve.errors import MlxServeError
@@ -188,28 +185,41 @@ class GhostEngine:
         """By counting, of each request and prefix anew, what has to have a place."""
         scheduler = self.scheduler
         prefixes = [*self.pinned, *(request for request in self._live() if request.asked.pins)]
-        claims = {hash_ for prefix in prefixes for hash_ in scheduler._cache.chain(prefix)}
+        claims = {hash_ for prefix in prefixes for hash_ in self._pinned_hashes(prefix)}
         if len(claims) > int(scheduler.config.max_pinned_fraction * num_pages):
             return True
 
         def capacity(request: LiveRequest, num_pages: int) -> int:
             page_size = scheduler.pool.page_size
-            own = page_hashes(request)[: (request.num_prompt - 1) // page_size]
-            own = scheduler._cache.chain(request) if request.asked.pins else own
+            if request.asked.pins:
+                own = self._pinned_hashes(request)
+            else:
+                own = self._page_hashes(request)[: (request.num_prompt - 1) // page_size]
             num_left = num_pages - len(claims - set(own))
             return min(scheduler.config.max_model_len, num_left * page_size)
-
-        def page_hashes(request: LiveRequest) -> list[bytes]:
-            hashes: list[bytes] = []
-            page_size = scheduler.pool.page_size
-            extend_hashes(hashes, request.token_ids, page_size, request.asked.cache_salt)
-            return hashes
 
         return any(
             capacity(request, num_pages) < len(request.token_ids) + 2
             and capacity(request, num_pages) < capacity(request, scheduler.pool.num_pages)
             for request in self._live()
         )
+
+    def _page_hashes(self, request: LiveRequest) -> list[bytes]:
+        """Computed anew, of all its full pages."""
+        hashes: list[bytes] = []
+        page_size = self.scheduler.pool.page_size
+        extend_hashes(hashes, request.token_ids, page_size, request.asked.cache_salt)
+        return hashes
+
+    def _pinned_hashes(self, prefix: LiveRequest) -> list[bytes]:
+        """Of the pages that a named prefix pins: the last one only if tails are copied."""
+        num_full, num_in_tail = divmod(prefix.num_prompt, self.scheduler.pool.page_size)
+        hashes = self._page_hashes(prefix)[:num_full]
+        if num_in_tail and self.scheduler.config.page_tail is PageTail.COPY:
+            tail = prefix.token_ids[prefix.num_prompt - num_in_tail : prefix.num_prompt]
+            parent = hashes[-1] if hashes else b""
+            hashes.append(page_hash(parent, tail, prefix.asked.cache_salt))
+        return hashes
 
     def _move(self, resized: PoolResize) -> None:
         assert not resized.moves.keys() & set(resized.moves.values())
@@ -219,13 +229,10 @@ class GhostEngine:
         self.slots = {slot: held for slot, held in self.slots.items() if slot < end}
 
     def _judge_ids(self) -> None:
-        """Nothing names a page that is not there."""
+        """No load that a request waits for names a page that is gone; the audit judges the rest."""
         scheduler = self.scheduler
-        tables = [request.page_table for request in self.requests.values()]
-        copies = [(copy.source, copy.target) for copy in scheduler._copies._copies.values()]
-        matches = [match.pages for match in scheduler._cache._matches.values()]
         loads = [load.pages for load in self.loads if scheduler.accepts(load)]
-        named = {p for pages in (*tables, *copies, *matches, *loads) for p in pages}
+        named = {page for pages in loads for page in pages}
         assert named <= set(range(scheduler.pool.num_pages)), "a page that is gone is named"
 
     def unpin(self, request: LiveRequest) -> None:
@@ -321,7 +328,7 @@ class GhostEngine:
         return [leader, *(self.add(token_ids, max_tokens, fork_of=leader) for _ in range(n - 1))]
 
     def _copy_pages(self) -> None:
-        for copy in self.scheduler.take_copies():
+        for copy in self.scheduler.pop_copies():
             self._copy(copy)
 
     def _copy(self, copy: PageCopy) -> None:
@@ -336,10 +343,10 @@ class GhostEngine:
 
     def _transfer(self) -> None:
         """Do at once what has to be done before the planned step; loads end later."""
-        transfers = self.scheduler.take_transfers()
-        for key in transfers.drops:
+        plan = self.scheduler.pop_swap_plan()
+        for key in plan.drops:
             self.disk.pop(key)
-        for save in transfers.saves:
+        for save in plan.saves:
             assert not self.unread, "pages are saved while a step is unread"
             assert len(save.pages) == len(save.run.hashes)
             self.disk[save.run.key] = dict(
@@ -347,7 +354,7 @@ class GhostEngine:
                     ([self.slots[s] for s in self._slots(p)] for p in save.pages), save.run.first
                 )
             )
-        self.loads += transfers.loads
+        self.loads += plan.loads
 
     def finish_load(self, load: Load, at_most: int | None = None) -> None:
         """What was saved, or the beginning of it, is in the pages, if they still wait for it."""
@@ -469,7 +476,7 @@ class GhostEngine:
             found = pool.match(request.page_hashes[:num_full], request.token_ids)
             assert len(found) == num_full, f"a page of prefix {request.id} was evicted"
             if num_in_tail and self.scheduler.config.page_tail is PageTail.COPY:
-                page = pool.page_of(self.scheduler._cache.chain(request)[-1])
+                page = pool.page_of(self._pinned_hashes(request)[-1])
                 wanted = request.asked.cache_salt, name_of(request.token_ids[: request.num_prompt])
                 last = page * pool.page_size + num_in_tail - 1
                 assert self.slots[last] == wanted, f"the tail of prefix {request.id} is lost"
@@ -531,8 +538,9 @@ class GhostEngine:
         follows a sibling. Only memory lets one pass, and only within the class."""
         if self.scheduler.stats().align_deferrals > before["deferrals"]:
             return
-        followers = self.scheduler._followers._followers
-        for request in before["waiting"] - admitted - followers:
+        for request in before["waiting"] - admitted:
+            if request in self.scheduler.followers:
+                continue
             if request.state is not RequestState.WAITING or request.leader is not None:
                 continue
             for other in admitted:
@@ -558,17 +566,17 @@ class GhostEngine:
         waiting = [r for r in before["waiting"] if r.state is RequestState.WAITING]
         waiting = [r for r in waiting if r.leader is None]
         needed = sum(-(-len(r.token_ids) // pool.page_size) for r in waiting) + len(chunks)
-        running = scheduler._running
+        running, _ = scheduler.requests()
         if (
             not config.enable_chunked_prefill
             or len(waiting) > MAX_CANDIDATES
-            or needed > pool.num_free - scheduler._admission.num_reserved(running)
+            or needed > pool.num_free - scheduler.admission.num_reserved(running)
             or len(running) + len(waiting) > config.max_num_seqs
         ):
             return
         left = config.max_num_batched_tokens - sum(map(self._most_charged, chunks))
         for request in waiting:
-            is_follower = request in scheduler._followers._followers
+            is_follower = request in scheduler.followers
             assert is_follower or len(request.token_ids) > left, f"{request.id} is left out"
 
     def _most_charged(self, chunk: Chunk) -> int:
@@ -578,7 +586,7 @@ class GhostEngine:
         return (-(-chunk.end // page_size) - chunk.start // page_size) * page_size
 
     def _is_ageing(self, *requests: LiveRequest) -> bool:
-        now, steps = self.scheduler._num_steps, self.scheduler.config.ageing_steps
+        now, steps = self.scheduler.num_steps, self.scheduler.config.ageing_steps
         return any(now - request.queued_at >= steps for request in requests)
 
     def _judge_chunk(self, chunk: Chunk) -> None:
@@ -589,7 +597,7 @@ class GhostEngine:
         assert len(chunk.page_table) * page_size >= chunk.end
         assert chunk.is_lazy == (chunk.start == len(request.token_ids))
         assert chunk.samples == (chunk.end >= len(request.token_ids))
-        if self.scheduler._is_aligned and chunk.start < request.prefill_end:
+        if self.scheduler.is_aligned and chunk.start < request.prefill_end:
             assert chunk.end % page_size == 0 or chunk.end == request.prefill_end
         if chunk.is_lazy:
             assert self._goes_on(request), "decodes past a certain end"
@@ -607,7 +615,7 @@ class GhostEngine:
         is_unread = sampled > len(request.token_ids)
         if request.asked.guide is not None and request.asked.guide.must_wait and is_unread:
             return False
-        return sampled < request.capacity and (
+        return sampled < self.scheduler.page_tables.capacity(request) and (
             max_tokens is None or sampled - request.num_prompt < max_tokens
         )
 
@@ -619,7 +627,7 @@ class GhostEngine:
         tokens = self.answers[output.request_id]
         tokens += output.token_ids
         assert [*request.token_ids[request.num_prompt :]] == tokens, "outputs changed"
-        wanted, reason = answer(request, request.capacity)
+        wanted, reason = answer(request, self.scheduler.page_tables.capacity(request))
         assert tokens == wanted[: len(tokens)], "another answer than alone"
         if output.finish_reason is not None:
             self.reports[output.request_id] = output.cache
@@ -645,18 +653,3 @@ def make_engine() -> Callable[..., GhostEngine]:
         return GhostEngine(Scheduler(SchedulerConfig(**options), pool))
 
     return make
-
-
-@pytest.fixture
-def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[type | ModuleType, str, str, str], None]:
-    """Replace one line of a method or a function, or a part of it, by a mistake."""
-
-    def plant(owner: type | ModuleType, method: str, line: str, mistake: str) -> None:
-        function = getattr(owner, method)
-        source = textwrap.dedent(inspect.getsource(function))
-        assert source.count(line) == 1, f"{line!r} is not one place in {method}"
-        namespace: dict[str, object] = {}
-        exec(source.replace(line, mistake), function.__globals__, namespace)
-        monkeypatch.setattr(owner, method, namespace[method])
-
-    return plant

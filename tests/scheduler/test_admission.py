@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
-from mlxserve.scheduler.admission import Admission
-
 PAGE = 32
 LARGE = {"page_size": PAGE, "max_num_batched_tokens": 2048, "max_model_len": 4096}
 
@@ -175,71 +171,3 @@ def test_siblings_of_other_salts_are_strangers(make_engine: Callable) -> None:
         engine.add(engine.pages(*range(1, 9)), salt=salt)
     assert len(engine.launch()) == 2
     engine.drain()
-
-
-@pytest.mark.parametrize(
-    ("owner", "method", "line", "mistake", "promise"),
-    [
-        pytest.param(
-            Admission,
-            "choose",
-            "align_deferrals += 1\n            continue",
-            "align_deferrals += 1\n            return",
-            test_an_aligned_prompt_waits_for_a_page_of_budget_and_others_do_not,
-            id="break instead of defer",
-        ),
-        pytest.param(
-            Admission,
-            "choose",
-            "self._pool.num_free - self._stats.pages_reserved",
-            "self._pool.num_free",
-            test_two_prompts_that_only_fit_one_after_the_other_do_not_thrash,
-            id="check instead of reserve",
-        ),
-        pytest.param(
-            Admission,
-            "choose",
-            "start = len(cached) * self._pool.page_size",
-            "start = 0",
-            test_two_prompts_of_1024_with_512_cached_each_use_1024_of_a_2048_budget,
-            id="charge cached tokens",
-        ),
-        pytest.param(
-            Admission,
-            "_num_needed",
-            "self._num_pages(request) - len(cached)",
-            "self._num_pages(request)",
-            test_a_16_page_prompt_with_12_pages_in_use_by_others_is_admitted_with_4_free,
-            id="want pages for cached tokens",
-        ),
-        pytest.param(
-            Admission,
-            "choose",
-            "self._followers.must_wait(",
-            "not self._followers.must_wait(",
-            test_four_cold_requests_compute_and_hold_their_long_prefix_once,
-            id="everyone computes",
-        ),
-        pytest.param(
-            Admission,
-            "choose",
-            "passed.append(request)\n            continue",
-            "continue",
-            test_a_small_request_overtakes_one_that_lacks_memory_once,
-            id="overtake without end",
-        ),
-    ],
-)
-def test_a_planted_bug_breaks_its_promise(
-    owner: type,
-    method: str,
-    line: str,
-    mistake: str,
-    promise: Callable,
-    make_engine: Callable,
-    plant: Callable,
-) -> None:
-    promise(make_engine)
-    plant(owner, method, line, mistake)
-    with pytest.raises((AssertionError, LookupError)):
-        promise(make_engine)

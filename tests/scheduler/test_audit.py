@@ -20,7 +20,7 @@ def pool() -> PagePool:
 @pytest.fixture
 def running(pool: PagePool) -> LiveRequest:
     """With two pages, of which six tokens are computed."""
-    request = LiveRequest(Request("r", [1] * 8, SamplingParams()), num_computed=6, full_at=20)
+    request = LiveRequest(Request("r", [1] * 8, SamplingParams()), num_computed=6)
     request.page_table.extend(pool.allocate(2) or ())
     request.state = RequestState.RUNNING
     check_running([request], pool, num_unread=0)
@@ -33,8 +33,6 @@ MISTAKES: dict[str, tuple[str, Callable[[LiveRequest], object]]] = {
     "r: computed is off": ("num_computed", lambda r: len(r.token_ids) + 2),
     "r: table is too short": ("page_table", lambda r: r.page_table[:1]),
     "r has a page twice": ("page_table", lambda r: r.page_table[:1] * 2),
-    "r: no page to be steady in": ("steady_until", lambda _: 9),
-    "r is steady beyond its end": ("full_at", lambda _: 0),
 }
 
 
@@ -42,7 +40,6 @@ MISTAKES: dict[str, tuple[str, Callable[[LiveRequest], object]]] = {
 def test_a_running_request_is_what_it_says(
     message: str, running: LiveRequest, pool: PagePool
 ) -> None:
-    running.steady_until = 8
     name, wrong = MISTAKES[message]
     setattr(running, name, wrong(running))
     with pytest.raises(AssertionError, match=message):

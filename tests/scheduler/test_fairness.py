@@ -76,11 +76,11 @@ def test_requests_of_another_length_do_not_change_the_shares(make_engine: Callab
         for repeat in range(10):
             engine.add([number, repeat + 100, 3], 2, client="short")
     engine.scheduler.pool.check()
-    fair_share, worst = engine.scheduler._fair_share, 0
+    fair_share, worst = engine.scheduler.fair_share, 0
     for _ in range(300):
         engine.step()
         worst = max(worst, abs(fair_share.of("long") - fair_share.of("short")))
-    assert {r.asked.client for r in engine.scheduler._waiting} == {"long", "short"}, (
+    assert {r.asked.client for r in engine.scheduler.requests()[1]} == {"long", "short"}, (
         "not backlogged"
     )
     assert worst <= 2 * 71 * PREFILL_WEIGHT  # arXiv 2401.00588: twice the longest prompt
@@ -92,7 +92,7 @@ def test_found_tokens_are_not_charged(make_engine: Callable) -> None:
     engine.drain()
     engine.add([1] * 21, 1, client="second")
     engine.launch()
-    assert engine.scheduler._fair_share.of("second") == PREFILL_WEIGHT
+    assert engine.scheduler.fair_share.of("second") == PREFILL_WEIGHT
     engine.drain()
 
 
@@ -102,7 +102,7 @@ def test_what_a_preemption_makes_it_compute_again_is_not_charged(make_engine: Ca
         engine.add([number] * 9, 16, client="me")
     spent = 0
     while engine.scheduler.has_work:
-        spent = max(spent, engine.scheduler._fair_share.of("me"))
+        spent = max(spent, engine.scheduler.fair_share.of("me"))
         engine.step()
     assert engine.scheduler.stats().num_preemptions
     assert spent <= 3 * (9 * PREFILL_WEIGHT + 15 * DECODE_WEIGHT)

@@ -1,22 +1,18 @@
 """What went wrong in other engines, P1 to P15, each with a test that it does not here.
 
 The numbers and their sources (issues of vLLM, SGLang and others) are those of the catalogue that the
-scheduler was written against. Below, each pitfall is planted, and its test has to find it.
+scheduler was written against. `tests/mutation` plants each pitfall, and its test has to find it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 
 import pytest
 
 from mlxserve.config import PageTail, PreemptionMode
 from mlxserve.errors import PromptTooLong
-from mlxserve.scheduler import limit, preemption
-from mlxserve.scheduler.admission import Admission
-from mlxserve.scheduler.prefix_cache import PrefixCache
-from mlxserve.scheduler.scheduler import Scheduler
+from mlxserve.scheduler import preemption
 
 PREFIX = list(range(100, 116))  # 4 pages
 
@@ -30,7 +26,7 @@ def test_p01_a_match_does_not_outlive_an_eviction(make_engine: Callable) -> None
     engine.step()
     late = engine.add([*PREFIX, 116, *range(12)], 2)
     engine.launch()  # matches four pages; what else it needs is not free
-    assert len(engine.scheduler._cache._matches[late].pages) == 4
+    assert len(engine.scheduler.page_tables.cache.match(late)) == 4
     while not engine.scheduler.pool.num_evicted:
         assert not late.page_table
         engine.step()
@@ -247,166 +243,3 @@ def test_p15_every_hit_is_a_token_that_is_not_computed(make_engine: Callable) ->
         hits[is_on] = engine.scheduler.stats().prefix_hits
     assert hits[False] == 0
     assert computed[False] - computed[True] == hits[True] > 30
-
-
-# ---- each of them, planted
-
-PLANTED: dict[str, tuple[Callable, type | ModuleType, str, str, str]] = {
-    "P1 keep a match over an eviction": (
-        test_p01_a_match_does_not_outlive_an_eviction,
-        PrefixCache,
-        "match",
-        "if evicted is None or found.has_lost(evicted):",
-        "if False:",
-    ),
-    "P2 admit on the first chunk": (
-        test_p02_prompts_that_only_fit_one_after_the_other_do_not_thrash,
-        Admission,
-        "_num_pages",
-        "-(-len(request.token_ids) // self._pool.page_size)",
-        "1",
-    ),
-    "P2 check without reserving": (
-        test_p02_prompts_that_only_fit_one_after_the_other_do_not_thrash,
-        Admission,
-        "choose",
-        "self._pool.num_free - self._stats.pages_reserved",
-        "self._pool.num_free",
-    ),
-    "P3 no room to grow": (
-        test_p03_decodes_that_grow_do_not_preempt_each_other_for_ever,
-        Admission,
-        "num_reserved",
-        "growth = self._config.growth_pages * len(running) if self._stats.num_preemptions else 0",
-        "growth = 0",
-    ),
-    "P4 last in, first out": (
-        test_p04_the_victim_is_the_one_that_costs_least,
-        preemption,
-        "recompute_cost",
-        "return max(0, request.num_computed - kept * pool.page_size)",
-        "return 0",
-    ),
-    "P5 a victim in flight": (
-        test_p05_whoever_can_free_no_page_now_is_no_victim,
-        preemption,
-        "choose_victim",
-        "r.num_in_flight == 0 and",
-        "",
-    ),
-    "P5 a victim that frees nothing": (
-        test_p05_whoever_can_free_no_page_now_is_no_victim,
-        preemption,
-        "_frees_a_page",
-        "return any(",
-        "return True or any(",
-    ),
-    "P6 holders behind the queue": (
-        test_p06_holders_of_restored_pages_go_before_requests_without_any,
-        Scheduler,
-        "_plan_prefill",
-        "if request.loading:",
-        "if request.loading or (self._waiting and request.num_preemptions):",
-    ),
-    "P7 no slot while loading": (
-        test_p07_a_request_that_is_read_from_disk_takes_a_slot,
-        Admission,
-        "_has_place",
-        "len(running) < ",
-        "sum(r.loading is None for r in running.values()) < ",
-    ),
-    "P8 no cap": (
-        test_p08_a_long_prompt_does_not_keep_the_others_out_of_a_step,
-        limit,
-        "_prefill_cap",
-        "if ctx.num_eligible <= 1",
-        "if True",
-    ),
-    "P8 wait for memory": (
-        test_p08_who_lacks_memory_is_passed_once,
-        Admission,
-        "choose",
-        "passed.append(request)\n            continue",
-        "return",
-    ),
-    "P8 pass without end": (
-        test_p08_who_lacks_memory_is_passed_once,
-        Admission,
-        "choose",
-        "passed.append(request)\n            continue",
-        "continue",
-    ),
-    "P9 break": (
-        test_p09_who_gets_less_than_a_page_is_deferred_and_the_others_go_on,
-        Admission,
-        "choose",
-        "align_deferrals += 1\n            continue",
-        "align_deferrals += 1\n            return",
-    ),
-    "P10 match the last token": (
-        test_p10_a_prompt_that_is_cached_whole_computes_something,
-        PrefixCache,
-        "matchable",
-        "(len(request.token_ids) - 1)",
-        "len(request.token_ids)",
-    ),
-    "P11 allocate, then retain": (
-        test_p11_what_a_step_matches_it_does_not_evict,
-        Scheduler,
-        "_start",
-        "self.pool.retain(cached)",
-        "self.pool.release(self.pool.allocate(self.pool.num_free)); self.pool.retain(cached)",
-    ),
-    "P12 count every admission": (
-        test_p12_neither_retries_nor_preemptions_count_as_hits,
-        Scheduler,
-        "_count_hits",
-        "if not request.has_run:",
-        "if True:",
-    ),
-    "P12 count every look": (
-        test_p12_neither_retries_nor_preemptions_count_as_hits,
-        Admission,
-        "choose",
-        "cached = self._cache.match(request)",
-        "cached = self._cache.match(request); self._stats.prefix_queries += len(request.token_ids)",
-    ),
-    "P13 longest match first": (
-        test_p13_a_cold_request_is_not_passed_by_cached_ones,
-        Admission,
-        "choose",
-        "islice(waiting.in_order(now), MAX_CANDIDATES)",
-        "sorted(waiting.in_order(now), key=lambda one: -len(self._cache.match(one)))",
-    ),
-    "P14 queue what never fits": (
-        test_p14_one_that_can_never_fit_is_refused_and_keeps_nobody_waiting,
-        Scheduler,
-        "_refuse_too_long",
-        "if num_tokens < capacity:",
-        "if True:",
-    ),
-    "P15 count hits and compute all the same": (
-        test_p15_every_hit_is_a_token_that_is_not_computed,
-        Admission,
-        "choose",
-        "cached = self._cache.match(request)",
-        "cached = self._cache.match(request); "
-        "self._stats.prefix_hits += 4 * len(cached); cached = []",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_pitfall_is_found(name: str, make_engine: Callable, plant: Callable) -> None:
-    promise, *bug = PLANTED[name]
-    plant(*bug)
-    options = {"tail": PageTail.COPY, "computed": 1} if "p10" in promise.__name__ else {}
-    with pytest.raises((AssertionError, LookupError, pytest.fail.Exception)):
-        promise(make_engine, **options)
-
-
-def test_every_pitfall_is_planted_and_has_its_name() -> None:
-    numbers = {f"P{n}" for n in range(1, 16)}
-    assert {name.split()[0] for name in PLANTED} == numbers
-    for name, (promise, *_) in PLANTED.items():
-        assert promise.__name__.startswith(f"test_p{int(name.split()[0][1:]):02}_")

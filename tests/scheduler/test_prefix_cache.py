@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 
 from mlxserve.config import PageTail
-from mlxserve.scheduler.prefix_cache import PrefixCache
 
 PAGE = 32
 LARGE = {"page_size": PAGE, "max_num_batched_tokens": 2048, "max_model_len": 4096}
@@ -172,31 +171,3 @@ def test_a_conversation_that_goes_on_after_a_tool_finds_its_pages(make_engine: C
         engine.drain()
         found.append(following.num_cached)
     assert found == [0, 24]
-
-
-@pytest.mark.parametrize(
-    ("owner", "method", "line", "mistake", "promise"),
-    [
-        pytest.param(
-            PrefixCache,
-            "publish",
-            "min(chunk.end, len(request.token_ids))",
-            "chunk.end",
-            test_a_page_whose_last_token_was_dropped_is_not_published,
-            id="publish a page with an unknown token",
-        ),
-    ],
-)
-def test_a_planted_bug_breaks_its_promise(
-    owner: type,
-    method: str,
-    line: str,
-    mistake: str,
-    promise: Callable,
-    make_engine: Callable,
-    plant: Callable,
-) -> None:
-    promise(make_engine)
-    plant(owner, method, line, mistake)
-    with pytest.raises((AssertionError, LookupError)):
-        promise(make_engine)

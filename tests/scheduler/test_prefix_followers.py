@@ -54,7 +54,7 @@ def test_a_follower_waits_for_the_whole_run_and_counts_once(
     follower = request("a")
     for passed in range(8):
         assert followers.must_wait(follower, HASHES[passed:])
-        followers.page_published(HASHES[passed])
+        followers.pages_published([HASHES[passed]])
     assert not followers.must_wait(follower, [])
     assert stats.prefix_follow_waits == 1
 

@@ -11,8 +11,8 @@ from mlxserve.scheduler.step import Step
 def test_what_is_refunded_can_be_taken_again_and_only_once() -> None:
     step = Step(LimitContext(page_size=4, max_model_len=64, step_budget=10), 10, may_preempt=True)
     decode, prompt = (LiveRequest(Request(name, [1], SamplingParams())) for name in "ab")
-    step.take(decode, DECODE)
-    step.take(prompt, Limit(5, 8))
+    step.add(decode, DECODE)
+    step.add(prompt, Limit(5, 8))
     assert (list(step.plan), step.budget) == ([decode, prompt], 1)
     step.refund(prompt)
     step.refund(prompt)

@@ -10,8 +10,6 @@ import pytest
 from mlxserve.config import PreemptionMode
 from mlxserve.request import LiveRequest
 from mlxserve.scheduler import swap
-from mlxserve.scheduler.scheduler import Scheduler
-from mlxserve.scheduler.swap import Swap
 
 SWAP = {"preemption_mode": PreemptionMode.SWAP}
 
@@ -131,7 +129,7 @@ def test_an_abort_while_the_disk_is_read_frees_pages_and_disk(make_engine: Calla
 def test_a_long_run_is_read_in_parts(
     make_engine: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlxserve.scheduler.scheduler.LOAD_PAGES", 2)
+    monkeypatch.setattr("mlxserve.scheduler.page_tables.LOAD_PAGES", 2)
     assert swap.LOAD_PAGES > 2
     engine = make_engine(num_pages=16, enable_prefix_caching=False, **SWAP)
     crowd(engine, prompt=21, answer=20)
@@ -178,56 +176,3 @@ def test_a_hit_in_the_pool_comes_before_the_disk(make_engine: Callable) -> None:
     stats = engine.scheduler.stats()
     assert stats.resumed_hits > 0
     assert stats.resumed_hits + stats.restored_tokens == victim.num_lost // 4 * 4
-
-
-@pytest.mark.parametrize(
-    ("owner", "method", "line", "mistake", "promise"),
-    [
-        pytest.param(
-            Scheduler,
-            "finish_load",
-            "num_tokens = num_pages * self.pool.page_size",
-            "num_tokens = len(load.run.hashes) * self.pool.page_size",
-            test_what_the_disk_lost_is_computed_again,
-            id="believe that everything was read",
-        ),
-        pytest.param(
-            Swap,
-            "save",
-            "pages[first:]",
-            "pages[: end - first]",
-            test_pages_that_others_hold_are_not_saved,
-            id="save other pages",
-        ),
-        pytest.param(
-            Swap,
-            "stop",
-            "if start < saved_start",
-            "if False",
-            test_what_was_evicted_before_the_saved_pages_is_computed_up_to_them,
-            id="compute what is on disk",
-        ),
-        pytest.param(
-            Scheduler,
-            "accepts",
-            "request is not None and request.loading is load.run",
-            "True",
-            test_an_abort_while_the_disk_is_read_frees_pages_and_disk,
-            id="take what nobody waits for",
-        ),
-    ],
-)
-def test_a_planted_bug_breaks_its_promise(
-    owner: type,
-    method: str,
-    line: str,
-    mistake: str,
-    promise: Callable,
-    make_engine: Callable,
-    plant: Callable,
-) -> None:
-    options = {"at_most": 1} if promise is test_what_the_disk_lost_is_computed_again else {}
-    promise(make_engine, **options)
-    plant(owner, method, line, mistake)
-    with pytest.raises((AssertionError, LookupError)):
-        promise(make_engine, **options)

@@ -1,0 +1,566 @@
+"""Every rule of the scheduler and of the page pool is needed: without it a test fails.
+
+A bug is one line of the source, or a part of it, replaced. The random state machine finds some
+bugs, a test of the suite that claims the opposite finds the others. A line that is not in the source
+any more fails, too: plant the bug anew where the rule is now.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+
+import pytest
+from hypothesis import Phase
+
+from mlxserve.cache.pages import PagePool
+from mlxserve.cache.runs import RunSet
+from mlxserve.config import PageTail, PreemptionMode
+from mlxserve.scheduler import limit, preemption
+from mlxserve.scheduler.admission import Admission
+from mlxserve.scheduler.page_tables import PageTables
+from mlxserve.scheduler.pins import Pins
+from mlxserve.scheduler.prefix_cache import PrefixCache
+from mlxserve.scheduler.prefix_followers import PrefixFollowers
+from mlxserve.scheduler.scheduler import Scheduler
+from mlxserve.scheduler.swap import Swap
+from tests.scheduler import (
+    test_admission,
+    test_differential,
+    test_pitfalls,
+    test_prefix_cache,
+    test_resize,
+    test_swap,
+)
+from tests.scheduler.conftest import make_engine as make_engine
+from tests.scheduler.test_scheduler_machine import run_machine
+
+pytestmark = pytest.mark.mutation
+
+
+@dataclass(frozen=True)
+class Bug:
+    """`line` of a method or function, which must occur once, is replaced by `mistake`."""
+
+    owner: type | ModuleType
+    method: str
+    line: str
+    mistake: str
+    claim: Callable[..., object] | None = None  # the test that fails
+    options: dict[str, object] = field(default_factory=dict)  # of the claim, or of the machine
+
+    def plant(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        function = getattr(self.owner, self.method)
+        source = textwrap.dedent(inspect.getsource(function))
+        assert source.count(self.line) == 1, f"{self.line!r} is not one place in {self.method}"
+        namespace: dict[str, object] = {}
+        exec(source.replace(self.line, self.mistake), function.__globals__, namespace)
+        monkeypatch.setattr(self.owner, self.method, namespace[self.method])
+
+
+# ---- found by the state machine
+
+FOUND_BY_MACHINE: dict[str, Bug] = {
+    "publish before the step is read": Bug(
+        Scheduler,
+        "schedule",
+        "self._num_unread += bool(chunks)",
+        "self._num_unread += bool(chunks); [self._publish(chunk) for chunk in chunks]",
+    ),
+    "release the head first": Bug(PagePool, "release", "reversed(pages)", "pages"),
+    "forget the salt": Bug(PrefixCache, "hash", ", request.asked.cache_salt", ""),
+    "free pages in flight": Bug(
+        PageTables,
+        "release",
+        "if request.num_in_flight:",
+        "if False:",
+    ),
+    "never wake the followers": Bug(
+        PrefixFollowers, "pages_published", "self._leaders.pop(hash_, None)", "pass"
+    ),
+    "decode past a certain end": Bug(
+        Scheduler, "_can_decode", "request.num_computed + 1 >=", "request.num_computed >="
+    ),
+    "keep computed tokens over a preemption": Bug(
+        Scheduler, "_requeue", "request.num_computed = 0", "pass"
+    ),
+    "never read before a plan that preempts": Bug(
+        Scheduler, "might_preempt", "needed > num_free", "False"
+    ),
+    "let a decode wait for a prompt": Bug(
+        Scheduler,
+        "_plan_decodes",
+        "for request in list(self._running.values()):",
+        "for request in list(self._running.values())[:1]:",
+    ),
+    "decode without a page": Bug(PageTables, "grow", "if missing <= 0:", "if missing <= 1:"),
+    "end one token late": Bug(
+        PageTables, "length_limit", "asked.num_prompt + ", "asked.num_prompt + 1 + "
+    ),
+    "never end for want of room": Bug(
+        PageTables, "max_length", "return min(length, self.capacity(request))", "return length"
+    ),
+    "hand out a page twice": Bug(RunSet, "_cut", "if stop < behind:", "if stop <= behind:"),
+    "evict what is pinned": Bug(PagePool, "_free", "counts[page] or page in pins", "counts[page]"),
+    "share without counting": Bug(PagePool, "retain", "counts[page] += 1", "counts[page] = 1"),
+    "keep a match over an eviction": Bug(
+        PrefixCache, "match", "if evicted is None or found.has_lost(evicted):", "if False:"
+    ),
+    "overlook the newest eviction": Bug(
+        PagePool,
+        "evicted_since",
+        "reversed(self._last_evicted), count",
+        "reversed(self._last_evicted), 1, count",
+    ),
+    "allocate before hits are retained": Bug(
+        PageTables,
+        "start",
+        "self.pool.retain(cached)",
+        "self.pool.release(self.pool.allocate(min(2, self.pool.num_free))); "
+        "self.pool.retain(cached)",
+    ),
+    "promise the pins' pages to others": Bug(
+        PageTables,
+        "capacity",
+        "self.pins.num_kept_from(request)",
+        "0",
+        options={"num_pages": 6, "max_pinned_fraction": 1.0},
+    ),
+    "keep a claim that was dropped": Bug(Pins, "_give_up", "del self._claims[hash_]", "pass"),
+    "forget to copy a fork's tail": Bug(
+        PageTables,
+        "fork",
+        "self._copies.add(fork, source, pages[0])",
+        "self.pool.release([source])",
+    ),
+    "let a fork write to its leader's tail": Bug(
+        PageTables,
+        "fork",
+        "shared = leader.page_table[:num_pages]",
+        "shared = leader.page_table[:num_pages + 1]; num_in_tail = 0",
+    ),
+    "hold the sources of copies for ever": Bug(
+        PageTables,
+        "pop_copies",
+        "self.pool.release([copy.source for copy in copies])",
+        "pass",
+    ),
+    "copy nothing after a prefix": Bug(
+        PageTables,
+        "copy_tail",
+        "self._copies.add(request, tail.page, target)",
+        "self.pool.release([tail.page])",
+    ),
+    "free a duplicate at once": Bug(
+        PageTables,
+        "_rebind",
+        "request.page_table = table",
+        "request.page_table = table; self.release_duplicates()",
+    ),
+    "never free a duplicate": Bug(
+        PageTables, "release_duplicates", "self.pool.release(self._duplicates)", "pass"
+    ),
+    "count the hits of a request that comes back": Bug(
+        Scheduler, "_count_hits", "if not request.has_run:", "if True:"
+    ),
+    "forget to move a hash": Bug(
+        PagePool, "_move", "self._hashes[target] = hash_ = self._hashes[source]", "hash_ = None"
+    ),
+    "leave a remembered match over a resize": Bug(
+        PageTables,
+        "resize",
+        "self.cache.forget_all()",
+        "pass",
+        options={"num_pages": 9, "max_num_seqs": 5, "growth_pages": 0},
+    ),
+    "leave a copy over a resize": Bug(PageTables, "resize", "self._copies.renumber(moves)", "pass"),
+    "leave the forks of a leader that ended": Bug(
+        Scheduler, "_end", "self._waiting.add(heir)", "pass"
+    ),
+    "break instead of defer": Bug(
+        Admission,
+        "choose",
+        "align_deferrals += 1\n            continue",
+        "align_deferrals += 1\n            return",
+        options={
+            "num_pages": 24,
+            "max_num_seqs": 5,
+            "max_num_batched_tokens": 11,  # a chunk of 8, and too little for another page
+            "enable_chunked_prefill": True,
+            "page_aligned_scheduling": True,
+            "enable_prefix_caching": False,
+            "long_prefill_token_threshold": 8,
+        },
+    ),
+    "match a tail as if it were full": Bug(
+        PrefixCache,
+        "tail",
+        "return Tail(*found) if found else None",
+        "return Tail(found[0], page_size - 1) if found else None",
+    ),
+    "match the last token": Bug(
+        PrefixCache, "matchable", "(len(request.token_ids) - 1)", "len(request.token_ids)"
+    ),
+    "count free hits as free": Bug(
+        Admission, "_num_needed", "needed += self._pool.num_idle(cached)", "pass"
+    ),
+    "plan for a preempted request": Bug(
+        Scheduler,
+        "_grow",
+        "step.refund(victim)",
+        "pass",
+        options={"num_pages": 9, "max_num_seqs": 5},
+    ),
+    "admit in a step that preempted": Bug(
+        Scheduler,
+        "schedule",
+        "if not step.has_preempted:",
+        "if True:",
+        options={"num_pages": 9, "max_num_seqs": 5},
+    ),
+    "follow a leader that is gone": Bug(
+        PrefixFollowers,
+        "leave",
+        "del self._leaders[hash_]",
+        "pass",
+        options={"num_pages": 24, "enable_prefix_caching": True},
+    ),
+    "leave pages on disk": Bug(
+        PageTables,
+        "end",
+        "self.swap.drop(request)",
+        "pass",
+        options={"num_pages": 6, "preemption_mode": PreemptionMode.SWAP},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND_BY_MACHINE)
+def test_the_state_machine_finds_the_bug(
+    name: str, make_engine: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bug = FOUND_BY_MACHINE[name]
+    bug.plant(monkeypatch)
+
+    def make(**options: object) -> object:
+        return make_engine(**{**options, **bug.options})
+
+    with pytest.raises((AssertionError, LookupError)):
+        run_machine(make, examples=3000, steps=40, phases=[Phase.generate])
+
+
+# ---- found by one test each
+
+FOUND_BY_CLAIM: dict[str, Bug] = {
+    # What went wrong in other engines: tests/scheduler/test_pitfalls.py.
+    "P1 keep a match over an eviction": Bug(
+        PrefixCache,
+        "match",
+        "if evicted is None or found.has_lost(evicted):",
+        "if False:",
+        test_pitfalls.test_p01_a_match_does_not_outlive_an_eviction,
+    ),
+    "P2 admit on the first chunk": Bug(
+        Admission,
+        "_num_pages",
+        "-(-len(request.token_ids) // self._pool.page_size)",
+        "1",
+        test_pitfalls.test_p02_prompts_that_only_fit_one_after_the_other_do_not_thrash,
+    ),
+    "P2 check without reserving": Bug(
+        Admission,
+        "choose",
+        "self._pool.num_free - self._stats.pages_reserved",
+        "self._pool.num_free",
+        test_pitfalls.test_p02_prompts_that_only_fit_one_after_the_other_do_not_thrash,
+    ),
+    "P3 no room to grow": Bug(
+        Admission,
+        "num_reserved",
+        "growth = self._config.growth_pages * len(running) if self._stats.num_preemptions else 0",
+        "growth = 0",
+        test_pitfalls.test_p03_decodes_that_grow_do_not_preempt_each_other_for_ever,
+    ),
+    "P4 last in, first out": Bug(
+        preemption,
+        "recompute_cost",
+        "return max(0, request.num_computed - kept * pool.page_size)",
+        "return 0",
+        test_pitfalls.test_p04_the_victim_is_the_one_that_costs_least,
+    ),
+    "P5 a victim in flight": Bug(
+        preemption,
+        "choose_victim",
+        "r.num_in_flight == 0 and",
+        "",
+        test_pitfalls.test_p05_whoever_can_free_no_page_now_is_no_victim,
+    ),
+    "P5 a victim that frees nothing": Bug(
+        preemption,
+        "_frees_a_page",
+        "return any(",
+        "return True or any(",
+        test_pitfalls.test_p05_whoever_can_free_no_page_now_is_no_victim,
+    ),
+    "P6 holders behind the queue": Bug(
+        Scheduler,
+        "_plan_prefill",
+        "if request.loading:",
+        "if request.loading or (self._waiting and request.num_preemptions):",
+        test_pitfalls.test_p06_holders_of_restored_pages_go_before_requests_without_any,
+    ),
+    "P7 no slot while loading": Bug(
+        Admission,
+        "_has_place",
+        "len(running) < ",
+        "sum(r.loading is None for r in running) < ",
+        test_pitfalls.test_p07_a_request_that_is_read_from_disk_takes_a_slot,
+    ),
+    "P8 no cap": Bug(
+        limit,
+        "_prefill_cap",
+        "if ctx.num_eligible <= 1",
+        "if True",
+        test_pitfalls.test_p08_a_long_prompt_does_not_keep_the_others_out_of_a_step,
+    ),
+    "P8 wait for memory": Bug(
+        Admission,
+        "choose",
+        "passed.append(request)\n            continue",
+        "return",
+        test_pitfalls.test_p08_who_lacks_memory_is_passed_once,
+    ),
+    "P8 pass without end": Bug(
+        Admission,
+        "choose",
+        "passed.append(request)\n            continue",
+        "continue",
+        test_pitfalls.test_p08_who_lacks_memory_is_passed_once,
+    ),
+    "P9 break": Bug(
+        Admission,
+        "choose",
+        "align_deferrals += 1\n            continue",
+        "align_deferrals += 1\n            return",
+        test_pitfalls.test_p09_who_gets_less_than_a_page_is_deferred_and_the_others_go_on,
+    ),
+    "P10 match the last token": Bug(
+        PrefixCache,
+        "matchable",
+        "(len(request.token_ids) - 1)",
+        "len(request.token_ids)",
+        test_pitfalls.test_p10_a_prompt_that_is_cached_whole_computes_something,
+        {"tail": PageTail.COPY, "computed": 1},
+    ),
+    "P11 allocate, then retain": Bug(
+        PageTables,
+        "start",
+        "self.pool.retain(cached)",
+        "self.pool.release(self.pool.allocate(self.pool.num_free)); self.pool.retain(cached)",
+        test_pitfalls.test_p11_what_a_step_matches_it_does_not_evict,
+    ),
+    "P12 count every admission": Bug(
+        Scheduler,
+        "_count_hits",
+        "if not request.has_run:",
+        "if True:",
+        test_pitfalls.test_p12_neither_retries_nor_preemptions_count_as_hits,
+    ),
+    "P12 count every look": Bug(
+        Admission,
+        "choose",
+        "cached = self._tables.cache.match(request)",
+        "cached = self._tables.cache.match(request); "
+        "self._stats.prefix_queries += len(request.token_ids)",
+        test_pitfalls.test_p12_neither_retries_nor_preemptions_count_as_hits,
+    ),
+    "P13 longest match first": Bug(
+        Admission,
+        "choose",
+        "islice(waiting.in_order(now), MAX_CANDIDATES)",
+        "sorted(waiting.in_order(now), key=lambda one: -len(self._tables.cache.match(one)))",
+        test_pitfalls.test_p13_a_cold_request_is_not_passed_by_cached_ones,
+    ),
+    "P14 queue what never fits": Bug(
+        Scheduler,
+        "_refuse_too_long",
+        "if num_tokens < capacity:",
+        "if True:",
+        test_pitfalls.test_p14_one_that_can_never_fit_is_refused_and_keeps_nobody_waiting,
+    ),
+    "P15 count hits and compute all the same": Bug(
+        Admission,
+        "choose",
+        "cached = self._tables.cache.match(request)",
+        "cached = self._tables.cache.match(request); "
+        "self._stats.prefix_hits += 4 * len(cached); cached = []",
+        test_pitfalls.test_p15_every_hit_is_a_token_that_is_not_computed,
+    ),
+    # Admission.
+    "break instead of defer": Bug(
+        Admission,
+        "choose",
+        "align_deferrals += 1\n            continue",
+        "align_deferrals += 1\n            return",
+        test_admission.test_an_aligned_prompt_waits_for_a_page_of_budget_and_others_do_not,
+    ),
+    "check instead of reserve": Bug(
+        Admission,
+        "choose",
+        "self._pool.num_free - self._stats.pages_reserved",
+        "self._pool.num_free",
+        test_admission.test_two_prompts_that_only_fit_one_after_the_other_do_not_thrash,
+    ),
+    "charge cached tokens": Bug(
+        Admission,
+        "choose",
+        "start = len(cached) * self._pool.page_size",
+        "start = 0",
+        test_admission.test_two_prompts_of_1024_with_512_cached_each_use_1024_of_a_2048_budget,
+    ),
+    "want pages for cached tokens": Bug(
+        Admission,
+        "_num_needed",
+        "self._num_pages(request) - len(cached)",
+        "self._num_pages(request)",
+        test_admission.test_a_16_page_prompt_with_12_pages_in_use_by_others_is_admitted_with_4_free,
+    ),
+    "every request computes the common prefix": Bug(
+        Admission,
+        "choose",
+        "self._followers.must_wait(",
+        "not self._followers.must_wait(",
+        test_admission.test_four_cold_requests_compute_and_hold_their_long_prefix_once,
+    ),
+    "overtake without end": Bug(
+        Admission,
+        "choose",
+        "passed.append(request)\n            continue",
+        "continue",
+        test_admission.test_a_small_request_overtakes_one_that_lacks_memory_once,
+    ),
+    # The cache, the disk, resizes.
+    "publish a page with an unknown token": Bug(
+        Scheduler,
+        "_publish",
+        "min(chunk.end, len(request.token_ids))",
+        "chunk.end",
+        test_prefix_cache.test_a_page_whose_last_token_was_dropped_is_not_published,
+    ),
+    "believe that everything was read": Bug(
+        PageTables,
+        "finish_load",
+        "num_tokens = num_pages * self.pool.page_size",
+        "num_tokens = len(load.run.hashes) * self.pool.page_size",
+        test_swap.test_what_the_disk_lost_is_computed_again,
+        {"at_most": 1},
+    ),
+    "save other pages": Bug(
+        Swap,
+        "save",
+        "pages[first:]",
+        "pages[: end - first]",
+        test_swap.test_pages_that_others_hold_are_not_saved,
+    ),
+    "compute what is on disk": Bug(
+        Swap,
+        "end_of_chunk",
+        "if start < saved_start",
+        "if False",
+        test_swap.test_what_was_evicted_before_the_saved_pages_is_computed_up_to_them,
+    ),
+    "accept pages that no request waits for": Bug(
+        Scheduler,
+        "accepts",
+        "request is not None and request.loading is load.run",
+        "True",
+        test_swap.test_an_abort_while_the_disk_is_read_frees_pages_and_disk,
+    ),
+    "resize without moving copies": Bug(
+        PageTables,
+        "resize",
+        "self._copies.renumber(moves)",
+        "pass",
+        test_resize.test_a_copy_that_was_not_made_yet_is_made_in_the_new_pages,
+    ),
+    "resize while pages are read": Bug(
+        Scheduler,
+        "_make_room",
+        "if request.loading:",
+        "if False:",
+        test_resize.test_pages_that_are_being_read_from_disk_are_asked_for_again,
+    ),
+    # Plans that differ from those of a scheduler that looks at everything.
+    "another plan: count free hits as free": Bug(
+        Admission,
+        "_num_needed",
+        "needed += self._pool.num_idle(cached)",
+        "pass",
+        test_differential.test_d4_the_plan_is_that_of_a_scheduler_that_looks_at_everything,
+    ),
+    "another plan: admit all into the same pages": Bug(
+        Admission,
+        "choose",
+        "available -= self._num_needed(request, cached)",
+        "pass",
+        test_differential.test_d4_the_plan_is_that_of_a_scheduler_that_looks_at_everything,
+    ),
+    "another plan: reserve for one request": Bug(
+        Admission,
+        "num_reserved",
+        "growth_pages * len(running)",
+        "growth_pages",
+        test_differential.test_d4_the_plan_is_that_of_a_scheduler_that_looks_at_everything,
+    ),
+    "another plan: short is shorter": Bug(
+        Admission,
+        "_is_short",
+        "num_uncached <= (",
+        "num_uncached < (",
+        test_differential.test_d4_the_plan_is_that_of_a_scheduler_that_looks_at_everything,
+    ),
+    "another plan: the smaller cap": Bug(
+        limit,
+        "_prefill_cap",
+        "max(",
+        "min(",
+        test_differential.test_d4_the_plan_is_that_of_a_scheduler_that_looks_at_everything,
+    ),
+    "another plan: charge tokens": Bug(
+        limit,
+        "_charge",
+        "if not (ctx.is_aligned and ctx.charges_pages):",
+        "if True:",
+        test_differential.test_d4_the_plan_is_that_of_a_scheduler_that_looks_at_everything,
+    ),
+    "another plan: match a token less": Bug(
+        PrefixCache,
+        "matchable",
+        "(len(request.token_ids) - 1)",
+        "(len(request.token_ids) - 2)",
+        test_differential.test_d4_the_plan_is_that_of_a_scheduler_that_looks_at_everything,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND_BY_CLAIM)
+def test_the_test_that_claims_the_opposite_finds_the_bug(
+    name: str, make_engine: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bug = FOUND_BY_CLAIM[name]
+    assert bug.claim is not None
+    bug.plant(monkeypatch)
+    options = dict(bug.options)
+    if "monkeypatch" in inspect.signature(bug.claim).parameters:
+        options["monkeypatch"] = monkeypatch
+    with pytest.raises((AssertionError, LookupError, pytest.fail.Exception)):
+        bug.claim(make_engine, **options)
+
+
+def test_every_pitfall_of_other_engines_is_planted() -> None:
+    claims = {bug.claim for name, bug in FOUND_BY_CLAIM.items() if name.startswith("P")}
+    pitfalls = {test for name, test in vars(test_pitfalls).items() if name.startswith("test_p")}
+    assert claims == pitfalls

@@ -1,0 +1,102 @@
+"""Who changes what, computed from the source: the page pool, and a request's progress."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+from mlxserve.cache.pages import PagePool
+from mlxserve.request import LiveRequest
+
+ROOT = Path(__file__).parent.parent.parent
+POOL, OWNER = "mlxserve/cache/pages.py", "mlxserve/scheduler/page_tables.py"
+# Public methods of PagePool that only look; any other one counts as changing it.
+READS = frozenset(
+    {
+        "check",
+        "eviction_order",
+        "evicted_since",
+        "find_tail",
+        "hash_of",
+        "is_exclusive",
+        "is_known",
+        "is_pinned",
+        "match",
+        "num_common",
+        "num_idle",
+        "num_unchanged",
+        "page_of",
+        "ref_count",
+        "states",
+        "was_evicted",
+    }
+)
+
+
+def product() -> Iterator[tuple[str, ast.Module]]:
+    """(path, syntax tree) of every file that users run."""
+    for package in ("metal_kernels", "mlxserve", "tui"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(tree: ast.Module) -> set[str | None]:
+    """Modules that names are imported from."""
+    return {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+
+
+def last_name(node: ast.expr) -> str:
+    """`pool` of `self._scheduler.pool`."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def test_only_the_page_tables_change_the_pool() -> None:
+    methods = {name for name, value in vars(PagePool).items() if callable(value)}
+    changes = {name for name in methods if not name.startswith("_")} - READS
+    assert methods >= READS
+    assert {"allocate", "retain", "release", "publish", "pin", "resize"} <= changes
+    callers = {
+        path
+        for path, tree in product()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in changes
+        and last_name(node.func.value).endswith("pool")
+    }
+    assert callers == {OWNER}
+
+
+def test_every_pool_is_called_pool() -> None:
+    """So that the test above sees it."""
+    for path, tree in product():
+        for node in ast.walk(tree):
+            named = None
+            if isinstance(node, ast.arg):
+                named, annotation = node.arg, node.annotation
+            elif isinstance(node, ast.AnnAssign):
+                named, annotation = last_name(node.target), node.annotation
+            elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+                named, annotation = last_name(node.targets[0]), node.value.func
+            if named and annotation is not None and last_name(annotation) == "PagePool":
+                assert named.endswith("pool"), f"{path}: {named}"
+
+
+def test_only_the_schedulers_package_changes_a_requests_progress() -> None:
+    progress = {one.name for one in fields(LiveRequest)}
+    writers = {
+        path
+        for path, tree in product()
+        if "mlxserve.request" in imported(tree)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store | ast.Del)
+        and node.attr in progress
+        and last_name(node.value) in {"request", "fork", "leader", "live", "victim", "other"}
+    }
+    assert writers
+    assert {path for path in writers if not path.startswith("mlxserve/scheduler/")} == set()
