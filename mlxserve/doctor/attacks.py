@@ -164,18 +164,18 @@ _WITHOUT_KEY = Attack(
 
 def examine(url: str, key: str | None) -> Iterator[AttackResult]:
     """A row for each attack, then one for the server's health. Raises MlxServeError."""
-    peer = Peer(url, key)
-    if peer.send(_HEALTH) != "200":
+    target = Target(url, key)
+    if target.send(_HEALTH) != "200":
         raise MlxServeError(
             f"No healthy server answers at {url}. Start it, or name another with --url."
         )
-    needs_no_key = peer.is_loopback and not peer.send(_WITHOUT_KEY).startswith("401")
+    needs_no_key = target.is_loopback and not target.send(_WITHOUT_KEY).startswith("401")
     for attack in (*ATTACKS, _HEALTH):
         if 401 in attack.expected and needs_no_key:
             skipped = "this machine only, without a key"
             yield AttackResult(AttackOutcome.SKIPPED, attack, skipped)
         else:
-            got = peer.send(attack)
+            got = target.send(attack)
             yield AttackResult(_judge(attack, got), attack, got)
 
 
@@ -190,7 +190,7 @@ def _judge(attack: Attack, got: str) -> AttackOutcome:
     return AttackOutcome.REFUSED if is_refused else AttackOutcome.ACCEPTED
 
 
-class Peer:
+class Target:
     """The server, to which any bytes can be sent."""
 
     def __init__(self, url: str, key: str | None) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from mlxserve import cli
 from mlxserve.api.access.policy import AccessPolicy
-from mlxserve.doctor.attacks import ATTACKS, AttackOutcome, AttackResult, Peer, examine
+from mlxserve.doctor.attacks import ATTACKS, AttackOutcome, AttackResult, Target, examine
 from mlxserve.errors import InvalidConfig, MlxServeError
 from tests.api.fake_chat import FakeChat
 from tests.api.serving import serving
@@ -111,4 +111,4 @@ def test_a_missing_server_and_an_invalid_url_are_errors() -> None:
         list(examine("http://127.0.0.1:1", None))
     for url in ("ftp://x", "127.0.0.1:8000", "http://", "http://x:y"):
         with pytest.raises(InvalidConfig, match="is not a URL"):
-            Peer(url, None)
+            Target(url, None)

@@ -142,6 +142,8 @@ class ReasoningItem(OutputItem):
 
 class CallItem(OutputItem):
     PREFIX = "fc"
+    TYPE: ClassVar = "function_call"
+    CONTENT: ClassVar = "arguments"  # the field of the call's text
 
     def __init__(self, response_id: str, index: int, call_id: str, tool: ToolAddress) -> None:
         super().__init__(response_id, index)
@@ -149,17 +151,20 @@ class CallItem(OutputItem):
         self._tool = tool
 
     def empty(self) -> dict[str, Any]:
-        return {**self.whole("in_progress"), "arguments": ""}
+        return {**self.whole("in_progress"), self.CONTENT: ""}
 
     def whole(self, status: str) -> dict[str, Any]:
         return {
             "id": self._id,
-            "type": "function_call",
+            "type": self.TYPE,
             "call_id": self._call_id,
             **self._tool.fields(),
-            "arguments": self.text,
+            self.CONTENT: self._content(),
             "status": status,
         }
+
+    def _content(self) -> str:
+        return self.text
 
     def _more(self, text: str) -> Iterator[Event]:
         yield "function_call_arguments.delta", {**self._place, "delta": text}
@@ -173,35 +178,24 @@ class CustomCallItem(CallItem):
     """A call of a custom tool. The model saw a function with one argument, `input`."""
 
     PREFIX = "ctc"
+    TYPE = "custom_tool_call"
+    CONTENT = "input"
 
-    def empty(self) -> dict[str, Any]:
-        return {**self.whole("in_progress"), "input": ""}
-
-    def whole(self, status: str) -> dict[str, Any]:
-        return {
-            "id": self._id,
-            "type": "custom_tool_call",
-            "call_id": self._call_id,
-            **self._tool.fields(),
-            "input": self._input(),
-            "status": status,
-        }
-
-    def _more(self, text: str) -> Iterator[Event]:  # noqa: ARG002
-        yield from ()  # the input is in the JSON, which must be complete first
-
-    def _end(self) -> Iterator[Event]:
-        text = self._input()
-        yield "custom_tool_call_input.delta", {**self._place, "delta": text}
-        yield "custom_tool_call_input.done", {**self._place, "input": text}
-
-    def _input(self) -> str:
+    def _content(self) -> str:
         try:
             value = json.loads(self.text)
         except ValueError:
             return self.text
         text = value.get("input") if isinstance(value, dict) else None
         return text if isinstance(text, str) else self.text
+
+    def _more(self, text: str) -> Iterator[Event]:  # noqa: ARG002
+        yield from ()  # the input is in the JSON, which must be complete first
+
+    def _end(self) -> Iterator[Event]:
+        text = self._content()
+        yield "custom_tool_call_input.delta", {**self._place, "delta": text}
+        yield "custom_tool_call_input.done", {**self._place, "input": text}
 
 
 class ResponseOutput:
