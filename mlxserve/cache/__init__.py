@@ -1,1 +1,1 @@
-"""The KV cache: page hashes, the pool of pages, and the arrays behind them."""
+"""The KV cache: page hashes, the pool of pages, and their arrays."""

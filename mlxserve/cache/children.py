@@ -1,9 +1,9 @@
-"""Children: pages by the hash of what stands before them, the newest first.
+"""Children: pages by the hash of the page before them, newest first.
 
     newest[parent] ──▶ page ──older──▶ page ──older──▶ page        and newer, the other way
 
-Knows ids and hashes only. Links in lists instead of a dictionary for each parent, which nearly
-always has one child: those took 230 bytes for each page, and half of a page's publishing.
+Knows ids and hashes only. Uses links in lists instead of a dictionary per parent, because nearly
+every parent has one child: dictionaries took 230 bytes per page and half of the time to publish it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 
 class Children:
-    """Of ids 0 .. n-1, each is filed under one parent at most."""
+    """Files ids 0 .. n-1, each under at most one parent."""
 
     def __init__(self, num_ids: int) -> None:
         self._newest: dict[bytes, int] = {}
@@ -20,7 +20,7 @@ class Children:
         self._newer: list[int | None] = [None] * num_ids
 
     def add(self, parent: bytes, page: int) -> None:
-        """File a page that is not filed yet."""
+        """File a page, which must not be filed yet."""
         older = self._newest.get(parent)
         self._newest[parent] = page
         if older is not None:
@@ -28,7 +28,7 @@ class Children:
             self._newer[older] = page
 
     def remove(self, parent: bytes, page: int) -> None:
-        """Take a page out that is filed under this parent."""
+        """Remove a page, which must be filed under this parent."""
         older, newer = self._older[page], self._newer[page]
         if newer is not None:
             self._older[newer] = older
@@ -41,29 +41,29 @@ class Children:
         self._older[page] = self._newer[page] = None
 
     def renumbered(self, num_ids: int, moves: Mapping[int, int]) -> Children:
-        """The same of ids 0 .. `num_ids`-1, where `moves` has the new ids of some pages."""
+        """A copy for ids 0 .. `num_ids`-1; `moves` maps old ids to new ones."""
         other = Children(num_ids)
         for parent, page in reversed(self.filed()):
             other.add(parent, moves.get(page, page))
         return other
 
     def has(self, parent: bytes) -> bool:
-        """Whether any page is filed under it."""
+        """Whether a page is filed under this parent."""
         return parent in self._newest
 
     def of(self, parent: bytes) -> Iterator[int]:
-        """The newest first."""
+        """Pages under this parent, newest first."""
         page = self._newest.get(parent)
         while page is not None:
             yield page
             page = self._older[page]
 
     def filed(self) -> list[tuple[bytes, int]]:
-        """(parent, page) of every page that is filed."""
+        """(parent, page) of every filed page."""
         return [(parent, page) for parent in self._newest for page in self.of(parent)]
 
     def check(self) -> None:
-        """Audit: the links of every page lead there and back. Raises AssertionError."""
+        """Audit that both links of every pair agree. Raises AssertionError."""
         pages = [page for _, page in self.filed()]
         assert len(set(pages)) == len(pages), "a page is filed twice"
         for page, older in enumerate(self._older):

@@ -1,9 +1,9 @@
-"""Chained page hashes: one names a page's tokens and everything before them.
+"""Chained page hashes: each identifies a page's tokens and all tokens before them.
 
     h0 = H(root of the salt, tokens of page 0)     h1 = H(h0, tokens of page 1)     ...
 
-Two requests that reach the same hash have the same salt and the same tokens up to that page's end,
-so they may share its pages. Knows nothing of pages' ids or of who holds them.
+Two requests with the same hash have the same salt and the same tokens up to the end of that page,
+so they may share pages. Knows neither page ids nor holders.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
-HASH_SIZE = 16  # bytes; two of 2**40 pages agree by chance about once in 10**14 such caches
+HASH_SIZE = 16  # bytes; of 10**14 caches of 2**40 pages, about one has a collision
 
 
 def token_bytes(token_ids: Sequence[int]) -> bytes:
-    """The tokens as raw little-endian int32, whatever the machine's own order."""
+    """The tokens as little-endian int32 on every machine."""
     tokens = token_ids if isinstance(token_ids, array) else array("i", token_ids)
     if sys.byteorder == "big":
         tokens = tokens[:]
@@ -26,14 +26,14 @@ def token_bytes(token_ids: Sequence[int]) -> bytes:
 
 
 def page_hash(parent: bytes, token_ids: Sequence[int], salt: bytes = b"") -> bytes:
-    """The hash of a full page. `parent` is empty for a first page, and only there `salt` counts."""
+    """The hash of a page. `parent` is empty for a first page; only then `salt` is used."""
     return blake2b((parent or root(salt)) + token_bytes(token_ids), digest_size=HASH_SIZE).digest()
 
 
 def extend_hashes(
     hashes: list[bytes], token_ids: Sequence[int], page_size: int, salt: bytes = b""
 ) -> None:
-    """Append the hash of every full page of `token_ids` that has none yet."""
+    """Append the hashes of those full pages of `token_ids` that have none yet."""
     parent = hashes[-1] if hashes else b""
     for start in range(len(hashes) * page_size, len(token_ids) - page_size + 1, page_size):
         parent = page_hash(parent, token_ids[start : start + page_size], salt)
@@ -41,7 +41,7 @@ def extend_hashes(
 
 
 def root(salt: bytes) -> bytes:
-    """What stands for the page before a first page."""
-    # Hashed to a fixed size under a name of its own: appended raw, a salt chosen to equal a page's
-    # hash would make a first page pass for that page's successor.
+    """The parent hash of a first page."""
+    # Hashed to a fixed size with its own personalisation: with a raw salt that equals a page's hash,
+    # a first page would have the hash of that page's successor.
     return blake2b(salt, digest_size=HASH_SIZE, person=b"mlxserve salt").digest()

@@ -1,7 +1,7 @@
-"""KVPool owns the arrays; a LayerKV is what one attention layer of a model sees as its cache.
+"""KVPool: the arrays of keys and values. LayerKV: the cache that one layer of a model is given.
 
-Knows nothing of requests or of who owns a page: it writes rows where a StepLayout says and
-attends over the pages it names. All arrays belong to the engine's thread.
+Knows neither requests nor the owners of pages: rows are written to the slots of a StepLayout, and
+attend over the pages that it names. All arrays belong to the engine's thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LayerSpec:
     key_dim: int
     value_dim: int
     dtype: mx.Dtype
-    window: int | None = None  # positions a row sees, its own included; None sees all
+    window: int | None = None  # positions a row sees, including its own; None for all
 
     def bytes_per_token(self) -> int:
         return self.kv_heads * (self.key_dim + self.value_dim) * self.dtype.size
@@ -54,25 +54,25 @@ class KVPool:
         return sum(array.nbytes for array in (*self._keys, *self._values))
 
     def nbytes_of(self, num_pages: int) -> int:
-        """What so many pages take."""
+        """The size of `num_pages` pages."""
         return self.nbytes // self.num_pages * num_pages
 
     def layers(self, step: StepLayout) -> list[LayerKV]:
-        """The caches to call the model with in this step, one per layer."""
+        """The caches to call the model with in this step, one for each layer."""
         return [LayerKV(self, index, spec, step) for index, spec in enumerate(self.specs)]
 
     def arrays(self) -> list[mx.array]:
-        """What has to be computed for the pool to hold everything written so far."""
+        """The arrays to evaluate so that everything written so far is in the pool."""
         return [*self._keys, *self._values]
 
     def write(self, layer: int, keys: mx.array, values: mx.array, step: StepLayout) -> None:
-        """Put the rows' keys and values, (T, kv_heads, head_dim), where the step says."""
+        """Write the rows' keys and values, (T, kv_heads, head_dim), to the step's slots."""
         self._keys[layer], self._values[layer] = self.backend.write_kv(
             keys, values, self._keys[layer], self._values[layer], step.slots
         )
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Make each target hold what its source holds, behind everything written so far."""
+        """Copy each source to its target, after everything written so far."""
         pages = np.array(sources, np.int32), np.array(targets, np.int32)
         for layer, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
             self._keys[layer], self._values[layer] = self.backend.copy_pages(
@@ -80,11 +80,10 @@ class KVPool:
             )
 
     def resize(self, num_pages: int, moves: Mapping[int, int]) -> None:
-        """Have so many pages, once each page of `moves` holds what is to move there (source ->
-        target). No step may be under way.
+        """Resize to `num_pages`, with pages copied as in `moves` (source -> target).
 
-        One array after the other, so that at most one of them is there twice, and what is given up
-        goes back to the machine at once.
+        No step may be under way. Resizes one array after another, so that at most one of them
+        exists twice, and returns freed memory to the machine immediately.
         """
         if num_pages == self.num_pages and not moves:
             return
@@ -99,7 +98,7 @@ class KVPool:
         self.num_pages = num_pages
 
     def read_pages(self, pages: Sequence[int]) -> list[bytes]:
-        """Each page's keys and values of all layers. No step may be under way."""
+        """The keys and values of all layers, for each page. No step may be under way."""
         slots = self._slots(pages)
         columns = [
             np.array(rows.reshape(len(pages), -1).view(mx.uint8))
@@ -109,18 +108,18 @@ class KVPool:
         return [row.tobytes() for row in np.concatenate(columns, axis=1)]
 
     def write_pages(self, pages: Sequence[int], payloads: Sequence[bytes]) -> None:
-        """What `read_pages` gave, of this pool or one of the same layers, to other pages."""
+        """Write what `read_pages` returned, from this pool or one with the same layers."""
         slots = self._slots(pages)
         rows = np.stack([np.frombuffer(payload, np.uint8) for payload in payloads])
         begin = 0
         for layer, spec in enumerate(self.specs):
-            parts: list[mx.array] = []
+            sides: list[mx.array] = []
             for dim in (spec.key_dim, spec.value_dim):
                 end = begin + self.page_size * spec.kv_heads * dim * spec.dtype.size
-                part = mx.array(rows[:, begin:end]).view(spec.dtype)
-                parts.append(part.reshape(len(slots), spec.kv_heads, dim))
+                side = mx.array(rows[:, begin:end]).view(spec.dtype)
+                sides.append(side.reshape(len(slots), spec.kv_heads, dim))
                 begin = end
-            keys, values = parts
+            keys, values = sides
             self._keys[layer], self._values[layer] = self.backend.write_kv(
                 keys, values, self._keys[layer], self._values[layer], slots
             )
@@ -165,13 +164,13 @@ class KVPool:
 
 @dataclass(frozen=True, slots=True)
 class PagedWindow:
-    """Stands where a model passes a mask on: the rows of this layer see `size` positions."""
+    """Passed through the model as its mask: the rows of this layer see `size` positions."""
 
     size: int
 
 
 class LayerKV:
-    """One layer's cache for one step, in the three names mlx-lm's models use.
+    """One layer's cache for one step, with the three names that mlx-lm's models use.
 
     Rows are batch entries of length 1: keys arrive as (T, kv_heads, 1, head_dim), `offset` is the
     position of every row, and no mask is needed because a row attends to its own pages only.
@@ -200,7 +199,7 @@ class LayerKV:
         return_array: bool = False,  # noqa: ARG002
         window_size: int | None = None,
     ) -> PagedWindow | None:
-        """None, or what tells `attend` of a window that is not the layer's own."""
+        """None, or a PagedWindow for `attend` if the window is not the layer's own."""
         if N != 1:
             raise ValueError(f"rows of a paged step have length 1, got {N}")
         if window_size is None or window_size == self._spec.window:
@@ -216,7 +215,7 @@ class LayerKV:
         softcap: float | None = None,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        """(T, heads, 1, head_dim). Raises ValueError for a mask that only the model knows."""
+        """(T, heads, 1, head_dim). Raises ValueError for a mask not made by `make_mask`."""
         if mask is not None and not isinstance(mask, PagedWindow):
             raise ValueError(f"attention with a mask of the model's own ({type(mask).__name__})")
         window = mask.size if mask is not None else self._spec.window

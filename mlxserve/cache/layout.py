@@ -1,6 +1,6 @@
-"""StepLayout: where the rows of one step live in the pool.
+"""StepLayout: where the rows of one step are in the pool.
 
-rows   | decodes: one row per sequence | chunks: the rows of each sequence, one after another |
+rows   | decodes: one row per sequence | chunks: the rows of each sequence in order           |
          0 .............. num_decodes    num_decodes ................................... T
 """
 
@@ -19,7 +19,7 @@ class StepLayout:
     """One step's rows. Decodes and chunks are two dispatches over disjoint ranges of rows."""
 
     positions: mx.array  # (T,) int32, of each row in its sequence
-    slots: Slots  # (T,) int32, where each row's KV is written
+    slots: Slots  # (T,) int32, the slot that each row's KV is written to
     num_decodes: int
-    decodes: SequenceTables | None  # None where the step has no such rows
-    chunks: SequenceTables | None
+    decodes: SequenceTables | None  # None if the step has no decodes
+    chunks: SequenceTables | None  # None if the step has no chunks

@@ -1,23 +1,23 @@
 """PagePool: which pages of the KV cache are free, shared, or findable by their hash.
 
-Owns ids, reference counts, hashes and the order of eviction. Knows nothing of the arrays behind the
-ids, nor of requests.
+Owns page ids, reference counts, hashes and the eviction order. Knows neither the arrays that hold
+the pages nor requests.
 
-    blank   free, no hash         taken first: nothing is lost
-    cached  free, with a hash     taken next, by class; a hit takes it back
+    blank   free, no hash         allocated first: nothing is lost
+    cached  free, with a hash     evicted next, by class; a hit retains it
     used    held by at least one page table, with or without a hash
-    pinned  with a hash, and kept whether held or not
+    pinned  with a hash, never evicted, whether held or not
 
 Classes of cached pages, in the order of eviction, least recently used first within each:
 
     normal
-    hot     found twice or more often; at most half of the pool, so that it cannot starve what is new
-    kept    until a given time, as for a conversation that is about to go on
+    hot     hit twice or more; at most half of the pool, so that new pages are not starved
+    kept    protected until a given time, as for a conversation that will probably continue
 
-A prefix is found and kept whenever its tail is, so it is never evicted before its tail.
-A page is written only by its one holder, before it is published; from then on it is only read.
-A tail is a page that was published before it was full. It is never matched, as whoever goes on
-behind it would write to it: it is there to be copied.
+A page is hit and kept only with the pages before it, so a prefix is never evicted before its end.
+A page is written only by its single holder, before it is published, and only read afterwards.
+A tail is a page that was published before it was full. It is never matched, because a request that
+continues from it would write to it. It is copied instead.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ from mlxserve.cache.children import Children
 from mlxserve.cache.hashing import page_hash, token_bytes
 from mlxserve.cache.runs import RunSet
 
-HOT_AFTER = 2  # hits, unless told otherwise
-_MAX_REMEMBERED = 256  # evicted pages, for those who look at what they have found in every step
-_MAX_COMPARED = 8  # pages that a new one is compared with, to say where it differs
+HOT_AFTER = 2  # hits, by default
+_MAX_REMEMBERED = 256  # evicted page ids, for callers that cache what they matched between steps
+_MAX_COMPARED = 8  # pages that a new one is compared with to find where they differ
 
 
 class PageState(IntEnum):
-    """What a page is to those who watch: exactly one of these."""
+    """A page's state as statistics and screens show it: exactly one of these."""
 
     FREE = 0  # blank
     ACTIVE = 1  # one holder
     SHARED = 2  # several holders
-    CACHED = 3  # nobody holds it, but its content is found by its hash
-    PINNED = 4  # kept, held or not
+    CACHED = 3  # no holder, but findable by its hash
+    PINNED = 4  # never evicted, held or not
 
 
 class PagePool:
     """`num_pages` pages of `page_size` token slots each.
 
-    Every operation but `resize` costs time by the pages it is about, never by the size of the pool.
+    Every operation but `resize` takes time in proportion to the pages it handles, not to the pool.
     """
 
     def __init__(self, num_pages: int, page_size: int, hot_after: int = HOT_AFTER) -> None:
-        """`hot_after`: hits that make a page hot."""
+        """`hot_after`: number of hits after which a page is hot."""
         assert num_pages > 0
         assert page_size > 0
         assert hot_after > 0
@@ -63,27 +63,27 @@ class PagePool:
         self.num_pages = num_pages
         self.page_size = page_size
         self._max_hot = num_pages // 2
-        self.num_evicted = 0  # cached pages whose content was given up for a new one, in total
+        self.num_evicted = 0  # cached pages, in total
         self.num_published = 0
-        self.num_duplicates = 0  # pages not published, as another one has the same content
+        self.num_duplicates = 0  # not published, because another page has the same content
         self._ref_counts = [0] * num_pages
         self._hashes: list[bytes | None] = [None] * num_pages
         self._parents: list[bytes] = [b""] * num_pages  # hash of the page before; of hashed pages
-        self._tokens: list[bytes] = [b""] * num_pages  # what the page holds; of hashed pages
+        self._tokens: list[bytes] = [b""] * num_pages  # in the page; of hashed pages
         self._page_of: dict[bytes, int] = {}
-        self._children = Children(num_pages)  # hashed pages by the hash before them
-        self._tails = Children(num_pages)  # those of them that are not full
+        self._children = Children(num_pages)  # hashed pages by their parents' hashes
+        self._tails = Children(num_pages)  # those that are not full
         self._last_evicted: deque[int] = deque(maxlen=_MAX_REMEMBERED)
-        self._evicted: OrderedDict[bytes, None] = OrderedDict()  # what is gone, as far as known
+        self._evicted: OrderedDict[bytes, None] = OrderedDict()  # hashes of the last evicted pages
         self._pin_counts: dict[int, int] = {}
         self._blank = RunSet(num_pages)
         self._cached: tuple[OrderedDict[int, None], ...] = tuple(OrderedDict() for _ in range(3))
-        self._hits = [0] * num_pages  # of hashed pages; of those that were hot long ago only one
+        self._hits = [0] * num_pages  # of hashed pages; `_demote` lowers them
         self._kept_until: dict[int, float] = {}
 
     @property
     def num_free(self) -> int:
-        """Pages that `allocate` can hand out: blank ones and cached ones."""
+        """Pages that `allocate` can return: blank and cached ones."""
         normal, hot, kept = self._cached
         return len(self._blank) + len(normal) + len(hot) + len(kept)
 
@@ -98,7 +98,7 @@ class PagePool:
 
     @property
     def num_hot(self) -> int:
-        """Pages that nobody holds, and that outlive others because they were found often."""
+        """Cached pages that are evicted after normal ones because they were hit often."""
         return len(self._cached[1])
 
     @property
@@ -109,7 +109,7 @@ class PagePool:
     def states(self) -> bytes:
         """The `PageState` of every page, a byte each.
 
-        Plain numbers, not the enum's: 0.9 ms instead of 25 for 20,000 pages.
+        Computed with plain integers: 0.9 ms for 20,000 pages, instead of 25 ms with enum members.
         """
         shared, cached, pinned = map(int, (PageState.SHARED, PageState.CACHED, PageState.PINNED))
         states = bytearray([count if count < shared else shared for count in self._ref_counts])
@@ -120,7 +120,7 @@ class PagePool:
         return bytes(states)
 
     def eviction_order(self) -> list[int]:
-        """Cached pages, the next to be evicted first."""
+        """Cached pages, next to be evicted first."""
         return list(chain.from_iterable(self._cached))
 
     def hash_of(self, page: int) -> bytes | None:
@@ -130,29 +130,29 @@ class PagePool:
         return self._ref_counts[page]
 
     def is_exclusive(self, page: int) -> bool:
-        """Whether it has one holder, and would be free without it."""
+        """Whether it has one holder and becomes free when that one releases it."""
         return self._ref_counts[page] == 1 and page not in self._pin_counts
 
     def is_known(self, hash_: bytes) -> bool:
         return hash_ in self._page_of
 
     def page_of(self, hash_: bytes) -> int:
-        """The page that holds this content. Raises KeyError."""
+        """The page with this hash. Raises KeyError."""
         return self._page_of[hash_]
 
     def was_evicted(self, hash_: bytes) -> bool:
-        """Whether this was among the last pages that were given up, one pool's worth of them."""
+        """Whether this is among the hashes evicted last; as many are remembered as pages exist."""
         return hash_ in self._evicted
 
     def evicted_since(self, num_evicted: int) -> list[int] | None:
-        """The pages evicted since `num_evicted` were; None where nobody remembers them all."""
+        """Pages evicted since `self.num_evicted` had this value; None if not all are remembered."""
         count = self.num_evicted - num_evicted
         if count > len(self._last_evicted):
             return None
         return list(islice(reversed(self._last_evicted), count))
 
     def num_unchanged(self, pages: Sequence[int], hashes: Sequence[bytes]) -> int:
-        """How many of these pages, from the first on, are still findable by these hashes."""
+        """Number of leading pages that still have these hashes."""
         now = list(map(self._hashes.__getitem__, pages))
         if now == hashes[: len(now)]:
             return len(now)
@@ -161,7 +161,7 @@ class PagePool:
         )
 
     def num_common(self, parent: bytes, token_ids: Sequence[int]) -> int:
-        """How far a page's tokens agree with the nearest of the last known pages at its place."""
+        """Number of leading tokens in common with the most similar recent page after `parent`."""
         wanted = token_bytes(token_ids)
         newest = islice(self._children.of(parent), _MAX_COMPARED)
         return max((_num_common(self._tokens[page], wanted) for page in newest), default=0)
@@ -170,7 +170,7 @@ class PagePool:
         return self._page_of.get(hash_) in self._pin_counts
 
     def num_idle(self, pages: Iterable[int]) -> int:
-        """How many of `pages` are free, so that retaining them takes them from `num_free`."""
+        """How many of `pages` are free: retaining them all lowers `num_free` by this number."""
         counts = self._ref_counts
         if not self._pin_counts:
             return list(map(counts.__getitem__, pages)).count(0)
@@ -178,20 +178,20 @@ class PagePool:
         return len(unheld) - len(self._pin_counts.keys() & unheld)
 
     def match(self, hashes: Sequence[bytes], token_ids: Sequence[int], skip: int = 0) -> list[int]:
-        """The pages that hold the longest known prefix of `hashes`, from page `skip` on.
+        """The pages of the longest cached prefix of `hashes`, without the first `skip` pages.
 
-        Holds until the next `allocate` or `reset`: retain the pages before that. The token ids are
-        compared as well, so not even a collision of hashes gives one prompt another one's cache.
+        Valid until the next `allocate` or `reset`: retain the pages before that. Token ids are
+        compared too, so even a hash collision never gives a prompt the pages of another one.
         """
         if skip >= len(hashes) or hashes[skip] not in self._page_of:
-            return []  # nothing new, most of the times that a request which waits is looked at
+            return []  # the usual case: waiting requests are matched again and again
         found = list(map(self._page_of.get, islice(hashes, skip, None)))
         num_found = found.index(None) if None in found else len(found)
         pages = cast(list[int], found[:num_found])
         start = skip * self.page_size
         wanted = token_bytes(token_ids[start : start + num_found * self.page_size])
         held = [self._tokens[page] for page in pages]
-        if b"".join(held) == wanted:  # at once: page by page took five times as long
+        if b"".join(held) == wanted:  # one comparison: one per page took five times as long
             return pages
         size = 4 * self.page_size
         starts = range(0, len(wanted), size)
@@ -199,8 +199,10 @@ class PagePool:
         return pages[: are_same.index(False)]
 
     def find_tail(self, parent: bytes, token_ids: Sequence[int]) -> tuple[int, int] | None:
-        """Behind `parent`: a tail whose tokens these ids begin with, or that begins with them, and
-        how many they have in common; of several the longest. Holds as long as a match."""
+        """(page, number of common tokens) of the best tail after `parent`; None if there is none.
+
+        Its tokens begin with these ids, or the other way round. Valid as long as a match.
+        """
         if not self._tails.has(parent):
             return None
         wanted = token_bytes(token_ids)
@@ -213,8 +215,8 @@ class PagePool:
         return (page, num_tokens) if num_tokens else None
 
     def retain(self, pages: Iterable[int]) -> None:
-        """One more holder of each page, who found it by its hash."""
-        # Prefixes have thousands of pages: calls for each of them would triple the time.
+        """Add a holder that found these pages by their hashes, and count a hit for each page."""
+        # Prefixes have thousands of pages: a call for each of them would triple the time.
         counts, pins, hits = self._ref_counts, self._pin_counts, self._hits
         normal, hot, kept = self._cached
         for page in pages:
@@ -230,19 +232,19 @@ class PagePool:
             hits[page] += 1
 
     def share(self, pages: Iterable[int]) -> None:
-        """One more holder of each page, who has it from another holder.
+        """Add a holder that got these pages from another holder.
 
-        No hit: pages without a hash are shared too, and a duplicate's hits would make the tail of
-        a prefix hot, but not its beginning.
+        Counts no hit: pages without a hash are shared too, and hits on a duplicate would make the
+        end of a prefix hot but not its beginning.
         """
         for page in pages:
-            assert self._ref_counts[page] > 0, f"page {page} is shared, but nobody holds it"
+            assert self._ref_counts[page] > 0, f"page {page} is shared, but has no holder"
             self._ref_counts[page] += 1
 
     def adopt(self, hash_: bytes) -> int:
-        """The page that holds this content, with one more holder, who has computed it as well.
+        """Add a holder, which computed the same content, to the page with this hash; return it.
 
-        No hit: whoever adopts a page may have published the ones before it, without any.
+        Counts no hit: the same request may have published the pages before it, which have none.
         """
         page = self._page_of[hash_]
         if self._is_free(page):
@@ -251,14 +253,14 @@ class PagePool:
         return page
 
     def allocate(self, num_pages: int, after: int | None = None) -> list[int] | None:
-        """Pages for one holder to write, in runs; None, and nothing happened, if too few are free.
+        """Pages for one holder to write, in runs; None without any change if too few are free.
 
-        `after` is the last page the holder has: the pages behind it are preferred.
+        `after` is the holder's last page so far: the pages that follow it are preferred.
         """
         if num_pages > self.num_free:
             return None
-        # No more than needed: evicting 1/32 of the pool ahead would halve the number of runs in a
-        # full pool (81 -> 50 in tables of 97 pages), but it gives up pages that would be hit.
+        # Evict no more than needed. Evicting 1/32 of the pool ahead lowers the number of runs in a
+        # full pool from 81 to 50 in tables of 97 pages, but loses pages that would be hit.
         while len(self._blank) < num_pages:
             self._evict()
         pages = self._blank.take(num_pages, after)
@@ -267,10 +269,10 @@ class PagePool:
         return pages
 
     def publish(self, page: int, hash_: bytes, parent: bytes, token_ids: Sequence[int]) -> bool:
-        """Make a full page findable. Only after the step that computed it: a hit is read at once.
+        """Make a full page findable, after the step that computed it: hits read it immediately.
 
-        False when another page has this content already: this one stays unhashed, and whoever
-        holds it may `adopt` the other.
+        False if another page has the same content: this one stays unhashed, and its holder may
+        `adopt` the other.
         """
         assert len(token_ids) == self.page_size, f"page {page} is published, but not full"
         return self._publish(page, hash_, parent, token_ids)
@@ -278,15 +280,15 @@ class PagePool:
     def publish_tail(
         self, page: int, hash_: bytes, parent: bytes, token_ids: Sequence[int]
     ) -> bool:
-        """As `publish`, of a page that holds only so many tokens, and will never hold more."""
-        assert 0 < len(token_ids) < self.page_size, f"page {page} is full, or empty: no tail"
+        """Make a page with fewer than `page_size` tokens findable; it must not get any more."""
+        assert 0 < len(token_ids) < self.page_size, f"page {page} is not a tail: full or empty"
         is_new = self._publish(page, hash_, parent, token_ids)
         if is_new:
             self._tails.add(parent, page)
         return is_new
 
     def _publish(self, page: int, hash_: bytes, parent: bytes, token_ids: Sequence[int]) -> bool:
-        assert self._ref_counts[page] > 0, f"page {page} is published, but nobody holds it"
+        assert self._ref_counts[page] > 0, f"page {page} is published, but has no holder"
         assert self._hashes[page] is None, f"page {page} is published twice"
         if hash_ in self._page_of:
             self.num_duplicates += 1
@@ -301,27 +303,27 @@ class PagePool:
         return True
 
     def release(self, pages: Sequence[int]) -> None:
-        """One holder less of each page. Last page first: a tail is of no use without its prefix."""
+        """Remove a holder of each page, last page first: an end is useless without its prefix."""
         counts = self._ref_counts
         freed: list[int] = []
         for page in reversed(pages):
             count = counts[page] - 1
-            assert count >= 0, f"page {page} is released, but nobody holds it"
+            assert count >= 0, f"page {page} is released, but has no holder"
             counts[page] = count
             if not count:
                 freed.append(page)
         self._free(freed)
 
     def pin(self, pages: Iterable[int]) -> None:
-        """Keep these pages, held or not, until they are unpinned as often."""
+        """Never evict these pages until each is unpinned as often as it was pinned."""
         for page in pages:
-            assert self._hashes[page] is not None, f"page {page} is pinned, but could not be found"
+            assert self._hashes[page] is not None, f"page {page} is pinned, but has no hash"
             if self._is_free(page):
                 self._unfile(page)
             self._pin_counts[page] = self._pin_counts.get(page, 0) + 1
 
     def unpin(self, pages: Sequence[int]) -> None:
-        """One pin less of each page; last page first, as in `release`."""
+        """Remove a pin of each page, last page first as in `release`."""
         for page in reversed(pages):
             self._pin_counts[page] -= 1
             if self._pin_counts[page] == 0:
@@ -329,16 +331,16 @@ class PagePool:
                 self._free([page])
 
     def keep_until(self, pages: Sequence[int], until: float) -> None:
-        """Evict these after all others until then. `pages` are a prefix from its beginning."""
+        """Evict these pages after all others until then. `pages`: a prefix from its first page."""
         for page in reversed(pages):
-            assert self._hashes[page] is not None, f"page {page} is kept, but could not be found"
+            assert self._hashes[page] is not None, f"page {page} is kept, but has no hash"
             self._kept_until[page] = max(until, self._kept_until.get(page, until))
             if self._is_free(page):
                 self._unfile(page)
                 self._free([page])
 
     def expire(self, now: float) -> None:
-        """What was to be kept until now is like any other page again."""
+        """End the protection of pages that were kept until `now` or earlier."""
         expired = {page for page, until in self._kept_until.items() if until <= now}
         for page in expired:
             del self._kept_until[page]
@@ -348,10 +350,7 @@ class PagePool:
             self._free([page])
 
     def reset(self) -> bool:
-        """Forget every cached page but the pinned ones.
-
-        False, and nothing happened, while a page is held.
-        """
+        """Evict every cached page but the pinned ones; False without any change if one is held."""
         if self.num_used > sum(self._ref_counts[page] == 0 for page in self._pin_counts):
             return False
         while any(self._cached):
@@ -359,13 +358,13 @@ class PagePool:
         return True
 
     def resize(self, num_pages: int) -> dict[int, int]:
-        """Have so many pages from now on, and at least those that are held or pinned.
+        """Resize to `num_pages`; must cover all held or pinned pages. Returns {old id: new id}.
 
-        The ids that end are given up: as many cached pages as have no place any more are evicted,
-        and what the others hold has moved (id -> new id) once this returns. Whoever holds a page,
-        or remembers one, has to follow. Costs time by the size of the pool.
+        A smaller pool loses its highest ids: cached pages that no longer fit are evicted, and the
+        other pages with such an id get a new one. Callers must rename them in page tables and in
+        everything they remember. Takes time in proportion to the size of the pool.
         """
-        assert self.num_used <= num_pages, "more pages are held or pinned than there will be"
+        assert self.num_used <= num_pages, f"more than {num_pages} pages are held or pinned"
         if num_pages >= self.num_pages:
             self._grow(num_pages)
             return {}
@@ -392,7 +391,7 @@ class PagePool:
         self._set_size(num_pages, {})
 
     def _move(self, moves: Mapping[int, int]) -> None:
-        """All that is known of a page goes to its new id."""
+        """Give pages new ids: move everything recorded for them."""
         for source, target in moves.items():
             for known in (self._ref_counts, self._hits):
                 known[target] = known[source]
@@ -445,13 +444,13 @@ class PagePool:
             pinned = page in self._pin_counts
             assert ref_count >= 0, f"page {page} has {ref_count} holders"
             assert not pinned or (hashed and self._pin_counts[page] > 0), (
-                f"page {page} is pinned in vain"
+                f"page {page} is pinned without a hash or a pin"
             )
             assert (page in blank) == (ref_count == 0 and not hashed), (
-                f"page {page}: blank is wrong"
+                f"page {page} is blank: {page in blank}, with {ref_count} holders"
             )
             assert (page in cached) == (ref_count == 0 and hashed and not pinned), (
-                f"page {page} has {ref_count} holders, and is cached: {page in cached}"
+                f"page {page} is cached: {page in cached}, with {ref_count} holders"
             )
         self._check_index()
         if tables is not None:
@@ -467,10 +466,14 @@ class PagePool:
         assert all(self._hits[page] < self.hot_after for page in normal), (
             "a hot page is filed as normal"
         )
-        assert all(self._hits[page] >= self.hot_after for page in hot), "a page is filed as hot"
+        assert all(self._hits[page] >= self.hot_after for page in hot), (
+            "a normal page is filed as hot"
+        )
         assert len(hot) <= self._max_hot, "too many pages are hot"
-        assert kept.keys() <= self._kept_until.keys(), "a page is kept for no time"
-        assert not self._kept_until.keys() & (normal.keys() | hot.keys()), "a page is not kept"
+        assert kept.keys() <= self._kept_until.keys(), "a kept page has no time"
+        assert not self._kept_until.keys() & (normal.keys() | hot.keys()), (
+            "a page with a time is not filed as kept"
+        )
 
     def _check_index(self) -> None:
         hashed = {page: h for page, h in enumerate(self._hashes) if h is not None}
@@ -483,19 +486,19 @@ class PagePool:
         self._children.check()
         self._tails.check()
         assert set(self._children.filed()) == {(self._parents[page], page) for page in hashed}, (
-            "a page is filed wrongly"
+            "a page is filed under another parent"
         )
         tails = [page for page in hashed if len(self._tokens[page]) < 4 * self.page_size]
         assert set(self._tails.filed()) == {(self._parents[page], page) for page in tails}, (
-            "a tail is filed wrongly"
+            "a tail is filed under another parent"
         )
-        assert not self._evicted.keys() & self._page_of.keys(), "a page is both known and gone"
+        assert not self._evicted.keys() & self._page_of.keys(), "a hash is both cached and evicted"
 
     def _is_free(self, page: int) -> bool:
         return self._ref_counts[page] == 0 and page not in self._pin_counts
 
     def _free(self, pages: Iterable[int]) -> None:
-        """File those of these pages that nobody may need any more, in this order."""
+        """File those of these pages that are neither held nor pinned, in this order."""
         counts, pins, hashes, hits = self._ref_counts, self._pin_counts, self._hashes, self._hits
         normal, hot, kept = self._cached
         for page in pages:
@@ -513,7 +516,7 @@ class PagePool:
                     self._demote()
 
     def _demote(self) -> None:
-        """The hot page that was released first is one of the others."""
+        """Make the least recently used hot page normal; one more hit makes it hot again."""
         normal, hot, _ = self._cached
         page, _ = hot.popitem(last=False)
         self._hits[page] = self.hot_after - 1
@@ -546,7 +549,7 @@ class PagePool:
 
 
 def _num_common(held: bytes, wanted: bytes) -> int:
-    """Tokens, of four bytes each, that two pages have in common from their beginning."""
+    """Number of leading tokens, of four bytes each, that two pages have in common."""
     size = min(len(held), len(wanted))
     starts = range(0, size, 4)
     return next((i // 4 for i in starts if held[i : i + 4] != wanted[i : i + 4]), size // 4)

@@ -1,17 +1,17 @@
-"""RunSet: page ids kept as maximal runs of consecutive ids, so that neighbours can be handed out.
+"""RunSet: free page ids as maximal runs of consecutive ids, so that neighbours can be allocated.
 
-A request whose pages follow each other is read as one strided view, without a copy. Knows ids only.
-Every operation costs a few dictionary operations, however many ids there are.
+A sequence in consecutive pages is read as one strided view, without a copy. Knows ids only. Every
+operation takes a few dictionary operations per run, however many ids there are.
 """
 
 from __future__ import annotations
 
 
 class RunSet:
-    """A set of ids 0 .. n-1, by run.
+    """A set of ids 0 .. n-1, stored by run.
 
-    lengths  first id of a run -> its length        firsts  id behind a run -> its first id
-    by_size  runs by the bit length of their length, as dictionaries because those keep an order
+    lengths  first id of a run -> its length        firsts  id after a run -> its first id
+    by_size  runs by the bit length of their length, in dictionaries because they are ordered
     """
 
     def __init__(self, num_ids: int) -> None:
@@ -26,7 +26,7 @@ class RunSet:
         return self._count
 
     def add(self, page: int) -> None:
-        """Put one id back, joined to the runs on its left and right."""
+        """Add one id and join it to the runs on its left and right."""
         first, length = page, 1
         if page in self._firsts:
             first = self._firsts[page]
@@ -36,7 +36,7 @@ class RunSet:
         self._insert(first, length)
 
     def take(self, count: int, after: int | None = None) -> list[int]:
-        """Remove `count` ids: those that follow `after` if free, then from the longest runs."""
+        """Remove `count` ids: first those that follow `after`, then from the longest runs."""
         assert count <= self._count, f"{count} ids wanted, {self._count} left"
         taken: list[int] = []
         if count and after is not None and after + 1 in self._lengths:
@@ -46,7 +46,7 @@ class RunSet:
         return taken
 
     def extend(self, first: int, length: int) -> None:
-        """Put ids in that are above all there were."""
+        """Add `length` ids from `first` on, which must be above all others."""
         size = (first + length).bit_length() + 1
         self._by_size += [{} for _ in range(size - len(self._by_size))]
         if first in self._firsts:
@@ -67,29 +67,31 @@ class RunSet:
         return sorted(self._lengths.items())
 
     def check(self) -> None:
-        """Audit: runs are disjoint and maximal, and every index agrees."""
+        """Audit that runs are disjoint and maximal and that every index agrees."""
         runs = self.runs()
         assert sum(length for _, length in runs) == self._count, "count of free ids is off"
-        behind = -1
+        end = -1
         for first, length in runs:
             assert length > 0, f"run at {first} is empty"
-            assert first > behind, f"run at {first} touches the one before it"
+            assert first > end, f"run at {first} touches the one before it"
             assert first in self._by_size[length.bit_length()], f"run at {first} is not filed"
-            behind = first + length
-            assert self._firsts.get(behind) == first, f"run at {first} is not found from behind"
-        assert len(self._firsts) == len(runs) == sum(map(len, self._by_size)), "a run is left over"
+            end = first + length
+            assert self._firsts.get(end) == first, f"run at {first} is not found by its end"
+        assert len(self._firsts) == len(runs) == sum(map(len, self._by_size)), (
+            "an index has a run too many"
+        )
 
     def _start_run(self, count: int) -> list[int]:
         size = next(bucket for bucket in reversed(self._by_size) if bucket)
         first, _ = size.popitem()
         size[first] = None
         length = self._lengths[first]
-        # The middle, so that whoever holds the page on the left can grow as well.
+        # From the middle of the run, so that the sequence in the page before it can grow as well.
         room = max(length - count, 0) if first > 0 else 0
         return self._cut(first, first + room // 2, count)
 
     def _cut(self, first: int, start: int, count: int) -> list[int]:
-        """Remove up to `count` ids from `start` on out of the run at `first`."""
+        """Remove up to `count` ids from `start` on from the run at `first`."""
         behind = first + self._remove(first)
         stop = min(start + count, behind)
         if first < start:

@@ -1,16 +1,16 @@
-"""PageStore: pages of preempted requests on disk, until they are wanted back.
+"""PageStore: pages of preempted requests on disk, until the requests are resumed.
 
-    swap folder/                 one per engine, 0700; the lock is held as long as its process lives
+    swap folder/                 one per engine, 0700; its process holds the lock until it ends
         lock
         3.1.pages                one per preemption, 0600: records of one size, one per page
 
     record   magic | index of the page | length | page hash | model | checksum | keys and values
 
-One named thread writes and reads, in the order of the calls; nothing waits for it but a caller that
-has handed over more than STAGED_BYTES. What is read back is what was written for this page of this
-model, or nothing: a page that is lost, cut off, damaged or foreign ends the run before it, and is
-computed again. A disk that stands still holds nobody up for longer than seconds. Knows neither
-arrays nor requests. A folder whose process died is removed by the next engine that starts.
+One named thread writes and reads, in the order of the calls. Callers wait for it only while more
+than STAGED_BYTES are not yet written, and only for seconds if the disk stalls. A page is read back
+exactly as it was written for this page of this model, or not at all: the first page that is lost,
+cut off, damaged or foreign ends its run, and is computed again with those after it. Knows neither
+arrays nor requests. The next engine that starts removes the folder of a process that has died.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from mlxserve.errors import InvalidConfig
 
 log = logging.getLogger("mlxserve.swap")
 
-STAGED_BYTES = 512 << 20  # handed over and not yet written
-STAGING_SECONDS = 5.0  # a disk that makes no room in them is not worth waiting for
-CLOSING_SECONDS = 5.0  # for the thread to end; then it is left to itself
+STAGED_BYTES = 512 << 20  # maximum in memory, waiting to be written
+STAGING_SECONDS = 5.0  # maximum wait for staged pages to be written
+CLOSING_SECONDS = 5.0  # maximum wait for the thread to end
 _MAGIC = b"mlxpage1"
 HEADER = struct.Struct("<8sQQ16s16s16s")  # of a record
 _DIGEST_SIZE = 16
@@ -44,7 +44,7 @@ _DIGEST_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class LoadedPages:
-    """What came back of a run of pages: its beginning, as far as it is sound."""
+    """The leading pages of a run that were read intact."""
 
     key: str
     first: int
@@ -52,10 +52,10 @@ class LoadedPages:
 
 
 class PageStore:
-    """Owns a folder below `base` and a thread. Every method returns at once, unless it says so."""
+    """Owns a folder below `base` and a thread. Methods do not wait unless their docstring says so."""
 
     def __init__(self, base: Path, *, limit: int, model: str) -> None:
-        """At most `limit` bytes. Raises InvalidConfig where the folder cannot be made."""
+        """Write at most `limit` bytes. Raises InvalidConfig if the folder cannot be made."""
         self._limit = limit
         self._model = blake2b(model.encode(), digest_size=_DIGEST_SIZE).digest()
         try:
@@ -68,16 +68,18 @@ class PageStore:
                 f"the swap folder {base} cannot be used: {error}. Choose another swap_dir, or "
                 "preemption_mode=recompute."
             ) from error
-        assert lock is not None, "a new folder is locked by somebody"
+        assert lock is not None, "a new folder is already locked"
         self._lock = lock
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._loaded: deque[LoadedPages] = deque()
         self._change = threading.Condition()
-        self._sizes: dict[str, int] = {}  # bytes of each file, written or about to be
-        self._places: dict[str, tuple[int, int]] = {}  # its first page, and a record's size
+        self._sizes: dict[str, int] = {}  # bytes of each file, including staged ones
+        self._places: dict[
+            str, tuple[int, int]
+        ] = {}  # of each file: index of its first page, size of a record
         self._staged = 0
-        self._is_full = False  # and that has been said
-        self._is_stalled = False  # somebody waited in vain, and nothing has been written since
+        self._is_full = False  # and the warning is logged
+        self._is_stalled = False  # a wait timed out, and nothing has been written since
         self._is_alive = True
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="mlxserve-swap", daemon=True)
@@ -85,23 +87,23 @@ class PageStore:
 
     @property
     def num_bytes(self) -> int:
-        """On disk, or on the way there."""
+        """On disk or staged."""
         with self._change:
             return sum(self._sizes.values())
 
     @property
     def is_alive(self) -> bool:
-        """Whether its thread will answer. False after a mistake of ours, not of the disk."""
+        """Whether its thread runs. A bug ends it; errors of the disk do not."""
         with self._change:
             return self._is_alive
 
     def save(
         self, key: str, first: int, hashes: Sequence[bytes], payloads: Sequence[bytes]
     ) -> bool:
-        """Write a run of pages, or continue it; `first` is the index of its first page.
+        """Write a run of pages, or append to it; `first` is the index of the first page given.
 
-        Waits while too much is staged, but only once for a disk that does not move. Pages beyond
-        the limit are left out: False then, and the run cannot be continued.
+        Waits while too much is staged, but after a timeout not again until the disk has written.
+        False if pages beyond the limit were left out; the run must not be continued then.
         """
         size = sum(map(len, payloads))
         with self._change:
@@ -115,10 +117,10 @@ class PageStore:
             )
             if not is_ready:
                 self._is_stalled = True
-                self._say_full("the disk is too slow")
+                self._warn_full("the disk is too slow")
                 return False
             if count < len(payloads):
-                self._say_full(f"swap_space has {self._limit} bytes, and they are taken")
+                self._warn_full(f"all {self._limit} bytes of swap_space are in use")
             is_whole = count == len(payloads)
             if count <= 0:
                 return False
@@ -130,29 +132,29 @@ class PageStore:
         return is_whole
 
     def load(self, key: str, first: int, hashes: Sequence[bytes]) -> None:
-        """Read the pages of these hashes, from index `first` on, for `poll`."""
+        """Start to read the pages with these hashes, from index `first` on; `poll` returns them."""
         self._jobs.put(lambda: self._answer(key, first, hashes))
 
     def poll(self) -> list[LoadedPages]:
-        """What has been read since the last call."""
+        """The runs read since the last call."""
         with self._change:
             loaded = list(self._loaded)
             self._loaded.clear()
         return loaded
 
     def wait(self, seconds: float) -> None:
-        """Until something has been read, but no longer than this."""
+        """Wait until `poll` has something to return, for at most `seconds`."""
         with self._change:
             self._change.wait_for(
                 lambda: self._loaded or self._is_closed or not self._is_alive, seconds
             )
 
     def drop(self, key: str) -> None:
-        """Forget a run of pages; no-op if there is none."""
+        """Delete a run of pages; no-op if there is none."""
         self._jobs.put(lambda: self._delete(key))
 
     def close(self) -> None:
-        """End the thread, which removes the folder. Waits for it, for seconds; idempotent."""
+        """End the thread, which removes the folder; waits up to CLOSING_SECONDS. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -160,7 +162,7 @@ class PageStore:
         self._thread.join(CLOSING_SECONDS)
         if self._thread.is_alive():
             log.warning(
-                "The disk does not answer. %s is removed when it does, or by the next start.",
+                "The disk does not answer. %s is removed when it does, or at the next start.",
                 self.folder,
             )
 
@@ -173,7 +175,7 @@ class PageStore:
                     job()
         except Exception:
             log.exception(
-                "Swapping has ended. Pages of preempted requests are computed again from now on "
+                "Swapping has failed. Pages of preempted requests are computed again from now on "
                 "(PreemptionMode.RECOMPUTE)"
             )
         finally:
@@ -197,7 +199,7 @@ class PageStore:
         except OSError as error:
             self._delete(key)
             with self._change:
-                self._say_full(str(error))
+                self._warn_full(str(error))
         finally:
             with self._change:
                 self._staged -= staged
@@ -213,7 +215,7 @@ class PageStore:
                 file.seek((first - start) * record)
                 for index, hash_ in enumerate(hashes, first):
                     payloads.append(self._read(file, record, index, hash_))
-        except KeyError:  # nothing of it was written, and that has been said
+        except KeyError:  # nothing was written, which `save` has reported
             log.debug("run %s was never written", key)
         except OSError as error:
             log.warning("Swapped pages cannot be read and are computed again: %s", error)
@@ -222,7 +224,7 @@ class PageStore:
             self._change.notify_all()
 
     def _read(self, file: BinaryIO, size: int, index: int, hash_: bytes) -> bytes:
-        """The payload of the next record. Raises OSError where it is not this page's."""
+        """The payload of the next record. Raises OSError if it is not this page's."""
         record = file.read(size)
         if len(record) < size:
             raise OSError(f"page {index} is cut off")
@@ -250,12 +252,12 @@ class PageStore:
         checksum.update(payload)
         return identity[:-_DIGEST_SIZE] + checksum.digest()
 
-    def _say_full(self, reason: str) -> None:
-        """Once in a life."""
+    def _warn_full(self, reason: str) -> None:
+        """Log a warning, once per store."""
         if not self._is_full:
             self._is_full = True
             log.warning(
-                "Pages of preempted requests cannot be swapped out, and are computed again "
+                "Pages of preempted requests cannot be swapped out and are computed again "
                 "(PreemptionMode.RECOMPUTE): %s. Raise swap_space or free disk space.",
                 reason,
             )
@@ -272,7 +274,7 @@ def remove_leftovers(base: Path) -> None:
 
 
 def _locked(folder: Path) -> int | None:
-    """A lock on the folder that ends with this process; None if another process has it."""
+    """Lock the folder until this process ends; None if another process holds the lock."""
     try:
         lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
     except FileNotFoundError:  # removed just now by another process

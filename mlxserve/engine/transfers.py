@@ -1,4 +1,4 @@
-"""Swapper: moves pages between the pool and the disk, as the scheduler wants it.
+"""Swapper: moves pages between the pool and the disk, as the scheduler plans.
 
 Called by the engine between two steps, on its thread. The scheduler says what, the runner has the
 arrays, the store the files.
@@ -19,12 +19,12 @@ from mlxserve.scheduler.swap import LOAD_PAGES, Load, Save
 
 log = logging.getLogger("mlxserve.swap")
 
-_WAIT_SECONDS = 0.05  # for the disk when nothing can be computed; then calls are taken again
+_WAIT_SECONDS = 0.05  # for the disk when nothing can be computed, before the next calls are run
 PATIENCE_SECONDS = 10.0  # then pages that the disk has not returned are computed again
 
 
 class Swapper:
-    """Knows which pages are being read, and for whom."""
+    """Knows which pages are being read, and for which requests."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class Swapper:
         self._runner = runner
         self._store = store
         self._clock = clock
-        # With the times of the questions, in the order in which the store answers. One run may be
-        # asked for twice: whoever waited for it lost its pages, and waits again.
+        # With the times of the calls, in the order in which the store answers. A run may be loaded
+        # twice: its request lost the pages it was read into, and waits again.
         self._loads: deque[tuple[Load, float]] = deque()
 
     @property
@@ -48,11 +48,11 @@ class Swapper:
 
     @property
     def is_reading(self) -> bool:
-        """Whether somebody waits for it."""
+        """Whether a request waits for pages that are being read."""
         return any(self._scheduler.accepts(load) for load, _ in self._loads)
 
     def restore(self) -> None:
-        """Put what has been read where it is waited for. Every step must have been collected."""
+        """Write what was read to the pages that wait for it. Every step must have been collected."""
         is_alive = self._store.is_alive  # asked first: the last answers come before the end
         for loaded in self._store.poll():
             load, _ = self._loads.popleft()
@@ -68,7 +68,7 @@ class Swapper:
             self._loads.clear()
 
     def _give_up(self, *, asked_before: float) -> None:
-        """Nobody waits for a disk that stands still: what it has not given back is lost."""
+        """Compute again what a stalled disk has not returned in time."""
         late = [load for load, asked in self._loads if asked < asked_before]
         for load in filter(self._scheduler.accepts, late):
             log.warning("Swapped pages do not come back from the disk and are computed again")
@@ -86,7 +86,7 @@ class Swapper:
             self._store.load(load.run.key, load.run.first, load.run.hashes)
 
     def _save(self, save: Save) -> None:
-        """In parts, as the pages pass through memory."""
+        """In batches, because the pages pass through memory."""
         for begin in range(0, len(save.pages), LOAD_PAGES):
             part = slice(begin, begin + LOAD_PAGES)
             payloads = self._runner.read_pages(save.pages[part])
@@ -95,7 +95,7 @@ class Swapper:
                 return
 
     def wait(self) -> None:
-        """Until something has been read, for a moment."""
+        """Wait for a moment, until something has been read."""
         self._store.wait(_WAIT_SECONDS)
 
     def close(self) -> None:

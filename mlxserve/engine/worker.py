@@ -59,4 +59,4 @@ class WorkerPool:
             self._idle.append(worker)
 
 
-WORKERS = WorkerPool()  # of the process: mlx keeps its compiled functions as long
+WORKERS = WorkerPool()  # shared by all engines of the process

@@ -17,14 +17,14 @@ def test_children_are_found_newest_first() -> None:
     assert list(children.of(b"c")) == []
 
 
-@pytest.mark.parametrize("gone", [2, 0, 4])
-def test_any_of_them_can_go(gone: int) -> None:
+@pytest.mark.parametrize("removed", [2, 0, 4])
+def test_any_child_can_be_removed(removed: int) -> None:
     children = Children(5)
     for page in (2, 0, 4):
         children.add(b"a", page)
-    children.remove(b"a", gone)
+    children.remove(b"a", removed)
     children.check()
-    assert list(children.of(b"a")) == [page for page in (4, 0, 2) if page != gone]
+    assert list(children.of(b"a")) == [page for page in (4, 0, 2) if page != removed]
 
 
 def test_a_parent_without_children_is_forgotten() -> None:
@@ -36,7 +36,7 @@ def test_a_parent_without_children_is_forgotten() -> None:
     assert not children.has(b"a")
 
 
-def test_it_agrees_with_lists_whatever_comes_and_goes() -> None:
+def test_children_agree_with_lists_after_any_changes() -> None:
     draw, children = random.Random(0), Children(12)
     expected: dict[bytes, list[int]] = {b"a": [], b"b": [], b"c": []}
     for _ in range(500):
@@ -51,7 +51,7 @@ def test_it_agrees_with_lists_whatever_comes_and_goes() -> None:
         assert {parent: list(children.of(parent)) for parent in expected} == expected
 
 
-def test_other_numbers_keep_the_order() -> None:
+def test_renumbering_keeps_the_order() -> None:
     children = Children(9)
     for page in (2, 8, 4):
         children.add(b"a", page)

@@ -29,11 +29,11 @@ def test_the_hashes_of_a_prompt_are_the_same_in_every_run() -> None:
     assert [h.hex() for h in hashes_of(list(range(8)), b"salt")] == GOLDEN
 
 
-def test_a_page_after_another_prefix_has_another_hash() -> None:
+def test_the_same_page_after_another_prefix_has_another_hash() -> None:
     assert hashes_of([1] * 8)[1] != hashes_of([2] * 4 + [1] * 4)[1]
 
 
-def test_a_page_is_not_its_own_successor() -> None:
+def test_a_repeated_page_has_another_hash() -> None:
     first, second = hashes_of([1] * 8)
     assert first != second
 
@@ -46,13 +46,13 @@ def test_prompts_of_different_salts_share_no_hash(
     assert bool(shared) == (salt == other)
 
 
-def test_a_salt_that_equals_a_hash_does_not_continue_its_page() -> None:
+def test_a_salt_that_equals_a_hash_does_not_give_the_hash_of_its_successor() -> None:
     first, second = hashes_of([1] * 4 + [2] * 4)
     assert hashes_of([2] * 4, salt=first) != [second]
 
 
 @given(tokens, st.integers(0, 30))
-def test_hashes_can_be_extended_at_any_time(token_ids: list[int], cut: int) -> None:
+def test_hashes_extended_in_two_steps_equal_those_of_one(token_ids: list[int], cut: int) -> None:
     hashes = hashes_of(token_ids[:cut], b"s")
     extend_hashes(hashes, token_ids, PAGE_SIZE, b"s")
     assert hashes == hashes_of(token_ids, b"s")
@@ -64,7 +64,7 @@ def test_only_full_pages_have_a_hash(token_ids: list[int]) -> None:
 
 
 @given(tokens, tokens, tokens)
-def test_two_prompts_share_hashes_exactly_as_far_as_their_full_pages_agree(
+def test_two_prompts_share_exactly_the_hashes_of_their_common_full_pages(
     prefix: list[int], one: list[int], other: list[int]
 ) -> None:
     one, other = prefix + one, prefix + other

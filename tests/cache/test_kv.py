@@ -1,4 +1,4 @@
-"""A pool's layers write where the step says, and attend over the pages it names."""
+"""The layers of a pool write to the slots of a step, and attend over its pages."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def attend(layer: LayerKV, spec: LayerSpec, mask: object = None) -> np.ndarray:
 
 
 def expected(layer: int, window: int | None) -> np.ndarray:
-    """The five rows' attention, from arrays that never saw a page."""
+    """The five rows' attention, computed without pages."""
     spec = SPECS[layer]
     new = [np.array(side) for side in rows(5, spec, seed=40)]
     old = [np.array(side) for side in rows(17, spec, seed=layer)]
@@ -92,18 +92,18 @@ def test_decodes_and_chunks_of_one_step_attend_over_their_own_pages() -> None:
     assert np.allclose(attend(layer, SPECS[0]), expected(0, None), atol=1e-5)
 
 
-def test_a_layer_with_a_window_sees_only_that_much() -> None:
+def test_a_layer_with_a_window_attends_over_the_window_only() -> None:
     layer = pool_with_history().layers(mixed_step())[1]
     assert np.allclose(attend(layer, SPECS[1]), expected(1, 3), atol=1e-5)
 
 
-def test_a_window_that_comes_as_a_mask_is_used() -> None:
+def test_a_window_passed_as_a_mask_is_used() -> None:
     layer = pool_with_history().layers(mixed_step())[0]
     mask = layer.make_mask(1, window_size=2)
     assert np.allclose(attend(layer, SPECS[0], mask), expected(0, 2), atol=1e-5)
 
 
-def test_a_narrower_mask_than_the_layers_own_window_wins() -> None:
+def test_a_mask_narrower_than_the_layers_window_is_used() -> None:
     layer = pool_with_history().layers(mixed_step())[1]
     mask = layer.make_mask(1, window_size=2)
     assert np.allclose(attend(layer, SPECS[1], mask), expected(1, 2), atol=1e-5)
@@ -125,7 +125,7 @@ def test_the_offset_is_the_position_of_every_row() -> None:
     assert np.array_equal(np.array(layer.offset), POSITIONS)
 
 
-def test_rows_need_no_mask_but_for_a_window_of_the_models() -> None:
+def test_rows_need_a_mask_only_for_a_window_that_is_not_the_layers() -> None:
     plain, windowed = pool_with_history().layers(mixed_step())
     assert plain.make_mask(1) is None
     assert plain.make_mask(1, return_array=True) is None
@@ -139,20 +139,20 @@ def test_a_mask_for_longer_rows_is_refused() -> None:
 
 
 @pytest.mark.parametrize("mask", [mx.ones((1, 1)), "causal"], ids=["array", "str"])
-def test_a_mask_of_the_models_own_is_refused(mask: object) -> None:
+def test_a_mask_made_by_the_model_is_refused(mask: object) -> None:
     layer = pool_with_history().layers(mixed_step())[0]
     with pytest.raises(ValueError, match="a mask of the model's own"):
         attend(layer, SPECS[0], mask)
 
 
-def test_a_pool_takes_the_bytes_its_layers_say() -> None:
+def test_the_size_of_a_pool_is_that_of_its_layers() -> None:
     kv = KVPool(SPECS, num_pages=4, page_size=16, backend=select_backend("cpu"))
     assert [spec.bytes_per_token() for spec in SPECS] == [128, 48]
     assert kv.nbytes == 4 * 16 * (128 + 48)
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16], ids=str)
-def test_pages_go_out_and_come_back_bit_by_bit_to_other_places(dtype: mx.Dtype) -> None:
+def test_pages_that_were_read_are_written_bit_by_bit_to_other_pages(dtype: mx.Dtype) -> None:
     specs = [
         LayerSpec(kv_heads=2, key_dim=8, value_dim=8, dtype=dtype),
         LayerSpec(kv_heads=1, key_dim=8, value_dim=4, dtype=dtype, window=3),
@@ -177,7 +177,7 @@ def test_pages_go_out_and_come_back_bit_by_bit_to_other_places(dtype: mx.Dtype) 
     ]
 
 
-def test_what_a_kernel_wrote_in_place_is_read_as_written() -> None:
+def test_keys_and_values_that_a_kernel_wrote_in_place_are_read_as_written() -> None:
     backend = emulated_backend()
     keys, values = mx.random.normal((2, 33, 2, 64), key=mx.random.key(1))
     pools = [backend.new_pool(4, 2, 16, 64, mx.float32) for _ in range(2)]
@@ -188,14 +188,14 @@ def test_what_a_kernel_wrote_in_place_is_read_as_written() -> None:
     assert mx.array_equal(read_values, values).item()
 
 
-def test_copied_pages_hold_what_their_sources_hold_and_others_what_they_held() -> None:
+def test_pages_are_copied_and_others_stay_unchanged() -> None:
     kv = pool_with_history()
     before = kv.read_pages(range(4))
     kv.copy_pages([2, 2], [1, 3])
     assert kv.read_pages(range(4)) == [before[0], before[2], before[2], before[2]]
 
 
-# ---- another size
+# ---- resizing
 
 BACKENDS = pytest.mark.parametrize(
     "backend",
@@ -205,7 +205,7 @@ BACKENDS = pytest.mark.parametrize(
 
 
 def filled(backend: Backend, num_pages: int, dtype: mx.Dtype = mx.float32) -> KVPool:
-    """Of two layers, with a number of its own in every slot."""
+    """A pool of two layers with different numbers in every slot."""
     dims = (64, 64) if backend.writes_in_place else (8, 4)
     specs = [LayerSpec(heads, *dims, dtype) for heads in (2, 1)]
     kv = KVPool(specs, num_pages, 16, backend)
@@ -219,7 +219,7 @@ def filled(backend: Backend, num_pages: int, dtype: mx.Dtype = mx.float32) -> KV
 
 @BACKENDS
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
-def test_pages_move_and_stay_bit_by_bit_when_the_pool_gets_another_size(
+def test_resizing_keeps_pages_bit_by_bit_and_moves_them(
     backend: Callable[[], Backend], dtype: mx.Dtype
 ) -> None:
     kv = filled(backend(), 7, dtype)
@@ -236,7 +236,7 @@ def test_pages_move_and_stay_bit_by_bit_when_the_pool_gets_another_size(
 
 
 @BACKENDS
-def test_a_layer_attends_over_pages_that_have_moved(backend: Callable[[], Backend]) -> None:
+def test_a_layer_attends_over_moved_pages(backend: Callable[[], Backend]) -> None:
     """The kernels' order of reads and writes continues in the new arrays."""
     kv = filled(backend(), 6)
     spec = kv.specs[0]
@@ -257,7 +257,7 @@ def test_a_layer_attends_over_pages_that_have_moved(backend: Callable[[], Backen
 
 @pytest.mark.parametrize("backend", [CpuBackend, emulated_backend], ids=["cpu", "metal"])
 @pytest.mark.parametrize("moves", [{}, {500: 3}], ids=["nothing moves", "a page moves"])
-def test_what_a_smaller_pool_gives_up_goes_back_to_the_machine(
+def test_a_pool_that_shrinks_returns_its_memory_to_the_machine(
     backend: Callable[[], Backend], moves: dict[int, int]
 ) -> None:
     kv = filled(backend(), 512)
@@ -268,14 +268,14 @@ def test_what_a_smaller_pool_gives_up_goes_back_to_the_machine(
     mx.reset_peak_memory()
     kv.resize(128, moves)
     assert mx.get_active_memory() + mx.get_cache_memory() <= active - 0.75 * whole + 4096
-    assert mx.get_peak_memory() <= active + array + (64 << 10), "an array was there twice at most"
+    assert mx.get_peak_memory() <= active + array + (64 << 10), "more than one array existed twice"
     mx.reset_peak_memory()
     kv.resize(512, {})
     assert mx.get_active_memory() == pytest.approx(active, abs=4096)
     assert mx.get_peak_memory() <= active + array + (64 << 10)
 
 
-def test_another_size_that_is_the_same_touches_nothing() -> None:
+def test_resizing_to_the_same_size_keeps_the_arrays() -> None:
     kv = pool_with_history()
     arrays = kv.arrays()
     kv.resize(4, {})

@@ -51,7 +51,7 @@ def test_a_new_pool_is_free() -> None:
     pool.check([])
 
 
-def test_too_few_free_pages_give_none_and_change_nothing() -> None:
+def test_an_allocation_beyond_the_free_pages_fails_without_any_change() -> None:
     pool = PagePool(4, PAGE_SIZE)
     cache(pool, 1, 2, 3)
     held = pool.match(*chain(1))
@@ -61,7 +61,7 @@ def test_too_few_free_pages_give_none_and_change_nothing() -> None:
     pool.check([held])
 
 
-def test_a_published_page_is_found_even_after_its_release() -> None:
+def test_a_published_page_is_matched_even_after_its_release() -> None:
     pool = PagePool(8, PAGE_SIZE)
     pages = cache(pool, 1, 2, 3)
     assert pool.match(*chain(1, 2, 3)) == pages
@@ -70,19 +70,19 @@ def test_a_published_page_is_found_even_after_its_release() -> None:
     assert pool.num_free == 8
 
 
-def test_a_page_is_not_found_before_it_is_published() -> None:
+def test_a_page_is_not_matched_before_it_is_published() -> None:
     pool = PagePool(8, PAGE_SIZE)
     take(pool, 2)
     assert pool.match(*chain(1, 2)) == []
 
 
-def test_a_match_can_be_continued_from_a_page_on() -> None:
+def test_a_match_can_skip_leading_pages() -> None:
     pool = PagePool(8, PAGE_SIZE)
     pages = cache(pool, 1, 2, 3)
     assert pool.match(*chain(1, 2, 3), skip=1) == pages[1:]
 
 
-def test_equal_hashes_of_different_tokens_are_no_hit() -> None:
+def test_equal_hashes_of_different_tokens_do_not_match() -> None:
     pool = PagePool(8, PAGE_SIZE)
     hashes, token_ids = chain(1)
     cache(pool, 1)
@@ -100,7 +100,7 @@ def test_a_match_ends_before_the_page_whose_tokens_differ(differs_at: int) -> No
     assert pool.match(hashes, token_ids, skip=2) == pages[2 : 2 + (differs_at < 2 * PAGE_SIZE)]
 
 
-def test_a_hit_that_is_free_leaves_the_free_pages() -> None:
+def test_retaining_a_free_hit_lowers_the_number_of_free_pages() -> None:
     pool = PagePool(8, PAGE_SIZE)
     pages = cache(pool, 1, 2)
     assert pool.num_idle(pages) == 2
@@ -115,7 +115,7 @@ def test_a_hit_that_is_free_leaves_the_free_pages() -> None:
     pool.check([])
 
 
-def test_retained_hits_survive_the_allocation_they_justify() -> None:
+def test_retained_hits_are_not_evicted_by_the_next_allocation() -> None:
     pool = PagePool(4, PAGE_SIZE)
     pages = cache(pool, 1, 2)
     pool.retain(pages)
@@ -125,7 +125,7 @@ def test_retained_hits_survive_the_allocation_they_justify() -> None:
     pool.check([pages, fresh])
 
 
-def test_unhashed_pages_are_taken_before_cached_ones() -> None:
+def test_blank_pages_are_allocated_before_cached_ones() -> None:
     pool = PagePool(8, PAGE_SIZE)
     cached = cache(pool, 1, 2)
     pool.release(take(pool, 6))
@@ -145,7 +145,7 @@ def test_the_least_recently_used_page_is_evicted_first() -> None:
     assert [bool(pool.match(*chain(n))) for n in (1, 2, 3)] == [True, False, False]
 
 
-def test_a_tail_is_evicted_before_the_prefix_it_extends() -> None:
+def test_the_end_of_a_prefix_is_evicted_before_its_beginning() -> None:
     pool = PagePool(4, PAGE_SIZE)
     pages = cache(pool, 1, 2, 3, 4)
     for left in (3, 2, 1, 0):
@@ -167,7 +167,7 @@ def test_a_second_page_with_the_same_content_stays_unhashed() -> None:
     assert pool.match(*chain(1)) == one
 
 
-def test_pages_follow_the_last_one_held() -> None:
+def test_allocated_pages_follow_the_holders_last_page() -> None:
     pool = PagePool(64, PAGE_SIZE)
     one, other = take(pool, 2), take(pool, 2)
     assert pool.allocate(2, after=one[-1]) == [one[-1] + 1, one[-1] + 2]
@@ -184,11 +184,11 @@ def test_the_last_evicted_pages_are_remembered() -> None:
     assert set(pool.evicted_since(1) or []) == set(second)
     assert pool.evicted_since(pool.num_evicted) == []
     take(pool, 297)
-    assert pool.evicted_since(0) is None, "more than anybody remembers"
+    assert pool.evicted_since(0) is None, "more than are remembered"
     assert len(pool.evicted_since(300 - 256) or []) == 256
 
 
-def test_pages_are_unchanged_until_the_first_that_was_evicted() -> None:
+def test_pages_before_the_first_evicted_one_are_unchanged() -> None:
     pool = PagePool(num_pages=4, page_size=PAGE_SIZE)
     hashes, _ = chain(1, 2, 3, 4)
     pages = cache(pool, 1, 2, 3, 4)
@@ -199,7 +199,7 @@ def test_pages_are_unchanged_until_the_first_that_was_evicted() -> None:
     assert pool.num_unchanged(pages, hashes) == 2
 
 
-def test_pages_evicted_together_come_in_a_row() -> None:
+def test_pages_evicted_together_are_allocated_as_one_run() -> None:
     pool = PagePool(8, PAGE_SIZE)
     cache(pool, *range(1, 9))
     assert take(pool, 4) == [4, 5, 6, 7]
@@ -222,11 +222,11 @@ def test_a_reset_is_refused_while_a_page_is_in_use() -> None:
     assert pool.match(*chain(1, 2)) == pages
 
 
-def test_releasing_what_nobody_holds_is_refused() -> None:
+def test_releasing_a_page_without_a_holder_is_an_error() -> None:
     pool = PagePool(4, PAGE_SIZE)
     pages = take(pool, 1)
     pool.release(pages)
-    with pytest.raises(AssertionError, match="nobody holds it"):
+    with pytest.raises(AssertionError, match="has no holder"):
         pool.release(pages)
 
 
@@ -261,14 +261,14 @@ def test_the_audit_names_what_is_wrong(mistake: Callable[[PagePool], None], mess
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """The pool against plain lists: which pages are free, in which order they are evicted."""
+    """The pool against plain lists: which pages are free, and the order of eviction."""
 
     @initialize(num_pages=st.integers(1, 12))
     def build(self, num_pages: int) -> None:
         self.pool = PagePool(num_pages, PAGE_SIZE)
         self.tables: list[tuple[list[int], list[int]]] = []  # pages, and the number of each
         self.normal: list[int] = []  # free pages with a hash, the next to be evicted first
-        self.hot: list[int] = []  # those that were found twice
+        self.hot: list[int] = []  # those that were hit twice
         self.hits: Counter[int] = Counter()
         self.blank = set(range(num_pages))
 
@@ -389,7 +389,7 @@ def test_a_pinned_page_is_never_evicted() -> None:
     pool.check()
 
 
-def test_pins_and_holders_are_counted_apart() -> None:
+def test_pins_and_holders_are_counted_separately() -> None:
     pool = PagePool(4, PAGE_SIZE)
     pages = cache(pool, 1, 2)
     pool.pin(pages)
@@ -405,7 +405,7 @@ def test_pins_and_holders_are_counted_apart() -> None:
     pool.check([])
 
 
-def test_unpinned_pages_are_evicted_tail_first() -> None:
+def test_unpinned_pages_are_evicted_last_page_first() -> None:
     pool = PagePool(3, PAGE_SIZE)
     pages = cache(pool, 1, 2, 3)
     pool.pin(pages)
@@ -425,9 +425,9 @@ def test_a_reset_keeps_pinned_pages() -> None:
     assert not pool.reset()
 
 
-def test_a_page_that_cannot_be_found_cannot_be_pinned() -> None:
+def test_a_page_without_a_hash_cannot_be_pinned() -> None:
     pool = PagePool(2, PAGE_SIZE)
-    with pytest.raises(AssertionError, match="could not be found"):
+    with pytest.raises(AssertionError, match="has no hash"):
         pool.pin(take(pool, 1))
 
 
@@ -443,7 +443,7 @@ def hit(pool: PagePool, *numbers: int) -> list[int]:
     return pages
 
 
-def test_what_was_found_twice_outlives_what_was_used_later() -> None:
+def test_pages_hit_twice_are_evicted_after_pages_used_later() -> None:
     pool = PagePool(6, PAGE_SIZE)
     often = cache(pool, 1, 2)
     for _ in range(2):
@@ -457,7 +457,7 @@ def test_what_was_found_twice_outlives_what_was_used_later() -> None:
 
 
 @pytest.mark.parametrize("hot_after", [1, 2, 3])
-def test_after_how_many_hits_a_page_is_hot_is_an_option(hot_after: int) -> None:
+def test_hot_after_sets_the_number_of_hits_of_a_hot_page(hot_after: int) -> None:
     pool = PagePool(6, PAGE_SIZE, hot_after)
     cache(pool, 1)
     for _ in range(hot_after):
@@ -466,7 +466,7 @@ def test_after_how_many_hits_a_page_is_hot_is_an_option(hot_after: int) -> None:
     assert pool.num_hot == 1
 
 
-def test_at_most_half_of_the_pool_is_hot_and_the_rest_starts_over() -> None:
+def test_at_most_half_of_the_pool_is_hot_and_one_hit_makes_the_others_hot_again() -> None:
     pool = PagePool(6, PAGE_SIZE)
     cache(pool, 1, 2, 3, 4, 5)
     for _ in range(2):
@@ -483,7 +483,7 @@ def test_at_most_half_of_the_pool_is_hot_and_the_rest_starts_over() -> None:
     pool.check([])
 
 
-def test_what_is_kept_is_evicted_last_until_its_time_has_come() -> None:
+def test_kept_pages_are_evicted_last_until_their_time_has_passed() -> None:
     pool = PagePool(6, PAGE_SIZE)
     kept = cache(pool, 1, 2)
     pool.keep_until(kept, until=10.0)
@@ -510,7 +510,7 @@ def test_the_later_of_two_times_counts() -> None:
     assert pool.eviction_order()[-2:] == [*later, pages[0]], "the first page is still kept"
 
 
-def test_keeping_yields_when_nothing_else_is_left() -> None:
+def test_kept_pages_are_evicted_when_no_others_are_left() -> None:
     pool = PagePool(3, PAGE_SIZE)
     pages = cache(pool, 1, 2, 3)
     pool.keep_until(pages, until=10.0)
@@ -519,7 +519,7 @@ def test_keeping_yields_when_nothing_else_is_left() -> None:
     pool.check()
 
 
-def test_pages_that_are_held_are_kept_from_their_release_on() -> None:
+def test_pages_kept_while_held_are_evicted_last_after_their_release() -> None:
     pool = PagePool(4, PAGE_SIZE)
     pages = take(pool, 2)
     publish(pool, pages, 1, 2)
@@ -549,25 +549,25 @@ def test_every_page_is_in_one_of_five_states() -> None:
     assert states.count(PageState.FREE) == 4
 
 
-def test_a_page_handed_on_by_its_holder_has_one_holder_more_and_no_hit() -> None:
+def test_sharing_a_page_adds_a_holder_and_counts_no_hit() -> None:
     pool = PagePool(4, PAGE_SIZE)
-    handed_on, other = take(pool, 2)
-    publish(pool, [handed_on], 1)
+    shared, other = take(pool, 2)
+    publish(pool, [shared], 1)
     publish(pool, [other], 2)
-    pool.share([handed_on])
-    pool.share([handed_on])
-    pool.check([[handed_on]] * 3 + [[other]])
-    for page in (handed_on, handed_on, handed_on, other):
+    pool.share([shared])
+    pool.share([shared])
+    pool.check([[shared]] * 3 + [[other]])
+    for page in (shared, shared, shared, other):
         pool.release([page])
-    assert pool.eviction_order() == [handed_on, other]  # found twice it would go last
-    with pytest.raises(AssertionError, match="nobody holds it"):
+    assert pool.eviction_order() == [shared, other]  # with two hits it would be last
+    with pytest.raises(AssertionError, match="has no holder"):
         pool.share([other])
 
 
-# ---- another size
+# ---- resizing
 
 
-def test_a_pool_that_grows_has_more_blank_pages_and_forgets_nothing() -> None:
+def test_a_pool_that_grows_gets_blank_pages_and_evicts_nothing() -> None:
     pool = PagePool(4, PAGE_SIZE)
     cached = cache(pool, 1, 2, 3)
     assert pool.resize(9) == {}
@@ -576,7 +576,7 @@ def test_a_pool_that_grows_has_more_blank_pages_and_forgets_nothing() -> None:
     assert sorted([*take(pool, 6), *cached]) == list(range(9))
 
 
-def test_a_pool_that_shrinks_moves_what_is_held_and_forgets_nothing_that_fits() -> None:
+def test_a_pool_that_shrinks_moves_pages_and_evicts_none_that_fit() -> None:
     pool = PagePool(8, PAGE_SIZE)
     first, cached = take(pool, 4), cache(pool, 1, 2)
     held = pool.match(*chain(1))
@@ -589,7 +589,7 @@ def test_a_pool_that_shrinks_moves_what_is_held_and_forgets_nothing_that_fits() 
     pool.check([[moves[page] for page in held]])
 
 
-def test_what_was_used_last_is_what_a_smaller_pool_still_knows() -> None:
+def test_a_pool_that_shrinks_evicts_the_least_recently_used_pages() -> None:
     pool = PagePool(8, PAGE_SIZE)
     for number in (1, 2, 3, 4, 5, 6):
         cache(pool, number)
@@ -638,16 +638,16 @@ def test_fewer_pages_are_hot_in_a_smaller_pool() -> None:
     pool.check([])
 
 
-def test_what_is_gone_is_remembered_for_as_many_pages_as_there_are() -> None:
+def test_as_many_evicted_hashes_are_remembered_as_there_are_pages() -> None:
     pool = PagePool(8, PAGE_SIZE)
     for number in range(1, 9):
         cache(pool, number)
     pool.resize(2)
-    gone = [number for number in range(1, 9) if pool.was_evicted(chain(number)[0][0])]
-    assert gone == [5, 6]
+    evicted = [number for number in range(1, 9) if pool.was_evicted(chain(number)[0][0])]
+    assert evicted == [5, 6]
 
 
-def test_a_pool_cannot_be_smaller_than_what_is_held() -> None:
+def test_a_pool_cannot_shrink_below_its_held_pages() -> None:
     pool = PagePool(4, PAGE_SIZE)
     take(pool, 3)
     with pytest.raises(AssertionError, match="held or pinned"):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from mlxserve.cache.runs import RunSet
 
 
-def test_ids_are_handed_out_in_a_row() -> None:
+def test_consecutive_ids_are_taken() -> None:
     assert RunSet(8).take(5) == [0, 1, 2, 3, 4]
 
 
@@ -17,7 +17,7 @@ def test_a_run_is_continued_where_it_ended() -> None:
     assert runs.take(3, after=second[-1]) == [second[-1] + i for i in (1, 2, 3)]
 
 
-def test_requests_that_grow_by_turns_keep_runs() -> None:
+def test_sequences_that_grow_in_turns_keep_their_runs() -> None:
     runs = RunSet(1024)
     tables = [runs.take(4) for _ in range(8)]
     for _ in range(60):
@@ -35,7 +35,7 @@ def test_without_one_long_run_several_are_joined() -> None:
     assert sorted(taken) == list(range(7))
 
 
-def test_neighbours_are_joined_whatever_the_order_they_come_back_in() -> None:
+def test_neighbours_are_joined_in_any_order_of_their_return() -> None:
     runs = RunSet(5)
     for page in runs.take(5)[::2]:
         runs.add(page)
@@ -45,7 +45,7 @@ def test_neighbours_are_joined_whatever_the_order_they_come_back_in() -> None:
     assert runs.runs() == [(0, 5)]
 
 
-def test_ids_above_join_the_run_below_them_and_can_be_cut_again() -> None:
+def test_higher_ids_join_the_run_below_them_and_can_be_cut_again() -> None:
     runs = RunSet(3)
     runs.take(1)
     runs.extend(3, 40)
@@ -62,7 +62,7 @@ def test_ids_above_join_the_run_below_them_and_can_be_cut_again() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 40), st.data())
-def test_it_is_a_set_whatever_is_taken_and_put_back(size: int, data: st.DataObject) -> None:
+def test_runs_agree_with_a_set_after_any_takes_and_adds(size: int, data: st.DataObject) -> None:
     runs, free = RunSet(size), set(range(size))
     for _ in range(30):
         taken = sorted(set(range(size)) - free)

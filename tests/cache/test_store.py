@@ -1,4 +1,4 @@
-"""Pages on disk: what comes back is what was written for this very page, or nothing."""
+"""Pages on disk are read back exactly as they were written, or not at all."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def load(store: PageStore, key: str, first: int, hashes: list[bytes]) -> list[by
 
 
 def file_of(store: PageStore, key: str) -> Path:
-    """Its file, once everything asked for so far has been written."""
+    """Its file, after all earlier calls have been carried out."""
     load(store, "nothing", 0, [])
     return store.folder / f"{key}.pages"
 
@@ -77,14 +77,14 @@ class StalledDisk:
                 pass
 
 
-def test_pages_come_back_as_they_were_whole_or_in_part(make: Callable) -> None:
+def test_a_run_is_read_as_it_was_written_in_whole_or_in_part(make: Callable) -> None:
     store = make()
     assert store.save("a", 3, HASHES, PAYLOADS)
     assert load(store, "a", 3, HASHES) == PAYLOADS
     assert load(store, "a", 5, HASHES[2:4]) == PAYLOADS[2:4]
 
 
-def test_a_run_can_be_written_in_parts(make: Callable) -> None:
+def test_a_run_can_be_written_in_several_calls(make: Callable) -> None:
     store = make()
     assert store.save("a", 0, HASHES[:5], PAYLOADS[:5])
     assert store.save("a", 5, HASHES[5:], PAYLOADS[5:])
@@ -92,7 +92,7 @@ def test_a_run_can_be_written_in_parts(make: Callable) -> None:
     assert store.num_bytes == 8 * RECORD == file_of(store, "a").stat().st_size
 
 
-def test_only_the_owner_can_read_what_is_written(make: Callable) -> None:
+def test_files_are_readable_by_their_owner_only(make: Callable) -> None:
     store = make()
     store.save("a", 0, HASHES, PAYLOADS)
     assert stat.S_IMODE(file_of(store, "a").stat().st_mode) == 0o600
@@ -101,11 +101,11 @@ def test_only_the_owner_can_read_what_is_written(make: Callable) -> None:
     assert stat.S_IMODE((store.folder / "lock").stat().st_mode) == 0o600
 
 
-def test_what_is_dropped_is_gone_and_its_room_free(make: Callable) -> None:
+def test_dropping_a_run_deletes_its_file_and_frees_its_space(make: Callable) -> None:
     store = make(limit=8 * RECORD)
     store.save("a", 0, HASHES, PAYLOADS)
     store.drop("a")
-    store.drop("never there")
+    store.drop("never saved")
     assert not file_of(store, "a").exists()
     assert store.num_bytes == 0
     assert load(store, "a", 0, HASHES) == []
@@ -129,7 +129,7 @@ def test_a_changed_byte_ends_the_run_before_its_page(
 
 
 @pytest.mark.parametrize("size", [0, 1, RECORD - 1, RECORD, 2 * RECORD + 30])
-def test_a_file_that_is_cut_off_gives_its_whole_pages(
+def test_the_whole_pages_of_a_truncated_file_are_read(
     make: Callable, size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = make()
@@ -139,7 +139,7 @@ def test_a_file_that_is_cut_off_gives_its_whole_pages(
     assert "is cut off" in caplog.text
 
 
-def test_a_lost_file_gives_nothing(make: Callable, caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_read_from_a_lost_file(make: Callable, caplog: pytest.LogCaptureFixture) -> None:
     store = make()
     store.save("a", 0, HASHES, PAYLOADS)
     file_of(store, "a").unlink()
@@ -147,7 +147,7 @@ def test_a_lost_file_gives_nothing(make: Callable, caplog: pytest.LogCaptureFixt
     assert "computed again" in caplog.text
 
 
-def test_pages_of_another_model_hash_or_place_are_foreign(make: Callable) -> None:
+def test_pages_of_another_model_hash_or_index_are_not_read(make: Callable) -> None:
     mine, other = make(), make(model="another model")
     for store in (mine, other):
         store.save("a", 0, HASHES, PAYLOADS)
@@ -159,7 +159,7 @@ def test_pages_of_another_model_hash_or_place_are_foreign(make: Callable) -> Non
     assert load(mine, "a", 0, HASHES) == []
 
 
-def test_beyond_the_limit_the_beginning_is_kept_and_one_line_says_so(
+def test_beyond_the_limit_the_first_pages_are_kept_and_one_warning_is_logged(
     make: Callable, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = make(limit=5 * RECORD + 100)
@@ -247,14 +247,14 @@ def test_closing_does_not_wait_for_a_stalled_disk(
     pipe = store.folder / "a.pages"
     os.mkfifo(pipe)
     store.save("a", 0, HASHES, [bytes(1 << 20)] * len(HASHES))  # more than fits into a pipe
-    with pipe.open("rb"):  # open once the store's thread has opened it, too
+    with pipe.open("rb"):  # open once the store's thread has opened it too
         store.close()
         assert "The disk does not answer" in caplog.text
         assert store.folder.exists()
     wait_until(lambda: not store.folder.exists())
 
 
-def test_closing_removes_everything_and_may_be_done_twice(make: Callable) -> None:
+def test_closing_removes_the_folder_and_is_idempotent(make: Callable) -> None:
     store = make()
     store.save("a", 0, HASHES, PAYLOADS)
     folder = store.folder
@@ -264,7 +264,7 @@ def test_closing_removes_everything_and_may_be_done_twice(make: Callable) -> Non
     assert not any(folder.parent.iterdir())
 
 
-def test_engines_side_by_side_leave_each_other_alone(make: Callable) -> None:
+def test_stores_in_one_folder_do_not_affect_each_other(make: Callable) -> None:
     first = make()
     first.save("a", 0, HASHES, PAYLOADS)
     second = make()
@@ -273,7 +273,7 @@ def test_engines_side_by_side_leave_each_other_alone(make: Callable) -> None:
     assert load(second, "a", 0, HASHES) == PAYLOADS[::-1]
 
 
-def test_what_a_killed_process_left_is_removed_at_the_next_start(
+def test_files_of_a_killed_process_are_removed_at_the_next_start(
     tmp_path: Path, make: Callable, caplog: pytest.LogCaptureFixture
 ) -> None:
     script = (
@@ -297,7 +297,7 @@ def test_what_a_killed_process_left_is_removed_at_the_next_start(
         assert child.stdout is not None
         folder = Path(child.stdout.readline().strip())
         assert child.stdout.readline() == "writing\n"
-        make()  # does not touch what a living process uses
+        make()  # keeps the folders of running processes
         assert folder.exists()
     finally:
         child.send_signal(signal.SIGKILL)
@@ -311,7 +311,7 @@ def test_what_a_killed_process_left_is_removed_at_the_next_start(
     assert store.folder.exists()
 
 
-def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(InvalidConfig, match=r"file/swap cannot be used.*another swap_dir"):
         PageStore(tmp_path / "file" / "swap", limit=1, model="m")
@@ -319,13 +319,13 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 
 def test_a_run_that_was_never_saved_is_empty(make: Callable) -> None:
     store = make()
-    store.load("nobody", 4, HASHES)
+    store.load("unknown", 4, HASHES)
     store.wait(60)
-    assert store.poll() == [LoadedPages("nobody", 4, ())]
+    assert store.poll() == [LoadedPages("unknown", 4, ())]
     assert store.poll() == []
 
 
-def test_the_lock_is_one_that_other_processes_see(make: Callable) -> None:
+def test_other_processes_see_the_lock(make: Callable) -> None:
     store = make()
     with (store.folder / "lock").open() as lock, pytest.raises(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

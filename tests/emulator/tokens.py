@@ -43,7 +43,7 @@ class Token(NamedTuple):
         return self.kind == "word"
 
     def blank(self, text: str | None = None) -> "Token":
-        """White space in its place, with the same number of lines."""
+        """White space in its place; as many lines as before unless `text` is given."""
         filler = "\n" * self.text.count("\n") if text is None else text
         return self.with_text("space", filler)
 

@@ -193,6 +193,6 @@ def test_requests_outlive_the_stores_thread(
     assert not world.swapper.is_reading
     store.close()
     assert not store.folder.exists()
-    assert len([r for r in caplog.records if "Swapping has ended" in r.message]) == 1
+    assert len([r for r in caplog.records if "Swapping has failed" in r.message]) == 1
     assert not store.save("x", 0, [b"h" * 16], [b"late"])
     assert store.num_bytes == 0

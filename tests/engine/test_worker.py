@@ -64,11 +64,11 @@ def test_a_job_and_what_it_refers_to_are_freed_when_it_ends() -> None:
         assert held
 
     assert job.__defaults__
-    gone = weakref.ref(job.__defaults__[0])
+    model = weakref.ref(job.__defaults__[0])
     end = WorkerPool().hire().start(job)
     del job
     assert end.wait(TIMEOUT)
-    assert gone() is None
+    assert model() is None
 
 
 def test_a_process_whose_worker_has_computed_exits_without_an_error() -> None:
