@@ -1,4 +1,4 @@
-"""Apps and servers over a scripted chat, a real engine, and an engine that says what it is told to.
+"""Apps and servers over a scripted chat, a real engine, and an engine that generates a given text.
 
 mlx is imported only by the fixtures that need it: it takes seconds.
 """
@@ -81,7 +81,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def scripted_chat(tokenizer: Tokenizer) -> Iterator[tuple[Chat, ScriptedEngine]]:
-    """(a real Chat, the engine whose words it parses)."""
+    """(a real Chat, the engine whose text it parses)."""
     from mlxserve.chat import Chat
 
     engine = ScriptedEngine(tokenizer)
@@ -98,5 +98,5 @@ def scripted_chat(tokenizer: Tokenizer) -> Iterator[tuple[Chat, ScriptedEngine]]
 
 @pytest.fixture(scope="session")
 def serve_scripted(scripted_chat: tuple[Chat, ScriptedEngine]) -> Serve:
-    """A function that serves it; the engine's words outlive the server."""
+    """A function that serves it; the chat outlives the server."""
     return lambda **options: serving(scripted_chat[0], stop_engine=lambda: None, **options)

@@ -1,4 +1,4 @@
-"""A `Chat` that answers from a script, for what no model can be made to do on demand."""
+"""A `Chat` that answers from a script, for behaviour that no model shows on demand."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FakeAnswer:
 
 @dataclass
 class FakeChat:
-    """Answers every request with `script`, or with what `reply` makes of the prompt."""
+    """Answers every request with `script`, or with `reply(prompt)`."""
 
     model_name: str = "fake"
     max_model_len: int = 1_000
@@ -143,7 +143,7 @@ class FakeChat:
     async def embed(
         self, token_ids: Sequence[int], *, pooling: Pooling, dimensions: int | None = None
     ) -> list[float]:
-        """Of the numbers 1, 2, 3 ... the k-th, for the k-th text."""
+        """The k-th text has a vector that begins with k."""
         if self.submit_error is not None:
             raise self.submit_error
         self.embedded.append(SimpleNamespace(token_ids=list(token_ids), pooling=pooling))
@@ -219,14 +219,14 @@ class FakeChat:
         return self.alive
 
     def release(self) -> None:
-        """Lets answers on HOLD go on; from any thread."""
+        """Continue the answers on HOLD; from any thread."""
         self._is_released = True
         for loop, event in self._waiters:
             loop.call_soon_threadsafe(event.set)
         self._waiters.clear()
 
     def wait_until_closed(self) -> None:
-        """Until every answer given so far was closed; from the test's thread."""
+        """Wait until every answer so far is closed; from the test's thread."""
         with self.changed:
             assert self.changed.wait_for(
                 lambda: self.answers and all(answer.is_closed for answer in self.answers),
@@ -234,7 +234,7 @@ class FakeChat:
             )
 
     def close(self) -> None:
-        """As the engine's end: answers under way raise EngineStopped."""
+        """Like the end of the engine: running answers raise EngineStopped."""
         self.is_closed = True
         self.release()
 

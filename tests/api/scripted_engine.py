@@ -1,4 +1,4 @@
-"""An engine that says what it is told to, under a real `Chat`."""
+"""An engine under a real `Chat` that generates a given text."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from mlxserve.stats import Stats
 
 
 class ScriptedEngine:
-    """In the place of an AsyncEngine: every request is answered with `says`, token by token.
+    """Replaces an AsyncEngine: answers every request with the tokens of `says`.
 
-    What it says goes through the real decoder and parser, as a model's own words would.
+    The text passes through the real decoder and parser, as a model's would.
     """
 
     max_model_len = 4_096

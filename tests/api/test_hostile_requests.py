@@ -57,7 +57,7 @@ USER = {"role": "user", "content": "x"}
 def test_web_pages_and_forms_are_refused_before_their_body_is_sent(
     start_server: StartServer, header: str, status: int
 ) -> None:
-    """Its headers say that a body will come; the refusal does not wait for it."""
+    """The headers announce a body; the refusal does not wait for it."""
     running = start_server()
     for path in BODIES:
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{header}\r\nContent-Length: 9999\r\n"
@@ -127,7 +127,7 @@ def cut(body: bytes) -> bytes:
     ids=range(len(BAD_JSON) + 4),
 )
 def test_parsing_in_the_event_loop_takes_less_than_50_ms(body: bytes) -> None:
-    """Of this thread's own time, the best of three: 3 ms at most, where nothing else runs."""
+    """The best of three, in this thread's CPU time: at most 3 ms on an idle machine."""
 
     def seconds() -> float:
         started = time.thread_time()
@@ -141,7 +141,7 @@ def test_parsing_in_the_event_loop_takes_less_than_50_ms(body: bytes) -> None:
 def test_a_longer_body_is_parsed_off_the_event_loop(
     start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A million members take a quarter of a second to be counted: others do not wait for it."""
+    """Counting a million members takes a quarter of a second, which must not delay others."""
     others_were_answered = threading.Event()
 
     def parse(raw: bytes) -> Any:
@@ -293,7 +293,7 @@ def test_markup_in_a_tools_name_is_refused(client: TestClient, name: str) -> Non
 def test_markup_typed_by_a_user_is_text(
     client: TestClient, chat: FakeChat, tokenizer: Tokenizer, path: str, text: str
 ) -> None:
-    """The prompt differs from one with harmless text in nothing but that text's own tokens."""
+    """The prompt only differs from one with harmless text in the tokens of that text."""
     chat.render = tokenizer.render
     prompts = []
     for content in (text, "harmless"):

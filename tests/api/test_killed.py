@@ -1,4 +1,4 @@
-"""Killed at any moment: what was on disk can be used by the next, and what was promised is there.
+"""After a kill at any moment the next process can use the files, and every confirmed key is there.
 
 The writers are forks of a small process, because two hundred starts of a server would take minutes;
 what they do to the disk is what a server does: pages of preempted requests, and keys.
@@ -25,7 +25,7 @@ HASH, PAGE = b"h" * 16, b"page" * 4_096
 
 
 def write(loop, said):
-    """A server's life: removes what the dead left, then writes until it is killed."""
+    """Like a server: removes the files of killed processes, then writes until it is killed."""
     store = PageStore(swap, limit=1 << 40, model="m")
     number = 0
     while True:

@@ -1,4 +1,4 @@
-"""Many clients at a real engine: those who leave, those who do not read, and those with other keys."""
+"""Many clients of a real engine: some leave, some do not read, some have other keys."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def seconds_until(condition: Callable[[], bool], *, at_most: float) -> float:
 
 
 def leave(port: int, number: int) -> None:
-    """Ask for something and be gone at some moment: before, while or after it is answered."""
+    """Send a request and leave at a random moment: before, during or after its answer."""
     draw = random.Random(number)
     words = " ".join(str(draw.random()) for _ in range(draw.choice([1, 60])))
     message = {"role": "user", "content": words}
@@ -105,7 +105,7 @@ def test_a_client_that_leaves_at_any_moment_leaves_nothing_running(
 
 
 def test_a_slow_reader_does_not_slow_others(server: Running) -> None:
-    """Nobody waits for one who does not read; when it does, all of its answer is there."""
+    """Other clients do not wait for one that does not read; it later gets its whole answer."""
     wordy = {"logprobs": True, "top_logprobs": 20, "max_tokens": 250}
     stalled = request_bytes(CHAT, long_answer(stream=True, **wordy))
     with socket.socket() as slow:
@@ -126,7 +126,7 @@ def test_a_slow_reader_does_not_slow_others(server: Running) -> None:
 
 
 def test_two_keys_share_no_page(serve_real: Serve, real_chat: Chat) -> None:
-    """The same prompt at the same time under two keys: computed twice, on pages of their own."""
+    """The same prompt at the same time under two keys is computed twice, on separate pages."""
     alice, bob = "a" * 32, "b" * 32
     messages = [{"role": "user", "content": "The same words again and again. " * 20}]
     body = long_answer(messages=messages, stream=True)

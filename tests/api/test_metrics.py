@@ -11,7 +11,7 @@ HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
-    """Values by name and the labels beside the model's."""
+    """Values by name and labels, without the model's label."""
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -23,7 +23,7 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
 
 
 def shown(chat, stats: Stats) -> str:
-    """The page for these numbers."""
+    """The metrics page for these numbers."""
     chat.stats = lambda: stats
     return Metrics(chat).response().body.decode()
 

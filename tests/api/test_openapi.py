@@ -1,4 +1,4 @@
-"""The document describes every route; and what it allows, and what it does not, is answered in shape."""
+"""The document describes every route, and requests generated from it get well-formed replies."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_no_generated_request_gets_a_5xx_or_a_malformed_error(
     mode = schemathesis.GenerationMode(kind)
     schema = schemathesis.openapi.from_dict(document)
     operations = [found.ok() for found in schema.get_all_operations()]
-    if kind == "negative":  # of what has no body there is nothing that could be wrong
+    if kind == "negative":  # only a body can be wrong
         operations = [one for one in operations if one.definition.raw.get("requestBody")]
     assert len(operations) >= 10
 
@@ -108,7 +108,7 @@ def check_shape(path: str, reply: httpx2.Response) -> None:
 def test_an_unknown_field_of_any_name_fits_into_the_warning_header(
     start_server: StartServer,
 ) -> None:
-    """Found by the fuzzing above: a header may not end with a space."""
+    """Found by the requests generated above: a header may not end with a space."""
     url = f"{start_server().url}/v1/completions"
     headers = {"content-type": "application/json"}
     for name in ("", " ", "x ", "\n", "\u2028", "é" * 100):

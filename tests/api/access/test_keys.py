@@ -40,7 +40,7 @@ def test_only_the_owner_can_read_the_key_file_and_its_folder(file: KeyFile) -> N
 
 
 def test_a_planted_link_is_not_written_through(file: KeyFile, tmp_path: Path) -> None:
-    """Neither where the file is to be, nor where the new one is written first."""
+    """Neither at the file's path, nor at the path where a new one is written first."""
     victim = tmp_path / "victim"
     victim.write_text('{"keys": []}')
     victim.chmod(0o600)

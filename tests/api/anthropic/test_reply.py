@@ -146,7 +146,7 @@ def test_omitted_thinking_is_an_empty_block(client: TestClient, chat: FakeChat) 
 
 
 def folded(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """The message a client makes of a stream."""
+    """The message as a client assembles it from a stream."""
     message = events[0]["message"]
     inputs: dict[int, str] = {}
     for event in events:

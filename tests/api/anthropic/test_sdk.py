@@ -1,4 +1,4 @@
-"""Anthropic's own client against our server: what it makes of our bytes, and which errors it raises.
+"""Anthropic's own client against our server: how it parses our replies, and which errors it raises.
 
 The scripted chat says what no small model would; the real engine shows that the rest is true.
 """

@@ -20,7 +20,7 @@ def refusal(raw: bytes) -> ApiError:
 
 @contextlib.contextmanager
 def no_parser() -> Iterator[None]:
-    """It holds the interpreter's lock: what takes it long is to be refused before it begins."""
+    """The parser holds the interpreter's lock: bodies that take long must be refused before."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json, "loads", None)
         yield

@@ -1,4 +1,4 @@
-"""No field is dropped in silence: each works, is refused by its name, changes nothing, or is named."""
+"""No field is silently dropped: each works, is refused by name, is harmless, or is warned about."""
 
 from __future__ import annotations
 

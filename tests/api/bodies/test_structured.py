@@ -1,4 +1,4 @@
-"""What an answer has to look like, as clients spell it."""
+"""Fields that constrain an answer's format."""
 
 from __future__ import annotations
 

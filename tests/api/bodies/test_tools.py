@@ -1,4 +1,4 @@
-"""Tools, choices among them and thinking, as the chat endpoint spells them."""
+"""The chat endpoint's fields for tools and thinking."""
 
 from __future__ import annotations
 

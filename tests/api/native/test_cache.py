@@ -1,4 +1,4 @@
-"""What an admin may do to the cache, and nobody else."""
+"""Changes of the cache, which only an admin key may make."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_an_idle_engine_is_not_asked_for_another_snapshot(chat, monkeypatch):
 
 
 class SlowEngine:
-    """In the place of a chat: a snapshot is of the moment it is asked for, and takes a while."""
+    """Replaces a chat. A snapshot shows the moment of its request and takes a while."""
 
     def __init__(self) -> None:
         self.num_pages = 1_000
@@ -191,7 +191,7 @@ def test_callers_at_the_same_moment_share_one_snapshot() -> None:
 
 
 def test_a_snapshot_is_never_older_than_its_call() -> None:
-    """A resize ends while a snapshot of before it is under way, and then others ask."""
+    """A resize ends while an older snapshot is being taken; later calls must see it."""
 
     async def scenario() -> None:
         engine = SlowEngine()

@@ -1,4 +1,4 @@
-"""The map's events, applied by a reader that follows the written format, give the engine's state."""
+"""A reader that applies the map's events as documented has the engine's state."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def snapshot(pages: bytes, *requests: RequestView) -> Snapshot:
 
 
 class Reader:
-    """What a client makes of the events."""
+    """The state of a client that applies the events."""
 
     def __init__(self) -> None:
         self.pages = ""

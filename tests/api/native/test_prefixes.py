@@ -103,7 +103,7 @@ def test_a_prefix_belongs_to_its_key(chat: FakeChat) -> None:
     asked = {"prompt": "d", "prefix_name": "mine"}
     unknown = client.post("/v1/completions", json=asked, headers=second)
     assert unknown.status_code == 404
-    assert "known: none" in unknown.json()["error"]["message"]  # not what other keys named
+    assert "known: none" in unknown.json()["error"]["message"]  # without the names of other keys
     assert client.post("/v1/completions", json=asked, headers=first).status_code == 200
     computed, used = chat.submitted
     assert computed.cache_salt == used.cache_salt is not None  # or it would never be found

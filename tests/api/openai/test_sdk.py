@@ -1,4 +1,4 @@
-"""OpenAI's own client against a real engine in this process: vectors, and responses that are kept."""
+"""OpenAI's own client against a real engine in this process: vectors and stored responses."""
 
 from __future__ import annotations
 

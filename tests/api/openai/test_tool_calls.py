@@ -82,7 +82,7 @@ def asked(**fields: Any) -> dict[str, Any]:
     return {"model": "scripted", "messages": ASK, "tools": [WEATHER], **fields}
 
 
-# ---- chat completions
+# Chat completions.
 
 
 def test_a_reply_separates_thinking_text_and_calls(
@@ -211,7 +211,7 @@ def test_an_impossible_tool_choice_is_a_bad_request(
     assert caught.value.param == "tool_choice"
 
 
-# ---- responses
+# Responses.
 
 
 def test_a_response_has_an_item_for_each_part(
@@ -247,7 +247,7 @@ def test_the_response_stream_helper_ends_with_the_whole_response(
     assert after.output_text == "Sunny."
 
 
-# ---- a real engine, whatever it would rather say
+# A real engine with random weights, whose answers are constrained.
 
 
 class Person(BaseModel):

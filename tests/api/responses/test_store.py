@@ -33,7 +33,7 @@ def test_a_response_only_exists_for_its_owner() -> None:
     assert store.get("r1", "a") is not None
     assert store.get("r1", "b") is None
     assert store.conversation("r1", "b") is None
-    assert store.conversation("r2", "b") is None  # what it names as earlier is another's
+    assert store.conversation("r2", "b") is None  # the response before it belongs to another key
     assert not store.delete("r1", "b")
     assert store.get("r1", "a") is not None
 

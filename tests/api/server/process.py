@@ -59,7 +59,7 @@ class Process:
             assert time.monotonic() < deadline, f"{name} is still {self.metric(name)}"
 
     def stop(self) -> tuple[int, str]:
-        """The exit code, and what was written to stdout after the first line."""
+        """The exit code, and stdout after its first line."""
         self.popen.send_signal(signal.SIGTERM)
         rest, _ = self.popen.communicate(timeout=60)
         return self.popen.returncode, rest

@@ -1,4 +1,4 @@
-"""Raw sockets against a real server over the scripted chat: what no HTTP client would send."""
+"""Raw sockets against a real server over the scripted chat: bytes that no HTTP client would send."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_invalid_http_is_a_400_in_openais_format(
     ],
 )
 def test_endless_headers_are_cut_off_early(start_server: StartServer, request_bytes: bytes) -> None:
-    """The reply may be lost in the reset that closing with unread data causes."""
+    """Closing with unread data causes a reset, which may discard the reply."""
     port = start_server().port
     with Peer(port) as peer, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         peer.send(request_bytes)
@@ -147,7 +147,7 @@ def test_an_endless_body_is_refused_and_cut_off(start_server: StartServer) -> No
 
 
 def test_two_body_lengths_do_not_smuggle_a_request(start_server: StartServer) -> None:
-    """h11 lets chunking win and keeps what follows as the next request; there is none here."""
+    """h11 follows the chunks and reads the rest as the next request; here it is not one."""
     with Peer(start_server().port) as peer:
         peer.send(
             CHAT + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -232,12 +232,12 @@ def test_a_stalled_reader_is_cut_off_and_its_answer_closed(
 def test_a_stream_is_framed_for_the_clients_http_version(
     start_server: StartServer, version: bytes
 ) -> None:
-    """Pieces go past h11: what arrives is what another HTTP implementation takes for a whole."""
+    """Another HTTP implementation must read the stream as one complete reply."""
     body = b'{"messages": [{"role": "user", "content": "x"}], "stream": true}'
     asking = http.client.HTTPConnection("127.0.0.1", start_server().port, timeout=20)
     asking._http_vsn_str = f"HTTP/{version.decode()}"  # type: ignore[attr-defined]
     with contextlib.closing(asking):
-        for _ in range(2):  # the end of the first leaves the connection ready for a second
+        for _ in range(2):  # after the first, the connection is ready for a second
             asking.request(
                 "POST", "/v1/chat/completions", body, {"content-type": "application/json"}
             )
@@ -262,7 +262,7 @@ def test_connections_beyond_the_cap_are_a_503(start_server: StartServer, chat: F
         for peer in busy:
             peer.send(CHAT + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             peer.read_until(b"one")
-        third = sockets.enter_context(Peer(port))  # the one that asks for nothing makes room
+        third = sockets.enter_context(Peer(port))  # displaces the idle one
         reply = idle.read_to_end()
         assert status_and_error(reply) == (503, "overloaded")
         assert b"\r\nretry-after: 1\r\n" in reply.lower()

@@ -24,7 +24,7 @@ def test_a_stopping_server_refuses_new_work_but_not_reads(chat: FakeChat) -> Non
     assert refused.headers["retry-after"] == "5"
     assert client.get("/ready").json()["error"]["code"] == "draining"
     assert client.get("/health").status_code == 200
-    assert client.get("/api/v1/kv/map").text == ""  # those who watch are sent away
+    assert client.get("/api/v1/kv/map").text == ""  # watchers are disconnected
 
 
 def test_a_drain_is_finished_when_nothing_runs() -> None:

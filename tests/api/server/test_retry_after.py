@@ -1,4 +1,4 @@
-"""What a client is told to wait follows what answers took."""
+"""Retry-After follows how often answers end."""
 
 from __future__ import annotations
 
