@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mlxserve.version import __version__ as __version__
 
 if TYPE_CHECKING:  # the list of public names: type checkers follow it, _modules() reads it
+    from mlxserve.chat import RequestOutput as RequestOutput
     from mlxserve.config import EngineConfig as EngineConfig
     from mlxserve.config import SchedulerConfig as SchedulerConfig
     from mlxserve.errors import EngineStopped as EngineStopped
@@ -31,8 +32,6 @@ if TYPE_CHECKING:  # the list of public names: type checkers follow it, _modules
     from mlxserve.errors import UnsupportedModel as UnsupportedModel
     from mlxserve.llm import LLM as LLM
     from mlxserve.llm import AsyncLLM as AsyncLLM
-    from mlxserve.llm import RequestOutput as RequestOutput
-    from mlxserve.llm import Usage as Usage
     from mlxserve.request import FinishReason as FinishReason
     from mlxserve.request import Resized as Resized
     from mlxserve.request import TokenLogprob as TokenLogprob
@@ -41,6 +40,7 @@ if TYPE_CHECKING:  # the list of public names: type checkers follow it, _modules
     from mlxserve.sampling_params import StructureKind as StructureKind
     from mlxserve.stats import Stats as Stats
     from mlxserve.text.deltas import Delta as Delta
+    from mlxserve.text.deltas import Usage as Usage
     from mlxserve.text.parsing.turn import AssistantTurn as AssistantTurn
     from mlxserve.text.parsing.turn import ToolCall as ToolCall
     from mlxserve.text.parsing.turn import ToolChoice as ToolChoice

@@ -3,7 +3,10 @@
     answer = await chat.submit(chat.render(messages), params)
     async for delta in answer: ...
 
-A server-sent event frames these deltas, the library folds them, the terminal paints them.
+    AsyncEngine ── OutputStream ── AnswerStream ──> library, terminal, HTTP replies
+                   token ids       deltas of text
+
+A streaming reply renders each delta, a plain one renders what `AnswerStream.whole` makes of them.
 """
 
 from __future__ import annotations
@@ -11,9 +14,9 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mlxserve.errors import (
     EngineStopped,
@@ -23,74 +26,141 @@ from mlxserve.errors import (
     PromptTooLong,
     UnknownPrefix,
 )
-from mlxserve.request import FinishReason, Pooling, Request, Resized, check_num_pages
+from mlxserve.request import (
+    FinishReason,
+    Pooling,
+    Request,
+    Resized,
+    TokenLogprob,
+    check_num_pages,
+)
 from mlxserve.request_options import RequestOptions
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.stats import Stats
 from mlxserve.text.deltas import Delta, DeltaDecoder, Usage
 from mlxserve.text.guidance.planner import Planner
 from mlxserve.text.parsing.parser import TurnParser
-from mlxserve.text.parsing.turn import AssistantTurn
+from mlxserve.text.parsing.turn import AssistantTurn, ToolCall, join_calls
 from mlxserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # they import mlx, which waits for machine.prepare()
     from mlxserve.engine.async_engine import AsyncEngine, OutputStream
     from mlxserve.engine.snapshot import Snapshot
 
-__all__ = ["Answer", "Chat", "Delta", "DeltaDecoder", "NamedPrefix", "RequestOptions", "Usage"]
+Observe: TypeAlias = Callable[[Delta], None]
 
 _DEFAULTS = RequestOptions()
-_MARGIN = 4  # how much longer a text may look than it can be, before it is refused unread
+_MARGIN = 4  # a text is refused unread if it has this many times more characters than can fit
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A finished answer. `logprobs` has one entry per token if they were asked for, else None.
+
+    alternatives: the other answers, where `SamplingParams.n` asked for several
+    reasoning, tool_calls: only of an answer to a conversation; the text of any other answer is
+        all that the model generated
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    alternatives: tuple[RequestOutput, ...] = ()
+
+
+async def fold(
+    deltas: AsyncIterable[Delta], num_answers: int, *, wants_logprobs: bool
+) -> list[RequestOutput]:
+    """Whole answers from their deltas, by `Delta.answer_index`."""
+    pieces: list[list[Delta]] = [[] for _ in range(num_answers)]
+    async for delta in deltas:
+        pieces[delta.answer_index].append(delta)
+    return [_joined(answer, wants_logprobs=wants_logprobs) for answer in pieces]
+
+
+def _joined(deltas: Sequence[Delta], *, wants_logprobs: bool) -> RequestOutput:
+    last = deltas[-1]
+    assert last.finish_reason is not None, "an answer ended without a reason"
+    assert last.usage is not None, "an answer ended without its usage"
+    return RequestOutput(
+        text="".join(delta.text for delta in deltas),
+        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
+        finish_reason=last.finish_reason,
+        usage=last.usage,
+        logprobs=tuple(one for delta in deltas for one in delta.logprobs)
+        if wants_logprobs
+        else None,
+        reasoning="".join(delta.reasoning for delta in deltas),
+        tool_calls=join_calls([call for delta in deltas for call in delta.tool_calls]),
+    )
+
+
+class AnswerStream:
+    """The deltas of answers that were submitted together. Closing it early aborts them."""
+
+    def __init__(
+        self,
+        outputs: OutputStream,
+        answers: Sequence[tuple[Request, DeltaDecoder]],
+        *,
+        keep: Callable[[Request], None],
+        observe: Observe | None = None,
+    ) -> None:
+        """keep: called with a request that ended in tool calls, as its conversation will continue
+        observe: sees each delta before the reader does; what it raises ends the stream
+        """
+        self._outputs = outputs
+        self._answers = {answer[0].id: answer for answer in answers}
+        self._keep = keep
+        self._observe = observe
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        """Raises EngineStopped when the engine ends before the answers do, and GrammarFailed."""
+        output = await self._outputs.__anext__()
+        request, decoder = self._answers[output.request_id]
+        delta = decoder.push(output)
+        if delta.finish_reason is not None:
+            self._finish(request, delta.finish_reason)
+        if self._observe is not None:
+            self._observe(delta)
+        return delta
+
+    async def whole(self) -> list[RequestOutput]:
+        """All of the answers, in order. Raises what iterating raises."""
+        requests = [request for request, _ in self._answers.values()]
+        wants_logprobs = requests[0].params.logprobs is not None
+        return await fold(self, len(requests), wants_logprobs=wants_logprobs)
+
+    async def aclose(self) -> None:
+        """Abort the answers that have not ended."""
+        self._outputs.close()
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        self._outputs.finish(request.id, reason)  # a stop string is found here first
+        if reason is FinishReason.TOOL_CALLS:
+            self._keep(request)
+        if request.guide is not None and request.guide.error is not None:
+            raise GrammarFailed(f"The answer's grammar became too much work: {request.guide.error}")
 
 
 @dataclass(frozen=True, slots=True)
 class NamedPrefix:
-    """What `prefix_name` stands for. Its pages are pinned under the id of what computed them."""
+    """The tokens of a named prefix. Their pages are pinned under the request that computed them."""
 
     token_ids: tuple[int, ...]
     cache_salt: str | None
     request_id: str
 
 
-class Answer:
-    """The deltas of one request. Closing it early aborts the request."""
-
-    def __init__(self, outputs: OutputStream, text: DeltaDecoder, tool_keep_seconds: float) -> None:
-        """An answer that ends in calls of tools is about to go on: for so long its pages are
-        evicted after those of others."""
-        self.request_id = outputs.request.id
-        self.num_prompt = outputs.request.num_prompt
-        self._outputs = outputs
-        self._text = text
-        self._tool_keep_seconds = tool_keep_seconds
-        self._is_over = False
-
-    def __aiter__(self) -> AsyncIterator[Delta]:
-        return self
-
-    async def __anext__(self) -> Delta:
-        """Raises EngineStopped when the engine ends before the answer does, and GrammarFailed."""
-        if self._is_over:
-            raise StopAsyncIteration
-        delta = self._text.push(await self._outputs.__anext__())
-        if delta.finish_reason is not None:
-            self._is_over = True
-            self._outputs.close(delta.finish_reason)  # a stop string ends it here first
-            if delta.finish_reason is FinishReason.TOOL_CALLS and self._tool_keep_seconds:
-                self._outputs.keep(self._tool_keep_seconds)
-            guide = self._outputs.request.guide
-            if guide is not None and guide.error is not None:
-                raise GrammarFailed(f"The answer's grammar became too much work: {guide.error}")
-        return delta
-
-    async def aclose(self) -> None:
-        """Abort the request, if it has not ended."""
-        self._is_over = True
-        self._outputs.close()
-
-
 class Chat:
-    """A loaded model as everybody uses it. Methods may be called from any event loop."""
+    """A loaded model and its engine. Methods may be called from any event loop."""
 
     def __init__(
         self,
@@ -103,9 +173,8 @@ class Chat:
         fingerprint: str = "",
         tool_keep_seconds: float = 60.0,
     ) -> None:
-        """`fingerprint` names the model's weights: no page is shared with another model's.
-
-        `tool_keep_seconds` as in EngineConfig.
+        """fingerprint: names the model's weights, as models never share pages
+        tool_keep_seconds: as in EngineConfig
         """
         self.model_name = model_name
         self.default_params = default_params
@@ -127,12 +196,12 @@ class Chat:
 
     @property
     def can_call(self) -> bool:
-        """Whether the model can be shown tools, and its calls of them be read."""
+        """Whether the model's template shows tools, and its tool calls can be parsed."""
         return self._tokenizer.markup.can_call and self._tokenizer.supports_tools
 
     @property
     def can_think(self) -> bool:
-        """Whether the model was taught to think before it answers."""
+        """Whether the model was trained to reason before it answers."""
         return self._tokenizer.markup.is_taught
 
     # ---- text and tokens
@@ -144,15 +213,15 @@ class Chat:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **template_kwargs: Any,
     ) -> list[int]:
-        """A conversation as token ids, ready to be answered. Raises InvalidRequest, PromptTooLong."""
+        """A conversation as the token ids of a prompt. Raises InvalidRequest, PromptTooLong."""
         contents = (message.get("content") for message in messages if isinstance(message, Mapping))
         self._refuse_huge(sum(len(content) for content in contents if isinstance(content, str)))
         return self._tokenizer.render(messages, tools=tools, **template_kwargs)
 
     def _refuse_huge(self, num_characters: int) -> None:
-        """Before a text is tokenised, which takes seconds for one that can never fit.
+        """Refuse a text that can never fit before it is tokenised, which would take seconds.
 
-        The margin is for tokenizers that drop or join characters first.
+        The margin allows for tokenizers that drop or join characters first.
         """
         num_tokens = num_characters // (_MARGIN * self._tokenizer.max_token_size)
         if num_tokens >= self.max_model_len:
@@ -161,12 +230,15 @@ class Chat:
             )
 
     def encode(self, text: str) -> list[int]:
-        """Raises PromptTooLong for a text that is far too long, InvalidRequest."""
+        """A text as token ids. Raises InvalidRequest, and PromptTooLong if it is far too long."""
         self._refuse_huge(len(text))
         return self._tokenizer.encode(text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Raises InvalidParameter for what is no token: some tokenizers fail, some say nothing."""
+        """Raises InvalidParameter for ids outside the vocabulary.
+
+        Tokenizers treat those inconsistently: some fail, some ignore them.
+        """
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._vocab_size):
             raise InvalidParameter("tokens", f"must be from 0 to {self._vocab_size - 1}")
         return self._tokenizer.decode(token_ids)
@@ -175,90 +247,118 @@ class Chat:
 
     async def submit(
         self, prompt: Sequence[int], params: SamplingParams, options: RequestOptions = _DEFAULTS
-    ) -> Answer:
-        """Queue a prompt. Whatever is wrong with it is raised here, before anything is computed.
+    ) -> AnswerStream:
+        """Queue a prompt that has one answer. Errors are raised before anything is computed.
 
         Raises InvalidRequest, InvalidParameter, PromptTooLong, UnknownPrefix, QueueFull,
         EngineStopped.
         """
         if params.n != 1:
-            raise InvalidParameter(
-                "n", "must be 1 where one answer is streamed; ask for all at once"
-            )
-        [answer] = await self.submit_all(prompt, params, options)
-        return answer
+            raise InvalidParameter("n", "must be 1 where one answer is streamed")
+        return await self.submit_all([prompt], params, options)
 
     async def submit_all(
-        self, prompt: Sequence[int], params: SamplingParams, options: RequestOptions = _DEFAULTS
-    ) -> list[Answer]:
-        """As `submit`, with as many answers as `params.n` says: the prompt is computed once."""
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        options: RequestOptions = _DEFAULTS,
+        *,
+        observe: Observe | None = None,
+    ) -> AnswerStream:
+        """Queue prompts together, all or none, for `params.n` answers to each.
+
+        A prompt is computed once for its answers, which have consecutive indices. `observe` as in
+        AnswerStream. Raises what `submit` raises.
+        """
         if options.prefix_name is not None:
             prefix = self._named(options.prefix_name)
-            prompt = (*prefix.token_ids, *prompt)
+            prompts = [(*prefix.token_ids, *prompt) for prompt in prompts]
             salt = prefix.cache_salt if options.cache_salt is None else options.cache_salt
             options = replace(options, cache_salt=salt)
-        names = options.request_ids or [None] * params.n
-        return await self._submit(
-            [
-                await self._answer_to(prompt, choice, options, request_id=name)
-                for choice, name in zip(params.choices(), names, strict=True)
-            ]
-        )
+        ids = self._request_ids(options.request_id, len(prompts) * params.n)
+        answers: list[tuple[Request, DeltaDecoder]] = []
+        for prompt in prompts:
+            leader: str | None = None
+            for choice in params.choices():
+                request = await self._request(prompt, choice, options, next(ids), fork_of=leader)
+                decoder = self._decoder(prompt, request, options.turn, answer_index=len(answers))
+                answers.append((request, decoder))
+                leader = leader or request.id
+        return await self._submit(answers, observe)
 
-    async def _submit(self, asked: Sequence[tuple[Request, DeltaDecoder]]) -> list[Answer]:
-        """All but the first are forks of it."""
-        first, *others = (request for request, _ in asked)
-        forks = [replace(request, fork_of=first.id) for request in others]
-        streams = await self._engine.submit_all([first, *forks])
-        return [
-            Answer(stream, text, self._tool_keep_seconds)
-            for stream, (_, text) in zip(streams, asked, strict=True)
-        ]
+    async def _submit(
+        self, answers: Sequence[tuple[Request, DeltaDecoder]], observe: Observe | None = None
+    ) -> AnswerStream:
+        outputs = await self._engine.submit([request for request, _ in answers])
+        return AnswerStream(outputs, answers, keep=self._keep, observe=observe)
 
-    async def _answer_to(
+    def _keep(self, request: Request) -> None:
+        if self._tool_keep_seconds:
+            self._engine.keep(request, self._tool_keep_seconds)
+
+    def _request_ids(self, name: str | None, count: int) -> Iterator[str]:
+        if name is None:
+            return (f"request-{next(self._numbers)}" for _ in range(count))
+        return iter([name] if count == 1 else [f"{name}-{number}" for number in range(count)])
+
+    async def _request(
         self,
         prompt: Sequence[int],
         params: SamplingParams,
         options: RequestOptions,
+        request_id: str,
         *,
+        fork_of: str | None = None,
         pins: bool = False,
-        request_id: str | None = None,
-    ) -> tuple[Request, DeltaDecoder]:
-        """A request that is not yet queued, and what makes text of its tokens."""
-        turn = options.turn
+    ) -> Request:
+        """Not yet queued."""
         self._check(prompt, params)
-        params = self._without_calls(params, turn)
-        stop_ids = self._tokenizer.eos_token_ids
-        parser = self._parser(prompt, turn) if turn is not None else None
-        request = Request(
-            id=request_id or f"request-{next(self._numbers)}",
+        if options.turn is not None:
+            self._check_tools(options.turn)
+            params = self._without_calls(params, options.turn)
+        return Request(
+            id=request_id,
             token_ids=list(prompt),
             params=params,
-            stop_ids=stop_ids,
+            stop_ids=self._tokenizer.eos_token_ids,
             # The fingerprint has no zero byte: no salt can pass for another model's.
             cache_salt=f"{self._fingerprint}\0{options.cache_salt or ''}".encode(),
             client=options.client,
             priority=options.priority,
             pins=pins,
-            guide=await self._planner.guide(prompt, params, turn),
+            fork_of=fork_of,
+            guide=await self._planner.guide(prompt, params, options.turn),
         )
-        return request, DeltaDecoder(self._tokenizer, params, stop_ids, parser)
 
-    def _without_calls(self, params: SamplingParams, turn: AssistantTurn | None) -> SamplingParams:
-        """Where tools are shown but none may be called, the marker of a call is never chosen."""
+    def _decoder(
+        self,
+        prompt: Sequence[int],
+        request: Request,
+        turn: AssistantTurn | None,
+        *,
+        answer_index: int = 0,
+    ) -> DeltaDecoder:
+        parser = None
+        if turn is not None:
+            markup = self._tokenizer.markup
+            is_thinking = markup.opens_thinking(prompt, self._tokenizer.decode)
+            parser = TurnParser(markup, turn, is_thinking=is_thinking)
+        return DeltaDecoder(
+            self._tokenizer, request.params, request.stop_ids, parser, answer_index=answer_index
+        )
+
+    def _without_calls(self, params: SamplingParams, turn: AssistantTurn) -> SamplingParams:
+        """Forbid the marker of a call where tools are shown but none may be called."""
         marker = self._tokenizer.markup.call_start
-        if turn is None or turn.may_call or not turn.tools or len(marker) != 1:
+        if turn.may_call or not turn.tools or len(marker) != 1:
             return params
         return replace(params, logit_bias={**params.logit_bias, marker[0]: -1e4})
 
-    def _parser(self, prompt: Sequence[int], turn: AssistantTurn) -> TurnParser:
-        markup = self._tokenizer.markup
-        if turn.may_call and not markup.can_call:
+    def _check_tools(self, turn: AssistantTurn) -> None:
+        if turn.may_call and not self._tokenizer.markup.can_call:
             raise InvalidParameter(
-                "tools", "how this model writes calls of tools is not known; leave them out"
+                "tools", "how this model writes tool calls is not known; leave them out"
             )
-        is_thinking = markup.opens_thinking(prompt, self._tokenizer.decode)
-        return TurnParser(markup, turn, is_thinking=is_thinking)
 
     def _check(self, prompt: Sequence[int], params: SamplingParams) -> None:
         if not prompt:
@@ -292,10 +392,10 @@ class Chat:
         pooling: Pooling = Pooling.MEAN,
         dimensions: int | None = None,
     ) -> list[float]:
-        """A text as a vector of length one, from the model's last hidden states.
+        """A text as a vector of length 1, from the model's last hidden states.
 
-        Computed beside the answers under way, in pieces between their steps. `dimensions` keeps
-        the first ones. Raises InvalidRequest, InvalidParameter, PromptTooLong, EngineStopped.
+        Computed in pieces between the steps of running answers. `dimensions` keeps only the first
+        components. Raises InvalidRequest, InvalidParameter, PromptTooLong, EngineStopped.
         """
         if not token_ids:
             raise InvalidRequest("input: it is empty; at least one token is needed")
@@ -311,42 +411,37 @@ class Chat:
     ) -> None:
         """Compute a prefix and keep its pages, for requests that begin with it.
 
-        It is found only by requests with the same `cache_salt`. A prefix that had the name is
-        replaced once this one is computed; until then both count against `max_pinned_fraction`.
-        Raises InvalidRequest for an empty name or prefix, PrefixQuotaExceeded, and what `submit`
-        raises.
+        Only requests with the same `cache_salt` find it. It replaces a prefix of the same name
+        once it is computed; until then both count against `max_pinned_fraction`. Raises
+        InvalidRequest for an empty name or prefix, PrefixQuotaExceeded, and what `submit` raises.
         """
         if not name:
             raise InvalidParameter("prefix_name", "must not be empty")
         params = SamplingParams(max_tokens=1, temperature=0)
         options = RequestOptions(cache_salt=cache_salt)
-        [answer] = await self._submit(
-            [await self._answer_to(token_ids, params, options, pins=True)]
-        )
+        [request_id] = self._request_ids(None, 1)
+        request = await self._request(token_ids, params, options, request_id, pins=True)
+        answer = await self._submit([(request, self._decoder(token_ids, request, None))])
         try:
-            reason = [delta.finish_reason async for delta in answer][-1]
-            if reason is FinishReason.ABORT:
+            [output] = await answer.whole()
+            if output.finish_reason is FinishReason.ABORT:
                 raise EngineStopped("The engine ended before the prefix was computed.")
         except BaseException:
             await answer.aclose()
-            self._engine.unpin(answer.request_id)  # it may have ended just now
+            self._engine.unpin(request_id)  # it may have ended just now
             raise
-        new = NamedPrefix(tuple(token_ids), cache_salt, answer.request_id)
+        new = NamedPrefix(tuple(token_ids), cache_salt, request_id)
         with self._prefix_lock:
             old, self._prefixes[name] = self._prefixes.get(name), new
         if old is not None:
             self._engine.unpin(old.request_id)
 
     def remove_prefix(self, name: str) -> None:
-        """Forget a named prefix; its pages may be evicted now. Raises UnknownPrefix."""
+        """Forget a named prefix, so that its pages may be evicted. Raises UnknownPrefix."""
         with self._prefix_lock:
             old = self._named(name)
             del self._prefixes[name]
         self._engine.unpin(old.request_id)
-
-    def prefix(self, name: str) -> tuple[int, ...]:
-        """The token ids of a named prefix. Raises UnknownPrefix."""
-        return self._named(name).token_ids
 
     def prefixes(self) -> dict[str, int]:
         """Each named prefix and its number of tokens."""
@@ -369,28 +464,28 @@ class Chat:
         return await self._engine.snapshot()
 
     def is_alive(self) -> bool:
-        """Whether the engine has not ended."""
+        """Whether the engine's thread runs."""
         return self._engine.is_alive()
 
     def seconds_since_beat(self) -> float:
-        """Since the engine last ended a step, or showed in idleness that it is there."""
+        """Since the engine last ended a step, or woke up without work."""
         return self._engine.seconds_since_beat()
 
     async def reset_prefix_cache(self, *, force: bool = False) -> bool:
-        """Forget every cached page but those of named prefixes.
+        """Forget every cached page except those of named prefixes.
 
-        False, and nothing happened, while requests hold pages. `force` takes theirs away first:
-        they compute them again, and their answers stay the same.
+        Returns False without doing anything while requests hold pages. `force` preempts them
+        first: they compute their pages again, and their answers stay the same.
         """
         return await self._engine.reset_prefix_cache(force=force)
 
     async def resize_cache(self, num_pages: int) -> Resized:
-        """Give the cache so many pages: memory back to the machine, or more of it.
+        """Resize the cache to `num_pages`, which frees memory or takes more of it.
 
-        Answers under way stay the same; where pages are too few for all of them some are computed
-        again later. Raises InvalidParameter, OutOfMemory, PrefixQuotaExceeded where named prefixes
-        have too many pages for so few, QueueFull where a request has grown too long for them, and
-        EngineStopped; nothing happened then.
+        Running answers stay the same; if the pages no longer suffice for all of them, some
+        requests are preempted. Raises InvalidParameter, OutOfMemory, PrefixQuotaExceeded if named
+        prefixes hold too many pages, QueueFull if a running request is too long, and
+        EngineStopped; the cache is unchanged then.
         """
         check_num_pages(num_pages)
         return await self._engine.resize_cache(num_pages)
@@ -400,6 +495,6 @@ class Chat:
         await self._engine.check()
 
     def close(self) -> None:
-        """End every answer and the engine. Idempotent."""
+        """Abort every answer and end the engine. Idempotent."""
         self._planner.close()
         self._engine.close()

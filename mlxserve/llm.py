@@ -15,21 +15,22 @@ import asyncio
 import threading
 import weakref
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 
 from tqdm import tqdm
 
 from mlxserve import machine
-from mlxserve.chat import Answer, Delta, Usage
+from mlxserve.chat import RequestOutput
 from mlxserve.config import EngineConfig
 from mlxserve.errors import EngineStopped, InvalidParameter, InvalidRequest
-from mlxserve.request import FinishReason, Resized, TokenLogprob
+from mlxserve.request import Resized
 from mlxserve.request_options import RequestOptions
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.stats import Stats
-from mlxserve.text.parsing.turn import AssistantTurn, ToolCall, ToolCallDelta, join_calls
+from mlxserve.text.deltas import Delta
+from mlxserve.text.parsing.turn import AssistantTurn
 
 Message: TypeAlias = Mapping[str, Any]  # {"role": ..., "content": ...}
 Messages: TypeAlias = Sequence[Message]
@@ -37,28 +38,6 @@ Tools: TypeAlias = Sequence[Mapping[str, Any]]
 Prompt: TypeAlias = str | Sequence[int] | Messages  # text, token ids, or a conversation
 Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 T = TypeVar("T")
-
-__all__ = ["LLM", "AsyncLLM", "Delta", "RequestOutput", "Usage"]
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """A finished answer. `logprobs` has one entry per token if they were asked for, else None.
-
-    `alternatives`: the other answers, where `SamplingParams.n` asked for several.
-
-    To a conversation, thinking is `reasoning` and calls of tools are `tool_calls`; the text of
-    other prompts is all that the model said.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    usage: Usage
-    logprobs: tuple[TokenLogprob, ...] | None = None
-    reasoning: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
-    alternatives: tuple[RequestOutput, ...] = ()
 
 
 class AsyncLLM:
@@ -104,16 +83,12 @@ class AsyncLLM:
         """
         params = params or self._default
         token_ids, request_options = await self._prepared(prompt, turn, options)
-        answers = await self._chat.submit_all(token_ids, params, request_options)
+        answers = await self._chat.submit_all([token_ids], params, request_options)
         try:
-            folds = (
-                _fold(answer, wants_logprobs=params.logprobs is not None) for answer in answers
-            )
-            first, *others = await asyncio.gather(*folds)
-            return replace(first, alternatives=tuple(others))
+            first, *others = await answers.whole()
         finally:
-            for answer in answers:
-                await answer.aclose()
+            await answers.aclose()
+        return replace(first, alternatives=tuple(others))
 
     async def chat(
         self,
@@ -414,33 +389,6 @@ def _shut_down(llm: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading
     if threading.current_thread() is not thread:
         thread.join()
         loop.close()
-
-
-async def _fold(answer: Answer, *, wants_logprobs: bool) -> RequestOutput:
-    """A whole answer from its deltas."""
-    text: list[str] = []
-    token_ids: list[int] = []
-    logprobs: list[TokenLogprob] = []
-    reasoning: list[str] = []
-    calls: list[ToolCallDelta] = []
-    last = Delta()
-    async for last in answer:
-        text.append(last.text)
-        token_ids.extend(last.token_ids)
-        logprobs.extend(last.logprobs)
-        reasoning.append(last.reasoning)
-        calls.extend(last.tool_calls)
-    assert last.finish_reason is not None, "an answer ended without a reason"
-    assert last.usage is not None, "an answer ended without its usage"
-    return RequestOutput(
-        text="".join(text),
-        token_ids=tuple(token_ids),
-        finish_reason=last.finish_reason,
-        usage=last.usage,
-        logprobs=tuple(logprobs) if wants_logprobs else None,
-        reasoning="".join(reasoning),
-        tool_calls=join_calls(calls),
-    )
 
 
 def _conversation(messages: Any) -> Messages:

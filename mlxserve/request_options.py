@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlxserve.errors import InvalidParameter
@@ -18,8 +17,8 @@ class RequestOptions:
     priority: lower runs first; waiting raises a request step by step
     prefix_name: named prefix to prepend; its salt applies where none is given
     client: owner of the request, such as a key or a user; clients share the engine fairly
-    request_ids: the id of each answer in snapshots and logs, unique among live requests; None for
-        one that is made up
+    request_id: its name in snapshots and logs, unique among live requests; of several answers the
+        N-th is called `request_id-N`; None numbers them
     turn: tells reasoning and tool calls from text; without it everything is text
     """
 
@@ -27,7 +26,7 @@ class RequestOptions:
     priority: int = 0
     prefix_name: str | None = None
     client: str = ""
-    request_ids: Sequence[str | None] = ()
+    request_id: str | None = None
     turn: AssistantTurn | None = None
 
     def __post_init__(self) -> None:
@@ -36,8 +35,7 @@ class RequestOptions:
         if not isinstance(self.client, str):
             raise InvalidParameter("client", f"must be a string, got {self.client!r:.80}")
         check_whole(self.priority, "priority")
-        for request_id in self.request_ids:
-            _check_text(request_id, "request_ids")
+        _check_text(self.request_id, "request_id")
         if not isinstance(self.turn, AssistantTurn | None):
             raise InvalidParameter("turn", f"must be an AssistantTurn, got {self.turn!r:.80}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxserve.build import build_chat
-from mlxserve.chat import Chat
+from mlxserve.chat import Chat, RequestOutput
 from mlxserve.config import EngineConfig
 from mlxserve.engine.snapshot import Phase
 from mlxserve.errors import (
@@ -137,6 +137,72 @@ def test_an_answer_ends_once_with_its_usage(chat: Chat) -> None:
     assert sum(len(delta.token_ids) for delta in deltas) == 8
 
 
+def test_prompts_submitted_together_are_one_stream_with_an_index_for_each_answer(
+    chat: Chat,
+) -> None:
+    prompts = [[5, 6, 7], [8, 9]]
+    params = SamplingParams(n=2, max_tokens=5, temperature=1.0, seed=3, ignore_eos=True)
+
+    async def together() -> list[Delta]:
+        return [delta async for delta in await chat.submit_all(prompts, params)]
+
+    deltas = run(together())
+    for index, (prompt, choice) in enumerate(product(prompts, params.choices())):
+        alone = run(collect(chat, prompt, choice))
+        own = [delta for delta in deltas if delta.answer_index == index]
+        assert [delta.token_ids for delta in own] == [delta.token_ids for delta in alone]
+        assert own[-1].finish_reason is FinishReason.LENGTH
+    assert {delta.answer_index for delta in deltas} == {0, 1, 2, 3}
+
+
+def test_whole_answers_are_their_deltas_joined(chat: Chat) -> None:
+    params = SamplingParams(n=2, max_tokens=6, temperature=1.0, seed=9, ignore_eos=True, logprobs=1)
+
+    async def whole() -> list[RequestOutput]:
+        return await (await chat.submit_all([[5, 6, 7]], params)).whole()
+
+    outputs = run(whole())
+    assert len(outputs) == 2
+    for output, choice in zip(outputs, params.choices(), strict=True):
+        deltas = run(collect(chat, [5, 6, 7], choice))
+        assert output.text == "".join(delta.text for delta in deltas)
+        assert output.token_ids == tuple(t for delta in deltas for t in delta.token_ids)
+        assert output.finish_reason is deltas[-1].finish_reason
+        assert output.usage.completion_tokens == 6
+        assert output.logprobs is not None
+        assert tuple(one.token_id for one in output.logprobs) == output.token_ids
+
+
+def test_one_invalid_prompt_refuses_all_that_were_submitted_with_it(chat: Chat) -> None:
+    async def scenario() -> None:
+        with pytest.raises(PromptTooLong):
+            await chat.submit_all([[1, 2], [3] * 512], GREEDY)
+        assert chat.stats().scheduler.num_running == 0
+        assert chat.stats().scheduler.num_waiting == 0
+
+    run(scenario())
+
+
+def test_an_observer_sees_each_delta_first_and_may_end_the_stream(chat: Chat) -> None:
+    seen: list[Delta] = []
+
+    def observe(delta: Delta) -> None:
+        seen.append(delta)
+        if len(seen) == 3:
+            raise EngineStopped("enough")
+
+    async def scenario() -> None:
+        answer = await chat.submit_all([[5, 6, 7]], GREEDY, observe=observe)
+        read = [await anext(answer), await anext(answer)]
+        with pytest.raises(EngineStopped, match="enough"):
+            await anext(answer)
+        assert seen[:2] == read
+        await answer.aclose()
+        await until_idle(chat)
+
+    run(scenario())
+
+
 def test_a_stop_string_ends_the_request_in_the_engine_too(chat: Chat) -> None:
     async def scenario() -> None:
         params = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
@@ -230,16 +296,24 @@ def test_a_bad_request_is_refused_before_anything_is_computed(
     assert chat.stats().engine.num_steps == steps
 
 
+async def submit_named(chat: Chat, name: str, prompt: Sequence[int]) -> Delta:
+    answer = await chat.submit(prompt, GREEDY, RequestOptions(prefix_name=name))
+    return [delta async for delta in answer][-1]
+
+
 def test_a_named_prefix_is_computed_once_and_found_by_name(chat: Chat) -> None:
     prefix = list(range(300, 364))
     run(chat.add_prefix("terms", prefix))
     assert chat.prefixes() == {"terms": 64}
-    usage = run(collect(chat, [*chat.prefix("terms"), 9, 9], GREEDY))[-1].usage
+    usage = run(submit_named(chat, "terms", [9, 9])).usage
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.cached_tokens) == (66, 64)
+    usage = run(collect(chat, [*prefix, 9, 9], GREEDY))[-1].usage
     assert usage is not None
     assert usage.cached_tokens == 64
     chat.remove_prefix("terms")
     with pytest.raises(UnknownPrefix, match=r"terms.*none"):
-        chat.prefix("terms")
+        run(submit_named(chat, "terms", [9, 9]))
 
 
 def test_an_answer_ends_with_what_the_cache_did_for_it(chat: Chat) -> None:
@@ -253,11 +327,6 @@ def test_an_answer_ends_with_what_the_cache_did_for_it(chat: Chat) -> None:
     assert report(prompt) == CacheReport(0, 0, 0, CacheMiss.NEW_TEXT)
     assert report(prompt) == CacheReport(2, 32, 32, CacheMiss.BELOW_ONE_PAGE)
     assert report([*prompt[:20], *prompt]) == CacheReport(1, 16, 20, CacheMiss.NEW_TEXT)
-
-
-async def submit_named(chat: Chat, name: str, prompt: Sequence[int]) -> Delta:
-    answer = await chat.submit(prompt, GREEDY, RequestOptions(prefix_name=name))
-    return [delta async for delta in answer][-1]
 
 
 def test_a_named_prefix_is_still_cached_when_everything_else_was_evicted(chat: Chat) -> None:
@@ -320,7 +389,7 @@ def test_a_text_that_can_never_fit_is_refused_unread(
 def test_a_snapshot_names_the_requests_that_are_under_way(chat: Chat) -> None:
     async def scenario() -> None:
         params = SamplingParams(max_tokens=200, ignore_eos=True)
-        options = RequestOptions(client="me", request_ids=["mine"])
+        options = RequestOptions(client="me", request_id="mine")
         answer = await chat.submit(list(range(40)), params, options)
         await anext(answer)
         snapshot = await chat.snapshot()
@@ -335,6 +404,19 @@ def test_a_snapshot_names_the_requests_that_are_under_way(chat: Chat) -> None:
 
     run(scenario())
     assert chat.seconds_since_beat() < 30
+
+
+def test_answers_to_one_request_have_its_id_and_a_number(chat: Chat) -> None:
+    async def names(options: RequestOptions, n: int) -> list[str]:
+        params = SamplingParams(n=n, max_tokens=200, ignore_eos=True)
+        answers = await chat.submit_all([[1, 2, 3]], params, options)
+        snapshot = await chat.snapshot()
+        await answers.aclose()
+        return sorted(one.id for one in snapshot.requests)
+
+    assert run(names(RequestOptions(request_id="mine"), 1)) == ["mine"]
+    assert run(names(RequestOptions(request_id="mine"), 3)) == ["mine-0", "mine-1", "mine-2"]
+    assert len(set(run(names(RequestOptions(), 2)))) == 2
 
 
 def test_after_close_everything_says_that_the_engine_has_ended(

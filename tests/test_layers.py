@@ -88,18 +88,19 @@ ARROWS: dict[str, str] = {
         "mlxserve/model mlxserve/engine mlxserve/chat"
     ),
     "mlxserve/llm": (
-        "mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config mlxserve/request "
-        "mlxserve/machine mlxserve/text/parsing mlxserve/request_options "
-        "mlxserve/chat mlxserve/build"
+        "mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config "
+        "mlxserve/request mlxserve/machine mlxserve/text/parsing mlxserve/text/deltas "
+        "mlxserve/request_options mlxserve/chat mlxserve/build"
     ),
     "mlxserve/__init__": (
-        "mlxserve/version mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config "
-        "mlxserve/request mlxserve/text/parsing mlxserve/text/deltas mlxserve/llm"
+        "mlxserve/version mlxserve/errors mlxserve/sampling_params mlxserve/stats "
+        "mlxserve/config mlxserve/request mlxserve/text/parsing mlxserve/text/deltas "
+        "mlxserve/chat mlxserve/llm"
     ),
     "mlxserve/mini/training": "mlxserve/stats mlxserve/machine mlxserve/hub mlxserve/__init__",
     "mlxserve/api/errors": "mlxserve/errors",
     "mlxserve/api/config": "mlxserve/option",
-    "mlxserve/api/usage": "mlxserve/request",
+    "mlxserve/api/usage": "mlxserve/request mlxserve/text/deltas",
     "mlxserve/api/access": (
         "mlxserve/errors mlxserve/config mlxserve/api/errors mlxserve/api/config"
     ),
@@ -109,36 +110,36 @@ ARROWS: dict[str, str] = {
     "mlxserve/api/server": (
         "mlxserve/errors mlxserve/api/errors mlxserve/api/config mlxserve/api/access"
     ),
-    "mlxserve/api/metrics": "mlxserve/stats mlxserve/chat mlxserve/api/server",
+    "mlxserve/api/metrics": "mlxserve/stats mlxserve/text/deltas mlxserve/chat mlxserve/api/server",
     "mlxserve/api/answers": (
-        "mlxserve/errors mlxserve/sampling_params mlxserve/request mlxserve/text/parsing "
-        "mlxserve/request_options mlxserve/chat mlxserve/api/server mlxserve/api/metrics"
+        "mlxserve/errors mlxserve/sampling_params mlxserve/request mlxserve/text/deltas "
+        "mlxserve/request_options mlxserve/chat mlxserve/api/usage mlxserve/api/server "
+        "mlxserve/api/metrics"
     ),
-    "mlxserve/api/prompts": (
-        "mlxserve/errors mlxserve/chat mlxserve/api/errors mlxserve/api/access mlxserve/api/bodies"
-    ),
+    "mlxserve/api/prefix_names": "mlxserve/errors mlxserve/chat mlxserve/api/access",
+    "mlxserve/api/prompts": "mlxserve/chat mlxserve/api/errors mlxserve/api/bodies",
     "mlxserve/api/service": (
-        "mlxserve/errors mlxserve/sampling_params mlxserve/text/parsing "
-        "mlxserve/request_options mlxserve/chat mlxserve/api/errors mlxserve/api/access "
-        "mlxserve/api/bodies mlxserve/api/server mlxserve/api/metrics mlxserve/api/answers "
-        "mlxserve/api/prompts"
+        "mlxserve/errors mlxserve/sampling_params mlxserve/text/parsing mlxserve/text/deltas "
+        "mlxserve/request_options mlxserve/chat mlxserve/api/errors mlxserve/api/usage "
+        "mlxserve/api/access mlxserve/api/bodies mlxserve/api/server mlxserve/api/metrics "
+        "mlxserve/api/answers mlxserve/api/prefix_names mlxserve/api/prompts"
     ),
     "mlxserve/api/models": "mlxserve/api/errors mlxserve/api/service",
     "mlxserve/api/openapi": "mlxserve/version mlxserve/api/errors mlxserve/api/bodies",
     "mlxserve/api/openai": (
         "mlxserve/version mlxserve/errors mlxserve/sampling_params mlxserve/request "
-        "mlxserve/text/parsing mlxserve/chat mlxserve/api/errors mlxserve/api/usage "
-        "mlxserve/api/access mlxserve/api/bodies mlxserve/api/server mlxserve/api/answers "
-        "mlxserve/api/service"
+        "mlxserve/text/parsing mlxserve/text/deltas mlxserve/chat mlxserve/api/errors "
+        "mlxserve/api/usage mlxserve/api/access mlxserve/api/bodies mlxserve/api/server "
+        "mlxserve/api/answers mlxserve/api/service"
     ),
     "mlxserve/api/responses": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/request mlxserve/text/parsing "
-        "mlxserve/chat mlxserve/api/errors mlxserve/api/usage mlxserve/api/access "
+        "mlxserve/text/deltas mlxserve/api/errors mlxserve/api/usage mlxserve/api/access "
         "mlxserve/api/bodies mlxserve/api/server mlxserve/api/answers mlxserve/api/service"
     ),
     "mlxserve/api/anthropic": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/request mlxserve/text/parsing "
-        "mlxserve/chat mlxserve/api/errors mlxserve/api/usage mlxserve/api/access "
+        "mlxserve/text/deltas mlxserve/api/errors mlxserve/api/usage mlxserve/api/access "
         "mlxserve/api/bodies mlxserve/api/server mlxserve/api/answers mlxserve/api/service"
     ),
     "mlxserve/api/native": (
@@ -149,8 +150,8 @@ ARROWS: dict[str, str] = {
     "mlxserve/api": (
         "mlxserve/chat mlxserve/api/errors mlxserve/api/access mlxserve/api/bodies "
         "mlxserve/api/server mlxserve/api/metrics mlxserve/api/service mlxserve/api/models "
-        "mlxserve/api/openapi mlxserve/api/openai mlxserve/api/responses "
-        "mlxserve/api/anthropic mlxserve/api/native"
+        "mlxserve/api/openapi mlxserve/api/openai mlxserve/api/responses mlxserve/api/anthropic "
+        "mlxserve/api/native"
     ),
     "mlxserve/doctor": (
         "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/config mlxserve/machine "
@@ -163,8 +164,9 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/cli": (
         "tui/opening tui mlxserve/version mlxserve/errors mlxserve/option mlxserve/config "
-        "mlxserve/machine mlxserve/hub mlxserve/chat mlxserve/build mlxserve/api/config "
-        "mlxserve/api/access mlxserve/api/server mlxserve/api mlxserve/doctor mlxserve/bench"
+        "mlxserve/machine mlxserve/hub mlxserve/text/deltas mlxserve/chat mlxserve/build "
+        "mlxserve/api/config mlxserve/api/access mlxserve/api/server mlxserve/api "
+        "mlxserve/doctor mlxserve/bench"
     ),
     "mlxserve/__main__": "mlxserve/cli",
 }

@@ -323,13 +323,13 @@ def test_the_page_a_prefix_ends_in_is_copied_or_computed_again_for_the_same_answ
 
 def test_a_request_runs_on_its_own_terms(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seen = llm._llm._chat._engine, []
-    submit = engine.submit_all
+    submit = engine.submit
 
-    async def watched(requests: Sequence[Request]) -> list[OutputStream]:
+    async def watched(requests: Sequence[Request]) -> OutputStream:
         seen.extend((request.priority, request.client) for request in requests)
         return await submit(requests)
 
-    monkeypatch.setattr(engine, "submit_all", watched)
+    monkeypatch.setattr(engine, "submit", watched)
 
     def cached(**options: Any) -> int:
         (output,) = llm.generate([[9] * 100], GREEDY, use_tqdm=False, **options)

@@ -21,7 +21,7 @@ from mlxserve.text.parsing.turn import AssistantTurn
         ("priority", "high"),
         ("priority", True),
         ("priority", 0.5),
-        ("request_ids", [7]),
+        ("request_id", 7),
         ("turn", {"tools": []}),
     ],
 )

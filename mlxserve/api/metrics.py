@@ -23,7 +23,8 @@ from mlxserve.api.server.retry_after import RetryAfter
 from mlxserve.stats import SECONDS, Exported, Histogram, StatsGroup, exports_of, histogram
 
 if TYPE_CHECKING:
-    from mlxserve.chat import Answer, Chat, Delta
+    from mlxserve.chat import Chat
+    from mlxserve.text.deltas import Delta
 
 
 @dataclass(slots=True)
@@ -53,8 +54,8 @@ class Metrics:
         self.registry.register(_Collector(chat, self.latencies))
         self.retry_after = RetryAfter()
 
-    def timed(self, clock: Callable[[], float] = time.perf_counter) -> Timed:
-        return Timed(self, clock)
+    def timer(self, clock: Callable[[], float] = time.perf_counter) -> AnswerTimer:
+        return AnswerTimer(self, clock)
 
     def response(self) -> Response:
         """The page. The engine's snapshot is taken here, so call it beside the event loop."""
@@ -62,8 +63,8 @@ class Metrics:
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
-class Timed:
-    """An `Answer` that notes when its tokens come. Made just before the request is submitted."""
+class AnswerTimer:
+    """Measures when the tokens of one answer come. Made just before its request is submitted."""
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
         self._metrics = metrics
@@ -72,22 +73,7 @@ class Timed:
         self._first: float | None = None
         self._last = self._submitted
 
-    def start(self, answer: Answer) -> None:
-        self._answer = answer
-        self._deltas = aiter(answer)
-
-    def __aiter__(self) -> Timed:
-        return self
-
-    async def __anext__(self) -> Delta:
-        delta = await self._deltas.__anext__()
-        self._observe(delta)
-        return delta
-
-    async def aclose(self) -> None:
-        await self._answer.aclose()
-
-    def _observe(self, delta: Delta) -> None:
+    def observe(self, delta: Delta) -> None:
         now = self._clock()
         if delta.token_ids:
             self._observe_tokens(now, len(delta.token_ids))

@@ -1,12 +1,14 @@
-"""What the routes stand on: a chat, its names, and the way from a request to its reply.
+"""Service: what all routes share, and the way from a request to its reply.
 
-A route reads its own kind of body and brings a `Reply`, which knows its dialect; admission, streams
-and whole replies are the same for all of them and live here.
+A route reads its own kind of body and brings a `Reply`, which knows its dialect. Submission, streams
+and whole replies are the same for all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.requests import Request
@@ -17,34 +19,46 @@ from mlxserve.api.access.security import cache_namespace, client_name, request_i
 from mlxserve.api.answers import Answers, unless_disconnected
 from mlxserve.api.bodies.model_names import ModelNames
 from mlxserve.api.bodies.unknown_fields import UnknownFields
-from mlxserve.api.errors import from_engine, json_response
+from mlxserve.api.errors import ApiError, from_engine, json_response
 from mlxserve.api.metrics import Metrics
+from mlxserve.api.prefix_names import PrefixNames
 from mlxserve.api.prompts import Prompts
-from mlxserve.api.server.sse import EventStream
-from mlxserve.errors import MlxServeError, QueueFull
+from mlxserve.api.server.sse import EventStream, Write
+from mlxserve.api.usage import Tokens
+from mlxserve.errors import MlxServeError, QueueFull, UnknownPrefix
 from mlxserve.request_options import RequestOptions
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.parsing.turn import AssistantTurn
 
 if TYPE_CHECKING:
     from mlxserve.chat import Chat
+    from mlxserve.text.deltas import Delta
 
 
 class Reply(Protocol):
-    """One reply in one dialect."""
+    """One reply in one dialect: rendered as events, or as one object."""
 
-    def frames(self, answers: Answers) -> AsyncGenerator[bytes, None]:
-        """The reply as events; an engine's error is one of them."""
+    def opening(self) -> bytes:
+        """Events before the first delta."""
+
+    def push(self, delta: Delta) -> bytes:
+        """Events of one delta; empty if there is nothing to tell."""
+
+    def ending(self, tokens: Tokens) -> bytes:
+        """Events after the last delta."""
+
+    def failure(self, error: ApiError) -> bytes:
+        """Events that end the stream with an error."""
 
     def keepalive(self) -> bytes:
-        """What is sent while nothing else is."""
+        """Events for a client that has waited long for the next one."""
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
-        """The reply as one object. Raises EngineStopped."""
+        """The reply as one object. Raises EngineStopped and GrammarFailed."""
 
 
 class Asked(Protocol):
-    """What every body that asks for an answer says."""
+    """The fields that every body that asks for an answer has."""
 
     @property
     def stream(self) -> bool | None: ...
@@ -57,13 +71,14 @@ class Asked(Protocol):
 
 
 class Service:
-    """One for each app. Methods raise ApiError, and where they say so MlxServeError."""
+    """One for each app. Methods raise ApiError, and MlxServeError where they say so."""
 
     def __init__(self, chat: Chat, names: ModelNames, metrics: Metrics) -> None:
         self.chat = chat
         self.names = names
         self.metrics = metrics
         self.prompts = Prompts(chat)
+        self.prefix_names = PrefixNames(chat)
         self.unknown_fields = UnknownFields()
 
     async def submit(
@@ -75,37 +90,38 @@ class Service:
         *,
         num_choices: int = 1,
         turn: AssistantTurn | None = None,
+        prefix_name: str | None = None,
     ) -> Answers:
-        """Admit what was asked, in the name of its API key. Raises what `Chat.submit` raises, but
-        ApiError for a full queue."""
+        """Queue what was asked, in the name of its API key.
+
+        Raises what `Chat.submit` raises, but ApiError for a full queue.
+        """
         claim(request, len(prompts) * num_choices)
         options = RequestOptions(
             cache_salt=cache_namespace(request, asked.cache_salt),
             client=client_name(request),
             priority=asked.priority,
+            request_id=request_id(request),
             turn=turn,
+            prefix_name=prefix_name and self.prefix_names.full(request, prefix_name),
         )
+        params = replace(params, n=num_choices)
         try:
-            return await Answers.submit(
-                self.chat,
-                prompts,
-                params,
-                options,
-                self.metrics,
-                num_choices=num_choices,
-                request_id=request_id(request),
-            )
+            return await Answers.submit(self.chat, prompts, params, options, self.metrics)
+        except UnknownPrefix as error:
+            assert prefix_name is not None
+            raise self.prefix_names.unknown(request, prefix_name) from error
         except QueueFull as error:
             raise self.metrics.retry_after.refusal(error) from error
 
     async def reply(
         self, request: Request, asked: Asked, answers: Answers, reply: Reply
     ) -> Response:
-        """The answers as they come, or whole. Either way they are closed when the client leaves."""
+        """The answers as a stream or whole. They are closed when the client disconnects."""
         headers = self.unknown_fields.warn(asked.unknown_fields)
         if asked.stream:
             return EventStream(
-                reply.frames(answers),
+                partial(_write_events, answers, reply),
                 close=answers.aclose,
                 headers=headers,
                 keepalive=reply.keepalive,
@@ -117,5 +133,17 @@ class Service:
         finally:
             await answers.aclose()
         if whole is None:
-            return Response(status_code=499)  # nobody reads it
+            return Response(status_code=499)  # the client is gone
         return json_response(whole, headers=headers)
+
+
+async def _write_events(answers: Answers, reply: Reply, write: Write) -> None:
+    """A reply as events. An error of the engine is one of them."""
+    await write(reply.opening())
+    try:
+        async for delta in answers:
+            await write(reply.push(delta))
+    except MlxServeError as error:
+        await write(reply.failure(from_engine(error)))
+    else:
+        await write(reply.ending(answers.tokens))

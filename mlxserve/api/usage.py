@@ -1,10 +1,38 @@
-"""The `cache` object that every dialect's usage contains: what the prefix cache did for a prompt."""
+"""Token counts of a reply, and the `cache` object that every dialect's usage contains."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from mlxserve.request import CacheReport
+
+if TYPE_CHECKING:
+    from mlxserve.text.deltas import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What a request cost, over all its answers."""
+
+    prompt: int
+    completion: int
+    cached: int
+    reasoning: int = 0  # of the completion's
+    cache: CacheReport | None = None  # of the prompt, if there is only one
+
+    @classmethod
+    def of(cls, usages: Mapping[int, Usage], num_choices: int = 1) -> Tokens:
+        """Of answers by index, of which each `num_choices` in a row share a prompt."""
+        prompts = [usage for index, usage in usages.items() if index % num_choices == 0]
+        return cls(
+            sum(usage.prompt_tokens for usage in prompts),
+            sum(usage.completion_tokens for usage in usages.values()),
+            sum(usage.cached_tokens for usage in prompts),
+            sum(usage.reasoning_tokens for usage in usages.values()),
+            prompts[0].cache if len(prompts) == 1 else None,
+        )
 
 
 def cache_report(cache: CacheReport | None) -> dict[str, Any] | None:

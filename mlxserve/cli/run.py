@@ -18,7 +18,8 @@ from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from mlxserve.chat import Chat, Usage
+    from mlxserve.chat import Chat
+    from mlxserve.text.deltas import Usage
 
 
 def run(

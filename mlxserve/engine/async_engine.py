@@ -33,43 +33,51 @@ _HEARTBEAT = 1.0  # seconds an idle engine waits for work before it shows that i
 
 
 class OutputStream:
-    """The outputs of one request, in its caller's event loop. Ends after the one that finishes."""
+    """The outputs of requests that were submitted together, in their caller's event loop.
 
-    def __init__(self, engine: AsyncEngine, request: Request) -> None:
-        self.request = request
-        self._engine = engine
+    Ends when all of the requests have ended.
+    """
+
+    def __init__(self, engine: AsyncEngine, requests: Sequence[Request]) -> None:
         self.loop = asyncio.get_running_loop()
+        self._engine = engine
+        self._live = {request.id for request in requests}
         # Not an asyncio.Queue: with one reader a deque and a future do, at half its time.
         self._items: deque[Output | EngineStopped] = deque()
         self._waiter: asyncio.Future[None] | None = None
-        self._is_over = False
 
     def __aiter__(self) -> AsyncIterator[Output]:
         return self
 
     async def __anext__(self) -> Output:
-        """Raises EngineStopped when the engine ends before the request does."""
-        if self._is_over:
-            raise StopAsyncIteration
-        while not self._items:
-            self._waiter = self.loop.create_future()
-            await self._waiter
-        item = self._items.popleft()
-        if isinstance(item, EngineStopped):
-            self._is_over = True
-            raise item
-        self._is_over = item.finish_reason is not None
-        return item
+        """Raises EngineStopped when the engine ends before the requests do."""
+        while self._live:
+            while not self._items:
+                self._waiter = self.loop.create_future()
+                await self._waiter
+            item = self._items.popleft()
+            if isinstance(item, EngineStopped):
+                self._live.clear()
+                raise item
+            if item.request_id in self._live:
+                if item.finish_reason is not None:
+                    self._live.remove(item.request_id)
+                return item
+        raise StopAsyncIteration
 
-    def close(self, reason: FinishReason = FinishReason.ABORT) -> None:
-        """Nobody reads on: the request is aborted at the next step boundary."""
-        if not self._is_over:
-            self._is_over = True
-            self._engine.abort(self.request.id, reason)
+    def finish(self, request_id: str, reason: FinishReason) -> None:
+        """End one request at the next step boundary, for a reason that its reader has found.
 
-    def keep(self, seconds: float) -> None:
-        """Evict this request's pages after those of others, for so long."""
-        self._engine.keep(self.request, seconds)
+        Its further outputs are dropped. No-op if it has ended.
+        """
+        if request_id in self._live:
+            self._live.remove(request_id)
+            self._engine.abort(request_id, reason)
+
+    def close(self) -> None:
+        """Abort the requests that have not ended."""
+        for request_id in list(self._live):
+            self.finish(request_id, FinishReason.ABORT)
 
     def deliver(self, item: Output | EngineStopped) -> None:
         """Called in the caller's event loop."""
@@ -120,35 +128,26 @@ class AsyncEngine:
         ready.result()
         atexit.register(self.close)
 
-    async def submit(self, request: Request) -> OutputStream:
-        """Queue a request; returns once the engine has taken it.
+    async def submit(self, requests: Sequence[Request]) -> OutputStream:
+        """Queue requests without a step in between, all or none; returns once they are queued.
 
         Raises PromptTooLong, QueueFull, InvalidParameter, PrefixQuotaExceeded, EngineStopped.
         """
-        [stream] = await self.submit_all([request])
-        return stream
-
-    async def submit_all(self, requests: Sequence[Request]) -> list[OutputStream]:
-        """Queue requests without a step in between, as a request and its forks: all or none.
-
-        Raises what `submit` raises.
-        """
-        streams = [OutputStream(self, request) for request in requests]
+        stream = OutputStream(self, requests)
 
         def add(engine: Engine) -> None:
             engine.add_all(requests)
-            self._streams |= {stream.request.id: stream for stream in streams}
+            self._streams |= dict.fromkeys((request.id for request in requests), stream)
 
-        taken = asyncio.wrap_future(self._call(add))
+        added = asyncio.wrap_future(self._call(add))
         try:
-            await asyncio.shield(taken)
+            await asyncio.shield(added)
         except asyncio.CancelledError:
-            for stream in streams:
-                stream.close()
-            # Nobody is left to hear whether it was refused.
-            taken.add_done_callback(lambda future: future.cancelled() or future.exception())
+            stream.close()
+            # The caller is gone; a refusal must not be logged as an exception never retrieved.
+            added.add_done_callback(lambda future: future.cancelled() or future.exception())
             raise
-        return streams
+        return stream
 
     async def embed(
         self, token_ids: Sequence[int], pooling: Pooling, dimensions: int | None = None
@@ -305,7 +304,7 @@ class AsyncEngine:
 
     def _end(self, reason: EngineStopped) -> None:
         self._stopped = reason
-        for stream in self._streams.values():
+        for stream in set(self._streams.values()):
             _hand_over(stream.loop, [(stream, reason)])
         self._streams.clear()
         self._refuse_calls(reason)

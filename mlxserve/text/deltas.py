@@ -1,10 +1,10 @@
-"""Between the engine's tokens and an answer's deltas: text, without halves of anything.
+"""DeltaDecoder: the engine's tokens to deltas of text, reasoning and tool calls.
 
-    tokens ─ decoder ─ parser ─ stop strings ─ Delta
-             half a     half a   what could
-             character  marker   become one
+    tokens ─ detokenizer ─ parser ─ stop strings ─ Delta
+             half a        half a   the beginning
+             character     marker   of one
 
-Each stage holds back what is not certain yet.
+Below each stage is what it holds back until the next tokens decide what it is.
 """
 
 from __future__ import annotations
@@ -24,23 +24,20 @@ from mlxserve.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request. `cached_tokens` of the prompt's were found in the cache.
-
-    `cache` says why no more of them were; None if the request ended before it was started.
-    """
+    """Token counts of a request."""
 
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int
-    cache: CacheReport | None = None
+    cached_tokens: int  # of the prompt's, found in the cache
+    cache: CacheReport | None = None  # why no more were; None if the request never started
     reasoning_tokens: int = 0  # of the completion's
 
 
 class Delta(NamedTuple):
-    """One piece of an answer. The last one has `finish_reason` and `usage`, the first one `usage`.
+    """One piece of an answer. The first one has `usage`, the last one `usage` and `finish_reason`.
 
-    An answer comes as reasoning, then text, then calls of tools, each possibly empty; some models
-    mix them. Within a delta that order holds. `stop` is the stop string that ended the answer.
+    An answer comes as reasoning, then text, then tool calls, each possibly empty; some models mix
+    them. Within a delta that order holds.
     """
 
     text: str = ""
@@ -50,13 +47,15 @@ class Delta(NamedTuple):
     usage: Usage | None = None
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
-    stop: str | None = None
+    stop: str | None = None  # the stop string that ended the answer
+    answer_index: int = 0  # which of the answers that were asked for together
 
 
 class DeltaDecoder:
-    """Outputs to deltas: decodes, tells thinking and calls from text, stops at stop strings.
+    """The outputs of one request to deltas.
 
-    Only the text is searched for stop strings. Without a parser all is text.
+    Detokenises, tells reasoning and tool calls from text, and ends at stop strings, which are
+    searched for in the text only. Without a parser everything is text.
     """
 
     def __init__(
@@ -65,12 +64,15 @@ class DeltaDecoder:
         params: SamplingParams,
         stop_ids: frozenset[int],
         parser: TurnParser | None = None,
+        *,
+        answer_index: int = 0,
     ) -> None:
         self._decoder = tokenizer.stream(None if parser is None else parser.tokens)
         self._parser = parser
         self._stops = StopStrings(params.stop)
         self._hidden = frozenset() if params.ignore_eos else stop_ids
         self._is_plain = parser is None and not params.stop
+        self._answer_index = answer_index
         self._num_outputs = 0
         self._num_reasoning = 0
         self._is_first = True
@@ -78,9 +80,11 @@ class DeltaDecoder:
     def push(self, output: Output) -> Delta:
         token_ids = output.token_ids
         if self._is_plain and not self._is_first and output.finish_reason is None:
-            # Most of them, and as below, in half of the time: a token that ends would say so.
+            # Most outputs, in half the time of what follows. None of their tokens is hidden: a
+            # token that ends the answer comes with a finish reason.
             self._num_outputs += len(token_ids)
-            return Delta(self._decoder.push(token_ids), token_ids, output.logprobs)
+            text = self._decoder.push(token_ids)
+            return Delta(text, token_ids, output.logprobs, answer_index=self._answer_index)
         events: list[Event] = []
         for token in token_ids:
             self._num_outputs += 1
@@ -120,10 +124,11 @@ class DeltaDecoder:
             reasoning,
             tuple(calls),
             self._stops.found,
+            self._answer_index,
         )
 
     def _reason(self, reason: FinishReason | None) -> FinishReason | None:
-        """The engine's, unless the text says that it is over or why it is."""
+        """The engine's reason, unless the text has ended by a stop string or with tool calls."""
         if self._stops.found is not None:
             return FinishReason.STOP
         if self._parser is None:
@@ -143,15 +148,15 @@ class DeltaDecoder:
 
 
 class StopStrings:
-    """Ends the text of an answer before the first of some strings. `found` is that string."""
+    """Ends the text of an answer before the first stop string in it, which is `found`."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.found: str | None = None
         self._stops = tuple(stops)
-        self._held = ""  # could be the beginning of one
+        self._held = ""  # may be the beginning of a stop string
 
     def filter(self, events: Sequence[Event], *, is_last: bool) -> list[Event]:
-        """The events, up to a stop string. Other events than text end what could become one."""
+        """The events up to a stop string, which does not span events other than text."""
         if not self._stops:
             return list(events)
         kept: list[Event] = []

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, count, product, zip_longest
 from types import SimpleNamespace
 from typing import Any
 
+from mlxserve.chat import RequestOutput, fold
 from mlxserve.engine.snapshot import RequestView, Snapshot
 from mlxserve.errors import (
     EngineStopped,
@@ -26,27 +28,56 @@ from mlxserve.text.deltas import Delta, Usage
 HOLD = object()  # in a script: wait until `FakeChat.release` is called
 
 
+@dataclass
 class FakeAnswer:
-    def __init__(self, chat: FakeChat, request_id: str, num_prompt: int, script: list[Any]):
-        self.request_id = request_id
-        self.num_prompt = num_prompt
-        self.is_closed = False
+    """One answer that was asked for."""
+
+    is_closed: bool = False
+
+
+class FakeAnswers:
+    """In the place of an AnswerStream: the answers take turns with the steps of their scripts."""
+
+    def __init__(
+        self,
+        chat: FakeChat,
+        scripts: Sequence[list[Any]],
+        *,
+        wants_logprobs: bool,
+        observe: Callable[[Delta], None] | None,
+    ) -> None:
         self._chat = chat
-        self._script = script
+        self._scripts = scripts
+        self._wants_logprobs = wants_logprobs
+        self._observe = observe
+        self._answers = [FakeAnswer() for _ in scripts]
+        chat.answers += self._answers
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
-        for step in self._script:
+        rounds = chain.from_iterable(zip_longest(*map(self._numbered, self._scripts, count())))
+        for number, step in filter(None, rounds):
             if step is HOLD:
                 await self._chat.wait_for_release()
             elif isinstance(step, BaseException):
                 raise step
             else:
-                yield step
+                delta = step._replace(answer_index=number)
+                if self._observe is not None:
+                    self._observe(delta)
+                yield delta
+
+    async def whole(self) -> list[RequestOutput]:
+        return await fold(self, len(self._scripts), wants_logprobs=self._wants_logprobs)
 
     async def aclose(self) -> None:
         with self._chat.changed:
-            self.is_closed = True
+            for answer in self._answers:
+                answer.is_closed = True
             self._chat.changed.notify_all()
+
+    @staticmethod
+    def _numbered(script: list[Any], number: int) -> list[tuple[int, Any]]:
+        return [(number, step) for step in script]
 
 
 @dataclass
@@ -96,49 +127,48 @@ class FakeChat:
         return bytes(token_ids).decode(errors="replace")
 
     async def submit(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        options: RequestOptions | None = None,
-        *,
-        request_id: str | None = None,
-    ) -> FakeAnswer:
-        options = options or RequestOptions()
-        if self.submit_error is not None:
-            raise self.submit_error
-        if len(prompt) >= self.max_model_len:
-            raise PromptTooLong(
-                f"The prompt has {len(prompt)} tokens.",
-                num_tokens=len(prompt),
-                max_model_len=self.max_model_len,
-            )
-        self.submitted.append(
-            SimpleNamespace(
-                prompt=list(prompt),
-                params=params,
-                cache_salt=options.cache_salt,
-                priority=options.priority,
-                client=options.client,
-                request_id=request_id,
-                turn=options.turn,
-            )
-        )
-        script = self.script if self.script is not None else self.reply(prompt)
-        answer = FakeAnswer(self, str(len(self.answers)), len(prompt), script)
-        self.answers.append(answer)
-        return answer
+        self, prompt: Sequence[int], params: SamplingParams, options: RequestOptions | None = None
+    ) -> FakeAnswers:
+        return await self.submit_all([prompt], params, options or RequestOptions())
 
     async def submit_all(
         self,
-        prompt: Sequence[int],
+        prompts: Sequence[Sequence[int]],
         params: SamplingParams,
         options: RequestOptions,
-    ) -> list[FakeAnswer]:
-        names = options.request_ids or [None] * params.n
-        return [
-            await self.submit(prompt, choice, options, request_id=name)
-            for choice, name in zip(params.choices(), names, strict=True)
-        ]
+        *,
+        observe: Callable[[Delta], None] | None = None,
+    ) -> FakeAnswers:
+        if options.prefix_name is not None:
+            if options.prefix_name not in self.named:
+                raise UnknownPrefix.named(options.prefix_name, self.named)
+            prompts = [(*self.named[options.prefix_name], *prompt) for prompt in prompts]
+        self._refuse(prompts)
+        for prompt, choice in product(prompts, params.choices()):
+            self.submitted.append(
+                SimpleNamespace(
+                    prompt=list(prompt),
+                    params=choice,
+                    cache_salt=options.cache_salt,
+                    priority=options.priority,
+                    client=options.client,
+                    request_id=options.request_id,
+                    turn=options.turn,
+                )
+            )
+        return FakeAnswers(
+            self,
+            [self.script or self.reply(prompt) for prompt in prompts for _ in range(params.n)],
+            wants_logprobs=params.logprobs is not None,
+            observe=observe,
+        )
+
+    def _refuse(self, prompts: Sequence[Sequence[int]]) -> None:
+        if self.submit_error is not None:
+            raise self.submit_error
+        for prompt in prompts:
+            if len(prompt) >= self.max_model_len:
+                raise PromptTooLong.for_answer(len(prompt), self.max_model_len)
 
     async def embed(
         self, token_ids: Sequence[int], *, pooling: Pooling, dimensions: int | None = None
@@ -168,13 +198,9 @@ class FakeChat:
         self.named[name] = tuple(token_ids)
 
     def remove_prefix(self, name: str) -> None:
-        self.prefix(name)
-        del self.named[name]
-
-    def prefix(self, name: str) -> tuple[int, ...]:
         if name not in self.named:
-            raise UnknownPrefix(f"there is no prefix named {name!r}")
-        return self.named[name]
+            raise UnknownPrefix.named(name, self.named)
+        del self.named[name]
 
     def prefixes(self) -> dict[str, int]:
         return {name: len(token_ids) for name, token_ids in self.named.items()}

@@ -24,21 +24,20 @@ class ScriptedEngine:
         self.kept: list[float] = []  # for how long, of those whose pages are kept
         self._tokenizer = tokenizer
 
-    async def submit_all(self, requests: Sequence[Any]) -> list[Any]:
-        return [await self.submit(request) for request in requests]
-
-    async def submit(self, request: Any) -> Any:
+    async def submit(self, requests: Sequence[Any]) -> Any:
         from mlxserve.engine.async_engine import OutputStream
         from mlxserve.request import Output
 
-        self.requests.append(request)
-        stream = OutputStream(self, request)  # type: ignore[arg-type]
-        tokens = self._tokenizer.encode(self.says)
-        limit = request.params.max_tokens or len(tokens) + 1
-        for token in tokens[:limit]:
-            stream.deliver(Output(request.id, (token,), num_prompt=request.num_prompt))
-        end = ((), FinishReason.LENGTH) if limit <= len(tokens) else (self._end, FinishReason.STOP)
-        stream.deliver(Output(request.id, *end, num_prompt=request.num_prompt))
+        self.requests += requests
+        stream = OutputStream(self, requests)  # type: ignore[arg-type]
+        for request in requests:
+            tokens = self._tokenizer.encode(self.says)
+            limit = request.params.max_tokens or len(tokens) + 1
+            for token in tokens[:limit]:
+                stream.deliver(Output(request.id, (token,), num_prompt=request.num_prompt))
+            is_cut = limit <= len(tokens)
+            end = ((), FinishReason.LENGTH) if is_cut else (self._end, FinishReason.STOP)
+            stream.deliver(Output(request.id, *end, num_prompt=request.num_prompt))
         return stream
 
     @property

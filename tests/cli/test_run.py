@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from mlxserve.chat import Delta, Usage
 from mlxserve.cli import run as run_command
 from mlxserve.request import FinishReason
 from mlxserve.sampling_params import SamplingParams
+from mlxserve.text.deltas import Delta, Usage
 from tests.cli.commands import ROOT, CommandResult, Run, mlxserve
 
 

@@ -7,7 +7,10 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from mlxserve.engine.async_engine import AsyncEngine
+import pytest
+
+from mlxserve.engine.async_engine import AsyncEngine, OutputStream
+from mlxserve.errors import EngineStopped
 from mlxserve.request import FinishReason, Output, Request
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.stats import Stats
@@ -56,7 +59,7 @@ def test_outputs_are_delivered_before_the_next_step_starts() -> None:
     async def scenario() -> None:
         stand_in: Any = Waiting()
         engine = AsyncEngine(lambda: stand_in)
-        stream = await engine.submit(Request("a", [1], SamplingParams(max_tokens=3)))
+        stream = await engine.submit([Request("a", [1], SamplingParams(max_tokens=3))])
         tokens = 0
         async for output in stream:
             tokens += len(output.token_ids)
@@ -64,5 +67,81 @@ def test_outputs_are_delivered_before_the_next_step_starts() -> None:
         engine.close()
         assert tokens == 3
         assert stand_in.in_time == [True] * 3
+
+    asyncio.run(scenario())
+
+
+class Aborts:
+    """In the place of an AsyncEngine: keeps which requests were ended, and why."""
+
+    def __init__(self) -> None:
+        self.ended: list[tuple[str, FinishReason]] = []
+
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
+        self.ended.append((request_id, reason))
+
+
+def stream_of(*names: str) -> tuple[OutputStream, Aborts]:
+    engine: Any = Aborts()
+    requests = [Request(name, [1], SamplingParams()) for name in names]
+    return OutputStream(engine, requests), engine
+
+
+def test_a_stream_of_several_requests_ends_with_the_last_of_them() -> None:
+    async def scenario() -> None:
+        stream, _ = stream_of("a", "b")
+        outputs = [
+            Output("a", (1,)),
+            Output("b", (2,), FinishReason.STOP),
+            Output("a", (3,), FinishReason.LENGTH),
+        ]
+        for output in outputs:
+            stream.deliver(output)
+        assert [output async for output in stream] == outputs
+
+    asyncio.run(scenario())
+
+
+def test_outputs_of_a_request_that_its_reader_has_ended_are_dropped() -> None:
+    async def scenario() -> None:
+        stream, engine = stream_of("a", "b")
+        stream.deliver(Output("a", (1,)))
+        stream.deliver(Output("a", (2,)))
+        stream.deliver(Output("b", (3,), FinishReason.STOP))
+        assert (await anext(stream)).token_ids == (1,)
+        stream.finish("a", FinishReason.STOP)
+        stream.finish("a", FinishReason.ABORT)
+        assert [output.token_ids async for output in stream] == [(3,)]
+        assert engine.ended == [("a", FinishReason.STOP)]
+
+    asyncio.run(scenario())
+
+
+def test_closing_a_stream_aborts_only_requests_that_have_not_ended() -> None:
+    async def scenario() -> None:
+        stream, engine = stream_of("a", "b")
+        stream.deliver(Output("a", (1,), FinishReason.STOP))
+        await anext(stream)
+        stream.close()
+        assert engine.ended == [("b", FinishReason.ABORT)]
+        assert [output async for output in stream] == []
+
+    asyncio.run(scenario())
+
+
+def test_the_end_of_the_engine_is_raised_once_for_all_requests_of_a_stream() -> None:
+    class Failing(Waiting):
+        def step(self) -> list[Output]:
+            raise RuntimeError("a kernel failed")
+
+    async def scenario() -> None:
+        stand_in: Any = Failing()
+        engine = AsyncEngine(lambda: stand_in)
+        requests = [Request(name, [1], SamplingParams()) for name in "ab"]
+        stream = await engine.submit(requests)
+        with pytest.raises(EngineStopped, match="a kernel failed"):
+            await anext(stream)
+        assert [output async for output in stream] == []
+        engine.close()
 
     asyncio.run(scenario())

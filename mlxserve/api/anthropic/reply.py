@@ -15,21 +15,19 @@ cached, or with the first ping if that takes long.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mlxserve.api.answers import Answers, Tokens
-from mlxserve.api.errors import from_engine
+from mlxserve.api.answers import Answers
+from mlxserve.api.errors import ApiError
 from mlxserve.api.server.sse import named_event
-from mlxserve.api.usage import cache_report
-from mlxserve.errors import MlxServeError
+from mlxserve.api.usage import Tokens, cache_report
 from mlxserve.request import FinishReason
 from mlxserve.text.parsing.turn import ToolCallDelta
 
 if TYPE_CHECKING:
-    from mlxserve.chat import Delta
+    from mlxserve.text.deltas import Delta
 
 Event = dict[str, Any]
 # Clients only keep and send back thinking blocks that have a signature. It is not checked.
@@ -118,50 +116,51 @@ class MessageReply:
     num_prompt: int
     max_tokens: int
     shows_thinking: bool = True
+    _blocks: Blocks = field(init=False)
+    _last: Delta | None = None
     _has_started: bool = False
 
-    async def frames(self, answers: Answers) -> AsyncGenerator[bytes, None]:
-        """The events of one stream. An engine's error ends it as an `error` event."""
-        blocks = Blocks(self.shows_thinking)
-        try:
-            async with aclosing(answers.deltas()) as deltas:
-                async for _, delta in deltas:
-                    events = self._events(blocks, delta, answers.tokens)
-                    if frames := b"".join(map(_frame, events)):
-                        yield frames
-        except MlxServeError as error:
-            body = from_engine(error).anthropic_body(None)
-            yield _frame({"type": "error", "error": body["error"]})
-
-    def keepalive(self) -> bytes:
-        """A ping, after the message's start. That counts the prompt as not cached; the end of the
-        stream has the real counts."""
-        start = self._start(Tokens(self.num_prompt, 0, 0))
-        return b"".join(map(_frame, (*start, _PING)))
+    def __post_init__(self) -> None:
+        self._blocks = Blocks(self.shows_thinking)
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
-        blocks = Blocks(self.shows_thinking)
-        async with aclosing(answers.deltas()) as deltas:
-            async for _, last in deltas:
-                for _event in blocks.push(last):
-                    pass
-        for _event in blocks.close():
+        """The content of the same events, in the order in which they came."""
+        async for delta in answers:
+            self._last = delta
+            for _event in self._blocks.push(delta):
+                pass
+        for _event in self._blocks.close():
             pass
-        ending = self._ending(last, answers.tokens)
-        return {**self._message(answers.tokens), "content": blocks.content, **ending}
-
-    def _events(self, blocks: Blocks, delta: Delta, tokens: Tokens) -> Iterator[Event]:
-        yield from self._start(tokens)
-        yield from blocks.push(delta)
-        if delta.finish_reason is None:
-            return
-        yield from blocks.close()
-        yield {
-            "type": "message_delta",
-            "delta": self._ending(delta, tokens),
-            "usage": _usage(tokens),
+        tokens = answers.tokens
+        return {
+            **self._message(tokens),
+            "content": self._blocks.content,
+            **self._stop(tokens),
         }
-        yield {"type": "message_stop"}
+
+    def opening(self) -> bytes:
+        """Nothing: the message starts with the first delta, which tells what was cached."""
+        return b""
+
+    def push(self, delta: Delta) -> bytes:
+        self._last = delta
+        start = self._start(Tokens.of({} if delta.usage is None else {0: delta.usage}))
+        return b"".join(map(_frame, (*start, *self._blocks.push(delta))))
+
+    def ending(self, tokens: Tokens) -> bytes:
+        end = {"type": "message_delta", "delta": self._stop(tokens), "usage": _usage(tokens)}
+        return b"".join(map(_frame, (*self._blocks.close(), end, {"type": "message_stop"})))
+
+    def failure(self, error: ApiError) -> bytes:
+        return _frame({"type": "error", "error": error.anthropic_body(None)["error"]})
+
+    def keepalive(self) -> bytes:
+        """A ping, after the start of the message if it has not started.
+
+        Such a start counts the prompt as not cached; the end of the stream has the true count.
+        """
+        start = self._start(Tokens(self.num_prompt, 0, 0))
+        return b"".join(map(_frame, (*start, _PING)))
 
     def _start(self, tokens: Tokens) -> Iterator[Event]:
         if not self._has_started:
@@ -180,10 +179,11 @@ class MessageReply:
             "usage": _usage(tokens),
         }
 
-    def _ending(self, last: Delta, tokens: Tokens) -> dict[str, Any]:
+    def _stop(self, tokens: Tokens) -> dict[str, Any]:
+        assert self._last is not None, "an answer ended without a delta"
         return {
-            "stop_reason": self._stop_reason(last, tokens),
-            "stop_sequence": last.stop,
+            "stop_reason": self._stop_reason(self._last, tokens),
+            "stop_sequence": self._last.stop,
         }
 
     def _stop_reason(self, last: Delta, tokens: Tokens) -> str:

@@ -49,7 +49,7 @@ class Anthropic:
         params = asked.sampling(self._service.chat.default_params)
         turn = asked.turn()
         try:
-            prompt = await self._prompt(request, asked)
+            prompt = await self._prompt(asked)
             answers = await self._service.submit(request, asked, [prompt], params, turn=turn)
         except MlxServeError as error:
             raise from_engine(error, prompt_param="messages") from error
@@ -66,7 +66,7 @@ class Anthropic:
         """Counts the input tokens of a message with the same fields, from the same prompt."""
         asked = await self._read(CountTokensRequest, request)
         try:
-            prompt = await self._prompt(request, asked)
+            prompt = await self._prompt(asked)
         except MlxServeError as error:
             raise from_engine(error, prompt_param="messages") from error
         headers = self._service.unknown_fields.warn(asked.unknown_fields)
@@ -78,9 +78,8 @@ class Anthropic:
         self._service.names.check(asked.model, is_anthropic=True)
         return asked
 
-    async def _prompt(self, request: Request, asked: CountTokensRequest) -> list[int]:
+    async def _prompt(self, asked: CountTokensRequest) -> list[int]:
         return await self._service.prompts.of_messages(
-            request,
             asked.messages_for_template(),
             asked.template_kwargs(),
             tools=asked.definitions,

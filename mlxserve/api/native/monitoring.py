@@ -11,7 +11,8 @@ most one snapshot between two steps, and nothing while there are none.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -23,7 +24,7 @@ from mlxserve.api.errors import RETRY_SOON, ApiError, from_engine, json_response
 from mlxserve.api.native.page_map import PageMapFeed
 from mlxserve.api.native.snapshots import SharedSnapshots
 from mlxserve.api.server.drain import Drain
-from mlxserve.api.server.sse import EventStream, named_event
+from mlxserve.api.server.sse import EventStream, Write, named_event
 from mlxserve.engine.snapshot import PageState, Phase, RequestView, Snapshot
 from mlxserve.errors import MlxServeError
 
@@ -77,7 +78,7 @@ class Monitoring:
         async def close() -> None:
             self._num_maps -= 1
 
-        return EventStream(self.map_events(PageMapFeed(_visibility(request))), close=close)
+        return EventStream(partial(self.write_map, PageMapFeed(_visibility(request))), close=close)
 
     async def _look(self) -> Snapshot:
         try:
@@ -85,8 +86,8 @@ class Monitoring:
         except MlxServeError as error:
             raise from_engine(error) from error
 
-    async def map_events(self, page_map: PageMapFeed) -> AsyncGenerator[bytes, None]:
-        """The events of one map. Asks for a snapshot only when the engine's counters have changed."""
+    async def write_map(self, page_map: PageMapFeed, write: Write) -> None:
+        """Write events until the server ends. Takes a snapshot only if counters have changed."""
         seen = None
         try:
             while not self._drain.is_on:
@@ -95,10 +96,10 @@ class Monitoring:
                 # Also if nothing changed: the last event may not have had room for all changes.
                 event = await asyncio.to_thread(page_map.next_event, seen)
                 if event is not None:
-                    yield event
+                    await write(event)
                 await asyncio.sleep(MAP_INTERVAL)
         except MlxServeError as error:
-            yield named_event("error", from_engine(error).body())
+            await write(named_event("error", from_engine(error).body()))
 
 
 def _visibility(request: Request) -> Callable[[RequestView], bool]:

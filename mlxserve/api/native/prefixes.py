@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlxserve.api.access.security import cache_namespace, in_namespace, without_namespace
+from mlxserve.api.access.security import cache_namespace
 from mlxserve.api.bodies.request_body import read_request
 from mlxserve.api.bodies.route import BodyRoute
 from mlxserve.api.errors import ApiError, from_engine, json_response
@@ -31,6 +31,7 @@ class Prefixes:
         self._chat = service.chat
         self._names = service.names
         self._prompts = service.prompts
+        self._prefix_names = service.prefix_names
         self._unknown_fields = service.unknown_fields
 
     def routes(self) -> list[Route]:
@@ -43,20 +44,16 @@ class Prefixes:
 
     async def index(self, request: Request) -> Response:
         """Lists the prefixes of the API key."""
-        found = [
-            _card(own, num_tokens)
-            for name, num_tokens in sorted(self._chat.prefixes().items())
-            if (own := without_namespace(request, name)) is not None
-        ]
+        found = [_card(*prefix) for prefix in self._prefix_names.own(request).items()]
         return json_response({"object": "list", "data": found})
 
     async def get(self, request: Request) -> Response:
         """Describes a prefix."""
         name = request.path_params["name"]
-        try:
-            return json_response(_card(name, len(self._prompts.prefix(request, name))))
-        except UnknownPrefix as error:
-            raise _not_found(error) from error
+        num_tokens = self._prefix_names.own(request).get(name)
+        if num_tokens is None:
+            raise self._not_found(request, name)
+        return json_response(_card(name, num_tokens))
 
     async def put(self, request: Request) -> Response:
         """Adds or replaces a prefix and computes it, so that its first use is already fast."""
@@ -70,14 +67,14 @@ class Prefixes:
             )
         asked = await read_request(PrefixRequest, request)
         self._names.check(asked.model)
-        full_name = in_namespace(request, name)
+        full_name = self._prefix_names.full(request, name)
         known = self._chat.prefixes()
         if full_name not in known and len(known) >= MAX_PREFIXES:
             raise ApiError(
                 400, f"There are already {MAX_PREFIXES} prefixes; delete one.", param="name"
             )
         try:
-            token_ids = await self._token_ids(request, asked)
+            token_ids = await self._token_ids(asked)
             await self._chat.add_prefix(
                 full_name, token_ids, cache_salt=cache_namespace(request, None)
             )
@@ -90,17 +87,19 @@ class Prefixes:
         """Deletes a prefix. Its pages stay cached until they are evicted."""
         name = request.path_params["name"]
         try:
-            self._prompts.prefix(request, name)  # raises an error that lists the known names
+            self._chat.remove_prefix(self._prefix_names.full(request, name))
         except UnknownPrefix as error:
-            raise _not_found(error) from error
-        self._chat.remove_prefix(in_namespace(request, name))
+            raise self._not_found(request, name) from error
         return json_response({"id": name, "object": "prefix", "deleted": True})
 
-    async def _token_ids(self, request: Request, asked: PrefixRequest) -> list[int]:
+    def _not_found(self, request: Request, name: str) -> ApiError:
+        message = str(self._prefix_names.unknown(request, name))
+        return ApiError(404, message, param="name", code="unknown_prefix")
+
+    async def _token_ids(self, asked: PrefixRequest) -> list[int]:
         if asked.prompt is not None:
-            return (await self._prompts.of_texts(request, asked.prompt))[0]
+            return (await self._prompts.of_texts(asked.prompt))[0]
         return await self._prompts.of_messages(
-            request,
             [message.for_template() for message in asked.messages or ()],
             asked.chat_template_kwargs,
             add_generation_prompt=False,
@@ -109,7 +108,3 @@ class Prefixes:
 
 def _card(name: str, num_tokens: int) -> dict[str, Any]:
     return {"id": name, "object": "prefix", "num_tokens": num_tokens}
-
-
-def _not_found(error: UnknownPrefix) -> ApiError:
-    return ApiError(404, str(error), param="name", code="unknown_prefix")

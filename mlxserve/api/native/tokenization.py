@@ -36,7 +36,7 @@ class Tokenization:
         asked = await read_request(TokenizeRequest, request)
         self._names.check(asked.model)
         try:
-            token_ids = await self._token_ids(request, asked)
+            token_ids = await self._token_ids(asked)
         except MlxServeError as error:
             raise from_engine(error, prompt_param=asked.text_field) from error
         reply = {
@@ -57,11 +57,10 @@ class Tokenization:
         headers = self._unknown_fields.warn(asked.unknown_fields)
         return json_response({"prompt": text}, headers=headers)
 
-    async def _token_ids(self, request: Request, asked: TokenizeRequest) -> list[int]:
+    async def _token_ids(self, asked: TokenizeRequest) -> list[int]:
         if asked.prompt is not None:
             return await asyncio.to_thread(self._chat.encode, asked.prompt)
         return await self._prompts.of_messages(
-            request,
             [message.for_template() for message in asked.messages or ()],
             asked.chat_template_kwargs,
             add_generation_prompt=asked.add_generation_prompt,

@@ -1,27 +1,26 @@
 """OpenAI's response objects, whole and in chunks, as plain dictionaries.
 
-A shape belongs to one reply: it knows its id, its model and what the client asked to see, and
-turns `Delta` and `Folded` into JSON and events. It reads no socket and no engine.
+A reply object belongs to one reply: it knows its id, its model and what the client asked to see,
+and renders `Delta` as events and `RequestOutput` as JSON. It reads no socket and no engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mlxserve.api.answers import Answers, Folded, Tokens
-from mlxserve.api.errors import from_engine
+from mlxserve.api.answers import Answers
+from mlxserve.api.errors import ApiError
 from mlxserve.api.server.sse import DONE, KEEPALIVE, TextEvents, event
-from mlxserve.api.usage import cache_report
-from mlxserve.errors import MlxServeError
+from mlxserve.api.usage import Tokens, cache_report
 from mlxserve.request import TokenLogprob
 from mlxserve.text.parsing.turn import ToolCallDelta
 from mlxserve.version import __version__
 
 if TYPE_CHECKING:
-    from mlxserve.chat import Delta
+    from mlxserve.chat import RequestOutput
+    from mlxserve.text.deltas import Delta
 
 FINGERPRINT = f"mlxserve-{__version__}"
 LOWEST_LOGPROB = -9999.0  # JSON has no infinity; the value other servers send for it
@@ -43,33 +42,33 @@ class _Reply:
     wants_usage: bool = False
     _texts: dict[tuple[int, str], TextEvents] = field(default_factory=dict)
 
-    def events(self, index: int, delta: Delta) -> Iterator[bytes]:
+    def events(self, delta: Delta) -> Iterator[bytes]:
         raise NotImplementedError
 
     def usage_chunk(self, tokens: Tokens) -> dict[str, Any]:
         raise NotImplementedError
 
-    def folded(self, answers: Sequence[Folded], tokens: Tokens) -> dict[str, Any]:
+    def rendered(self, outputs: Sequence[RequestOutput], tokens: Tokens) -> dict[str, Any]:
         raise NotImplementedError
+
+    async def whole(self, answers: Answers) -> dict[str, Any]:
+        return self.rendered(await answers.whole(), answers.tokens)
+
+    def opening(self) -> bytes:
+        return b""
+
+    def push(self, delta: Delta) -> bytes:
+        return b"".join(self.events(delta))
+
+    def ending(self, tokens: Tokens) -> bytes:
+        return (event(self.usage_chunk(tokens)) if self.wants_usage else b"") + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """An error ends the stream as OpenAI's servers do: without [DONE]."""
+        return event(error.body())
 
     def keepalive(self) -> bytes:
         return KEEPALIVE
-
-    async def whole(self, answers: Answers) -> dict[str, Any]:
-        return self.folded(await answers.fold(), answers.tokens)
-
-    async def frames(self, answers: Answers) -> AsyncGenerator[bytes, None]:
-        """The events of one stream. An engine's error ends it in OpenAI's way: no [DONE]."""
-        try:
-            async with aclosing(answers.deltas()) as deltas:
-                async for index, delta in deltas:
-                    if frames := b"".join(self.events(index, delta)):
-                        yield frames
-        except MlxServeError as error:
-            yield event(from_engine(error).body())
-            return
-        ending = event(self.usage_chunk(answers.tokens)) if self.wants_usage else b""
-        yield ending + DONE
 
     def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -106,8 +105,9 @@ class ChatReply(_Reply):
 
     _opened: set[int] = field(default_factory=set)  # choices whose role was sent
 
-    def events(self, index: int, delta: Delta) -> Iterator[bytes]:
+    def events(self, delta: Delta) -> Iterator[bytes]:
         """The role first and once per choice, then text, then an empty delta with the reason."""
+        index = delta.answer_index
         if index not in self._opened:
             self._opened.add(index)
             yield event(self._delta(index, {"role": "assistant", "content": ""}))
@@ -125,15 +125,15 @@ class ChatReply(_Reply):
     def usage_chunk(self, tokens: Tokens) -> dict[str, Any]:
         return self._usage_chunk("chat.completion.chunk", tokens)
 
-    def folded(self, answers: Sequence[Folded], tokens: Tokens) -> dict[str, Any]:
+    def rendered(self, outputs: Sequence[RequestOutput], tokens: Tokens) -> dict[str, Any]:
         choices = [
             {
                 "index": index,
-                "message": _message(answer),
-                "logprobs": self._logprobs(answer.logprobs),
-                "finish_reason": str(answer.finish_reason),
+                "message": _message(output),
+                "logprobs": self._logprobs(output.logprobs or ()),
+                "finish_reason": str(output.finish_reason),
             }
-            for index, answer in enumerate(answers)
+            for index, output in enumerate(outputs)
         ]
         return {**self._object("chat.completion", choices), "usage": usage(tokens)}
 
@@ -178,7 +178,8 @@ class CompletionReply(_Reply):
 
     _offsets: dict[int, int] = field(default_factory=dict)  # by index: characters so far
 
-    def events(self, index: int, delta: Delta) -> Iterator[bytes]:
+    def events(self, delta: Delta) -> Iterator[bytes]:
+        index = delta.answer_index
         if self.wants_logprobs and (delta.text or delta.logprobs):
             yield event(self._text(index, delta.text, delta.logprobs, None))
         elif delta.text:
@@ -191,10 +192,10 @@ class CompletionReply(_Reply):
     def usage_chunk(self, tokens: Tokens) -> dict[str, Any]:
         return self._usage_chunk("text_completion", tokens)
 
-    def folded(self, answers: Sequence[Folded], tokens: Tokens) -> dict[str, Any]:
+    def rendered(self, outputs: Sequence[RequestOutput], tokens: Tokens) -> dict[str, Any]:
         choices = [
-            self._choice(index, answer.text, answer.logprobs, str(answer.finish_reason))
-            for index, answer in enumerate(answers)
+            self._choice(index, output.text, output.logprobs, str(output.finish_reason))
+            for index, output in enumerate(outputs)
         ]
         return {**self._object("text_completion", choices), "usage": usage(tokens)}
 
@@ -233,8 +234,8 @@ class CompletionReply(_Reply):
         }
 
 
-def _message(answer: Folded) -> dict[str, Any]:
-    """The content is null only where calls of tools are all there is."""
+def _message(answer: RequestOutput) -> dict[str, Any]:
+    """The content is null only if the answer consists of tool calls."""
     message: dict[str, Any] = {
         "role": "assistant",
         "content": answer.text if answer.text or not answer.tool_calls else None,

@@ -45,15 +45,19 @@ class OpenAI:
         turn = asked.turn()
         try:
             prompt = await self._prompts.of_messages(
-                request,
                 [message.for_template() for message in asked.messages],
                 asked.template_kwargs,
-                asked.prefix_name,
                 tools=asked.definitions,
                 continues=asked.continue_final_message,
             )
             answers = await self._service.submit(
-                request, asked, [prompt], params, num_choices=asked.n or 1, turn=turn
+                request,
+                asked,
+                [prompt],
+                params,
+                num_choices=asked.n or 1,
+                turn=turn,
+                prefix_name=asked.prefix_name,
             )
         except MlxServeError as error:
             raise from_engine(error, prompt_param="messages") from error
@@ -73,9 +77,14 @@ class OpenAI:
         self._names.check(asked.model)
         params = asked.sampling(self._chat.default_params)
         try:
-            prompts = await self._prompts.of_texts(request, asked.prompt, asked.prefix_name)
+            prompts = await self._prompts.of_texts(asked.prompt)
             answers = await self._service.submit(
-                request, asked, prompts, params, num_choices=asked.n or 1
+                request,
+                asked,
+                prompts,
+                params,
+                num_choices=asked.n or 1,
+                prefix_name=asked.prefix_name,
             )
         except MlxServeError as error:
             raise from_engine(error) from error

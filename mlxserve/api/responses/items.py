@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 from mlxserve.text.parsing.turn import ToolCallDelta
 
 if TYPE_CHECKING:
-    from mlxserve.chat import Delta
+    from mlxserve.text.deltas import Delta
 
 Event: TypeAlias = tuple[str, dict[str, Any]]
 

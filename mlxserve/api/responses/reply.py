@@ -9,23 +9,21 @@ Event numbers rise by one; clients index items and parts, so each is added befor
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mlxserve.api.answers import Answers, Tokens
-from mlxserve.api.errors import ApiError, from_engine
+from mlxserve.api.answers import Answers
+from mlxserve.api.errors import ApiError
 from mlxserve.api.responses.items import ResponseOutput
 from mlxserve.api.responses.schema import ResponsesRequest
 from mlxserve.api.server.sse import named_event
-from mlxserve.api.usage import cache_report
-from mlxserve.errors import MlxServeError
+from mlxserve.api.usage import Tokens, cache_report
 from mlxserve.request import FinishReason
 from mlxserve.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from mlxserve.chat import Delta
+    from mlxserve.text.deltas import Delta
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,63 +38,54 @@ class ResponseReply:
     on_end: Callable[[dict[str, Any]], None]
     _number: int = 0
     _output: ResponseOutput = field(init=False)
+    _finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
         self._output = ResponseOutput(self.id, self.asked.addresses)
 
-    async def frames(self, answers: Answers) -> AsyncGenerator[bytes, None]:
-        """The events of one stream. An engine's error ends it as `response.failed`."""
-        yield b"".join(self.opening())
-        try:
-            async with aclosing(answers.deltas()) as deltas:
-                async for _, delta in deltas:
-                    frames = b"".join(self.more(delta))
-                    if delta.finish_reason is not None:
-                        frames += b"".join(self.closing(delta.finish_reason, answers.tokens))
-                    if frames:
-                        yield frames
-        except MlxServeError as error:
-            yield self.failed(from_engine(error))
-
     async def whole(self, answers: Answers) -> dict[str, Any]:
-        """The same output without events."""
-        async with aclosing(answers.deltas()) as deltas:
-            async for _, delta in deltas:
-                for _event in self._output.push(delta):
-                    pass
-        status = _status(delta.finish_reason)
-        for _event in self._output.finish(status):
+        """The output of the same events, in the order in which they came."""
+        async for delta in answers:
+            self._finish_reason = delta.finish_reason
+            for _event in self._output.push(delta):
+                pass
+        for _event in self._output.finish(self._status):
             pass
-        return self._ended(status, answers.tokens)
+        return self._ended(answers.tokens)
 
     # Events.
 
-    def opening(self) -> Iterator[bytes]:
-        yield self._event("created", response=self._response("in_progress"))
-        yield self._event("in_progress", response=self._response("in_progress"))
+    def opening(self) -> bytes:
+        created = self._event("created", response=self._response("in_progress"))
+        return created + self._event("in_progress", response=self._response("in_progress"))
+
+    def push(self, delta: Delta) -> bytes:
+        self._finish_reason = delta.finish_reason
+        return b"".join(self._event(kind, **data) for kind, data in self._output.push(delta))
+
+    def ending(self, tokens: Tokens) -> bytes:
+        status = self._status
+        events = [self._event(kind, **data) for kind, data in self._output.finish(status)]
+        return b"".join([*events, self._event(status, response=self._ended(tokens))])
+
+    def failure(self, error: ApiError) -> bytes:
+        """`response.failed`."""
+        response = self._response("failed")
+        response["error"] = {"code": "server_error", "message": error.message}
+        return self._event("failed", response=response)
 
     def keepalive(self) -> bytes:
         """A real event: some clients time out on a stream that only sends comments."""
         return self._event("in_progress", response=self._response("in_progress"))
 
-    def more(self, delta: Delta) -> Iterator[bytes]:
-        for kind, data in self._output.push(delta):
-            yield self._event(kind, **data)
-
-    def closing(self, reason: FinishReason | None, tokens: Tokens) -> Iterator[bytes]:
-        status = _status(reason)
-        for kind, data in self._output.finish(status):
-            yield self._event(kind, **data)
-        yield self._event(status, response=self._ended(status, tokens))
-
-    def failed(self, error: ApiError) -> bytes:
-        response = self._response("failed")
-        response["error"] = {"code": "server_error", "message": error.message}
-        return self._event("failed", response=response)
-
     # Objects.
 
-    def _ended(self, status: str, tokens: Tokens) -> dict[str, Any]:
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._finish_reason is FinishReason.LENGTH else "completed"
+
+    def _ended(self, tokens: Tokens) -> dict[str, Any]:
+        status = self._status
         response = self._response(status)
         if status == "incomplete":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
@@ -140,7 +129,3 @@ class ResponseReply:
         self._number += 1
         kind = f"response.{kind}"
         return named_event(kind, {"type": kind, "sequence_number": number, **data})
-
-
-def _status(reason: FinishReason | None) -> str:
-    return "incomplete" if reason is FinishReason.LENGTH else "completed"

@@ -102,13 +102,13 @@ class Responses:
         )
         try:
             prompt = await self._service.prompts.of_messages(
-                request,
                 asked.messages_for_template(),
                 asked.template_kwargs,
-                asked.prefix_name,
                 tools=asked.definitions,
             )
-            answers = await self._service.submit(request, asked, [prompt], params, turn=turn)
+            answers = await self._service.submit(
+                request, asked, [prompt], params, turn=turn, prefix_name=asked.prefix_name
+            )
         except MlxServeError as error:
             raise from_engine(error, prompt_param="input") from error
         return await self._service.reply(request, asked, answers, reply)

@@ -14,14 +14,12 @@ from enum import Enum
 from typing import Any
 
 import h11
-from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from mlxserve.api.config import ServerConfig
 from mlxserve.api.errors import ApiError, encode_json
 from mlxserve.api.server.open_connections import OpenConnections
 from mlxserve.api.server.retry_after import RetryAfter
-from mlxserve.api.server.sse import CHUNKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,31 +49,6 @@ class _Waiting(Enum):
     BODY = "body"
 
 
-class Chunks:
-    """The body of one reply, written to the socket past every layer that would look at it.
-
-    A chunk's frame has no state, so h11, which began the reply and ends it, misses nothing.
-    """
-
-    def __init__(self, connection: Connection, cycle: RequestResponseCycle) -> None:
-        self._connection = connection
-        self._cycle = cycle
-
-    @property
-    def are_expected(self) -> bool:
-        """Whether the reply that was begun is one of chunks: to HTTP/1.0 none is."""
-        conn = self._connection.conn
-        return conn.our_state is h11.SEND_BODY and (conn.their_http_version or b"") >= b"1.1"
-
-    async def write(self, piece: bytes) -> None:
-        """Waits while nobody reads; says nothing to whoever has left."""
-        flow = self._connection.flow
-        if flow.write_paused and not self._cycle.disconnected:
-            await flow.drain()
-        if piece and not self._cycle.disconnected:  # an empty chunk is the end
-            self._connection.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-
-
 class Connection(H11Protocol):
     """Made per connection by uvicorn; `limited` makes the class it is given."""
 
@@ -97,7 +70,6 @@ class Connection(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.app = self._with_chunks(self.app)
         self._waiting: _Waiting | None = None
         self._receive_deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
@@ -150,13 +122,6 @@ class Connection(H11Protocol):
         """Nothing is asked for here, and somebody else needs the place."""
         message, headers = "Too many connections are open.", self.retry_after.headers()
         self._refuse(ApiError(503, message, code="overloaded", headers=headers))
-
-    def _with_chunks(self, app: ASGIApp) -> ASGIApp:
-        async def run(scope: Scope, receive: Receive, send: Send) -> None:
-            scope["extensions"] = {CHUNKS: Chunks(self, self.cycle)}
-            await app(scope, receive, send)
-
-        return run
 
     @property
     def _is_idle(self) -> bool:

@@ -1,17 +1,18 @@
-"""Server-sent events: one frame, and the response that sends frames as they come.
+"""Server-sent events: how one is encoded, and the response that sends them as they are written.
 
-Knows nothing of what the frames say. A frame is flushed as it is produced; while none comes, a
-comment keeps proxies and impatient clients on the line; when the client goes away, the source of
-the frames is closed at once.
+Knows nothing of what the events say. An event is sent when it is written; while none is, a comment
+keeps proxies and impatient clients connected; when the client disconnects, the producer of the
+events is cancelled at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -20,10 +21,9 @@ from mlxserve.api.errors import encode_json
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keepalive\n\n"  # a comment: named events without data break the official clients
 KEEPALIVE_INTERVAL = 10.0  # seconds of silence
-CHUNKS = "mlxserve.chunks"  # the extension of a scope whose server takes frames without ceremony
-_PLACE = "\0"  # in no name of ours, nor in a model's
+_PLACE = "\0"  # a text that occurs in no other part of an event
 
-Write: TypeAlias = Callable[[bytes], Awaitable[None]]
+Write: TypeAlias = Callable[[bytes], Awaitable[None]]  # waits while the client does not read
 
 _HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -33,20 +33,20 @@ _HEADERS = {
 
 
 def event(data: object) -> bytes:
-    """One event. Its JSON holds no line break, so one `data:` line carries it."""
+    """One event. Its JSON contains no line break, so it is one `data:` line."""
     return b"data: " + encode_json(data) + b"\n\n"
 
 
 def named_event(name: str, data: object) -> bytes:
-    """One event with a name. Never without data, which breaks the official clients."""
+    """One event with a name. It always has data: without, the official clients fail."""
     return b"event: " + name.encode() + b"\n" + event(data)
 
 
 class TextEvents:
-    """Events that differ in one string: what is around it is encoded once, not for every token."""
+    """Events that differ in one string: the JSON around it is encoded once, not for each token."""
 
     def __init__(self, make: Callable[[str], bytes]) -> None:
-        """`make` makes the whole event, of a text that has to be escaped."""
+        """`make` encodes the whole event with a given string."""
         self._before, _, self._after = make(_PLACE).partition(encode_json(_PLACE))
 
     def of(self, text: str) -> bytes:
@@ -54,14 +54,17 @@ class TextEvents:
 
 
 class EventStream(Response):
-    """Sends `frames`; `close` runs however the response ends, even before its first frame.
+    """Sends the events that `produce` writes.
 
-    keepalive: makes the frame sent after `interval` seconds of silence
+    produce: called with a function that sends encoded events, and cancelled when the client
+        disconnects
+    close: runs however the response ends, even if `produce` never ran
+    keepalive: makes the event that is sent after `interval` seconds without one
     """
 
     def __init__(
         self,
-        frames: AsyncGenerator[bytes, None],
+        produce: Callable[[Write], Awaitable[None]],
         *,
         close: Callable[[], Awaitable[None]],
         headers: Mapping[str, str] | None = None,
@@ -71,79 +74,71 @@ class EventStream(Response):
         self.status_code = 200
         self.background = None
         self.init_headers({**_HEADERS, **(headers or {})})
-        self._frames = frames
+        self._produce = produce
         self._close = close
         self._keepalive = keepalive
         self._interval = interval
-        self._is_sending = False
-        self._sent_at = 0.0  # on the monotonic clock
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.ensure_future(until_disconnect(receive))
-        sending: asyncio.Future[None] | None = None
+        producing: asyncio.Future[None] | None = None
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            write = _writer(scope, send)
-            sending = asyncio.ensure_future(self._send_frames(write, gone))
-            await self._watch(write, sending, gone)
-            if sending.done():
+            body = _Body(send, gone)
+            # One task for all events: a task and a timer for each would cost more than the event.
+            producing = asyncio.ensure_future(self._produce(body.write))
+            await self._watch(body, producing, gone)
+            if producing.done():
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await _end(gone)
-            if sending is not None:
-                await _end(sending)
-            await self._frames.aclose()
+            if producing is not None:
+                await _end(producing)
             await self._close()
 
-    async def _send_frames(self, write: Write, gone: asyncio.Future[None]) -> None:
-        """One task for all frames: a task and a timer for each would cost more than the frame."""
-        async for frame in self._frames:
-            await self._send(write, frame)
-            if gone.done():  # a lost connection takes what is sent, without a word
-                return
-
-    async def _send(self, write: Write, frame: bytes) -> None:
-        self._is_sending = True
-        await write(frame)
-        self._is_sending = False
-        self._sent_at = time.monotonic()
-
     async def _watch(
-        self, write: Write, sending: asyncio.Future[None], gone: asyncio.Future[None]
+        self, body: _Body, producing: asyncio.Future[None], gone: asyncio.Future[None]
     ) -> None:
-        """Until all is sent or nobody reads it. Speaks up where the frames have been silent."""
-        self._sent_at = time.monotonic()
+        """Return when all is sent or the client is gone. Send keepalives meanwhile."""
         while True:
-            left = self._sent_at + self._interval - time.monotonic()
+            left = body.sent_at + self._interval - time.monotonic()
             done, _ = await asyncio.wait(
-                {sending, gone}, timeout=max(left, 0), return_when=asyncio.FIRST_COMPLETED
+                {producing, gone}, timeout=max(left, 0), return_when=asyncio.FIRST_COMPLETED
             )
             if gone in done:
                 return
-            if sending in done:
-                sending.result()
+            if producing in done:
+                producing.result()
                 return
-            if self._is_sending:
-                self._sent_at = time.monotonic()  # the silence is the reader's
-            elif time.monotonic() - self._sent_at >= self._interval:
-                await self._send(write, self._keepalive())
+            if body.is_sending:
+                body.sent_at = time.monotonic()  # it is the client that is slow
+            elif time.monotonic() - body.sent_at >= self._interval:
+                await body.write(self._keepalive())
 
 
-def _writer(scope: Scope, send: Send) -> Write:
-    """What sends a frame of the reply that has begun: past the layers around us, if it can."""
-    chunks = scope.get("extensions", {}).get(CHUNKS)
-    if chunks is not None and chunks.are_expected:
-        write: Write = chunks.write
-        return write
+class _Body:
+    """The body of a response under way, and when something was last sent."""
 
-    async def send_piece(frame: bytes) -> None:
-        await send({"type": "http.response.body", "body": frame, "more_body": True})
+    def __init__(self, send: Send, gone: asyncio.Future[None]) -> None:
+        self.is_sending = False
+        self.sent_at = time.monotonic()
+        self._send = send
+        self._gone = gone
 
-    return send_piece
+    async def write(self, events: bytes) -> None:
+        """Raises ClientDisconnect, as a lost connection takes what is sent without an error."""
+        if not events:
+            return
+        self.is_sending = True
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        self.is_sending = False
+        self.sent_at = time.monotonic()
+        if self._gone.done():
+            raise ClientDisconnect
 
 
 async def until_disconnect(receive: Receive) -> None:
-    """Returns when the client has gone away. The body must have been read."""
+    """Returns when the client has disconnected. The request's body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

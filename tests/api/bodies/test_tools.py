@@ -113,6 +113,6 @@ def test_tools_are_refused_for_a_model_whose_calls_cannot_be_parsed(
     )
     turn = asked(tools=[tool("a")]).turn()
     prompt = chat.render(HELLO, tools=turn.tools)
-    with pytest.raises(InvalidParameter, match="tools: how this model writes calls of tools"):
+    with pytest.raises(InvalidParameter, match="tools: how this model writes tool calls"):
         asyncio.run(chat.submit(prompt, SamplingParams(), RequestOptions(turn=turn)))
     chat.close()

@@ -14,6 +14,7 @@ from mlxserve.api.server.drain import Drain
 from mlxserve.engine.snapshot import Phase, RequestView
 from mlxserve.request import CacheMiss, CacheReport, FinishReason
 from mlxserve.text.deltas import Delta, Usage
+from tests.api.fake_chat import FakeAnswer, FakeChat
 
 KEYS = ["first-key", "second-key"]
 STATS = "/api/v1/kv/stats"
@@ -90,7 +91,7 @@ def test_a_request_has_the_id_of_its_reply(client, chat):
     assert chat.submitted[0].request_id == reply.headers["x-request-id"]
     several = client.post("/v1/completions", json={"prompt": ["x", "y"], "n": 2})
     name = several.headers["x-request-id"]
-    assert [one.request_id for one in chat.submitted[1:]] == [f"{name}-{n}" for n in range(4)]
+    assert [one.request_id for one in chat.submitted[1:]] == [name] * 4
 
 
 def test_statistics_describe_the_cache(client, chat):
@@ -128,17 +129,27 @@ def test_a_stopped_engine_is_a_503(client, chat, path):
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_stopped")
 
 
-def test_the_map_begins_with_a_snapshot_and_ends_with_the_engine(chat):
+def reading_map(chat: FakeChat) -> tuple[asyncio.Queue[bytes], asyncio.Task[None]]:
+    """(the events of a page map as they are written, the task that writes them)."""
+    events: asyncio.Queue[bytes] = asyncio.Queue()
+    monitoring = Monitoring(chat, Drain())
+    return events, asyncio.create_task(
+        monitoring.write_map(PageMapFeed(lambda _: True), events.put)
+    )
+
+
+def test_the_map_begins_with_everything_and_ends_with_the_engine(chat):
     async def scenario() -> list[bytes]:
-        frames = Monitoring(chat, Drain()).map_events(PageMapFeed(lambda _: True))
-        first = await anext(frames)
+        events, writing = reading_map(chat)
+        first = await events.get()
         chat.pages = bytes([4, 1, 2, 3, 1, 0, 0, 0])
-        chat.answers.append(type("Open", (), {"is_closed": False}))  # the counters move
-        second = await anext(frames)
+        chat.answers.append(FakeAnswer())  # the counters move
+        second = await events.get()
         chat.is_closed = True
         chat.answers.clear()
-        last = await anext(frames)
-        assert await anext(frames, None) is None
+        last = await events.get()
+        await writing
+        assert events.empty()
         return [first, second, last]
 
     first, second, last = asyncio.run(scenario())
@@ -152,10 +163,11 @@ def test_an_idle_engine_is_not_asked_for_another_snapshot(chat, monkeypatch):
     monkeypatch.setattr("mlxserve.api.native.monitoring.MAP_INTERVAL", 0.01)
 
     async def scenario() -> None:
-        frames = Monitoring(chat, Drain()).map_events(PageMapFeed(lambda _: True))
-        await anext(frames)
+        events, writing = reading_map(chat)
+        await events.get()
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(anext(frames), timeout=0.2)
+            await asyncio.wait_for(events.get(), timeout=0.2)
+        writing.cancel()
 
     asyncio.run(scenario())
     assert chat.num_snapshots == 1

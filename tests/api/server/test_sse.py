@@ -1,12 +1,9 @@
 import asyncio
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
-from mlxserve.api.server.sse import KEEPALIVE, EventStream, event, named_event
-
-Receive = Callable[[], Any]
+from mlxserve.api.server.sse import KEEPALIVE, EventStream, Write, event, named_event
 
 
 class Client:
@@ -31,22 +28,22 @@ class Client:
 
 
 class Source:
-    """Frames that can be closed once, and a `close` that is counted."""
+    """Writes events, waiting and failing in between; counts how often it ended and was closed."""
 
-    def __init__(self, *frames: Any) -> None:
-        self.frames = frames
+    def __init__(self, *steps: bytes | asyncio.Event | BaseException) -> None:
+        self.steps = steps
         self.ended = 0
         self.closed = 0
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
+    async def produce(self, write: Write) -> None:
         try:
-            for frame in self.frames:
-                if isinstance(frame, asyncio.Event):
-                    await frame.wait()
-                elif isinstance(frame, BaseException):
-                    raise frame
+            for step in self.steps:
+                if isinstance(step, asyncio.Event):
+                    await step.wait()
+                elif isinstance(step, BaseException):
+                    raise step
                 else:
-                    yield frame
+                    await write(step)
         finally:
             self.ended += 1
 
@@ -55,18 +52,18 @@ class Source:
 
 
 def stream(source: Source, interval: float = 10.0) -> EventStream:
-    return EventStream(source.__aiter__(), close=source.close, interval=interval)
+    return EventStream(source.produce, close=source.close, interval=interval)
 
 
-def test_an_event_is_one_data_line():
+def test_an_event_is_one_data_line() -> None:
     assert event({"a": "x\ny"}) == b'data: {"a":"x\\ny"}\n\n'
 
 
-def test_a_named_event_has_its_data():
+def test_a_named_event_has_its_data() -> None:
     assert named_event("ping", {"a": 1}) == b'event: ping\ndata: {"a":1}\n\n'
 
 
-def test_frames_are_sent_one_by_one_and_then_the_body_ends():
+def test_events_are_sent_one_by_one_and_the_body_is_ended() -> None:
     async def run() -> None:
         client, source = Client(), Source(b"one", b"two")
         await stream(source)({}, client.receive, client.send)
@@ -78,7 +75,18 @@ def test_frames_are_sent_one_by_one_and_then_the_body_ends():
     asyncio.run(run())
 
 
-def test_headers_are_sent_before_the_first_frame_exists():
+def test_an_empty_write_sends_nothing() -> None:
+    """An empty chunk would end the body."""
+
+    async def run() -> None:
+        client, source = Client(), Source(b"", b"one", b"")
+        await stream(source)({}, client.receive, client.send)
+        assert client.bodies == [b"one", b""]
+
+    asyncio.run(run())
+
+
+def test_headers_are_sent_before_the_first_event_exists() -> None:
     async def run() -> None:
         client, source = Client(), Source(asyncio.Event())
         reply = asyncio.ensure_future(stream(source)({}, client.receive, client.send))
@@ -90,7 +98,7 @@ def test_headers_are_sent_before_the_first_frame_exists():
     asyncio.run(run())
 
 
-def test_keepalives_fill_silence_and_no_frame_is_lost():
+def test_silence_is_filled_with_keepalives_and_no_event_is_lost() -> None:
     async def run() -> None:
         come = asyncio.Event()
         client, source = Client(), Source(come, b"late")
@@ -107,7 +115,7 @@ def test_keepalives_fill_silence_and_no_frame_is_lost():
     asyncio.run(run())
 
 
-def test_a_client_that_leaves_closes_the_source_at_once():
+def test_a_client_that_disconnects_ends_the_source_at_once() -> None:
     async def run() -> None:
         client, source = Client(), Source(b"one", asyncio.Event())
         reply = asyncio.ensure_future(stream(source)({}, client.receive, client.send))
@@ -122,7 +130,7 @@ def test_a_client_that_leaves_closes_the_source_at_once():
     asyncio.run(run())
 
 
-def test_a_client_that_left_before_the_first_frame_still_closes_the_answers():
+def test_a_client_that_is_gone_before_the_first_event_still_closes_the_answers() -> None:
     async def run() -> None:
         client, source = Client(), Source(b"one")
 
@@ -136,7 +144,7 @@ def test_a_client_that_left_before_the_first_frame_still_closes_the_answers():
     asyncio.run(run())
 
 
-def test_a_bug_in_the_source_ends_the_reply_and_closes_the_answers():
+def test_a_bug_in_the_source_ends_the_reply_and_closes_the_answers() -> None:
     async def run() -> None:
         client, source = Client(), Source(b"one", ZeroDivisionError())
         with pytest.raises(ZeroDivisionError):
@@ -147,7 +155,7 @@ def test_a_bug_in_the_source_ends_the_reply_and_closes_the_answers():
     asyncio.run(run())
 
 
-def test_a_cancelled_reply_closes_the_answers():
+def test_a_cancelled_reply_closes_the_answers() -> None:
     async def run() -> None:
         client, source = Client(), Source(asyncio.Event())
         reply = asyncio.ensure_future(stream(source)({}, client.receive, client.send))
