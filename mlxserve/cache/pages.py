@@ -455,7 +455,9 @@ class PagePool:
         self._check_index()
         if tables is not None:
             held = Counter(chain.from_iterable(tables))
-            assert max(held, default=0) < self.num_pages, "a table names a page that is gone"
+            assert max(held, default=0) < self.num_pages, (
+                "a page table names a page outside the pool"
+            )
             for page, ref_count in enumerate(self._ref_counts):
                 assert held[page] == ref_count, (
                     f"page {page} is in {held[page]} page tables, but counts {ref_count} holders"
