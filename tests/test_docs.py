@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -84,6 +85,28 @@ def test_every_file_and_link_in_the_text_exists(page: Path) -> None:
     assert [name for name in files if not (ROOT / name).exists()] == []
     links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def definitions(path: Path) -> set[str]:
+    """Classes, functions and methods of a file: `Class`, `function`, `Class.method`."""
+    found = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {
+                f"{node.name}.{part.name}"
+                for part in node.body
+                if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)
+            }
+    return found
+
+
+def test_the_walks_name_functions_that_are_in_their_files() -> None:
+    text = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    steps = re.findall(r"^\| `([\w/]+\.py)` \| `([\w.]+)` \|", text, re.MULTILINE)
+    assert len(steps) > 25
+    assert [step for step in steps if step[1] not in definitions(ROOT / step[0])] == []
 
 
 def test_the_terminal_page_has_the_table_of_commands() -> None:
