@@ -32,7 +32,7 @@ from mlxserve import (
 )
 from mlxserve.api.metrics import Metrics
 from mlxserve.cache.store import PageStore
-from mlxserve.engine.async_engine import OutputStream
+from mlxserve.engine.async_engine import AsyncEngine, OutputStream
 from mlxserve.request import Request
 
 OPTIONS: Any = {"temperature": 1.5, "max_tokens": 12, "ignore_eos": True}
@@ -188,7 +188,7 @@ def test_three_times_more_demand_than_pages_is_served_in_both_modes(
         outputs = tight.generate(CROWD, LONG, use_tqdm=False)
         tight.check()
         stats = tight.stats()
-        page = bytes(Metrics(tight._llm._chat).response().body).decode()
+        page = bytes(Metrics(tight).response().body).decode()
         left = list(swap.iterdir()) if mode == "swap" else []
     assert [output.token_ids for output in outputs] == answers
     assert stats.scheduler.num_preemptions > 0
@@ -226,7 +226,7 @@ def test_damaged_swap_files_change_no_answer(
     answers: list[tuple[int, ...]],
     damage: str,
 ) -> None:
-    read, header = PageStore._answer, PageStore._header
+    read, header = PageStore.answer_load, PageStore.page_header
 
     def damaged(store: PageStore, key: str, *args: Any) -> None:
         file = store.folder / f"{key}.pages"
@@ -250,8 +250,8 @@ def test_damaged_swap_files_change_no_answer(
             raise OSError(errno.ENOSPC, "No space left on device")
         return header(store, index, hash_, payload)
 
-    monkeypatch.setattr(PageStore, "_answer", damaged)
-    monkeypatch.setattr(PageStore, "_header", full)
+    monkeypatch.setattr(PageStore, "answer_load", damaged)
+    monkeypatch.setattr(PageStore, "page_header", full)
     folder, swap = str(model_folder("llama")), str(tmp_path / "swap")
     with LLM(folder, preemption_mode="swap", swap_dir=swap, **SMALL) as tight:
         outputs = tight.generate(CROWD, LONG, use_tqdm=False)
@@ -322,14 +322,14 @@ def test_the_page_a_prefix_ends_in_is_copied_or_computed_again_for_the_same_answ
 
 
 def test_a_request_runs_on_its_own_terms(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, seen = llm._llm._chat._engine, []
-    submit = engine.submit
+    seen = []
+    submit = AsyncEngine.submit
 
-    async def watched(requests: Sequence[Request]) -> OutputStream:
+    async def watched(engine: AsyncEngine, requests: Sequence[Request]) -> OutputStream:
         seen.extend((request.priority, request.client) for request in requests)
-        return await submit(requests)
+        return await submit(engine, requests)
 
-    monkeypatch.setattr(engine, "submit", watched)
+    monkeypatch.setattr(AsyncEngine, "submit", watched)
 
     def cached(**options: Any) -> int:
         (output,) = llm.generate([[9] * 100], GREEDY, use_tqdm=False, **options)

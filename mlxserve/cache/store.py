@@ -133,7 +133,7 @@ class PageStore:
 
     def load(self, key: str, first: int, hashes: Sequence[bytes]) -> None:
         """Start to read the pages with these hashes, from index `first` on; `poll` returns them."""
-        self._jobs.put(lambda: self._answer(key, first, hashes))
+        self._jobs.put(lambda: self.answer_load(key, first, hashes))
 
     def poll(self) -> list[LoadedPages]:
         """The runs read since the last call."""
@@ -194,7 +194,7 @@ class PageStore:
                 for index, (hash_, payload) in enumerate(
                     zip(hashes, payloads, strict=False), first
                 ):
-                    file.write(self._header(index, hash_, payload))
+                    file.write(self.page_header(index, hash_, payload))
                     file.write(payload)
         except OSError as error:
             self._delete(key)
@@ -206,7 +206,7 @@ class PageStore:
                 self._is_stalled = False
                 self._change.notify_all()
 
-    def _answer(self, key: str, first: int, hashes: Sequence[bytes]) -> None:
+    def answer_load(self, key: str, first: int, hashes: Sequence[bytes]) -> None:
         payloads: list[bytes] = []
         try:
             with self._change:
@@ -229,7 +229,7 @@ class PageStore:
         if len(record) < size:
             raise OSError(f"page {index} is cut off")
         payload = record[HEADER.size :]
-        if record[: HEADER.size] != self._header(index, hash_, payload):
+        if record[: HEADER.size] != self.page_header(index, hash_, payload):
             raise OSError(f"page {index} is damaged or foreign")
         return payload
 
@@ -246,7 +246,7 @@ class PageStore:
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.pages"
 
-    def _header(self, index: int, hash_: bytes, payload: bytes) -> bytes:
+    def page_header(self, index: int, hash_: bytes, payload: bytes) -> bytes:
         identity = HEADER.pack(_MAGIC, index, len(payload), hash_, self._model, b"")
         checksum = blake2b(identity, digest_size=_DIGEST_SIZE)
         checksum.update(payload)

@@ -24,7 +24,7 @@ MAX_OUTPUT = 32_000  # tokens; the most that agents ask for
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class AgentTarget:
     """The server and the model to use. `url` has no path."""
 
     url: str
@@ -49,7 +49,7 @@ class Agent(ABC):
     install_hint: str
 
     @abstractmethod
-    def session(self, target: Target) -> AgentSession:
+    def session(self, target: AgentTarget) -> AgentSession:
         """One run that uses the server."""
 
     @abstractmethod
@@ -57,7 +57,7 @@ class Agent(ABC):
         """The agent's configuration file."""
 
     @abstractmethod
-    def configured(self, text: str, target: Target) -> str:
+    def configured(self, text: str, target: AgentTarget) -> str:
         """The configuration `text` with the server added. Raises InvalidConfig."""
 
     def usage(self) -> str:
@@ -69,7 +69,7 @@ class Claude(Agent):
     name = "claude"
     install_hint = "npm install -g @anthropic-ai/claude-code"
 
-    def session(self, target: Target) -> AgentSession:
+    def session(self, target: AgentTarget) -> AgentSession:
         # If both were set, it would also send the key of the real service here.
         return AgentSession((self.name,), _claude_variables(target), without=("ANTHROPIC_API_KEY",))
 
@@ -78,7 +78,7 @@ class Claude(Agent):
             Path(os.environ.get("CLAUDE_CONFIG_DIR") or Path.home() / ".claude") / "settings.json"
         )
 
-    def configured(self, text: str, target: Target) -> str:
+    def configured(self, text: str, target: AgentTarget) -> str:
         settings = _object(text, self.file())
         settings["env"] = {**settings.get("env", {}), **_claude_variables(target)}
         return _json(settings)
@@ -88,7 +88,7 @@ class Codex(Agent):
     name = "codex"
     install_hint = "npm install -g @openai/codex"
 
-    def session(self, target: Target) -> AgentSession:
+    def session(self, target: AgentTarget) -> AgentSession:
         provider = ", ".join(f"{name} = {value}" for name, value in _codex_provider(target).items())
         overrides = {
             "model_provider": '"mlxserve"',
@@ -104,7 +104,7 @@ class Codex(Agent):
         home = Path(os.environ.get("CODEX_HOME") or Path.home() / ".codex")
         return home / "mlxserve.config.toml"
 
-    def configured(self, text: str, target: Target) -> str:  # noqa: ARG002  (the file is ours)
+    def configured(self, text: str, target: AgentTarget) -> str:  # noqa: ARG002  (the file is ours)
         lines = [
             f"model = {json.dumps(target.model)}",
             'model_provider = "mlxserve"',
@@ -123,7 +123,7 @@ class OpenCode(Agent):
     name = "opencode"
     install_hint = "npm install -g opencode-ai"
 
-    def session(self, target: Target) -> AgentSession:
+    def session(self, target: AgentTarget) -> AgentSession:
         environment = {"OPENCODE_CONFIG_CONTENT": json.dumps(_opencode(target))}
         if target.key:
             environment[KEY_VARIABLE] = target.key
@@ -133,7 +133,7 @@ class OpenCode(Agent):
         base = os.environ.get("XDG_CONFIG_HOME")
         return (Path(base) if base else Path.home() / ".config") / "opencode" / "opencode.json"
 
-    def configured(self, text: str, target: Target) -> str:
+    def configured(self, text: str, target: AgentTarget) -> str:
         settings = _object(text, self.file())
         ours = _opencode(target)
         providers = {**settings.get("provider", {}), **ours["provider"]}
@@ -143,7 +143,7 @@ class OpenCode(Agent):
 AGENTS: Mapping[str, Agent] = {agent.name: agent for agent in (Claude(), Codex(), OpenCode())}
 
 
-def _claude_variables(target: Target) -> dict[str, str]:
+def _claude_variables(target: AgentTarget) -> dict[str, str]:
     return {
         "ANTHROPIC_BASE_URL": target.url,
         "ANTHROPIC_AUTH_TOKEN": target.key or NO_KEY,
@@ -157,7 +157,7 @@ def _claude_variables(target: Target) -> dict[str, str]:
     }
 
 
-def _codex_provider(target: Target) -> dict[str, str]:
+def _codex_provider(target: AgentTarget) -> dict[str, str]:
     """The provider's settings as TOML values. Codex only speaks the Responses API."""
     provider = {
         "name": '"mlxserve"',
@@ -167,7 +167,7 @@ def _codex_provider(target: Target) -> dict[str, str]:
     return {**provider, "env_key": json.dumps(KEY_VARIABLE)} if target.key else provider
 
 
-def _opencode(target: Target) -> dict[str, Any]:
+def _opencode(target: AgentTarget) -> dict[str, Any]:
     limit = {"context": target.context, "output": min(MAX_OUTPUT, target.context)}
     return {
         "$schema": "https://opencode.ai/config.json",

@@ -20,7 +20,7 @@ from typing import Annotated
 
 import typer
 
-from mlxserve.cli.agents import AGENTS, Agent, AgentSession, Target
+from mlxserve.cli.agents import AGENTS, Agent, AgentSession, AgentTarget
 from mlxserve.cli.remote import Url, ask, url_of
 from mlxserve.errors import InvalidConfig, MlxServeError
 
@@ -66,7 +66,7 @@ def launch(
     _start(chosen, session, command)
 
 
-def _target(url: str | None, model: str | None) -> Target:
+def _target(url: str | None, model: str | None) -> AgentTarget:
     """The running server and the model to use. Raises ServerError if no server answers."""
     cards = ask(url, "GET", "/v1/models")["data"]
     names = [name for card in cards for name in (card["id"], *card.get("aliases", ()))]
@@ -78,7 +78,7 @@ def _target(url: str | None, model: str | None) -> Target:
             f"note: the context is {context} tokens; agents need {ENOUGH_CONTEXT} or more",
             file=sys.stderr,
         )
-    return Target(url_of(url), model or names[0], context, os.environ.get("MLXSERVE_API_KEY"))
+    return AgentTarget(url_of(url), model or names[0], context, os.environ.get("MLXSERVE_API_KEY"))
 
 
 def _start(agent: Agent, session: AgentSession, command: tuple[str, ...]) -> None:
@@ -103,7 +103,7 @@ def _script(session: AgentSession, command: tuple[str, ...]) -> str:
     return "\n".join([*lines, shlex.join(command)])
 
 
-def _install(agent: Agent, target: Target, *, dry_run: bool) -> None:
+def _install(agent: Agent, target: AgentTarget, *, dry_run: bool) -> None:
     file, backup = agent.file(), _backup(agent.file())
     old = _read(file)
     new = agent.configured(old, target)

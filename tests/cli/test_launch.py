@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from mlxserve.cli.agents import AGENTS, Target
+from mlxserve.cli.agents import AGENTS, AgentTarget
 from tests.cli.commands import Run
 from tests.cli.recording_server import RecordingServer
 
-TARGET = Target("http://127.0.0.1:8000", "org/model", 64_000)
-LOCKED = Target("http://127.0.0.1:8000", "org/model", 64_000, key="secret-key")
+TARGET = AgentTarget("http://127.0.0.1:8000", "org/model", 64_000)
+LOCKED = AgentTarget("http://127.0.0.1:8000", "org/model", 64_000, key="secret-key")
 CARD = {"id": "org/model", "aliases": ["default"], "max_model_len": 64_000}
 
 
@@ -63,7 +63,7 @@ def test_claude_gets_every_model_name_and_not_the_key_of_the_real_service(home: 
 
 @pytest.mark.parametrize("target", [TARGET, LOCKED])
 def test_codex_gets_the_same_settings_by_flags_and_by_its_profile(
-    home: Path, target: Target
+    home: Path, target: AgentTarget
 ) -> None:
     codex = AGENTS["codex"]
     session = codex.session(target)

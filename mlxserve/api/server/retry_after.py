@@ -11,7 +11,7 @@ from mlxserve.api.errors import ApiError
 from mlxserve.errors import QueueFull
 
 _LAST = 32  # recent ends only: the current rate, not the whole day's
-_LEAST, _MOST = 1.0, 60.0  # seconds a client is told to wait
+MIN_SECONDS, MAX_SECONDS = 1.0, 60.0  # seconds a client is told to wait
 
 
 class RetryAfter:
@@ -28,9 +28,9 @@ class RetryAfter:
     def seconds(self) -> float:
         """The mean time between recent ends, the time since the last one included."""
         if not self._ends:
-            return _LEAST
+            return MIN_SECONDS
         gap = (self._clock() - self._ends[0]) / len(self._ends)
-        return min(max(gap, _LEAST), _MOST)
+        return min(max(gap, MIN_SECONDS), MAX_SECONDS)
 
     def headers(self) -> dict[str, str]:
         seconds = self.seconds()

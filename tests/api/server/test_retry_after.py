@@ -37,7 +37,7 @@ def test_retry_after_is_the_mean_time_between_ends(
 def test_finished_answers_are_counted(
     client: TestClient, chat: FakeChat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry_after, "_LEAST", 0.0)
+    monkeypatch.setattr(retry_after, "MIN_SECONDS", 0.0)
     for _ in range(3):
         assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
     chat.submit_error = QueueFull("it is full")
