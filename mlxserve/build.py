@@ -15,8 +15,7 @@ from mlxserve.config import EngineConfig, PreemptionMode
 from mlxserve.engine.async_engine import AsyncEngine
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.pace import Pace
-from mlxserve.engine.trace import Spans
-from mlxserve.engine.transfers import Swapper
+from mlxserve.engine.trace import Trace
 from mlxserve.hub.files import ModelFiles, find_model
 from mlxserve.hub.generation_config import read_generation_config
 from mlxserve.model.attention import choose_attention
@@ -44,11 +43,11 @@ def build_chat(config: EngineConfig, files: ModelFiles | None = None) -> Chat:
     `files` are the model's, if they have been found already.
     """
     files = files or find_model(config.model, config.revision)
-    spans = Spans(config.trace) if config.trace else None
+    trace = Trace(config.trace) if config.trace else None
     vocab_sizes: list[int] = []  # found out on the engine's thread
 
     def build() -> Engine:
-        engine, vocab_size = build_engine(config, files, spans)
+        engine, vocab_size = build_engine(config, files, trace)
         vocab_sizes.append(vocab_size)
         return engine
 
@@ -60,7 +59,7 @@ def build_chat(config: EngineConfig, files: ModelFiles | None = None) -> Chat:
     tokenizer = Tokenizer(files.path, generation.eos_token_ids)
     return Chat(
         engine,
-        spans.timed(tokenizer, *_TOKENIZER_SPANS) if spans else tokenizer,
+        trace.timed(tokenizer, *_TOKENIZER_SPANS) if trace else tokenizer,
         model_name=files.name,
         vocab_size=vocab_size,
         default_params=generation.default_params,
@@ -70,7 +69,7 @@ def build_chat(config: EngineConfig, files: ModelFiles | None = None) -> Chat:
 
 
 def build_engine(
-    config: EngineConfig, files: ModelFiles, spans: Spans | None = None, pace: Pace | None = None
+    config: EngineConfig, files: ModelFiles, trace: Trace | None = None, pace: Pace | None = None
 ) -> tuple[Engine, int]:
     """(engine, vocabulary size), built on the thread that will run it.
 
@@ -103,18 +102,17 @@ def build_engine(
     runner = ModelRunner(loaded.model, loaded.selector, kv, config.seed, memory_limit=most)
     pace = pace or Pace(config.itl_target)
     store = _store(config, files)
-    swapper = Swapper(scheduler, runner, store) if store else None
-    if spans is None:
-        engine = Engine(scheduler, runner, pace, swapper=swapper)
+    if trace is None:
+        engine = Engine(scheduler, runner, pace, store=store)
     else:
         engine = Engine(
-            spans.timed(scheduler, _SCHEDULER_SPANS),
-            spans.timed(runner, _RUNNER_SPANS),
+            trace.timed(scheduler, _SCHEDULER_SPANS),
+            trace.timed(runner, _RUNNER_SPANS),
             pace,
-            swapper=swapper,
-            spans=spans,
+            store=store,
+            trace=trace,
         )
-        engine = spans.timed(engine, {"step": "step"})
+        engine = trace.timed(engine, {"step": "step"})
     return engine, loaded.vocab_size
 
 

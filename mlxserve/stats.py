@@ -5,8 +5,8 @@ out copies; a copy is never changed. `Stats` is one copy of every group.
 
     scheduler ─ SchedulerStats ─┐
     pool ────── PoolStats ──────┤
-    engine ──── StepStats ────┼─ Stats ── /metrics, the log line, `LLM.stats()`
-    swapper ─── SwapStats ──────┘
+    engine ──── StepStats ──────┼─ Stats ── /metrics, the log line, `LLM.stats()`
+    transfers ─ SwapStats ──────┘
 
 To add a number: add a field here and count it where it happens.
 """

@@ -2,9 +2,9 @@
 
     budget = (target - time of a step of decodes alone) / time of a prompt token
 
-Both are averages of steps that were measured, kept per size, because a decode step grows with the
+Both are averages of measured steps, kept per size, because a decode step grows with the number of
 requests in it and a prompt token's cost with the context before it. Time is passed in: no clock.
-Averaged is the time of a token and not the tokens of a second: a mixed step that happens to take
+The average is of the time of a token, not of tokens per second: a mixed step that happens to take
 hardly longer than its decodes would count as an endless rate, and one such step in four made the
 next one 20 times too long.
 The idea of a budget that follows measured steps is P-PAS's and Sarathi-Serve's (arXiv 2403.02310).
@@ -17,21 +17,22 @@ from collections.abc import Sequence
 from mlxserve.request import Chunk
 
 _WEIGHT = 0.3  # of the newest measurement in the running average
-_LEAST_PIECE = 16  # tokens of an embedded text; fewer would take as long
-_LEAST_SHARE = 0.1  # of a mixed step's time, that its prompt tokens are taken to need
+_LEAST_SHARE = 0.1  # of a mixed step's time, counted as that of its prompt tokens
+_MIN_PIECE = 16  # tokens of an embedded text; fewer would take as long
+_MAX_PIECE = 256  # a request that arrives meanwhile waits for the piece
 
 
 class Pace:
-    """Learns from steps, says how many prompt tokens the next one may take."""
+    """Learns from steps how many prompt tokens the next one may take."""
 
     def __init__(self, target: float | None) -> None:
-        """`target`: seconds between two tokens of a running answer; None asks for nothing."""
+        """`target`: seconds between two tokens of a running answer; None for no limit."""
         self.target = target
         self._decode_seconds: dict[int, float] = {}  # by the magnitude of the number of decodes
         self._token_seconds: dict[int, float] = {}  # of prompts, by the magnitude of the context
 
     def observe(self, chunks: Sequence[Chunk], seconds: float) -> None:
-        """Learn from a step that took so long on the device."""
+        """Learn from a step that took `seconds` on the device."""
         prefills = [c for c in chunks if c.start < c.request.prefill_end]
         num_decodes = len(chunks) - len(prefills)
         if not prefills:
@@ -44,7 +45,7 @@ class Pace:
         _average(self._token_seconds, context.bit_length(), own_seconds / num_tokens)
 
     def budget(self, num_decodes: int, context: int) -> int | None:
-        """Prompt tokens that fit into the next step; None while there is no reason to limit them.
+        """Prompt tokens that fit into the next step; None for no limit.
 
         `num_decodes`: requests that decode in it; `context`: the longest prompt's position.
         """
@@ -59,30 +60,58 @@ class Pace:
         return _nearest(self._decode_seconds, num_decodes.bit_length())
 
 
-class PiecePace:
-    """How much of a text to embed between two steps: what half of the target is enough for.
+class EmbeddingPace:
+    """How much of a text to embed between two steps: what takes half of the target.
 
-    A piece is measured with the step that it waits for, so that pieces are rather too small.
+    A piece is measured together with the step that it waits for, so pieces tend to be too small.
     """
 
-    def __init__(self, target: float | None, most: int) -> None:
-        """`target` as in `Pace`; `most` tokens at a time."""
+    def __init__(self, target: float | None, max_piece: int = _MAX_PIECE) -> None:
+        """`target` as in `Pace`; at most `max_piece` tokens at a time."""
         self._target = target
-        self._most = most
+        self._max_piece = max_piece
         self._token_seconds: float | None = None
 
     def size(self, *, is_busy: bool) -> int:
-        """Tokens of the next piece, when answers wait for it or when none do."""
+        """Tokens of the next piece; `is_busy`: answers wait for it."""
         if self._target is None or not is_busy:
-            return self._most
+            return self._max_piece
         if self._token_seconds is None:
-            return min(_LEAST_PIECE, self._most)
-        return max(_LEAST_PIECE, min(self._most, int(self._target / 2 / self._token_seconds)))
+            return min(_MIN_PIECE, self._max_piece)
+        return max(_MIN_PIECE, min(self._max_piece, int(self._target / 2 / self._token_seconds)))
 
     def observe(self, num_tokens: int, seconds: float) -> None:
+        """Learn from a piece of this size."""
         newest = seconds / num_tokens
         old = newest if self._token_seconds is None else self._token_seconds
         self._token_seconds = old + _WEIGHT * (newest - old)
+
+
+class StepTimer:
+    """Measures how long the device takes for each step, from when it could begin until it is read.
+
+    launched n ──── launched n+1 ──── read n ─────────── read n+1
+    └──────────── n ────────────────┘ └────── n+1 ──────┘
+    """
+
+    def __init__(self) -> None:
+        self._launched = 0.0  # the unread step
+        self._last_read = 0.0
+        self._is_disturbed = False
+
+    def launched(self, now: float) -> None:
+        self._launched = now
+
+    def disturb(self) -> None:
+        """The device did something else as well: the next step read is not to be measured."""
+        self._is_disturbed = True
+
+    def read(self, now: float) -> float | None:
+        """Seconds of the step that was read; None if they were not only the step's."""
+        seconds = None if self._is_disturbed else now - max(self._launched, self._last_read)
+        self._is_disturbed = False
+        self._last_read = now
+        return seconds
 
 
 def _average(averages: dict[int, float], key: int, value: float) -> None:

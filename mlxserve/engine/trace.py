@@ -1,7 +1,7 @@
-"""Spans: what each part of the server did when, as a file for chrome://tracing or Perfetto.
+"""Trace: what each part of the server did when, as a file for chrome://tracing or Perfetto.
 
-`timed` puts an object between a caller and another one that notes how long named methods took.
-Nothing of this runs, and no call is slower, unless a trace was asked for.
+`timed` wraps an object in one that records how long named methods took. None of this runs, and no
+call is slower, unless a trace was asked for.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from mlxserve.errors import InvalidConfig
 T = TypeVar("T")
 
 
-class Spans:
+class Trace:
     """Appends complete events of the Trace Event Format to a file. Any thread may add one.
 
-    A file that was closed is JSON. The closing bracket is optional in that format, so that the file
-    of a killed server is read, too.
+    A closed file is JSON. The closing bracket is optional in that format, so the file of a killed
+    server can be read as well.
     """
 
     def __init__(self, path: str, clock: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -71,7 +71,7 @@ class Spans:
         return measured
 
     def close(self) -> None:
-        """Write what is left. Idempotent; spans added later are lost."""
+        """Write what is left. Idempotent; later spans are dropped."""
         with self._lock:
             if not self._file.closed:
                 name = {"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "mlxserve"}}
@@ -109,20 +109,20 @@ class Spans:
 
 
 class _Timed:
-    """Stands for another object."""
+    """Passes on everything to another object, and times some methods."""
 
     def __init__(
         self,
         target: object,
         methods: Mapping[str, str],
         made: Mapping[str, Mapping[str, str]],
-        spans: Spans,
+        trace: Trace,
     ) -> None:
         self._target = target
         for method, span in methods.items():
-            setattr(self, method, spans.call(span, getattr(target, method)))
-        for method, theirs in made.items():
-            setattr(self, method, spans.returning(getattr(target, method), theirs))
+            setattr(self, method, trace.call(span, getattr(target, method)))
+        for method, spans in made.items():
+            setattr(self, method, trace.returning(getattr(target, method), spans))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)

@@ -1,7 +1,11 @@
-"""Swapper: moves pages between the pool and the disk, as the scheduler plans.
+"""Transfers: moves what pages hold, as the scheduler plans it: within the pool, to disk and back.
 
-Called by the engine between two steps, on its thread. The scheduler says what, the runner has the
-arrays, the store the files.
+    before_plan     pages that were read from disk, copies made by the last update
+    before_launch   copies, saves and loads that the plan asks for
+    after_read      runs on disk that are not needed any more
+
+Called by the engine between two steps, on its thread. The scheduler says what to move, the runner
+has the arrays, the store the files.
 """
 
 from __future__ import annotations
@@ -19,18 +23,18 @@ from mlxserve.scheduler.swap import LOAD_PAGES, Load, Save
 
 log = logging.getLogger("mlxserve.swap")
 
-_WAIT_SECONDS = 0.05  # for the disk when nothing can be computed, before the next calls are run
+_WAIT_SECONDS = 0.05  # for the disk when nothing can be computed; then calls are taken again
 PATIENCE_SECONDS = 10.0  # then pages that the disk has not returned are computed again
 
 
-class Swapper:
-    """Knows which pages are being read, and for which requests."""
+class Transfers:
+    """Without a `store` nothing is swapped, and the scheduler must not plan that."""
 
     def __init__(
         self,
         scheduler: Scheduler,
         runner: ModelRunner,
-        store: PageStore,
+        store: PageStore | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
@@ -44,17 +48,68 @@ class Swapper:
     @property
     def num_bytes(self) -> int:
         """On disk."""
-        return self._store.num_bytes
+        return self._store.num_bytes if self._store is not None else 0
 
     @property
     def is_reading(self) -> bool:
         """Whether a request waits for pages that are being read."""
         return any(self._scheduler.accepts(load) for load, _ in self._loads)
 
-    def restore(self) -> None:
-        """Write what was read to the pages that wait for it. Every step must have been collected."""
-        is_alive = self._store.is_alive  # asked first: the last answers come before the end
-        for loaded in self._store.poll():
+    def before_plan(self) -> None:
+        """While pages are being read from disk, every step must have been collected."""
+        if self._store is not None:
+            self._finish_loads(self._store)
+        self._copy()
+
+    def before_launch(self) -> None:
+        """After this, the planned step may write to the pages that were copied or saved."""
+        self._copy()
+        self.hand_over()
+
+    def after_read(self, *, is_idle: bool) -> None:
+        """`is_idle`: nothing was launched and nothing read, so wait a moment for the disk."""
+        self.hand_over()
+        if is_idle and self.is_reading:
+            assert self._store is not None
+            self._store.wait(_WAIT_SECONDS)
+
+    def hand_over(self) -> None:
+        """Give the store what the scheduler planned since the last call."""
+        plan = self._scheduler.pop_swap_plan()
+        if self._store is None:
+            assert not plan, "there is nowhere to swap to"
+            return
+        for key in plan.drops:
+            self._store.drop(key)
+        for save in plan.saves:
+            self._save(self._store, save)
+        for load in plan.loads:
+            self._loads.append((load, self._clock()))
+            self._store.load(load.run.key, load.run.first, load.run.hashes)
+
+    def close(self) -> None:
+        """Remove what is on disk."""
+        if self._store is not None:
+            self._store.close()
+
+    def _copy(self) -> None:
+        if copies := self._scheduler.pop_copies():
+            self._runner.copy_pages([c.source for c in copies], [c.target for c in copies])
+
+    def _save(self, store: PageStore, save: Save) -> None:
+        """A few pages at a time, as they pass through memory."""
+        for begin in range(0, len(save.pages), LOAD_PAGES):
+            part = slice(begin, begin + LOAD_PAGES)
+            payloads = self._runner.read_pages(save.pages[part])
+            if not store.save(
+                save.run.key, save.run.first + begin, save.run.hashes[part], payloads
+            ):
+                return
+
+    def _finish_loads(self, store: PageStore) -> None:
+        """Write what has been read to the pages that wait for it."""
+        is_alive = store.is_alive  # asked first: the last answers come before the end
+        for loaded in store.poll():
             load, _ = self._loads.popleft()
             assert (loaded.key, loaded.first) == (load.run.key, load.run.first), "out of order"
             if not self._scheduler.accepts(load):
@@ -73,30 +128,3 @@ class Swapper:
         for load in filter(self._scheduler.accepts, late):
             log.warning("Swapped pages do not come back from the disk and are computed again")
             self._scheduler.finish_load(load, 0)
-
-    def transfer(self) -> None:
-        """Hand over what has to leave the pool, or to come back, before the next launch."""
-        plan = self._scheduler.pop_swap_plan()
-        for key in plan.drops:
-            self._store.drop(key)
-        for save in plan.saves:
-            self._save(save)
-        for load in plan.loads:
-            self._loads.append((load, self._clock()))
-            self._store.load(load.run.key, load.run.first, load.run.hashes)
-
-    def _save(self, save: Save) -> None:
-        """In batches, because the pages pass through memory."""
-        for begin in range(0, len(save.pages), LOAD_PAGES):
-            part = slice(begin, begin + LOAD_PAGES)
-            payloads = self._runner.read_pages(save.pages[part])
-            first = save.run.first + begin
-            if not self._store.save(save.run.key, first, save.run.hashes[part], payloads):
-                return
-
-    def wait(self) -> None:
-        """Wait for a moment, until something has been read."""
-        self._store.wait(_WAIT_SECONDS)
-
-    def close(self) -> None:
-        self._store.close()

@@ -275,16 +275,25 @@ def test_memory_that_is_not_there_leaves_the_cache_as_it_is() -> None:
     assert engine.max_model_len == 8 * PAGE
 
 
-def test_what_is_to_be_kept_for_a_while_is_let_go_by_the_clock() -> None:
+def test_pages_are_kept_for_a_time_and_then_evicted_like_others() -> None:
     engine, runner = build(num_pages=8)
     first = request("a", 48, 1)
+
+    def hits_after_others() -> int:
+        for name in ("b", "c", "d"):
+            engine.add(request(f"{name} at {runner.now}", 48, 1))
+            drain(engine)
+        before = engine.stats().scheduler.prefix_hits
+        engine.add(replace(first, id=f"a at {runner.now}"))
+        drain(engine)
+        return engine.stats().scheduler.prefix_hits - before
+
     engine.add(first)
     drain(engine)
     engine.keep_pages(first, 100.0)
-    assert engine._scheduler.pool._kept_until
+    assert hits_after_others() == 47, "all but the last token"
     runner.now += 101
-    engine.step()
-    assert not engine._scheduler.pool._kept_until
+    assert hits_after_others() == 0
 
 
 def test_a_snapshot_tells_every_request_and_every_page() -> None:

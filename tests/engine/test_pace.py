@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlxserve.engine.pace import Pace, PiecePace
+from mlxserve.engine.pace import EmbeddingPace, Pace, StepTimer
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
 from mlxserve.sampling_params import SamplingParams
 
@@ -99,7 +99,7 @@ def test_a_mixed_step_as_quick_as_its_decodes_does_not_make_the_rate_endless() -
 
 
 def test_a_piece_of_a_text_takes_half_of_the_target_at_most() -> None:
-    pace = PiecePace(target=0.1, most=512)
+    pace = EmbeddingPace(target=0.1, max_piece=512)
     assert pace.size(is_busy=True) == 16  # nothing was measured
     pace.observe(16, 0.016)
     assert pace.size(is_busy=True) == 50
@@ -110,4 +110,25 @@ def test_a_piece_of_a_text_takes_half_of_the_target_at_most() -> None:
         pace.observe(16, 1e-6)
     assert pace.size(is_busy=True) == 512
     assert pace.size(is_busy=False) == 512
-    assert PiecePace(target=None, most=512).size(is_busy=True) == 512
+    assert EmbeddingPace(target=None, max_piece=512).size(is_busy=True) == 512
+
+
+def test_a_step_is_measured_from_its_launch_or_from_the_read_of_the_one_before() -> None:
+    timer = StepTimer()
+    timer.launched(1.0)
+    assert timer.read(1.5) == 0.5
+    timer.launched(2.0)  # while nothing is unread
+    assert timer.read(2.25) == 0.25
+    timer.launched(3.0)
+    timer.launched(3.5)  # before the one launched at 3.0 is read
+    assert timer.read(4.0) == 0.5
+    assert timer.read(4.75) == 0.75
+
+
+def test_a_step_beside_which_a_text_was_embedded_is_not_measured() -> None:
+    timer = StepTimer()
+    timer.launched(1.0)
+    timer.disturb()
+    assert timer.read(2.0) is None
+    timer.launched(2.0)
+    assert timer.read(2.5) == 0.5

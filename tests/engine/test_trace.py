@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlxserve.engine.trace import Spans
+from mlxserve.engine.trace import Trace
 from mlxserve.errors import InvalidConfig
 
 
@@ -40,8 +40,8 @@ def time() -> list[int]:
 
 
 @pytest.fixture
-def spans(tmp_path: Path, time: list[int]) -> Spans:
-    return Spans(str(tmp_path / "trace.json"), lambda: time[0])
+def trace(tmp_path: Path, time: list[int]) -> Trace:
+    return Trace(str(tmp_path / "trace.json"), lambda: time[0])
 
 
 def events(tmp_path: Path) -> list[dict[str, Any]]:
@@ -52,39 +52,39 @@ def events(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 def test_calls_of_the_named_methods_become_spans(
-    spans: Spans, time: list[int], tmp_path: Path
+    trace: Trace, time: list[int], tmp_path: Path
 ) -> None:
     worker = Worker(time)
-    timed = spans.timed(worker, {"work": "hard work"})
+    timed = trace.timed(worker, {"work": "hard work"})
     assert timed.work(2_000) == -2_000
     timed.rest()
     with pytest.raises(ValueError, match="no"):
         timed.work(500, fails=True)
     assert timed.done == worker.done == 2
-    spans.close()
+    trace.close()
     name, first, second = events(tmp_path)
     assert name["args"] == {"name": threading.current_thread().name}
     assert (first["name"], first["ph"], first["ts"], first["dur"]) == ("hard work", "X", 5.0, 2.0)
     assert (second["ts"], second["dur"]) == (7.001, 0.5)
 
 
-def test_what_a_method_makes_can_be_timed(spans: Spans, time: list[int], tmp_path: Path) -> None:
-    timed = spans.timed(Worker(time), {}, {"hire": {"work": "another's work"}})
+def test_what_a_method_makes_can_be_timed(trace: Trace, time: list[int], tmp_path: Path) -> None:
+    timed = trace.timed(Worker(time), {}, {"hire": {"work": "another's work"}})
     timed.hire().work(3_000)
     timed.work(9_000)
-    spans.close()
+    trace.close()
     assert [event["name"] for event in events(tmp_path)] == ["thread_name", "another's work"]
 
 
 def test_each_thread_has_its_row_and_its_name(
-    spans: Spans, time: list[int], tmp_path: Path
+    trace: Trace, time: list[int], tmp_path: Path
 ) -> None:
-    timed = spans.timed(Worker(time), {"work": "work"})
+    timed = trace.timed(Worker(time), {"work": "work"})
     thread = threading.Thread(target=timed.work, args=(1,), name="other")
     thread.start()
     thread.join()
     timed.work(1)
-    spans.close()
+    trace.close()
     found = events(tmp_path)
     assert [event["ph"] for event in found] == ["M", "X", "M", "X"]
     assert found[0]["args"]["name"] == "other"
@@ -92,15 +92,15 @@ def test_each_thread_has_its_row_and_its_name(
 
 
 def test_what_comes_after_the_end_is_lost_and_does_no_harm(
-    spans: Spans, time: list[int], tmp_path: Path
+    trace: Trace, time: list[int], tmp_path: Path
 ) -> None:
-    timed = spans.timed(Worker(time), {"work": "work"})
-    spans.close()
-    spans.close()
+    timed = trace.timed(Worker(time), {"work": "work"})
+    trace.close()
+    trace.close()
     assert timed.work(1) == -1
     assert events(tmp_path) == []
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match=r"missing/trace\.json cannot be written: No such file"):
-        Spans(str(tmp_path / "missing" / "trace.json"))
+        Trace(str(tmp_path / "missing" / "trace.json"))

@@ -1,4 +1,4 @@
-"""Swapper: every page goes to the request that waits for it, or nowhere."""
+"""Transfers: every page goes to the request that waits for it, or nowhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mlxserve.cache.pages import PagePool
 from mlxserve.cache.store import PageStore
 from mlxserve.config import PreemptionMode, SchedulerConfig
 from mlxserve.engine import transfers
-from mlxserve.engine.transfers import Swapper
+from mlxserve.engine.transfers import Transfers
 from mlxserve.request import Chunk, LiveRequest, Request, RequestState, Sampled
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.scheduler import Scheduler
@@ -54,7 +54,7 @@ class World:
         self.scheduler = Scheduler(config, PagePool(num_pages, PAGE))
         self.memory = Memory()
         self.store = store
-        self.swapper = Swapper(self.scheduler, self.memory, store)  # type: ignore[arg-type]
+        self.transfers = Transfers(self.scheduler, self.memory, store)  # type: ignore[arg-type]
         self.requests: list[LiveRequest] = []
 
     def add(self, name: str, length: int, max_tokens: int) -> LiveRequest:
@@ -64,16 +64,14 @@ class World:
         return request
 
     def step(self) -> None:
-        self.swapper.restore()
+        self.transfers.before_plan()
         self.check()
         chunks = self.scheduler.schedule()
-        self.swapper.transfer()
+        self.transfers.before_launch()
         self.memory.compute(chunks)
         self.scheduler.update(chunks, [Sampled(7) if c.samples else None for c in chunks])
-        self.swapper.transfer()
         self.check()
-        if not chunks:
-            self.swapper.wait()
+        self.transfers.after_read(is_idle=not chunks)
 
     def check(self) -> None:
         """Pages that count as computed hold what their request would have computed."""
@@ -118,19 +116,19 @@ def test_a_run_that_is_loaded_twice_is_answered_twice(
     victim, other = (first, second) if first.num_preemptions else (second, first)
     world.scheduler.abort(other.id)
     world.scheduler.schedule()
-    world.swapper.transfer()
+    world.transfers.hand_over()
     assert victim.loading is not None
     assert world.scheduler.reset_prefix_cache(force=True)  # takes the pages it waits for
     assert victim.loading is None
     world.scheduler.schedule()
-    world.swapper.transfer()
+    world.transfers.hand_over()
     first_run, second_run = asked
     assert first_run == second_run
     for _ in range(1000):
         if not world.scheduler.has_work:
             break
         world.step()
-    assert not world.swapper.is_reading
+    assert not world.transfers.is_reading
     assert len(victim.token_ids) == 160
 
 
@@ -156,7 +154,7 @@ def test_requests_do_not_wait_for_a_disk_that_stalls(
     world = World(store, num_pages=12)
     serve(world)
     assert world.scheduler.stats().restored_tokens == 0
-    assert not world.swapper.is_reading
+    assert not world.transfers.is_reading
     assert "do not come back from the disk and are computed again" in caplog.text
     assert pipe.read_bytes()
 
@@ -169,7 +167,7 @@ def test_requests_do_not_wait_for_pages_that_are_never_read(
     world = World(store, num_pages=12)
     serve(world)
     assert world.scheduler.stats().restored_tokens == 0
-    assert not world.swapper.is_reading
+    assert not world.transfers.is_reading
     assert "do not come back from the disk and are computed again" in caplog.text
 
 
@@ -190,7 +188,7 @@ def test_requests_outlive_the_stores_thread(
     world = World(store, num_pages=12)
     serve(world)
     assert not store.is_alive
-    assert not world.swapper.is_reading
+    assert not world.transfers.is_reading
     store.close()
     assert not store.folder.exists()
     assert len([r for r in caplog.records if "Swapping has failed" in r.message]) == 1
