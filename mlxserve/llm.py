@@ -147,20 +147,20 @@ class AsyncLLM:
         return self._chat.stats()
 
     async def reset_prefix_cache(self, *, force: bool = False) -> bool:
-        """Forget every cached page but those of named prefixes.
+        """Forget every cached page except those of named prefixes.
 
-        False, and nothing happened, while requests hold pages. `force` takes theirs away first:
-        they compute them again, and their answers stay the same.
+        Returns False and changes nothing while requests hold pages, unless `force`: running requests
+        then release theirs and recompute them; their answers stay the same.
         """
         return await self._chat.reset_prefix_cache(force=force)
 
     async def resize_cache(self, num_pages: int) -> Resized:
-        """Give the cache so many pages, and memory back to the machine or take it from there.
+        """Resize the cache to `num_pages`; memory is returned to the machine, or taken from it.
 
-        Answers under way stay the same; where pages are too few for all of them some are computed
-        again later. Raises InvalidParameter, OutOfMemory, PrefixQuotaExceeded where named prefixes
-        have too many pages for so few, QueueFull where a request has grown too long for them, and
-        EngineStopped; nothing happened then.
+        Running answers stay the same; where pages are too few for all of them, some are preempted and
+        recomputed later. Raises, and changes nothing: InvalidParameter, OutOfMemory,
+        PrefixQuotaExceeded if named prefixes have too many pages, QueueFull if a request has grown
+        too long, EngineStopped.
         """
         return await self._chat.resize_cache(num_pages)
 
@@ -221,7 +221,7 @@ class LLM:
             target=self._loop.run_forever, name="mlxserve-llm", daemon=True
         )
         self._thread.start()
-        # Also when nobody calls close: at the end of the last reference, or of the process.
+        # Also without close(): when the last reference or the process ends.
         self._close = weakref.finalize(self, _shut_down, self._llm, self._loop, self._thread)
 
     @property

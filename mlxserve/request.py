@@ -47,7 +47,7 @@ class RequestState(Enum):
 class CacheMiss(StrEnum):
     """Why no more of a prompt was found in the cache."""
 
-    NEW_TEXT = "new_text"  # from some token on, nobody computed it before
+    NEW_TEXT = "new_text"  # from some token on, it was never computed before
     EVICTED = "evicted"  # it was there, but its pages were needed
     OTHER_SALT = "other_salt"  # this client computed it under another cache_salt
     BELOW_ONE_PAGE = "below_one_page"  # what is left does not fill a page, or is the last token

@@ -190,7 +190,7 @@ class AsyncEngine:
 
         def resize(engine: Engine) -> Resized:
             resized = engine.resize_cache(num_pages)
-            # Here, as whoever asked may be gone by the time of the answer.
+            # Here: the caller may be gone by the time of the answer.
             self.max_model_len, self._stats = engine.max_model_len, engine.stats()
             log.info(
                 "The KV cache has %d pages now, and the context %d tokens: %d pages moved, "

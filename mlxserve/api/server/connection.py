@@ -119,7 +119,7 @@ class Connection(H11Protocol):
     # Ours.
 
     def make_room(self) -> None:
-        """Nothing is asked for here, and somebody else needs the place."""
+        """Close an idle connection to make room for a new one."""
         message, headers = "Too many connections are open.", self.retry_after.headers()
         self._refuse(ApiError(503, message, code="overloaded", headers=headers))
 
