@@ -1,0 +1,78 @@
+"""Names: a class name has one meaning in the tree, and tests use what is public."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+# Names of other packages that have no public equivalent, and the methods of named tuples.
+FOREIGN = {
+    "_replace",
+    "_http_vsn_str",  # http.client: sends a request line of another HTTP version
+    "_maybe_draw_constant",  # hypothesis: turned off where constants of the source are no examples
+    "_compositor",  # textual: what is on the screen, cell by cell
+}
+PRODUCT = ("metal_kernels", "mlxserve", "tui")
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def test_no_class_name_is_used_twice() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for folder in PRODUCT:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in tree_of(path).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places[node.name].append(path.relative_to(ROOT).as_posix())
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def _is_private(name: object) -> bool:
+    return (
+        isinstance(name, str)
+        and name not in FOREIGN
+        and name.startswith("_")
+        and not name.endswith("__")
+    )
+
+
+def _private_names(path: Path) -> list[str]:
+    """What a test file takes from product code by a private name: imports, attributes, patches."""
+    tree = tree_of(path)
+    own = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in ("self", "cls")
+    }
+    own |= {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    found = []
+    for node in ast.walk(tree):
+        names: list[object] = []
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in PRODUCT:
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Attribute) and node.attr not in own:
+            names = [node.attr]
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in (
+            "setattr",
+            "delattr",
+        ):
+            target, *rest = [a.value for a in node.args if isinstance(a, ast.Constant)] or [None]
+            names = [str(target).rpartition(".")[2], *rest[:1]]
+        found += [f"{node.lineno}: {name}" for name in names if _is_private(name)]
+    return found
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_tests_reach_no_private_name(path: Path) -> None:
+    assert _private_names(path) == []
