@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from mlxserve.sampling_params import SamplingParams, check_whole
 
-MIN_PAGES, MAX_PAGES = 2, 1 << 24  # of the cache, whatever the memory
+MIN_PAGES, MAX_PAGES = 2, 1 << 24  # of the cache, with any amount of memory
 
 
 def check_num_pages(num_pages: object) -> None:
@@ -28,7 +28,7 @@ class FinishReason(StrEnum):
     STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
     LENGTH = "length"  # max_tokens, or the end of the context
     TOOL_CALLS = "tool_calls"  # the model ended its turn, having called a tool
-    ABORT = "abort"  # the caller went away
+    ABORT = "abort"  # the client went away
 
 
 class Pooling(StrEnum):
@@ -48,9 +48,9 @@ class CacheMiss(StrEnum):
     """Why no more of a prompt was found in the cache."""
 
     NEW_TEXT = "new_text"  # from some token on, it was never computed before
-    EVICTED = "evicted"  # it was there, but its pages were needed
+    EVICTED = "evicted"  # it was cached, but its pages were needed
     OTHER_SALT = "other_salt"  # this client computed it under another cache_salt
-    BELOW_ONE_PAGE = "below_one_page"  # what is left does not fill a page, or is the last token
+    BELOW_ONE_PAGE = "below_one_page"  # the rest does not fill a page, or is the last token
     OFF = "off"  # prefix caching is off
 
 
@@ -59,19 +59,19 @@ class CacheReport:
     """What the cache did for a prompt."""
 
     num_pages: int  # reused
-    num_tokens: int  # in these pages, and in the beginning of one that was copied
-    differs_at: int  # position of the first token that was not known
+    num_tokens: int  # in these pages, and in the copied part of one more
+    differs_at: int  # position of the first token that was not cached
     reason: CacheMiss
 
 
 class Guide(Protocol):
-    """Says which tokens may come next in one answer."""
+    """Decides which tokens may come next in one answer."""
 
     num_read: int
     error: str | None  # why the answer could not be guided to its end
 
     def read(self, token_ids: Sequence[int], /) -> None:
-        """Tokens that were chosen, in order."""
+        """Feed it tokens that were chosen, in order."""
 
     @property
     def must_wait(self) -> bool:
@@ -81,12 +81,12 @@ class Guide(Protocol):
         """A bit for each token that may come next, in little-endian words of 32; None for all."""
 
 
-# Ids of pages. An array and no tuple, as it is copied whenever it grows: with 100,000 tokens of
-# context a tuple's copy counts references to 3,000 numbers all over memory, and is scanned for
-# garbage, which together was half of the scheduler's time.
+# Page ids. An array, not a tuple, because it is copied whenever it grows: with 100,000 tokens of
+# context, copying a tuple counts references to 3,000 numbers all over memory, and the garbage
+# collector scans it, which together took half of the scheduler's time.
 PageTable: TypeAlias = "array[int]"
-# A list of 100,000 tokens takes 8 to 36 bytes for each, and the garbage collector looks at them all:
-# with 256 such contexts it stopped everything for 0.3 s.
+# A list of 100,000 tokens takes 8 to 36 bytes for each, and the garbage collector scans it: with
+# 256 such contexts it stopped everything for 0.3 s.
 TokenIds: TypeAlias = "array[int]"
 
 
@@ -111,7 +111,7 @@ class Resized:
 
 @dataclass(frozen=True, slots=True)
 class PageRun:
-    """Consecutive pages of one request that are kept outside of the pool."""
+    """Consecutive pages of one request that are stored outside of the pool."""
 
     key: str
     first: int  # index in the request's page table
@@ -189,7 +189,7 @@ class LiveRequest:
         self.num_prompt = self.asked.num_prompt
         self.token_ids = as_token_ids(self.asked.token_ids)
         self.page_hashes = list(self.asked.page_hashes)
-        # What the caller named ends it even where the model's own end does not.
+        # Tokens that the caller named end it even where the model's own end does not.
         params = self.asked.params
         own = frozenset() if params.ignore_eos else self.asked.stop_ids
         self.ends_on = own | frozenset(params.stop_token_ids)
@@ -218,11 +218,11 @@ class LiveRequest:
 class Chunk(NamedTuple):
     """One request's tokens in one step: positions start .. start + length.
 
-    `page_table` is the table as it was when the step was planned. Later it may have grown, and
-    hold other pages with the same content.
-    `samples` is true when the chunk ends at the last known token, so that the step yields a
-    new one. `is_lazy`: the chunk's one token is still being sampled by the step before. A table
-    that did not grow is the same object as in the step before.
+    `page_table` is the request's table when the step was planned. The request's own may grow later,
+    and hold other pages with the same content. A table that did not grow is the same object as in
+    the step before.
+    `samples`: the chunk ends at the last known token, so that the step yields a new one.
+    `is_lazy`: the chunk's one token is still being sampled by the step before.
     """
 
     request: LiveRequest
@@ -232,7 +232,7 @@ class Chunk(NamedTuple):
     samples: bool
     is_lazy: bool = False
 
-    # Its identity, as that of its table would cost time by the length of the context.
+    # By identity: comparing tables would take time in proportion to the context.
     def __hash__(self) -> int:
         return id(self)
 
@@ -246,7 +246,7 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The log-probability of one token, and of the best alternatives at its place."""
+    """The log-probability of one token, and of the best alternatives to it."""
 
     token_id: int
     logprob: float  # natural logarithm
@@ -255,7 +255,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What one chunk that samples yields when its step is read."""
+    """What a chunk that samples yields when its step is read."""
 
     token_id: int
     logprob: TokenLogprob | None = None
@@ -265,7 +265,7 @@ class Output(NamedTuple):
     """What one request got from one step."""
 
     request_id: str
-    token_ids: tuple[int, ...]  # new in this step; empty for a bare end
+    token_ids: tuple[int, ...]  # new in this step; empty for an abort
     finish_reason: FinishReason | None = None
     num_prompt: int = 0
     num_cached: int = 0

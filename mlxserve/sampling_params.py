@@ -39,7 +39,7 @@ class SamplingParams:
     max_tokens: at most this many new tokens; None: until the model stops or the context is full
     temperature: 0 is greedy
     top_p, top_k, min_p: nucleus, the k best, a floor relative to the best (1, 0 and 0 are off)
-    seed: the same seed gives the same tokens whatever else is in the batch; None draws one
+    seed: the same seed gives the same tokens in any batch; None draws one
     stop: strings that end the answer and are not part of it
     stop_token_ids: tokens that end it
     ignore_eos: keep going past the model's own end (benchmarks)

@@ -5,9 +5,9 @@
 
 Step n+1 is planned and built before step n is read; the token that a decode of n+1 starts from is
 taken from n's pending array. Where the pool's writes are in place, n+1 starts when it is launched,
-before n is read, so that Python's time hides behind the device's. Elsewhere whoever waits for the
-outputs of n gets them first: on a CPU mlx works while it is being handed work, and `start` takes
-most of a step.
+before n is read, so that the device does not wait for Python. Elsewhere the outputs of n are
+delivered first: on a CPU mlx computes in the call that hands it work, and `start` takes most of a
+step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mlxserve.stats import PoolStats, Stats, StepStats, SwapStats
 
 
 class Engine:
-    """Everything between a token list and a token list. Not thread-safe: one thread calls it."""
+    """From token ids to token ids. Not thread-safe: one thread calls it."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class Engine:
         self._transfers = Transfers(scheduler, runner, store, clock)
         self._trace = trace
         self._unread: Pending | None = None
-        self._early: list[Output] = []  # read between two steps
-        self._is_started = True  # the unread step, by the device
+        self._early: list[Output] = []  # read before the next step was launched
+        self._is_started = True  # whether the device has begun with the unread step
         self._last_plan: Sequence[Chunk] = ()
         self._timer = StepTimer()
         self._stats = StepStats(sched_budget_tokens=scheduler.config.max_num_batched_tokens)
@@ -66,7 +66,7 @@ class Engine:
         return self._scheduler.max_model_len
 
     def close(self) -> None:
-        """Remove what is on disk, end the trace. Nothing may be called after it."""
+        """Remove what is on disk and end the trace. Nothing may be called afterwards."""
         self._transfers.close()
         if self._trace is not None:
             self._trace.close()
@@ -103,7 +103,7 @@ class Engine:
         return self._counted(outputs)
 
     def unpin(self, request_id: str) -> None:
-        """The pages of a prefix, computed by a request that pins, may be evicted again."""
+        """Let the pages of a named prefix be evicted again. `request_id`: the request that computed them."""
         self._scheduler.unpin(request_id)
 
     def step(self) -> list[Output]:
@@ -187,22 +187,22 @@ class Engine:
         return vector
 
     def reset_prefix_cache(self, *, force: bool = False) -> bool:
-        """Forget every cached page but those of named prefixes.
+        """Forget every cached page except those of named prefixes.
 
-        False, and nothing happened, while requests hold pages. `force` takes theirs away first:
-        they compute them again.
+        False, and nothing happened, while requests hold pages. `force` preempts them first, and they
+        compute their pages again.
         """
         if force:
             self._read_early()
         return self._scheduler.reset_prefix_cache(force=force)
 
     def resize_cache(self, num_pages: int) -> Resized:
-        """Give the cache so many pages, and memory back to the machine or take it from there.
+        """Resize the cache to `num_pages`, which frees or takes memory of the machine.
 
-        Answers go on: what they hold moves, and where there is no room for all of them some start
-        again later, as in any shortage. Raises InvalidParameter, OutOfMemory, PrefixQuotaExceeded
-        where named prefixes would be too many, and QueueFull where a request has grown too long
-        for so few pages; nothing happened then.
+        Answers continue: their pages move, and where there is no room for all of them some are
+        preempted, as in any shortage. Raises InvalidParameter, OutOfMemory, PrefixQuotaExceeded
+        where named prefixes have too many pages, and QueueFull where a request has too many tokens;
+        nothing happened then.
         """
         self._read_early()
         if num_pages > self._scheduler.pool.num_pages:
@@ -225,7 +225,7 @@ class Engine:
         )
 
     def snapshot(self) -> Snapshot:
-        """Requests and pages as they are now: costs time by their number, so not for every step."""
+        """Requests and pages as they are now. Takes time by their number, so not after every step."""
         now = self._clock()
         running, waiting = self._scheduler.requests()
         age = self._timeline.age

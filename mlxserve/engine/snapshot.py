@@ -1,7 +1,6 @@
-"""Snapshot: the engine between two steps, as data for those who watch it.
+"""Snapshot: the engine between two steps, as data for screens and the API.
 
-Taken on the engine's thread and read everywhere else. Page tables are shared with the requests,
-which replace and never change them, so that a snapshot copies nothing but one byte per page.
+Taken on the engine's thread and read on others: it shares nothing that changes.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ __all__ = ["PageState", "Phase", "RequestView", "Snapshot", "view"]
 
 
 class Phase(StrEnum):
-    """How far a request is."""
+    """What a request is doing."""
 
     QUEUED = "queued"  # holds no pages
     LOADING = "loading"  # its pages are being read from disk
@@ -27,14 +26,14 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestView:
-    """One live request. `num_computed` of `num_to_compute` tokens are there before it decodes."""
+    """One live request. It decodes once `num_computed` has reached `num_to_compute`."""
 
     id: str
     client: str
     phase: Phase
     position: int | None  # in the queue, 1 is the next; None if it is not queued
     num_prompt: int
-    num_cached: int  # of the prompt, found in the cache when it was admitted
+    num_cached: int  # tokens of the prompt that were cached when it was admitted
     num_computed: int
     num_to_compute: int
     num_outputs: int
@@ -46,7 +45,7 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Of one moment. `pages` holds the `PageState` of each page, a byte for each."""
+    """The engine at one moment. `pages` has one byte per page, its `PageState`."""
 
     stats: Stats
     memory: MemoryUse
@@ -61,7 +60,7 @@ class Snapshot:
 
 
 def view(request: LiveRequest, *, age: float, position: int | None) -> RequestView:
-    """What is told of a request."""
+    """What a snapshot shows of a request."""
     num_to_compute = request.prefill_end or len(request.token_ids)
     return RequestView(
         id=request.id,

@@ -1,4 +1,4 @@
-"""What holds of every request between two calls of the scheduler. Raises AssertionError."""
+"""Invariants of every request between two calls of the scheduler. Raises AssertionError."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ def check_waiting(requests: Iterable[LiveRequest], max_overtakes: int) -> None:
         assert request.state is RequestState.WAITING, f"{request.id} waits as {request.state}"
         assert not request.page_table, f"{request.id} waits and holds pages"
         assert request.num_overtaken <= max_overtakes, f"{request.id} is overtaken too often"
-        assert request.num_computed == request.num_in_flight == 0, f"{request.id} half runs"
+        assert request.num_computed == request.num_in_flight == 0, (
+            f"{request.id} is waiting and computed"
+        )
 
 
 def check_running(requests: Iterable[LiveRequest], pool: PagePool, num_unread: int) -> None:
@@ -25,21 +27,24 @@ def check_running(requests: Iterable[LiveRequest], pool: PagePool, num_unread: i
 def check_ending(requests: Iterable[LiveRequest], pool: PagePool, num_unread: int) -> None:
     for request in requests:
         assert request.is_finished, f"{request.id} ends as {request.state}"
-        assert request.num_in_flight, f"{request.id} should be gone"
+        assert request.num_in_flight, f"{request.id} should have been released"
         _check_holder(request, pool, num_unread)
 
 
 def _check_holder(request: LiveRequest, pool: PagePool, num_unread: int) -> None:
     name, table, num_computed = request.id, request.page_table, request.num_computed
-    assert 0 <= request.num_in_flight <= num_unread, f"{name}: steps in flight are off"
-    assert num_computed > 0 or request.num_preemptions > 0, f"{name} runs, but nothing of it"
-    assert 0 <= num_computed <= len(request.token_ids) + 1, f"{name}: computed is off"
-    assert not (request.loading and request.num_in_flight), f"{name} is read and computed at once"
-    assert not request.loading or request.saved, f"{name} is read from nowhere"
+    assert 0 <= request.num_in_flight <= num_unread, f"{name}: wrong number of steps in flight"
+    assert num_computed > 0 or request.num_preemptions > 0, f"{name} runs, but nothing is computed"
+    assert 0 <= num_computed <= len(request.token_ids) + 1, (
+        f"{name}: wrong number of computed tokens"
+    )
+    assert not (request.loading and request.num_in_flight), f"{name} is loaded and computed at once"
+    assert not request.loading or request.saved, f"{name} is loaded, but nothing was saved"
     assert len(table) * pool.page_size >= num_computed, f"{name}: table is too short"
     assert len(set(table)) == len(table), f"{name} has a page twice"
     assert request.num_cached < request.num_prompt, f"{name}: nothing was left to compute"
     for index, page in enumerate(table):
         if (hash_ := pool.hash_of(page)) is not None:
-            assert hash_ == request.page_hashes[index], f"{name} holds a page of others"
-            assert index < len(request.token_ids) // pool.page_size
+            assert hash_ == request.page_hashes[index], f"{name} holds a page with other content"
+            is_full = index < len(request.token_ids) // pool.page_size
+            assert is_full, f"{name} holds a findable page with an unknown token"

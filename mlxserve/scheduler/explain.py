@@ -1,7 +1,7 @@
-"""Why a prompt was not found in the cache as far as it could have been.
+"""Explainer: why no more of a prompt was found in the cache.
 
-Tells a caller about nobody else's prompts: pages are compared within one salt only, and another
-salt is named as the reason only where the same client used it.
+Discloses nothing of other clients' prompts: pages are compared within one salt only, and another
+salt is given as the reason only where the same client used it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from mlxserve.cache.hashing import page_hash, root
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import CacheMiss, CacheReport, LiveRequest
 
-MAX_REMEMBERED = 4096  # first pages, of which the salt is known
+MAX_REMEMBERED = 4096  # first pages whose salt is known
 
 
 class Explainer:
-    """Remembers under which salt each client computed a first page."""
+    """Remembers the salt of each client's last prompt, by its first page."""
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
@@ -26,7 +26,7 @@ class Explainer:
     def report(
         self, request: LiveRequest, matchable: Sequence[bytes], num_pages: int
     ) -> CacheReport:
-        """Of a prompt whose first `num_pages` pages were found, out of `matchable`."""
+        """The report of a prompt of which the first `num_pages` of `matchable` pages were found."""
         known_salt = self._remember(request)
         num_tokens = num_pages * self._pool.page_size
         if num_pages == len(matchable):
@@ -41,7 +41,7 @@ class Explainer:
         return CacheReport(num_pages, num_tokens, differs_at, CacheMiss.NEW_TEXT)
 
     def _remember(self, request: LiveRequest) -> bytes | None:
-        """The salt that this client's last prompt with this first page had."""
+        """The salt of this client's last prompt with the same first page."""
         if len(request.token_ids) < self._pool.page_size:
             return None
         key = request.asked.client, page_hash(b"", request.token_ids[: self._pool.page_size])

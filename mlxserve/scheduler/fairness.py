@@ -1,8 +1,8 @@
-"""FairShare: how many tokens each client has got, so that the one with the least goes first.
+"""FairShare: how many tokens each client has used, so that the one with the fewest goes first.
 
 The virtual token counter of arXiv 2401.00588: prompt tokens that had to be computed, and answer
-tokens, which cost more. A client that comes back starts at the least of those who are there: it is
-owed nothing for the time it was away.
+tokens, which cost more. A client that returns is lifted to the lowest counter of the clients with
+requests: it is not owed anything for the time it was away.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ DECODE_WEIGHT = 2  # the paper's
 
 
 class FairShare:
-    """Counters of the clients that have requests, and of those that left with more than they."""
+    """Counters of the clients with live requests, and of clients that left with a higher one."""
 
     def __init__(self) -> None:
         self._tokens: dict[str, int] = {}
         self._num_live: Counter[str] = Counter()
 
-    def of(self, client: str) -> int:
+    def tokens_of(self, client: str) -> int:
         """Weighted tokens; only differences between clients mean anything."""
         return self._tokens[client]
 
     def arrive(self, client: str) -> None:
-        """It has one more request."""
+        """The client has one more live request."""
         if not self._num_live[client]:
             least = min(
                 (self._tokens[other] for other in self._num_live if other != client), default=0
@@ -34,13 +34,13 @@ class FairShare:
         self._num_live[client] += 1
 
     def leave(self, client: str) -> None:
-        """It has one request less."""
+        """The client has one live request less."""
         self._num_live[client] -= 1
         if self._num_live[client]:
             return
         del self._num_live[client]
         if not self._num_live:
-            self._tokens.clear()  # nobody waits: nobody is owed anything
+            self._tokens.clear()  # no client waits, so none is owed anything
             return
         least = min(self._tokens[other] for other in self._num_live)
         if self._tokens[client] <= least:

@@ -1,11 +1,11 @@
 """Forks: samples of one prompt, of which one request computes it and the others start from its pages.
 
     parked ──┬─ its leader has computed the prompt ── running: full pages shared, the tail a copy
-             ├─ ... but there is no page or no place for it ── waiting, like any other
-             └─ its leader ended before ── the first one leads the others
+             ├─ ... without a free page or slot for it ── waiting, like any other request
+             └─ its leader ended before ── the first fork leads the others
 
-A fork computes the prompt's last token once more, in a page of its own: that is what its first
-sample is drawn from, and the only thing that is computed twice.
+A fork computes only the prompt's last token again, in a page of its own: its first sample is drawn
+from that token's logits.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from mlxserve.request import LiveRequest
 
 @dataclass(slots=True)
 class Forks:
-    """Who waits for whom."""
+    """Which forks wait for which leader."""
 
     _parked: dict[LiveRequest, list[LiveRequest]] = field(default_factory=dict)  # by their leader
 
     def __len__(self) -> int:
-        """Forks that wait for their leader."""
+        """The number of parked forks."""
         return sum(map(len, self._parked.values()))
 
     def __iter__(self) -> Iterator[LiveRequest]:
@@ -38,23 +38,23 @@ class Forks:
         self._parked.setdefault(fork.leader, []).append(fork)
 
     def remove(self, fork: LiveRequest) -> None:
-        """It ended while it was parked."""
+        """Drop a fork that ended while it was parked."""
         assert fork.leader is not None, f"{fork.id} has no leader"
         parked = self._parked[fork.leader]
         parked.remove(fork)
         if not parked:
             del self._parked[fork.leader]
 
-    def release(self, leader: LiveRequest) -> list[LiveRequest]:
-        """Those that waited for this leader; they do so no more."""
+    def pop(self, leader: LiveRequest) -> list[LiveRequest]:
+        """The forks of this leader, which are not parked any more."""
         return self._parked.pop(leader, [])
 
-    def succeed(self, leader: LiveRequest) -> LiveRequest | None:
+    def replace(self, leader: LiveRequest) -> LiveRequest | None:
         """The leader ended before its prompt was computed: the fork that leads the others now."""
-        heirs = self.release(leader)
-        if not heirs:
+        forks = self.pop(leader)
+        if not forks:
             return None
-        first, *others = heirs
+        first, *others = forks
         first.leader = None
         for fork in others:
             fork.leader = first
@@ -64,9 +64,9 @@ class Forks:
     def check(self) -> None:
         """Audit. Raises AssertionError."""
         for leader, forks in self._parked.items():
-            assert forks, f"nobody waits for {leader.id}"
+            assert forks, f"no fork waits for {leader.id}"
             assert leader not in self, f"{leader.id} leads and follows"
-            assert not leader.is_finished, f"{leader.id} has ended, but is waited for"
-            assert leader.num_outputs == 0, f"{leader.id} has its prompt, but is waited for"
+            assert not leader.is_finished, f"{leader.id} has ended, but forks wait for it"
+            assert leader.num_outputs == 0, f"{leader.id} has its prompt, but forks wait for it"
             for fork in forks:
-                assert fork.leader is leader, f"{fork.id} waits for another one"
+                assert fork.leader is leader, f"{fork.id} waits for another leader"

@@ -30,7 +30,7 @@ class Limit(NamedTuple):
     reason: LimitReason | None = None
 
 
-DECODE = Limit(1, 1)  # what a decode gets wherever there is budget and place for it
+DECODE = Limit(1, 1)  # what every decode gets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +38,11 @@ class LimitContext:
     """What holds for every request of a step.
 
     step_budget: tokens of the whole step
-    num_eligible: requests that could use this step, the one in question included
-    long_prefill_token_threshold: a prefill chunk's cap while others are eligible; 0 is no cap
+    num_eligible: requests that could use this step, including the one in question
+    long_prefill_token_threshold: a prefill chunk's cap while others are eligible; 0 for none
     is_chunked: a prompt may be computed over several steps
     is_aligned: its chunks end where a page ends
-    charges_pages: an aligned chunk costs all the pages it touches, and not only its tokens
+    charges_pages: an aligned chunk costs the pages it touches, not only its tokens
     """
 
     page_size: int
@@ -58,8 +58,8 @@ class LimitContext:
 def limit(start: int, known_end: int, prefill_end: int, budget: int, ctx: LimitContext) -> Limit:
     """Trim the chunk start .. known_end to this step.
 
-    `prefill_end` parts a request's prefill (the prompt, or after a preemption all that was known)
-    from its decodes: the position decides, not the length, as a prompt can end in a single token.
+    Positions before `prefill_end` (the prompt, or after a preemption all that was known) are
+    prefill, later ones decodes: the length does not tell, as a prompt can end in a single token.
     `budget` is what is left of the step for this request, memory included.
     """
     known_end = min(known_end, ctx.max_model_len)
@@ -92,7 +92,7 @@ def _prefill_cap(ctx: LimitContext) -> int:
 
 
 def _charge(start: int, num_tokens: int, budget: int, ctx: LimitContext) -> int:
-    """Aligned chunks cost whole pages, but never more than is left: a short tail must not starve."""
+    """Aligned chunks cost whole pages, but at most what is left, so that a short tail cannot starve."""
     if not (ctx.is_aligned and ctx.charges_pages):
         return num_tokens
     first = start // ctx.page_size

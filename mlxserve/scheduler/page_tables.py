@@ -78,7 +78,7 @@ class PageTables:
     def max_length(self, request: LiveRequest) -> int:
         """Known tokens with which the request ends: by its limit, or because it has no room."""
         length = request.length_limit
-        # Whatever the request shares with the pins, it could have every page that is not pinned.
+        # At least every page that is not pinned, even if it shares none of the pinned ones.
         if length <= (self.pool.num_pages - self.pins.num_pages) * self.pool.page_size:
             return length
         return min(length, self.capacity(request))
@@ -275,7 +275,7 @@ class PageTables:
     def resize(self, num_pages: int, running: Iterable[LiveRequest]) -> Mapping[int, int]:
         """Change the number of pages: where pages move, from old ids to new ones.
 
-        No step may be unread. What the pages hold is moved by those who have the arrays.
+        No step may be unread. The caller moves what the pages hold.
         """
         assert not self._duplicates, "a page is in no table"
         assert not self._ending, "an unread step uses pages"

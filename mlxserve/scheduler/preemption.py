@@ -1,4 +1,4 @@
-"""Who gives up its pages when a running request cannot get one."""
+"""Which request is preempted when a running one cannot get a page."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from mlxserve.request import LiveRequest
 def choose_victim(
     running: Iterable[LiveRequest], pool: PagePool, immune_after: int
 ) -> LiveRequest | None:
-    """The lowest class, there the cheapest to recompute, there the youngest; None if nobody can.
+    """Of the lowest class the cheapest to recompute, of these the youngest; None if none can be.
 
-    After `immune_after` preemptions others go first, so that every request gets through.
-    Cheapest first instead of youngest first: 10 % less time in simulated overload, as far fewer
-    tokens are computed twice. Among immune requests the oldest is spared, and so always finishes.
+    A request preempted `immune_after` times is spared while others can be preempted, so that every
+    request finishes; among such requests the youngest goes first, so the oldest always finishes.
+    Cheapest first instead of youngest first: 10 % less time in simulated overload, because far
+    fewer tokens are computed twice.
     """
     able = [r for r in running if r.num_in_flight == 0 and _frees_a_page(r, pool)]
     if mortal := [r for r in able if r.num_preemptions < immune_after]:
@@ -25,7 +26,7 @@ def choose_victim(
 
 
 def recompute_cost(request: LiveRequest, pool: PagePool) -> int:
-    """Computed tokens that preempting would lose: all but the prefix that others keep too.
+    """Computed tokens that preempting would lose: all but the prefix that others hold, too.
 
     Its own hashed pages stay findable, but they are now the first to be evicted.
     """
@@ -34,5 +35,5 @@ def recompute_cost(request: LiveRequest, pool: PagePool) -> int:
 
 
 def _frees_a_page(request: LiveRequest, pool: PagePool) -> bool:
-    # From the end, where the pages are that nobody else has.
+    # From the end, where the pages that no other request holds are.
     return any(pool.is_exclusive(page) for page in reversed(request.page_table))

@@ -17,7 +17,7 @@ from mlxserve.scheduler.page_tables import PageTables
 
 @dataclass(frozen=True, slots=True)
 class PoolResize:
-    """What `Resized` tells users, and where pages went. Those who hold arrays move their content."""
+    """What `Resized` tells users, and where pages moved: the engine moves what they hold."""
 
     num_pages: int
     max_model_len: int

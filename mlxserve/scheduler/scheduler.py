@@ -159,8 +159,8 @@ class Scheduler:
             self._waiting.remove(request)
         else:
             del self._running[request.id]
-        if (heir := self._forks.succeed(request)) is not None:
-            self._waiting.add(heir)
+        if (new_leader := self._forks.replace(request)) is not None:
+            self._waiting.add(new_leader)
         self.followers.leave(request)
         request.state = RequestState.FINISHED
         request.finish_reason = reason
@@ -211,7 +211,7 @@ class Scheduler:
     def resize(self, num_pages: int) -> PoolResize:
         """Change the number of pages, preempting where it has to. No step may be unread.
 
-        Whoever has the arrays first writes what is to be saved, and then moves the pages. Raises
+        The caller first writes what is to be saved, and then moves what the pages hold. Raises
         InvalidParameter, PrefixQuotaExceeded and QueueFull as `check_resize` does; nothing happened
         then.
         """
@@ -307,7 +307,7 @@ class Scheduler:
     # ---- decide
 
     def schedule(self, prefill_budget: int | None = None) -> list[Chunk]:
-        """Plan a step: decodes, then prompts under way, then new ones as far as budget and pages go.
+        """Plan a step: decodes, then running prompts, then new ones as far as budget and pages go.
 
         Counts the chunks as computed. An empty plan is not a step, and not to be updated.
         `prefill_budget`: beside decodes, prompts get at most this many tokens, but at least a page;
@@ -345,7 +345,7 @@ class Scheduler:
         )
 
     def _plan_decodes(self, step: Step) -> list[LiveRequest]:
-        """A token for every request that decodes. Returns those whose prompts are under way."""
+        """A token for every request that decodes. Returns the requests whose prompts are unfinished."""
         prefills: list[LiveRequest] = []
         for request in list(self._running.values()):
             start = request.num_computed
@@ -424,7 +424,7 @@ class Scheduler:
 
     def _fork(self, leader: LiveRequest) -> None:
         """Its prompt has been computed: start the forks that waited for it, as far as possible."""
-        for fork in self._forks.release(leader):
+        for fork in self._forks.pop(leader):
             fork.leader = None
             if self._can_fork(fork):
                 self._start_fork(fork, leader)

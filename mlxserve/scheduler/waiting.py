@@ -1,9 +1,9 @@
 """WaitingQueue: requests without pages, in the order in which they are admitted.
 
-class       lower priority first; waiting lifts a request, at most to the best class that waits
-come back   a preempted request goes before those that never ran
-client      the one that has got the least so far
-arrival     the earlier
+class       lower priority number first; waiting lifts a request, at most to the best waiting class
+resumed     preempted requests go before those that never ran
+client      the one that has used the fewest tokens
+arrival     the earlier one
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _Key: TypeAlias = tuple[int, bool, int, int]
 
 
 class WaitingQueue:
-    """Kept in buckets within which nothing but arrival counts; merged as far as one looks."""
+    """Kept in buckets, within which only arrival counts, and merged lazily."""
 
     def __init__(self, fair_share: FairShare, ageing_steps: int) -> None:
-        """`ageing_steps`: in which a waiting request rises by one class. In steps and not in
-        seconds, because an engine that makes none passes nobody over either."""
+        """`ageing_steps`: steps after which a waiting request rises by one class. Not seconds: while
+        the engine makes no steps, no request is passed over."""
         self._fair_share = fair_share
         self._ageing_steps = ageing_steps
         self._buckets: dict[tuple[int, bool, str], _Bucket] = {}
@@ -35,7 +35,7 @@ class WaitingQueue:
         return self._count
 
     def __iter__(self) -> Iterator[LiveRequest]:
-        """All, in no order."""
+        """All requests, in no particular order."""
         for bucket in self._buckets.values():
             yield from bucket
 
@@ -53,10 +53,10 @@ class WaitingQueue:
         self._count -= 1
 
     def in_order(self, now: int) -> Iterator[LiveRequest]:
-        """From the next to be admitted on, in step `now`.
+        """Requests in the order of admission in step `now`.
 
-        The one that was yielded last, and no other, may be removed meanwhile, and its client
-        charged: that counts for the client's next one.
+        Between two of them only the one yielded last may be removed, and its client charged: this
+        counts for the client's next request.
         """
         best = min((priority for priority, _, _ in self._buckets), default=0)
         heap: list[tuple[_Key, _Bucket, int]] = [
@@ -76,13 +76,13 @@ class WaitingQueue:
         return (
             max(best, request.asked.priority - risen),
             not request.has_run,
-            self._fair_share.of(request.asked.client),
+            self._fair_share.tokens_of(request.asked.client),
             request.arrival,
         )
 
 
 def order(request: LiveRequest) -> tuple[int, int]:
-    """Of requests under way: lower goes first, and no two are equal."""
+    """Sort key of running requests: lower goes first, and no two are equal."""
     return request.asked.priority, request.arrival
 
 

@@ -178,7 +178,7 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
     ),
     "leave a copy over a resize": Bug(PageTables, "resize", "self._copies.renumber(moves)", "pass"),
     "leave the forks of a leader that ended": Bug(
-        Scheduler, "_end", "self._waiting.add(heir)", "pass"
+        Scheduler, "_end", "self._waiting.add(new_leader)", "pass"
     ),
     "break instead of defer": Bug(
         Admission,

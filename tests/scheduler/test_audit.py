@@ -29,8 +29,8 @@ def running(pool: PagePool) -> LiveRequest:
 
 MISTAKES: dict[str, tuple[str, Callable[[LiveRequest], object]]] = {
     "r runs as": ("state", lambda _: RequestState.WAITING),
-    "r: steps in flight are off": ("num_in_flight", lambda _: 1),
-    "r: computed is off": ("num_computed", lambda r: len(r.token_ids) + 2),
+    "r: wrong number of steps in flight": ("num_in_flight", lambda _: 1),
+    "r: wrong number of computed tokens": ("num_computed", lambda r: len(r.token_ids) + 2),
     "r: table is too short": ("page_table", lambda r: r.page_table[:1]),
     "r has a page twice": ("page_table", lambda r: r.page_table[:1] * 2),
 }
@@ -53,5 +53,5 @@ def test_who_waits_holds_nothing_and_who_ends_is_still_in_flight(
     with pytest.raises(AssertionError, match="r waits and holds pages"):
         check_waiting([running], max_overtakes=1)
     running.state = RequestState.FINISHED
-    with pytest.raises(AssertionError, match="r should be gone"):
+    with pytest.raises(AssertionError, match="r should have been released"):
         check_ending([running], pool, num_unread=0)

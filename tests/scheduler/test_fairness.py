@@ -15,12 +15,16 @@ def test_a_client_that_comes_back_is_owed_nothing_for_its_absence() -> None:
     fair_share.arrive("a")
     fair_share.charge("a", prefill=1000)
     fair_share.arrive("b")
-    assert fair_share.of("b") == 1000 * PREFILL_WEIGHT
+    assert fair_share.tokens_of("b") == 1000 * PREFILL_WEIGHT
     fair_share.charge("a", decode=5)
     fair_share.leave("b")
     fair_share.charge("a", decode=5)
     fair_share.arrive("b")
-    assert fair_share.of("b") == fair_share.of("a") == 1000 * PREFILL_WEIGHT + 10 * DECODE_WEIGHT
+    assert (
+        fair_share.tokens_of("b")
+        == fair_share.tokens_of("a")
+        == 1000 * PREFILL_WEIGHT + 10 * DECODE_WEIGHT
+    )
 
 
 def test_a_client_that_had_more_than_others_keeps_its_debt_while_they_are_there() -> None:
@@ -30,13 +34,13 @@ def test_a_client_that_had_more_than_others_keeps_its_debt_while_they_are_there(
     fair_share.charge("a", prefill=1000)
     fair_share.leave("a")
     fair_share.arrive("a")
-    assert fair_share.of("a") - fair_share.of("b") == 1000
+    assert fair_share.tokens_of("a") - fair_share.tokens_of("b") == 1000
     fair_share.leave("a")
     fair_share.leave("b")
     fair_share.check(Counter())
     for client in "ab":
         fair_share.arrive(client)
-    assert fair_share.of("a") == fair_share.of("b")
+    assert fair_share.tokens_of("a") == fair_share.tokens_of("b")
 
 
 def test_a_later_request_of_a_client_changes_no_counter() -> None:
@@ -46,7 +50,7 @@ def test_a_later_request_of_a_client_changes_no_counter() -> None:
     fair_share.charge("b", prefill=7)
     fair_share.arrive("a")
     fair_share.leave("a")
-    assert fair_share.of("a") == 0
+    assert fair_share.tokens_of("a") == 0
     fair_share.check(Counter("ab"))
 
 
@@ -79,7 +83,7 @@ def test_requests_of_another_length_do_not_change_the_shares(make_engine: Callab
     fair_share, worst = engine.scheduler.fair_share, 0
     for _ in range(300):
         engine.step()
-        worst = max(worst, abs(fair_share.of("long") - fair_share.of("short")))
+        worst = max(worst, abs(fair_share.tokens_of("long") - fair_share.tokens_of("short")))
     assert {r.asked.client for r in engine.scheduler.requests()[1]} == {"long", "short"}, (
         "not backlogged"
     )
@@ -92,7 +96,7 @@ def test_found_tokens_are_not_charged(make_engine: Callable) -> None:
     engine.drain()
     engine.add([1] * 21, 1, client="second")
     engine.launch()
-    assert engine.scheduler.fair_share.of("second") == PREFILL_WEIGHT
+    assert engine.scheduler.fair_share.tokens_of("second") == PREFILL_WEIGHT
     engine.drain()
 
 
@@ -102,7 +106,7 @@ def test_what_a_preemption_makes_it_compute_again_is_not_charged(make_engine: Ca
         engine.add([number] * 9, 16, client="me")
     spent = 0
     while engine.scheduler.has_work:
-        spent = max(spent, engine.scheduler.fair_share.of("me"))
+        spent = max(spent, engine.scheduler.fair_share.tokens_of("me"))
         engine.step()
     assert engine.scheduler.stats().num_preemptions
     assert spent <= 3 * (9 * PREFILL_WEIGHT + 15 * DECODE_WEIGHT)

@@ -85,7 +85,7 @@ def test_when_the_leader_is_aborted_the_others_go_on(make_engine: Callable, step
     engine.drain()
     assert [engine.ends[fork.id] for fork in forks] == [FinishReason.LENGTH] * 2
     assert [len(engine.answers[fork.id]) for fork in forks] == [4, 4]
-    if steps:  # at least a page was published, and the heir computed the rest for both
+    if steps:  # at least a page was published, and the new leader computed the rest for both
         assert engine.num_computed <= 2 * 18 + 2 * 4
 
 
