@@ -158,7 +158,7 @@ def test_memory_that_could_run_out_makes_it_read_before_it_plans() -> None:
     assert any(a.startswith("collect") and b.startswith("launch") for a, b in pairs)
 
 
-def test_an_abort_between_steps_drops_what_is_in_flight_and_frees_its_pages() -> None:
+def test_an_abort_between_steps_drops_the_token_in_flight_and_frees_the_pages() -> None:
     engine, _ = build()
     engine.add(request("a", 40, max_tokens=50))
     engine.step()
@@ -172,7 +172,7 @@ def test_an_abort_between_steps_drops_what_is_in_flight_and_frees_its_pages() ->
     assert engine.stats().engine.request_success == {"abort": 1}
 
 
-def test_counters_tell_tokens_and_ends() -> None:
+def test_tokens_and_ends_are_counted() -> None:
     engine, _ = build()
     engine.add(request("a", 20, max_tokens=4))
     engine.add(request("b", 30, max_tokens=2))
@@ -205,7 +205,7 @@ def test_prompts_beside_a_stream_keep_its_steps_near_the_target(
     assert all(chunk.length == 32 for chunk in chunks[:-1]) is (target is not None)
 
 
-def test_distributions_tell_how_long_requests_wait_and_how_full_steps_are() -> None:
+def test_histograms_show_how_long_requests_wait_and_how_full_steps_are() -> None:
     engine, runner = build(max_num_seqs=1)
     engine.add(request("a", 100, max_tokens=10))
     engine.add(request("b", 20, max_tokens=1))
@@ -296,7 +296,7 @@ def test_pages_are_kept_for_a_time_and_then_evicted_like_others() -> None:
     assert hits_after_others() == 0
 
 
-def test_a_snapshot_tells_every_request_and_every_page() -> None:
+def test_a_snapshot_shows_every_request_and_every_page() -> None:
     engine, runner = build(num_pages=32, max_num_seqs=2, max_num_batched_tokens=64)
     for name in ("a", "b", "c", "d"):
         engine.add(request(name, 40, max_tokens=8))

@@ -39,7 +39,7 @@ def test_the_budget_is_what_fits_between_a_decode_step_and_the_target() -> None:
     assert pace.budget(num_decodes=1, context=0) == pytest.approx(0.07 * 512, abs=1)
 
 
-def test_a_mixed_step_tells_the_rate_of_its_prompt_tokens() -> None:
+def test_a_mixed_step_yields_the_rate_of_its_prompt_tokens() -> None:
     pace = Pace(0.1)
     pace.observe([decode()], 0.02)
     pace.observe([decode(), prefill(0, 80)], 0.1)  # 80 tokens in the other 80 ms
@@ -98,7 +98,7 @@ def test_a_mixed_step_as_quick_as_its_decodes_does_not_make_the_rate_endless() -
     assert before < after < 2 * before
 
 
-def test_a_piece_of_a_text_takes_half_of_the_target_at_most() -> None:
+def test_a_piece_of_a_text_takes_at_most_half_of_the_target() -> None:
     pace = EmbeddingPace(target=0.1, max_piece=512)
     assert pace.size(is_busy=True) == 16  # nothing was measured
     pace.observe(16, 0.016)

@@ -296,16 +296,16 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "choose_victim",
         "r.num_in_flight == 0 and",
         "",
-        test_pitfalls.test_p05_whoever_can_free_no_page_now_is_no_victim,
+        test_pitfalls.test_p05_a_request_that_cannot_free_a_page_now_is_not_a_victim,
     ),
     "P5 a victim that frees nothing": Bug(
         preemption,
         "_frees_a_page",
         "return any(",
         "return True or any(",
-        test_pitfalls.test_p05_whoever_can_free_no_page_now_is_no_victim,
+        test_pitfalls.test_p05_a_request_that_cannot_free_a_page_now_is_not_a_victim,
     ),
-    "P6 holders behind the queue": Bug(
+    "P6 holders wait for the queue": Bug(
         Scheduler,
         "_plan_prefill",
         "if request.loading:",
@@ -317,7 +317,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "_has_place",
         "len(running) < ",
         "sum(r.loading is None for r in running) < ",
-        test_pitfalls.test_p07_a_request_that_is_read_from_disk_takes_a_slot,
+        test_pitfalls.test_p07_a_request_that_is_read_from_disk_counts_as_running,
     ),
     "P8 no cap": Bug(
         limit,
@@ -331,21 +331,21 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "choose",
         "passed.append(request)\n            continue",
         "return",
-        test_pitfalls.test_p08_who_lacks_memory_is_passed_once,
+        test_pitfalls.test_p08_a_request_that_lacks_memory_is_overtaken_once,
     ),
     "P8 pass without end": Bug(
         Admission,
         "choose",
         "passed.append(request)\n            continue",
         "continue",
-        test_pitfalls.test_p08_who_lacks_memory_is_passed_once,
+        test_pitfalls.test_p08_a_request_that_lacks_memory_is_overtaken_once,
     ),
     "P9 break": Bug(
         Admission,
         "choose",
         "align_deferrals += 1\n            continue",
         "align_deferrals += 1\n            return",
-        test_pitfalls.test_p09_who_gets_less_than_a_page_is_deferred_and_the_others_go_on,
+        test_pitfalls.test_p09_a_prompt_with_less_than_a_page_of_budget_is_deferred_and_others_start,
     ),
     "P10 match the last token": Bug(
         PrefixCache,
@@ -389,7 +389,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "_refuse_too_long",
         "if num_tokens < capacity:",
         "if True:",
-        test_pitfalls.test_p14_one_that_can_never_fit_is_refused_and_keeps_nobody_waiting,
+        test_pitfalls.test_p14_a_prompt_that_can_never_fit_is_refused_and_delays_no_other,
     ),
     "P15 count hits and compute all the same": Bug(
         Admission,

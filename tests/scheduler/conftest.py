@@ -162,7 +162,7 @@ class GhostEngine:
         try:
             resized = self.scheduler.resize(num_pages)
         except MlxServeError:
-            assert is_refused, "refused for no reason"
+            assert is_refused, "refused without a reason"
             assert (self.scheduler.stats(), PoolStats.of(pool)) == before
             assert all(request.page_table is table for request, table in tables.items())
             self.audit()
@@ -182,7 +182,7 @@ class GhostEngine:
         return resized
 
     def _is_refused(self, num_pages: int) -> bool:
-        """By counting, of each request and prefix anew, what has to have a place."""
+        """By computing anew what each request and prefix needs."""
         scheduler = self.scheduler
         prefixes = [*self.pinned, *(request for request in self._live() if request.asked.pins)]
         claims = {hash_ for prefix in prefixes for hash_ in self._pinned_hashes(prefix)}
@@ -205,7 +205,7 @@ class GhostEngine:
         )
 
     def _page_hashes(self, request: LiveRequest) -> list[bytes]:
-        """Computed anew, of all its full pages."""
+        """Of all its full pages, computed anew."""
         hashes: list[bytes] = []
         page_size = self.scheduler.pool.page_size
         extend_hashes(hashes, request.token_ids, page_size, request.asked.cache_salt)
@@ -241,7 +241,7 @@ class GhostEngine:
         self.audit()
 
     def audit(self) -> None:
-        """What holds at any time."""
+        """Invariants that hold between any two calls."""
         self.scheduler.check()
         self._judge_findable()
         self._judge_releases()
@@ -262,7 +262,7 @@ class GhostEngine:
     # ---- what an engine does
 
     def launch(self, prefill_budget: int | None = None) -> list[Chunk]:
-        """Plan a step and execute it at once, as a stream would: before anything later."""
+        """Plan a step and execute it at once, before anything later, as a device stream would."""
         chunks = self._launch(prefill_budget)
         self.audit()
         return chunks
@@ -298,7 +298,7 @@ class GhostEngine:
         return outputs
 
     def step(self) -> list[Chunk]:
-        """One turn of the pipelined loop: step n+1 is launched before step n is read."""
+        """One turn of the pipelined loop: launch step n+1, then read step n."""
         while len(self.unread) > 1 or (self.unread and self.scheduler.might_preempt()):
             self._read()
         while self.loads:
@@ -310,12 +310,12 @@ class GhostEngine:
         return chunks
 
     def drain(self) -> None:
-        """Run until nothing is left, and see that nothing is left."""
+        """Run until every request has ended, and check that nothing is left."""
         turns = 0
         while self.scheduler.has_work:
             self.step()
             turns += 1
-            assert turns < 10_000, "the scheduler turns in circles"
+            assert turns < 10_000, "the scheduler makes no progress"
         assert not self.unread
         self._transfer()
         assert not self.disk, "pages are left on disk"
@@ -332,7 +332,7 @@ class GhostEngine:
             self._copy(copy)
 
     def _copy(self, copy: PageCopy) -> None:
-        """Slots that nobody has written to stay unwritten."""
+        """Slots that were not written stay unwritten."""
         self.num_copied += 1
         for source, target in zip(self._slots(copy.source), self._slots(copy.target), strict=True):
             self.slots.pop(target, None)
@@ -342,7 +342,7 @@ class GhostEngine:
     # ---- the disk
 
     def _transfer(self) -> None:
-        """Do at once what has to be done before the planned step; loads end later."""
+        """Save and drop at once; loads end later."""
         plan = self.scheduler.pop_swap_plan()
         for key in plan.drops:
             self.disk.pop(key)
@@ -357,7 +357,7 @@ class GhostEngine:
         self.loads += plan.loads
 
     def finish_load(self, load: Load, at_most: int | None = None) -> None:
-        """What was saved, or the beginning of it, is in the pages, if they still wait for it."""
+        """Write the first `at_most` saved pages of a load, if its request still waits for it."""
         self.loads.remove(load)
         if not self.scheduler.accepts(load):
             return
@@ -424,14 +424,14 @@ class GhostEngine:
                     if chunk.request is other.request:
                         continue
                     page_size = self.scheduler.pool.page_size
-                    behind = (chunk.end - 1) // page_size + 1
-                    mine = set(chunk.page_table[chunk.start // page_size : behind])
+                    last = (chunk.end - 1) // page_size + 1
+                    mine = set(chunk.page_table[chunk.start // page_size : last])
                     assert not mine & set(other.page_table), (
                         "a page in flight is written by another"
                     )
 
     def _judge_written(self, chunk: Chunk) -> None:
-        """A page is written by its one holder, before anybody can find it."""
+        """A page is written only by its single holder, before it can be found."""
         pool = self.scheduler.pool
         for page in chunk.page_table[
             chunk.start // pool.page_size : -(-chunk.end // pool.page_size)
@@ -443,19 +443,19 @@ class GhostEngine:
         pool = self.scheduler.pool
         for chunks, _ in self.unread:
             for chunk in chunks:
-                behind = (chunk.end - 1) // pool.page_size + 1
-                for page in chunk.page_table[chunk.start // pool.page_size : behind]:
+                last = (chunk.end - 1) // pool.page_size + 1
+                for page in chunk.page_table[chunk.start // pool.page_size : last]:
                     assert pool.hash_of(page) is None, f"page {page} is found, but not yet computed"
 
     def _judge_releases(self) -> None:
-        """Of the pages that a request gave back just now, the last is evicted first."""
+        """Of the pages that a request released just now, the last is evicted first."""
         rank = {page: index for index, page in enumerate(self.scheduler.pool.eviction_order())}
         for request in self.requests.values():
             before = self.tables.get(request, ())
             self.tables[request] = request.page_table
             if before and not request.page_table:
                 ranks = [rank[page] for page in before if page in rank]
-                assert ranks == sorted(ranks, reverse=True), "a prefix is evicted before its tail"
+                assert ranks == sorted(ranks, reverse=True), "a prefix is evicted before its end"
 
     def _judge_reports(self) -> None:
         for request in self.requests.values():
@@ -469,7 +469,7 @@ class GhostEngine:
                 assert (report.reason is CacheMiss.OFF) == is_off
 
     def _judge_pins(self) -> None:
-        """Every page of a prefix that was added is found until the prefix is dropped."""
+        """Every page of a named prefix is found until the prefix is dropped."""
         pool = self.scheduler.pool
         for request in self.pinned:
             num_full, num_in_tail = divmod(request.num_prompt, pool.page_size)
@@ -482,7 +482,7 @@ class GhostEngine:
                 assert self.slots[last] == wanted, f"the tail of prefix {request.id} is lost"
 
     def _judge_counts(self) -> None:
-        """Each request counts once, whatever becomes of it."""
+        """Each request counts once, even if it is preempted."""
         stats = self.scheduler.stats()
         admitted = [request for request in self.requests.values() if request.has_run]
         assert stats.prefix_queries == sum(request.num_prompt for request in admitted)
@@ -501,7 +501,7 @@ class GhostEngine:
             "overtaken": {request: request.num_overtaken for request in waiting},
             "deferrals": self.scheduler.stats().align_deferrals,
             "preemptions": self.scheduler.stats().num_preemptions,
-            "tight": self.scheduler.might_preempt(),
+            "might_preempt": self.scheduler.might_preempt(),
             "unread": len(self.unread),
         }
 
@@ -522,20 +522,20 @@ class GhostEngine:
             )
         if preempted:
             assert not before["unread"], "preempted while a step was unread"
-            assert before["tight"], "preempted although it was not tight"
+            assert before["might_preempt"], "preempted although might_preempt() said no"
             assert not planned & before["waiting"], "admitted in a step that preempted"
         self._judge_order(planned & before["waiting"], before)
         is_read = any(self.scheduler.accepts(load) for load in self.loads)
-        # Whoever holds the duplicate of a pinned page may have to set itself back to go on.
+        # A request that holds the duplicate of a pinned page may have to preempt itself.
         assert chunks or before["unread"] or is_read or preempted or not self._live(), (
             "nothing is planned, ever"
         )
-        assert chunks or not preempted or self.planned, "preempted twice in a row for nothing"
+        assert chunks or not preempted or self.planned, "preempted twice in a row without a plan"
         self.planned = bool(chunks)
 
     def _judge_order(self, admitted: set[LiveRequest], before: dict[str, object]) -> None:
-        """Whoever was passed, in its class and by arrival, lacks memory, or a page of budget, or
-        follows a sibling. Only memory lets one pass, and only within the class."""
+        """A request that was overtaken lacks memory, or a page of budget, or follows a leader. Only
+        for lack of memory is it overtaken, and only within its class."""
         if self.scheduler.stats().align_deferrals > before["deferrals"]:
             return
         for request in before["waiting"] - admitted:
@@ -553,15 +553,15 @@ class GhostEngine:
                 place, others = ((r.asked.priority, r.arrival) for r in (request, other))
                 if place < others:
                     assert request.asked.priority == other.asked.priority, (
-                        f"{request.id} is passed by a class"
+                        f"{request.id} is overtaken by another class"
                     )
                     assert request.num_overtaken > before["overtaken"][request], (
-                        f"{request.id} is passed for no reason"
+                        f"{request.id} is overtaken without a reason"
                     )
 
     def _judge_leftovers(self, chunks: list[Chunk], before: dict[str, object]) -> None:
-        """Where all who wait would find pages and a place, whoever fits into what is left of the
-        step is in it, behind whomever it stands."""
+        """Where every waiting request would find pages and a slot, each one that fits into what
+        is left of the step is in it, at any place in the queue."""
         scheduler, config, pool = self.scheduler, self.scheduler.config, self.scheduler.pool
         waiting = [r for r in before["waiting"] if r.state is RequestState.WAITING]
         waiting = [r for r in waiting if r.leader is None]
@@ -621,7 +621,7 @@ class GhostEngine:
 
     def _take(self, output: Output) -> None:
         request = self.requests[output.request_id]
-        assert output.request_id not in self.ends, "more comes after the end"
+        assert output.request_id not in self.ends, "an output after the end"
         assert len(output.token_ids) == 1
         assert output.num_prompt == request.num_prompt
         tokens = self.answers[output.request_id]

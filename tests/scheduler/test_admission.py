@@ -1,4 +1,4 @@
-"""Who starts in a step, and who waits for memory, for budget or for a leader."""
+"""Which requests start in a step, and which wait for memory, budget or a leader."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_four_cold_requests_compute_and_hold_their_long_prefix_once(make_engine:
     engine.drain()
 
 
-def test_a_follower_goes_on_when_its_leader_is_aborted(make_engine: Callable) -> None:
+def test_a_follower_starts_when_its_leader_is_aborted(make_engine: Callable) -> None:
     engine = make_engine(num_pages=64, **{**LARGE, "max_num_batched_tokens": 256})
     prefix = engine.pages(*range(1, 17))
     engine.add(prefix)
@@ -147,7 +147,7 @@ def test_a_follower_goes_on_when_its_leader_is_aborted(make_engine: Callable) ->
     engine.drain()
 
 
-def test_requests_behind_a_follower_do_not_wait_for_it(make_engine: Callable) -> None:
+def test_requests_after_a_follower_do_not_wait_for_it(make_engine: Callable) -> None:
     engine = make_engine(num_pages=64, **{**LARGE, "max_num_batched_tokens": 256})
     prefix = engine.pages(*range(1, 8))
     engine.add(prefix)

@@ -1,4 +1,4 @@
-"""The audit finds a request that is not what its place says."""
+"""The audit finds a request whose fields contradict its state."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_running_request_is_what_it_says(
         check_running([running], pool, num_unread=0)
 
 
-def test_who_waits_holds_nothing_and_who_ends_is_still_in_flight(
+def test_waiting_requests_hold_no_pages_and_ended_ones_are_in_flight(
     running: LiveRequest, pool: PagePool
 ) -> None:
     running.state = RequestState.WAITING

@@ -1,4 +1,4 @@
-"""Whatever the scheduler does, every request gets the answer it would get alone.
+"""Every request gets the answer it would get alone, at any size of cache, chunks and pages.
 
 The ghost engine compares each token as it is read; here the configurations are compared.
 """
@@ -22,7 +22,7 @@ SHARED = [n % 7 for n in range(30)]
 
 
 def prompts(seed: int, count: int = 8) -> list[list[int]]:
-    """Half of them with a common prefix, of different lengths."""
+    """About half of them begin with parts of one shared prefix."""
     draw = random.Random(seed)
     return [
         SHARED[: draw.choice([0, 0, 9, 16, 30])] + draw.choices(range(11), k=draw.randrange(1, 20))
@@ -105,7 +105,7 @@ def test_the_plan_is_a_function_of_the_calls_made_so_far(
 
 
 class Slow:
-    """Plans from what requests and pages are, found anew by looking at all of them.
+    """Plans by looking at all requests and pages anew in every step.
 
     No hashes, no matches remembered, no queues, no index: a page is a hit if what the ghost engine
     wrote to it is what the prompt says. Without classes of clients, forks, pins, the disk and runs
@@ -117,7 +117,7 @@ class Slow:
         self.config, self.size = engine.scheduler.config, engine.scheduler.pool.page_size
 
     def plan(self) -> list[tuple[str, int, int]] | None:
-        """None where somebody has to be preempted."""
+        """None where a request has to be preempted."""
         scheduler, pool = self.engine.scheduler, self.pool
         self.order = pool.eviction_order()
         self.held = {page for page in range(pool.num_pages) if pool.ref_count(page)}

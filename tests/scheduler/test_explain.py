@@ -1,4 +1,4 @@
-"""Every prompt says how far the cache went with it, and why no further."""
+"""Every prompt reports how much of it was cached, and why no more."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_preemption_does_not_change_the_report(make_engine: Callable) -> None:
     assert [r.cache.reason for r in requests] == [CacheMiss.NEW_TEXT] * 3
 
 
-def test_only_so_many_salts_are_remembered(
+def test_a_limited_number_of_salts_is_remembered(
     make_engine: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(explain, "MAX_REMEMBERED", 2)

@@ -1,4 +1,4 @@
-"""Clients share the engine, whatever the length or the number of their requests."""
+"""Clients share the engine, for any length and number of their requests."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_later_request_of_a_client_changes_no_counter() -> None:
 
 
 def serve(engine: object, steps: int) -> Counter[str]:
-    """Tokens that each client got in so many steps."""
+    """Tokens that each client got in this number of steps."""
     got: Counter[str] = Counter()
     for _ in range(steps):
         for chunk in engine.step():

@@ -22,7 +22,7 @@ def test_four_samples_of_1000_tokens_compute_and_hold_the_prompt_once(
     leader, *forks = engine.fork(list(range(1000)), 4, 4)
     engine.step()
     engine.step()  # reads the prompt's step: the forks start
-    assert engine.num_computed == 1000 + 1  # and the leader goes on
+    assert engine.num_computed == 1000 + 1  # and the leader decodes
     assert engine.scheduler.pool.num_used == 31 + 1 + 3  # full pages, and a tail for each
     engine.step()
     assert engine.num_copied == 3
@@ -76,7 +76,9 @@ def test_forks_outlive_a_leader_that_ends_with_its_first_token(make_engine: Call
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3])
-def test_when_the_leader_is_aborted_the_others_go_on(make_engine: Callable, steps: int) -> None:
+def test_when_the_leader_is_aborted_the_other_forks_continue(
+    make_engine: Callable, steps: int
+) -> None:
     engine = make_engine(max_num_batched_tokens=8)
     leader, *forks = engine.fork(PROMPT, 4, 3)
     for _ in range(steps):

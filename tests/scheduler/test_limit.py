@@ -93,7 +93,7 @@ def test_without_chunking_a_prompt_is_taken_whole_or_not_at_all(
 
 @given(chunks, st.integers(1, 100), contexts)
 @example((8, 10, 9), 2, LimitContext(page_size=2, max_model_len=9, step_budget=1, is_aligned=True))
-def test_a_page_of_budget_is_always_enough_to_go_on(
+def test_a_page_of_budget_always_yields_tokens(
     chunk: tuple, budget: int, ctx: LimitContext
 ) -> None:
     ctx = replace(ctx, is_chunked=True)
@@ -154,7 +154,7 @@ def test_a_prompt_that_ends_in_one_token_is_still_a_prefill() -> None:
     assert limit(65, 66, 65, 2048, ALIGNED) == Limit(1, 1)
 
 
-def test_an_empty_budget_and_a_full_context_are_told_apart() -> None:
+def test_an_empty_budget_and_a_full_context_have_different_reasons() -> None:
     assert limit(0, 9, 9, 0, BASE).reason is LimitReason.BUDGET
     assert limit(4096, 4097, 9, 9, BASE).reason is LimitReason.CONTEXT
     whole = replace(BASE, is_chunked=False)

@@ -1,4 +1,4 @@
-"""Who changes what, computed from the source: the page pool, and a request's progress."""
+"""Which files change the page pool and a request's progress, computed from the source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Named prefixes: computed once, kept whatever comes, and never more than may be kept."""
+"""Named prefixes: computed once, never evicted, and within their quota."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_prefix_that_leans_on_a_dropped_one_keeps_its_claim(make_engine: Calla
     assert engine.scheduler.pool.num_pinned == 2
 
 
-def test_who_counted_on_a_dropped_prefix_still_has_a_place(make_engine: Callable) -> None:
+def test_a_request_that_shares_a_dropped_prefix_still_has_room(make_engine: Callable) -> None:
     engine = make_engine(num_pages=7, max_pinned_fraction=1.0, max_num_seqs=1)
     first = engine.add([1] * 4, 1, pins=True)
     engine.drain()
@@ -136,7 +136,9 @@ def test_who_counted_on_a_dropped_prefix_still_has_a_place(make_engine: Callable
     assert len(request.token_ids) == (7 - 3 + 1) * 4
 
 
-def test_who_computed_a_pinned_page_too_holds_the_pinned_one(make_engine: Callable) -> None:
+def test_a_request_that_computed_a_pinned_page_again_holds_the_pinned_one(
+    make_engine: Callable,
+) -> None:
     engine = make_engine(num_pages=8, max_pinned_fraction=0.25, max_num_batched_tokens=48)
     engine.add([1, 2, 3, 4], 1, pins=True)
     request = engine.add([1, 2, 3, 4, 5], None)  # too little in common to wait for
@@ -145,7 +147,7 @@ def test_who_computed_a_pinned_page_too_holds_the_pinned_one(make_engine: Callab
     assert request.num_preemptions == 0
 
 
-def test_whoever_holds_only_pinned_pages_is_no_victim(make_engine: Callable) -> None:
+def test_a_request_that_holds_only_pinned_pages_is_not_a_victim(make_engine: Callable) -> None:
     engine = make_engine(num_pages=10, max_pinned_fraction=0.5)
     engine.add(PREFIX, 1, pins=True)
     engine.drain()
@@ -199,7 +201,7 @@ def test_a_prefixs_tail_is_copied_or_computed_again(
         engine.drain()
         assert request.num_cached == request.cache.num_tokens == cached
         assert request.cache.num_pages == 4
-    # Of 22 tokens what is behind the prefix, or behind its full pages; and one of two answered.
+    # Of 22 tokens those after the prefix, or after its full pages; and one of two answered.
     assert engine.num_computed - computed == 3 * (22 - cached + 1)
     assert engine.num_copied == (3 if tail is PageTail.COPY else 0)
     tails = {engine.requests[f"r{number}"].page_hashes[4] for number in (1, 2, 3)}

@@ -1,4 +1,4 @@
-"""What went wrong in other engines, P1 to P15, each with a test that it does not here.
+"""What went wrong in other engines, P1 to P15, each with a test that it does not happen here.
 
 The numbers and their sources (issues of vLLM, SGLang and others) are those of the catalogue that the
 scheduler was written against. `tests/mutation` plants each pitfall, and its test has to find it.
@@ -52,7 +52,7 @@ def test_p02_prompts_that_only_fit_one_after_the_other_do_not_thrash(make_engine
 
 
 def test_p03_decodes_that_grow_do_not_preempt_each_other_for_ever(make_engine: Callable) -> None:
-    """vllm#44594: after the first preemptions admission leaves room to grow."""
+    """vllm#44594: after the first preemption, admission leaves room to grow."""
     engine = make_engine(num_pages=40, page_size=4, max_model_len=64)
     for number in range(24):
         engine.add([number % 11] * 9, max_tokens=30)
@@ -71,8 +71,8 @@ def test_p04_the_victim_is_the_one_that_costs_least(make_engine: Callable) -> No
     engine.drain()
 
 
-def test_p05_whoever_can_free_no_page_now_is_no_victim(make_engine: Callable) -> None:
-    """vllm#49675: victims whose pages were in flight, or held by others too, one after the other."""
+def test_p05_a_request_that_cannot_free_a_page_now_is_not_a_victim(make_engine: Callable) -> None:
+    """vllm#49675: victims whose pages were in flight, or held by others as well, one after the other."""
     engine = make_engine(num_pages=8)
     twins = [engine.add([1] * 8, 8) for _ in range(2)]
     engine.launch()
@@ -86,7 +86,7 @@ def test_p05_whoever_can_free_no_page_now_is_no_victim(make_engine: Callable) ->
 def test_p06_holders_of_restored_pages_go_before_requests_without_any(
     make_engine: Callable,
 ) -> None:
-    """vllm#44560: loaded requests waited, with all pages, behind a head that found none."""
+    """vllm#44560: loaded requests, holding all their pages, waited for a head that found none."""
     engine = make_engine(
         num_pages=8, preemption_mode=PreemptionMode.SWAP, enable_prefix_caching=False
     )
@@ -97,7 +97,7 @@ def test_p06_holders_of_restored_pages_go_before_requests_without_any(
             engine.read()
         engine.launch()
     holder = engine.loads[0].request_id
-    engine.add([7] * 25, 4, priority=-1)  # goes before everybody who waits, and finds no memory
+    engine.add([7] * 25, 4, priority=-1)  # goes before all waiting requests, and finds no memory
     engine.finish_load(engine.loads[0])
     while engine.unread:
         engine.read()
@@ -105,7 +105,7 @@ def test_p06_holders_of_restored_pages_go_before_requests_without_any(
     engine.drain()
 
 
-def test_p07_a_request_that_is_read_from_disk_takes_a_slot(make_engine: Callable) -> None:
+def test_p07_a_request_that_is_read_from_disk_counts_as_running(make_engine: Callable) -> None:
     """vLLM's test_worker_slot_overflow."""
     engine = make_engine(
         num_pages=8,
@@ -143,7 +143,7 @@ def test_p08_a_long_prompt_does_not_keep_the_others_out_of_a_step(make_engine: C
     engine.drain()
 
 
-def test_p08_who_lacks_memory_is_passed_once(make_engine: Callable) -> None:
+def test_p08_a_request_that_lacks_memory_is_overtaken_once(make_engine: Callable) -> None:
     engine = make_engine(num_pages=10, max_model_len=40)
     engine.add([1] * 20, max_tokens=12)
     engine.launch()
@@ -155,7 +155,7 @@ def test_p08_who_lacks_memory_is_passed_once(make_engine: Callable) -> None:
     assert started == ["r0", "r2", "r1", "r3"]
 
 
-def test_p09_who_gets_less_than_a_page_is_deferred_and_the_others_go_on(
+def test_p09_a_prompt_with_less_than_a_page_of_budget_is_deferred_and_others_start(
     make_engine: Callable,
 ) -> None:
     """vllm-ascend#16916: alignment left nothing of a chunk, and the loop ended."""
@@ -209,7 +209,7 @@ def test_p12_neither_retries_nor_preemptions_count_as_hits(make_engine: Callable
 
 
 def test_p13_a_cold_request_is_not_passed_by_cached_ones(make_engine: Callable) -> None:
-    """sglang#31954: longest match first starves who matches nothing."""
+    """sglang#31954: longest match first starves requests that match nothing."""
     engine = make_engine(num_pages=64, max_num_seqs=1)
     engine.add(PREFIX, 1)
     engine.drain()
@@ -221,7 +221,7 @@ def test_p13_a_cold_request_is_not_passed_by_cached_ones(make_engine: Callable) 
     engine.drain()
 
 
-def test_p14_one_that_can_never_fit_is_refused_and_keeps_nobody_waiting(
+def test_p14_a_prompt_that_can_never_fit_is_refused_and_delays_no_other(
     make_engine: Callable,
 ) -> None:
     engine = make_engine(num_pages=4, max_model_len=64)

@@ -66,7 +66,7 @@ def test_a_prefix_that_others_hold_costs_nothing_to_recompute(pool: PagePool) ->
     assert choose_victim([long, sharer, alone], pool, 3) is sharer
 
 
-def test_whoever_frees_no_page_is_never_the_victim(pool: PagePool) -> None:
+def test_a_request_that_frees_no_page_is_never_the_victim(pool: PagePool) -> None:
     leader = running(pool, 0, 3)
     sharer = running(pool, 1, 0, shared=leader.page_table)
     running(pool, 2, 0, shared=leader.page_table)
@@ -74,7 +74,7 @@ def test_whoever_frees_no_page_is_never_the_victim(pool: PagePool) -> None:
     assert choose_victim([], pool, 3) is None
 
 
-def test_whoever_is_in_flight_is_never_the_victim(pool: PagePool) -> None:
+def test_a_request_in_flight_is_never_the_victim(pool: PagePool) -> None:
     busy, idle = running(pool, 0, 1, num_in_flight=1), running(pool, 1, 5)
     assert choose_victim([busy, idle], pool, 3) is idle
     assert choose_victim([busy], pool, 3) is None

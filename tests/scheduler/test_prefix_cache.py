@@ -121,7 +121,7 @@ def test_a_page_whose_last_token_was_dropped_is_not_published(make_engine: Calla
     assert engine.scheduler.pool.num_used == 0
 
 
-def test_whoever_computed_a_page_second_holds_the_first_ones(make_engine: Callable) -> None:
+def test_a_request_that_computed_a_page_second_holds_the_first_one(make_engine: Callable) -> None:
     engine = make_engine(num_pages=64, **LARGE)
     prefix = engine.pages(1, 2, 3)  # too short to wait for
     for number in range(3):
@@ -156,7 +156,9 @@ def test_a_copied_page_that_became_the_same_again_is_given_back(make_engine: Cal
     engine.drain()
 
 
-def test_a_conversation_that_goes_on_after_a_tool_finds_its_pages(make_engine: Callable) -> None:
+def test_a_conversation_that_continues_after_a_tool_call_finds_its_pages(
+    make_engine: Callable,
+) -> None:
     found = []
     for seconds in (0, 60):
         engine = make_engine(num_pages=16)

@@ -27,7 +27,7 @@ def followers(stats: SchedulerStats) -> PrefixFollowers:
     return followers
 
 
-def test_whoever_misses_four_pages_that_another_computes_waits(
+def test_a_request_that_misses_four_pages_being_computed_waits(
     followers: PrefixFollowers, stats: SchedulerStats
 ) -> None:
     assert followers.must_wait(request("a"), HASHES[:4])

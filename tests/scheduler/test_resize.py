@@ -1,4 +1,4 @@
-"""Another number of pages under way: what is held moves, what would not fit is refused or set back.
+"""Resizing a pool in use: held pages move, and what would not fit is refused or preempted.
 
 `GhostEngine.resize` moves what the slots hold, counts on its own whether a resize is to be refused,
 and every step after it attends over the slots that have moved.
@@ -23,11 +23,11 @@ def run_until(engine: object, is_there: Callable[[], bool]) -> None:
         if is_there():
             return
         engine.step()
-    raise AssertionError("it never came to that")
+    raise AssertionError("the condition never came true")
 
 
 def occupy(engine: object, num_pages: int) -> LiveRequest:
-    """Have a request take the first pages, so that those of others lie above them."""
+    """A request that holds the first pages, so that other requests get higher ids."""
     length = num_pages * engine.scheduler.pool.page_size - 1
     request = engine.add([9] * length, 1000)
     run_until(engine, lambda: request.num_computed >= length)
@@ -90,7 +90,7 @@ def test_a_request_that_fills_its_context_does_not_refuse_a_pool_that_holds_the_
 # ---- larger
 
 
-def test_a_larger_pool_takes_longer_requests_and_more_of_them(make_engine: Callable) -> None:
+def test_a_larger_pool_admits_longer_and_more_requests(make_engine: Callable) -> None:
     engine = make_engine(num_pages=4, max_model_len=64, max_pinned_fraction=0.5)
     request = engine.add(list(range(10)), None)
     engine.step()
@@ -109,7 +109,7 @@ def test_a_larger_pool_takes_longer_requests_and_more_of_them(make_engine: Calla
 # ---- smaller
 
 
-def test_answers_under_way_are_the_same_in_other_pages(make_engine: Callable) -> None:
+def test_running_answers_are_the_same_after_their_pages_moved(make_engine: Callable) -> None:
     engine = make_engine(num_pages=32)
     first = occupy(engine, 10)
     others = [engine.add([number] * 9, 12) for number in (1, 2)]
@@ -152,7 +152,7 @@ def test_a_named_prefix_is_found_where_it_has_moved(make_engine: Callable) -> No
     assert engine.scheduler.pool.num_used == 0
 
 
-def test_what_is_kept_for_a_conversation_outlives_a_smaller_pool(make_engine: Callable) -> None:
+def test_kept_pages_survive_a_smaller_pool(make_engine: Callable) -> None:
     engine = make_engine(num_pages=32)
     turn = engine.add(list(range(16)), 1)
     engine.drain()
@@ -168,7 +168,7 @@ def test_what_is_kept_for_a_conversation_outlives_a_smaller_pool(make_engine: Ca
 
 
 def test_what_waits_is_matched_anew(make_engine: Callable) -> None:
-    """Its match names pages; the request that it waits for keeps it from being looked at again."""
+    """Its remembered match names pages; a request that it follows keeps admission from looking again."""
     engine = make_engine(num_pages=24, max_model_len=96, growth_pages=0)
     first = occupy(engine, 10)
     large = engine.add(PREFIX[:16] + [5] * 16, 1000)
@@ -187,7 +187,7 @@ def test_what_waits_is_matched_anew(make_engine: Callable) -> None:
     assert waiting.num_cached == 16
 
 
-def test_a_follower_goes_on_waiting_for_its_leader(make_engine: Callable) -> None:
+def test_a_follower_still_waits_for_its_leader_after_a_resize(make_engine: Callable) -> None:
     engine = make_engine(num_pages=40, max_num_batched_tokens=8, prefix_follow_pages=2)
     first = occupy(engine, 12)
     leader = engine.add([*range(32)], 4)
@@ -233,7 +233,7 @@ def test_a_smaller_pool_has_fewer_hot_pages_and_a_smaller_quota(make_engine: Cal
 
 
 @pytest.mark.parametrize("mode", PreemptionMode)
-def test_who_has_no_room_any_more_starts_again_later(
+def test_requests_without_room_in_a_smaller_pool_are_preempted(
     mode: PreemptionMode, make_engine: Callable, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -251,7 +251,7 @@ def test_who_has_no_room_any_more_starts_again_later(
 
 
 def test_forks_that_have_no_page_of_their_own_give_way_as_well(make_engine: Callable) -> None:
-    """Each shares all its pages, so that none of them alone would free one."""
+    """Each shares all its pages, so none of them alone would free one."""
     engine = make_engine(num_pages=32, max_num_batched_tokens=128)
     groups = [engine.fork([*range(first, first + 33)], 8, 3) for first in (0, 100)]
     engine.launch()

@@ -31,7 +31,7 @@ def test_decodes_are_never_delayed_by_a_waiting_prefill(make_engine: Callable) -
     engine.drain()
 
 
-def test_decodes_come_first_then_prompts_under_way_then_new_ones(make_engine: Callable) -> None:
+def test_decodes_come_first_then_unfinished_prompts_then_new_ones(make_engine: Callable) -> None:
     engine = make_engine(
         num_pages=512, max_num_batched_tokens=128, page_size=PAGE, max_model_len=4096
     )
@@ -230,7 +230,7 @@ def test_a_preempted_request_goes_before_later_ones_and_keeps_its_outputs(
     assert engine.scheduler.stats().overtakes <= 1
 
 
-def test_a_step_that_preempts_admits_nobody(make_engine: Callable) -> None:
+def test_a_step_that_preempts_admits_no_request(make_engine: Callable) -> None:
     engine = make_engine(num_pages=4, page_size=4, max_model_len=16)
     engine.add([1] * 5, max_tokens=10)
     engine.add([2] * 5, max_tokens=10)
@@ -339,7 +339,7 @@ def test_an_abort_of_a_waiting_request_leaves_no_trace(make_engine: Callable) ->
 
 def test_an_abort_of_an_unknown_or_ended_request_does_nothing(make_engine: Callable) -> None:
     engine = make_engine()
-    assert engine.scheduler.abort("nobody") == []
+    assert engine.scheduler.abort("unknown") == []
     engine.add([1], max_tokens=1)
     engine.drain()
     assert engine.scheduler.abort("r0") == []
@@ -353,7 +353,7 @@ def test_a_stop_string_is_reported_as_stop(make_engine: Callable) -> None:
     assert (output.token_ids, output.finish_reason) == ((), FinishReason.STOP)
 
 
-def test_aborting_all_ends_everyone(make_engine: Callable) -> None:
+def test_abort_all_ends_every_request(make_engine: Callable) -> None:
     engine = make_engine(max_num_seqs=2)
     for number in (1, 2, 3):
         engine.add([number] * 3)
@@ -427,7 +427,7 @@ def test_a_guided_request_waits_for_its_token_and_others_do_not(make_engine: Cal
     engine.read()
     assert {chunk.request: chunk.is_lazy for chunk in engine.launch()}[guided]
     engine.drain()
-    # The scheduler let it read whatever was known, in order and once.
+    # The scheduler fed it every known token, in order and once.
     assert guide.seen == [*guided.token_ids[3 : 3 + guide.num_read]]
 
 
@@ -451,7 +451,7 @@ def test_three_unread_steps_are_refused(make_engine: Callable) -> None:
     engine.drain()
 
 
-def test_an_empty_plan_is_no_step(make_engine: Callable) -> None:
+def test_an_empty_plan_is_not_a_step(make_engine: Callable) -> None:
     scheduler = make_engine().scheduler
     assert scheduler.schedule() == []
     assert scheduler.update([], []) == []
@@ -461,7 +461,7 @@ def test_an_empty_plan_is_no_step(make_engine: Callable) -> None:
 # ---- reset
 
 
-def test_a_forced_reset_takes_running_requests_pages_and_changes_no_answer(
+def test_a_forced_reset_requeues_running_requests_and_changes_no_answer(
     make_engine: Callable, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = make_engine()

@@ -31,7 +31,7 @@ PIECES = ([1] * PAGE_SIZE, [2] * PAGE_SIZE, [1, 2, 3, 4])
 
 
 def walk(num_pages: int, path: int, cut: int) -> list[int]:
-    """`path` has a digit for each page; a list of them would take five times as long to draw."""
+    """`path` has a digit for each page; drawing a list of digits would take five times as long."""
     digits = [path // len(PIECES) ** depth % len(PIECES) for depth in range(num_pages)]
     return [token for digit in digits for token in PIECES[digit]][: cut or None]
 
@@ -64,7 +64,7 @@ configurations = st.fixed_dictionaries(
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Every rule ends with an audit, most of them within the engine."""
+    """Every rule ends with an audit, mostly within the engine."""
 
     def __init__(self, make_engine: Callable) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(num_pages=st.integers(2, 30), might_preempt=st.booleans())
     def resize(self, num_pages: int, might_preempt: bool) -> None:
-        """To any size, or while requests share the pool to one that is too small for them."""
+        """To any size, or to one that is too small for the running requests."""
         scheduler = self.engine.scheduler
         if might_preempt and scheduler.stats().num_running > 1:
             num_pages = max(2, scheduler.pool.num_used - num_pages % 5)
@@ -217,6 +217,6 @@ def test_no_order_of_events_breaks_an_invariant(make_engine: Callable) -> None:
 
 @pytest.mark.slow
 def test_no_order_of_events_breaks_an_invariant_however_long(make_engine: Callable) -> None:
-    """With MLXSERVE_MACHINE_EXAMPLES, so many examples that are new in every run."""
+    """With MLXSERVE_MACHINE_EXAMPLES, as many examples, new in every run."""
     examples = os.environ.get("MLXSERVE_MACHINE_EXAMPLES")
     run_machine(make_engine, int(examples or 2000), steps=60, derandomize=examples is None)

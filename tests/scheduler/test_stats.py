@@ -1,4 +1,4 @@
-"""What an option of the scheduler changes shows in a counter."""
+"""What an option changes can be seen in a counter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan in the making takes from the budget what it charges, and gives it back."""
+"""Adding to a plan charges the budget, and a refund returns the charge."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mlxserve.scheduler.limit import DECODE, Limit, LimitContext
 from mlxserve.scheduler.step import Step
 
 
-def test_what_is_refunded_can_be_taken_again_and_only_once() -> None:
+def test_a_refund_returns_the_charge_once() -> None:
     step = Step(LimitContext(page_size=4, max_model_len=64, step_budget=10), 10, may_preempt=True)
     decode, prompt = (LiveRequest(Request(name, [1], SamplingParams())) for name in "ab")
     step.add(decode, DECODE)

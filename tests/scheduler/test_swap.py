@@ -1,4 +1,4 @@
-"""Preemption with the disk: what was computed is read back, and whatever is lost is computed."""
+"""Preemption with the disk: saved pages are read back, and lost ones computed again."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SWAP = {"preemption_mode": PreemptionMode.SWAP}
 
 
 def crowd(engine: object, count: int = 3, prompt: int = 9, answer: int = 16) -> list[LiveRequest]:
-    """More answers than the pool has pages for."""
+    """More requests than the pool has pages for."""
     return [engine.add([number] * prompt, answer) for number in range(count)]
 
 
 def preempt_one(engine: object) -> LiveRequest:
-    """Step until a request lost its pages."""
+    """Step until a request is preempted."""
     while True:
         engine.launch()
         for request in engine.requests.values():
@@ -77,7 +77,7 @@ def test_pages_that_others_hold_are_not_saved(make_engine: Callable) -> None:
     engine.drain()
 
 
-def test_a_request_that_waits_for_the_disk_holds_its_pages_and_others_go_on(
+def test_a_request_that_waits_for_the_disk_holds_its_pages_and_others_continue(
     make_engine: Callable,
 ) -> None:
     engine = make_engine(num_pages=8, enable_prefix_caching=False, **SWAP)

@@ -83,7 +83,7 @@ def test_a_client_does_not_grow_old_into_more_than_its_share() -> None:
 
 
 @given(st.lists(st.integers(-2, 2), min_size=1, max_size=20), st.data())
-def test_what_is_removed_is_gone_and_the_rest_keeps_its_order(
+def test_removing_a_request_keeps_the_order_of_the_others(
     priorities: list[int], data: st.DataObject
 ) -> None:
     requests = [request(arrival, priority) for arrival, priority in enumerate(priorities)]
