@@ -294,7 +294,7 @@ class Chat:
 
     def _keep(self, request: Request) -> None:
         if self._tool_keep_seconds:
-            self._engine.keep(request, self._tool_keep_seconds)
+            self._engine.keep_pages(request, self._tool_keep_seconds)
 
     def _request_ids(self, name: str | None, count: int) -> Iterator[str]:
         if name is None:

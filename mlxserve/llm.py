@@ -1,12 +1,12 @@
-"""The library's face: LLM for scripts and notebooks, AsyncLLM for programs with an event loop.
+"""The library: LLM for scripts and notebooks, AsyncLLM for programs with an event loop.
 
     llm = LLM()                                        # the embedded model
     llm.chat([{"role": "user", "content": "Hello"}])[0].text
     llm.generate(["Once upon", "There was"], SamplingParams(max_tokens=32, temperature=0))
     for delta in llm.stream("Once upon"): print(delta.text, end="")
 
-Both fold `Chat`'s stream, like everything else that answers. LLM runs AsyncLLM in an event loop on
-a thread of its own, so it works where a loop is running already.
+Both read `Chat`'s stream, as the HTTP API does. LLM runs AsyncLLM in an event loop on a thread of
+its own, so it also works where an event loop is already running, as in a notebook.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class AsyncLLM:
-    """A model and its engine, for use in an event loop. Loading blocks; everything else awaits."""
+    """A model and its engine, for use in an event loop. Only loading the model blocks."""
 
     def __init__(
         self, model: str | None = None, *, config: EngineConfig | None = None, **options: Any
@@ -67,6 +67,11 @@ class AsyncLLM:
     def max_model_len(self) -> int:
         return self._chat.max_model_len
 
+    @property
+    def default_params(self) -> SamplingParams:
+        """What the model's authors recommend."""
+        return self._chat.default_params
+
     async def generate(
         self,
         prompt: Prompt,
@@ -81,7 +86,7 @@ class AsyncLLM:
         options: the fields of RequestOptions, such as `prefix_name`, `cache_salt` and `priority`
         Raises InvalidRequest and its subclasses, QueueFull, EngineStopped.
         """
-        params = params or self._default
+        params = params or self.default_params
         token_ids, request_options = await self._prepared(prompt, turn, options)
         answers = await self._chat.submit_all([token_ids], params, request_options)
         try:
@@ -101,7 +106,7 @@ class AsyncLLM:
     ) -> RequestOutput:
         """Answer one conversation. Raises what `generate` raises.
 
-        `tools`: definitions as OpenAI spells them; `turn` says more about their use.
+        tools: definitions in OpenAI's format; pass `turn` instead to say more about their use
         """
         turn = turn or AssistantTurn(tools=tools)
         messages = _conversation(messages)
@@ -115,8 +120,8 @@ class AsyncLLM:
         turn: AssistantTurn | None = None,
         **options: Any,
     ) -> AsyncIterator[Delta]:
-        """The answer's pieces as they come. Leaving the loop early aborts the request."""
-        params = params or self._default
+        """The deltas of one answer as they come. Leaving the loop early aborts the request."""
+        params = params or self.default_params
         token_ids, request_options = await self._prepared(prompt, turn, options)
         answer = await self._chat.submit(token_ids, params, request_options)
         try:
@@ -126,11 +131,11 @@ class AsyncLLM:
             await answer.aclose()
 
     async def add_prefix(self, name: str, prefix: Prompt, *, cache_salt: str | None = None) -> None:
-        """Compute a text or the beginning of a conversation once, under a name.
+        """Compute a text or the beginning of a conversation, and keep its pages under a name.
 
-        Requests with `prefix_name` get it prepended and find it in the cache, where its pages
-        stay until the prefix is removed; others do only with its `cache_salt`.
-        Raises PrefixQuotaExceeded, and what `generate` raises.
+        A request with this `prefix_name` has the prefix prepended and finds its pages in the cache;
+        so does one that begins with the same tokens and has the same `cache_salt`. The pages stay
+        until the prefix is removed. Raises PrefixQuotaExceeded, and what `generate` raises.
         """
         token_ids = await self._token_ids(prefix, add_generation_prompt=False)
         await self._chat.add_prefix(name, token_ids, cache_salt=cache_salt)
@@ -169,12 +174,8 @@ class AsyncLLM:
         await self._chat.check()
 
     def close(self) -> None:
-        """End the engine. Idempotent."""
+        """Abort every answer and end the engine. Idempotent."""
         self._chat.close()
-
-    @property
-    def _default(self) -> SamplingParams:
-        return self._chat.default_params
 
     async def _prepared(
         self, prompt: Prompt, turn: AssistantTurn | None, options: Mapping[str, Any]
@@ -208,7 +209,7 @@ class AsyncLLM:
 class LLM:
     """A model and its engine, for scripts: every call waits for its result.
 
-    `with LLM() as llm:` ends the engine at the end of the block; `close()` does so by hand.
+    `with LLM() as llm:` closes the engine at the end of the block.
     """
 
     def __init__(
@@ -221,7 +222,7 @@ class LLM:
             target=self._loop.run_forever, name="mlxserve-llm", daemon=True
         )
         self._thread.start()
-        # Also without close(): when the last reference or the process ends.
+        # Runs at the latest when the object is collected, or the process ends.
         self._close = weakref.finalize(self, _shut_down, self._llm, self._loop, self._thread)
 
     @property
@@ -242,8 +243,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue each prompt as it is, without a chat template; all at once, in order.
 
-        `prompts`: one text, or a list of texts or of token id lists. `params`: one for all, one
-        for each, or None for the model's own. Nothing is computed unless every prompt is valid.
+        prompts: one text, or a list of texts or of token id lists
+        params: for all prompts, a list with one for each, or None for the model's defaults
+        options: as AsyncLLM's
         """
         if isinstance(prompts, str):
             prompts = [prompts]
@@ -264,7 +266,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation, or several at once, in the model's chat template.
 
-        `tools`: definitions as OpenAI spells them; `turn` says more about their use.
+        tools: definitions in OpenAI's format; pass `turn` instead to say more about their use
+        options: as AsyncLLM's
         """
         turn = turn or AssistantTurn(tools=tools)
         is_one = bool(messages) and isinstance(messages[0], Mapping)
@@ -280,7 +283,7 @@ class LLM:
         turn: AssistantTurn | None = None,
         **options: Any,
     ) -> Iterator[Delta]:
-        """The pieces of one answer as they come. Leaving the loop early aborts the request."""
+        """The deltas of one answer as they come. Leaving the loop early aborts the request."""
         deltas = self._llm.stream(prompt, params, turn=turn, **options)
         try:
             while (delta := self._run(anext(deltas, None))) is not None:
@@ -289,7 +292,7 @@ class LLM:
             self._run(deltas.aclose())  # type: ignore[attr-defined]
 
     def add_prefix(self, name: str, prefix: Prompt, *, cache_salt: str | None = None) -> None:
-        """Compute a text or the beginning of a conversation once, under a name."""
+        """As AsyncLLM's."""
         self._run(self._llm.add_prefix(name, prefix, cache_salt=cache_salt))
 
     def remove_prefix(self, name: str) -> None:
@@ -312,11 +315,11 @@ class LLM:
         return self._run(self._llm.resize_cache(num_pages))
 
     def check(self) -> None:
-        """Audit requests and pages. Raises AssertionError."""
+        """As AsyncLLM's."""
         self._run(self._llm.check())
 
     def close(self) -> None:
-        """End the engine. Idempotent."""
+        """Abort every answer and end the engine. Idempotent."""
         self._close()
 
     def __enter__(self) -> Self:
@@ -339,7 +342,7 @@ class LLM:
         options: Mapping[str, Any],
     ) -> list[RequestOutput]:
         if params is None or isinstance(params, SamplingParams):
-            params = [params or self._llm._default] * len(prompts)
+            params = [params or self._llm.default_params] * len(prompts)
         if len(params) != len(prompts):
             raise InvalidParameter("params", f"{len(params)} for {len(prompts)} prompts")
         return self._run(self._gather(prompts, params, use_tqdm, turn, options))
@@ -379,7 +382,7 @@ class LLM:
         except BaseExceptionGroup as group:  # of a batch: the first failure ends the others
             raise group.exceptions[0] from None
         except KeyboardInterrupt:
-            future.cancel()  # aborts what is running, so that the next call finds the engine free
+            future.cancel()  # aborts the requests, so that the next call finds the engine idle
             raise
 
 

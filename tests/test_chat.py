@@ -1,4 +1,4 @@
-"""Text of an answer: what leaves Chat is the text of the tokens, whatever the pieces."""
+"""Chat: prompts to requests, and the tokens of answers to deltas."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def collect(chat: Chat, prompt: Sequence[int], params: SamplingParams) -> 
 
 
 async def until_idle(chat: Chat) -> None:
-    """Wait for the engine to come to rest, audit it, and see that it holds nothing."""
+    """Wait until no request runs and no page is held, then audit the engine."""
     async with asyncio.timeout(20):
         while chat.stats().scheduler.num_running or chat.stats().pool.num_used:
             await chat.check()
@@ -73,7 +73,7 @@ def outputs_of(pieces: Sequence[Sequence[int]]) -> list[Output]:
 
 
 @given(text=st.text(max_size=40), cuts=st.lists(st.integers(0, 60), max_size=8))
-def test_any_split_of_any_text_gives_the_same_text(
+def test_the_text_does_not_depend_on_how_tokens_are_grouped(
     text: str, cuts: list[int], tokenizer: Tokenizer
 ) -> None:
     ids = tokenizer.encode(text)
@@ -114,7 +114,7 @@ def test_the_text_ends_before_the_first_stop_string_in_any_split(
         assert seen == text
 
 
-def test_an_end_token_is_counted_and_not_shown(tokenizer: Tokenizer) -> None:
+def test_an_end_token_is_counted_but_not_shown(tokenizer: Tokenizer) -> None:
     end = min(tokenizer.eos_token_ids)
     hello = tokenizer.encode("hello")
     decoder = DeltaDecoder(tokenizer, SamplingParams(), frozenset({end}))
@@ -217,7 +217,7 @@ def test_a_stop_string_ends_the_request_in_the_engine_too(chat: Chat) -> None:
     run(scenario())
 
 
-def test_closing_an_answer_gives_its_pages_back(chat: Chat) -> None:
+def test_closing_an_answer_releases_its_pages(chat: Chat) -> None:
     async def scenario() -> None:
         answer = await chat.submit(
             list(range(40)), SamplingParams(max_tokens=400, temperature=0, ignore_eos=True)
@@ -260,7 +260,7 @@ def test_a_repeated_prompt_recomputes_at_most_one_page(chat: Chat) -> None:
     assert len(prompt) - second <= 16
 
 
-def test_a_salt_shares_no_page(chat: Chat) -> None:
+def test_different_salts_share_no_page(chat: Chat) -> None:
     prompt = list(range(200, 280))
 
     async def cached(salt: str | None) -> int:
@@ -283,7 +283,7 @@ def test_a_salt_shares_no_page(chat: Chat) -> None:
         ([1], SamplingParams(stop_token_ids=(10**6,)), InvalidParameter, "stop_token_ids"),
     ],
 )
-def test_a_bad_request_is_refused_before_anything_is_computed(
+def test_an_invalid_request_is_refused_before_anything_is_computed(
     chat: Chat,
     prompt: list[int],
     params: SamplingParams,
@@ -316,7 +316,7 @@ def test_a_named_prefix_is_computed_once_and_found_by_name(chat: Chat) -> None:
         run(submit_named(chat, "terms", [9, 9]))
 
 
-def test_an_answer_ends_with_what_the_cache_did_for_it(chat: Chat) -> None:
+def test_usage_has_a_report_of_the_prefix_cache(chat: Chat) -> None:
     prompt = [(411 + 37 * n) % 500 for n in range(40)]
 
     def report(prompt: Sequence[int]) -> CacheReport | None:
@@ -355,7 +355,7 @@ def test_a_prefix_beyond_its_share_of_the_cache_is_refused(chat: Chat) -> None:
     chat.remove_prefix("half")
 
 
-def test_a_prefix_whose_caller_goes_away_is_not_kept(chat: Chat) -> None:
+def test_a_prefix_whose_caller_is_cancelled_is_not_kept(chat: Chat) -> None:
     async def scenario() -> None:
         adding = asyncio.create_task(chat.add_prefix("gone", list(range(300))))
         await asyncio.sleep(0)
@@ -386,7 +386,7 @@ def test_a_text_that_can_never_fit_is_refused_unread(
         chat.render([{"role": "system", "content": "x"}, {"role": "user", "content": huge}])
 
 
-def test_a_snapshot_names_the_requests_that_are_under_way(chat: Chat) -> None:
+def test_a_snapshot_shows_running_requests(chat: Chat) -> None:
     async def scenario() -> None:
         params = SamplingParams(max_tokens=200, ignore_eos=True)
         options = RequestOptions(client="me", request_id="mine")
@@ -419,7 +419,7 @@ def test_answers_to_one_request_have_its_id_and_a_number(chat: Chat) -> None:
     assert len(set(run(names(RequestOptions(), 2)))) == 2
 
 
-def test_after_close_everything_says_that_the_engine_has_ended(
+def test_a_closed_chat_raises_engine_stopped(
     model_folder: Callable[[str], Path],
 ) -> None:
     chat = build_chat(
@@ -442,7 +442,7 @@ def test_after_close_everything_says_that_the_engine_has_ended(
     chat.close()
 
 
-def test_a_text_is_embedded_beside_answers_and_neither_changes(chat: Chat) -> None:
+def test_embedding_a_text_beside_an_answer_changes_neither(chat: Chat) -> None:
     text = list(range(5, 200))
 
     async def both() -> tuple[list[list[float]], list[Delta]]:
@@ -464,7 +464,7 @@ def test_a_text_that_cannot_be_embedded_is_refused(chat: Chat, token_ids: list[i
         run(chat.embed(token_ids))
 
 
-def test_an_embedding_that_is_given_up_leaves_the_engine_as_it_was(chat: Chat) -> None:
+def test_a_cancelled_embedding_leaves_the_engine_consistent(chat: Chat) -> None:
     async def give_up() -> None:
         task = asyncio.ensure_future(chat.embed([5] * 400))
         await asyncio.sleep(0)

@@ -165,7 +165,7 @@ SMALL: Any = {"num_pages": 9, "page_size": 16, "disable_log_stats": True}
 
 @pytest.fixture(scope="module")
 def answers(model_folder: Callable[[str], Path]) -> list[tuple[int, ...]]:
-    """What a crowd is told where there is room for all of it."""
+    """The answers to CROWD from a cache that has room for all of them."""
     folder = str(model_folder("llama"))
     with LLM(folder, num_pages=200, page_size=16, disable_log_stats=True) as roomy:
         outputs = roomy.generate(CROWD, LONG, use_tqdm=False)
@@ -321,7 +321,9 @@ def test_the_page_a_prefix_ends_in_is_copied_or_computed_again_for_the_same_answ
     assert computed["recompute"] == computed["copy"] + 3 * 9 + 15
 
 
-def test_a_request_runs_on_its_own_terms(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_options_reach_the_engine_and_the_cache(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
     submit = AsyncEngine.submit
 
@@ -366,7 +368,7 @@ def test_an_invalid_request_option_is_refused(llm: LLM, option: Any) -> None:
         ("\ud800", InvalidRequest),
     ],
 )
-def test_a_bad_prompt_is_one_clear_error_and_the_next_one_works(
+def test_an_invalid_prompt_is_an_error_and_the_next_prompt_works(
     llm: LLM, prompts: object, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
@@ -377,12 +379,14 @@ def test_a_bad_prompt_is_one_clear_error_and_the_next_one_works(
 @pytest.mark.parametrize(
     "messages", [[], [{}], [{"content": "no role"}], "text", [[{"role": "user"}, "x"]]]
 )
-def test_bad_messages_are_refused(llm: LLM, messages: object) -> None:
+def test_invalid_messages_are_refused(llm: LLM, messages: object) -> None:
     with pytest.raises(InvalidRequest):
         llm.chat(messages, GREEDY, use_tqdm=False)  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_built_says_why(model_folder: Callable[[str], Path]) -> None:
+def test_an_engine_that_cannot_be_built_is_an_error_that_says_why(
+    model_folder: Callable[[str], Path],
+) -> None:
     folder = str(model_folder("llama"))
     with pytest.raises(InvalidConfig, match="page_size"):
         LLM(folder, page_size=7)
@@ -404,7 +408,7 @@ def test_options_change_a_config_that_is_given(model_folder: Callable[[str], Pat
         assert llm.max_model_len == 8 * 16
 
 
-def test_a_closed_llm_says_so(model_folder: Callable[[str], Path]) -> None:
+def test_a_closed_llm_raises_engine_stopped(model_folder: Callable[[str], Path]) -> None:
     llm = LLM(str(model_folder("llama")), num_pages=8, disable_log_stats=True)
     llm.close()
     llm.close()
@@ -412,7 +416,7 @@ def test_a_closed_llm_says_so(model_folder: Callable[[str], Path]) -> None:
         llm.generate("x", use_tqdm=False)
 
 
-def test_a_batch_larger_than_the_queue_is_fed_as_it_empties(
+def test_a_batch_larger_than_the_queue_is_submitted_as_the_queue_empties(
     model_folder: Callable[[str], Path],
 ) -> None:
     with LLM(
@@ -426,9 +430,7 @@ def test_a_batch_larger_than_the_queue_is_fed_as_it_empties(
     assert [len(output.token_ids) for output in outputs] == [2] * 30
 
 
-def test_the_async_face_gives_the_same_answers(
-    llm: LLM, model_folder: Callable[[str], Path]
-) -> None:
+def test_async_llm_gives_the_same_answers(llm: LLM, model_folder: Callable[[str], Path]) -> None:
     import asyncio
 
     async def scenario() -> tuple[tuple[int, ...], str]:

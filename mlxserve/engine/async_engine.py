@@ -1,8 +1,9 @@
-"""AsyncEngine: the engine on a thread of its own, and how the rest of the world talks to it.
+"""AsyncEngine: the engine on a thread of its own, and the only way to it for other threads.
 
-Two queues meet here and nowhere else: calls go to the engine's thread through its inbox and are
-taken at step boundaries; outputs go back to each caller's event loop, once per step. The thread
-builds the engine itself, because every mlx array belongs to the thread that made it.
+    any thread ── calls ──> inbox ──> engine's thread     run between two steps
+    event loop <── outputs, one callback per loop and step ──┘
+
+The thread builds the engine itself, because every mlx array belongs to the thread that made it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from mlxserve.stats import Stats
 
 log = logging.getLogger("mlxserve.engine")
 
-_HEARTBEAT = 1.0  # seconds an idle engine waits for work before it shows that it is alive
+_HEARTBEAT = 1.0  # seconds between two signs of life of an idle engine
 
 
 class OutputStream:
@@ -88,7 +89,7 @@ class OutputStream:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """Something to do on the engine's thread, and where its result goes."""
+    """A function to run on the engine's thread, and the future of its result."""
 
     work: Callable[[Engine], Any]
     result: Future[Any]
@@ -107,16 +108,15 @@ class _Call:
 
 
 class AsyncEngine:
-    """One named thread owns an Engine and all arrays. Its methods may be called from any thread."""
+    """A named thread owns the Engine and all arrays. The methods may be called from any thread."""
 
     def __init__(self, build: Callable[[], Engine], *, log_interval: float | None = None) -> None:
-        """Build the engine on its thread and wait until it is ready.
+        """Build the engine on its thread and wait until it is ready. Raises what `build` raises.
 
-        `log_interval`: seconds between lines about throughput, None for none.
-        Raises whatever `build` raises.
+        log_interval: seconds between log lines about throughput; None for no lines
         """
         self._inbox: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._streams: dict[str, OutputStream] = {}  # only the engine's thread touches it
+        self._streams: dict[str, OutputStream] = {}  # by request id; only for the engine's thread
         self._log_interval = log_interval
         self._stopped: EngineStopped | None = None
         self._beat = time.monotonic()
@@ -152,7 +152,7 @@ class AsyncEngine:
     async def embed(
         self, token_ids: Sequence[int], pooling: Pooling, dimensions: int | None = None
     ) -> list[float]:
-        """A text's vector. Between two of its pieces the engine takes its steps.
+        """A text's vector, computed in pieces between the engine's steps.
 
         Raises InvalidRequest, InvalidParameter, EngineStopped.
         """
@@ -165,17 +165,17 @@ class AsyncEngine:
                 if vector is not None:
                     return vector
         finally:
-            self._call(lambda _: embedding.release())  # its arrays belong to the engine's thread
+            self._call(lambda _: embedding.release())  # arrays are freed on the engine's thread
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a request at the next step boundary; no-op if it has ended."""
         self._call(lambda engine: self._deliver(engine.abort(request_id, reason)))
 
     def unpin(self, request_id: str) -> None:
-        """The pages of a prefix may be evicted again, from the next step boundary on."""
+        """Let the pages of a named prefix be evicted, from the next step boundary on."""
         self._call(lambda engine: engine.unpin(request_id))
 
-    def keep(self, request: Request, seconds: float) -> None:
+    def keep_pages(self, request: Request, seconds: float) -> None:
         """As `Engine.keep_pages`, at the next step boundary."""
         self._call(lambda engine: engine.keep_pages(request, seconds))
 
@@ -190,7 +190,7 @@ class AsyncEngine:
 
         def resize(engine: Engine) -> Resized:
             resized = engine.resize_cache(num_pages)
-            # Here: the caller may be gone by the time of the answer.
+            # Not after the await: the caller may be cancelled by then.
             self.max_model_len, self._stats = engine.max_model_len, engine.stats()
             log.info(
                 "The KV cache has %d pages now, and the context %d tokens: %d pages moved, "
@@ -220,15 +220,15 @@ class AsyncEngine:
         return self._stats
 
     def is_alive(self) -> bool:
-        """Whether the engine's thread runs, whatever it is doing."""
+        """Whether the engine's thread runs."""
         return self._stopped is None
 
     def seconds_since_beat(self) -> float:
-        """Since the thread last ended a step, or showed in idleness that it is there."""
+        """Since the thread last ended a step, or woke up without work."""
         return time.monotonic() - self._beat
 
     def close(self) -> None:
-        """End every request and the thread. Idempotent."""
+        """Abort every request and end the thread. Idempotent."""
         atexit.unregister(self.close)
         self._inbox.put(None)
         if threading.current_thread() is not self._worker.thread:
@@ -238,7 +238,7 @@ class AsyncEngine:
         """Run `work` on the engine's thread at the next step boundary."""
         call = _Call(work, Future())
         self._inbox.put(call)
-        if self._stopped is not None:  # the thread may never look into its inbox again
+        if self._stopped is not None:  # the thread no longer reads its inbox
             self._refuse_calls(self._stopped)
         return call.result
 
@@ -246,7 +246,7 @@ class AsyncEngine:
         try:
             engine = build()
             self.max_model_len = engine.max_model_len
-        except BaseException as error:  # noqa: BLE001  (handed to the thread that waits for us)
+        except BaseException as error:  # noqa: BLE001  (raised again by the thread that waits)
             self._stopped = EngineStopped("The engine could not be built.")
             ready.set_exception(error)
             return
@@ -274,10 +274,7 @@ class AsyncEngine:
         self._deliver(engine.abort_all())
 
     def _take_calls(self, engine: Engine) -> bool:
-        """Do what is in the inbox, waiting for something when there is nothing else to do.
-
-        False when the engine is to end.
-        """
+        """Run the calls in the inbox; without other work, wait for one. False to end the engine."""
         try:
             call = (
                 self._inbox.get_nowait() if engine.has_work else self._inbox.get(timeout=_HEARTBEAT)
@@ -290,7 +287,7 @@ class AsyncEngine:
         return False
 
     def _deliver(self, outputs: list[Output]) -> None:
-        """Hand outputs to their callers' loops: one call per loop and step."""
+        """Hand outputs to their callers' event loops, with one callback for each loop."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[OutputStream, Output]]] = {}
         for output in outputs:
             stream = self._streams.get(output.request_id)
@@ -310,7 +307,7 @@ class AsyncEngine:
         self._refuse_calls(reason)
 
     def _refuse_calls(self, reason: EngineStopped) -> None:
-        """Answer calls that came too late."""
+        """Refuse the calls that arrived after the end."""
         while True:
             try:
                 call = self._inbox.get_nowait()
@@ -330,12 +327,12 @@ def _hand_over(
 
     try:
         loop.call_soon_threadsafe(deliver)
-    except RuntimeError:  # the loop is closed, and with it everybody who would read
+    except RuntimeError:  # the loop is closed, so these outputs have no reader
         log.debug("outputs for a closed event loop are dropped")
 
 
 def _free_arrays() -> None:
-    """Give the arrays of an ended engine back, on the thread that made them."""
+    """Free the arrays of an ended engine on the thread that made them."""
     import mlx.core as mx
 
     gc.collect()
@@ -344,7 +341,7 @@ def _free_arrays() -> None:
 
 
 class _Reporter:
-    """A log line about throughput, every so many seconds while something happens."""
+    """Logs a line about throughput every `interval` seconds in which the engine took steps."""
 
     def __init__(self, interval: float | None) -> None:
         self._interval = interval

@@ -35,13 +35,13 @@ class Worker:
         while True:
             job, ended = self._jobs.get()
             job()
-            del job  # and with it what it held
+            del job  # and what it refers to
             self._pool.put_back(self)
             ended.set()
 
 
 class WorkerPool:
-    """Workers without a job."""
+    """The workers that have no job."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -47,7 +47,7 @@ class ScriptedEngine:
     def abort(self, _request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
         self.ends.append(reason)
 
-    def keep(self, _request: Any, seconds: float) -> None:
+    def keep_pages(self, _request: Any, seconds: float) -> None:
         self.kept.append(seconds)
 
     def stats(self) -> Stats:

@@ -1,4 +1,4 @@
-"""What the engine's thread does between two steps."""
+"""What the engine's thread does between two steps, and what its callers get from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mlxserve.stats import Stats
 
 
 class Waiting:
-    """An engine of one request, whose every step is only begun when its reader has an output."""
+    """Replaces an Engine. Notes whether the reader has an output when the next step starts."""
 
     max_model_len = 4
 
@@ -72,7 +72,7 @@ def test_outputs_are_delivered_before_the_next_step_starts() -> None:
 
 
 class Aborts:
-    """In the place of an AsyncEngine: keeps which requests were ended, and why."""
+    """Replaces an AsyncEngine. Keeps which requests were ended, and why."""
 
     def __init__(self) -> None:
         self.ended: list[tuple[str, FinishReason]] = []

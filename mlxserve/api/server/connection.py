@@ -1,7 +1,7 @@
-"""One client's connection: uvicorn's h11 protocol with deadlines, a cap, and errors in our shape.
+"""One client's connection: uvicorn's h11 protocol with deadlines, a cap, and JSON errors.
 
-uvicorn bounds headers in size but waits for ever: for headers, for a body, for a reader that
-stopped reading. Each of those gets a limit here, so that idle sockets cannot pile up.
+uvicorn bounds the size of headers, but waits forever for headers, for a body, and for a client that
+has stopped reading. Here each of those has a deadline, so that idle sockets cannot pile up.
 
     connected ──header──> request ──body──> complete ──> reply (a stalled reader: write)
 """
@@ -24,8 +24,8 @@ from mlxserve.api.server.retry_after import RetryAfter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Seconds a client may take for its headers, its body and to read; and how many may come,
-    in all and from one address."""
+    """Seconds a client may take to send its headers and its body and to read; most connections in
+    total and from one address."""
 
     header: float = 10.0
     body: float = 30.0
@@ -50,11 +50,11 @@ class _Waiting(Enum):
 
 
 class Connection(H11Protocol):
-    """Made per connection by uvicorn; `limited` makes the class it is given."""
+    """uvicorn makes one per connection, of a class that `limited` makes."""
 
     limits: Limits
     open_connections: OpenConnections[Connection]
-    retry_after: RetryAfter  # how fast replies end, after which a connection can make room
+    retry_after: RetryAfter  # how fast replies end: then a connection can make room
 
     @classmethod
     def limited(cls, limits: Limits) -> type[Connection]:
@@ -74,7 +74,7 @@ class Connection(H11Protocol):
         self._receive_deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -91,7 +91,7 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.open_connections.leave(self)
         self._wait_for(None)
-        super().connection_lost(exc)  # says that the client is gone, before writing goes on
+        super().connection_lost(exc)  # first marks the client as gone, then writers may resume
         self.resume_writing()
 
     def pause_writing(self) -> None:
@@ -104,7 +104,7 @@ class Connection(H11Protocol):
             self._write_deadline = None
         super().resume_writing()
 
-    # What uvicorn calls.
+    # Called by uvicorn.
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -137,7 +137,7 @@ class Connection(H11Protocol):
         return None
 
     def _wait_for(self, what: _Waiting | None) -> None:
-        """One deadline for the whole of it: bytes that trickle in do not extend it."""
+        """Set one deadline for all of it: bytes that trickle in do not extend it."""
         if what is self._waiting:
             return
         if self._receive_deadline is not None:
@@ -153,10 +153,10 @@ class Connection(H11Protocol):
         self._refuse(ApiError(408, message, code="request_timeout"))
 
     def _refuse(self, error: ApiError) -> None:
-        """Answers below the application, when there is still an answer to give, and hangs up."""
+        """Close the connection, with an error reply if none has been started."""
         self._wait_for(None)
         if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # its application must not write any more
+            self.cycle.disconnected = True  # the application's further writes are dropped
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self._write_refusal(error)
@@ -165,6 +165,7 @@ class Connection(H11Protocol):
             self.transport.abort()
 
     def _write_refusal(self, error: ApiError) -> None:
+        """As uvicorn's own `send_400_response`, which knows plain text only."""
         body = encode_json(error.body())
         headers = [
             (b"content-type", b"application/json"),

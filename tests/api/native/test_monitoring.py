@@ -138,7 +138,7 @@ def reading_map(chat: FakeChat) -> tuple[asyncio.Queue[bytes], asyncio.Task[None
     )
 
 
-def test_the_map_begins_with_everything_and_ends_with_the_engine(chat):
+def test_the_map_begins_with_a_snapshot_and_ends_with_the_engine(chat):
     async def scenario() -> list[bytes]:
         events, writing = reading_map(chat)
         first = await events.get()

@@ -63,7 +63,7 @@ def test_a_named_event_has_its_data() -> None:
     assert named_event("ping", {"a": 1}) == b'event: ping\ndata: {"a":1}\n\n'
 
 
-def test_events_are_sent_one_by_one_and_the_body_is_ended() -> None:
+def test_events_are_sent_one_by_one_and_then_the_body_ends() -> None:
     async def run() -> None:
         client, source = Client(), Source(b"one", b"two")
         await stream(source)({}, client.receive, client.send)
@@ -98,7 +98,7 @@ def test_headers_are_sent_before_the_first_event_exists() -> None:
     asyncio.run(run())
 
 
-def test_silence_is_filled_with_keepalives_and_no_event_is_lost() -> None:
+def test_keepalives_fill_silence_and_no_event_is_lost() -> None:
     async def run() -> None:
         come = asyncio.Event()
         client, source = Client(), Source(come, b"late")
