@@ -51,7 +51,7 @@ class Children:
         """Whether a page is filed under this parent."""
         return parent in self._newest
 
-    def of(self, parent: bytes) -> Iterator[int]:
+    def children_of(self, parent: bytes) -> Iterator[int]:
         """Pages under this parent, newest first."""
         page = self._newest.get(parent)
         while page is not None:
@@ -60,7 +60,7 @@ class Children:
 
     def filed(self) -> list[tuple[bytes, int]]:
         """(parent, page) of every filed page."""
-        return [(parent, page) for parent in self._newest for page in self.of(parent)]
+        return [(parent, page) for parent in self._newest for page in self.children_of(parent)]
 
     def check(self) -> None:
         """Audit that both links of every pair agree. Raises AssertionError."""

@@ -163,7 +163,7 @@ class PagePool:
     def num_common(self, parent: bytes, token_ids: Sequence[int]) -> int:
         """Number of leading tokens in common with the most similar recent page after `parent`."""
         wanted = token_bytes(token_ids)
-        newest = islice(self._children.of(parent), _MAX_COMPARED)
+        newest = islice(self._children.children_of(parent), _MAX_COMPARED)
         return max((_num_common(self._tokens[page], wanted) for page in newest), default=0)
 
     def is_pinned(self, hash_: bytes) -> bool:
@@ -208,7 +208,7 @@ class PagePool:
         wanted = token_bytes(token_ids)
         found = [
             (min(len(held), len(wanted)) // 4, page)
-            for page in self._tails.of(parent)
+            for page in self._tails.children_of(parent)
             if (held := self._tokens[page]).startswith(wanted) or wanted.startswith(held)
         ]
         num_tokens, page = max(found, default=(0, 0))

@@ -90,23 +90,13 @@ class Scheduler:
 
         Raises PromptTooLong, QueueFull, InvalidParameter, and for a prefix PrefixQuotaExceeded.
         """
-        if asked.id in self._live:
-            raise InvalidParameter("request_id", f"{asked.id!r} is in use; choose another")
-        if not asked.token_ids:
-            raise InvalidParameter("prompt", "must have at least one token")
         request = LiveRequest(
             asked,
             arrival=self._num_arrivals,
             queued_at=self.num_steps,
             length_limit=self.page_tables.length_limit(asked),
         )
-        self._refuse_too_long(request)
-        num_waiting = len(self._waiting) + len(self._forks)
-        if num_waiting >= self.config.max_num_waiting:
-            raise QueueFull(
-                f"{num_waiting} requests are waiting, and no more may "
-                f"(max_num_waiting={self.config.max_num_waiting}); try again later"
-            )
+        self._refuse(request)
         if asked.pins:
             self._promise_pins(request)
         self._num_arrivals += 1
@@ -122,6 +112,20 @@ class Scheduler:
         else:
             self._waiting.add(request)
         return request
+
+    def _refuse(self, request: LiveRequest) -> None:
+        """Raises what `add` does, but for prefixes."""
+        if request.id in self._live:
+            raise InvalidParameter("request_id", f"{request.id!r} is in use; choose another")
+        if not request.num_prompt:
+            raise InvalidParameter("prompt", "must have at least one token")
+        self._refuse_too_long(request)
+        num_waiting = len(self._waiting) + len(self._forks)
+        if num_waiting >= self.config.max_num_waiting:
+            raise QueueFull(
+                f"{num_waiting} requests are waiting, and no more may "
+                f"(max_num_waiting={self.config.max_num_waiting}); try again later"
+            )
 
     def _refuse_too_long(self, request: LiveRequest) -> None:
         num_tokens, capacity = len(request.token_ids), self.page_tables.capacity(request)

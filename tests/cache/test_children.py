@@ -12,9 +12,9 @@ def test_children_are_found_newest_first() -> None:
     for page in (2, 0, 4):
         children.add(b"a", page)
     children.add(b"b", 1)
-    assert list(children.of(b"a")) == [4, 0, 2]
-    assert list(children.of(b"b")) == [1]
-    assert list(children.of(b"c")) == []
+    assert list(children.children_of(b"a")) == [4, 0, 2]
+    assert list(children.children_of(b"b")) == [1]
+    assert list(children.children_of(b"c")) == []
 
 
 @pytest.mark.parametrize("removed", [2, 0, 4])
@@ -24,7 +24,7 @@ def test_any_child_can_be_removed(removed: int) -> None:
         children.add(b"a", page)
     children.remove(b"a", removed)
     children.check()
-    assert list(children.of(b"a")) == [page for page in (4, 0, 2) if page != removed]
+    assert list(children.children_of(b"a")) == [page for page in (4, 0, 2) if page != removed]
 
 
 def test_a_parent_without_children_is_forgotten() -> None:
@@ -48,7 +48,7 @@ def test_children_agree_with_lists_after_any_changes() -> None:
             expected[parent].insert(0, page)
             children.add(parent, page)
         children.check()
-        assert {parent: list(children.of(parent)) for parent in expected} == expected
+        assert {parent: list(children.children_of(parent)) for parent in expected} == expected
 
 
 def test_renumbering_keeps_the_order() -> None:
@@ -58,8 +58,8 @@ def test_renumbering_keeps_the_order() -> None:
     children.add(b"b", 6)
     renumbered = children.renumbered(5, {8: 0, 6: 1})
     renumbered.check()
-    assert list(renumbered.of(b"a")) == [4, 0, 2]
-    assert list(renumbered.of(b"b")) == [1]
+    assert list(renumbered.children_of(b"a")) == [4, 0, 2]
+    assert list(renumbered.children_of(b"b")) == [1]
 
 
 def test_the_audit_finds_a_page_that_was_added_twice() -> None:

@@ -182,7 +182,7 @@ def test_an_id_in_use_is_refused_and_free_again_after_the_end(make_engine: Calla
     engine = make_engine()
     request = engine.add([1, 2, 3], request_id="x")
     with pytest.raises(InvalidParameter, match="'x' is in use"):
-        engine.scheduler.add(request)
+        engine.scheduler.add(request.asked)
     engine.drain()
     engine.add([1, 2, 3], request_id="y")
     engine.drain()
