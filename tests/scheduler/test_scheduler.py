@@ -184,8 +184,9 @@ def test_an_id_in_use_is_refused_and_free_again_after_the_end(make_engine: Calla
     with pytest.raises(InvalidParameter, match="'x' is in use"):
         engine.scheduler.add(request.asked)
     engine.drain()
-    engine.add([1, 2, 3], request_id="y")
-    engine.drain()
+    again = engine.scheduler.add(request.asked)
+    assert engine.scheduler.requests() == ([], [again])
+    assert [output.request_id for output in engine.scheduler.abort("x")] == ["x"]
 
 
 def test_an_empty_prompt_is_refused(make_engine: Callable) -> None:
