@@ -1,0 +1,367 @@
+"""Helper processes: jobs, their limits, and what is left after a kill."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from mlxserve.helpers import helper as helper_module
+from mlxserve.helpers.helper import Helper, HelperKilled, JobFailed, KillReason
+
+LONG = 60.0  # seconds that no job here takes, on any machine
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Helper]]:
+    """Helpers that are closed at the end, with no child left."""
+    made: list[Helper] = []
+    before = children()
+
+    def make(*arguments: Any, memory: int = 1 << 30, **options: Any) -> Helper:
+        target = "tests.helpers.workers:Worker"
+        made.append(Helper(target, *arguments, name="tests", memory=memory, **options))
+        return made[-1]
+
+    yield make
+    for helper in made:
+        helper.close()
+    wait_until(lambda: children() <= before, "a child is left")
+
+
+@pytest.fixture
+def helper(make: Callable[..., Helper]) -> Helper:
+    return make("one")
+
+
+def children() -> set[int]:
+    """Process ids, also of helpers that other tests of this process have started."""
+    return {child.pid for child in psutil.Process().children()}
+
+
+def wait_until(is_true: Callable[[], bool], complaint: str) -> None:
+    for _ in range(int(LONG / 0.01)):
+        if is_true():
+            return
+        time.sleep(0.01)
+    pytest.fail(complaint)
+
+
+def pid_of(helper: Helper) -> int:
+    return int(helper.call("whoami", seconds=LONG)[1])
+
+
+# ---- jobs
+
+
+def test_a_job_returns_plain_data_and_the_target_is_made_once(helper: Helper) -> None:
+    value = {"a": [1, 2.5, None, True], "b": b"\0\xff", "c": "\ud800 \U0001f600", "d": {"e": []}}
+    assert helper.call("echo", value, seconds=LONG) == value
+    name, pid = helper.call("whoami", seconds=LONG)
+    assert name == "one"
+    assert pid_of(helper) == pid != os.getpid()
+    assert helper.num_started == 1
+
+
+def test_no_child_runs_before_the_first_job(make: Callable[..., Helper]) -> None:
+    before = children()
+    assert make().num_started == 0
+    assert children() == before
+
+
+def test_a_child_that_was_started_long_before_its_first_job_is_not_late(
+    make: Callable[..., Helper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helper = make("x" * (8 << 20))  # more than the socket takes: it is set up with its first job
+    helper.start()
+    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 1e6)
+    assert helper.call("echo", 1, seconds=LONG) == 1
+    assert helper.num_started == 1
+
+
+def test_large_arguments_and_results_pass(helper: Helper) -> None:
+    text = "é" * (5 << 20)
+    assert helper.call("echo", text, seconds=LONG) == text
+
+
+def test_an_exception_arrives_as_its_type_name_and_message(helper: Helper) -> None:
+    pid = pid_of(helper)
+    with pytest.raises(JobFailed, match="ValueError: no such thing") as caught:
+        helper.call("fail", "no such thing", seconds=LONG)
+    assert (caught.value.type_name, caught.value.message) == ("ValueError", "no such thing")
+    assert pid_of(helper) == pid
+
+
+def test_what_is_not_plain_data_does_not_come_back(helper: Helper) -> None:
+    with pytest.raises(JobFailed, match="TypeError"):
+        helper.call("object", seconds=LONG)
+
+
+def test_a_target_that_cannot_be_made_is_an_error_of_each_job() -> None:
+    broken = Helper("tests.helpers.workers:Missing", name="tests", memory=1 << 30)
+    for _ in range(2):
+        with pytest.raises(JobFailed, match=r"AttributeError.*Missing"):
+            broken.call("echo", 1, seconds=LONG)
+    broken.close()
+
+
+def test_the_child_imports_neither_mlx_nor_what_it_does_not_need(helper: Helper) -> None:
+    loaded = helper.call("loaded", seconds=LONG)
+    assert [name for name in loaded if name.split(".")[0] in ("mlx", "numpy", "transformers")] == []
+
+
+def test_threads_share_a_helper_and_get_their_own_results(helper: Helper) -> None:
+    results: dict[int, list[int]] = {}
+
+    def ask(number: int) -> None:
+        results[number] = [helper.call("echo", number, seconds=LONG) for _ in range(50)]
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {number: [number] * 50 for number in range(4)}
+    assert helper.num_started == 1
+
+
+# ---- jobs that are begun
+
+
+def received(job: Any) -> list[Any]:
+    values = []
+    while not job.is_done:
+        values += job.receive(LONG)
+    return values
+
+
+def test_a_begun_job_yields_values_while_the_caller_does_other_things(helper: Helper) -> None:
+    job = helper.begin("count", 1000, seconds=LONG)
+    assert received(job) == list(range(1000))
+    job = helper.begin("echo", "x", seconds=LONG)
+    assert received(job) == []
+    assert job.result == "x"
+
+
+def test_beginning_does_not_wait_for_the_child(make: Callable[..., Helper]) -> None:
+    helper = make("x" * (8 << 20))  # more than the socket takes
+    job = helper.begin("echo", "y" * (8 << 20), seconds=LONG)
+    assert job.receive() == []
+    assert not job.is_done
+    assert received(job) == []
+    assert len(job.result) == 8 << 20
+
+
+def test_only_one_job_at_a_time_is_begun(helper: Helper) -> None:
+    job = helper.begin("loop", seconds=LONG)
+    with pytest.raises(RuntimeError, match="has a job"):
+        helper.begin("echo", 1, seconds=LONG)
+    job.cancel()
+    assert helper.call("echo", 1, seconds=LONG) == 1
+
+
+def test_the_values_before_an_endless_one_arrive(helper: Helper) -> None:
+    helper.call("echo", 1, seconds=LONG)
+    job = helper.begin("count", 3, "loop", seconds=0.5)
+    values: list[int] = []
+    while len(values) < 3:
+        values += job.receive(LONG)
+    with pytest.raises(HelperKilled, match=r"^took longer than 0.5 s$"):
+        job.receive(LONG)
+    assert values == [0, 1, 2]
+    assert job.is_done
+
+
+def test_the_deadline_counts_from_the_last_value(helper: Helper) -> None:
+    helper.call("echo", 1, seconds=LONG)
+    job = helper.begin("sleepy", 8, 0.25, seconds=1.5)
+    assert received(job) == list(range(8))
+
+
+# ---- limits
+
+
+def test_an_endless_job_is_killed_at_its_deadline(helper: Helper) -> None:
+    pid = pid_of(helper)
+    began = time.monotonic()
+    with pytest.raises(HelperKilled, match=r"^took longer than 0.5 s$") as caught:
+        helper.call("loop", seconds=0.5)
+    assert caught.value.reason is KillReason.TIME
+    assert 0.5 <= time.monotonic() - began < 30
+    assert not psutil.pid_exists(pid)
+    assert pid_of(helper) != pid
+    assert helper.num_started == 2
+
+
+def test_a_job_that_takes_too_much_memory_is_killed(make: Callable[..., Helper]) -> None:
+    helper = make(memory=128 << 20)
+    assert helper.call("eat", 32 << 20, seconds=LONG) == 4
+    with pytest.raises(HelperKilled, match=r"^needed more than 128 MB of memory$") as caught:
+        helper.call("eat", 1 << 40, seconds=LONG)
+    assert caught.value.reason is KillReason.MEMORY
+    assert helper.call("echo", 1, seconds=LONG) == 1
+
+
+def test_the_parent_sees_a_child_grow_whose_address_space_does_not(
+    make: Callable[..., Helper],
+) -> None:
+    """As on macOS, where the system limits no address space."""
+    helper = make("one", 512 << 20, memory=128 << 20)
+    size = helper.call("echo", helper.resident_size, seconds=LONG)
+    assert size < helper.resident_size < 128 << 20
+    with pytest.raises(HelperKilled, match=r"^needed more than 128 MB of memory$"):
+        helper.call("use_reserved", seconds=LONG)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGSEGV, "SIGSEGV")]
+)
+def test_a_child_that_dies_in_its_job_is_an_error_and_the_next_job_works(
+    helper: Helper, number: int, words: str
+) -> None:
+    with pytest.raises(HelperKilled, match=rf"^ended its process \({words}\)$") as caught:
+        helper.call("end", int(number), seconds=LONG)
+    assert caught.value.reason is KillReason.ENDED
+    assert helper.call("echo", 1, seconds=LONG) == 1
+
+
+def test_a_child_that_died_between_two_jobs_is_replaced(helper: Helper) -> None:
+    pid = pid_of(helper)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, "it lives")
+    assert pid_of(helper) != pid
+
+
+def test_a_system_without_processes_or_sockets_is_one_error(
+    make: Callable[..., Helper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: Any, **_options: Any) -> None:
+        raise OSError(24, "Too many open files")
+
+    helper = make()
+    with monkeypatch.context() as patch:
+        patch.setattr(helper_module.subprocess, "Popen", refuse)
+        with pytest.raises(HelperKilled, match=r"was not begun: .*Too many open files"):
+            helper.call("echo", 1, seconds=LONG)
+    assert helper.call("echo", 1, seconds=LONG) == 1
+
+
+# ---- ends
+
+
+def test_closing_kills_a_job_at_once_and_its_caller_hears_of_it(helper: Helper) -> None:
+    pid = pid_of(helper)
+    caught: list[HelperKilled] = []
+
+    def ask() -> None:
+        try:
+            helper.call("loop", seconds=LONG)
+        except HelperKilled as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    wait_until(lambda: psutil.Process(pid).cpu_times().user > 0.2, "the job does not run")
+    helper.close()
+    thread.join(LONG)
+    assert [error.reason for error in caught] == [KillReason.CLOSED]
+    assert not psutil.pid_exists(pid)
+    with pytest.raises(HelperKilled, match="closed"):
+        helper.call("echo", 1, seconds=LONG)
+
+
+def test_a_forgotten_helper_ends_its_child() -> None:
+    helper = Helper("tests.helpers.workers:Worker", name="tests", memory=1 << 30)
+    pid = pid_of(helper)
+    del helper
+    gc.collect()
+    assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize("method", ["send", "recv_into"])
+def test_a_job_never_gets_the_answer_of_one_before_it(
+    helper: Helper, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise MemoryError
+
+    assert helper.call("echo", "first", seconds=LONG) == "first"
+    with monkeypatch.context() as patch:
+        patch.setattr(socket.socket, method, fail)
+        with pytest.raises(HelperKilled, match="MemoryError"):
+            helper.call("echo", "second", seconds=LONG)
+    assert helper.call("echo", "third", seconds=LONG) == "third"
+
+
+def test_fifty_kills_leave_no_process_and_no_open_file(helper: Helper) -> None:
+    def num_open() -> int:
+        return psutil.Process().num_fds()
+
+    others = children()
+    pid_of(helper)
+    before = num_open()
+    for number in range(50):
+        if number % 2:
+            with pytest.raises(HelperKilled):
+                helper.call("end", int(signal.SIGKILL), seconds=LONG)
+        else:
+            helper.begin("loop", seconds=LONG).cancel()
+    assert helper.num_started == 50
+    pid = pid_of(helper)
+    assert num_open() == before
+    assert children() == {*others, pid}
+    assert psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_signals_of_the_terminal_and_of_a_service_manager_are_not_for_the_child(
+    helper: Helper,
+) -> None:
+    assert helper.call("interrupt", seconds=LONG) == "still here"
+    session, group, pid = helper.call("session", seconds=LONG)
+    assert session == group == pid
+
+
+def test_the_child_shares_neither_stdin_nor_stdout(
+    helper: Helper, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert helper.call("say", seconds=LONG) == ""
+    helper.close()
+    assert capfd.readouterr().out == ""
+
+
+PARENT = """
+import sys
+from mlxserve.helpers.helper import Helper
+helper = Helper("tests.helpers.workers:Worker", name="tests", memory=1 << 30)
+print(helper.call("whoami", seconds=60)[1], flush=True)
+helper.call(sys.argv[1], seconds=1) if sys.argv[1] else sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("job", ["loop", ""], ids=["in_a_job", "idle"])
+def test_a_child_ends_after_its_parent_was_killed(job: str) -> None:
+    """In a job it holds the GIL in C and hears nothing: the system's timer ends it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PARENT, job],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    child = psutil.Process(int(process.stdout.readline()))
+    if job:
+        wait_until(lambda: child.cpu_times().user > 0.2, "the job does not run")
+    assert child.is_running()
+    process.kill()
+    process.communicate()
+    assert psutil.wait_procs([child], LONG)[1] == []
