@@ -70,6 +70,7 @@ class DeltaDecoder:
         self._decoder = tokenizer.stream(None if parser is None else parser.tokens)
         self._parser = parser
         self._stops = StopStrings(params.stop)
+        self._min_tokens = params.min_tokens
         self._hidden = frozenset() if params.ignore_eos else stop_ids
         self._is_plain = parser is None and not params.stop
         self._answer_index = answer_index
@@ -85,17 +86,19 @@ class DeltaDecoder:
             self._num_outputs += len(token_ids)
             text = self._decoder.push(token_ids)
             return Delta(text, token_ids, output.logprobs, answer_index=self._answer_index)
+        early: list[Event] = []  # not searched for stop strings
         events: list[Event] = []
         for token in token_ids:
             self._num_outputs += 1
+            found = early if self._num_outputs <= self._min_tokens else events
             if token not in self._hidden:
                 self._num_reasoning += self._parser is not None and self._parser.is_thinking
-                events += self._events(self._decoder.push([token]))
+                found += self._events(self._decoder.push([token]))
         is_last = output.finish_reason is not None
         if is_last:
             events += self._events(self._decoder.finish())
             events += self._parser.finish() if self._parser is not None else ()
-        return self._delta(output, self._stops.filter(events, is_last=is_last))
+        return self._delta(output, [*early, *self._stops.filter(events, is_last=is_last)])
 
     def _events(self, text: str) -> Iterable[Event]:
         if self._parser is not None:

@@ -1,7 +1,8 @@
 """Tokenizer: text to token ids and back, chat messages to a prompt, and streaming decoding.
 
 Loads a model folder's tokenizer through mlx-lm, which adds fixes for each model family to
-transformers. Thread-safe; uses no mlx arrays.
+transformers. Thread-safe; uses no mlx arrays. Templates are rendered in a helper process, and large
+texts are encoded in another.
 """
 
 from __future__ import annotations
@@ -10,15 +11,23 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
 
 from mlxserve.errors import InvalidParameter, InvalidRequest, UnsupportedModel, in_one_line
+from mlxserve.text.lanes import LARGE, text_size
+from mlxserve.text.large_texts import LargeTexts
 from mlxserve.text.parsing.markup import Markup, markup_of
-from mlxserve.text.template_limits import bound_chat_templates
+from mlxserve.text.templates import (
+    TextRenderer,
+    at_most,
+    check_length,
+    helper_renderer,
+    render_with,
+)
 
 # Without any of these, transformers would build a tokenizer with an empty vocabulary.
 _TABLES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "*.tiktoken")
@@ -63,15 +72,35 @@ _REPLACEMENT = "\ufffd"  # decoders emit this for bytes that do not (yet) form a
 class Tokenizer:
     """The tokenizer and chat template of one model folder."""
 
-    def __init__(self, path: Path, eos_token_ids: Sequence[int] = ()) -> None:
-        """Raises UnsupportedModel when the folder's tokenizer cannot be read."""
+    def __init__(
+        self,
+        path: Path,
+        eos_token_ids: Sequence[int] = (),
+        *,
+        renderer: TextRenderer | None = None,
+    ) -> None:
+        """Raises UnsupportedModel when the folder's tokenizer cannot be read.
+
+        renderer: of the chat templates of all tokenizers in this process; None for a helper process
+        """
         self._wrapper = _load(path, eos_token_ids)
+        render_with(renderer or helper_renderer())
+        self._large = LargeTexts(path, eos_token_ids)
         self._fast = getattr(self._wrapper, "backend_tokenizer", None)
         # Every transformers call sets truncation on the shared Rust object; two concurrent calls
         # fail with "Already borrowed".
         self._lock = threading.Lock()
         self._added_tokens = frozenset(self._wrapper.get_added_vocab())
         self._texts: dict[frozenset[int] | None, dict[int, str]] = {}  # per set of shown tokens
+
+    def prepare(self) -> None:
+        """Start the helper process of templates, which takes a second, beside what follows."""
+        if isinstance(template := self._wrapper.chat_template, str):
+            helper_renderer().prepare(template)
+
+    def close(self) -> None:
+        """End the helper process of large texts, if one was needed."""
+        self._large.close()
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -132,6 +161,10 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text, starting with the BOS token if the model has one."""
         _check_text(text)
+        return self._large.encode(text) if len(text) > LARGE else self.encode_here(text)
+
+    def encode_here(self, text: str) -> list[int]:
+        """As `encode`, in this process for a text of any size."""
         with self._lock:
             return list(self._wrapper.encode(text))
 
@@ -148,12 +181,34 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        most_characters: int | None = None,
         **template_kwargs: Any,
     ) -> list[int]:
-        """Token ids of a conversation in the model's chat template. Raises InvalidRequest.
+        """Token ids of a conversation in the model's chat template.
 
         Control tokens typed in a message are encoded as text: only the template emits them.
+        most_characters: of the rendered text; a longer one is not encoded.
+        Raises InvalidRequest, and RenderedTooLong.
         """
+        self._check_rendering(messages, tools, template_kwargs)
+        conversation = [self._with_arguments(message) for message in messages]
+        variables = {**template_kwargs, "add_generation_prompt": add_generation_prompt}
+        is_large = text_size(conversation, tools, template_kwargs) > LARGE
+        try:
+            render = self._large.render if is_large else self.render_here
+            return render(conversation, list(tools) if tools else None, variables, most_characters)
+        except _TEMPLATE_ERRORS as error:
+            raise InvalidRequest(
+                f"The model's chat template rejects these messages: {in_one_line(error)}"
+            ) from error
+
+    def _check_rendering(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        template_kwargs: Mapping[str, Any],
+    ) -> None:
+        """Raises InvalidRequest for what no template can render."""
         if not messages:
             raise InvalidRequest("messages: at least one is needed")
         if not self.has_chat_template:
@@ -175,22 +230,26 @@ class Tokenizer:
                 raise InvalidRequest(f"messages: each must be an object, got {message!r:.80}")
             if isinstance(message.get("content"), str):
                 _check_text(message["content"])
-        conversation = [self._with_arguments(message) for message in messages]
-        try:
+
+    def render_here(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+        most_characters: int | None,
+    ) -> list[int]:
+        """As `render`, in this process for texts of any size. Raises _TEMPLATE_ERRORS.
+
+        variables: of the template, with `add_generation_prompt`
+        """
+        apply = partial(self._wrapper.apply_chat_template, list(messages), tools=tools)
+        with at_most(most_characters):
             if self._types_control_tokens(messages, tools):
-                template_kwargs["sanitize_control_tokens"] = True
-            with self._lock:
-                ids = self._wrapper.apply_chat_template(
-                    conversation,
-                    tools=list(tools) if tools else None,
-                    add_generation_prompt=add_generation_prompt,
-                    **template_kwargs,
-                )
-        except _TEMPLATE_ERRORS as error:
-            raise InvalidRequest(
-                f"The model's chat template rejects these messages: {in_one_line(error)}"
-            ) from error
-        return list(ids)
+                with self._lock:
+                    return list(apply(sanitize_control_tokens=True, **variables))
+            text = check_length(apply(tokenize=False, **variables))
+        with self._lock:
+            return list(self._wrapper.encode(text, add_special_tokens=False))
 
     @cached_property
     def markup(self) -> Markup:
@@ -287,7 +346,6 @@ class StreamDecoder:
 def _load(path: Path, eos_token_ids: Sequence[int]) -> Any:
     from mlx_lm.tokenizer_utils import load
 
-    bound_chat_templates()
     try:
         if not any(file for pattern in _TABLES for file in path.glob(pattern)):
             raise ValueError("there is no vocabulary file")

@@ -85,3 +85,20 @@ def test_reasoning_tokens_are_counted(tokenizer: Tokenizer) -> None:
     assert usage is not None
     assert usage.reasoning_tokens == len(thought) + 1  # including the end marker
     assert usage.completion_tokens == len(ids)
+
+
+@pytest.mark.parametrize("group", [1, 2, 100])
+def test_a_stop_string_before_the_minimum_of_tokens_is_text(
+    tokenizer: Tokenizer, group: int
+) -> None:
+    token_ids = tokenizer.encode("a STOP b STOP c")
+    first = next(n for n in range(99) if "STOP" in tokenizer.decode(token_ids[:n]))
+    params = SamplingParams(stop=["STOP"], min_tokens=first)
+    decoder = DeltaDecoder(tokenizer, params, frozenset())
+    text = ""
+    for at in range(0, len(token_ids), group):
+        delta = decoder.push(Output("r", tuple(token_ids[at : at + group]), num_prompt=3))
+        text += delta.text
+        if delta.finish_reason is not None:
+            break
+    assert (text, delta.finish_reason, delta.stop) == ("a STOP b ", FinishReason.STOP, "STOP")

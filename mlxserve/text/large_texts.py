@@ -1,0 +1,65 @@
+"""Large texts, rendered and encoded in a process of their own.
+
+Encoding megabytes takes seconds, in which a tokenizer can do nothing else. `LargeTexts` is the
+tokenizer's side; `LargeTextWorker` has a second copy of the tokenizer, in a helper process that starts
+with the first large text.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+
+from mlxserve.errors import InvalidRequest
+from mlxserve.helpers.helper import Helper, HelperKilled, JobFailed
+from mlxserve.text.templates import RenderedTooLong
+
+SECONDS = 60.0  # 32 MB, the largest request, take 10 to 20 s
+MEMORY = 2 << 30  # bytes: a token takes about 50 while it is made
+
+
+class LargeTexts:
+    """Methods wait for the result; texts of several threads are done one after the other."""
+
+    def __init__(self, path: Path, eos_token_ids: Sequence[int]) -> None:
+        self._helper = Helper(
+            "mlxserve.text.large_text_worker:LargeTextWorker",
+            str(path),
+            list(eos_token_ids),
+            name="large texts",
+            memory=MEMORY,
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """As `Tokenizer.encode`."""
+        return self._call("encode", text)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+        most_characters: int | None,
+    ) -> list[int]:
+        """As `Tokenizer.render_here`. Raises TemplateError, RenderedTooLong."""
+        return self._call("render", messages, tools, variables, most_characters)
+
+    def close(self) -> None:
+        self._helper.close()
+
+    def _call(self, method: str, *arguments: object) -> list[int]:
+        try:
+            reply = self._helper.call(method, *arguments, seconds=SECONDS)
+        except JobFailed as error:
+            raise TemplateError(error.message or error.type_name) from error
+        except HelperKilled as error:
+            raise InvalidRequest(f"The text cannot be encoded: that {error}.") from error
+        if isinstance(reply, int):
+            raise RenderedTooLong(reply)
+        ids = array("i")
+        ids.frombytes(reply)
+        return ids.tolist()

@@ -1,0 +1,120 @@
+"""Chat templates, rendered where they can be killed.
+
+A template is a program from a model's folder. transformers' sandbox keeps it from the outside, but
+not from running without end or taking all memory. So transformers prepares messages and encodes the
+result in this process, and renders in a helper process (`render_in_helper`) that all tokenizers
+share.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import Any, Protocol
+
+from jinja2 import TemplateError
+
+from mlxserve.helpers.helper import Helper, HelperKilled, JobFailed
+
+# Ten thousand messages take a quarter of a second, and a busy machine several times as long.
+SECONDS = 5.0
+MEMORY = 256 << 20  # bytes
+# Of the text that this thread renders; None for no limit.
+_most_characters: ContextVar[int | None] = ContextVar("most_characters", default=None)
+
+
+class RenderedTooLong(Exception):
+    """The rendered text has more characters than allowed. It was not encoded."""
+
+    def __init__(self, num_characters: int) -> None:
+        super().__init__(f"{num_characters} characters")
+        self.num_characters = num_characters
+
+
+@contextmanager
+def at_most(characters: int | None) -> Iterator[None]:
+    """Inside, a longer rendered text raises RenderedTooLong."""
+    token = _most_characters.set(characters)
+    try:
+        yield
+    finally:
+        _most_characters.reset(token)
+
+
+def check_length(text: str) -> str:
+    """Returns the text. Raises RenderedTooLong."""
+    most = _most_characters.get()
+    if most is not None and len(text) > most:
+        raise RenderedTooLong(len(text))
+    return text
+
+
+class TextRenderer(Protocol):
+    """Renders chat templates, in this process or another."""
+
+    def render(self, arguments: Mapping[str, Any]) -> str:
+        """`arguments`: those of transformers' `render_jinja_template`. Raises TemplateError."""
+
+    def literal_text(self, template: str) -> str:
+        """The text that a template itself contains. Raises TemplateError."""
+
+
+class HelperRenderer:
+    """Renders in a helper process, which starts with the first template."""
+
+    def __init__(self) -> None:
+        self._helper = Helper(
+            "mlxserve.text.template_worker:TemplateWorker", name="chat templates", memory=MEMORY
+        )
+        self._literals: dict[str, str] = {}
+
+    def render(self, arguments: Mapping[str, Any]) -> str:
+        return self._call("render", dict(arguments))
+
+    def literal_text(self, template: str) -> str:
+        if template not in self._literals:
+            self._literals[template] = self._call("literal_text", template)
+        return self._literals[template]
+
+    def prepare(self, template: str) -> None:
+        """Start the process and compile a template in it, beside what the caller does next."""
+
+        def compile_it() -> None:
+            try:
+                self.literal_text(template)
+            except TemplateError:
+                return  # raised again by the first request, which can be told
+
+        threading.Thread(target=compile_it, name="mlxserve-templates", daemon=True).start()
+
+    def _call(self, method: str, argument: object) -> str:
+        try:
+            text: str = self._helper.call(method, argument, seconds=SECONDS)
+        except JobFailed as error:
+            raise TemplateError(error.message or error.type_name) from error
+        except HelperKilled as error:
+            raise TemplateError(f"rendering {error}") from error
+        return text
+
+
+@cache
+def helper_renderer() -> HelperRenderer:
+    """One for the process: its child keeps the compiled templates of all models."""
+    return HelperRenderer()
+
+
+def render_with(renderer: TextRenderer) -> None:
+    """From now on, transformers renders every chat template with this renderer."""
+    from transformers import tokenization_utils_base
+
+    def rendered(
+        conversations: list[Any], **arguments: Any
+    ) -> tuple[list[str], list[list[tuple[int, int]]]]:
+        texts = [renderer.render({**arguments, "conversations": [one]}) for one in conversations]
+        return [check_length(text) for text in texts], [[] for _ in texts]
+
+    tokenization_utils_base.render_jinja_template = rendered
+    tokenization_utils_base._get_template_literal_text = renderer.literal_text

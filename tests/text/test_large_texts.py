@@ -1,0 +1,64 @@
+"""Large texts give the tokens that they give here, from a process that can be ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlxserve.errors import InvalidRequest
+from mlxserve.hub.embedded import model_path
+from mlxserve.text import large_texts, tokenizer
+from mlxserve.text.templates import RenderedTooLong
+from mlxserve.text.tokenizer import Tokenizer
+
+WORDS = "The quick <|im_end|> brown fox é 漢字 "
+TOOL = {"type": "function", "function": {"name": "f", "description": WORDS * 99}}
+
+
+def test_a_large_text_gives_the_same_tokens_as_in_this_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    embedded = Tokenizer(model_path())
+    try:
+        conversations = [
+            [{"role": "user", "content": WORDS * 9}],
+            [{"role": "system", "content": "x" * 99}, {"role": "user", "content": "y"}],
+        ]
+        here = [embedded.encode(WORDS * 9)]
+        here += [embedded.render(each, tools=[TOOL]) for each in conversations]
+        monkeypatch.setattr(tokenizer, "LARGE", 10)
+        monkeypatch.setattr(Tokenizer, "encode_here", None)
+        monkeypatch.setattr(Tokenizer, "render_here", None)
+        there = [embedded.encode(WORDS * 9)]
+        there += [embedded.render(each, tools=[TOOL]) for each in conversations]
+        assert there == here
+        with pytest.raises(RenderedTooLong) as caught:
+            embedded.render(conversations[0], most_characters=50)
+        assert caught.value.num_characters > len(WORDS * 9)
+        with pytest.raises(InvalidRequest, match="chat template rejects these messages"):
+            embedded.render([{"role": "user"}])
+    finally:
+        embedded.close()
+
+
+def test_a_text_that_takes_too_long_is_refused_and_the_next_one_encoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    embedded = Tokenizer(model_path())
+    try:
+        monkeypatch.setattr(tokenizer, "LARGE", 10)
+        assert embedded.encode("a text of some words")
+        with monkeypatch.context() as patch:
+            patch.setattr(large_texts, "SECONDS", 0.01)
+            with pytest.raises(InvalidRequest, match=r"cannot be encoded: .* longer than 0\.01 s"):
+                embedded.encode(WORDS * 200_000)
+        assert embedded.encode("a text of some words")
+    finally:
+        embedded.close()
+
+
+def test_text_cannot_be_encoded_after_closing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer, "LARGE", 10)
+    embedded = Tokenizer(model_path())
+    embedded.close()
+    with pytest.raises(InvalidRequest, match="closed"):
+        embedded.encode("a text of some words")

@@ -1,0 +1,131 @@
+"""A model's template renders as usual, but can neither run forever nor exhaust memory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mlxserve.errors import InvalidRequest
+from mlxserve.hub.embedded import model_path
+from mlxserve.text import templates
+from mlxserve.text.templates import RenderedTooLong
+from mlxserve.text.tokenizer import Tokenizer
+
+USER = [{"role": "user", "content": "Hi"}]
+_LOOP = "{% for i in range(99999) %}"
+_GROWING = (
+    "{%% set n = namespace(x=%s) %%}{%% for i in range(99) %%}{%% set n.x = %s %%}{%% endfor %%}"
+)
+
+
+@pytest.fixture(name="with_template")
+def with_template_fixture(tmp_path: Path) -> Callable[[str], Tokenizer]:
+    """A function that returns the embedded model's tokenizer with another template."""
+
+    def with_template(template: str) -> Tokenizer:
+        for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+            shutil.copy(model_path() / name, tmp_path / name)
+        config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+        config["chat_template"] = template
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        return Tokenizer(tmp_path)
+
+    return with_template
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ 'a' ~ 1 ~ none }}", "a1None"),
+        ("{{ 'a' * 3 + 'b' }}", "aaab"),
+        ("{{ 7 % 4 }} {{ '%02d' % 5 }} {{ '%s!'|format('x') }}", "3 05 x!"),
+        ("{{ '{} {:>3}'.format('a', 1) }}", "a   1"),
+        ("{{ 'a-b'.replace('-', '+') }}{{ 'a-b-c' | replace('-', '', 1) }}", "a+bab-c"),
+        ("{{ [1, 2] | join(', ') }} {{ messages | join('', attribute='role') }}", "1, 2 user"),
+        ("{{ 'a\\nb' | indent(2) }}", "a\n  b"),
+        ("{{ 2 ** 10 }} {{ 'x' | center(3) }}", "1024  x "),
+        ("{% macro m(x) %}{{ x ~ '!' }}{% endmacro %}{{ m('a') }}", "a!"),
+        ("{{ {'a': 1} | tojson }}", '{"a": 1}'),
+        ("{% generation %}{{ messages[0].content }}{% endgeneration %}", "Hi"),
+    ],
+)
+def test_ordinary_templates_render_as_in_transformers(
+    source: str, text: str, with_template: Callable[[str], Tokenizer]
+) -> None:
+    tokenizer = with_template(source)
+    assert tokenizer.decode(tokenizer.render(USER)) == text
+
+
+_LARGE_VALUES = [
+    "{{ 'a' * 10**10 }}",
+    "{% macro m() %}" + _LOOP + "{{ 'a' * 9999 }}{% endfor %}{% endmacro %}{{ m() }}",
+]
+_OTHER_LARGE_VALUES = [
+    "{{ [1] * 10**9 }}",
+    "{{ 'a'.ljust(10**10) }}",
+    "{{ ('a' * 100000).replace('', 'b' * 100000) }}",
+    "{{ range(99999) | join('b' * 100000) }}",
+    "{{ 'a' | center(10**10) }}",
+    "{{ '{:>{}}'.format(1, 10**10) }}",
+    "{{ [1, 2] | batch(10**9, 0) | list }}",
+    _GROWING % ("'ab'", "n.x ~ n.x"),
+    _GROWING % ("[1]", "n.x + n.x"),
+]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [*_LARGE_VALUES, *(pytest.param(each, marks=pytest.mark.slow) for each in _OTHER_LARGE_VALUES)],
+)
+def test_a_template_that_exhausts_memory_is_ended_and_the_next_one_renders(
+    source: str, with_template: Callable[[str], Tokenizer]
+) -> None:
+    with pytest.raises(InvalidRequest, match=r"template rejects these messages: .*MB of memory"):
+        with_template(source).render(USER)
+    harmless = with_template("{{ messages[0].content }}")
+    assert harmless.decode(harmless.render(USER)) == "Hi"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        _LOOP + _LOOP + "{% set x = i %}{% endfor %}{% endfor %}",
+        # In C, where no Python instruction ends that an exception could follow.
+        "{{ (9 ** (9 ** 9)) % 2 }}",
+        # While it is compiled: constants are computed then.
+        "{% if messages[1] %}{{ (9 ** (9 ** 9)) % 2 }}{% endif %}",
+    ],
+    ids=["loop", "in C", "compiling"],
+)
+def test_an_endless_template_is_ended_and_the_next_one_renders(
+    source: str, with_template: Callable[[str], Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harmless = with_template("{{ messages[0].content }}")
+    assert harmless.decode(harmless.render(USER)) == "Hi"
+    monkeypatch.setattr(templates, "SECONDS", 0.3)
+    with pytest.raises(InvalidRequest, match=r"took longer than 0\.3 s"):
+        with_template(source).render(USER)
+    monkeypatch.undo()
+    assert harmless.decode(harmless.render(USER)) == "Hi"
+
+
+def test_the_sandbox_still_blocks_unsafe_access(with_template: Callable[[str], Tokenizer]) -> None:
+    with pytest.raises(InvalidRequest, match="unsafe"):
+        with_template("{{ ''.__class__.__mro__[1].__subclasses__() }}").render(USER)
+
+
+@pytest.mark.parametrize("content", ["Hi", "<|im_end|>"], ids=["plain", "control token"])
+def test_a_rendered_text_that_is_too_long_is_not_encoded(
+    content: str, with_template: Callable[[str], Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = with_template("{{ 'x' * 900 }}{{ messages[0].content }}")
+    messages = [{"role": "user", "content": content}]
+    assert tokenizer.render(messages, most_characters=1000)
+    monkeypatch.delattr("transformers.PreTrainedTokenizerBase.encode")
+    with pytest.raises(RenderedTooLong) as caught:
+        tokenizer.render(messages, most_characters=900)
+    assert caught.value.num_characters >= 902
