@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from mlxserve.text.guidance.families import BODIES, RULES, Unwritable, lark_text, lark_token
-from mlxserve.text.guidance.grammars import check_schema
+from mlxserve.text.guidance.structures import check_schema
 from mlxserve.text.parsing.markup import Markup
 
 _Tool: TypeAlias = Mapping[str, Any]

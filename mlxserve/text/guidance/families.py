@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
-from mlxserve.text.guidance.grammars import json_text
+from mlxserve.text.guidance.structures import json_text
 from mlxserve.text.parsing.markup import Markup
 
 Body: TypeAlias = Callable[[Markup, str, dict[str, Any]], str]  # (markup, name, schema) -> Lark

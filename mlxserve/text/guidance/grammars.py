@@ -1,200 +1,195 @@
-"""Grammars: compiles structures with llguidance, off the event loop, and caches the results.
+"""Grammars: which structures can be followed, found out in a helper process before they are used.
 
-llguidance's compiler releases the GIL, and copying a compiled grammar takes microseconds. Sources
-are bounded before they are compiled: a schema with 10,000 properties would take half a minute.
+    event loops ──▶ Grammars.check ──▶ helper "grammars": compiles, computes one mask, keeps nothing
+    engine      ──▶ Matchers       ──▶ helper "masks": compiles again, and follows the answers
+
+Two processes, so that a source that has to be killed takes no answer's matcher with it. A source
+that had to be killed once is refused without another try for `REFUSED_SECONDS`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
 
-from mlxserve.errors import EngineStopped, InvalidParameter
+from mlxserve.errors import EngineStopped, InvalidParameter, QueueFull
+from mlxserve.helpers.helper import Helper, HelperKilled, JobFailed, KillReason
 from mlxserve.sampling_params import Structure, StructureKind
+from mlxserve.text.guidance.matcher_host import KEPT_BYTES
+from mlxserve.text.guidance.matchers import Grammar, Matchers
+from mlxserve.text.guidance.structures import MAX_SOURCE, check_schema
+from mlxserve.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
-
-    from mlxserve.text.tokenizer import Tokenizer
-
-MAX_SOURCE = 64 << 10  # characters of a source that a client sent
-MAX_GRAMMAR = 512 << 10  # characters of a grammar generated for all tools of a request
-MAX_PROPERTIES = 500  # 300 compile in 25 ms, 1,000 in 0.2 s, 3,000 in 1.7 s
-MAX_DEPTH = 32
-COMPILE_SECONDS = 2.0
-MAX_KEPT = 64  # compiled grammars in the cache
-# The white space of usual JSON. Unbounded, small models never stop generating white space.
-WHITE_SPACE = r"[ ]|\n[ ]{0,32}"
+COMPILE_SECONDS = 2.0  # to compile a source, and compute its first mask
+COMPILE_BYTES = 512 << 20
+MASK_BYTES = 1 << 30  # of all grammars and matchers in use
+REFUSED_SECONDS = 60.0
+IDLE_SECONDS = 60.0  # without a new source, until the process that tries them out is ended
+MAX_CHECKED = 4096  # sources whose result is known
+_HOST = "mlxserve.text.guidance.matcher_host:MatcherHost"
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer. Its methods may be called from any event loop."""
+    """Checks structures for one tokenizer. `compile` may be called from any event loop."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self.vocab_size = max(vocab_size, tokenizer.vocab_size)
-        self._source = tokenizer
-        self._tokenizer: LLTokenizer | None = None
+        self.matchers: Matchers | None = None  # made with the first grammar
+        self._tokenizer = tokenizer
+        self._helper: Helper | None = None
+        self._timer: threading.Timer | None = None
         self._lock = threading.Lock()
         self._is_closed = False
-        self._kept: OrderedDict[tuple[StructureKind, str], LLMatcher] = OrderedDict()
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="mlxserve-grammar")
+        # Digest of a source -> when to try again, and why not before; None if it can be followed.
+        self._checked: OrderedDict[bytes, tuple[float, str] | None] = OrderedDict()
+        # One by one; a place of its own, as these jobs wait.
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="mlxserve-grammar")
 
-    def __len__(self) -> int:
-        """The number of compiled grammars in the cache."""
-        return len(self._kept)
+    async def compile(self, structure: Structure, *, limit: int = MAX_SOURCE) -> Grammar:
+        """What the structure's matchers are made from. `limit`: maximum length of its source in
+        characters.
 
-    async def compile(self, structure: Structure, *, limit: int = MAX_SOURCE) -> LLMatcher:
-        """A new matcher for the structure. `limit`: maximum length of its source in characters.
-
-        Raises InvalidParameter, which names the structure's field, and EngineStopped.
+        Raises InvalidParameter, which names the structure's field, QueueFull where the system
+        refuses another process, and EngineStopped.
         """
         if len(structure.source) > limit:
-            raise _refused(structure, f"is longer than {limit} characters")
+            raise InvalidParameter(structure.field, f"is longer than {limit} characters")
         if self._is_closed:
             raise EngineStopped("The engine was closed.")
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._threads, self._load_tokenizer)
-        work = loop.run_in_executor(self._threads, self._compiled, structure)
-        try:
-            compiled = await asyncio.wait_for(work, COMPILE_SECONDS)
-        except TimeoutError:
-            raise _refused(
-                structure, f"takes more than {COMPILE_SECONDS:g} s to compile; simplify it"
-            ) from None
-        return compiled.deep_copy()
+        if not self._is_known(structure):
+            _refuse_schema(structure)
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._threads, self._check, structure)
+        assert self.matchers is not None
+        return Grammar(structure, self.matchers)
 
     def close(self) -> None:
-        self._is_closed = True
+        """Kill what compiles. Matchers must not be used afterwards."""
+        with self._lock:
+            self._is_closed = True
+            if self._timer is not None:
+                self._timer.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._helper is not None:
+            self._helper.close()
+        if self.matchers is not None:
+            self.matchers.close()
 
-    def _load_tokenizer(self) -> None:
-        """Takes about a second for a large vocabulary."""
-        from llguidance import LLTokenizer
-
+    def _is_known(self, structure: Structure) -> bool:
+        """Raises InvalidParameter if it had to be killed not long ago."""
+        key = _digest(structure)
         with self._lock:
-            if self._tokenizer is not None:
-                return
-            text = self._source.serialized()
-            if text is None:
-                raise InvalidParameter(
-                    "response_format", "needs a tokenizer.json, which this model does not have"
-                )
-            self._tokenizer = LLTokenizer(
-                text, n_vocab=self.vocab_size, eos_token=sorted(self._source.eos_token_ids)
-            )
+            if key not in self._checked:
+                return False
+            found = self._checked[key]
+            if found is None:
+                self._checked.move_to_end(key)
+                return True
+            until, reason = found
+            if time.monotonic() < until:
+                raise InvalidParameter(structure.field, reason)
+            del self._checked[key]
+            return False
 
-    def _compiled(self, structure: Structure) -> LLMatcher:
-        key = (structure.kind, structure.source)
+    def _remember(self, structure: Structure, reason: str | None) -> None:
         with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-        matcher = self._compile(structure)
-        with self._lock:
-            self._kept[key] = matcher
-            if len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
-        return matcher
+            until = time.monotonic() + REFUSED_SECONDS
+            self._checked[_digest(structure)] = None if reason is None else (until, reason)
+            if len(self._checked) > MAX_CHECKED:
+                self._checked.popitem(last=False)
 
-    def _compile(self, structure: Structure) -> LLMatcher:
-        from llguidance import LLMatcher
-
-        assert self._tokenizer is not None
+    def _check(self, structure: Structure) -> None:
+        """On the thread. Another request may have asked for the same while this one waited."""
+        if self._is_known(structure):
+            return
         try:
-            grammar = _grammar(structure)
+            helper = self._start(structure)
+            try:
+                helper.call("try_out", _source(structure), seconds=COMPILE_SECONDS)
+            except HelperKilled as error:
+                if error.reason is not KillReason.ENDED:
+                    raise
+                # It may have been ended by the system or an operator: one more try.
+                helper.call("try_out", _source(structure), seconds=COMPILE_SECONDS)
+            if helper.num_grown > KEPT_BYTES:  # not all systems take freed memory back
+                helper.stop()
+        except JobFailed as error:
+            raise InvalidParameter(structure.field, error.message) from error
+        except HelperKilled as error:
+            raise self._killed(structure, error) from error
+        finally:
+            self._stop_when_idle()
+        self._remember(structure, None)
+
+    def _stop_when_idle(self) -> None:
+        """With a vocabulary of 150,000 it has 150 MB in memory, and starts in a second."""
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+            if not self._is_closed and self._helper is not None:
+                self._timer = threading.Timer(IDLE_SECONDS, self._stop, [self._helper])
+                self._timer.daemon = True
+                self._timer.start()
+
+    def _stop(self, helper: Helper) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._threads.submit(helper.stop)  # there, as it would kill a job
+
+    def _start(self, structure: Structure) -> Helper:
+        """Takes about a second for a large vocabulary, once."""
+        if self._helper is not None:
+            return self._helper
+        text = self._tokenizer.serialized()
+        if text is None:
+            raise InvalidParameter(
+                structure.field, "needs a tokenizer.json, which this model does not have"
+            )
+        end_ids = sorted(self._tokenizer.eos_token_ids)
+        arguments = (text, self.vocab_size, end_ids)
+        with self._lock:
+            if self._is_closed:
+                raise EngineStopped("The engine was closed.")
+            masks = Helper(_HOST, *arguments, name="masks", memory=MASK_BYTES)
+            masks.start()  # beside the other one; from now on for the engine's thread alone
+            self.matchers = Matchers(masks, self.vocab_size, self._remember)
+            self._helper = Helper(_HOST, *arguments, name="grammars", memory=COMPILE_BYTES)
+        return self._helper
+
+    def _killed(self, structure: Structure, error: HelperKilled) -> Exception:
+        match error.reason:
+            case KillReason.CLOSED:
+                return EngineStopped("The engine was closed.")
+            case KillReason.NOT_STARTED:
+                return QueueFull(f"{structure.field}: the compiler {error}; try again later")
+            case KillReason.TIME:
+                reason = f"takes more than {COMPILE_SECONDS:g} s to compile; simplify it"
+            case KillReason.MEMORY:
+                reason = f"needs more than {COMPILE_BYTES >> 20} MB to compile; simplify it"
+            case KillReason.ENDED:
+                reason = f"cannot be compiled: its compiler {error}"
+        self._remember(structure, reason)
+        return InvalidParameter(structure.field, reason)
+
+
+def _refuse_schema(structure: Structure) -> None:
+    """What needs no process to be refused."""
+    if structure.kind is StructureKind.JSON_SCHEMA:
+        try:
+            check_schema(json.loads(structure.source))
         except (ValueError, RecursionError) as error:
-            raise _refused(structure, f"cannot be read: {error}") from error
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
-        if matcher.is_error():
-            raise _refused(structure, f"cannot be followed: {matcher.get_error().strip()[:500]}")
-        return matcher
+            raise InvalidParameter(structure.field, f"cannot be read: {error}") from error
 
 
-def _grammar(structure: Structure) -> str:
-    from llguidance import LLMatcher
-
-    match structure.kind:
-        case StructureKind.JSON_OBJECT:
-            return LLMatcher.grammar_from_json_schema(_spaced({"type": "object"}))
-        case StructureKind.JSON_SCHEMA:
-            schema = json.loads(structure.source)
-            check_schema(schema)
-            return LLMatcher.grammar_from_json_schema(_spaced(schema))
-        case StructureKind.REGEX:
-            return LLMatcher.grammar_from_regex(structure.source)
-        case StructureKind.CHOICE:
-            words = json.loads(structure.source)
-            quoted = " | ".join(json.dumps(word, ensure_ascii=False) for word in words)
-            return LLMatcher.grammar_from_lark(f"start: {quoted}")
-        case StructureKind.GRAMMAR:
-            return LLMatcher.grammar_from_lark(structure.source)
+def _source(structure: Structure) -> tuple[str, str]:
+    return structure.kind.value, structure.source
 
 
-def inline(structure: Structure) -> str | None:
-    """A structure as an expression inside a Lark grammar; None for one that is a whole grammar.
-
-    Raises InvalidParameter for an invalid or too large schema.
-    """
-    from llguidance import regex_to_lark
-
-    match structure.kind:
-        case StructureKind.GRAMMAR:
-            return None
-        case StructureKind.REGEX:
-            return f"/{regex_to_lark(structure.source)}/"
-        case StructureKind.CHOICE:
-            words = json.loads(structure.source)
-            return " | ".join(json.dumps(word, ensure_ascii=False) for word in words)
-        case StructureKind.JSON_OBJECT:
-            return json_text({"type": "object"})
-    try:
-        schema = json.loads(structure.source)
-        check_schema(schema)
-    except (ValueError, RecursionError) as error:
-        raise _refused(structure, f"cannot be read: {error}") from error
-    return json_text(schema)
-
-
-def json_text(schema: Mapping[str, Any], *, is_lenient: bool = False) -> str:
-    """A Lark expression for JSON that follows a schema."""
-    guidance = {"whitespace_pattern": WHITE_SPACE, "lenient": is_lenient}
-    return f"%json {json.dumps({**schema, 'x-guidance': guidance}, ensure_ascii=False)}"
-
-
-def _spaced(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE}}
-
-
-def check_schema(schema: object) -> None:
-    """Raises ValueError for a value that is not a schema, or one too large to compile."""
-    if not isinstance(schema, dict):
-        raise ValueError("a JSON schema must be an object")
-    num_properties = 0
-    for value, depth in _walk(schema):
-        if depth > MAX_DEPTH:
-            raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
-        properties = value.get("properties")
-        num_properties += len(properties) if isinstance(properties, dict) else 0
-        if num_properties > MAX_PROPERTIES:
-            raise ValueError(f"it has more than {MAX_PROPERTIES} properties")
-
-
-def _walk(value: object) -> Iterator[tuple[dict[str, Any], int]]:
-    """Every object in the value, with its depth."""
-    waiting = [(value, 1)]
-    while waiting:
-        found, depth = waiting.pop()
-        if isinstance(found, dict):
-            yield found, depth
-            waiting += [(inner, depth + 1) for inner in found.values()]
-        elif isinstance(found, list):
-            waiting += [(inner, depth) for inner in found]
-
-
-def _refused(structure: Structure, message: str) -> InvalidParameter:
-    return InvalidParameter(structure.field, message)
+def _digest(structure: Structure) -> bytes:
+    text = f"{structure.kind.value}\0{structure.source}"
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()

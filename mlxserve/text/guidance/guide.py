@@ -5,8 +5,9 @@
     THINKING ──▶ FREE ◀──▶ CALL         a tool call follows a grammar once it has started,
                (FORCED ▲)               and may be forced to start
 
-The state depends on the tokens alone, so a recomputed answer is guided identically. Once its
-request is submitted, a guide belongs to the engine's thread.
+The state depends on the tokens alone, so a recomputed answer is guided identically. Matchers are in
+another process, which answers later: until then, tokens whose meaning depends on its answer wait.
+Once its request is submitted, a guide belongs to the engine's thread.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from llguidance import LLMatcher
+from mlxserve.text.guidance.matcher_host import RowOutcome
+from mlxserve.text.guidance.matchers import Grammar, Matcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +45,14 @@ class Plan:
     may_think: bool = True
     is_thinking: bool = False
     thinking_budget: int | None = None
-    answer: LLMatcher | None = None
+    answer: Grammar | None = None
     opening: tuple[int, ...] = ()
     call_start: tuple[int, ...] = ()
-    call: LLMatcher | None = None
+    call: Grammar | None = None
     call_joins: bool = False
+
+
+_WAIT_SECONDS = 0.1
 
 
 class _Phase(Enum):
@@ -68,27 +71,51 @@ class AnswerGuide:
         self.error: str | None = None  # why the grammar could not be completed
         self._plan = plan
         self._phase = _Phase.THINKING if plan.is_thinking else _Phase.START
-        self._matcher: LLMatcher | None = None
+        self._matcher: Matcher | None = None
+        self._unstepped: deque[int] = deque()  # read, but waiting for the matcher's answer
         self._num_thought = 0
         self._num_opened = 0  # tokens of `opening` seen
         self._begun: list[int] = []  # first tokens, while they may be the opening thinking marker
         longest = max(len(plan.think_start), len(plan.think_end), len(plan.call_start))
         self._tail: deque[int] = deque(maxlen=longest + 1)
         if self._phase is _Phase.START:
-            self._matcher = plan.answer.deep_copy() if plan.answer is not None else None
+            self._matcher = plan.answer.open() if plan.answer is not None else None
             if not (plan.think_start and plan.may_think):
                 self._leave_thinking()
 
     def read(self, token_ids: Sequence[int]) -> None:
         """Advance by the tokens that were sampled."""
-        for token in token_ids:
-            self.num_read += 1
-            self._tail.append(token)
-            self._step(token)
+        self.num_read += len(token_ids)
+        self._unstepped.extend(token_ids)
+        self._advance()
+
+    def ask(self) -> None:
+        """Have the mask computed, with those of all guides that have read tokens."""
+        if self._matcher is not None:
+            self._matcher.ask()
+            self._advance()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the mask is known. Waits for it as long as a step may be held up, and asks for it."""
+        while self._matcher is not None and self._matcher.wait_briefly():
+            matcher = self._matcher
+            self._advance()
+            if self._matcher is matcher and matcher.is_settled:
+                return True
+        return self._matcher is None
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the mask."""
+        if self._matcher is not None:
+            self._matcher.wait(seconds)
+            self._advance()
 
     @property
     def must_wait(self) -> bool:
         """Whether sampling the token after the next requires knowing the next one."""
+        if self._unstepped:
+            return True
         match self._phase:
             case _Phase.THINKING:
                 budget = self._plan.thinking_budget
@@ -100,7 +127,9 @@ class AnswerGuide:
         return self._phase is not _Phase.START or self._is_strict
 
     def mask(self) -> bytes | None:
-        """Mask of the tokens that may come next; None allows all."""
+        """Mask of the tokens that may come next; None allows all. Waits for it."""
+        while not self.is_ready:
+            self.wait(_WAIT_SECONDS)
         match self._phase:
             case _Phase.START:
                 return self._start_mask()
@@ -113,6 +142,43 @@ class AnswerGuide:
 
     # ---- tokens that were sampled
 
+    def _advance(self) -> None:
+        """Step through the tokens as far as the matcher has answered."""
+        self._settle()
+        while self._unstepped and self._can_step:
+            token = self._unstepped.popleft()
+            self._tail.append(token)
+            self._step(token)
+            self._settle()
+
+    @property
+    def _can_step(self) -> bool:
+        """A call ends with its grammar: what follows is text, and means something else."""
+        matcher = self._matcher
+        return (
+            self._phase is not _Phase.CALL
+            or matcher is None
+            or matcher.is_settled
+            or not matcher.tokens
+        )
+
+    def _settle(self) -> None:
+        """What the matcher's answer changes."""
+        matcher = self._matcher
+        if matcher is None or not matcher.is_settled:
+            return
+        if matcher.is_lost:
+            self.error = matcher.error
+        elif self._phase is _Phase.CALL:
+            # A token sampled before the marker was known may not fit; the call is then
+            # unconstrained.
+            if matcher.outcome is not RowOutcome.MASK:
+                self._phase, self._matcher = _Phase.FREE, None
+        elif self._phase is _Phase.START and matcher.outcome is RowOutcome.REFUSED:
+            self._matcher = None  # only thinking can begin like this
+        else:
+            self.error = matcher.error
+
     def _step(self, token: int) -> None:
         match self._phase:
             case _Phase.START:
@@ -123,20 +189,19 @@ class AnswerGuide:
                     self._leave_thinking()
             case _Phase.FREE:
                 self._step_freely(token)
-            case _Phase.CALL:
-                self._follow_call(token)
-            case _Phase.GRAMMAR:
-                self._follow(token)
+            case _Phase.CALL | _Phase.GRAMMAR:
+                assert self._matcher is not None
+                self._matcher.consume(token)
 
     def _begin(self, token: int) -> None:
         """The first tokens open the thinking, or the answer has started without any."""
         self._begun.append(token)
         begun, marker = tuple(self._begun), self._plan.think_start
         if begun == marker:
-            self._phase = _Phase.THINKING
+            self._phase, self._matcher = _Phase.THINKING, None
         elif begun == marker[: len(begun)]:
-            if self._matcher is not None and not self._matcher.consume_token(token):
-                self._matcher = None
+            if self._matcher is not None:
+                self._matcher.consume(token)
         else:
             self._leave_thinking()
             for one in begun:
@@ -147,7 +212,8 @@ class AnswerGuide:
             self._phase = _Phase.FREE
             return
         self._phase = _Phase.GRAMMAR
-        self._matcher = self._plan.answer.deep_copy()
+        if self._matcher is None or self._matcher.tokens:
+            self._matcher = self._plan.answer.open()
 
     def _step_freely(self, token: int) -> None:
         if self._num_opened < len(self._plan.opening):
@@ -158,29 +224,17 @@ class AnswerGuide:
             self._phase = _Phase.CALL
             self._matcher = call
 
-    def _begun_call(self, token: int) -> LLMatcher | None:
-        """The grammar of a call that starts with or after this token; None if none does."""
+    def _begun_call(self, token: int) -> Matcher | None:
+        """The grammar of a call that starts with or after this token; None if none does.
+
+        If calls join their marker, it may still refuse the token.
+        """
         plan = self._plan
         if plan.call is None:
             return None
         if not plan.call_joins:
-            return plan.call.deep_copy() if self._ends_with(plan.call_start) else None
-        if not self._ends_with(plan.call_start, before=1):
-            return None
-        call = plan.call.deep_copy()
-        return call if call.try_consume_tokens([token]) == 1 else None
-
-    def _follow_call(self, token: int) -> None:
-        """A token sampled before the marker was known may not fit; the call is then unconstrained."""
-        assert self._matcher is not None
-        if not self._matcher.consume_token(token) or self._matcher.is_stopped():
-            self._phase = _Phase.FREE
-            self._matcher = None
-
-    def _follow(self, token: int) -> None:
-        assert self._matcher is not None
-        if self.error is None and not self._matcher.consume_token(token):
-            self.error = self._matcher.get_error()
+            return plan.call.open() if self._ends_with(plan.call_start) else None
+        return plan.call.open([token]) if self._ends_with(plan.call_start, before=1) else None
 
     def _ends_with(self, marker: tuple[int, ...], before: int = 0) -> bool:
         """Whether the tokens, except the last `before`, end with `marker`."""
@@ -204,7 +258,9 @@ class AnswerGuide:
         if opening[:at] == begun and at < len(opening):
             ways.add(opening[at])
         mask = self._bits(ways)
-        return mask if self._matcher is None else _either(self._matched(self._matcher), mask)
+        if self._matcher is None:
+            return mask
+        return self._ending() if self.error is not None else _either(self._matcher.mask, mask)
 
     def _thinking_mask(self) -> bytes | None:
         budget, marker = self._plan.thinking_budget, self._plan.think_end
@@ -221,23 +277,12 @@ class AnswerGuide:
         lengths = range(min(len(marker) - 1, self._num_thought), 0, -1)
         return next((n for n in lengths if tail[-n:] == marker[:n]), 0)
 
-    def _matcher_mask(self) -> bytes | None:
+    def _matcher_mask(self) -> bytes:
         assert self._matcher is not None
-        if self.error is None:
-            mask = self._matched(self._matcher)
-            if not self._matcher.is_error():
-                return mask
-            if self._phase is _Phase.CALL:
-                return None
-            self.error = self._matcher.get_error()
+        return self._matcher.mask if self.error is None else self._ending()
+
+    def _ending(self) -> bytes:
         return self._bits(set(self._plan.end_ids))
-
-    def _matched(self, matcher: LLMatcher) -> bytes:
-        """Without the word that llguidance adds if the vocabulary fills its last one.
-
-        The masks of all rows of a step become one array, so they have the same size.
-        """
-        return matcher.compute_bitmask()[: self._mask_size]
 
     @property
     def _mask_size(self) -> int:

@@ -14,8 +14,9 @@ from dataclasses import replace
 from mlxserve.errors import InvalidParameter
 from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
 from mlxserve.text.guidance.calls import call_grammar
-from mlxserve.text.guidance.grammars import MAX_GRAMMAR, Grammars, inline
+from mlxserve.text.guidance.grammars import Grammars
 from mlxserve.text.guidance.guide import AnswerGuide, Plan
+from mlxserve.text.guidance.structures import MAX_GRAMMAR, inline
 from mlxserve.text.parsing.markup import Markup, Part
 from mlxserve.text.parsing.turn import AssistantTurn, ToolChoice
 from mlxserve.text.tokenizer import Tokenizer

@@ -11,6 +11,7 @@ import pytest
 
 from mlxserve.text.guidance.calls import call_grammar
 from mlxserve.text.guidance.grammars import Grammars
+from mlxserve.text.guidance.matcher_host import RowOutcome
 from mlxserve.text.parsing.parser import TurnParser
 from mlxserve.text.parsing.turn import AssistantTurn
 from mlxserve.text.tokenizer import Tokenizer
@@ -19,6 +20,7 @@ from tests.text.guidance.call_formats import (
     calls_of,
     compile_lark,
     markup,
+    outcome,
     tool,
 )
 
@@ -35,8 +37,7 @@ def test_qwen_coder_texts_are_unrestricted_up_to_the_end_marker(
         "</function>\n</tool_call>"
     )
     token_ids = tokenizer.encode(text)
-    assert matcher.try_consume_tokens(token_ids) == len(token_ids)
-    assert matcher.is_stopped()
+    assert outcome(matcher, token_ids) is RowOutcome.STOPPED
 
 
 GEMMA = {
@@ -160,7 +161,7 @@ def test_allowed_arguments_are_parsed_as_they_were_meant(
     source = call_grammar(family, tools, is_whole=False, repeats=False)
     matcher = compile_lark(grammars, source)
     token_ids = tokenizer.encode(text)
-    assert matcher.try_consume_tokens(token_ids) == len(token_ids)
+    assert outcome(matcher, token_ids) is not RowOutcome.REFUSED
     parser = TurnParser(family, AssistantTurn(tools=tools))
     events = [*parser.push(f"<tool_call>{text}"), *parser.finish()]
     (call,) = calls_of(events)
@@ -203,7 +204,7 @@ def test_arguments_that_would_be_misparsed_are_not_allowed(
     source = call_grammar(markup(name), tools, is_whole=False, repeats=False)
     matcher = compile_lark(grammars, source)
     token_ids = tokenizer.encode(text)
-    assert matcher.try_consume_tokens(token_ids) < len(token_ids)
+    assert outcome(matcher, token_ids) is RowOutcome.REFUSED
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
+import time
 from collections.abc import Sequence
 from typing import Any
-from unittest.mock import MagicMock
 
+import psutil
 import pytest
 
 from mlxserve.errors import EngineStopped, InvalidParameter
+from mlxserve.hub.embedded import model_path
 from mlxserve.sampling_params import Structure, StructureKind
-from mlxserve.text.guidance.grammars import MAX_DEPTH, MAX_PROPERTIES, MAX_SOURCE, Grammars
+from mlxserve.text.guidance.grammars import Grammars
+from mlxserve.text.guidance.matcher_host import MatcherHost, RowOutcome
+from mlxserve.text.guidance.structures import MAX_DEPTH, MAX_PROPERTIES, MAX_SOURCE
 from mlxserve.text.tokenizer import Tokenizer
+from tests.text.guidance.call_formats import AMBIGUOUS, outcome
 
 
 def compiled(grammars: Grammars, kind: StructureKind, source: str) -> Any:
@@ -65,28 +69,127 @@ def test_an_unsupported_structure_is_refused_by_its_field(
     ],
 )
 def test_schemas_that_hang_other_servers_compile_quickly(source: str, grammars: Grammars) -> None:
-    assert compiled(grammars, StructureKind.JSON_SCHEMA, source).compute_bitmask()
+    assert outcome(compiled(grammars, StructureKind.JSON_SCHEMA, source).open()) is RowOutcome.MASK
 
 
-def test_a_slow_compilation_times_out(
+def test_a_schema_that_is_too_large_is_refused_without_a_process(tokenizer: Tokenizer) -> None:
+    grammars = Grammars(tokenizer, 2100)
+    before = psutil.Process().children()
+    schema = json.dumps({"properties": {str(n): {} for n in range(MAX_PROPERTIES + 1)}})
+    with pytest.raises(InvalidParameter, match="more than 500 properties"):
+        compiled(grammars, StructureKind.JSON_SCHEMA, schema)
+    assert psutil.Process().children() == before
+    grammars.close()
+
+
+def test_matchers_of_one_grammar_share_no_state(tokenizer: Tokenizer, grammars: Grammars) -> None:
+    one, other = digit(grammars).open(), digit(grammars).open()
+    assert outcome(one, tokenizer.encode("3")) is RowOutcome.STOPPED
+    assert outcome(other) is RowOutcome.MASK
+
+
+def explosive(first: int) -> str:
+    """A schema whose automaton has a million states."""
+    patterns = [f"(a|b)*a(a|b){{{number}}}" for number in range(first, 20)]
+    parts = [{"type": "string", "pattern": pattern} for pattern in patterns]
+    return json.dumps({"allOf": parts})
+
+
+HOSTILE = [
+    (StructureKind.GRAMMAR, f"start: a\n{AMBIGUOUS}"),
+    (StructureKind.JSON_SCHEMA, explosive(1)),
+    (StructureKind.JSON_SCHEMA, explosive(2)),
+]
+
+
+def test_hostile_sources_are_refused_and_the_next_compiles(grammars: Grammars) -> None:
+    for kind, source in HOSTILE:
+        with pytest.raises(InvalidParameter, match=r"response_format: (takes|needs) more than"):
+            compiled(grammars, kind, source)
+        good = compiled(grammars, StructureKind.REGEX, f"x{len(source)}")
+        assert outcome(good.open()) is RowOutcome.MASK
+
+
+def test_a_source_that_was_killed_is_refused_without_another_try(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_over = threading.Event()
+    monkeypatch.setattr("mlxserve.text.guidance.grammars.COMPILE_SECONDS", 0.1)
     grammars = Grammars(tokenizer, 2100)
-    monkeypatch.setattr("mlxserve.text.guidance.grammars.COMPILE_SECONDS", 0.01)
-    llguidance = MagicMock()
-    llguidance.grammar_from_regex.side_effect = lambda _source: is_over.wait(20)
-    monkeypatch.setattr("llguidance.LLMatcher", llguidance)
-    with pytest.raises(InvalidParameter, match="response_format: takes more than"):
-        digit(grammars)
-    is_over.set()
+    for _ in range(2):
+        with pytest.raises(InvalidParameter, match=r"takes more than 0\.1 s"):
+            compiled(grammars, *HOSTILE[0])
+        # A second try, without a limit, would not return.
+        monkeypatch.setattr("mlxserve.text.guidance.grammars.COMPILE_SECONDS", 1e6)
     grammars.close()
+
+
+def wait_for_work(processes: set[psutil.Process]) -> None:
+    def used() -> float:
+        return sum(process.cpu_times().user for process in processes)
+
+    before = used()
+    while used() < before + 0.5:
+        time.sleep(0.01)
+
+
+def test_closing_kills_what_compiles_at_once(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlxserve.text.guidance.grammars.COMPILE_SECONDS", 1e6)
+    grammars = Grammars(tokenizer, 2100)
+    others = set(psutil.Process().children())
+    compiled(grammars, StructureKind.REGEX, "[0-9]")
+    children = set(psutil.Process().children()) - others
+    assert len(children) == 2
+
+    async def close_meanwhile() -> None:
+        structure = Structure(*HOSTILE[0], "response_format")
+        work = asyncio.create_task(grammars.compile(structure))
+        await asyncio.to_thread(wait_for_work, children)
+        grammars.close()
+        with pytest.raises(EngineStopped):
+            await work
+
+    asyncio.run(close_meanwhile())
+    assert not any(child.is_running() for child in children)
     with pytest.raises(EngineStopped):
         digit(grammars)
 
 
-def test_cached_grammars_share_no_state(tokenizer: Tokenizer, grammars: Grammars) -> None:
-    one, other = digit(grammars), digit(grammars)
-    assert one.consume_token(tokenizer.encode("3")[0])
-    assert one.is_stopped()
-    assert not other.is_stopped()
+def test_a_compilation_that_ends_its_process_is_refused(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Needs more memory than it may take."""
+    monkeypatch.setattr("mlxserve.text.guidance.grammars.COMPILE_BYTES", 64 << 20)
+    monkeypatch.setattr("mlxserve.text.guidance.grammars.COMPILE_SECONDS", 100.0)
+    grammars = Grammars(tokenizer, 2100)
+    with pytest.raises(InvalidParameter, match="needs more than 64 MB to compile"):
+        compiled(grammars, StructureKind.JSON_SCHEMA, explosive(1))
+    assert digit(grammars)
+    grammars.close()
+
+
+def test_the_process_that_compiles_ends_when_no_source_is_new(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlxserve.text.guidance.grammars.IDLE_SECONDS", 0.1)
+    grammars = Grammars(tokenizer, 2100)
+    others = set(psutil.Process().children())
+    for source in ("[0-9]", "[a-z]"):
+        compiled(grammars, StructureKind.REGEX, source)
+        while len(set(psutil.Process().children()) - others) > 1:  # the one for masks stays
+            time.sleep(0.01)
+    grammars.close()
+
+
+def test_masks_that_take_too_long_altogether_fail_their_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each is within its deadline, and together they would hold up the others' masks."""
+    monkeypatch.setattr("mlxserve.text.guidance.matcher_host.FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("mlxserve.text.guidance.matcher_host.TOKEN_SECONDS", 0.0)
+    host = MatcherHost((model_path() / "tokenizer.json").read_text(), 2100, [2])
+    found = RowOutcome.LATER
+    while found is RowOutcome.LATER:
+        [[_, found, reason]] = host.follow([(1, ("regex", "[0-9]"), True, ())], ())
+    assert (found, reason) == (RowOutcome.FAILED, "its masks took too long altogether")

@@ -202,5 +202,5 @@ def test_a_token_outside_the_grammar_is_an_error_and_ends_the_answer(
 ) -> None:
     guide = AnswerGuide(Plan(vocab_size=2100, end_ids=frozenset({END}), answer=digit(grammars)))
     guide.read(ids(tokenizer, "x"))
-    assert guide.error
     assert allowed(guide) == {END}
+    assert guide.error

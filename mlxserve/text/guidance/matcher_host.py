@@ -1,0 +1,197 @@
+"""MatcherHost: the compiler and the matchers of one tokenizer, in a helper process.
+
+Compiling a source and computing a mask may take for ever, or all memory: what a row asks for is
+answered before the next row begins, so that the parent knows which one was at work.
+
+    follow([row, row, ...]) ──▶ answer of the first row, answer of the second, ...
+
+Compiling takes place on a thread of its own (llguidance releases the GIL): masks of other answers
+do not wait for it. Copies of a grammar share its lexer, which grows with the masks that are
+computed; 500 repetitions of `a{1000}` take 170 MB.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from enum import IntEnum
+from typing import TYPE_CHECKING, TypeAlias
+
+import psutil
+
+from mlxserve.sampling_params import StructureKind
+from mlxserve.text.guidance.structures import grammar_text
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+MAX_KEPT = 64  # compiled grammars
+LOOK_JOBS = 16  # between two looks at the process's size, which take 40 us
+KEPT_BYTES = 256 << 20  # beyond what the process had at first; then the oldest grammars are dropped
+# CPU seconds that one answer's masks may take: at first, and for each token. A usual mask takes
+# 0.01 to 1 ms.
+FIRST_SECONDS, TOKEN_SECONDS = 2.0, 0.02
+
+Source: TypeAlias = tuple[str, str]  # (a StructureKind, the source)
+# A matcher's number, its source, whether it begins here, and the tokens it has not seen.
+Row: TypeAlias = tuple[int, Source, bool, Sequence[int]]
+
+
+class RowOutcome(IntEnum):
+    """What became of a row."""
+
+    MASK = 0  # (mask of what may follow)
+    STOPPED = 1  # the same, and the grammar is complete
+    REFUSED = 2  # (why) a token does not fit
+    FAILED = 3  # (why) the grammar cannot be compiled, or became too much work
+    LATER = 4  # the grammar is being compiled: ask again
+
+
+class MatcherHost:
+    """Lives in the helper process. Its public methods are jobs."""
+
+    def __init__(
+        self, tokenizer: str, vocab_size: int, end_ids: Sequence[int], kept_bytes: int = KEPT_BYTES
+    ) -> None:
+        """tokenizer: the text of a tokenizer.json"""
+        from llguidance import LLTokenizer
+
+        self._tokenizer = LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=list(end_ids))
+        # The masks of all rows of a step become one array, so they have the same size: without the
+        # word that llguidance adds if the vocabulary fills its last one.
+        self._mask_size = -(-vocab_size // 32) * 4
+        self._kept_bytes = kept_bytes
+        self._kept: OrderedDict[Source, LLMatcher] = OrderedDict()
+        self._compiling: dict[Source, Future[LLMatcher]] = {}
+        self._compiler = ThreadPoolExecutor(1, "compiler")
+        self._open: dict[int, LLMatcher] = {}
+        self._seconds: dict[int, float] = {}  # CPU time of an open matcher, less what it may take
+        self._num_jobs = 0
+        self._has_compiled = False
+        self._process = psutil.Process(os.getpid())
+        self._first_size = self._size()
+
+    def try_out(self, source: Source) -> None:
+        """Compile and compute the first mask, and keep neither. Raises ValueError, which says why
+        the source cannot be used."""
+        try:
+            _follow_first(self._compiled(source))
+        finally:
+            _give_back_memory()
+
+    def follow(self, rows: Sequence[Row], forgotten: Sequence[int]) -> Iterator[list[object]]:
+        """[number, outcome, mask or reason] of each row, in order.
+
+        forgotten: matchers that are not needed any more
+        """
+        for number in forgotten:
+            self._open.pop(number, None)
+            self._seconds.pop(number, None)
+        for number, source, is_new, tokens in rows:
+            yield [number, *self._advance(number, source, is_new, tokens)]
+        if self._num_jobs % LOOK_JOBS == 0 or self._has_compiled:
+            self._bound()
+        self._num_jobs += 1
+        self._has_compiled = False
+
+    def num_kept(self) -> int:
+        """Compiled grammars in memory."""
+        return len(self._kept)
+
+    def num_open(self) -> int:
+        """Matchers of answers."""
+        return len(self._open)
+
+    def _advance(
+        self, number: int, source: Source, is_new: bool, tokens: Sequence[int]
+    ) -> tuple[RowOutcome, bytes | str]:
+        if is_new:
+            try:
+                kept = self._kept_grammar(source)
+            except ValueError as error:
+                return RowOutcome.FAILED, str(error)
+            if kept is None:
+                return RowOutcome.LATER, ""
+            self._open[number] = kept.deep_copy()
+            self._seconds[number] = -FIRST_SECONDS
+        matcher = self._open[number]
+        began = time.thread_time()
+        if not matcher.consume_tokens(list(tokens)):
+            return RowOutcome.REFUSED, matcher.get_error()
+        mask = matcher.compute_bitmask()
+        if matcher.is_error():
+            return RowOutcome.FAILED, matcher.get_error()
+        self._seconds[number] += time.thread_time() - began - TOKEN_SECONDS * len(tokens)
+        if self._seconds[number] > 0:
+            return RowOutcome.FAILED, "its masks took too long altogether"
+        outcome = RowOutcome.STOPPED if matcher.is_stopped() else RowOutcome.MASK
+        return outcome, mask[: self._mask_size]
+
+    def _kept_grammar(self, source: Source) -> LLMatcher | None:
+        """None while it is being compiled. Raises ValueError."""
+        if source not in self._kept:
+            compiling = self._compiling.get(source)
+            if compiling is None:
+                compiling = self._compiling[source] = self._compiler.submit(self._warm, source)
+            if not compiling.done():
+                return None
+            del self._compiling[source]
+            self._kept[source] = compiling.result()
+            self._has_compiled = True
+            if len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(source)
+        return self._kept[source]
+
+    def _warm(self, source: Source) -> LLMatcher:
+        """Compiled, with the states of the lexer that its first mask needs."""
+        compiled = self._compiled(source)
+        _follow_first(compiled)
+        return compiled
+
+    def _compiled(self, source: Source) -> LLMatcher:
+        from llguidance import LLMatcher
+
+        kind, text = source
+        try:
+            grammar = grammar_text(StructureKind(kind), text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"cannot be read: {error}") from error
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        _refuse_error(matcher)
+        return matcher
+
+    def _bound(self) -> None:
+        """Drop the oldest grammars until memory is within its bound."""
+        while self._kept and self._size() - self._first_size > self._kept_bytes:
+            self._kept.popitem(last=False)
+            _give_back_memory()
+
+    def _size(self) -> int:
+        return int(self._process.memory_info().rss)
+
+
+def _follow_first(compiled: LLMatcher) -> None:
+    """Raises ValueError if not even the first mask can be computed."""
+    # The lexer says only to the next one that it reached its limit.
+    for _ in range(2):
+        matcher = compiled.deep_copy()
+        matcher.compute_bitmask()
+        _refuse_error(matcher)
+
+
+def _refuse_error(matcher: LLMatcher) -> None:
+    if matcher.is_error():
+        error = matcher.get_error().partition("\n<state>")[0]  # the parser's counters follow
+        raise ValueError(f"cannot be followed: {error.strip()[:500]}")
+
+
+def _give_back_memory() -> None:
+    """glibc keeps what was freed; elsewhere the system takes it back."""
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+        library.malloc_trim(0)

@@ -1,0 +1,305 @@
+"""Matchers: the engine's side of the process that computes masks.
+
+    step n is read ── its tokens, of all guided answers, in one message ──▶ helper process
+    outputs of n are delivered, n+1 is planned                                computes
+    a row is planned ◀── its mask has arrived                         ◀── one answer per row
+
+The engine's thread never waits for long: at most `GRACE` for a message, and not at all where the
+last ones were late. A row without its mask is left out of the step. If an answer takes longer than
+`MASK_SECONDS`, the process is killed; the row that it was at work on fails, and the others' matchers
+begin again in a new process, with all of their tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+import weakref
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from mlxserve.helpers.helper import Helper, HelperKilled, Job, JobFailed, KillReason
+from mlxserve.sampling_params import Structure
+from mlxserve.text.guidance.matcher_host import KEPT_BYTES, RowOutcome
+
+log = logging.getLogger("mlxserve.guidance")
+
+MASK_SECONDS = 2.0  # for one answer's mask
+COMPILE_SECONDS = 20.0  # to compile beside the masks what took at most 2 s alone
+GRACE = 0.02  # seconds from a message until a step is planned without the masks that it asks for
+_LATE_SECONDS = 1.0  # without such a wait, after a message that took longer
+_AGAIN_SECONDS = 0.002  # between two questions whether a grammar is compiled
+_MEMORY_SECONDS = 1.0  # between two looks at the process's size
+_BUSY_SECONDS = 60.0  # between two restarts for its size while answers are being followed
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A structure that can be followed."""
+
+    structure: Structure
+    matchers: Matchers
+
+    def open(self, tokens: Iterable[int] = ()) -> Matcher:
+        """A matcher at the start of the structure, which then consumes the tokens."""
+        return Matcher(self.structure, self.matchers, tokens)
+
+
+class Matcher:
+    """How far one answer has come in its structure. What it says is true while `is_settled`."""
+
+    def __init__(self, structure: Structure, matchers: Matchers, tokens: Iterable[int]) -> None:
+        self.structure = structure
+        self.tokens = array("i", tokens)
+        self.outcome: RowOutcome | None = None
+        self.mask = b""
+        self.error: str | None = None  # of an outcome REFUSED or FAILED
+        self.is_lost = False  # the process was killed because of it, or cannot work
+        self.number = matchers.new_number(self)
+        self.process = 0  # the number of the process that knows it; 0 for none
+        self.num_known = 0  # tokens that the process has seen
+        self.num_ends = 0  # processes that ended by themselves while at work on it
+        self.asked_at: float | None = None  # whether its grammar is compiled
+        self._matchers = matchers
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the outcome covers all tokens."""
+        return self.outcome is not None and (
+            self.error is not None or self.num_known == len(self.tokens)
+        )
+
+    def consume(self, token: int) -> None:
+        """`ask` sends it."""
+        if self.error is None:
+            self.outcome = None
+            self.tokens.append(token)
+            self._matchers.want(self)
+
+    def ask(self) -> None:
+        """Have the outcome computed, with those of all matchers that consumed tokens."""
+        if not self.is_settled:
+            self._matchers.want(self)
+        self._matchers.exchange()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the outcome; whether it is there."""
+        until = time.monotonic() + seconds
+        self.ask()
+        while not self.is_settled and (left := until - time.monotonic()) > 0:
+            self._matchers.receive(left)
+        return self.is_settled
+
+    def wait_briefly(self) -> bool:
+        """The same for as long as a step may be held up."""
+        if self.is_settled:
+            return True
+        self.ask()
+        while not self.is_settled and (left := self._matchers.grace()) > 0:
+            self._matchers.receive(left)
+        return self.is_settled
+
+    def fail(self, error: str) -> None:
+        """End it for a reason outside of the grammar: the answer fails."""
+        self.outcome, self.error, self.is_lost = RowOutcome.FAILED, error, True
+
+
+class Matchers:
+    """The matchers of one engine. Except for `close`, for one thread at a time."""
+
+    def __init__(
+        self,
+        helper: Helper,
+        vocab_size: int,
+        refuse: Callable[[Structure, str], None],
+    ) -> None:
+        """refuse: called with a structure that had to be killed, and why"""
+        self._helper = helper
+        self._mask_size = -(-vocab_size // 32) * 4
+        self._refuse = refuse
+        self._numbers = itertools.count()  # of matchers, whichever process they are in
+        self._open: weakref.WeakValueDictionary[int, Matcher] = weakref.WeakValueDictionary()
+        self._forgotten: deque[int] = deque()
+        self._wanted: dict[Matcher, None] = {}  # whose tokens are to be sent
+        self._asked: dict[int, tuple[Matcher, int]] = {}  # in this job; with its number of tokens
+        self._job: Job | None = None
+        self._sent_at = 0.0
+        self._late_until = 0.0
+        self._again_at = 0.0  # when to ask whether a grammar is compiled
+        self._looked_at = 0.0
+        self._restarted_at = -_BUSY_SECONDS
+
+    def close(self) -> None:
+        """End the process. The thread that used it must have stopped."""
+        if self._job is not None and not self._job.is_done:
+            self._job.cancel()
+        self._helper.close()
+
+    def new_number(self, matcher: Matcher) -> int:
+        """From any thread."""
+        number = next(self._numbers)
+        weakref.finalize(matcher, self._forgotten.append, number).atexit = False
+        return number
+
+    def want(self, matcher: Matcher) -> None:
+        """Send its tokens with the next message, unless they are on their way."""
+        if self._asked.get(matcher.number) != (matcher, len(matcher.tokens)):
+            self._wanted[matcher] = None
+
+    def exchange(self) -> None:
+        """Send what is new, and take what has come. Does not wait."""
+        if self._job is not None:
+            self._take(self._job, 0)
+        if self._job is None and self._wanted:
+            self._send()
+
+    def receive(self, seconds: float) -> None:
+        """The same, but wait for something to come."""
+        if self._job is not None:
+            self._take(self._job, seconds)
+        self.exchange()
+        if self._job is None and self._wanted:  # a grammar is being compiled
+            time.sleep(min(seconds, max(0.0, self._again_at - time.monotonic())))
+
+    def grace(self) -> float:
+        """Seconds that the planning of a step may still wait for the current message."""
+        now = time.monotonic()
+        if now < self._late_until or self._job is None:
+            return 0.0
+        left = self._sent_at + GRACE - now
+        if left <= 0:
+            self._late_until = now + _LATE_SECONDS
+        return left
+
+    def _send(self) -> None:
+        now = time.monotonic()
+        if now < self._again_at and all(one.asked_at is not None for one in self._wanted):
+            return
+        self._bound(now)
+        try:
+            # Before the rows: a process that has ended since then has lost its matchers.
+            self._helper.start()
+        except HelperKilled as error:
+            self._give_up(error)
+            return
+        rows = [self._row(matcher) for matcher in self._wanted]
+        self._wanted.clear()
+        forgotten = [self._forgotten.popleft() for _ in range(len(self._forgotten))]
+        try:
+            self._job = self._helper.begin("follow", rows, forgotten, seconds=MASK_SECONDS)
+        except HelperKilled as error:
+            self._lose(error)
+            return
+        self._sent_at = now
+
+    def _row(self, matcher: Matcher) -> tuple[int, tuple[str, str], bool, list[int]]:
+        number, process = matcher.number, self._helper.num_started
+        if is_new := matcher.process != process:
+            matcher.process, matcher.num_known = process, 0
+            self._open[number] = matcher
+        self._asked[number] = matcher, len(matcher.tokens)
+        source = matcher.structure.kind.value, matcher.structure.source
+        return number, source, is_new, matcher.tokens[matcher.num_known :].tolist()
+
+    def _take(self, job: Job, seconds: float) -> None:
+        try:
+            for value in job.receive(seconds):
+                self._settle(value)
+        except HelperKilled as error:
+            self._lose(error)
+        except JobFailed as error:
+            self._job = None
+            self._fail_asked(f"cannot be followed: {error}")
+        else:
+            if job.is_done:
+                self._job = None
+                self._fail_asked("was not answered")
+
+    def _settle(self, value: Any) -> None:
+        """Take the answer of one row. The process is not trusted."""
+        match value:
+            case [int(number), int(outcome), bytes(mask)] if (
+                number in self._asked
+                and outcome in (RowOutcome.MASK, RowOutcome.STOPPED)
+                and len(mask) == self._mask_size
+            ):
+                matcher, num_tokens = self._asked.pop(number)
+                matcher.num_known = num_tokens
+                matcher.mask = mask
+                matcher.outcome = RowOutcome(outcome)
+                matcher.num_ends, matcher.asked_at = 0, None
+            case [int(number), RowOutcome.LATER, _] if number in self._asked:
+                self._ask_again(self._asked.pop(number)[0])
+            case [int(number), int(outcome), str(reason)] if number in self._asked and outcome in (
+                RowOutcome.REFUSED,
+                RowOutcome.FAILED,
+            ):
+                matcher, _ = self._asked.pop(number)
+                matcher.outcome, matcher.error = RowOutcome(outcome), reason or "it does not fit"
+            case _:
+                self._helper.stop()
+                self._fail_asked("was not answered")
+
+    def _ask_again(self, matcher: Matcher) -> None:
+        """Its grammar is being compiled."""
+        now = time.monotonic()
+        matcher.process = 0
+        matcher.asked_at = matcher.asked_at or now
+        if now - matcher.asked_at > COMPILE_SECONDS:
+            error = f"took longer than {COMPILE_SECONDS:g} s to compile"
+            self._helper.stop()
+            self._blame(matcher, error)
+            return
+        self._again_at = now + _AGAIN_SECONDS
+        self.want(matcher)
+
+    def _lose(self, error: HelperKilled) -> None:
+        """The process has ended. The first row without an answer is the one it was at work on."""
+        self._job = None
+        asked = [matcher for matcher, _ in self._asked.values()]
+        self._asked.clear()
+        if error.reason is KillReason.CLOSED:
+            for matcher in asked:
+                matcher.fail(str(error))
+            return
+        for matcher in asked[1:]:
+            self.want(matcher)
+        if asked:
+            asked[0].num_ends += 1
+            # It may have been ended by the system or an operator: one more try, after the others.
+            if error.reason is KillReason.ENDED and asked[0].num_ends == 1:
+                self.want(asked[0])
+            else:
+                self._blame(asked[0], str(error))
+
+    def _blame(self, matcher: Matcher, error: str) -> None:
+        matcher.fail(f"it {error}")
+        log.warning("A grammar is refused from now on: it %s", error)
+        self._refuse(matcher.structure, f"cannot be followed: it {error}")
+
+    def _give_up(self, error: HelperKilled) -> None:
+        for matcher in self._wanted:
+            matcher.fail(f"the process for masks {error}")
+        self._wanted.clear()
+
+    def _fail_asked(self, error: str) -> None:
+        for matcher, _ in self._asked.values():
+            matcher.fail(error)
+        self._asked.clear()
+
+    def _bound(self, now: float) -> None:
+        """Start again where dropped grammars did not give their memory back."""
+        if now - self._looked_at < _MEMORY_SECONDS:
+            return
+        self._looked_at = now
+        started = self._helper.num_started
+        is_idle = not any(one.process == started for one in self._open.values())
+        is_large = self._helper.num_grown > (1.25 if is_idle else 2.5) * KEPT_BYTES
+        if is_large and (is_idle or now - self._restarted_at > _BUSY_SECONDS):
+            self._restarted_at = now
+            log.info("The process for masks has grown, and starts again")
+            self._helper.stop()

@@ -1,0 +1,30 @@
+"""Hosts of matchers that answer what no host does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+
+class Silent:
+    """Answers no row."""
+
+    def __init__(self, *_arguments: Any) -> None:
+        pass
+
+    def follow(self, rows: Sequence[Any], _forgotten: Sequence[int]) -> Iterator[list[object]]:
+        for _ in rows[:0]:
+            yield []
+
+
+class Raises(Silent):
+    def follow(self, rows: Sequence[Any], _forgotten: Sequence[int]) -> Iterator[list[object]]:
+        raise LookupError(rows)
+
+
+class Lies(Silent):
+    """Masks of the wrong size."""
+
+    def follow(self, rows: Sequence[Any], _forgotten: Sequence[int]) -> Iterator[list[object]]:
+        for row in rows:
+            yield [row[0], 0, b"\xff" * 7]

@@ -1,0 +1,177 @@
+"""Grammars without end beside other answers, with a real engine and random weights."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxserve.build import build_chat
+from mlxserve.chat import Chat
+from mlxserve.config import EngineConfig
+from mlxserve.errors import GrammarFailed, InvalidParameter
+from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
+from mlxserve.text.deltas import Delta
+from tests.text.guidance.call_formats import LATE
+from tests.text.guidance.test_grammars import HOSTILE
+
+FIRST = [*HOSTILE, (StructureKind.REGEX, "(a{1000}){1000}")]
+
+
+@pytest.fixture
+def chat(write_model: Callable[..., Path], tmp_path: Any) -> Iterator[Chat]:
+    built = build_chat(
+        EngineConfig().with_options(
+            model=str(write_model(tmp_path, "llama")),
+            num_pages=256,
+            page_size=16,
+            disable_log_stats=True,
+        )
+    )
+    yield built
+    built.close()
+
+
+async def ask(
+    chat: Chat,
+    structure: Structure | None = None,
+    *,
+    seen: list[float] | None = None,
+    **params: Any,
+) -> tuple[int, ...]:
+    sampling = SamplingParams(**{"max_tokens": 60, "seed": 1, **params}, structure=structure)
+    deltas: list[Delta] = []
+    async for delta in await chat.submit(chat.encode("Hello there"), sampling):
+        deltas.append(delta)
+        if seen is not None:
+            seen.append(time.monotonic())
+    return tuple(token for delta in deltas for token in delta.token_ids)
+
+
+@asynccontextmanager
+async def plain_stream(chat: Chat) -> AsyncIterator[list[float]]:
+    """The times of the tokens of an unguided client that asks again and again."""
+    seen: list[float] = []
+
+    async def go() -> None:
+        while True:
+            await ask(chat, seen=seen, max_tokens=300, ignore_eos=True)
+
+    task = asyncio.create_task(go())
+    await wait_until(lambda: len(seen) >= 20)
+    yield seen
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def wait_until(is_true: Callable[[], bool]) -> None:
+    while not is_true():  # noqa: ASYNC110  (nothing announces it)
+        await asyncio.sleep(0.01)
+
+
+async def fail(chat: Chat, kind: StructureKind, source: str) -> Exception:
+    try:
+        await ask(chat, Structure(kind, source, "structured_outputs"))
+    except (InvalidParameter, GrammarFailed) as error:
+        return error
+    raise AssertionError("it was followed to its end")
+
+
+NAMES = Structure(StructureKind.REGEX, "([A-C][a-f]{2,5},){20}")
+
+
+def test_a_mask_without_end_fails_its_answer_and_no_other_waits_or_changes(chat: Chat) -> None:
+    async def scenario() -> None:
+        alone = await ask(chat, NAMES)
+        async with plain_stream(chat) as seen:
+            before = len(seen)
+            bad = asyncio.create_task(fail(chat, StructureKind.GRAMMAR, LATE))
+            neighbour = asyncio.create_task(ask(chat, NAMES))
+            error = await bad
+            assert isinstance(error, GrammarFailed)
+            assert "took longer than 2 s" in str(error)
+            # It blocked the process of the masks for 2 s; these are the steps meanwhile.
+            assert len(seen) - before > 20
+            assert await neighbour == alone
+        assert await ask(chat, NAMES) == alone
+        with pytest.raises(InvalidParameter, match="took longer than 2 s"):  # and not again
+            await ask(chat, Structure(StructureKind.GRAMMAR, LATE, "structured_outputs"))
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_can_be_aborted_while_its_mask_is_computed(chat: Chat) -> None:
+    async def scenario() -> None:
+        async with plain_stream(chat):
+            task = asyncio.create_task(fail(chat, StructureKind.GRAMMAR, LATE))
+            await wait_until(lambda: chat.stats().scheduler.num_running == 2)
+            num_steps = chat.stats().engine.num_steps
+            await wait_until(lambda: chat.stats().engine.num_steps > num_steps + 20)
+            assert not task.done()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await wait_until(lambda: chat.stats().scheduler.num_running <= 1)
+        assert await ask(chat, NAMES)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("kind", "source"), FIRST, ids=["grammar", "schema", "other", "regex"])
+def test_a_source_without_end_is_refused_while_the_others_go_on(
+    chat: Chat, kind: StructureKind, source: str
+) -> None:
+    async def scenario() -> None:
+        alone = await ask(chat, NAMES)
+        async with plain_stream(chat) as seen:
+            before = len(seen)
+            neighbour = asyncio.create_task(ask(chat, NAMES))
+            error = await fail(chat, kind, source)
+            assert isinstance(error, InvalidParameter)
+            assert error.name == "structured_outputs"
+            assert len(seen) > before + 20
+            assert await neighbour == alone
+            other = Structure(StructureKind.REGEX, "[a-f]{3}", "structured_outputs")
+            assert await ask(chat, other)
+
+    asyncio.run(scenario())
+
+
+def test_closing_does_not_wait_for_a_grammar(chat: Chat) -> None:
+    async def scenario() -> None:
+        tasks = [asyncio.create_task(fail(chat, kind, source)) for kind, source in HOSTILE]
+        tasks.append(asyncio.create_task(fail(chat, StructureKind.GRAMMAR, LATE)))
+        await asyncio.sleep(0.3)
+        began = time.monotonic()
+        await asyncio.to_thread(chat.close)
+        # Four of them in line would take 2 s each.
+        assert time.monotonic() - began < 2
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_a_plain_stream_beside_hostile_grammars_has_no_long_gap(chat: Chat) -> None:
+    """On a machine that does nothing else."""
+
+    async def scenario() -> None:
+        await ask(chat, NAMES)
+        async with plain_stream(chat) as seen:
+            await asyncio.sleep(5)
+            usual = len(seen)
+            for kind, source in (*FIRST, (StructureKind.GRAMMAR, LATE)):
+                await fail(chat, kind, source)
+            gaps = [b - a for a, b in pairwise(seen)]
+            alone, beside = max(gaps[20:usual]), max(gaps[usual:])
+        print(f"largest gap alone {alone:.3f} s, beside {beside:.3f} s")
+        assert beside < max(0.2, 2 * alone)
+
+    asyncio.run(scenario())

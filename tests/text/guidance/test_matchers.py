@@ -1,0 +1,254 @@
+"""The engine's side of the process that computes masks: messages, deadlines, and a new process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import psutil
+import pytest
+
+from mlxserve.helpers.helper import Helper, Job, JobFailed
+from mlxserve.hub.embedded import model_path
+from mlxserve.sampling_params import Structure, StructureKind
+from mlxserve.text.guidance.guide import AnswerGuide, Plan
+from mlxserve.text.guidance.matcher_host import RowOutcome
+from mlxserve.text.guidance.matchers import Grammar, Matchers
+from mlxserve.text.tokenizer import Tokenizer
+from tests.text.guidance.call_formats import LATE, allowed_tokens, drawn, outcome
+
+HOST = "mlxserve.text.guidance.matcher_host:MatcherHost"
+MODULE = "mlxserve.text.guidance.matchers"
+VOCABULARY = 2100
+
+
+class Counted(Helper):
+    """Counts the rows of each job."""
+
+    def __init__(self, target: str = HOST, memory: int = 1 << 30) -> None:
+        text = (model_path() / "tokenizer.json").read_text()
+        super().__init__(target, text, VOCABULARY, [2], name="masks", memory=memory)
+        self.num_rows: list[int] = []
+
+    def begin(self, method: str, *arguments: Any, seconds: float) -> Job:
+        self.num_rows.append(len(arguments[0]))
+        return super().begin(method, *arguments, seconds=seconds)
+
+
+class Masks:
+    """Matchers, and what they refused."""
+
+    def __init__(self, tokenizer: Tokenizer, helper: Counted) -> None:
+        self.helper = helper
+        self.refused: list[str] = []
+        self.matchers = Matchers(helper, VOCABULARY, lambda _, reason: self.refused.append(reason))
+        self.tokenizer = tokenizer
+
+    def regex(self, source: str) -> Grammar:
+        return Grammar(Structure(StructureKind.REGEX, source), self.matchers)
+
+    def late(self) -> Grammar:
+        return Grammar(Structure(StructureKind.GRAMMAR, LATE), self.matchers)
+
+    def guide(self, grammar: Grammar) -> AnswerGuide:
+        plan = Plan(vocab_size=VOCABULARY, end_ids=frozenset({2}), answer=grammar)
+        return AnswerGuide(plan)
+
+    def ids(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text)
+
+
+@pytest.fixture
+def masks(tokenizer: Tokenizer) -> Iterator[Masks]:
+    made = Masks(tokenizer, Counted())
+    yield made
+    made.matchers.close()
+
+
+def settled(guides: list[AnswerGuide]) -> list[bytes | None]:
+    """As a step does: first all ask, then each is waited for."""
+    for guide in guides:
+        guide.ask()
+    return [guide.mask() for guide in guides]
+
+
+def test_the_tokens_of_a_step_are_sent_in_one_message(masks: Masks) -> None:
+    guides = [masks.guide(masks.regex("[0-9]{9}")) for _ in range(5)]
+    settled(guides)
+    before = len(masks.helper.num_rows)
+    for text in "123":
+        for guide in guides:
+            guide.read(masks.ids(text))
+        settled(guides)
+    assert masks.helper.num_rows[before:] == [5, 5, 5]
+
+
+def test_masks_need_no_message_while_nothing_was_read(masks: Masks) -> None:
+    guide = masks.guide(masks.regex("[0-9]{9}"))
+    first = guide.mask()
+    before = len(masks.helper.num_rows)
+    assert guide.is_ready
+    assert guide.mask() == first
+    assert len(masks.helper.num_rows) == before
+
+
+def test_a_mask_that_takes_too_long_fails_its_own_answer_only(
+    masks: Masks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of them the process was at work on, in whatever order they asked."""
+    monkeypatch.setattr(f"{MODULE}.MASK_SECONDS", 0.5)
+    digits = masks.regex("[0-9]{9}")
+    alone = masks.guide(digits)
+    bad = masks.guide(masks.late())
+    guides = [masks.guide(digits), bad, masks.guide(digits)]
+    for text in "123":
+        alone.read(masks.ids(text))
+        for guide in guides:
+            guide.read(masks.ids(text))
+        expected, found = alone.mask(), settled(guides)
+        assert [found[0], found[2]] == [expected, expected]
+    assert bad.error == "it took longer than 0.5 s"
+    assert [guide.error for guide in guides] == [None, bad.error, None]
+    assert allowed_tokens(bad.mask() or b"") == [2]
+    assert masks.refused == ["cannot be followed: it took longer than 0.5 s"]
+    assert masks.helper.num_started == 2
+    for guide in (guides[0], guides[2]):
+        guide.read(masks.ids("456789"))
+        assert allowed_tokens(guide.mask() or b"") == [2]
+
+
+def test_the_thread_that_asks_does_not_wait_for_a_slow_mask(
+    masks: Masks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits a moment for the message, and then for none until it is answered."""
+    monkeypatch.setattr(f"{MODULE}.MASK_SECONDS", 1e6)
+    bad = masks.guide(masks.late())
+    bad.mask()
+    bad.read(masks.ids("123"))
+    assert not bad.is_ready
+    waited: list[float] = []
+    monkeypatch.setattr(Job, "receive", lambda self, timeout=0.0: waited.append(timeout) or [])
+    for _ in range(100):
+        assert not bad.is_ready
+    assert set(waited) == {0}
+    monkeypatch.undo()
+    masks.helper.stop()
+
+
+def test_a_process_that_is_killed_is_replaced_and_no_answer_changes(masks: Masks) -> None:
+    source = '\\{"name": "[a-z]{3,9}", "tags": \\[("[a-z]{1,5}",)*"x"\\]\\}'
+
+    def tokens(*, kills: bool) -> list[int]:
+        guide, found = masks.guide(masks.regex(source)), []
+        for number, token in enumerate(drawn(guide, Random(3), 200)):
+            found.append(token)
+            if kills and number % 20 == 2:
+                masks.helper.stop()
+        assert guide.error is None
+        return found
+
+    alone = tokens(kills=False)
+    assert len(alone) > 15
+    assert tokens(kills=True) == alone
+    assert masks.helper.num_started > 1
+
+
+def test_a_process_that_an_operator_killed_costs_no_answer(masks: Masks) -> None:
+    guide = masks.guide(masks.regex("[0-9]{9}"))
+    first = guide.mask()
+    [pid] = [
+        child.pid for child in psutil.Process().children() if "helpers.child" in child.cmdline()[-1]
+    ][-1:]
+    os.kill(pid, signal.SIGKILL)
+    again = masks.guide(masks.regex("[0-9]{9}"))
+    assert again.mask() == first
+    assert (guide.error, again.error, masks.refused) == (None, None, [])
+
+
+def test_grammars_are_compiled_beside_the_masks_of_others(masks: Masks) -> None:
+    """500 times 1,000 characters take most of a second; until then the others get their masks."""
+    guide = masks.guide(masks.regex("[0-9]{9}"))
+    guide.mask()
+    heavy = masks.regex("(a{1000}){300}").open()
+    heavy.ask()
+    num_masks = 0
+    while not heavy.is_settled and num_masks < 9:
+        guide.read(masks.ids("1"))
+        guide.mask()
+        num_masks += 1
+    assert num_masks == 9
+    assert outcome(heavy) is RowOutcome.MASK
+
+
+def test_answers_that_are_gone_leave_nothing_in_the_process(masks: Masks) -> None:
+    keep = masks.guide(masks.regex("[0-9]{9}"))
+    keep.mask()
+    for _ in range(20):
+        masks.guide(masks.regex("[0-9]{9}")).mask()
+    keep.read(masks.ids("1"))
+    keep.mask()
+    assert masks.helper.call("num_open", seconds=60) == 1
+
+
+def test_a_large_process_starts_again_and_no_answer_changes(
+    masks: Masks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guide, other = (masks.guide(masks.regex("[0-9]{9}")) for _ in range(2))
+    assert guide.mask() == other.mask()
+    monkeypatch.setattr(f"{MODULE}.KEPT_BYTES", -(1 << 40))
+    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 1e4)
+    guide.read(masks.ids("1"))
+    mask = guide.mask()
+    assert masks.helper.num_started == 2
+    monkeypatch.undo()
+    other.read(masks.ids("1"))
+    assert other.mask() == mask
+
+
+@pytest.mark.parametrize("kind", ["Raises", "Lies", "Silent"])
+def test_a_process_that_answers_nonsense_fails_the_answers_that_asked(
+    tokenizer: Tokenizer, kind: str
+) -> None:
+    helper = Counted(f"tests.text.guidance.broken_hosts:{kind}")
+    masks = Masks(tokenizer, helper)
+    guide = masks.guide(masks.regex("[0-9]"))
+    assert allowed_tokens(guide.mask() or b"") == [2]
+    assert guide.error
+    masks.matchers.close()
+
+
+def test_a_system_that_refuses_processes_fails_the_answers_that_asked(
+    masks: Masks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: Any, **_options: Any) -> None:
+        raise OSError(24, "Too many open files")
+
+    guide = masks.guide(masks.regex("[0-9]"))
+    with monkeypatch.context() as patch:
+        patch.setattr("subprocess.Popen", refuse)
+        assert allowed_tokens(guide.mask() or b"") == [2]
+    assert guide.error is not None
+    assert "Too many open files" in guide.error
+    assert masks.guide(masks.regex("[0-9]")).mask()
+
+
+def test_the_host_drops_grammars_that_need_too_much_memory(masks: Masks) -> None:
+    """Three of them would keep 110 to 220 MiB each."""
+    for number in (300, 301, 302):
+        matcher = masks.regex(f"(a{{1000}}){{{number}}}").open()
+        assert outcome(matcher) is RowOutcome.MASK
+        del matcher
+    for _ in range(40):  # the process looks now and then
+        masks.guide(masks.regex("[0-9]")).mask()
+    assert masks.helper.num_grown < 330 << 20
+
+
+def test_jobs_of_a_host_that_cannot_be_made_fail(tokenizer: Tokenizer) -> None:
+    helper = Helper(HOST, "no tokenizer", 10, [2], name="masks", memory=1 << 30)
+    with pytest.raises(JobFailed):
+        helper.call("num_kept", seconds=60)
+    helper.close()
