@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from metal_kernels.metal import DTYPES, MetalBackend
 from metal_kernels.ops import HEAD_DIMS, Backend
+from metal_kernels.reading import read
 from metal_kernels.reference import ReferenceBackend
 from metal_kernels.tables import IntArray, SequenceTables
 
@@ -116,7 +117,7 @@ def _attend(
 ) -> Floats:
     attend = backend.paged_decode if op == "paged_decode" else backend.paged_prefill
     output = attend(queries, *pools, tables, scale=queries.shape[-1] ** -0.5)
-    return np.array(output.astype(mx.float32))
+    return read(output.astype(mx.float32))
 
 
 def _slots_of(page: int) -> IntArray:
@@ -126,7 +127,7 @@ def _slots_of(page: int) -> IntArray:
 def _largest_difference(ours: Sequence[mx.array], theirs: Sequence[mx.array]) -> float:
     """NaN where one of them has one."""
     differences = (
-        np.abs(np.array((one - other).astype(mx.float32)))
+        np.abs(read((one - other).astype(mx.float32)))
         for one, other in zip(ours, theirs, strict=True)
     )
     return float(np.max([difference.max() for difference in differences]))
@@ -147,7 +148,7 @@ def _tables(sequences: Sequence[tuple[int, int]]) -> SequenceTables:
     pages = np.arange(len(sequences) * most, dtype=np.int32)[::-1]
     return SequenceTables(
         page_tables=pages.reshape(len(sequences), most),
-        context_lens=np.array(contexts, np.int32),
+        context_lens=np.fromiter(contexts, np.int32),
         query_starts=np.cumsum([0, *(rows for _, rows in sequences)], dtype=np.int32),
         page_size=_PAGE_SIZE,
     )

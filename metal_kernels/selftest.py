@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from metal_kernels.metal import MetalBackend
+from metal_kernels.reading import read, view
 from metal_kernels.tables import SequenceTables
 
 _STEPS = 4
@@ -79,7 +80,7 @@ def why_not_in_place(backend: MetalBackend) -> str | None:
             outputs.append(output)
         backend.copy_pages(pools[0], pools[1], *copied, _PAGE_SIZE)
         backend.settle()
-        answers = [np.array(output) for output in outputs]
+        answers = [read(output) for output in outputs]
     except RuntimeError as error:  # mlx raises it for a text that Apple's compiler refuses
         return f"a kernel does not run: {str(error).strip()[:200]}"
     return _error_of_pools(pools, steps[-1], slots, copied) or _error_of_answers(answers, steps)
@@ -106,7 +107,7 @@ def _error_of_pools(
     copied: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]],
 ) -> str | None:
     for name, pool, rows in zip(("keys", "values"), pools, (last.keys, last.values), strict=True):
-        memory = np.array(pool, copy=False)
+        memory = view(pool)
         held = memory[slots // _PAGE_SIZE, :, slots % _PAGE_SIZE]
         if not np.array_equal(held, rows):
             return f"{name} written by a kernel are not in the pool: mlx handed it a copy"

@@ -107,11 +107,18 @@ class CpuBackend:
         page_size: int,
     ) -> tuple[mx.array, mx.array]:
         check_copy(k_pool, v_pool, sources, targets, page_size)
-        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
-            from_ = slice(source * page_size, (source + 1) * page_size)
-            to = slice(target * page_size, (target + 1) * page_size)
-            k_pool[:, to] = k_pool[:, from_]
-            v_pool[:, to] = v_pool[:, from_]
+        read = [
+            (
+                pool,
+                [mx.contiguous(pool[:, _page(source, page_size)]) for source in sources.tolist()],
+            )
+            for pool in (k_pool, v_pool)
+        ]
+        # Evaluated first: while anything reads a pool, mlx writes to a copy of the whole pool.
+        mx.eval([pages for _, pages in read])
+        for pool, pages in read:
+            for target, page in zip(targets.tolist(), pages, strict=True):
+                pool[:, _page(target, page_size)] = page
         return k_pool, v_pool
 
     def resize_pool(
@@ -155,6 +162,11 @@ class CpuBackend:
             rest = queries[mx.array(grouping.rest_rows)]
             outputs.append(self.paged_decode(rest, k_pool, v_pool, grouping.rest, scale=scale))
         return mx.concatenate(outputs)[mx.array(grouping.order)]
+
+
+def _page(page: int, page_size: int) -> slice:
+    """The slots of a page."""
+    return slice(page * page_size, (page + 1) * page_size)
 
 
 def _attend_one_by_one(

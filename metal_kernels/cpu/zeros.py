@@ -30,15 +30,23 @@ _DTYPES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16"}  # as safe
 
 
 def lazy_zeros(shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
-    """As `mx.zeros`; on Linux, on a CPU, with memory taken page by page on first use."""
+    """As `mx.zeros`; on Linux, on a CPU, with memory taken page by page on first use.
+
+    Raises MemoryError if the system refuses the addresses, as under `ulimit -v`.
+    """
     size = math.prod(shape) * dtype.size
     is_possible = sys.platform == "linux" and mx.default_device() == mx.cpu and dtype in _DTYPES
     if not is_possible or size < _SMALLEST:
         return mx.zeros(shape, dtype)
-    file = cast(BinaryIO, _Zeros(shape, dtype, size))
-    zeros = cast(dict[str, mx.array], mx.load(file, format="safetensors"))["zeros"]
-    mx.eval(zeros)
-    return zeros
+    file = _Zeros(shape, dtype, size)
+    try:
+        zeros = cast(dict[str, mx.array], mx.load(cast(BinaryIO, file), format="safetensors"))
+        mx.eval(zeros)
+    except RuntimeError as error:  # its text is the traceback of `readinto`
+        if file.refusal is None:
+            raise
+        raise file.refusal from error
+    return zeros["zeros"]
 
 
 class _Zeros(io.RawIOBase):
@@ -50,6 +58,7 @@ class _Zeros(io.RawIOBase):
         self._header = struct.pack("<Q", len(text)) + text
         self._size = len(self._header) + size
         self._at = 0
+        self.refusal: MemoryError | None = None  # what `readinto` raised
 
     def readable(self) -> bool:
         return True
@@ -71,13 +80,19 @@ class _Zeros(io.RawIOBase):
         if begin < len(self._header):
             buffer[:] = self._header[begin : self._at]
         else:
-            _give_back(buffer)
+            try:
+                _give_back(buffer)
+            except MemoryError as error:
+                self.refusal = error
+                raise
         return len(buffer)
 
 
 def _give_back(buffer: memoryview) -> None:
-    """Zero the buffer; give its whole memory pages back to Linux."""
+    """Zero the buffer; give its whole memory pages back to Linux. Raises MemoryError."""
     start = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    if start < mmap.PAGESIZE:  # mlx passes on the null that malloc returned
+        raise MemoryError(f"{len(buffer)} bytes cannot be allocated")
     stop = start + len(buffer)
     first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
     last = stop // mmap.PAGESIZE * mmap.PAGESIZE
@@ -87,4 +102,4 @@ def _give_back(buffer: memoryview) -> None:
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     if madvise(first, last - first, mmap.MADV_DONTNEED) != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"madvise: {errno.errorcode.get(number)}")
+        raise MemoryError(f"madvise failed: {errno.errorcode.get(number)}")
