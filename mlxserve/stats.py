@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal, Self, get_type_hints
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+# Of a request, in vLLM's steps of 1, 2 and 5.
+REQUEST_TOKENS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -136,11 +138,11 @@ class SchedulerStats(StatsGroup):
     num_preemptions: Annotated[
         int, counter("Times a running request lost its pages to another.")
     ] = 0
+    sched_budget_tokens: Annotated[int, gauge("Tokens the last step was allowed to compute.")] = 0
     # Tokens, once per request: when it is admitted for the first time.
+    prompt_tokens: Annotated[int, counter("Prompt tokens of admitted requests.")] = 0
     prefix_queries: Annotated[
-        int,
-        counter("Prompt tokens looked up in the prefix cache.", "prefix_cache_queries"),
-        counter("Prompt tokens of admitted requests.", "prompt_tokens"),
+        int, counter("Prompt tokens looked up in the prefix cache.", "prefix_cache_queries")
     ] = 0
     prefix_hits: Annotated[
         int, counter("Prompt tokens found in the prefix cache.", "prefix_cache_hits")
@@ -149,14 +151,15 @@ class SchedulerStats(StatsGroup):
     resumed_queries: int = 0
     resumed_hits: int = 0
     recomputed_tokens: Annotated[int, counter("Tokens computed again after a preemption.")] = 0
-    swapped_tokens: Annotated[
-        int, counter("Tokens whose pages were written to disk in a preemption.")
-    ] = 0
+    swapped_tokens: Annotated[int, counter("Tokens whose pages the disk took in a preemption.")] = 0
     restored_tokens: Annotated[
         int, counter("Tokens whose pages were read back from disk instead of computed again.")
     ] = 0
     align_deferrals: Annotated[
-        int, counter("Chunks deferred because the step had less than a page of budget left.")
+        int,
+        counter(
+            "Times a prompt had to wait for a step with at least a page of budget left for it."
+        ),
     ] = 0
     overtakes: Annotated[
         int, counter("Times a request was admitted before an older one that did not fit.")
@@ -165,7 +168,10 @@ class SchedulerStats(StatsGroup):
         int, counter("Requests that waited for another to compute the prefix they share.")
     ] = 0
     immune_requests: Annotated[
-        int, counter("Requests preempted so often that others are preempted first from then on.")
+        int,
+        counter(
+            "Requests preempted so often that others of their priority are preempted first from then on."
+        ),
     ] = 0
     rebound_pages: Annotated[
         int, counter("Pages released in favour of another request's page with the same content.")
@@ -209,7 +215,6 @@ class StepStats(StatsGroup):
     """Counted by the engine, in total since the start unless a comment says otherwise."""
 
     num_steps: int = 0
-    sched_budget_tokens: Annotated[int, gauge("Tokens the last step was allowed to compute.")] = 0
     prefill_tokens: Annotated[
         int, counter("Prompt tokens computed, including those computed again.")
     ] = 0
@@ -227,9 +232,29 @@ class StepStats(StatsGroup):
             "From a request's first step to its first token.", "request_prefill_time_seconds"
         ),
     ] = field(default_factory=lambda: Histogram(SECONDS))
-    iteration_tokens: Annotated[Histogram, histogram("Tokens computed in a step.")] = field(
-        default_factory=lambda: Histogram(TOKENS)
-    )
+    engine_failures: Annotated[
+        int, counter("Times the engine failed and began again with an empty cache.")
+    ] = 0
+    memory_used: Annotated[
+        float, gauge("Share of the memory that this process uses, 0 to 1.", "memory_used_perc")
+    ] = 0.0
+    memory_level: Annotated[
+        int,
+        gauge("0: memory is sufficient, 1: new requests wait, 2: one request runs at a time."),
+    ] = 0
+    memory_alarms: Annotated[
+        int, counter("Times that memory became so short that the level rose.")
+    ] = 0
+    lost_requests: Annotated[int, counter("Requests that ended with such a failure.")] = 0
+    iteration_tokens: Annotated[
+        Histogram, histogram("Tokens computed in a step.", "iteration_tokens_total")
+    ] = field(default_factory=lambda: Histogram(TOKENS))
+    request_prompt_tokens: Annotated[
+        Histogram, histogram("Tokens of the prompt of a request that ended.")
+    ] = field(default_factory=lambda: Histogram(REQUEST_TOKENS))
+    request_generation_tokens: Annotated[
+        Histogram, histogram("Tokens of the answer to a request that ended.")
+    ] = field(default_factory=lambda: Histogram(REQUEST_TOKENS))
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ attend over the pages that it names. All arrays belong to the engine's thread.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from metal_kernels import Backend
+from metal_kernels.reading import evaluate, read
 from mlxserve.cache.layout import StepLayout
+from mlxserve.errors import OutOfMemory, in_one_line
+
+log = logging.getLogger("mlxserve.cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +36,49 @@ class LayerSpec:
         return self.kv_heads * (self.key_dim + self.value_dim) * self.dtype.size
 
 
+# What mlx, numpy and the operating system raise where there is no memory.
+_REFUSALS = (RuntimeError, MemoryError, OSError)
+
+
+def refused_memory(num_pages: int, nbytes: int, error: BaseException) -> OutOfMemory:
+    """The error for `num_pages` pages of `nbytes` that the system refused."""
+    log.debug("memory for the cache was refused", exc_info=error)
+    return OutOfMemory(
+        f"{num_pages} pages of the KV cache need {nbytes / (1 << 30):.2f} GiB, and the system refused "
+        f"this memory ({in_one_line(error)}). Ask for fewer pages (num_pages, "
+        "gpu_memory_utilization), or raise the memory limit of this process."
+    )
+
+
 class KVPool:
     """One pair of arrays per layer, `num_pages * page_size` token slots each."""
 
     def __init__(
         self, layers: Sequence[LayerSpec], num_pages: int, page_size: int, backend: Backend
     ) -> None:
+        """Raises OutOfMemory if the system refuses the memory."""
         self.specs = tuple(layers)
         self.num_pages = num_pages
         self.page_size = page_size
         self.backend = backend
-        self._keys = [
-            backend.new_pool(num_pages, s.kv_heads, page_size, s.key_dim, s.dtype) for s in layers
-        ]
-        self._values = [
-            backend.new_pool(num_pages, s.kv_heads, page_size, s.value_dim, s.dtype) for s in layers
-        ]
-        mx.eval(self._keys, self._values)
+        self._keys: list[mx.array] = []
+        self._values: list[mx.array] = []
+        self._allocate()
+
+    def _allocate(self) -> None:
+        def pools(dims: Sequence[int]) -> list[mx.array]:
+            return [
+                self.backend.new_pool(self.num_pages, s.kv_heads, self.page_size, dim, s.dtype)
+                for s, dim in zip(self.specs, dims, strict=True)
+            ]
+
+        try:
+            self._keys = pools([spec.key_dim for spec in self.specs])
+            self._values = pools([spec.value_dim for spec in self.specs])
+            mx.eval(self._keys, self._values)
+        except _REFUSALS as error:
+            self._keys, self._values = [], []
+            raise refused_memory(self.num_pages, self.nbytes_of(self.num_pages), error) from error
 
     @property
     def nbytes(self) -> int:
@@ -55,7 +86,15 @@ class KVPool:
 
     def nbytes_of(self, num_pages: int) -> int:
         """The size of `num_pages` pages."""
-        return self.nbytes // self.num_pages * num_pages
+        per_token = sum(spec.bytes_per_token() for spec in self.specs)
+        return num_pages * self.page_size * per_token
+
+    def check(self) -> None:
+        """Audit: every array has all pages, as after a whole resize. Raises AssertionError."""
+        for keys, values, spec in zip(self._keys, self._values, self.specs, strict=True):
+            for array, dim in ((keys, spec.key_dim), (values, spec.value_dim)):
+                wanted = self.num_pages * self.page_size * spec.kv_heads * dim
+                assert array.size == wanted, "an array of the cache has another number of pages"
 
     def layers(self, step: StepLayout) -> list[LayerKV]:
         """The caches to call the model with in this step, one for each layer."""
@@ -73,7 +112,7 @@ class KVPool:
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy each source to its target, after everything written so far."""
-        pages = np.array(sources, np.int32), np.array(targets, np.int32)
+        pages = np.fromiter(sources, np.int32), np.fromiter(targets, np.int32)
         for layer, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
             self._keys[layer], self._values[layer] = self.backend.copy_pages(
                 keys, values, *pages, self.page_size
@@ -83,25 +122,49 @@ class KVPool:
         """Resize to `num_pages`, with pages copied as in `moves` (source -> target).
 
         No step may be under way. Resizes one array after another, so that at most one of them
-        exists twice, and returns freed memory to the machine immediately.
+        exists twice, and returns freed memory to the machine immediately. Raises OutOfMemory if the
+        system refuses the memory to grow, and changes nothing; if it refuses that of a smaller
+        pool, `check` fails from then on.
         """
         if num_pages == self.num_pages and not moves:
             return
         sources = np.fromiter(moves.keys(), np.int32, len(moves))
         targets = np.fromiter(moves.values(), np.int32, len(moves))
-        for layer in range(len(self.specs)):
-            for arrays in (self._keys, self._values):
-                arrays[layer] = self.backend.resize_pool(
-                    arrays[layer], num_pages, self.page_size, sources, targets
-                )
-                mx.clear_cache()
+        done: list[tuple[list[mx.array], int]] = []
+        try:
+            for layer in range(len(self.specs)):
+                for arrays in (self._keys, self._values):
+                    arrays[layer] = self.backend.resize_pool(
+                        arrays[layer], num_pages, self.page_size, sources, targets
+                    )
+                    done.append((arrays, layer))
+                    mx.clear_cache()
+        except _REFUSALS as error:
+            if num_pages > self.num_pages and not moves:
+                self._shrink_again(done)
+            mx.clear_cache()
+            raise refused_memory(num_pages, self.nbytes_of(num_pages), error) from error
         self.num_pages = num_pages
+
+    def restart(self, num_pages: int) -> None:
+        """Replace all arrays by empty ones of `num_pages`, after a failure. Raises OutOfMemory."""
+        self._keys, self._values = [], []
+        self.num_pages = num_pages
+        mx.clear_cache()
+        self._allocate()
+
+    def _shrink_again(self, grown: Sequence[tuple[list[mx.array], int]]) -> None:
+        none = np.empty(0, np.int32)
+        for arrays, layer in grown:
+            arrays[layer] = self.backend.resize_pool(
+                arrays[layer], self.num_pages, self.page_size, none, none
+            )
 
     def read_pages(self, pages: Sequence[int]) -> list[bytes]:
         """The keys and values of all layers, for each page. No step may be under way."""
         slots = self._slots(pages)
         columns = [
-            np.array(rows.reshape(len(pages), -1).view(mx.uint8))
+            read(rows.reshape(len(pages), -1).view(mx.uint8))
             for keys, values in zip(self._keys, self._values, strict=True)
             for rows in self.backend.read_kv(keys, values, slots)
         ]
@@ -123,10 +186,10 @@ class KVPool:
             self._keys[layer], self._values[layer] = self.backend.write_kv(
                 keys, values, self._keys[layer], self._values[layer], slots
             )
-        mx.eval(self._keys, self._values)
+        evaluate(*self._keys, *self._values)
 
     def _slots(self, pages: Sequence[int]) -> npt.NDArray[np.int32]:
-        firsts = np.array(pages)[:, None] * self.page_size
+        firsts = np.fromiter(pages, np.int64)[:, None] * self.page_size
         return (firsts + np.arange(self.page_size)).reshape(-1).astype(np.int32)
 
     def attend(

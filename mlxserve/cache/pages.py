@@ -357,6 +357,14 @@ class PagePool:
             self._evict()
         return True
 
+    def renewed(self) -> PagePool:
+        """An empty pool of the same size, whose counters go on."""
+        pool = PagePool(self.num_pages, self.page_size, self.hot_after)
+        pool.num_evicted = self.num_evicted
+        pool.num_published = self.num_published
+        pool.num_duplicates = self.num_duplicates
+        return pool
+
     def resize(self, num_pages: int) -> dict[int, int]:
         """Resize to `num_pages`; must cover all held or pinned pages. Returns {old id: new id}.
 

@@ -97,18 +97,16 @@ class PageStore:
         with self._change:
             return self._is_alive
 
-    def save(
-        self, key: str, first: int, hashes: Sequence[bytes], payloads: Sequence[bytes]
-    ) -> bool:
+    def save(self, key: str, first: int, hashes: Sequence[bytes], payloads: Sequence[bytes]) -> int:
         """Write a run of pages, or append to it; `first` is the index of the first page given.
 
         Waits while too much is staged, but after a timeout not again until the disk has written.
-        False if pages beyond the limit were left out; the run must not be continued then.
+        How many of the pages are accepted; if not all are, the run must not be continued.
         """
         size = sum(map(len, payloads))
         with self._change:
             if self._is_stalled or not self._is_alive:
-                return False
+                return 0
             room = self._limit - sum(self._sizes.values())
             record = HEADER.size + len(payloads[0])
             count = min(len(payloads), room // record)
@@ -118,18 +116,17 @@ class PageStore:
             if not is_ready:
                 self._is_stalled = True
                 self._warn_full("the disk is too slow")
-                return False
+                return 0
             if count < len(payloads):
                 self._warn_full(f"all {self._limit} bytes of swap_space are in use")
-            is_whole = count == len(payloads)
             if count <= 0:
-                return False
+                return 0
             payloads = payloads[:count]
             self._sizes[key] = self._sizes.get(key, 0) + count * record
             self._places.setdefault(key, (first, record))
             self._staged += (staged := sum(map(len, payloads)))
         self._jobs.put(lambda: self._write(key, first, hashes, payloads, staged))
-        return is_whole
+        return count
 
     def load(self, key: str, first: int, hashes: Sequence[bytes]) -> None:
         """Start to read the pages with these hashes, from index `first` on; `poll` returns them."""
@@ -152,6 +149,13 @@ class PageStore:
     def drop(self, key: str) -> None:
         """Delete a run of pages; no-op if there is none."""
         self._jobs.put(lambda: self._delete(key))
+
+    def drop_all(self) -> None:
+        """Delete every run of pages that was saved so far."""
+        with self._change:
+            keys = list(self._sizes)
+        for key in keys:
+            self.drop(key)
 
     def close(self) -> None:
         """End the thread, which removes the folder; waits up to CLOSING_SECONDS. Idempotent."""

@@ -1,6 +1,7 @@
 """Admission: which of the waiting requests start in this step, each only if it will find its pages.
 
-Decides, and changes only counters: the scheduler starts the requests it names.
+Decides, parks the followers of a prefix that is being computed, and changes nothing else but
+counters: the scheduler starts the requests it names.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from mlxserve.stats import SchedulerStats
 
 MAX_PASSED = 3  # requests without memory looked past in one step, as each look costs its length
 MAX_CANDIDATES = 16  # waiting requests looked at in one step; bounds its time when they are long
+# Of followers that are parked in one step. Each is looked at once, not in every step, so it does
+# not count as a candidate; but all its tokens are hashed, a million of them in about 30 ms.
+MAX_PARKED_TOKENS = 1 << 20
 
 
 class Admitted(NamedTuple):
@@ -40,6 +44,7 @@ class Admission:
         followers: PrefixFollowers,
         stats: SchedulerStats,
     ) -> None:
+        self.max_running = config.max_num_seqs  # fewer where memory is short
         self._config = config
         self._tables = tables
         self._pool = tables.pool
@@ -59,40 +64,79 @@ class Admission:
         self._stats.pages_reserved = self.num_reserved(running)
         available = self._pool.num_free - self._stats.pages_reserved
         passed: list[LiveRequest] = []
-        for request in islice(waiting.in_order(now), MAX_CANDIDATES):
-            if not self._has_place(waiting, running, step):
+        num_looks = num_parked_tokens = 0
+        for request in waiting.in_order(now):
+            if num_looks == MAX_CANDIDATES or not self._has_place(waiting, running, step):
                 return
+            num_looks += 1
             if passed and not self._may_overtake(request, passed):
                 return
             cached = self._tables.cache.match(request)
-            missing = self._tables.cache.matchable(request, len(cached))
+            serves = self._tables.cache.serves(request)
+            missing = self._tables.cache.matchable(request, len(cached)) if serves else []
             if self._followers.must_wait(request, missing):
+                waiting.remove(request)
+                num_parked_tokens += len(request.token_ids)
+                num_looks -= num_parked_tokens <= MAX_PARKED_TOKENS
                 continue
             if passed and not self._is_short(request, len(cached)):
                 return
-            # Most would fit even with nothing cached, and most are deferred: counting comes last.
-            if self._num_pages(request) > available < self._num_needed(request, cached):
+            if self._lacks_memory(request, cached, available):
                 passed.append(request)
                 continue
             tail = self._tail(request, cached, available)
             start = len(cached) * self._pool.page_size + (tail.num_tokens if tail else 0)
             share = self._first_share(request, start, step)
             if share is not None and share.reason is LimitReason.ALIGNMENT:
-                self._stats.align_deferrals += 1
+                self.count_deferral(request)
                 continue
             if share is not None and share.reason is not None:
                 return
+            is_whole = share is not None and start + share.num_tokens >= len(request.token_ids)
+            if is_whole and not request.can_sample():
+                continue
             available -= self._num_needed(request, cached)
             available -= self._pool.num_idle([tail.page]) if tail else 0
             yield Admitted(request, cached, tail, share)
-            for other in passed:
-                other.num_overtaken += 1
-                self._stats.overtakes += 1
+            self.count_overtaken(passed)
+
+    def count_overtaken(self, passed: Sequence[LiveRequest]) -> None:
+        """A request has started before these, which lack memory."""
+        for other in passed:
+            other.num_overtaken += 1
+        self._stats.overtakes += len(passed)
+
+    def count_deferral(self, request: LiveRequest) -> None:
+        """The step has less than a page left for the request: counted once until it is computed."""
+        self._stats.align_deferrals += not request.is_deferred
+        request.is_deferred = True
+
+    def passed_by_fork(
+        self,
+        fork: LiveRequest,
+        waiting: WaitingQueue,
+        running: Collection[LiveRequest],
+        now: int,
+    ) -> list[LiveRequest] | None:
+        """Those that a fork would overtake if it started beside the queue; None if it may not.
+
+        A fork needs no look, but as any other request it takes no page that is reserved, and
+        overtakes only where they may be overtaken.
+        """
+        available = self._pool.num_free - self.num_reserved(running)
+        if available <= 0 or len(running) >= self.max_running:
+            return None
+        passed = [
+            other
+            for other in islice(waiting.before(fork, now), MAX_PASSED + 1)
+            if self._lacks_memory(other, self._tables.cache.match(other), available)
+        ]
+        return passed if not passed or self._may_overtake(fork, passed) else None
 
     def _has_place(
         self, waiting: WaitingQueue, running: Collection[LiveRequest], step: Step
     ) -> bool:
-        return len(waiting) > 0 and step.budget > 0 and len(running) < self._config.max_num_seqs
+        return len(waiting) > 0 and step.budget > 0 and len(running) < self.max_running
 
     def _may_overtake(self, request: LiveRequest, passed: Sequence[LiveRequest]) -> bool:
         return (
@@ -121,6 +165,10 @@ class Admission:
             max(0, -(-request.prefill_end // page_size) - len(request.page_table))
             for request in running
         )
+
+    def _lacks_memory(self, request: LiveRequest, cached: Sequence[int], available: int) -> bool:
+        # Most would fit even with nothing cached, and most are deferred: counting comes last.
+        return self._num_pages(request) > available < self._num_needed(request, cached)
 
     def _num_pages(self, request: LiveRequest) -> int:
         return -(-len(request.token_ids) // self._pool.page_size)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from mlxserve.cache.hashing import page_hash, root
 from mlxserve.cache.pages import PagePool
-from mlxserve.request import CacheMiss, CacheReport, LiveRequest
+from mlxserve.request import ANONYMOUS, CacheMiss, CacheReport, LiveRequest
 
 MAX_REMEMBERED = 4096  # first pages whose salt is known
 
@@ -44,7 +44,8 @@ class Explainer:
         """The salt of this client's last prompt with the same first page."""
         if len(request.token_ids) < self._pool.page_size:
             return None
-        key = request.asked.client, page_hash(b"", request.token_ids[: self._pool.page_size])
+        client = "" if request.asked.client.startswith(ANONYMOUS) else request.asked.client
+        key = client, page_hash(b"", request.token_ids[: self._pool.page_size])
         known = self._salts.pop(key, None)
         self._salts[key] = request.asked.cache_salt
         if len(self._salts) > MAX_REMEMBERED:

@@ -26,7 +26,7 @@ from mlxserve.scheduler.audit import check_ending, check_running
 from mlxserve.scheduler.copies import Copies, PageCopy
 from mlxserve.scheduler.pins import Pins
 from mlxserve.scheduler.prefix_cache import PrefixCache, Tail
-from mlxserve.scheduler.swap import LOAD_PAGES, Load, Swap
+from mlxserve.scheduler.swap import LOAD_PAGES, Load, Save, Swap
 from mlxserve.stats import SchedulerStats
 
 
@@ -60,14 +60,39 @@ class PageTables:
         """Tokens that the request could have if it were alone with the pins, made and promised.
 
         Only a new promise of pins and a smaller pool make it shrink, and they are refused where
-        they would take what a live request has and its next two tokens.
-        `num_pages`: as if the pool had this number of pages.
+        they would take what `owed` returns. `num_pages`: as if the pool had this number of pages.
         """
         num_pages = num_pages or self.pool.num_pages
-        if self.pins.num_pages:
-            self.cache.hash(request)
+        if request.asked.skips_cache:
+            num_pages -= self.pins.num_pages
+        elif self.pins.num_pages:
+            self._hash_beginning(request)
             num_pages -= self.pins.num_kept_from(request)
         return min(self._max_model_len, num_pages * self.pool.page_size)
+
+    def can_have(self, request: LiveRequest, length: int, num_pages: int | None = None) -> bool:
+        """Whether its capacity is at least `length` tokens.
+
+        Mostly without hashing: a first named prefix, or a resize, asks this of a whole queue.
+        """
+        least = (num_pages or self.pool.num_pages) - self.pins.num_pages  # if it shares no pin
+        if length <= min(self._max_model_len, least * self.pool.page_size):
+            return True
+        return length <= self.capacity(request, num_pages)
+
+    def _hash_beginning(self, request: LiveRequest) -> None:
+        """Hash as many of its pages as it may share with named prefixes, and few more."""
+        hashes, num_full = request.page_hashes, len(request.token_ids) // self.pool.page_size
+        if not hashes and num_full:
+            self.cache.hash(request, 1)
+        while hashes and len(hashes) < num_full and self.pins.has(hashes[-1]):
+            self.cache.hash(request, 2 * len(hashes))
+
+    @staticmethod
+    def owed(request: LiveRequest) -> int:
+        """Tokens that the request must always have room for: what it was promised, and if it has
+        outgrown that, one more than it has."""
+        return max(request.promised_length, len(request.token_ids) + 1)
 
     def length_limit(self, asked: Request) -> int:
         """Tokens of prompt and answer with which it ends, where the pool has room for them."""
@@ -78,7 +103,7 @@ class PageTables:
     def max_length(self, request: LiveRequest) -> int:
         """Known tokens with which the request ends: by its limit, or because it has no room."""
         length = request.length_limit
-        # At least every page that is not pinned, even if it shares none of the pinned ones.
+        # Called twice for every decode; as `can_have`, whose call would take longer than this.
         if length <= (self.pool.num_pages - self.pins.num_pages) * self.pool.page_size:
             return length
         return min(length, self.capacity(request))
@@ -145,7 +170,7 @@ class PageTables:
 
         Where another request published the same content first, hold its page instead.
         """
-        if first >= end or not self.cache.is_on:
+        if first >= end or not self.cache.serves(request):
             return
         self.cache.hash(request)
         page_size, parent = self.pool.page_size, self.cache.parent(request, first)
@@ -208,10 +233,16 @@ class PageTables:
 
     # ---- the disk
 
-    def save(self, request: LiveRequest) -> None:
+    def save(self, request: LiveRequest) -> Save | None:
         """Have the pages that only this request holds written to disk, before it releases them."""
         self.cache.hash(request)
-        self._stats.swapped_tokens += self.swap.save(request)
+        return self.swap.save(request)
+
+    def finish_save(self, request: LiveRequest | None, save: Save, num_pages: int) -> None:
+        """The disk took the first `num_pages` pages of the run. The request may have ended."""
+        self._stats.swapped_tokens += num_pages * self.pool.page_size
+        if request is not None:
+            self.swap.finish_save(request, save, num_pages)
 
     def load(self, request: LiveRequest) -> None:
         """Have the next of the request's saved pages read, as far as free pages go."""

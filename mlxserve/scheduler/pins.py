@@ -31,6 +31,7 @@ class Pins:
         self._claims: Counter[bytes] = Counter()  # hash of a page -> prefixes that have it
         self._promised: dict[str, tuple[bytes, ...]] = {}  # hashes of the prefix's pages
         self._pinned: dict[str, tuple[bytes, ...]] = {}
+        self._clients: dict[str, str] = {}  # who asked for the prefix
 
     @property
     def num_pages(self) -> int:
@@ -40,6 +41,10 @@ class Pins:
     def quota_of(self, num_pages: int) -> int:
         """How many pages may be pinned in a pool of `num_pages`."""
         return int(self._max_fraction * num_pages)
+
+    def has(self, hash_: bytes) -> bool:
+        """Whether a prefix claims the page of this hash."""
+        return hash_ in self._claims
 
     def num_kept_from(self, request: LiveRequest) -> int:
         """Pages that are or will be pinned, and are not pages of this request's own prompt.
@@ -71,6 +76,8 @@ class Pins:
                 "Remove a prefix, shorten this one, or raise max_pinned_fraction, "
                 "gpu_memory_utilization or num_pages."
             )
+        self._check_share(request, chain, quota)
+        self._clients[request.id] = request.asked.client
         self._promised[request.id] = chain
         self._claims.update(chain)
 
@@ -83,13 +90,16 @@ class Pins:
 
     def drop(self, request_id: str) -> list[int]:
         """Give the claim up: the pages to unpin; none if the prefix is not pinned."""
-        chain = self._pinned.pop(request_id, ())
-        self._give_up(chain)
+        if request_id not in self._pinned:
+            return []
+        chain = self._pinned.pop(request_id)
+        self._give_up(request_id, chain)
         return [self._pool.page_of(hash_) for hash_ in chain]
 
     def cancel(self, request: LiveRequest) -> None:
         """Give the claim up of a prefix that is not pinned yet; no-op for other requests."""
-        self._give_up(self._promised.pop(request.id, ()))
+        if request.id in self._promised:
+            self._give_up(request.id, self._promised.pop(request.id))
 
     def check(self, live: Sequence[LiveRequest]) -> None:
         """Audit. Raises AssertionError."""
@@ -102,8 +112,27 @@ class Pins:
         assert all(map(self._pool.is_pinned, pinned)), "a page of a prefix is not pinned"
         claims = Counter(h for c in (*self._promised.values(), *self._pinned.values()) for h in c)
         assert claims == self._claims, "a claim is miscounted"
+        known = self._promised.keys() | self._pinned.keys()
+        assert self._clients.keys() == known, "a prefix has no client, or a client no prefix"
 
-    def _give_up(self, chain: Sequence[bytes]) -> None:
+    def _check_share(self, request: LiveRequest, chain: tuple[bytes, ...], quota: int) -> None:
+        """Refuse a client more than its share of the quota, counting a shared page once."""
+        share = request.asked.pin_share
+        if share >= 1:
+            return
+        client = request.asked.client
+        chains = (*self._promised.items(), *self._pinned.items())
+        own = {hash_ for id_, each in chains if self._clients[id_] == client for hash_ in each}
+        num_new, most = len(set(chain) - own), int(share * quota)
+        if len(own) + num_new > most:
+            raise PrefixQuotaExceeded(
+                f"the prefix needs {num_new} more pages of {self._pool.page_size} tokens, but one "
+                f"API key may have {most} of the {quota} pages for named prefixes and has "
+                f"{len(own)}. Remove a prefix, shorten this one, or raise max_prefix_share_per_key."
+            )
+
+    def _give_up(self, request_id: str, chain: Sequence[bytes]) -> None:
+        del self._clients[request_id]
         self._claims.subtract(chain)
         for hash_ in chain:
             if not self._claims[hash_]:

@@ -14,15 +14,18 @@ def choose_victim(
 ) -> LiveRequest | None:
     """Of the lowest class the cheapest to recompute, of these the youngest; None if none can be.
 
-    A request preempted `immune_after` times is spared while others can be preempted, so that every
-    request finishes; among such requests the youngest goes first, so the oldest always finishes.
+    A request preempted `immune_after` times is spared while others of its class can be preempted,
+    so that every request finishes; among such requests the youngest goes first, so the oldest
+    always finishes.
     Cheapest first instead of youngest first: 10 % less time in simulated overload, because far
     fewer tokens are computed twice.
     """
     able = [r for r in running if r.num_in_flight == 0 and _frees_a_page(r, pool)]
+    lowest = max((r.asked.priority for r in able), default=0)
+    able = [r for r in able if r.asked.priority == lowest]
     if mortal := [r for r in able if r.num_preemptions < immune_after]:
-        return min(mortal, key=lambda r: (-r.asked.priority, recompute_cost(r, pool), -r.arrival))
-    return min(able, key=lambda r: (-r.asked.priority, -r.arrival), default=None)
+        return min(mortal, key=lambda r: (recompute_cost(r, pool), -r.arrival))
+    return max(able, key=lambda r: r.arrival, default=None)
 
 
 def recompute_cost(request: LiveRequest, pool: PagePool) -> int:

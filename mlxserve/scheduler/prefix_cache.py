@@ -56,13 +56,18 @@ class PrefixCache:
         self._explainer = Explainer(pool)
         self._matches: dict[LiveRequest, _Match] = {}
 
+    def serves(self, request: LiveRequest) -> bool:
+        """Whether the request finds pages here, and leaves its own."""
+        return self.is_on and not request.asked.skips_cache
+
     # ---- hashes
 
-    def hash(self, request: LiveRequest) -> None:
-        """Extend the request's page hashes to all its full pages."""
-        extend_hashes(
-            request.page_hashes, request.token_ids, self._pool.page_size, request.asked.cache_salt
-        )
+    def hash(self, request: LiveRequest, num_pages: int | None = None) -> None:
+        """Extend the request's page hashes to all its full pages, or to the first `num_pages`."""
+        token_ids, page_size = request.token_ids, self._pool.page_size
+        if num_pages is not None:
+            token_ids = token_ids[: num_pages * page_size]
+        extend_hashes(request.page_hashes, token_ids, page_size, request.asked.cache_salt)
 
     def parent(self, request: LiveRequest, index: int) -> bytes:
         """The hash before page `index` in its chain."""
@@ -96,7 +101,7 @@ class PrefixCache:
 
         Remembered while it waits: as long as none of them is evicted, a match can only grow.
         """
-        if not self.is_on:
+        if not self.serves(request):
             return []
         self.hash(request)
         found = self._matches.get(request)
@@ -117,7 +122,7 @@ class PrefixCache:
         The last page of a prompt that is cached whole, or the end of a named prefix. None where
         pages of the request are on disk, as they begin on a page boundary.
         """
-        if not self._copies_tails or request.saved is not None:
+        if not self._copies_tails or request.saved is not None or not self.serves(request):
             return None
         page_size, hashes, token_ids = self._pool.page_size, request.page_hashes, request.token_ids
         start, last = len(cached) * page_size, len(token_ids) - 1
@@ -148,16 +153,16 @@ class PrefixCache:
 
     def report(self, request: LiveRequest, num_pages: int, num_copied: int) -> CacheReport:
         """Of a prompt of which `num_pages` were found, and `num_copied` tokens of the next page."""
-        if not self.is_on:
+        if not self.serves(request):
             return CacheReport(0, 0, 0, CacheMiss.OFF)
         found = self._explainer.report(request, self.matchable(request), num_pages)
         num_tokens = found.num_tokens + num_copied
         differs_at = max(found.differs_at, num_tokens)
         return replace(found, num_tokens=num_tokens, differs_at=differs_at)
 
-    def report_fork(self, num_pages: int) -> CacheReport:
+    def report_fork(self, fork: LiveRequest, num_pages: int) -> CacheReport:
         """Of a prompt that shares its full pages with the request it is a fork of."""
-        if not self.is_on:
+        if not self.serves(fork):
             return CacheReport(0, 0, 0, CacheMiss.OFF)
         num_tokens = num_pages * self._pool.page_size
         return CacheReport(num_pages, num_tokens, num_tokens, CacheMiss.BELOW_ONE_PAGE)

@@ -2,13 +2,18 @@
 
 Matching by hash finds pages only once they are published, so requests that arrive together would
 each compute and hold the same prefix. Here it is known which running request is about to compute a
-page. A request that needs the same pages waits, without any, until they are published or no request
-computes them any more.
+page. A request that needs the same pages waits, without any, beside the queue: it neither holds up
+the requests after it nor is looked at again.
+
+    in the queue ── must_wait ── parked ──┬─ the last page being computed for it is published
+         ▲                                └─ ... or is not computed any more
+         └────────────── woken ◀──────────┘
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 
 from mlxserve.request import LiveRequest
 from mlxserve.stats import SchedulerStats
@@ -21,51 +26,82 @@ class PrefixFollowers:
         """`min_shared_pages`: for fewer pages, waiting costs more than computing."""
         self._min_shared_pages = min_shared_pages
         self._leaders: dict[bytes, LiveRequest] = {}  # hash of a page -> who is computing it
-        self._followers: set[LiveRequest] = set()
+        self._parked: dict[bytes, list[LiveRequest]] = {}  # by the hash of the page they wait for
+        self._awaited: dict[LiveRequest, bytes] = {}  # the same, by follower
+        # Woken, but not looked at since: they wait for any page that has a leader by then.
+        self._woken: set[LiveRequest] = set()
         self._stats = stats
 
+    def __len__(self) -> int:
+        """The number of parked followers."""
+        return len(self._awaited)
+
+    def __iter__(self) -> Iterator[LiveRequest]:
+        """The parked followers."""
+        return iter(self._awaited)
+
     def __contains__(self, request: LiveRequest) -> bool:
-        """Whether it follows, as of the last time that admission looked at it."""
-        return request in self._followers
+        """Whether it is parked."""
+        return request in self._awaited
 
     def lead(self, request: LiveRequest, hashes: Iterable[bytes]) -> None:
         """The request starts to compute the pages of these hashes; those being computed stay with
         their leaders."""
-        self._followers.discard(request)
+        self._woken.discard(request)
         for hash_ in hashes:
             self._leaders.setdefault(hash_, request)
 
-    def pages_published(self, hashes: Iterable[bytes]) -> None:
-        """The pages of these hashes can be found from now on."""
-        for hash_ in hashes:
-            self._leaders.pop(hash_, None)
+    def pages_published(self, hashes: Iterable[bytes]) -> list[LiveRequest]:
+        """The pages of these hashes can be found from now on. Returns followers to queue again."""
+        return [follower for hash_ in hashes for follower in self._end(hash_)]
 
-    def leave(self, request: LiveRequest) -> None:
-        """The request neither computes nor waits any more."""
-        self._followers.discard(request)
+    def leave(self, request: LiveRequest) -> list[LiveRequest]:
+        """The request neither computes nor waits any more. Returns followers to queue again."""
+        self._woken.discard(request)
+        if (hash_ := self._awaited.pop(request, None)) is not None:
+            self._parked[hash_].remove(request)
+            if not self._parked[hash_]:
+                del self._parked[hash_]
         # What is being computed is short beside the context of an agent.
         hashes = min(request.page_hashes, list(self._leaders), key=len)
-        for hash_ in hashes:
-            if self._leaders.get(hash_) is request:
-                del self._leaders[hash_]
+        led = [hash_ for hash_ in hashes if self._leaders.get(hash_) is request]
+        return self.pages_published(led)
 
     def must_wait(self, request: LiveRequest, missing: Sequence[bytes]) -> bool:
         """Whether others are computing enough of the `missing` pages, from the first one on.
 
-        Once it follows it waits for the whole run: its last pages are about to be published.
+        It is parked then, until the last of them is published. A request that has waited waits for
+        any number of pages: they are about to be published.
         """
-        enough = 1 if request in self._followers else self._min_shared_pages
-        if len(missing) < enough or any(h not in self._leaders for h in missing[:enough]):
-            self._followers.discard(request)
+        enough = 1 if request in self._woken else self._min_shared_pages
+        led = list(takewhile(self._leaders.__contains__, missing))
+        if len(led) < enough:
+            self._woken.discard(request)
             return False
-        self._stats.prefix_follow_waits += request not in self._followers
-        self._followers.add(request)
+        self._stats.prefix_follow_waits += request not in self._woken
+        self._woken.discard(request)
+        self._parked.setdefault(led[-1], []).append(request)
+        self._awaited[request] = led[-1]
         return True
 
-    def check(self, running: Sequence[LiveRequest], waiting: Sequence[LiveRequest]) -> None:
+    def _end(self, hash_: bytes) -> list[LiveRequest]:
+        """The page of this hash is not being computed any more: the followers that waited for it."""
+        self._leaders.pop(hash_, None)
+        followers = self._parked.pop(hash_, [])
+        for follower in followers:
+            del self._awaited[follower]
+        self._woken.update(followers)
+        return followers
+
+    def check(self, running: Sequence[LiveRequest], queued: Sequence[LiveRequest]) -> None:
         """Audit. Raises AssertionError."""
         assert set(self._leaders.values()) <= set(running), "a leader is not running"
         for leader in set(self._leaders.values()):
             is_done = leader.num_computed >= leader.prefill_end and not leader.num_in_flight
             assert not is_done, f"{leader.id} leads, but has nothing left to compute"
-        assert self._followers <= set(waiting), "a follower is not waiting"
+        assert self._parked.keys() <= self._leaders.keys(), (
+            "a follower waits for a page of no leader"
+        )
+        parked = {request: hash_ for hash_, some in self._parked.items() for request in some}
+        assert parked == self._awaited, "a follower is miscounted"
+        assert self._woken <= set(queued), "a woken follower is not queued"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from mlxserve.errors import PrefixQuotaExceeded, QueueFull
+from mlxserve.errors import PagesPromised, PrefixQuotaExceeded
 from mlxserve.request import LiveRequest, Resized, check_num_pages
 from mlxserve.scheduler.page_tables import PageTables
 
@@ -38,7 +38,7 @@ class PoolResize:
 
 def check_resize(num_pages: int, tables: PageTables, live: Iterable[LiveRequest]) -> None:
     """Raises InvalidParameter; PrefixQuotaExceeded where named prefixes have too many pages for it,
-    and QueueFull where a live request has too many tokens for it."""
+    and PagesPromised where it would cut the answer of a live request."""
     check_num_pages(num_pages)
     quota = tables.pins.quota_of(num_pages)
     if tables.pins.num_pages > quota:
@@ -47,11 +47,10 @@ def check_resize(num_pages: int, tables: PageTables, live: Iterable[LiveRequest]
             f"have only {quota}. Remove a prefix, keep more pages, or raise max_pinned_fraction."
         )
     for request in live:
-        capacity, num_tokens = tables.capacity(request, num_pages), len(request.token_ids)
-        # As where pins are promised: room for the next token, and for the answer's end.
-        if capacity < min(tables.capacity(request), num_tokens + 2):
-            raise QueueFull(
-                f"{num_pages} pages would leave {capacity} tokens for a request that has "
-                f"{num_tokens} and continues. Keep more pages, abort it, or try again when it "
-                "has ended."
+        owed = tables.owed(request)
+        if not tables.can_have(request, owed, num_pages):
+            raise PagesPromised(
+                f"{num_pages} pages would leave {tables.capacity(request, num_pages)} tokens for a "
+                f"request that has {len(request.token_ids)} and was promised {owed}: its answer "
+                "would be cut. Keep more pages, abort it, or try again when it has ended."
             )

@@ -16,15 +16,24 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from contextlib import suppress
 from weakref import WeakKeyDictionary
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.config import BudgetMode, PreemptionMode, SchedulerConfig
-from mlxserve.errors import InvalidParameter, InvalidRequest, PromptTooLong, QueueFull
+from mlxserve.errors import (
+    InvalidParameter,
+    InvalidRequest,
+    MlxServeError,
+    PagesPromised,
+    PromptTooLong,
+    QueueFull,
+)
 from mlxserve.request import (
     Chunk,
     FinishReason,
+    Guide,
     LiveRequest,
     Output,
     Request,
@@ -43,11 +52,13 @@ from mlxserve.scheduler.preemption import choose_victim
 from mlxserve.scheduler.prefix_followers import PrefixFollowers
 from mlxserve.scheduler.resize import PoolResize, check_resize
 from mlxserve.scheduler.step import Step
-from mlxserve.scheduler.swap import Load, SwapPlan
+from mlxserve.scheduler.swap import Load, Save, SwapPlan
 from mlxserve.scheduler.waiting import WaitingQueue, order
 from mlxserve.stats import SchedulerStats
 
 logger = logging.getLogger("mlxserve.scheduler")
+
+PREEMPTIONS_PER_WARNING = 50  # as in vLLM: an overload of minutes must not fill the log
 
 
 class Scheduler:
@@ -55,10 +66,18 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, pool: PagePool) -> None:
         self.config = config
-        self.pool = pool  # to read; only the page tables change it
         self.is_aligned = config.page_aligned_scheduling and can_align(config, pool.page_size)
         self.num_steps = 0  # planned, empty ones included
         self._stats = SchedulerStats()
+        self._num_arrivals = 0
+        # Of live requests, and of those that ended, as long as their callers hold them.
+        self._page_hashes: WeakKeyDictionary[Request, list[bytes]] = WeakKeyDictionary()
+        self._begin(pool)
+
+    def _begin(self, pool: PagePool) -> None:
+        """Without requests, and with an empty pool."""
+        config = self.config
+        self.pool = pool  # to read; only the page tables change it
         self.page_tables = PageTables(config, pool, self._stats)
         self.fair_share = FairShare()
         self.followers = PrefixFollowers(config.prefix_follow_pages, self._stats)
@@ -67,15 +86,19 @@ class Scheduler:
         self._forks = Forks()
         self._running: dict[str, LiveRequest] = {}  # in the order of admission
         self._live: dict[str, LiveRequest] = {}  # waiting, parked or running
-        # Of these, and of requests that ended, as long as their callers hold them.
-        self._page_hashes: WeakKeyDictionary[Request, list[bytes]] = WeakKeyDictionary()
+        self._prefixes: dict[str, Request] = {}  # those whose pages are pinned
         self._num_unread = 0
-        self._num_arrivals = 0
+        self._unwarned: tuple[Save, int] | None = None  # of a preemption to warn of, its number
 
     @property
     def max_model_len(self) -> int:
         """Longest prompt plus answer, apart from pins: at most what the whole pool holds."""
         return self.page_tables.max_model_len
+
+    @property
+    def live_ids(self) -> set[str]:
+        """Of the requests that wait or run."""
+        return set(self._live)
 
     @property
     def has_work(self) -> bool:
@@ -88,7 +111,8 @@ class Scheduler:
         """Queue a request; its progress, to be read only. A fork follows the request it is a fork of,
         without a step between them.
 
-        Raises PromptTooLong, QueueFull, InvalidParameter, and for a prefix PrefixQuotaExceeded.
+        Raises PromptTooLong, QueueFull, InvalidParameter, and for a prefix PrefixQuotaExceeded and
+        PagesPromised.
         """
         request = LiveRequest(
             asked,
@@ -97,6 +121,7 @@ class Scheduler:
             length_limit=self.page_tables.length_limit(asked),
         )
         self._refuse(request)
+        request.promised_length = min(request.length_limit, self.page_tables.capacity(request))
         if asked.pins:
             self._promise_pins(request)
         self._num_arrivals += 1
@@ -111,6 +136,8 @@ class Scheduler:
             self._forks.park(request)
         else:
             self._waiting.add(request)
+        if asked.guide is not None:
+            asked.guide.ask()
         return request
 
     def _refuse(self, request: LiveRequest) -> None:
@@ -120,7 +147,7 @@ class Scheduler:
         if not request.num_prompt:
             raise InvalidParameter("prompt", "must have at least one token")
         self._refuse_too_long(request)
-        num_waiting = len(self._waiting) + len(self._forks)
+        num_waiting = self._num_waiting()
         if num_waiting >= self.config.max_num_waiting:
             raise QueueFull(
                 f"{num_waiting} requests are waiting, and no more may "
@@ -159,21 +186,31 @@ class Scheduler:
         self.fair_share.leave(request.asked.client)
         if request in self._forks:
             self._forks.remove(request)
-        elif request.state is RequestState.WAITING:
-            self._waiting.remove(request)
-        else:
+        elif request.state is RequestState.RUNNING:
             del self._running[request.id]
+        elif request not in self.followers:
+            self._waiting.remove(request)
         if (new_leader := self._forks.replace(request)) is not None:
             self._waiting.add(new_leader)
-        self.followers.leave(request)
+        self._queue(self.followers.leave(request))
         request.state = RequestState.FINISHED
         request.finish_reason = reason
         self.page_tables.end(request)
+
+    def _queue(self, woken: Sequence[LiveRequest]) -> None:
+        """Followers take their places in the queue again."""
+        for request in woken:
+            self._waiting.add(request)
+
+    def _num_waiting(self) -> int:
+        return len(self._waiting) + len(self.followers) + len(self._forks)
 
     # ---- pages that stay, and other sizes of the pool
 
     def unpin(self, request_id: str) -> None:
         """Let the pages of a named prefix be evicted again; no-op if there are none."""
+        if self._prefixes.pop(request_id, None) is not None:
+            self.abort(request_id)  # no-op unless `restart` has it computed again
         self.page_tables.unpin(request_id)
 
     def _promise_pins(self, request: LiveRequest) -> None:
@@ -182,13 +219,14 @@ class Scheduler:
                 "named prefixes are kept in the prefix cache: turn enable_prefix_caching on"
             )
         self.page_tables.promise_pins(request)
-        # One more for the token that a step may be computing, and one for the answer.
         for other in self._live.values():
-            if len(other.token_ids) + 2 > self.page_tables.capacity(other):
+            if not self.page_tables.can_have(other, self.page_tables.owed(other)):
                 self.page_tables.pins.cancel(request)
-                raise QueueFull(
-                    "the pages for this prefix are needed by a request that is running or waiting; "
-                    "try again when it has ended"
+                raise PagesPromised(
+                    "the pages of this prefix are promised to a request that is running or waiting, "
+                    "whose answer it would cut. Try again when that has ended, shorten the prefix, "
+                    "raise num_pages, or set max_tokens on requests: without it they are promised "
+                    "the whole context."
                 )
 
     def keep_pages(self, asked: Request, until: float) -> None:
@@ -216,8 +254,8 @@ class Scheduler:
         """Change the number of pages, preempting where it has to. No step may be unread.
 
         The caller first writes what is to be saved, and then moves what the pages hold. Raises
-        InvalidParameter, PrefixQuotaExceeded and QueueFull as `check_resize` does; nothing happened
-        then.
+        InvalidParameter, PrefixQuotaExceeded and PagesPromised as `check_resize` does; nothing
+        happened then.
         """
         assert not self._num_unread, "an unread step uses pages"
         check_resize(num_pages, self.page_tables, self._live.values())
@@ -240,6 +278,62 @@ class Scheduler:
         while self.pool.num_used > num_pages:
             # Where requests share all their pages with each other, none of them alone frees one.
             self._preempt(self._victim() or next(reversed(self._running.values())))
+
+    # ---- after a failure
+
+    def restart(self, lost: Container[str] = ()) -> None:
+        """Begin again with an empty pool, after any method or the device has failed.
+
+        Of what this object holds only the known tokens of waiting requests are trusted. They go on
+        waiting, but for those in `lost`; requests that held pages are dropped. Named prefixes are
+        computed again, first of all, unless it was this that failed.
+        """
+        waiting = [
+            request
+            for request in self._live.values()
+            if request.state is RequestState.WAITING and request.id not in lost
+        ]
+        ids = {request.id for request in waiting}
+        prefixes, lives = self._prefixes, self._live
+        self._begin(self.pool.renewed())
+        for name, asked in prefixes.items():
+            if name in ids or name not in lives:
+                self._compute_again(asked)
+        if len(self._prefixes) < len(prefixes):
+            logger.error(
+                "%d named prefixes are not kept in the cache any more: requests that use them "
+                "compute them. Add them again.",
+                len(prefixes) - len(self._prefixes),
+            )
+        for request in waiting:
+            if request.id not in prefixes:
+                self._wait_again(request)
+
+    def _compute_again(self, prefix: Request) -> None:
+        """Queue a named prefix whose pages are lost, unless its quota is exceeded."""
+        request = LiveRequest(
+            prefix,
+            arrival=self._num_arrivals,
+            queued_at=self.num_steps,
+            length_limit=self.page_tables.length_limit(prefix),
+        )
+        request.promised_length = min(request.length_limit, self.page_tables.capacity(request))
+        self._num_arrivals += 1
+        with suppress(MlxServeError):
+            self._wait_again(request)
+            self._prefixes[prefix.id] = prefix
+
+    def _wait_again(self, request: LiveRequest) -> None:
+        """Queue a request that holds nothing, without the checks of its first arrival."""
+        request.page_hashes[:] = request.asked.page_hashes
+        request.leader = request.saved = request.loading = None
+        request.num_computed = request.num_lost = 0
+        if request.asked.pins:
+            self.page_tables.promise_pins(request)
+        self._page_hashes[request.asked] = request.page_hashes
+        self._live[request.id] = request
+        self.fair_share.arrive(request.asked.client)
+        self._waiting.add(request)
 
     # ---- preemption
 
@@ -281,20 +375,34 @@ class Scheduler:
         request.num_preemptions += 1
         is_immune = request.num_preemptions == self.config.immune_after_preemptions
         self._stats.immune_requests += is_immune
-        mode = PreemptionMode.RECOMPUTE
+        save = None
         if self.config.preemption_mode is PreemptionMode.SWAP:
-            self.page_tables.save(request)
-            mode = PreemptionMode.SWAP if request.saved else mode
+            save = self.page_tables.save(request)
+        is_on_disk = request.saved is not None
         self._requeue(request)
         self._stats.num_preemptions += 1
-        logger.warning(
-            "Request %s is preempted by %s mode because there is not enough KV cache space. "
-            "This can affect the end-to-end performance. Increase gpu_memory_utilization or "
-            "decrease max_num_seqs or max_num_batched_tokens. total_cumulative_preemption_cnt=%d",
-            request.id,
-            mode,
-            self._stats.num_preemptions,
-        )
+        number = self._stats.num_preemptions
+        if number % PREEMPTIONS_PER_WARNING != 1:
+            return
+        if save is None:
+            _warn(request.id, number, is_swapped=is_on_disk)
+        else:  # what the disk takes is not known yet
+            self._unwarned = save, number
+
+    def limit_running(self, most: int | None) -> None:
+        """Admit requests only while fewer than `most` run; None for `max_num_seqs`."""
+        self.admission.max_running = min(self.config.max_num_seqs, most or self.config.max_num_seqs)
+
+    def preempt_to(self, num_left: int) -> None:
+        """Requeue all but the oldest of the first class; they wait. No step may be unread.
+
+        Nothing is swapped: pages on their way to the disk take memory.
+        """
+        assert not self._num_unread, "an unread step uses pages"
+        for request in reversed(sorted(self._running.values(), key=order)[num_left:]):
+            request.num_preemptions += 1
+            self._stats.num_preemptions += 1
+            self._requeue(request)
 
     def _requeue(self, request: LiveRequest) -> None:
         """From running to waiting, without its pages."""
@@ -304,7 +412,7 @@ class Scheduler:
         request.num_computed = 0
         request.loading = None
         request.state = RequestState.WAITING
-        self.followers.leave(request)
+        self._queue(self.followers.leave(request))
         del self._running[request.id]
         self._waiting.add(request)
 
@@ -324,7 +432,8 @@ class Scheduler:
         for client, count in Counter([request.asked.client for request in step.plan]).items():
             self.fair_share.charge(client, decode=count)
         if prefill_budget is not None and step.plan and self.config.enable_chunked_prefill:
-            step.budget = min(step.budget, max(prefill_budget, self.pool.page_size))
+            step.restrict(max(prefill_budget, self.pool.page_size))
+        self._stats.sched_budget_tokens = step.allowed
         for request in sorted(prefills, key=order):
             self._plan_prefill(request, step)
         if not step.has_preempted:
@@ -341,12 +450,21 @@ class Scheduler:
             page_size=self.pool.page_size,
             max_model_len=self.max_model_len,
             step_budget=self.config.max_num_batched_tokens,
-            num_eligible=len(self._live) - len(self._forks),
+            num_eligible=self._num_eligible(),
             long_prefill_token_threshold=self.config.long_prefill_token_threshold,
             is_chunked=self.config.enable_chunked_prefill,
             is_aligned=self.is_aligned,
             charges_pages=self.config.budget_mode is BudgetMode.ALIGNED,
         )
+
+    def _num_eligible(self) -> int:
+        """Requests that might use the step: those that run, and those in the queue that find a place.
+
+        Parked ones wait for what these compute, so that a cap for their sake would delay them.
+        """
+        num_running = len(self._running)
+        num_places = self.admission.max_running - num_running if self.pool.num_free else 0
+        return num_running + min(len(self._waiting), max(0, num_places))
 
     def _plan_decodes(self, step: Step) -> list[LiveRequest]:
         """A token for every request that decodes. Returns the requests whose prompts are unfinished."""
@@ -363,7 +481,12 @@ class Scheduler:
     def _can_decode(self, request: LiveRequest) -> bool:
         if request.num_computed + 1 >= self.page_tables.max_length(request):
             return False  # the token that is still unread is certainly its last
-        return request.asked.guide is None or not _must_wait(request)
+        if request.asked.guide is None:
+            return True
+        if request.num_computed < len(request.token_ids):
+            return request.can_sample()
+        guide = request.feed_guide()
+        return guide is None or not guide.must_wait  # its next token is still unread
 
     def _plan_prefill(self, request: LiveRequest, step: Step) -> None:
         if request.state is not RequestState.RUNNING:
@@ -383,7 +506,10 @@ class Scheduler:
         budget = min(step.budget, self.page_tables.room(request))
         end = self.page_tables.swap.end_of_chunk(request, start)
         share = limit(start, end, request.prefill_end, budget, step.ctx)
-        self._stats.align_deferrals += share.reason is LimitReason.ALIGNMENT
+        if share.reason is LimitReason.ALIGNMENT:
+            self.admission.count_deferral(request)
+        if start + share.num_tokens >= request.prefill_end and not request.can_sample():
+            return  # its last chunk would sample
         if share.num_tokens and self._grow(request, start + share.num_tokens, step):
             step.add(request, share)
 
@@ -391,7 +517,7 @@ class Scheduler:
         request, cached, tail, share = admitted
         self._waiting.remove(request)
         self.page_tables.start(request, cached, tail)
-        if self.config.enable_prefix_caching:
+        if self.page_tables.cache.serves(request):
             self.followers.lead(request, request.page_hashes[len(cached) :])
         self._running[request.id] = request
         request.state = RequestState.RUNNING
@@ -415,11 +541,14 @@ class Scheduler:
             request.num_cached = num_hits
             # Only here: what a preemption makes it compute again is not charged to its client.
             self.fair_share.charge(request.asked.client, prefill=len(request.token_ids) - num_hits)
-            self._stats.prefix_queries += len(request.token_ids)
-            self._stats.prefix_hits += num_hits
+            self._stats.prompt_tokens += len(request.token_ids)
+            if self.page_tables.cache.serves(request):
+                self._stats.prefix_queries += len(request.token_ids)
+                self._stats.prefix_hits += num_hits
         else:
-            self._stats.resumed_queries += len(request.token_ids)
-            self._stats.resumed_hits += num_hits
+            if self.page_tables.cache.serves(request):
+                self._stats.resumed_queries += len(request.token_ids)
+                self._stats.resumed_hits += num_hits
             first = request.saved.first * self.pool.page_size if request.saved else 0
             num_read = self.page_tables.swap.num_restorable(request, max(num_hits, first))
             self._stats.recomputed_tokens += max(0, request.num_lost - num_hits - num_read)
@@ -430,26 +559,31 @@ class Scheduler:
         """Its prompt has been computed: start the forks that waited for it, as far as possible."""
         for fork in self._forks.pop(leader):
             fork.leader = None
-            if self._can_fork(fork):
-                self._start_fork(fork, leader)
-            else:
+            passed = self._passed_by(fork)
+            if passed is None:
                 self._waiting.add(fork)
+            else:
+                self._start_fork(fork, leader)
+                self.admission.count_overtaken(passed)
 
-    def _can_fork(self, fork: LiveRequest) -> bool:
-        if len(self._running) >= self.config.max_num_seqs or fork.num_prompt == 1:
-            return False
-        return self.pool.num_free > self.admission.num_reserved(self._running.values())
+    def _passed_by(self, fork: LiveRequest) -> list[LiveRequest] | None:
+        if fork.num_prompt == 1:
+            return None
+        running = self._running.values()
+        return self.admission.passed_by_fork(fork, self._waiting, running, self.num_steps)
 
     def _start_fork(self, fork: LiveRequest, leader: LiveRequest) -> None:
         num_shared = self.page_tables.fork(fork, leader)
         fork.state = RequestState.RUNNING
         self._running[fork.id] = fork
         fork.prefill_end = fork.num_prompt
-        fork.cache = self.page_tables.cache.report_fork(num_shared)
+        fork.cache = self.page_tables.cache.report_fork(fork, num_shared)
         fork.num_cached = fork.cache.num_tokens
         self.fair_share.charge(fork.asked.client, prefill=1)
-        self._stats.prefix_queries += fork.num_prompt
-        self._stats.prefix_hits += fork.num_cached
+        self._stats.prompt_tokens += fork.num_prompt
+        if self.page_tables.cache.serves(fork):
+            self._stats.prefix_queries += fork.num_prompt
+            self._stats.prefix_hits += fork.num_cached
 
     # ---- what the engine moves between steps
 
@@ -462,6 +596,13 @@ class Scheduler:
         """What to move between the pool and the disk before the planned step is launched."""
         return self.page_tables.swap.pop_plan()
 
+    def finish_save(self, save: Save, num_pages: int) -> None:
+        """The disk took the first `num_pages` pages of this run."""
+        self.page_tables.finish_save(self._live.get(save.request_id), save, num_pages)
+        if self._unwarned is not None and self._unwarned[0] is save:
+            _warn(save.request_id, self._unwarned[1], is_swapped=num_pages > 0)
+            self._unwarned = None
+
     def accepts(self, load: Load) -> bool:
         """Whether a request still waits for the pages of this load."""
         request = self._live.get(load.request_id)
@@ -471,7 +612,7 @@ class Scheduler:
         """The first `num_pages` pages of the load hold what was saved; the others are lost."""
         request, first = self._live[load.request_id], load.run.first
         self.page_tables.finish_load(request, load, num_pages)
-        self.followers.pages_published(request.page_hashes[first : first + num_pages])
+        self._queue(self.followers.pages_published(request.page_hashes[first : first + num_pages]))
         if not self._num_unread:
             self.page_tables.release_duplicates()
 
@@ -501,6 +642,7 @@ class Scheduler:
                 outputs.append(self._commit(request, result))
         if not self._num_unread:
             self.page_tables.release_duplicates()
+        _ask_guides([chunk.request for chunk in chunks if chunk.samples])
         return outputs
 
     def _publish(self, chunk: Chunk) -> None:
@@ -510,7 +652,7 @@ class Scheduler:
         first, end = chunk.start // page_size, min(chunk.end, len(request.token_ids)) // page_size
         if first < end:
             self.page_tables.publish(request, first, end)
-            self.followers.pages_published(request.page_hashes[first:end])
+            self._queue(self.followers.pages_published(request.page_hashes[first:end]))
 
     def _commit(self, request: LiveRequest, result: Sampled) -> Output:
         """The request's newest token was read: it continues, or ends."""
@@ -526,44 +668,64 @@ class Scheduler:
     def _finish(self, request: LiveRequest, reason: FinishReason) -> None:
         if request.asked.pins:
             self.page_tables.pin(request)
+            self._prefixes[request.id] = request.asked
         self._end(request, reason)
 
     # ---- look inside
 
+    def awaited_guide(self) -> Guide | None:
+        """A guide whose next mask is not known yet."""
+        guides = (request.asked.guide for request in self._live.values())
+        return next((one for one in guides if one is not None and not one.is_ready), None)
+
     def requests(self) -> tuple[list[LiveRequest], list[LiveRequest]]:
-        """(running by admission, waiting with the next to be admitted first)."""
-        waiting = [*self._waiting.in_order(self.num_steps), *self._forks]
+        """(running by admission, waiting with the next to be admitted first).
+
+        Last those that wait for what another request computes: they have no place in the queue.
+        """
+        waiting = [*self._waiting.in_order(self.num_steps), *self.followers, *self._forks]
         return list(self._running.values()), waiting
 
     def stats(self) -> SchedulerStats:
         """A copy of the counters as of now."""
         self._stats.num_running = len(self._running)
-        self._stats.num_waiting = len(self._waiting) + len(self._forks)
+        self._stats.num_waiting = self._num_waiting()
         return self._stats.copy()
 
     def check(self) -> None:
         """Audit requests and pool. Raises AssertionError."""
         live, running = list(self._live.values()), list(self._running.values())
-        num_waiting = len(self._waiting) + len(self._forks)
-        assert len(live) == num_waiting + len(running), "a request is in limbo"
+        assert len(live) == self._num_waiting() + len(running), "a request is in limbo"
         assert len(running) <= self.config.max_num_seqs, "too many requests are running"
         self.page_tables.check(running, self._num_unread)
         self.page_tables.pins.check(live)
         self.fair_share.check(Counter(request.asked.client for request in live))
         self.followers.check(running, list(self._waiting))
         self._forks.check()
-        check_waiting([*self._waiting, *self._forks], self.config.max_overtakes)
+        parked = [*self.followers, *self._forks]
+        check_waiting([*self._waiting, *parked], self.config.max_overtakes)
         for request in live:
             has_room = len(request.token_ids) < self.page_tables.capacity(request)
             assert has_room, f"{request.id} has no room to grow"
 
 
-def _must_wait(request: LiveRequest) -> bool:
-    """Whether its next token depends on one that is still unread."""
-    if request.num_computed < len(request.token_ids):
-        return False
-    guide = request.feed_guide()
-    return guide is not None and guide.must_wait
+def _warn(request_id: str, number: int, *, is_swapped: bool) -> None:
+    logger.warning(
+        "Request %s is preempted by %s mode because there is not enough KV cache space. "
+        "This can affect the end-to-end performance. Increase gpu_memory_utilization or "
+        "decrease max_num_seqs or max_num_batched_tokens. total_cumulative_preemption_cnt=%d",
+        request_id,
+        PreemptionMode.SWAP if is_swapped else PreemptionMode.RECOMPUTE,
+        number,
+    )
+
+
+def _ask_guides(requests: Sequence[LiveRequest]) -> None:
+    """Have the masks computed that follow the tokens just read, all at once."""
+    guided = [one for one in requests if one.asked.guide is not None and not one.is_finished]
+    for guide in [request.feed_guide() for request in guided]:
+        if guide is not None:
+            guide.ask()
 
 
 def _launch(step: Step) -> list[Chunk]:
@@ -573,6 +735,7 @@ def _launch(step: Step) -> list[Chunk]:
         start, num_known = request.num_computed, len(request.token_ids)
         request.num_computed = end = start + share.num_tokens
         request.num_in_flight += 1
+        request.is_deferred = False
         chunks.append(
             Chunk(
                 request,
@@ -595,4 +758,5 @@ def _output(request: LiveRequest, result: Sampled | None = None) -> Output:
         request.num_cached,
         request.cache,
         (result.logprob,) if result and result.logprob else (),
+        len(request.token_ids) - request.num_prompt,
     )

@@ -16,7 +16,16 @@ class Step:
     budget: int
     may_preempt: bool
     has_preempted: bool = False
+    allowed: int = field(init=False)  # tokens that it may compute at most
     plan: dict[LiveRequest, Limit] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.allowed = self.budget
+
+    def restrict(self, budget: int) -> None:
+        """Leave at most `budget` tokens for what is not planned yet."""
+        self.allowed -= max(0, self.budget - budget)
+        self.budget = min(self.budget, budget)
 
     def add(self, request: LiveRequest, share: Limit) -> None:
         self.plan[request] = share

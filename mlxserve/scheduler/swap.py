@@ -9,7 +9,7 @@ until they are there. So no request that holds pages waits for one that holds no
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import LiveRequest, PageRun
@@ -21,6 +21,7 @@ LOAD_PAGES = 32  # read at once for one request; bounds the memory of pages on t
 class Save:
     """Write these pages of the pool to disk, before anything else is written to them."""
 
+    request_id: str
     run: PageRun
     pages: tuple[int, ...]
 
@@ -58,20 +59,33 @@ class Swap:
         plan, self._plan = self._plan, SwapPlan()
         return plan
 
-    def save(self, request: LiveRequest) -> int:
-        """Have its full pages written, from the first one that no other request holds: their tokens."""
+    def save(self, request: LiveRequest) -> Save | None:
+        """Have its full pages written, from the first one that no other request holds.
+
+        None if there are none, or if they are on disk already.
+        """
         end = request.num_computed // self._pool.page_size
         pages = request.page_table[:end]
         first = next((i for i, page in enumerate(pages) if self._pool.is_exclusive(page)), end)
         if (saved := request.saved) and saved.first <= first and end <= saved.end:
-            return 0  # they are on disk already
+            return None
         self.drop(request)
         if first == end:
-            return 0
+            return None
         key = f"{request.arrival}.{request.num_preemptions}"
         request.saved = PageRun(key, first, tuple(request.page_hashes[first:end]))
-        self._plan.saves.append(Save(request.saved, tuple(pages[first:])))
-        return (end - first) * self._pool.page_size
+        save = Save(request.id, request.saved, tuple(pages[first:]))
+        self._plan.saves.append(save)
+        return save
+
+    def finish_save(self, request: LiveRequest, save: Save, num_pages: int) -> None:
+        """The disk took only the first `num_pages` pages of the run."""
+        if request.saved is not save.run or num_pages == len(save.run.hashes):
+            return
+        if num_pages:
+            request.saved = replace(save.run, hashes=save.run.hashes[:num_pages])
+        else:
+            self.drop(request)
 
     def load(self, request: LiveRequest, end: int) -> None:
         """Have its saved pages up to page `end` read into its page table, after what is computed."""

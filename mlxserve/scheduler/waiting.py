@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import TypeAlias
 
 from mlxserve.request import LiveRequest
@@ -58,7 +59,7 @@ class WaitingQueue:
         Between two of them only the one yielded last may be removed, and its client charged: this
         counts for the client's next request.
         """
-        best = min((priority for priority, _, _ in self._buckets), default=0)
+        best = self._best_class()
         heap: list[tuple[_Key, _Bucket, int]] = [
             (self._key(bucket[0], best, now), bucket, 0) for bucket in self._buckets.values()
         ]
@@ -70,6 +71,15 @@ class WaitingQueue:
             index += index < len(bucket) and bucket[index] is request
             if index < len(bucket):
                 heapq.heappush(heap, (self._key(bucket[index], best, now), bucket, index))
+
+    def before(self, request: LiveRequest, now: int) -> Iterator[LiveRequest]:
+        """Those that go before `request`, which is not in the queue, in order."""
+        best = self._best_class()
+        place = self._key(request, best, now)
+        return takewhile(lambda other: self._key(other, best, now) < place, self.in_order(now))
+
+    def _best_class(self) -> int:
+        return min((priority for priority, _, _ in self._buckets), default=0)
 
     def _key(self, request: LiveRequest, best: int, now: int) -> _Key:
         risen = (now - request.queued_at) // self._ageing_steps

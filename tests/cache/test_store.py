@@ -79,7 +79,7 @@ class StalledDisk:
 
 def test_a_run_is_read_as_it_was_written_in_whole_or_in_part(make: Callable) -> None:
     store = make()
-    assert store.save("a", 3, HASHES, PAYLOADS)
+    assert store.save("a", 3, HASHES, PAYLOADS) == len(PAYLOADS)
     assert load(store, "a", 3, HASHES) == PAYLOADS
     assert load(store, "a", 5, HASHES[2:4]) == PAYLOADS[2:4]
 
@@ -163,8 +163,8 @@ def test_beyond_the_limit_the_first_pages_are_kept_and_one_warning_is_logged(
     make: Callable, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = make(limit=5 * RECORD + 100)
-    assert not store.save("a", 0, HASHES, PAYLOADS)
-    assert not store.save("b", 0, HASHES, PAYLOADS)
+    assert store.save("a", 0, HASHES, PAYLOADS) == 5
+    assert store.save("b", 0, HASHES, PAYLOADS) == 0
     assert load(store, "a", 0, HASHES) == PAYLOADS[:5]
     assert load(store, "b", 0, HASHES) == []
     (line,) = [
@@ -173,7 +173,7 @@ def test_beyond_the_limit_the_first_pages_are_kept_and_one_warning_is_logged(
     assert "PreemptionMode.RECOMPUTE" in line
     store.drop("a")
     file_of(store, "a")
-    assert not store.save("c", 0, HASHES, PAYLOADS)
+    assert store.save("c", 0, HASHES, PAYLOADS) == 5
     assert load(store, "c", 0, HASHES) == PAYLOADS[:5]
 
 

@@ -30,9 +30,11 @@ from mlxserve.scheduler.swap import Swap
 from tests.scheduler import (
     test_admission,
     test_differential,
+    test_forks,
     test_pitfalls,
     test_prefix_cache,
     test_resize,
+    test_scheduler,
     test_swap,
 )
 from tests.scheduler.conftest import make_engine as make_engine
@@ -79,7 +81,7 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
         "if False:",
     ),
     "never wake the followers": Bug(
-        PrefixFollowers, "pages_published", "self._leaders.pop(hash_, None)", "pass"
+        PrefixFollowers, "pages_published", "for follower in self._end(hash_)", "for follower in ()"
     ),
     "decode past a certain end": Bug(
         Scheduler, "_can_decode", "request.num_computed + 1 >=", "request.num_computed >="
@@ -183,8 +185,8 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
     "break instead of defer": Bug(
         Admission,
         "choose",
-        "align_deferrals += 1\n            continue",
-        "align_deferrals += 1\n            return",
+        "self.count_deferral(request)\n            continue",
+        "return",
         options={
             "num_pages": 24,
             "max_num_seqs": 5,
@@ -224,8 +226,8 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
     "follow a leader that is gone": Bug(
         PrefixFollowers,
         "leave",
-        "del self._leaders[hash_]",
-        "pass",
+        "return self.pages_published(led)",
+        "return []",
         options={"num_pages": 24, "enable_prefix_caching": True},
     ),
     "leave pages on disk": Bug(
@@ -343,8 +345,8 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "P9 break": Bug(
         Admission,
         "choose",
-        "align_deferrals += 1\n            continue",
-        "align_deferrals += 1\n            return",
+        "self.count_deferral(request)\n            continue",
+        "return",
         test_pitfalls.test_p09_a_prompt_with_less_than_a_page_of_budget_is_deferred_and_others_start,
     ),
     "P10 match the last token": Bug(
@@ -380,8 +382,8 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "P13 longest match first": Bug(
         Admission,
         "choose",
-        "islice(waiting.in_order(now), MAX_CANDIDATES)",
-        "sorted(waiting.in_order(now), key=lambda one: -len(self._tables.cache.match(one)))",
+        "waiting.in_order(now):",
+        "sorted(waiting.in_order(now), key=lambda one: -len(self._tables.cache.match(one))):",
         test_pitfalls.test_p13_a_cold_request_is_not_passed_by_cached_ones,
     ),
     "P14 queue what never fits": Bug(
@@ -403,8 +405,8 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "break instead of defer": Bug(
         Admission,
         "choose",
-        "align_deferrals += 1\n            continue",
-        "align_deferrals += 1\n            return",
+        "self.count_deferral(request)\n            continue",
+        "return",
         test_admission.test_an_aligned_prompt_waits_for_a_page_of_budget_and_others_do_not,
     ),
     "check instead of reserve": Bug(
@@ -431,9 +433,32 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "every request computes the common prefix": Bug(
         Admission,
         "choose",
-        "self._followers.must_wait(",
-        "not self._followers.must_wait(",
+        "if self._followers.must_wait(request, missing):",
+        "if False:",
         test_admission.test_four_cold_requests_compute_and_hold_their_long_prefix_once,
+    ),
+    "followers are looks": Bug(
+        Admission,
+        "choose",
+        "num_looks -= num_parked_tokens <= MAX_PARKED_TOKENS",
+        "pass",
+        test_admission.test_any_number_of_followers_leaves_the_others_their_turn,
+        {"num_followers": 16, "client": ""},
+    ),
+    "a fork takes a reserved page": Bug(
+        Admission,
+        "passed_by_fork",
+        "self._pool.num_free - self.num_reserved(running)",
+        "self._pool.num_free",
+        test_forks.test_a_fork_takes_no_page_that_a_prompt_still_needs,
+    ),
+    "forks overtake uncounted": Bug(
+        Scheduler,
+        "_fork",
+        "self.admission.count_overtaken(passed)",
+        "pass",
+        test_forks.test_forks_overtake_a_request_that_lacks_memory_only_as_often_as_requests_may,
+        {"max_overtakes": 3, "num_overtaking": 3},
     ),
     "overtake without end": Bug(
         Admission,
@@ -493,6 +518,29 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "if False:",
         test_resize.test_pages_that_are_being_read_from_disk_are_asked_for_again,
     ),
+    "a duplicate page keeps its leader": Bug(
+        Scheduler,
+        "_publish",
+        "self.followers.pages_published(request.page_hashes[first:end])",
+        "self.followers.pages_published(h for page, h in zip(chunk.page_table[first:end], "
+        "request.page_hashes[first:end]) if self.pool.page_of(h) == page)",
+        test_prefix_cache.test_a_page_that_was_known_before_it_was_computed_again_is_not_waited_for,
+    ),
+    "a prompt without a page preempts at once": Bug(
+        Scheduler,
+        "_plan_prefill",
+        "step.plan or not self._grow(request, start + 1, step)",
+        "not self._grow(request, start + 1, step)",
+        test_scheduler.test_a_prompt_without_a_page_waits_while_others_are_computed,
+    ),
+    "believe that the disk took everything": Bug(
+        Swap,
+        "finish_save",
+        "num_pages == len(save.run.hashes)",
+        "True",
+        test_swap.test_only_what_the_disk_took_counts_as_swapped,
+        {"disk_takes": 0},
+    ),
     # Plans that differ from those of a scheduler that looks at everything.
     "another plan: count free hits as free": Bug(
         Admission,
@@ -548,14 +596,18 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
 
 @pytest.mark.parametrize("name", FOUND_BY_CLAIM)
 def test_the_test_that_claims_the_opposite_finds_the_bug(
-    name: str, make_engine: Callable, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    make_engine: Callable,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     bug = FOUND_BY_CLAIM[name]
     assert bug.claim is not None
     bug.plant(monkeypatch)
     options = dict(bug.options)
-    if "monkeypatch" in inspect.signature(bug.claim).parameters:
-        options["monkeypatch"] = monkeypatch
+    fixtures = {"monkeypatch": monkeypatch, "caplog": caplog}
+    wanted = inspect.signature(bug.claim).parameters.keys() & fixtures.keys()
+    options |= {name: fixtures[name] for name in wanted}
     with pytest.raises((AssertionError, LookupError, pytest.fail.Exception)):
         bug.claim(make_engine, **options)
 

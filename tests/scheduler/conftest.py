@@ -43,6 +43,7 @@ from mlxserve.stats import PoolStats
 VOCAB = 11
 EOS = 0
 ROOT = 1  # the name of the empty prefix
+VERY_LONG = 1 << 30  # more tokens than any context
 
 
 def advance(prefix: int, token_id: int) -> int:
@@ -86,8 +87,11 @@ class GhostEngine:
     tables: dict[LiveRequest, tuple[int, ...]] = field(default_factory=dict)
     reports: dict[str, CacheReport | None] = field(default_factory=dict)
     disk: dict[str, dict[int, list[tuple[bytes, int]]]] = field(default_factory=dict)
+    disk_takes: int | None = None  # at most this many pages of each run
+    num_saved: int = 0  # pages that the disk took
     loads: list[Load] = field(default_factory=list)
     pinned: list[LiveRequest] = field(default_factory=list)  # named prefixes, computed
+    promises: dict[LiveRequest, int] = field(default_factory=dict)  # tokens it may have in any case
     num_computed: int = 0
     num_copied: int = 0  # pages
     planned: bool = True  # whether the last plan had a chunk
@@ -106,8 +110,10 @@ class GhostEngine:
         client: str = "",
         ignore_eos: bool = True,
         pins: bool = False,
+        pin_share: float = 1.0,
         fork_of: LiveRequest | None = None,
         guide: Guide | None = None,
+        skips_cache: bool = False,
     ) -> LiveRequest:
         asked = Request(
             id=request_id or f"r{len(self.requests)}",
@@ -118,10 +124,14 @@ class GhostEngine:
             client=client,
             priority=priority,
             pins=pins,
+            pin_share=pin_share,
             fork_of=fork_of.id if fork_of else None,
             guide=guide,
+            skips_cache=skips_cache,
         )
         request = self.scheduler.add(asked)
+        longest = request.num_prompt + (max_tokens or VERY_LONG)
+        self.promises[request] = min(longest, self.scheduler.page_tables.capacity(request))
         self.requests[request.id] = request
         self.answers[request.id] = []
         self.prefixes[request] = list(accumulate(token_ids, advance, initial=ROOT))[1:]
@@ -193,14 +203,15 @@ class GhostEngine:
             page_size = scheduler.pool.page_size
             if request.asked.pins:
                 own = self._pinned_hashes(request)
+            elif request.asked.skips_cache:
+                own = []
             else:
                 own = self._page_hashes(request)[: (request.num_prompt - 1) // page_size]
             num_left = num_pages - len(claims - set(own))
             return min(scheduler.config.max_model_len, num_left * page_size)
 
         return any(
-            capacity(request, num_pages) < len(request.token_ids) + 2
-            and capacity(request, num_pages) < capacity(request, scheduler.pool.num_pages)
+            capacity(request, num_pages) < max(self.promises[request], len(request.token_ids) + 1)
             for request in self._live()
         )
 
@@ -349,11 +360,12 @@ class GhostEngine:
         for save in plan.saves:
             assert not self.unread, "pages are saved while a step is unread"
             assert len(save.pages) == len(save.run.hashes)
+            pages = save.pages[: self.disk_takes]
+            self.num_saved += len(pages)
             self.disk[save.run.key] = dict(
-                enumerate(
-                    ([self.slots[s] for s in self._slots(p)] for p in save.pages), save.run.first
-                )
+                enumerate(([self.slots[s] for s in self._slots(p)] for p in pages), save.run.first)
             )
+            self.scheduler.finish_save(save, len(pages))
         self.loads += plan.loads
 
     def finish_load(self, load: Load, at_most: int | None = None) -> None:
@@ -465,8 +477,13 @@ class GhostEngine:
                 assert not num_copied or self.scheduler.config.page_tail is PageTail.COPY
                 assert report.num_tokens <= report.differs_at < request.num_prompt
                 assert report.num_tokens == request.num_cached
-                is_off = not self.scheduler.config.enable_prefix_caching
+                is_off = not self._serves(request)
                 assert (report.reason is CacheMiss.OFF) == is_off
+
+    def _serves(self, request: LiveRequest) -> bool:
+        """Whether the prefix cache is there for the request."""
+        is_on: bool = self.scheduler.config.enable_prefix_caching
+        return is_on and not request.asked.skips_cache
 
     def _judge_pins(self) -> None:
         """Every page of a named prefix is found until the prefix is dropped."""
@@ -485,9 +502,12 @@ class GhostEngine:
         """Each request counts once, even if it is preempted."""
         stats = self.scheduler.stats()
         admitted = [request for request in self.requests.values() if request.has_run]
-        assert stats.prefix_queries == sum(request.num_prompt for request in admitted)
+        assert stats.prompt_tokens == sum(request.num_prompt for request in admitted)
+        served = [request for request in admitted if self._serves(request)]
+        assert stats.prefix_queries == sum(request.num_prompt for request in served)
         assert stats.prefix_hits == sum(request.num_cached for request in admitted)
         assert stats.resumed_hits <= stats.resumed_queries
+        assert stats.swapped_tokens == self.num_saved * self.scheduler.pool.page_size
         assert stats.overtakes == sum(r.num_overtaken for r in self.requests.values())
 
     # ---- the judge of plans
@@ -499,7 +519,6 @@ class GhostEngine:
             "decodes": [r for r in running if r.num_computed >= r.prefill_end and self._goes_on(r)],
             "waiting": set(waiting),
             "overtaken": {request: request.num_overtaken for request in waiting},
-            "deferrals": self.scheduler.stats().align_deferrals,
             "preemptions": self.scheduler.stats().num_preemptions,
             "might_preempt": self.scheduler.might_preempt(),
             "unread": len(self.unread),
@@ -536,7 +555,7 @@ class GhostEngine:
     def _judge_order(self, admitted: set[LiveRequest], before: dict[str, object]) -> None:
         """A request that was overtaken lacks memory, or a page of budget, or follows a leader. Only
         for lack of memory is it overtaken, and only within its class."""
-        if self.scheduler.stats().align_deferrals > before["deferrals"]:
+        if any(request.is_deferred for request in self._live()):
             return
         for request in before["waiting"] - admitted:
             if request in self.scheduler.followers:
@@ -577,7 +596,10 @@ class GhostEngine:
         left = config.max_num_batched_tokens - sum(map(self._most_charged, chunks))
         for request in waiting:
             is_follower = request in scheduler.followers
-            assert is_follower or len(request.token_ids) > left, f"{request.id} is left out"
+            guide = request.asked.guide
+            has_mask = guide is None or guide.is_ready
+            is_too_long = len(request.token_ids) > left
+            assert is_follower or is_too_long or not has_mask, f"{request.id} is left out"
 
     def _most_charged(self, chunk: Chunk) -> int:
         if chunk.start >= chunk.request.prefill_end:
@@ -608,12 +630,13 @@ class GhostEngine:
     def _goes_on(self, request: LiveRequest) -> bool:
         """Whether the tokens sampled so far, read or not, leave room for one more.
 
-        A guide may want to see the one that is unread first.
+        A guide may want to see the one that is unread first, and then to compute its mask.
         """
         sampled = len(self.prefixes[request])
         max_tokens = request.asked.params.max_tokens
         is_unread = sampled > len(request.token_ids)
-        if request.asked.guide is not None and request.asked.guide.must_wait and is_unread:
+        guide = request.asked.guide
+        if guide is not None and (guide.must_wait if is_unread else not guide.is_ready):
             return False
         return sampled < self.scheduler.page_tables.capacity(request) and (
             max_tokens is None or sampled - request.num_prompt < max_tokens
@@ -634,6 +657,8 @@ class GhostEngine:
             if request.asked.pins:
                 self.pinned.append(request)
             assert (tokens, output.finish_reason) == (wanted, reason)
+            is_short = len(request.token_ids) < self.promises[request]
+            assert reason is FinishReason.STOP or not is_short, "an answer is cut"
             self.ends[output.request_id] = output.finish_reason
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 PAGE = 32
 LARGE = {"page_size": PAGE, "max_num_batched_tokens": 2048, "max_model_len": 4096}
 
@@ -154,6 +156,61 @@ def test_requests_after_a_follower_do_not_wait_for_it(make_engine: Callable) -> 
     engine.add(prefix)
     engine.add([9] * 20)
     assert engine.spans(engine.launch()) == [("r0", 0, 224), ("r2", 0, 20)]
+    engine.drain()
+
+
+@pytest.mark.parametrize("client", ["", "another"])
+@pytest.mark.parametrize("num_followers", [15, 16, 100])
+def test_any_number_of_followers_leaves_the_others_their_turn(
+    make_engine: Callable, num_followers: int, client: str
+) -> None:
+    options = {**LARGE, "max_num_batched_tokens": 256, "long_prefill_token_threshold": 128}
+    engine = make_engine(num_pages=1024, **options)
+    prefix = engine.pages(*range(1, 40))
+    for number in range(1 + num_followers):
+        engine.add([*prefix, 100 + number], 1)
+    short = engine.add([9] * 10, 1, client=client)
+    assert (short.id, 0, 10) in engine.spans(engine.launch())
+    assert engine.scheduler.stats().num_waiting == num_followers
+    engine.drain()
+    assert engine.scheduler.stats().prefix_follow_waits == num_followers
+    assert engine.scheduler.stats().prefix_hits == num_followers * len(prefix)
+
+
+def test_followers_take_their_places_again_when_the_prefix_is_there(make_engine: Callable) -> None:
+    options = {**LARGE, "max_num_batched_tokens": 256, "long_prefill_token_threshold": 128}
+    engine = make_engine(num_pages=256, **{**options, "max_num_seqs": 2})
+    prefix = engine.pages(*range(1, 17))
+    followers = [engine.add([*prefix, 50 + number], 1) for number in range(4)]
+    others = [engine.add([9 + number] * 600, 1) for number in range(3)]
+    engine.step()
+    assert engine.scheduler.requests()[1] == [*others[1:], *followers[1:]], "beside the queue"
+    while not all(request.is_finished for request in followers):
+        engine.step()
+        assert not others[1].has_run or all(request.has_run for request in followers)
+    engine.drain()
+
+
+def test_a_prompt_is_capped_only_for_requests_that_can_use_the_step(make_engine: Callable) -> None:
+    options = {**LARGE, "max_num_batched_tokens": 256, "long_prefill_token_threshold": 64}
+    prefix = [*range(1, 1000)]
+    engine = make_engine(num_pages=128, **options)
+    for number in range(4):
+        engine.add([*prefix, 2000 + number], 1)  # three follow
+    assert [engine.spans(engine.step()) for _ in range(4)] == [
+        [("r0", 0, 64)],
+        *([("r0", 64 + number * 256, 256)] for number in range(3)),
+    ]
+    engine.drain()
+    engine = make_engine(num_pages=128, **{**options, "max_num_seqs": 1})
+    for number in range(4):
+        engine.add([number] * 500, 1)
+    assert engine.spans(engine.step()) == [("r0", 0, 256)]
+    engine.drain()
+    engine = make_engine(num_pages=128, **options)
+    for number in range(4):
+        engine.add([number] * 500, 1)
+    assert engine.spans(engine.step()) == [(f"r{number}", 0, 64) for number in range(4)]
     engine.drain()
 
 

@@ -126,6 +126,8 @@ class Slow:
         self.live = [r for r in self.engine.requests.values() if r.id not in self.engine.ends]
         running = [r for r in scheduler.requests()[0] if r.state is RequestState.RUNNING]
         self.tables = {r: len(r.page_table) for r in running}
+        num_places = self.config.max_num_seqs if self.free else len(running)
+        self.num_eligible = min(len(self.live), num_places)
         for request in running:
             start = request.num_computed
             if start >= request.prefill_end and start + 1 < scheduler.page_tables.max_length(
@@ -159,8 +161,8 @@ class Slow:
         """The most tokens that may be taken, by trying them all; and their charge."""
         is_aligned, known = self.engine.scheduler.is_aligned, len(request.token_ids)
         cap = self.config.max_num_batched_tokens
-        if len(self.live) > 1 and self.config.long_prefill_token_threshold:
-            cap = max(self.config.long_prefill_token_threshold, cap // len(self.live))
+        if self.num_eligible > 1 and self.config.long_prefill_token_threshold:
+            cap = max(self.config.long_prefill_token_threshold, cap // self.num_eligible)
         for n in range(min(budget, cap, known - start), 0, -1):
             if not is_aligned:
                 return n, n

@@ -183,3 +183,35 @@ def test_a_forced_reset_forgets_copies_that_were_to_be_made(make_engine: Callabl
     assert engine.reset(force=True)
     assert engine.scheduler.pool.num_used == 0
     engine.drain()
+
+
+@pytest.mark.parametrize(("max_overtakes", "num_overtaking"), [(0, 0), (1, 1), (3, 3), (9, 5)])
+def test_forks_overtake_a_request_that_lacks_memory_only_as_often_as_requests_may(
+    make_engine: Callable, max_overtakes: int, num_overtaking: int
+) -> None:
+    engine = make_engine(num_pages=24, max_num_seqs=12, max_overtakes=max_overtakes)
+    first = engine.add([1] * 40, 8)
+    engine.launch()
+    engine.read()
+    large = engine.add([2] * 60, 1)  # 15 of 24 pages, of which 13 are free
+    samples = engine.fork([3] * 5, 20, 5)
+    while not large.has_run:
+        engine.step()
+        started = [sample for sample in samples if sample.has_run and not large.has_run]
+        if started:
+            assert large.num_overtaken == len(started) == engine.scheduler.stats().overtakes
+            assert len(started) <= num_overtaking
+    assert large.num_overtaken == num_overtaking
+    assert first.is_finished
+    engine.drain()
+
+
+def test_a_fork_takes_no_page_that_a_prompt_still_needs(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=15, max_num_batched_tokens=16, max_model_len=60)
+    samples = engine.fork([3] * 6, 30, 3)
+    long = engine.add([4] * 48, 1)  # 12 pages, beside 2 of the leader: one is left
+    engine.launch()
+    engine.read()
+    assert long.num_computed == 8
+    assert [sample.has_run for sample in samples] == [True, True, False]
+    engine.drain()

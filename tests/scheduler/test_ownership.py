@@ -29,6 +29,7 @@ READS = frozenset(
         "num_unchanged",
         "page_of",
         "ref_count",
+        "renewed",  # makes another one
         "states",
         "was_evicted",
     }

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from mlxserve.config import PageTail, PreemptionMode
-from mlxserve.errors import InvalidRequest, PrefixQuotaExceeded, PromptTooLong, QueueFull
+from mlxserve.errors import InvalidRequest, PagesPromised, PrefixQuotaExceeded, PromptTooLong
 from mlxserve.request import CacheMiss, CacheReport, FinishReason
 
 PREFIX = list(range(100, 116))  # 4 pages
@@ -90,21 +90,61 @@ def test_what_can_never_fit_beside_the_pins_is_refused(make_engine: Callable) ->
 def test_a_prefix_waits_for_requests_that_need_its_pages(make_engine: Callable) -> None:
     engine = make_engine(num_pages=8, max_pinned_fraction=0.5)
     engine.add([1] * 20, 4)
-    with pytest.raises(QueueFull, match="try again when it has ended"):
+    with pytest.raises(PagesPromised, match="Try again when that has ended"):
         engine.add(PREFIX, 1, pins=True)
     engine.drain()
     engine.add(PREFIX, 1, pins=True)
     engine.drain()
 
 
-def test_a_running_answer_ends_where_the_pins_leave_no_place(make_engine: Callable) -> None:
+@pytest.mark.parametrize("max_tokens", [20, None])
+@pytest.mark.parametrize("client", ["a", "b"])
+def test_a_prefix_that_would_cut_an_answer_is_refused(
+    make_engine: Callable, max_tokens: int | None, client: str
+) -> None:
     engine = make_engine(num_pages=8, max_pinned_fraction=0.5)
-    request = engine.add([1] * 9, None)
+    request = engine.add([1] * 9, max_tokens, client="a")
+    engine.step()
+    before = engine.scheduler.stats()
+    with pytest.raises(PagesPromised, match=r"whose answer it would cut.*set max_tokens"):
+        engine.add(PREFIX, 1, pins=True, client=client)
+    assert engine.scheduler.stats() == before
+    assert engine.scheduler.page_tables.pins.num_pages == 0
+    engine.drain()
+    assert len(request.token_ids) == (29 if max_tokens else 32)
+    assert engine.ends[request.id] is FinishReason.LENGTH
+
+
+def test_a_prefix_beside_which_the_whole_answer_fits_is_added(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=8, max_pinned_fraction=0.5)
+    request = engine.add([1] * 9, 7)
     engine.step()
     engine.add(PREFIX, 1, pins=True)
     engine.drain()
     assert len(request.token_ids) == 16
-    assert engine.ends[request.id] is FinishReason.LENGTH
+
+
+def test_an_answer_that_begins_with_the_prefix_leaves_room_for_it(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=8, max_pinned_fraction=0.5)
+    request = engine.add([*PREFIX, 1], 15)
+    engine.step()
+    engine.add(PREFIX, 1, pins=True)
+    engine.drain()
+    assert len(request.token_ids) == 32
+
+
+def test_an_answer_that_has_outgrown_its_promise_is_not_cut_at_once(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=8, max_pinned_fraction=0.5)
+    prefix = engine.add(PREFIX, 1, pins=True)
+    engine.drain()
+    request = engine.add([1] * 9, None)  # promised 16 tokens: half of the pages are pinned
+    engine.unpin(prefix)
+    while len(request.token_ids) < 20:
+        engine.step()
+    with pytest.raises(PagesPromised):
+        engine.add(PREFIX, 1, pins=True)
+    engine.drain()
+    assert len(request.token_ids) == 32
 
 
 def test_a_prefix_that_leans_on_a_dropped_one_keeps_its_claim(make_engine: Callable) -> None:
@@ -129,7 +169,7 @@ def test_a_request_that_shares_a_dropped_prefix_still_has_room(make_engine: Call
     engine = make_engine(num_pages=7, max_pinned_fraction=1.0, max_num_seqs=1)
     first = engine.add([1] * 4, 1, pins=True)
     engine.drain()
-    request = engine.add([1] * 4 + [2] * 12, 20)
+    request = engine.add([1] * 4 + [2] * 12, 4)
     engine.add([1] * 4 + [3] * 8, 1, pins=True)
     engine.unpin(first)  # its page is no longer pinned, but promised to the second prefix
     engine.drain()
@@ -309,3 +349,43 @@ def test_a_preempted_request_copies_the_tail_again_or_reads_its_own(
     assert stats.num_preemptions > 0
     assert engine.num_copied >= 3
     assert (stats.restored_tokens > 0) == (mode is PreemptionMode.SWAP)
+
+
+def test_a_client_may_have_its_share_of_the_quota(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=24, max_pinned_fraction=0.5)
+    first = engine.add(PREFIX, 1, pins=True, client="a", pin_share=0.5)
+    with pytest.raises(PrefixQuotaExceeded, match=r"3 more pages.*may have 6 of the 12.*has 4"):
+        engine.add([*PREFIX, *range(12)], 1, pins=True, client="a", pin_share=0.5)
+    engine.add([*PREFIX, *range(8)], 1, pins=True, client="a", pin_share=0.5)  # 4 are shared
+    engine.add([*range(16)], 1, pins=True, client="b", pin_share=0.5)
+    engine.drain()
+    engine.unpin(first)
+    with pytest.raises(PrefixQuotaExceeded, match="has 6"):
+        engine.add([7, 7, 7, 7], 1, pins=True, client="a", pin_share=0.5)
+    engine.drain()
+
+
+# ---- what a prefix costs the queue
+
+
+def test_the_first_prefix_does_not_hash_the_prompts_that_wait(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=4096, max_model_len=1024, max_num_seqs=1)
+    waiting = [engine.add([number] * 800, 100) for number in range(50)]
+    engine.add(PREFIX, 1, pins=True)
+    assert sum(len(request.page_hashes) for request in waiting) == 0
+    engine.scheduler.abort_all()
+
+
+def test_a_prefix_hashes_of_a_prompt_that_has_no_room_beside_it_only_what_they_share(
+    make_engine: Callable,
+) -> None:
+    engine = make_engine(num_pages=256, max_model_len=1024, max_num_seqs=1)
+    strangers = [engine.add([number] * 800, 100) for number in range(50)]
+    akin = engine.add([*PREFIX, *[1] * 800], 206)  # has room only because it shares its first pages
+    prefix = engine.add(PREFIX, 1, pins=True)
+    with pytest.raises(PagesPromised):
+        engine.add([7] * 400, 1, pins=True)
+    assert max(len(request.page_hashes) for request in strangers) <= 1
+    assert len(akin.page_hashes) <= 8
+    engine.scheduler.abort_all()
+    assert prefix.is_finished

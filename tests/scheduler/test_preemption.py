@@ -47,6 +47,15 @@ def test_the_lowest_class_goes_first(pool: PagePool) -> None:
     assert choose_victim([high, low], pool, 3) is low
 
 
+def test_an_immune_request_of_the_lowest_class_goes_before_one_of_a_higher_class(
+    pool: PagePool,
+) -> None:
+    low, lower = running(pool, 0, 2, num_preemptions=3, priority=5), running(pool, 1, 2, priority=5)
+    high = running(pool, 2, 1)
+    assert choose_victim([high, low], pool, 3) is low
+    assert choose_victim([high, low, lower], pool, 3) is lower
+
+
 def test_in_a_class_the_cheapest_to_recompute_goes_first(pool: PagePool) -> None:
     dear, cheap = running(pool, 1, 5), running(pool, 0, 2)
     assert choose_victim([dear, cheap], pool, 3) is cheap

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from mlxserve.config import PageTail
+from mlxserve.request import CacheMiss, CacheReport
 
 PAGE = 32
 LARGE = {"page_size": PAGE, "max_num_batched_tokens": 2048, "max_model_len": 4096}
@@ -173,3 +174,51 @@ def test_a_conversation_that_continues_after_a_tool_call_finds_its_pages(
         engine.drain()
         found.append(following.num_cached)
     assert found == [0, 24]
+
+
+def test_a_page_that_was_known_before_it_was_computed_again_is_not_waited_for(
+    make_engine: Callable,
+) -> None:
+    engine = make_engine(page_tail=PageTail.RECOMPUTE)
+    prompt = engine.pages(1, 2, 3, 4)
+    engine.add(prompt, 1)
+    engine.drain()
+    again = engine.add(prompt, 4)
+    assert engine.spans(engine.launch()) == [(again.id, 12, 4)]
+    engine.read()  # the audit: who leads has something left to compute
+    assert engine.scheduler.stats().rebound_pages == 1
+    engine.drain()
+
+
+@pytest.mark.parametrize("tail", PageTail)
+def test_a_request_that_skips_the_cache_neither_finds_nor_leaves_pages(
+    make_engine: Callable, tail: PageTail
+) -> None:
+    engine = make_engine(page_tail=tail)
+    prompt = engine.pages(1, 2, 3, 4, 5)
+    engine.add(prompt, 6, skips_cache=True)
+    engine.drain()
+    pool, before = engine.scheduler.pool, engine.scheduler.stats()
+    assert (pool.num_cached, before.prefix_queries) == (0, 0)
+    assert before.prompt_tokens == 20
+    first = engine.add(prompt, 6)
+    engine.drain()
+    num_cached = pool.num_cached
+    skipping = engine.add(prompt, 6, skips_cache=True)
+    engine.drain()
+    assert (first.num_cached, skipping.num_cached) == (0, 0)
+    assert skipping.cache == CacheReport(0, 0, 0, CacheMiss.OFF)
+    assert pool.num_cached == num_cached
+    assert engine.scheduler.stats().prefix_queries == 20
+    assert engine.add(prompt, 6).num_cached == 0
+    engine.drain()
+    assert engine.scheduler.stats().prefix_hits > 0
+
+
+def test_a_request_that_skips_the_cache_neither_leads_nor_follows(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=128, max_num_batched_tokens=16)
+    prompt = engine.pages(*range(1, 11))
+    for skips_cache in (True, False, True, False):
+        engine.add(prompt, 2, skips_cache=skips_cache)
+    engine.drain()
+    assert engine.scheduler.stats().prefix_follow_waits == 1

@@ -48,27 +48,51 @@ def test_the_first_missing_page_decides(followers: PrefixFollowers) -> None:
     assert followers.must_wait(request("a"), [*HASHES[:4], b"other"])
 
 
-def test_a_follower_waits_for_the_whole_run_and_counts_once(
+def test_a_follower_is_woken_by_the_last_page_that_is_computed_for_it(
     followers: PrefixFollowers, stats: SchedulerStats
 ) -> None:
     follower = request("a")
-    for passed in range(8):
-        assert followers.must_wait(follower, HASHES[passed:])
-        followers.pages_published([HASHES[passed]])
-    assert not followers.must_wait(follower, [])
+    assert followers.must_wait(follower, [*HASHES[1:6], b"other"])
+    for hash_ in HASHES[:5]:
+        assert followers.pages_published([hash_]) == []
+    assert follower in followers
+    assert followers.pages_published(HASHES[5:7]) == [follower]
+    assert follower not in followers
+    assert not followers.must_wait(follower, [b"other"])
     assert stats.prefix_follow_waits == 1
 
 
-def test_a_follower_wakes_when_its_leader_leaves() -> None:
-    followers, leader, follower = (
-        PrefixFollowers(4, SchedulerStats()),
-        request("leader"),
-        request("a"),
-    )
-    followers.lead(leader, HASHES)
+def test_a_follower_that_was_woken_waits_for_any_number_of_pages_and_counts_once(
+    followers: PrefixFollowers, stats: SchedulerStats
+) -> None:
+    follower, leader = request("a"), request("next")
     assert followers.must_wait(follower, HASHES)
-    followers.leave(leader)
-    assert not followers.must_wait(follower, HASHES)
+    followers.lead(leader, [b"more"])
+    followers.pages_published(HASHES)
+    assert followers.must_wait(follower, [b"more", b"other"])
+    assert followers.leave(leader) == [follower]
+    assert stats.prefix_follow_waits == 1
+    assert not followers.must_wait(request("b"), [b"more"])
+
+
+def test_a_follower_wakes_when_its_leader_leaves() -> None:
+    followers, leader = PrefixFollowers(4, SchedulerStats()), request("leader")
+    first, second = request("a"), request("b")
+    followers.lead(leader, HASHES)
+    assert followers.must_wait(first, HASHES)
+    assert followers.must_wait(second, HASHES)
+    assert list(followers) == [first, second]
+    assert followers.leave(leader) == [first, second]
+    assert len(followers) == 0
+    assert not followers.must_wait(first, HASHES)
+
+
+def test_a_follower_that_ends_is_not_woken(followers: PrefixFollowers) -> None:
+    first, second = request("a"), request("b")
+    assert followers.must_wait(first, HASHES)
+    assert followers.must_wait(second, HASHES)
+    assert followers.leave(first) == []
+    assert followers.pages_published(HASHES) == [second]
 
 
 def test_the_first_leader_stays_the_leader() -> None:
@@ -82,6 +106,7 @@ def test_the_first_leader_stays_the_leader() -> None:
     followers.leave(second)
     assert followers.must_wait(request("a"), HASHES)
     followers.leave(first)
+    assert len(followers) == 0
     assert not followers.must_wait(request("a"), HASHES)
 
 

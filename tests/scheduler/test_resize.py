@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from mlxserve.config import PreemptionMode
-from mlxserve.errors import InvalidParameter, PrefixQuotaExceeded, QueueFull
+from mlxserve.errors import InvalidParameter, PagesPromised, PrefixQuotaExceeded
 from mlxserve.request import LiveRequest, RequestState
 
 PREFIX = list(range(100, 118))  # 4 full pages, and 2 tokens
@@ -29,7 +29,7 @@ def run_until(engine: object, is_there: Callable[[], bool]) -> None:
 def occupy(engine: object, num_pages: int) -> LiveRequest:
     """A request that holds the first pages, so that other requests get higher ids."""
     length = num_pages * engine.scheduler.pool.page_size - 1
-    request = engine.add([9] * length, 1000)
+    request = engine.add([9] * length, 24)
     run_until(engine, lambda: request.num_computed >= length)
     return request
 
@@ -68,12 +68,13 @@ def test_a_pool_too_small_for_one_request_alone_is_refused(
     if has_started:
         engine.step()
     with pytest.raises(
-        QueueFull, match=r"7 pages would leave 28 tokens for .* has (29|30) and continues"
+        PagesPromised,
+        match=r"9 pages would leave 36 tokens for .* has (29|30) and was promised 37.*would be cut",
     ):
-        engine.resize(7)
-    engine.resize(8)
+        engine.resize(9)
+    engine.resize(10)
     engine.drain()
-    assert len(engine.answers[request.id]) == 3, "it ends where the pool ends"
+    assert len(engine.answers[request.id]) == 8
 
 
 def test_a_request_that_fills_its_context_does_not_refuse_a_pool_that_holds_the_context(
@@ -171,7 +172,7 @@ def test_what_waits_is_matched_anew(make_engine: Callable) -> None:
     """Its remembered match names pages; a request that it follows keeps admission from looking again."""
     engine = make_engine(num_pages=24, max_model_len=96, growth_pages=0)
     first = occupy(engine, 10)
-    large = engine.add(PREFIX[:16] + [5] * 16, 1000)
+    large = engine.add(PREFIX[:16] + [5] * 16, 24)
     run_until(engine, lambda: large.num_computed >= 32)
     second = occupy(engine, 3)
     waiting = engine.add(PREFIX[:16] + [6] * 40, 4)

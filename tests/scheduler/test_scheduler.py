@@ -403,7 +403,15 @@ class GuideThatWaits:
         self.num_read = 0
         self.error = None
         self.must_wait = True
+        self.is_ready = True
+        self.num_asked = 0
         self.seen: list[int] = []
+
+    def ask(self) -> None:
+        self.num_asked += 1
+
+    def wait(self, seconds: float, /) -> None:
+        raise NotImplementedError
 
     def read(self, token_ids: list[int], /) -> None:
         self.num_read += len(token_ids)
@@ -430,6 +438,64 @@ def test_a_guided_request_waits_for_its_token_and_others_do_not(make_engine: Cal
     engine.drain()
     # The scheduler fed it every known token, in order and once.
     assert guide.seen == [*guided.token_ids[3 : 3 + guide.num_read]]
+
+
+def test_a_guided_request_whose_mask_is_missing_is_left_out_and_others_are_not(
+    make_engine: Callable,
+) -> None:
+    engine = make_engine()
+    guide = GuideThatWaits()
+    guided = engine.add([1, 2, 3], max_tokens=6, guide=guide)
+    plain = engine.add([7, 2, 3], max_tokens=9)
+    engine.step()
+    guide.is_ready = False
+    for _ in range(3):
+        assert [chunk.request for chunk in engine.step()] == [plain]
+    assert engine.scheduler.awaited_guide() is guide
+    guide.is_ready = True
+    assert engine.scheduler.awaited_guide() is None
+    assert {chunk.request for chunk in engine.step()} == {guided, plain}
+    engine.drain()
+
+
+def test_a_prompt_is_computed_up_to_its_last_chunk_while_its_mask_is_missing(
+    make_engine: Callable,
+) -> None:
+    engine = make_engine(max_num_batched_tokens=8, max_num_seqs=4)
+    guide = GuideThatWaits()
+    guide.is_ready = False
+    guided = engine.add(list(range(1, 21)), max_tokens=3, guide=guide)
+    while engine.step():
+        pass
+    assert 0 < guided.num_computed < 20
+    guide.is_ready = True
+    [chunk] = engine.step()
+    assert (chunk.end, chunk.samples) == (20, True)
+    engine.drain()
+
+
+def test_a_short_prompt_whose_mask_is_missing_lets_others_in(make_engine: Callable) -> None:
+    engine = make_engine()
+    guide = GuideThatWaits()
+    guide.is_ready = False
+    guided = engine.add([1, 2, 3], max_tokens=3, guide=guide)
+    plain = engine.add([7, 2, 3], max_tokens=3)
+    assert [chunk.request for chunk in engine.step()] == [plain]
+    guide.is_ready = True
+    assert guided in [chunk.request for chunk in engine.step()]
+    engine.drain()
+
+
+def test_masks_are_asked_for_on_arrival_and_after_each_token(make_engine: Callable) -> None:
+    engine = make_engine()
+    guide = GuideThatWaits()
+    engine.add([1, 2, 3], max_tokens=4, guide=guide)
+    assert guide.num_asked == 1
+    engine.launch()
+    engine.read()
+    assert (guide.num_asked, guide.num_read) == (2, 1)
+    engine.drain()
+    assert guide.num_asked == 4  # none after its end
 
 
 def test_a_table_that_did_not_grow_is_the_same_object(make_engine: Callable) -> None:
@@ -477,3 +543,17 @@ def test_a_forced_reset_requeues_running_requests_and_changes_no_answer(
     stats = engine.scheduler.stats()
     assert (stats.num_preemptions, stats.resumed_queries > 0) == (0, True)
     assert not caplog.records  # it is no lack of memory
+
+
+def test_a_prompt_without_a_page_waits_while_others_are_computed(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=8, max_num_batched_tokens=5, max_num_seqs=2, max_model_len=32)
+    decoding = engine.add([1] * 4, 8)  # grows to three pages
+    prompt = engine.add([2] * 24, 1)  # six
+    num_waits = 0
+    while engine.scheduler.has_work:
+        chunks = engine.launch()
+        num_waits += prompt.state is RequestState.RUNNING and prompt.num_in_flight == 0
+        if chunks:
+            engine.read()
+    assert num_waits > 0
+    assert (decoding.num_preemptions, prompt.num_preemptions) == (0, 0)

@@ -75,8 +75,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         options=configurations,
         budget=st.sampled_from([5, 6, 8, 13, 20, 64]),
         is_chunked=st.sampled_from([True, True, False]),
+        disk_takes=st.sampled_from([None, None, 0, 1]),
     )
-    def build(self, options: dict, budget: int, is_chunked: bool) -> None:
+    def build(self, options: dict, budget: int, is_chunked: bool, disk_takes: int | None) -> None:
         self.engine = self.make_engine(
             page_size=PAGE_SIZE,
             max_model_len=MAX_MODEL_LEN,
@@ -84,6 +85,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_chunked_prefill=is_chunked,
             **options,
         )
+        self.engine.disk_takes = disk_takes
 
     @rule(
         prompt=prompts,
@@ -92,6 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.sampled_from([0, 0, 0, 1]),
         client=st.sampled_from(["", "", "a", "b"]),
         ignore_eos=st.booleans(),
+        skips_cache=st.sampled_from([False, False, False, True]),
     )
     def add(self, prompt: list, max_tokens: int | None, **options: object) -> None:
         prompt = prompt[: self.engine.scheduler.max_model_len - 1]

@@ -71,3 +71,45 @@ def test_pages_reserved_for_running_requests_are_counted(make_engine: Callable) 
     engine.launch()
     # Of its 10 pages it has four of the step that it had alone, and two of the one it shared.
     assert engine.scheduler.stats().pages_reserved == 10 - 4 - 2
+
+
+def test_the_budget_of_a_step_is_what_it_might_compute(make_engine: Callable) -> None:
+    engine = make_engine(max_num_batched_tokens=32)
+    engine.add([1] * 9, max_tokens=9)
+    engine.add([2] * 9, max_tokens=9)
+    engine.launch(prefill_budget=1)
+    assert engine.scheduler.stats().sched_budget_tokens == 32, "there are no decodes"
+    engine.add([3] * 30, max_tokens=9)
+    engine.launch(prefill_budget=1)
+    assert engine.scheduler.stats().sched_budget_tokens == 2 + 4, "two decodes and a page"
+    engine.read()
+    engine.launch(prefill_budget=9)
+    assert engine.scheduler.stats().sched_budget_tokens == 2 + 9
+    engine.read()
+    engine.launch(prefill_budget=100)
+    assert engine.scheduler.stats().sched_budget_tokens == 32
+    engine.drain()
+
+
+def test_a_prompt_that_waits_for_a_page_of_budget_counts_once(make_engine: Callable) -> None:
+    engine = make_engine(max_num_batched_tokens=11, num_pages=256)
+    long = engine.add([1] * 40, max_tokens=1)
+    for number in range(10):
+        engine.add([20 + number] * 9, max_tokens=1)
+    for _ in range(4):
+        assert engine.spans(engine.launch()) == [(long.id, long.num_computed - 8, 8)]
+        engine.read()
+        assert engine.scheduler.stats().align_deferrals == 10
+    engine.drain()
+
+
+def test_without_prefix_caching_nothing_is_looked_up(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=10, enable_prefix_caching=False, growth_pages=0)
+    for number in range(3):
+        engine.add([number] * 9, max_tokens=16)
+    engine.fork([7] * 6, 3, n=2)
+    engine.drain()
+    stats = engine.scheduler.stats()
+    assert stats.prompt_tokens == 3 * 9 + 2 * 6
+    assert stats.num_preemptions > 0
+    assert (stats.prefix_queries, stats.resumed_queries) == (0, 0)

@@ -176,3 +176,38 @@ def test_a_hit_in_the_pool_comes_before_the_disk(make_engine: Callable) -> None:
     stats = engine.scheduler.stats()
     assert stats.resumed_hits > 0
     assert stats.resumed_hits + stats.restored_tokens == victim.num_lost // 4 * 4
+
+
+@pytest.mark.parametrize("disk_takes", [0, 1])
+def test_only_what_the_disk_took_counts_as_swapped(
+    make_engine: Callable, caplog: pytest.LogCaptureFixture, disk_takes: int
+) -> None:
+    caplog.set_level(logging.WARNING)
+    engine = make_engine(num_pages=8, enable_prefix_caching=False, **SWAP)
+    engine.disk_takes = disk_takes
+    crowd(engine)
+    victim = preempt_one(engine)
+    assert victim.num_lost >= 8
+    assert engine.scheduler.stats().swapped_tokens == 4 * disk_takes
+    assert (victim.saved is not None) == bool(disk_takes)
+    mode = "SWAP" if disk_takes else "RECOMPUTE"
+    assert f"is preempted by PreemptionMode.{mode} mode because" in caplog.text
+    engine.drain()
+    stats = engine.scheduler.stats()
+    assert stats.restored_tokens == stats.swapped_tokens
+    assert stats.recomputed_tokens > 0
+
+
+@pytest.mark.parametrize("mode", PreemptionMode)
+def test_one_preemption_in_fifty_is_logged_with_the_number_of_all(
+    make_engine: Callable, caplog: pytest.LogCaptureFixture, mode: PreemptionMode
+) -> None:
+    caplog.set_level(logging.WARNING)
+    engine = make_engine(num_pages=8, growth_pages=0, preemption_mode=mode)
+    while engine.scheduler.stats().num_preemptions <= 101:
+        crowd(engine)
+        engine.drain()
+    lines = [record.message for record in caplog.records if "is preempted" in record.message]
+    numbers = [line.rpartition("total_cumulative_preemption_cnt=")[2] for line in lines]
+    assert numbers[:3] == ["1", "51", "101"]
+    assert len(numbers) == 1 + (engine.scheduler.stats().num_preemptions - 1) // 50
