@@ -14,6 +14,7 @@ from mlxserve.chat import Chat
 from mlxserve.config import EngineConfig, PreemptionMode
 from mlxserve.engine.async_engine import AsyncEngine
 from mlxserve.engine.engine import Engine
+from mlxserve.engine.memory import MemoryWatch
 from mlxserve.engine.pace import Pace
 from mlxserve.engine.trace import Trace
 from mlxserve.hub.files import ModelFiles, find_model
@@ -43,6 +44,9 @@ def build_chat(config: EngineConfig, files: ModelFiles | None = None) -> Chat:
     `files` are the model's, if they have been found already.
     """
     files = files or find_model(config.model, config.revision)
+    generation = read_generation_config(files)
+    tokenizer = Tokenizer(files.path, generation.eos_token_ids)
+    tokenizer.prepare()
     trace = Trace(config.trace) if config.trace else None
     vocab_sizes: list[int] = []  # found out on the engine's thread
 
@@ -52,11 +56,17 @@ def build_chat(config: EngineConfig, files: ModelFiles | None = None) -> Chat:
         return engine
 
     engine = AsyncEngine(
-        build, log_interval=None if config.disable_log_stats else config.log_stats_interval
+        build,
+        log_interval=None if config.disable_log_stats else config.log_stats_interval,
+        max_failures=config.max_engine_failures,
+        memory=MemoryWatch(
+            machine.memory_used,
+            high=config.memory_high,
+            critical=config.memory_critical,
+            relieve=machine.return_free_memory,
+        ),
     )
     [vocab_size] = vocab_sizes
-    generation = read_generation_config(files)
-    tokenizer = Tokenizer(files.path, generation.eos_token_ids)
     return Chat(
         engine,
         trace.timed(tokenizer, *_TOKENIZER_SPANS) if trace else tokenizer,
@@ -79,7 +89,10 @@ def build_engine(
     memory_limit = int(memory.working_set * config.gpu_memory_utilization)
     loaded = load(files, is_metal=machine.is_metal(), memory_limit=memory_limit)
     backend, difference = choose_attention(config.attention_backend, loaded)
-    config = settle(config, loaded, backend, memory_limit)
+    # A number of pages that is asked for, at the start or in a resize, is bounded by all memory, not
+    # by gpu_memory_utilization.
+    most = memory.working_set if machine.is_metal() else memory.total
+    config = settle(config, loaded, backend, memory_limit, device_memory=most)
     assert config.num_pages is not None
     pool = PagePool(config.num_pages, config.page_size, config.hot_after_hits)
     kv = KVPool(loaded.layers, config.num_pages, config.page_size, backend)
@@ -96,9 +109,6 @@ def build_engine(
         backend.name,
         difference,
     )
-    # A number of pages that is asked for, at the start or in a resize, is bounded by all memory, not
-    # by gpu_memory_utilization.
-    most = memory.working_set if machine.is_metal() else memory.total
     runner = ModelRunner(loaded.model, loaded.selector, kv, config.seed, memory_limit=most)
     pace = pace or Pace(config.itl_target)
     store = _store(config, files)

@@ -12,6 +12,8 @@
     ├── OutOfMemory             the model or its cache does not fit in memory
     ├── GrammarFailed           the grammar became too expensive in the middle of an answer
     ├── QueueFull               too many requests are waiting
+    │   └── PagesPromised       live requests were promised the pages that a prefix or resize would take
+    ├── EngineFailed            a failure inside the engine ended this request; the engine goes on
     └── EngineStopped           the engine was closed or has failed and accepts no requests
 
 A message says what happened, then what to do about it. Where several modules check the same rule,
@@ -125,6 +127,25 @@ class GrammarFailed(MlxServeError):
 
 class QueueFull(MlxServeError):
     """Too many requests are waiting. Try again later."""
+
+
+class PagesPromised(QueueFull):
+    """A named prefix or a smaller cache would cut the answers of live requests. Try again when they
+    have ended."""
+
+
+class EngineFailed(MlxServeError):
+    """A failure inside the engine ended this request or call. The engine goes on."""
+
+    @classmethod
+    def because_of(cls, error: BaseException) -> Self:
+        """Details of the process stay in its log; `__cause__` holds the error for the library."""
+        failed = cls(
+            f"The engine failed ({type(error).__name__}) and this request was lost. It has "
+            "recovered: send the request again. The log says what happened."
+        )
+        failed.__cause__ = error
+        return failed
 
 
 class EngineStopped(MlxServeError):

@@ -5,24 +5,28 @@ shared library that is loaded globally before mlx replaces its symbols: MKL reac
 there, OpenBLAS 140. macOS needs none of this: Metal computes, and Accelerate is linked.
 
 Importing this module imports only the standard library and has no side effects. Whoever is about to
-import mlx for the first time in a process (a command, `LLM`, the tests' conftest) calls `prepare()`.
+import mlx for the first time in a process (a command, `LLM`, the tests' conftest) calls `prepare()`,
+and before it builds an engine `import_mlx_lm()`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import importlib
 import importlib.metadata
 import logging
 import os
 import platform
+import resource
 import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxserve.errors import InvalidConfig
+from mlxserve.errors import InvalidConfig, OutOfMemory
 
 log = logging.getLogger("mlxserve.machine")
 
@@ -43,6 +47,14 @@ _OPENMP_ENVIRONMENT = {"KMP_BLOCKTIME": "1"}
 # and 48 ms (2-core x86, one thread). Numbers from malloc.h and the bytes we set them to: blocks below
 # the first are reused (32 MiB is the most glibc allows), freed memory is kept up to the second.
 _MALLOC_OPTIONS = {"M_MMAP_THRESHOLD": (-3, 32 << 20), "M_TRIM_THRESHOLD": (-1, 256 << 20)}
+
+# macOS starts processes with 256, fewer than the connections that a server accepts.
+_OPEN_FILES = 4_096
+
+# Bytes of addresses without which MKL ends the process while it is loaded, and without which mlx
+# crashes in its first steps, because its CPU allocator does not check what malloc returns.
+_LEAST_TO_LOAD = 1 << 30
+_LEAST_TO_COMPUTE = 256 << 20
 
 # A symbol of the C BLAS interface: a library without it is not a BLAS.
 _BLAS_PROBE = "cblas_sgemm"
@@ -65,13 +77,16 @@ class Blas:
 def prepare() -> Blas:
     """Load a BLAS and set MLX's defaults, once per process; before mlx is imported.
 
-    Raises InvalidConfig if MLXSERVE_BLAS names a library that cannot be used. Warns
+    Raises InvalidConfig if MLXSERVE_BLAS names a library that cannot be used, OutOfMemory where the
+    process may have too few addresses to load anything. Warns
     SlowBlasWarning where no fast BLAS is found.
     """
     for name, value in _MLX_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if sys.platform == "darwin":
         return Blas("Accelerate", None, is_fast=True)
+    if (space := address_space()) is not None and "mlx.core" not in sys.modules:
+        _left_of(space, _LEAST_TO_LOAD)
     for name, value in _OPENMP_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     keep_freed_memory()
@@ -84,6 +99,39 @@ def prepare() -> Blas:
         )
         return Blas("the one that was loaded when mlx was imported", None, is_fast=False)
     return _load_fast_blas()
+
+
+def allow_open_files() -> int:
+    """Raise the limit of open files to 4,096, as far as the hard limit allows. Returns it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return max(soft, wanted)
+
+
+def import_mlx_lm() -> None:
+    """Import mlx-lm without its change of the limit of open files.
+
+    `mlx_lm.utils` calls `setrlimit(RLIMIT_NOFILE, (2048, 4096))` when it is imported. That fails
+    where the hard limit is lower, and lowers a higher one for good. It offers no way to prevent it.
+    """
+    prepare()
+    allow_open_files()
+    with _ignoring_limits():
+        importlib.import_module("mlx_lm.utils")
+
+
+@contextlib.contextmanager
+def _ignoring_limits() -> Iterator[None]:
+    setrlimit = resource.setrlimit
+    resource.setrlimit = lambda *_: None
+    try:
+        yield
+    finally:
+        resource.setrlimit = setrlimit
 
 
 def keep_freed_memory() -> bool:
@@ -150,15 +198,90 @@ class Memory:
 
 
 def memory() -> Memory:
-    """This machine's memory, as the device sees it. Imports mlx."""
-    prepare()
-    import mlx.core as mx
+    """This machine's memory, as the device sees it. Imports mlx.
 
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    Raises OutOfMemory where the process may have too few addresses to compute anything.
+    """
+    prepare()
+
+    total = total_memory()
+    if (space := address_space()) is not None:
+        total = min(total, _left_of(space, _LEAST_TO_COMPUTE))
     if is_metal():
-        return Memory(total, int(mx.device_info()["max_recommended_working_set_size"]))
+        return Memory(total, _working_set())
     # A CPU has no such recommendation, and shares its memory with everything else: a quarter.
     return Memory(total, total // 4)
+
+
+@functools.cache
+def total_memory() -> int:
+    """Bytes that this process may have resident: the machine's, or the limit of its cgroup."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):  # no cgroup of version 2, or without a limit
+        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    return total
+
+
+def memory_used() -> float:
+    """The share of its memory that this process uses, 0 to 1: that of the scarcest kind."""
+    import mlx.core as mx
+    import psutil
+
+    shares = [psutil.Process().memory_info().rss / total_memory()]
+    if (space := address_space()) is not None:
+        shares.append(space.used / space.limit)
+    if is_metal():
+        shares.append((mx.get_active_memory() + mx.get_cache_memory()) / _working_set())
+    return max(shares)
+
+
+def return_free_memory() -> None:
+    """Return what mlx and malloc keep for later arrays. On the thread that computes."""
+    import mlx.core as mx
+
+    mx.clear_cache()
+    trim = getattr(ctypes.PyDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache
+def _working_set() -> int:
+    import mlx.core as mx
+
+    return int(mx.device_info()["max_recommended_working_set_size"])
+
+
+@dataclass(frozen=True, slots=True)
+class AddressSpace:
+    """Bytes of addresses that this process has, and may have (`ulimit -v`)."""
+
+    used: int
+    limit: int
+
+
+def address_space() -> AddressSpace | None:
+    """None where it is not limited, or the system does not tell."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    except OSError:  # not Linux: macOS does not enforce this limit
+        return None
+    if limit == resource.RLIM_INFINITY:
+        return None
+    return AddressSpace(pages * os.sysconf("SC_PAGE_SIZE"), limit)
+
+
+def _left_of(space: AddressSpace, least: int) -> int:
+    """Raises OutOfMemory if fewer than `least` bytes are left."""
+    left = space.limit - space.used
+    if left < least:
+        gib = 1 << 30
+        raise OutOfMemory(
+            f"this process may have {space.limit / gib:.2f} GiB of addresses and has "
+            f"{space.used / gib:.2f} GiB before the model is loaded. Raise the limit (ulimit -v)."
+        )
+    return left
 
 
 def is_metal() -> bool:

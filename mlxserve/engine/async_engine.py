@@ -15,21 +15,24 @@ import logging
 import queue
 import threading
 import time
+import traceback
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from mlxserve.engine.engine import Engine
+from mlxserve.engine.memory import MemoryWatch
 from mlxserve.engine.snapshot import Snapshot
 from mlxserve.engine.worker import WORKERS
-from mlxserve.errors import EngineStopped, MlxServeError
+from mlxserve.errors import EngineFailed, EngineStopped, MlxServeError
 from mlxserve.request import FinishReason, Output, Pooling, Request, Resized
 from mlxserve.stats import Stats
 
 log = logging.getLogger("mlxserve.engine")
 
+_MINUTE = 60.0  # seconds
 _HEARTBEAT = 1.0  # seconds between two signs of life of an idle engine
 
 
@@ -44,21 +47,22 @@ class OutputStream:
         self._engine = engine
         self._live = {request.id for request in requests}
         # Not an asyncio.Queue: with one reader a deque and a future do, at half its time.
-        self._items: deque[Output | EngineStopped] = deque()
+        self._items: deque[Output | EngineStopped | EngineFailed] = deque()
         self._waiter: asyncio.Future[None] | None = None
 
     def __aiter__(self) -> AsyncIterator[Output]:
         return self
 
     async def __anext__(self) -> Output:
-        """Raises EngineStopped when the engine ends before the requests do."""
+        """Raises EngineStopped when the engine ends before the requests do, and EngineFailed when
+        one of them is lost in a failure; the others are aborted then."""
         while self._live:
             while not self._items:
                 self._waiter = self.loop.create_future()
                 await self._waiter
             item = self._items.popleft()
-            if isinstance(item, EngineStopped):
-                self._live.clear()
+            if not isinstance(item, Output):
+                self.close()
                 raise item
             if item.request_id in self._live:
                 if item.finish_reason is not None:
@@ -80,7 +84,7 @@ class OutputStream:
         for request_id in list(self._live):
             self.finish(request_id, FinishReason.ABORT)
 
-    def deliver(self, item: Output | EngineStopped) -> None:
+    def deliver(self, item: Output | EngineStopped | EngineFailed) -> None:
         """Called in the caller's event loop."""
         self._items.append(item)
         if self._waiter is not None and not self._waiter.done():
@@ -94,30 +98,73 @@ class _Call:
     work: Callable[[Engine], Any]
     result: Future[Any]
 
-    def run(self, engine: Engine) -> None:
+    def run(self, engine: Engine) -> Exception | None:
+        """The exception that no caller expects, if there was one: the engine needs an audit."""
         if not self.result.set_running_or_notify_cancel():
-            return
+            return None
         try:
-            self.result.set_result(self.work(engine))
-        except (MlxServeError, AssertionError) as error:
+            result = self.work(engine)
+        except MlxServeError as error:
             self.result.set_exception(error)
+        except AssertionError as error:
+            self.result.set_exception(error)
+            return error
+        except Exception as error:
+            log.exception("A call of the engine failed")
+            self.result.set_exception(EngineFailed.because_of(error))
+            return error
+        except BaseException as error:
+            self.result.set_exception(EngineFailed.because_of(error))
+            raise
+        else:
+            self.result.set_result(result)
+        return None
 
     def refuse(self, reason: EngineStopped) -> None:
         if self.result.set_running_or_notify_cancel():
             self.result.set_exception(reason)
 
 
-class AsyncEngine:
-    """A named thread owns the Engine and all arrays. The methods may be called from any thread."""
+class _Failures:
+    """Counts the failures of the last minute."""
 
-    def __init__(self, build: Callable[[], Engine], *, log_interval: float | None = None) -> None:
+    def __init__(self, most: int) -> None:
+        self._times: deque[float] = deque(maxlen=most)
+
+    def is_one_too_many(self) -> bool:
+        """Count one more; whether there were `most` of them within a minute."""
+        now = time.monotonic()
+        self._times.append(now)
+        return len(self._times) == self._times.maxlen and now - self._times[0] <= _MINUTE
+
+
+class AsyncEngine:
+    """A named thread owns the Engine and all arrays. The methods may be called from any thread.
+
+    A failure ends the requests that it concerns, and the engine begins again with an empty cache
+    (`Engine.restart`); too many of them within a minute end it.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], Engine],
+        *,
+        log_interval: float | None = None,
+        max_failures: int = 5,
+        memory: MemoryWatch | None = None,
+    ) -> None:
         """Build the engine on its thread and wait until it is ready. Raises what `build` raises.
 
         log_interval: seconds between log lines about throughput; None for no lines
+        max_failures: failures within a minute with which the engine ends
+        memory: what limits the requests that run where memory is short; None for nothing
         """
         self._inbox: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._streams: dict[str, OutputStream] = {}  # by request id; only for the engine's thread
         self._log_interval = log_interval
+        self._failures = _Failures(max_failures)
+        self._memory = memory
+        self._has_failed = False
         self._stopped: EngineStopped | None = None
         self._beat = time.monotonic()
         self._stats = Stats()
@@ -165,19 +212,19 @@ class AsyncEngine:
                 if vector is not None:
                     return vector
         finally:
-            self._call(lambda _: embedding.release())  # arrays are freed on the engine's thread
+            self._tell(lambda _: embedding.release())  # arrays are freed on the engine's thread
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a request at the next step boundary; no-op if it has ended."""
-        self._call(lambda engine: self._deliver(engine.abort(request_id, reason)))
+        self._tell(lambda engine: self._deliver(engine.abort(request_id, reason)))
 
     def unpin(self, request_id: str) -> None:
         """Let the pages of a named prefix be evicted, from the next step boundary on."""
-        self._call(lambda engine: engine.unpin(request_id))
+        self._tell(lambda engine: engine.unpin(request_id))
 
     def keep_pages(self, request: Request, seconds: float) -> None:
         """As `Engine.keep_pages`, at the next step boundary."""
-        self._call(lambda engine: engine.keep_pages(request, seconds))
+        self._tell(lambda engine: engine.keep_pages(request, seconds))
 
     async def reset_prefix_cache(self, *, force: bool = False) -> bool:
         """As `Engine.reset_prefix_cache`."""
@@ -223,6 +270,10 @@ class AsyncEngine:
         """Whether the engine's thread runs."""
         return self._stopped is None
 
+    def has_failed(self) -> bool:
+        """Whether the engine has ended by itself, and not because it was closed."""
+        return self._has_failed
+
     def seconds_since_beat(self) -> float:
         """Since the thread last ended a step, or woke up without work."""
         return time.monotonic() - self._beat
@@ -242,10 +293,20 @@ class AsyncEngine:
             self._refuse_calls(self._stopped)
         return call.result
 
+    def _tell(self, work: Callable[[Engine], Any]) -> None:
+        """As `_call`, for what has no result. An error is logged, unless the engine has ended."""
+
+        def report(done: Future[Any]) -> None:
+            if (error := done.exception()) and not isinstance(error, EngineStopped):
+                log.error("A call of the engine that has no caller failed: %s", error)
+
+        self._call(work).add_done_callback(report)
+
     def _run(self, build: Callable[[], Engine], ready: Future[None]) -> None:
         try:
             engine = build()
             self.max_model_len = engine.max_model_len
+            self._beat = time.monotonic()  # loading may have taken minutes
         except BaseException as error:  # noqa: BLE001  (raised again by the thread that waits)
             self._stopped = EngineStopped("The engine could not be built.")
             ready.set_exception(error)
@@ -255,23 +316,63 @@ class AsyncEngine:
         try:
             self._loop(engine)
         except BaseException as error:
-            log.exception("The engine failed in a step")
+            log.exception("The engine has failed and ends")
             reason = EngineStopped(f"The engine failed: {type(error).__name__}: {error}")
+            self._has_failed = True
         self._end(reason)
-        engine.close()
-        del engine
-        _free_arrays()
+        try:
+            engine.close()
+            del engine
+            _free_arrays()
+        except Exception:
+            log.exception("The engine could not be closed in order")
 
     def _loop(self, engine: Engine) -> None:
         reporter = _Reporter(self._log_interval)
-        while self._take_calls(engine):
-            if engine.has_work:
-                self._deliver(engine.step())
-                engine.start()
+        is_open = True
+        while is_open:
+            outputs: list[Output] = []
+            try:
+                is_open = self._take_calls(engine)
+                if self._memory is not None:
+                    engine.watch_memory(self._memory)
+                if is_open and engine.has_work:
+                    outputs = engine.step()
+                    self._deliver(outputs)
+                    engine.start()
+                self._stats = engine.stats()
+                reporter.report(self._stats, time.monotonic())
+            except Exception as error:  # noqa: BLE001  (logged there)
+                self._restart(engine, error, {output.request_id for output in outputs})
             self._beat = time.monotonic()
-            self._stats = engine.stats()
-            reporter.report(self._stats, self._beat)
         self._deliver(engine.abort_all())
+
+    def _restart(self, engine: Engine, error: Exception, lost: set[str]) -> None:
+        """Have the engine begin again, and tell the streams of the requests that it dropped.
+
+        `lost`: requests whose last outputs may not have been delivered. Raises the error that is
+        one too many.
+        """
+        while True:
+            if self._failures.is_one_too_many():
+                raise error
+            log.error("The engine failed; it begins again with an empty cache", exc_info=error)
+            # The frames of the failed step hold arrays, and the arrays their memory.
+            for one in _chain(error):
+                traceback.clear_frames(one.__traceback__)
+            try:
+                self._deliver(engine.restart(lost))
+                live = engine.live_ids
+                self._fail([name for name in self._streams if name not in live], error)
+                self.max_model_len, self._stats = engine.max_model_len, engine.stats()
+                return
+            except Exception as another:  # noqa: BLE001  (logged in the next turn, or raised)
+                error, lost = another, engine.live_ids
+
+    def _fail(self, request_ids: Sequence[str], error: Exception) -> None:
+        """End the streams of these requests, whose other requests are aborted by that."""
+        for stream in {self._streams.pop(name) for name in request_ids}:
+            _hand_over(stream.loop, [(stream, EngineFailed.because_of(error))])
 
     def _take_calls(self, engine: Engine) -> bool:
         """Run the calls in the inbox; without other work, wait for one. False to end the engine."""
@@ -280,11 +381,19 @@ class AsyncEngine:
                 self._inbox.get_nowait() if engine.has_work else self._inbox.get(timeout=_HEARTBEAT)
             )
             while call is not None:
-                call.run(engine)
+                if (error := call.run(engine)) is not None:
+                    self._audit(engine, error)
                 call = self._inbox.get_nowait()
         except queue.Empty:
             return True
         return False
+
+    def _audit(self, engine: Engine, error: Exception) -> None:
+        """After a call that failed half done. Raises what is wrong with the engine since."""
+        try:
+            engine.check()
+        except Exception as found:
+            raise found from error
 
     def _deliver(self, outputs: list[Output]) -> None:
         """Hand outputs to their callers' event loops, with one callback for each loop."""
@@ -319,7 +428,7 @@ class AsyncEngine:
 
 def _hand_over(
     loop: asyncio.AbstractEventLoop,
-    items: Sequence[tuple[OutputStream, Output | EngineStopped]],
+    items: Sequence[tuple[OutputStream, Output | EngineStopped | EngineFailed]],
 ) -> None:
     def deliver() -> None:
         for stream, item in items:
@@ -329,6 +438,15 @@ def _hand_over(
         loop.call_soon_threadsafe(deliver)
     except RuntimeError:  # the loop is closed, so these outputs have no reader
         log.debug("outputs for a closed event loop are dropped")
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and those that it was raised from."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _free_arrays() -> None:
@@ -355,16 +473,19 @@ class _Reporter:
         self._last, self._time = stats, now
         if stats.engine.num_steps == last.engine.num_steps:
             return
+        prompts = stats.scheduler.prompt_tokens - last.scheduler.prompt_tokens
         queries = stats.scheduler.prefix_queries - last.scheduler.prefix_queries
         hits = stats.scheduler.prefix_hits - last.scheduler.prefix_hits
         generated = stats.engine.generation_tokens - last.engine.generation_tokens
         log.info(
             "Prompt throughput: %.1f tokens/s, generation throughput: %.1f tokens/s, "
-            "running: %d, waiting: %d, KV cache usage: %.1f%%, prefix cache hit rate: %.1f%%",
-            queries / seconds,
+            "running: %d, waiting: %d, KV cache usage: %.1f%%, prefix cache hit rate: %.1f%%, "
+            "preemptions since the start: %d",
+            prompts / seconds,
             generated / seconds,
             stats.scheduler.num_running,
             stats.scheduler.num_waiting,
             100 * stats.pool.usage,
             100 * hits / queries if queries else 0.0,
+            stats.scheduler.num_preemptions,
         )

@@ -13,20 +13,23 @@ step.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from mlxserve.cache.store import PageStore
+from mlxserve.engine.memory import MemoryLevel, MemoryWatch
 from mlxserve.engine.pace import EmbeddingPace, Pace, StepTimer
 from mlxserve.engine.snapshot import Snapshot, view
 from mlxserve.engine.timeline import Timeline
 from mlxserve.engine.trace import Trace
 from mlxserve.engine.transfers import Transfers
-from mlxserve.errors import MlxServeError
+from mlxserve.errors import OutOfMemory
 from mlxserve.model.embedding import Embedding
 from mlxserve.model.runner import ModelRunner, Pending
 from mlxserve.request import Chunk, FinishReason, LiveRequest, Output, Pooling, Request, Resized
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.stats import PoolStats, Stats, StepStats, SwapStats
+
+_GUIDE_SECONDS = 0.005  # to wait for a mask without looking at the inbox
 
 
 class Engine:
@@ -50,10 +53,11 @@ class Engine:
         self._trace = trace
         self._unread: Pending | None = None
         self._early: list[Output] = []  # read before the next step was launched
+        self._has_read = True  # a step, since the last failure
         self._is_started = True  # whether the device has begun with the unread step
         self._last_plan: Sequence[Chunk] = ()
         self._timer = StepTimer()
-        self._stats = StepStats(sched_budget_tokens=scheduler.config.max_num_batched_tokens)
+        self._stats = StepStats()
         self._timeline = Timeline(clock, self._stats)
 
     @property
@@ -83,7 +87,7 @@ class Engine:
         for request in requests:
             try:
                 added.append(self.add(request))
-            except MlxServeError:
+            except Exception:
                 for other in added:
                     self._scheduler.abort(other.id)
                     self._timeline.forget(other.id)
@@ -116,9 +120,26 @@ class Engine:
         chunks = self._scheduler.schedule(self._budget())
         self._transfers.before_launch()
         launched = self._runner.launch(chunks, self._unread) if chunks else None
-        outputs = self._pop_early() + self._read(launched)
-        self._transfers.after_read(is_idle=not chunks and not outputs)
-        return self._counted(outputs)
+        self._early += self._read(launched)  # kept there until they leave, in case the rest fails
+        is_idle = not chunks and not self._early
+        self._transfers.after_read(is_idle=is_idle)
+        if is_idle and (guide := self._scheduler.awaited_guide()) is not None:
+            guide.wait(_GUIDE_SECONDS)
+        self._counted(self._early)
+        return self._pop_early()
+
+    def watch_memory(self, memory: MemoryWatch) -> None:
+        """Between two steps: look at the memory, and run fewer requests where it is short."""
+        before, has_changed = memory.level, memory.look(self._clock())
+        self._stats.memory_used = memory.share
+        if not has_changed:
+            return
+        self._stats.memory_level = int(memory.level)
+        self._stats.memory_alarms += memory.level > before
+        self._scheduler.limit_running(1 if memory.level >= MemoryLevel.HIGH else None)
+        if memory.level is MemoryLevel.CRITICAL:
+            self._read_early()
+            self._scheduler.preempt_to(1)
 
     def start(self) -> None:
         """Let the device begin with what the last step launched, unless it has.
@@ -133,10 +154,7 @@ class Engine:
         """Prompt tokens of the next step, judged by the last plan: what it samples will decode."""
         num_decodes = sum(chunk.samples for chunk in self._last_plan)
         context = max((c.end for c in self._last_plan if not c.samples), default=0)
-        budget = self._pace.budget(num_decodes, context)
-        most = self._scheduler.config.max_num_batched_tokens
-        self._stats.sched_budget_tokens = most if budget is None else budget
-        return budget
+        return self._pace.budget(num_decodes, context)
 
     def _read(self, launched: Pending | None) -> list[Output]:
         """Read the unread step and commit it; the launched one is unread from now on."""
@@ -152,7 +170,11 @@ class Engine:
             self._is_started = False
             self._last_plan = launched.chunks
             self._timeline.launched(launched.chunks)
-        return self._scheduler.update(unread.chunks, sampled) if unread is not None else []
+        if unread is None:
+            return []
+        outputs = self._scheduler.update(unread.chunks, sampled)
+        self._has_read = True
+        return outputs
 
     def _read_early(self) -> None:
         """Read the unread step before the next one is planned; its outputs leave with the next."""
@@ -201,7 +223,7 @@ class Engine:
 
         Answers continue: their pages move, and where there is no room for all of them some are
         preempted, as in any shortage. Raises InvalidParameter, OutOfMemory, PrefixQuotaExceeded
-        where named prefixes have too many pages, and QueueFull where a request has too many tokens;
+        where named prefixes have too many pages, and PagesPromised where an answer would be cut;
         nothing happened then.
         """
         self._read_early()
@@ -209,12 +231,44 @@ class Engine:
             self._runner.resize(num_pages, {})  # first: it may be refused
         resized = self._scheduler.resize(num_pages)
         self._transfers.hand_over()  # what is saved is read before anything moves
-        self._runner.resize(num_pages, resized.moves)
+        try:
+            self._runner.resize(num_pages, resized.moves)
+        except OutOfMemory as error:  # for the copies; `check` fails until `restart`
+            raise MemoryError(f"the cache cannot be made smaller: {error}") from error
         return resized.public()
 
+    def restart(self, lost: Collection[str] = ()) -> list[Output]:
+        """Begin again after a failure, with the loaded model: the outputs read before it.
+
+        What a failure may leave half done is made anew: page tables, pool, arrays. Requests that
+        hold pages are dropped, and those in `lost`; those that wait go on waiting, unless no step
+        was read since the last failure: one of them may be the cause. Named prefixes are computed
+        again. Raises what the device raises that refuses new arrays.
+        """
+        self._unread, self._is_started, self._last_plan = None, True, ()
+        before = self.live_ids
+        self._scheduler.restart(lost if self._has_read else before)
+        self._scheduler.limit_running(1 if self._stats.memory_level else None)
+        self._has_read = False
+        self._transfers.restart()
+        self._runner.restart(self._scheduler.pool.num_pages)
+        live = self.live_ids
+        self._timeline.restart(live)
+        self._timer = StepTimer()
+        self._stats.engine_failures += 1
+        self._stats.lost_requests += len(before - live)
+        self._counted(self._early)
+        return self._pop_early()
+
+    @property
+    def live_ids(self) -> set[str]:
+        """Of the requests that wait or run."""
+        return self._scheduler.live_ids
+
     def check(self) -> None:
-        """Audit requests and pages. Raises AssertionError."""
+        """Audit requests, pages and arrays. Raises AssertionError."""
         self._scheduler.check()
+        self._runner.check(self._scheduler.pool.num_pages)
 
     def stats(self) -> Stats:
         return Stats(

@@ -18,6 +18,7 @@ from mlxserve.request import Chunk
 
 _WEIGHT = 0.3  # of the newest measurement in the running average
 _LEAST_SHARE = 0.1  # of a mixed step's time, counted as that of its prompt tokens
+_LEAST_SECONDS = 1e-9  # of a token: a coarse clock may measure a step as none at all
 _MIN_PIECE = 16  # tokens of an embedded text; fewer would take as long
 _MAX_PIECE = 256  # a request that arrives meanwhile waits for the piece
 
@@ -42,7 +43,8 @@ class Pace:
         others = self._decode_time(num_decodes) if num_decodes else 0.0
         own_seconds = max(seconds - others, _LEAST_SHARE * seconds)
         context = max(chunk.end for chunk in prefills)
-        _average(self._token_seconds, context.bit_length(), own_seconds / num_tokens)
+        seconds_each = max(own_seconds / num_tokens, _LEAST_SECONDS)
+        _average(self._token_seconds, context.bit_length(), seconds_each)
 
     def budget(self, num_decodes: int, context: int) -> int | None:
         """Prompt tokens that fit into the next step; None for no limit.
@@ -82,7 +84,7 @@ class EmbeddingPace:
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Learn from a piece of this size."""
-        newest = seconds / num_tokens
+        newest = max(seconds / num_tokens, _LEAST_SECONDS)
         old = newest if self._token_seconds is None else self._token_seconds
         self._token_seconds = old + _WEIGHT * (newest - old)
 

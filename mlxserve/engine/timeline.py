@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from mlxserve.request import Chunk, LiveRequest, Output
 from mlxserve.stats import Rate, StepStats
@@ -52,8 +52,17 @@ class Timeline:
                 self._stats.prefill_seconds.observe(now - started)
             if output.finish_reason is not None:
                 self._stats.request_success[output.finish_reason] += 1
+                self._stats.request_prompt_tokens.observe(output.num_prompt)
+                self._stats.request_generation_tokens.observe(output.num_outputs)
                 self.forget(output.request_id)
 
     def forget(self, request_id: str) -> None:
         self._arrived.pop(request_id, None)
         self._queued.discard(request_id)
+
+    def restart(self, live: Collection[str]) -> None:
+        """After a failure: only these requests live on, and all of them wait."""
+        now = self._clock()
+        self._arrived = {name: self._arrived.get(name, now) for name in live}
+        self._queued &= set(live)
+        self._started.clear()

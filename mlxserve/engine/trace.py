@@ -7,9 +7,11 @@ call is slower, unless a trace was asked for.
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -17,12 +19,13 @@ from typing import Any, TypeVar, cast
 from mlxserve.errors import InvalidConfig
 
 T = TypeVar("T")
+log = logging.getLogger("mlxserve.trace")
 
 
 class Trace:
     """Appends complete events of the Trace Event Format to a file. Any thread may add one.
 
-    A closed file is JSON. The closing bracket is optional in that format, so the file of a killed
+    A file that cannot be written any more ends the trace with one warning. A closed file is JSON. The closing bracket is optional in that format, so the file of a killed
     server can be read as well.
     """
 
@@ -32,6 +35,7 @@ class Trace:
             self._file = Path(path).expanduser().open("w", encoding="utf-8", buffering=1 << 16)
         except OSError as error:
             raise InvalidConfig(f"trace: {path} cannot be written: {error.strerror}") from error
+        self._path = path
         self._clock = clock
         self._lock = threading.Lock()
         self._named: set[int] = set()
@@ -73,10 +77,14 @@ class Trace:
     def close(self) -> None:
         """Write what is left. Idempotent; later spans are dropped."""
         with self._lock:
-            if not self._file.closed:
-                name = {"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "mlxserve"}}
+            if self._file.closed:
+                return
+            name = {"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "mlxserve"}}
+            try:
                 self._file.write(json.dumps(name) + "\n]\n")
                 self._file.close()
+            except OSError as error:
+                self._give_up(error)
 
     def _add(self, span: str, started: int, ended: int) -> None:
         thread = threading.get_native_id()
@@ -91,18 +99,32 @@ class Trace:
         with self._lock:
             if self._file.closed:
                 return
-            if thread not in self._named:
-                self._named.add(thread)
-                self._write(
-                    {
-                        "name": "thread_name",
-                        "ph": "M",
-                        "pid": 0,
-                        "tid": thread,
-                        "args": {"name": threading.current_thread().name},
-                    }
-                )
-            self._write(event)
+            try:
+                if thread not in self._named:
+                    self._named.add(thread)
+                    self._write(
+                        {
+                            "name": "thread_name",
+                            "ph": "M",
+                            "pid": 0,
+                            "tid": thread,
+                            "args": {"name": threading.current_thread().name},
+                        }
+                    )
+                self._write(event)
+            except OSError as error:
+                self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        """Stop tracing: what is traced must not fail with its trace, as on a full disk."""
+        with suppress(OSError):
+            self._file.close()  # drops what is buffered; the file is closed even if this fails
+        log.warning(
+            "Tracing has stopped, because %s cannot be written: %s. Free disk space and start again "
+            "to trace.",
+            self._path,
+            error.strerror or error,
+        )
 
     def _write(self, event: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(event) + ",\n")

@@ -11,12 +11,11 @@ has the arrays, the store the files.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Callable
 
-from mlxserve.cache.store import PageStore
+from mlxserve.cache.store import LoadedPages, PageStore
 from mlxserve.model.runner import ModelRunner
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.swap import LOAD_PAGES, Load, Save
@@ -24,7 +23,7 @@ from mlxserve.scheduler.swap import LOAD_PAGES, Load, Save
 log = logging.getLogger("mlxserve.swap")
 
 _WAIT_SECONDS = 0.05  # for the disk when nothing can be computed; then calls are taken again
-PATIENCE_SECONDS = 10.0  # then pages that the disk has not returned are computed again
+PATIENCE_SECONDS = 10.0  # then nothing more is asked of the disk, until it answers
 
 
 class Transfers:
@@ -44,6 +43,7 @@ class Transfers:
         # With the times of the calls, in the order in which the store answers. A run may be loaded
         # twice: its request lost the pages it was read into, and waits again.
         self._loads: deque[tuple[Load, float]] = deque()
+        self._loaded: deque[LoadedPages] = deque()  # polled, but not written to the pool yet
 
     @property
     def num_bytes(self) -> int:
@@ -81,11 +81,25 @@ class Transfers:
             return
         for key in plan.drops:
             self._store.drop(key)
+        is_stalled = self._is_stalled()
         for save in plan.saves:
-            self._save(self._store, save)
+            num_pages = 0 if is_stalled else self._save(self._store, save)
+            self._scheduler.finish_save(save, num_pages)
         for load in plan.loads:
-            self._loads.append((load, self._clock()))
-            self._store.load(load.run.key, load.run.first, load.run.hashes)
+            if is_stalled:
+                self._scheduler.finish_load(load, 0)
+            else:
+                self._store.load(load.run.key, load.run.first, load.run.hashes)
+                self._loads.append((load, self._clock()))
+
+    def _is_stalled(self) -> bool:
+        """Whether the disk owes an answer for too long: until then nothing more is asked of it."""
+        return bool(self._loads) and self._loads[0][1] < self._clock() - PATIENCE_SECONDS
+
+    def restart(self) -> None:
+        """After a failure: what was swapped is not needed any more; answers to loads are dropped."""
+        if self._store is not None:
+            self._store.drop_all()
 
     def close(self) -> None:
         """Remove what is on disk."""
@@ -96,21 +110,23 @@ class Transfers:
         if copies := self._scheduler.pop_copies():
             self._runner.copy_pages([c.source for c in copies], [c.target for c in copies])
 
-    def _save(self, store: PageStore, save: Save) -> None:
-        """A few pages at a time, as they pass through memory."""
+    def _save(self, store: PageStore, save: Save) -> int:
+        """How many of the pages the store takes: a few at a time, as they pass through memory."""
         for begin in range(0, len(save.pages), LOAD_PAGES):
             part = slice(begin, begin + LOAD_PAGES)
             payloads = self._runner.read_pages(save.pages[part])
-            if not store.save(
-                save.run.key, save.run.first + begin, save.run.hashes[part], payloads
-            ):
-                return
+            first, hashes = save.run.first + begin, save.run.hashes[part]
+            num_taken = store.save(save.run.key, first, hashes, payloads)
+            if num_taken < len(payloads):
+                return begin + num_taken
+        return len(save.pages)
 
     def _finish_loads(self, store: PageStore) -> None:
         """Write what has been read to the pages that wait for it."""
         is_alive = store.is_alive  # asked first: the last answers come before the end
-        for loaded in store.poll():
-            load, _ = self._loads.popleft()
+        self._loaded += store.poll()
+        while self._loaded:
+            loaded, (load, _) = self._loaded.popleft(), self._loads.popleft()
             assert (loaded.key, loaded.first) == (load.run.key, load.run.first), "out of order"
             if not self._scheduler.accepts(load):
                 continue
@@ -118,13 +134,18 @@ class Transfers:
             if num_pages:
                 self._runner.write_pages(load.pages[:num_pages], loaded.payloads)
             self._scheduler.finish_load(load, num_pages)
-        self._give_up(asked_before=self._clock() - PATIENCE_SECONDS if is_alive else math.inf)
+        if not is_alive or self._is_stalled():
+            self._give_up()
         if not is_alive:
             self._loads.clear()
 
-    def _give_up(self, *, asked_before: float) -> None:
-        """Compute again what a stalled disk has not returned in time."""
-        late = [load for load, asked in self._loads if asked < asked_before]
-        for load in filter(self._scheduler.accepts, late):
-            log.warning("Swapped pages do not come back from the disk and are computed again")
+    def _give_up(self) -> None:
+        """Compute again what the disk has not returned, and what it has just been asked for."""
+        lost = [load for load, _ in self._loads if self._scheduler.accepts(load)]
+        for load in lost:
             self._scheduler.finish_load(load, 0)
+        if lost:
+            log.warning(
+                "Swapped pages do not come back from the disk and are computed again. Nothing is "
+                "swapped until it answers"
+            )

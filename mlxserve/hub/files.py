@@ -19,6 +19,7 @@ from typing import Any
 from mlxserve.errors import ModelNotFound, UnsupportedModel
 from mlxserve.hub.download import fetch_weights
 from mlxserve.hub.embedded import MODEL_NAME, model_path
+from mlxserve.hub.model_config import check_model_config
 
 # The files downloaded from a repository: nothing executable.
 DATA_FILES = (
@@ -92,6 +93,7 @@ def check_folder(path: Path, name: str) -> ModelFiles:
                         f"{name}: {file} names code to run ({key}). mlxserve runs no code from a "
                         "model's folder. Use a version of the model without it."
                     )
+    check_model_config(config, name)
     code = sorted(str(file.relative_to(path)) for file in path.rglob("*.py"))
     if code:
         raise UnsupportedModel(

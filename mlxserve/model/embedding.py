@@ -14,6 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
+from metal_kernels.reading import DeviceError, evaluate, read
 from mlxserve.errors import InvalidParameter, InvalidRequest
 from mlxserve.model.paged import RowSelector
 from mlxserve.request import Pooling
@@ -52,8 +53,8 @@ class Embedding:
         try:
             hidden = self._hidden(self._token_ids[self.num_done : end])
             self._pooled = self._pooled_with(hidden)
-            mx.eval(self._pooled)
-        except InvalidRequest:  # a ValueError as well
+            evaluate(self._pooled)
+        except (InvalidRequest, DeviceError):  # the first is a ValueError as well
             raise
         except _MODEL_ERRORS as error:
             raise InvalidRequest(f"input: the model failed on it: {error}") from error
@@ -85,5 +86,5 @@ class Embedding:
         if self._dimensions is not None and self._dimensions > size:
             raise InvalidParameter("dimensions", f"this model's vectors have {size}")
         kept = self._pooled[: self._dimensions]
-        unit: Any = (kept / mx.maximum(mx.linalg.norm(kept), 1e-12)).tolist()
-        return list(unit)
+        unit: list[float] = read(kept / mx.maximum(mx.linalg.norm(kept), 1e-12)).tolist()
+        return unit

@@ -34,7 +34,17 @@ _KNOWN_UNSUPPORTED = {
     "glm4_moe_lite": "its attention works on latent vectors",
     "gpt_bigcode": "its positions are computed from one number for a whole batch",
 }
-_READ_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, ImportError)
+_READ_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    RuntimeError,
+    AttributeError,
+    ImportError,
+    ArithmeticError,  # sizes that overflow an array's shape
+    AssertionError,
+)
 
 
 @dataclass(frozen=True)

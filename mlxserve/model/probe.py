@@ -15,6 +15,7 @@ import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
 from metal_kernels import Backend
+from metal_kernels.reading import read
 from mlxserve.cache.kv import KVPool
 from mlxserve.errors import UnsupportedModel, in_one_line
 from mlxserve.hub.files import text_config
@@ -88,7 +89,7 @@ def _steps(length: int) -> tuple[tuple[tuple[int, int, int], ...], ...]:
 
 def _dense(loaded: LoadedModel, token_ids: Sequence[int]) -> np.ndarray:
     logits = loaded.model(mx.array([token_ids]), cache=make_prompt_cache(loaded.model))
-    return np.array(logits[0].astype(mx.float32))
+    return read(logits[0].astype(mx.float32))
 
 
 def _paged(
@@ -110,7 +111,7 @@ def _paged(
         ]
         batch = Batch.of(chunks, page_size)
         logits = runner.logits(batch, mx.array(batch.tokens), all_rows=True)
-        rows = np.array(logits.astype(mx.float32))
+        rows = read(logits.astype(mx.float32))
         first = 0
         for sequence, start, end in step:
             yield sequence, start, rows[first : first + end - start]

@@ -7,12 +7,14 @@ collect(pending) -> [Sampled | None]    waits for the device
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from metal_kernels.reading import evaluate
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.layout import StepLayout
 from mlxserve.errors import OutOfMemory
@@ -22,6 +24,8 @@ from mlxserve.model.paged import RowSelector
 from mlxserve.model.sampler import Draw, PendingSample, sample
 from mlxserve.request import Chunk, Pooling, Sampled
 from mlxserve.stats import MemoryUse
+
+log = logging.getLogger("mlxserve.runner")
 
 _MASK64 = (1 << 64) - 1
 
@@ -84,9 +88,12 @@ class ModelRunner:
             self._begin(pending)
 
     def collect(self, pending: Pending) -> list[Sampled | None]:
-        """Wait for the step; one entry per chunk, None for a chunk that does not sample."""
+        """Wait for the step; one entry per chunk, None for a chunk that does not sample.
+
+        Raises DeviceError.
+        """
         if pending.sample is None:
-            mx.eval(pending.done)
+            evaluate(pending.done)
             return [None] * len(pending.chunks)
         sampled = iter(pending.sample.read(pending.draws))
         return [next(sampled) if chunk.samples else None for chunk in pending.chunks]
@@ -109,6 +116,22 @@ class ModelRunner:
         if num_pages > self._kv.num_pages:
             self._refuse_too_many(num_pages)
         self._kv.resize(num_pages, moves)
+
+    def restart(self, num_pages: int) -> None:
+        """Empty arrays of `num_pages`, after a failure; no step may be used again.
+
+        Raises OutOfMemory.
+        """
+        try:
+            mx.synchronize()
+        except RuntimeError as error:  # of a step that is lost in any case
+            log.warning("The device reports: %s", error)
+        self._kv.restart(num_pages)
+
+    def check(self, num_pages: int) -> None:
+        """Audit the arrays of the pool against its number of pages. Raises AssertionError."""
+        assert self._kv.num_pages == num_pages, "the arrays have another number of pages"
+        self._kv.check()
 
     def _refuse_too_many(self, num_pages: int) -> None:
         """Growing an array needs memory for the old and the new one at once."""

@@ -23,11 +23,13 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from metal_kernels.reading import evaluate, read
 from mlxserve.request import LiveRequest, Sampled, TokenLogprob
 from mlxserve.sampling_params import SamplingParams
 
 _MASK64 = (1 << 64) - 1
 _BEST = (64, 1024)  # how many of the best tokens are sorted: the smallest that covers the top-k
+_NEVER = -1e30  # a logit that loses against every other, and still leaves room for a temperature
 _COLDEST = 1e-6  # any lower temperature always draws the best token; float32 underflows at 1e-38
 
 
@@ -64,17 +66,18 @@ class PendingSample:
         ]
 
     def read(self, draws: Sequence[Draw]) -> list[Sampled]:
-        """Wait for the device; one Sampled per row."""
-        ids = np.array(self.ids).tolist()
+        """Wait for the device; one Sampled per row. Raises DeviceError."""
+        evaluate(*self.arrays())
+        ids: list[int] = read(self.ids).tolist()
         logprobs = self._logprobs(draws, ids)
         return [Sampled(token, logprobs.get(row)) for row, token in enumerate(ids)]
 
     def _logprobs(self, draws: Sequence[Draw], ids: Sequence[int]) -> dict[int, TokenLogprob]:
         if self.chosen is None or self.top_ids is None or self.top_logprobs is None:
             return {}
-        chosen = np.array(self.chosen).tolist()
-        top_ids = np.array(self.top_ids).tolist()
-        top_logprobs = np.array(self.top_logprobs).tolist()
+        chosen = read(self.chosen).tolist()
+        top_ids = read(self.top_ids).tolist()
+        top_logprobs = read(self.top_logprobs).tolist()
         found = {}
         for at, row in enumerate(self.logprob_rows):
             count = draws[row].request.asked.params.logprobs or 0
@@ -92,7 +95,8 @@ def sample(
     pending_ids: the previous step's ids, for draws with a lazy_index
     """
     raw = logits.astype(mx.float32)
-    logits = _guided(_with_bias(_with_penalties(raw, draws, pending_ids), draws), draws)
+    logits = _with_bias(_with_penalties(raw, draws, pending_ids), draws)
+    logits = _guided(_without_early_ends(logits, draws), draws)
     ids = _choose(logits, draws)
     wanting = tuple(
         i for i, draw in enumerate(draws) if draw.request.asked.params.logprobs is not None
@@ -230,7 +234,7 @@ def _is_penalised(params: SamplingParams) -> bool:
 
 def _output_counts(request: LiveRequest, vocabulary: int) -> npt.NDArray[np.float32]:
     outputs = request.token_ids[request.num_prompt :]
-    return np.bincount(np.array(outputs, np.int64), minlength=vocabulary).astype(np.float32)
+    return np.bincount(np.frombuffer(outputs, np.int32), minlength=vocabulary).astype(np.float32)
 
 
 def _prompt_mask(request: LiveRequest, vocabulary: int) -> npt.NDArray[np.bool_]:
@@ -249,6 +253,26 @@ def _with_bias(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
         return logits
     rows, tokens, biases = zip(*entries, strict=True)
     return logits.at[mx.array(rows), mx.array(tokens)].add(mx.array(biases, mx.float32))
+
+
+def _without_early_ends(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
+    """Keep an answer from ending before its `min_tokens`.
+
+    Not with -inf: where a guide then allows nothing but the end, that is still the best token.
+    """
+    entries = [
+        (row, token)
+        for row, draw in enumerate(draws)
+        if draw.position - draw.request.num_prompt < draw.request.asked.params.min_tokens
+        for token in draw.request.ends_on
+        if token < logits.shape[-1]
+    ]
+    if not entries:
+        return logits
+    rows, tokens = zip(*entries, strict=True)
+    ends = mx.zeros(logits.shape, mx.bool_)
+    ends[mx.array(rows), mx.array(tokens)] = True
+    return mx.where(ends, _NEVER, logits)
 
 
 def _guided(logits: mx.array, draws: Sequence[Draw]) -> mx.array:

@@ -27,9 +27,17 @@ _MEASURED_ROWS = 256
 
 
 def settle(
-    config: EngineConfig, loaded: LoadedModel, backend: Backend, memory_limit: int
+    config: EngineConfig,
+    loaded: LoadedModel,
+    backend: Backend,
+    memory_limit: int,
+    *,
+    device_memory: int | None = None,
 ) -> EngineConfig:
     """The config with `num_pages` and `max_model_len`. Raises InvalidConfig, OutOfMemory.
+
+    memory_limit: bytes to plan with, where no number of pages is asked for
+    device_memory: bytes that pages which are asked for must fit in; None does not check
 
     `max_model_len` may be more than the pages hold, because the pool can grow later. Not so
     without chunked prefill: a whole prompt must then fit into a step.
@@ -42,6 +50,8 @@ def settle(
             "tokens; lower it.",
             option="max_model_len",
         )
+    if config.num_pages is not None and device_memory is not None:
+        _refuse_too_many_pages(config.num_pages, config.page_size, loaded, device_memory)
     num_pages = config.num_pages or fit_pages(
         loaded,
         backend,
@@ -63,6 +73,27 @@ def settle(
     return config.with_options(num_pages=num_pages, max_model_len=max_model_len)
 
 
+def _refuse_too_many_pages(
+    num_pages: int, page_size: int, loaded: LoadedModel, device_memory: int
+) -> None:
+    """Before the pages are allocated: filling memory until the system ends the process is no answer.
+
+    Raises OutOfMemory.
+    """
+    page_bytes = _page_bytes(loaded, page_size)
+    left = max(0, device_memory - loaded.weight_size)
+    if num_pages * page_bytes > left:
+        raise OutOfMemory(
+            f"num_pages={num_pages} needs {num_pages * page_bytes / (1 << 30):.2f} GiB, but next to "
+            f"the weights of {loaded.name} the device has {left / (1 << 30):.2f} GiB. Ask for at "
+            f"most {left // page_bytes} pages, or leave num_pages out."
+        )
+
+
+def _page_bytes(loaded: LoadedModel, page_size: int) -> int:
+    return page_size * sum(spec.bytes_per_token() for spec in loaded.layers)
+
+
 def fit_pages(
     loaded: LoadedModel,
     backend: Backend,
@@ -77,7 +108,7 @@ def fit_pages(
     Raises OutOfMemory if fewer than two pages fit next to the weights.
     """
     peak = peak_of_a_step(loaded, backend, page_size, max_num_batched_tokens)
-    page_bytes = page_size * sum(spec.bytes_per_token() for spec in loaded.layers)
+    page_bytes = _page_bytes(loaded, page_size)
     left = memory_limit - loaded.weight_size - peak
     log.info(
         "Memory: %.2f GiB usable, weights %.2f GiB, peak of a step %.2f GiB, page %.0f KiB",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,6 +72,19 @@ def test_outputs_are_delivered_before_the_next_step_starts() -> None:
     asyncio.run(scenario())
 
 
+def test_the_time_that_loading_took_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load() -> Any:
+        monkeypatch.setattr(time, "monotonic", lambda: began + 900.0)
+        return Waiting()
+
+    began = time.monotonic()
+    engine = AsyncEngine(load)
+    silence = engine.seconds_since_beat()
+    monkeypatch.undo()
+    engine.close()
+    assert silence < 1.0
+
+
 class Aborts:
     """Replaces an AsyncEngine. Keeps which requests were ended, and why."""
 
@@ -136,7 +150,7 @@ def test_the_end_of_the_engine_is_raised_once_for_all_requests_of_a_stream() -> 
 
     async def scenario() -> None:
         stand_in: Any = Failing()
-        engine = AsyncEngine(lambda: stand_in)
+        engine = AsyncEngine(lambda: stand_in, max_failures=1)
         requests = [Request(name, [1], SamplingParams()) for name in "ab"]
         stream = await engine.submit(requests)
         with pytest.raises(EngineStopped, match="a kernel failed"):

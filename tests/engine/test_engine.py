@@ -64,6 +64,9 @@ class Recorder:
         assert all(source >= num_pages > target for source, target in moves.items())
         self.calls.append(f"resize {num_pages}, {len(moves)} moves")
 
+    def check(self, num_pages: int) -> None:
+        assert num_pages > 0
+
     def memory(self) -> MemoryUse:
         return MemoryUse(kv_cache=1, active=2, reserved=3, peak=4)
 
@@ -221,6 +224,18 @@ def test_histograms_show_how_long_requests_wait_and_how_full_steps_are() -> None
     assert stats.iteration_tokens.total == sum(c.length for s in runner.steps for c in s.chunks)
     above_64 = stats.iteration_tokens.bounds.index(128)
     assert stats.iteration_tokens.counts[above_64] == 1
+
+
+def test_the_tokens_of_ended_requests_are_counted_by_request() -> None:
+    engine, _ = build(max_num_seqs=1)
+    engine.add(request("a", 100, max_tokens=10))
+    engine.add(request("gone", 20, max_tokens=4))
+    engine.abort("gone")
+    drain(engine)
+    stats = engine.stats().engine
+    assert stats.request_prompt_tokens.total == 120
+    assert stats.request_generation_tokens.total == 10
+    assert sum(stats.request_generation_tokens.counts) == 2
 
 
 def test_a_forced_reset_loses_no_token_of_the_step_that_was_unread() -> None:

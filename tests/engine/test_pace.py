@@ -132,3 +132,13 @@ def test_a_step_beside_which_a_text_was_embedded_is_not_measured() -> None:
     assert timer.read(2.0) is None
     timer.launched(2.0)
     assert timer.read(2.5) == 0.5
+
+
+def test_a_step_measured_as_no_time_at_all_does_not_divide_by_zero() -> None:
+    pace = Pace(0.1)
+    pace.observe([decode()], 0.0)
+    pace.observe([prefill(0, 512)], 0.0)
+    assert (pace.budget(num_decodes=1, context=0) or 0) > 1_000_000
+    embedding = EmbeddingPace(0.1)
+    embedding.observe(16, 0.0)
+    assert embedding.size(is_busy=True) == 256

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -16,6 +18,9 @@ from mlxserve.engine.transfers import Transfers
 from mlxserve.request import Chunk, LiveRequest, Request, RequestState, Sampled
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from mlxserve.model.runner import ModelRunner
 
 PAGE = 16
 
@@ -43,7 +48,9 @@ def content(request: LiveRequest, index: int) -> bytes:
 
 
 class World:
-    def __init__(self, store: PageStore, num_pages: int) -> None:
+    def __init__(
+        self, store: PageStore, num_pages: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         config = SchedulerConfig(
             max_num_batched_tokens=512,
             max_num_seqs=8,
@@ -54,7 +61,8 @@ class World:
         self.scheduler = Scheduler(config, PagePool(num_pages, PAGE))
         self.memory = Memory()
         self.store = store
-        self.transfers = Transfers(self.scheduler, self.memory, store)  # type: ignore[arg-type]
+        runner = cast("ModelRunner", self.memory)
+        self.transfers = Transfers(self.scheduler, runner, store, clock)
         self.requests: list[LiveRequest] = []
 
     def add(self, name: str, length: int, max_tokens: int) -> LiveRequest:
@@ -169,6 +177,35 @@ def test_requests_do_not_wait_for_pages_that_are_never_read(
     assert world.scheduler.stats().restored_tokens == 0
     assert not world.transfers.is_reading
     assert "do not come back from the disk and are computed again" in caplog.text
+
+
+def test_a_disk_that_hangs_is_waited_for_once(
+    store: PageStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 0.0
+    loads: list[tuple[str, int, Sequence[bytes]]] = []
+    answer = store.load
+    monkeypatch.setattr(store, "load", lambda *load: loads.append(load))
+    world = World(store, num_pages=12, clock=lambda: now)
+    waited = 0
+    for name in "abcdef":
+        world.add(name, 20, 100)
+    while world.scheduler.has_work:
+        world.step()
+        now += 1.0
+        waited += any(request.loading for request in world.requests)
+    assert world.scheduler.stats().num_preemptions > 3
+    assert 0 < waited <= 11
+    assert len([r for r in caplog.records if "Nothing is swapped until" in r.message]) == 1
+    swapped = world.scheduler.stats().swapped_tokens
+    monkeypatch.setattr(store, "load", answer)
+    for load in loads:  # the disk answers again
+        answer(*load)
+        store.wait(60)
+        world.transfers.before_plan()
+    world.requests.clear()
+    serve(world)
+    assert world.scheduler.stats().swapped_tokens > swapped
 
 
 WRONG = {  # calls on which the store's thread fails

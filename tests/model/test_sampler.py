@@ -299,6 +299,29 @@ def test_asking_for_more_alternatives_than_tokens_returns_all_tokens() -> None:
     assert len(found.logprob.top) == VOCABULARY
 
 
+# ---- min_tokens
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0}, {"temperature": 1e-6}, {"top_k": 3}, {"top_p": 0.9}, {}]
+)
+def test_no_token_that_ends_an_answer_is_chosen_before_its_minimum(params: dict[str, Any]) -> None:
+    ends = {"stop_token_ids": (1,), "min_tokens": 3, **params}
+    early = [draw(seed, 1 + seed % 3, **ends) for seed in range(60)]  # of one token of prompt
+    late = [draw(seed, 4, **ends) for seed in range(60)]
+    chosen = tokens(np.tile(LOGITS, (120, 1)), [*early, *late])
+    assert 1 not in chosen[:60]
+    assert 1 in chosen[60:]
+
+
+def test_the_minimum_holds_for_a_token_whose_predecessor_is_unread() -> None:
+    logits = np.tile(LOGITS, (2, 1))
+    ends = {"stop_token_ids": (1,), "min_tokens": 3, "temperature": 0}
+    third = draw(position=3, outputs=(3,), lazy_index=0, **ends)
+    fourth = draw(position=4, outputs=(3, 5), lazy_index=1, **ends)
+    assert tokens(logits, [third, fourth], pending=[5, 5]) == [5, 1]
+
+
 # ---- guides
 
 
@@ -306,7 +329,7 @@ class Allows:
     """A guide that allows the given tokens."""
 
     error: str | None = None
-    must_wait = True
+    must_wait = is_ready = True
 
     def __init__(self, *tokens: int, size: int = VOCABULARY) -> None:
         self.num_read = 0
@@ -314,6 +337,12 @@ class Allows:
 
     def read(self, token_ids: Any, /) -> None:
         self.num_read += len(token_ids)
+
+    def ask(self) -> None:
+        """The mask is known."""
+
+    def wait(self, seconds: float, /) -> None:
+        """The mask is known."""
 
     def mask(self) -> bytes:
         return self._mask
@@ -341,6 +370,13 @@ def test_a_guide_constrains_its_own_row_only(
 
 def test_a_greedy_guided_row_gets_the_best_allowed_token() -> None:
     assert tokens(LOGITS[None], [guided(Allows(2, 9, 6), temperature=0)]) == [9]
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_a_structure_that_is_complete_ends_before_the_minimum(temperature: float) -> None:
+    params = {"stop_token_ids": (6,), "min_tokens": 9, "temperature": temperature}
+    assert tokens(LOGITS[None], [guided(Allows(6), **params)]) == [6]
+    assert tokens(LOGITS[None], [guided(Allows(6, 2), **params)]) == [2]
 
 
 def test_logprobs_of_a_guided_row_ignore_the_mask() -> None:

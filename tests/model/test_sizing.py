@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,10 @@ import mlx.nn as nn
 import pytest
 
 from metal_kernels import select_backend
+from mlxserve.config import EngineConfig
 from mlxserve.errors import OutOfMemory
 from mlxserve.model.load import LoadedModel, prepare
-from mlxserve.model.sizing import fit_pages
+from mlxserve.model.sizing import fit_pages, settle
 
 MIB = 1 << 20
 PAGE_BYTES = 16 * 3 * 2 * (16 + 16) * 4  # slots * layers * kv heads * (key + value) * float32
@@ -78,3 +80,17 @@ def test_measuring_frees_its_memory(loaded: LoadedModel) -> None:
     before = mx.get_active_memory()
     pages(loaded, loaded.weight_size + 64 * MIB)
     assert mx.get_active_memory() <= before
+
+
+def test_more_pages_than_the_device_holds_are_refused_before_they_are_allocated(
+    loaded: LoadedModel,
+) -> None:
+    """2,147,483,647 pages filled the machine's memory until the system killed the process."""
+    config, backend = EngineConfig(num_pages=2**24), select_backend("cpu")
+    options = {"device_memory": loaded.weight_size + 10 * MIB}
+    with pytest.raises(OutOfMemory, match=r"^num_pages=16777216 needs .* GiB") as caught:
+        settle(config, loaded, backend, 1 << 40, **options)
+    found = re.search(r"at most (\d+) pages", str(caught.value))
+    assert found
+    most = EngineConfig(num_pages=int(found[1]))
+    assert settle(most, loaded, backend, 1 << 40, **options).num_pages == most.num_pages

@@ -1,0 +1,84 @@
+"""MemoryWatch: how near this process is to the end of its memory, and what the engine does then.
+
+    share of the memory in use            what the engine does
+    ─────────────── critical ────────     runs one request at a time, and preempts the others
+    ─────────────── high ────────────     admits requests only while none runs; they wait
+                                          free memory that mlx and malloc keep goes back, each second
+    ─────────────────────────────────     nothing
+
+A level ends when the share is HYSTERESIS below its mark. One request always runs, so every answer
+ends. Pages of the cache are not given up: their memory is one array per layer, of which no part can
+be returned without a resize.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from enum import IntEnum
+
+log = logging.getLogger("mlxserve.memory")
+
+INTERVAL = 1.0  # seconds between two readings
+HYSTERESIS = 0.03  # of the memory
+
+
+class MemoryLevel(IntEnum):
+    """How short memory is."""
+
+    NORMAL = 0
+    HIGH = 1
+    CRITICAL = 2
+
+
+class MemoryWatch:
+    """Called by the engine's thread between steps; reads once a second, which takes 0.1 ms."""
+
+    def __init__(
+        self,
+        read: Callable[[], float],
+        *,
+        high: float,
+        critical: float,
+        relieve: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        read: the share of the memory that is in use, 0 to 1
+        high, critical: marks of this share
+        relieve: gives back memory that is free, but kept
+        """
+        self.share = 0.0
+        self.level = MemoryLevel.NORMAL
+        self._read = read
+        self._marks = {MemoryLevel.HIGH: high, MemoryLevel.CRITICAL: critical}
+        self._relieve = relieve
+        self._next = 0.0
+
+    def look(self, now: float) -> bool:
+        """Read, if it is time to. Returns whether the level has changed, and logs a line if so."""
+        if now < self._next:
+            return False
+        self._next = now + INTERVAL
+        self.share = self._read()
+        if self.share >= self._marks[MemoryLevel.HIGH]:
+            self._relieve()
+            self.share = self._read()
+        before, self.level = self.level, self._new_level()
+        if self.level is before:
+            return False
+        say = log.warning if self.level > before else log.info
+        say("%.0f%% of the memory is in use: %s", 100 * self.share, _MEASURES[self.level])
+        return True
+
+    def _new_level(self) -> MemoryLevel:
+        def holds(level: MemoryLevel) -> bool:
+            return self.share >= self._marks[level] - HYSTERESIS * (self.level >= level)
+
+        return max(filter(holds, self._marks), default=MemoryLevel.NORMAL)
+
+
+_MEASURES = {
+    MemoryLevel.NORMAL: "requests are admitted as usual.",
+    MemoryLevel.HIGH: "new requests wait until running ones have ended.",
+    MemoryLevel.CRITICAL: "one request runs at a time, the others are preempted and wait.",
+}

@@ -1,0 +1,480 @@
+"""A failure inside the engine ends what it concerns; the same engine answers the next request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlxserve import AsyncLLM, EngineFailed, EngineStopped, OutOfMemory, SamplingParams
+from mlxserve.build import build_chat
+from mlxserve.cache.kv import KVPool
+from mlxserve.chat import Chat
+from mlxserve.config import EngineConfig
+from mlxserve.engine.engine import Engine
+from mlxserve.engine.transfers import Transfers
+from mlxserve.model.embedding import Embedding
+from mlxserve.model.runner import ModelRunner
+from mlxserve.scheduler.fairness import FairShare
+from mlxserve.scheduler.scheduler import Scheduler
+from tests.reliability.faults import Fault, Point
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+PROMPT = [7, 8, 9, 10] * 12
+OPTIONS: Any = {"num_pages": 64, "page_size": 16, "disable_log_stats": True}
+ONLY_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="macOS enforces no RLIMIT_AS")
+
+
+def planted() -> RuntimeError:
+    return RuntimeError("planted")
+
+
+def make_chat(**options: Any) -> Chat:
+    return build_chat(EngineConfig().with_options(**OPTIONS | options))
+
+
+async def tokens(chat: Chat, prompt: list[int] = PROMPT, params: SamplingParams = GREEDY) -> Any:
+    [answer] = await (await chat.submit(prompt, params)).whole()
+    return answer.token_ids
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Chat]:
+    """One engine for many failures."""
+    chat = make_chat(max_engine_failures=1000)
+    yield chat
+    chat.close()
+
+
+def run(scenario: Callable[[Chat], Coroutine[Any, Any, None]], **options: Any) -> None:
+    chat = make_chat(**options)
+    try:
+        asyncio.run(asyncio.wait_for(scenario(chat), 60))
+    finally:
+        chat.close()
+
+
+async def a_vector(chat: Chat) -> None:
+    await chat.embed(PROMPT)
+
+
+async def a_snapshot(chat: Chat) -> None:
+    await chat.snapshot()
+
+
+async def a_larger_cache(chat: Chat) -> None:
+    await chat.resize_cache(80)
+
+
+async def a_smaller_cache(chat: Chat) -> None:
+    await chat.resize_cache(20)
+
+
+async def a_reset(chat: Chat) -> None:
+    await chat.reset_prefix_cache()
+
+
+async def an_answer(chat: Chat) -> None:
+    await tokens(chat)
+
+
+@pytest.mark.parametrize(
+    ("ask", "point"),
+    [
+        (a_vector, Point(Embedding, "advance")),
+        (a_vector, Point(ModelRunner, "embedding")),
+        (a_snapshot, Point(Engine, "snapshot")),
+        (a_larger_cache, Point(ModelRunner, "resize")),
+        (a_larger_cache, Point(Scheduler, "resize")),
+        (a_smaller_cache, Point(Scheduler, "resize")),
+        (a_smaller_cache, Point(ModelRunner, "resize")),
+        (a_reset, Point(Scheduler, "reset_prefix_cache")),
+        (an_answer, Point(Scheduler, "add")),
+        (an_answer, Point(FairShare, "arrive")),
+    ],
+    ids=lambda value: str(value) if isinstance(value, Point) else value.__name__,
+)
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError, OSError])
+def test_an_exception_in_a_call_reaches_its_caller_and_the_engine_goes_on(
+    shared: Chat,
+    ask: Callable[[Chat], Coroutine[Any, Any, None]],
+    point: Point,
+    error: type[Exception],
+) -> None:
+    async def scenario(chat: Chat) -> None:
+        wanted = await tokens(chat)
+        fault = Fault(point, lambda: error("planted"))
+        with fault.planted(), pytest.raises(EngineFailed) as caught:
+            await ask(chat)
+        assert isinstance(caught.value.__cause__, error)
+        assert await tokens(chat) == wanted
+        await chat.check()
+        await chat.resize_cache(64)
+
+    asyncio.run(asyncio.wait_for(scenario(shared), 60))
+
+
+def test_an_exception_in_a_call_without_a_caller_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(chat: Chat) -> None:
+        with Fault(Point(Engine, "unpin"), planted).planted():
+            await chat.add_prefix("p", PROMPT)
+            chat.remove_prefix("p")
+            await chat.check()
+        assert "that has no caller failed" in caplog.text
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        Point(Scheduler, "schedule"),
+        Point(Scheduler, "update"),
+        Point(ModelRunner, "launch"),
+        Point(ModelRunner, "start"),
+        Point(ModelRunner, "collect"),
+        Point(Transfers, "before_plan"),
+        Point(Transfers, "after_read"),
+        Point(Engine, "stats"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("at", [2, 5])
+def test_a_failed_step_ends_its_request_with_an_error_and_the_next_is_answered(
+    shared: Chat, point: Point, at: int
+) -> None:
+    async def scenario(chat: Chat) -> None:
+        wanted = await tokens(chat)
+        before = (await chat.snapshot()).stats.engine
+        with Fault(point, planted, at).planted(), pytest.raises(EngineFailed) as caught:
+            await tokens(chat)
+        assert str(caught.value.__cause__) == "planted"
+        assert await tokens(chat) == wanted
+        await chat.check()
+        stats = (await chat.snapshot()).stats
+        assert stats.engine.engine_failures == before.engine_failures + 1
+        assert stats.engine.lost_requests == before.lost_requests + 1
+        assert stats.pool.num_used == 0
+
+    asyncio.run(asyncio.wait_for(scenario(shared), 60))
+
+
+def test_requests_that_wait_survive_a_failed_step_of_others() -> None:
+    async def scenario(chat: Chat) -> None:
+        others = [[20 + number, *PROMPT] for number in range(3)]
+        wanted = [await tokens(chat, other) for other in others]
+        with Fault(Point(ModelRunner, "collect"), planted, 4).planted():
+            answers = await asyncio.gather(
+                tokens(chat), *(tokens(chat, other) for other in others), return_exceptions=True
+            )
+        assert isinstance(answers[0], EngineFailed)
+        assert answers[1:] == wanted
+        await chat.check()
+
+    run(scenario, max_num_seqs=1, max_num_batched_tokens=64)
+
+
+def test_a_preempted_answer_survives_with_the_tokens_it_has() -> None:
+    async def scenario(chat: Chat) -> None:
+        params = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
+        prompts = [[20 + number, *PROMPT[:30]] for number in range(3)]
+        wanted = [await tokens(chat, prompt, params) for prompt in prompts]
+        num_wrong, num_survivors = 0, 0
+        for at in range(20, 110, 8):
+            with Fault(Point(ModelRunner, "launch"), planted, at).planted():
+                answers = await asyncio.gather(
+                    *(tokens(chat, prompt, params) for prompt in prompts), return_exceptions=True
+                )
+            for answer, right in zip(answers, wanted, strict=True):
+                if not isinstance(answer, EngineFailed):
+                    num_survivors += 1
+                    num_wrong += answer != right
+            await chat.check()
+        assert chat.stats().scheduler.num_preemptions > 0
+        assert (num_survivors > 6, num_wrong) == (True, 0)
+
+    run(scenario, num_pages=10, max_engine_failures=100)
+
+
+def test_a_waiting_request_that_makes_each_step_fail_is_ended_by_the_second_failure() -> None:
+    async def scenario(chat: Chat) -> None:
+        def poisoned(*_: Any, **__: Any) -> Any:
+            raise RuntimeError("planted")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Scheduler, "schedule", poisoned)
+            with pytest.raises(EngineFailed):
+                await tokens(chat)
+        await tokens(chat)
+        assert chat.stats().engine.engine_failures == 2
+
+    run(scenario)
+
+
+def test_a_named_prefix_survives_a_failed_step_until_it_is_removed() -> None:
+    async def scenario(chat: Chat) -> None:
+        await chat.add_prefix("rules", PROMPT)
+        await chat.reset_prefix_cache()
+        num_pinned = chat.stats().pool.num_pinned
+        with Fault(Point(ModelRunner, "collect"), planted).planted(), pytest.raises(EngineFailed):
+            await tokens(chat)
+        await tokens(chat, [99] * 5)  # by then it is computed again
+        [answer] = await (await chat.submit([*PROMPT, 3, 4], GREEDY)).whole()
+        assert (chat.stats().pool.num_pinned, num_pinned) == (3, 3)
+        assert answer.usage.cached_tokens >= 48
+        chat.remove_prefix("rules")
+        await chat.check()
+        await tokens(chat)
+        assert (await chat.snapshot()).stats.pool.num_pinned == 0
+
+    run(scenario)
+
+
+def test_a_prefix_that_is_removed_while_it_is_computed_again_leaves_no_page_pinned() -> None:
+    async def scenario(chat: Chat) -> None:
+        await chat.add_prefix("rules", PROMPT)
+        with Fault(Point(ModelRunner, "collect"), planted).planted(), pytest.raises(EngineFailed):
+            await tokens(chat)
+        chat.remove_prefix("rules")
+        await tokens(chat)
+        await chat.check()
+        assert (await chat.snapshot()).stats.pool.num_pinned == 0
+
+    run(scenario)
+
+
+def test_one_lost_choice_ends_all_choices_of_its_request() -> None:
+    async def scenario(chat: Chat) -> None:
+        params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, n=3)
+        with Fault(Point(ModelRunner, "collect"), planted, 3).planted():
+            stream = await chat.submit_all([PROMPT], params)
+            with pytest.raises(EngineFailed):
+                await stream.whole()
+        await tokens(chat)
+        assert (await chat.snapshot()).requests == ()
+
+    run(scenario, max_num_seqs=2)
+
+
+def test_too_many_failures_within_a_minute_end_the_engine() -> None:
+    async def scenario(chat: Chat) -> None:
+        def fails(*_: Any, **__: Any) -> Any:
+            raise RuntimeError("the device is gone")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ModelRunner, "launch", fails)
+            for _ in range(2):
+                with pytest.raises(EngineFailed):
+                    await tokens(chat)
+            with pytest.raises(EngineStopped, match="the device is gone"):
+                await tokens(chat)
+        assert chat.has_failed()
+        assert not chat.is_alive()
+
+    run(scenario, max_engine_failures=3)
+
+
+def test_an_engine_that_was_closed_has_not_failed() -> None:
+    chat = make_chat()
+    chat.close()
+    assert not chat.has_failed()
+
+
+def test_a_failure_while_it_restarts_is_one_more_failure() -> None:
+    async def scenario(chat: Chat) -> None:
+        wanted = await tokens(chat)
+        with (
+            Fault(Point(ModelRunner, "collect"), planted).planted(),
+            Fault(Point(KVPool, "restart"), planted).planted(),
+            pytest.raises(EngineFailed),
+        ):
+            await tokens(chat)
+        assert await tokens(chat) == wanted
+        await chat.check()
+
+    run(scenario)
+
+
+def test_a_restart_frees_the_arrays_of_the_failed_step() -> None:
+    async def scenario(chat: Chat) -> None:
+        await tokens(chat)
+        before = mx.get_active_memory()
+        for _ in range(3):
+            fault = Fault(Point(ModelRunner, "collect"), planted)
+            with fault.planted(), pytest.raises(EngineFailed):
+                await tokens(chat)
+        await chat.check()
+        pool = (await chat.snapshot()).memory.kv_cache
+        assert mx.get_active_memory() < before + pool // 2
+
+    run(scenario, num_pages=512)
+
+
+@pytest.mark.parametrize("at", [0, 1, 5])
+def test_an_error_of_the_device_in_a_step_is_raised_and_never_read_as_tokens(
+    monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    async def scenario(chat: Chat) -> None:
+        wanted = await tokens(chat)
+        real, num_calls = ModelRunner.logits, 0
+
+        def broken(runner: ModelRunner, batch: Any, ids: mx.array, **options: Any) -> mx.array:
+            nonlocal num_calls
+            num_calls += 1
+            logits = real(runner, batch, ids, **options)
+            if num_calls != at + 1:
+                return logits
+            return logits + mx.linalg.inv(mx.zeros((2, 2)), stream=mx.cpu).sum()
+
+        monkeypatch.setattr(ModelRunner, "logits", broken)
+        with pytest.raises(EngineFailed) as caught:
+            await tokens(chat)
+        assert "Inverse" in str(caught.value.__cause__)
+        assert await tokens(chat) == wanted
+        await chat.check()
+
+    run(scenario)
+
+
+def test_memory_refused_in_the_middle_of_growing_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(chat: Chat) -> None:
+        wanted = await tokens(chat)
+        backend = (await backend_of(chat)).__class__
+        fault = Fault(Point(backend, "resize_pool"), lambda: MemoryError("refused"), at=5)
+        with fault.planted(), pytest.raises(OutOfMemory, match=r"80 pages .* refused"):
+            await chat.resize_cache(80)
+        assert chat.stats().engine.engine_failures == 0
+        await chat.check()
+        before = chat.stats().scheduler.prefix_hits
+        assert await tokens(chat) == wanted
+        assert chat.stats().scheduler.prefix_hits > before, "the cache is as it was"
+
+    async def backend_of(chat: Chat) -> Any:
+        found: list[Any] = []
+        real = KVPool.layers
+
+        def looking(pool: KVPool, step: Any) -> Any:
+            found.append(pool.backend)
+            return real(pool, step)
+
+        monkeypatch.setattr(KVPool, "layers", looking)
+        await tokens(chat)
+        monkeypatch.undo()
+        return found[0]
+
+    run(scenario)
+
+
+def _limited(gib: float) -> Callable[[], None]:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (int(gib * (1 << 30)),) * 2)
+
+    return limit
+
+
+@ONLY_LINUX
+@pytest.mark.slow
+def test_a_resize_that_the_address_space_refuses_is_one_sentence_and_changes_nothing() -> None:
+    script = """
+import asyncio
+from mlxserve import LLM, OutOfMemory, SamplingParams
+with LLM(num_pages=64, disable_log_stats=True) as llm:
+    params = SamplingParams(max_tokens=8, temperature=0)
+    [before] = llm.generate("Hello", params, use_tqdm=False)
+    try:
+        llm.resize_cache(60_000)
+    except OutOfMemory as error:
+        print("refused:", error)
+    [after] = llm.generate("Hello", params, use_tqdm=False)
+    print("same" if before.token_ids == after.token_ids else "different")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        preexec_fn=_limited(2.5),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    refusal, verdict = done.stdout.splitlines()
+    assert refusal.startswith("refused: 60000 pages")
+    assert verdict == "same"
+    assert "Traceback" not in done.stderr
+
+
+@ONLY_LINUX
+@pytest.mark.slow
+@pytest.mark.parametrize("gib", [0.5, 1.0])
+def test_a_start_with_too_few_addresses_is_one_sentence(gib: float) -> None:
+    done = _serve_until_ready(gib)
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"error: this process may have {gib:.2f} GiB of addresses")
+
+
+@ONLY_LINUX
+@pytest.mark.slow
+def test_a_cache_that_is_larger_than_the_address_space_is_one_sentence() -> None:
+    done = _serve_until_ready(1.5, "--num-pages", "60000")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert "60000" in last
+    assert "7.32 GiB" in last
+    assert "Traceback" not in done.stderr
+
+
+@ONLY_LINUX
+@pytest.mark.slow
+@pytest.mark.parametrize("gib", [1.5, 2.0])
+def test_the_cache_is_sized_to_fit_into_the_address_space(gib: float) -> None:
+    done = _serve_until_ready(gib)
+    assert done.stdout.startswith("mlxserve is ready")
+    assert "Traceback" not in done.stderr
+
+
+def _serve_until_ready(gib: float, *flags: str) -> subprocess.CompletedProcess[str]:
+    """`mlxserve serve` with so many GiB of addresses, stopped once it has written a line."""
+    command = [sys.executable, "-m", "mlxserve", "serve", "--port", "0", *flags]
+    with subprocess.Popen(
+        command,
+        preexec_fn=_limited(gib),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        if first:
+            process.terminate()
+        _, errors = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(command, process.returncode, first, errors)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/dev/full is Linux's")
+def test_a_trace_on_a_full_disk_stops_with_one_warning_and_the_engine_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        llm = AsyncLLM(**OPTIONS, trace="/dev/full")
+        params = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
+        for _ in range(3):
+            assert len((await llm.generate("Hello", params)).token_ids) == 300
+        llm.close()
+        assert llm.stats().engine.engine_failures == 0
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(scenario())
+    assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
+    assert "Tracing has stopped" in caplog.text
