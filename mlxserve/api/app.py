@@ -5,7 +5,11 @@ Checks in order: request id, Host, Origin, API key, drain, the key's limits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -14,6 +18,7 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from mlxserve.api.access.keys import Keyring
 from mlxserve.api.access.limits import KeyLimits, LimitCheck
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.access.security import (
@@ -37,12 +42,19 @@ from mlxserve.api.native.tokenization import Tokenization
 from mlxserve.api.openai.embeddings import Embeddings
 from mlxserve.api.openai.routes import OpenAI
 from mlxserve.api.openapi import OpenAPI
+from mlxserve.api.prefix_names import PrefixNames
 from mlxserve.api.responses.routes import Responses
 from mlxserve.api.server.drain import Drain, DrainCheck
+from mlxserve.api.server.open_requests import OpenRequests, RequestRegister
 from mlxserve.api.service import Service
 
 if TYPE_CHECKING:
     from mlxserve.chat import Chat
+
+
+logger = logging.getLogger(__name__)
+
+KEYS_INTERVAL = 0.25  # seconds between looks at the key file
 
 
 def create_app(
@@ -51,13 +63,20 @@ def create_app(
     aliases: Sequence[str] = (),
     access: AccessPolicy | None = None,
     drain: Drain | None = None,
+    open_requests: OpenRequests | None = None,
 ) -> Starlette:
-    """The API over one model, which is also known as `aliases`. `drain` is shared with the server."""
+    """The API over one model, which is also known as `aliases`. `drain` and `open_requests` are
+    shared with the server."""
     access = access or AccessPolicy()
     drain = drain or Drain()
+    open_requests = open_requests or OpenRequests()
     limits = KeyLimits(access.max_requests_per_key, access.requests_per_minute_per_key)
     metrics = Metrics(chat)
-    service = Service(chat, ModelNames(chat.model_name, tuple(aliases)), metrics)
+    keyring = access.keyring()
+    prefix_names = PrefixNames(chat, keyring, access.max_prefix_share_per_key)
+    keyring.on_revoked(lambda key: open_requests.end(_revoked(), key.id))
+    names = ModelNames(chat.model_name, tuple(aliases))
+    service = Service(chat, names, metrics, prefix_names)
     routes = [
         *OpenAI(service).routes(),
         *Responses(service).routes(),
@@ -80,10 +99,12 @@ def create_app(
                 any_address=access.any_address,
             ),
             Middleware(OriginCheck, origins=access.origins),
-            Middleware(ApiKeyCheck, keyring=access.keyring()),
+            Middleware(ApiKeyCheck, keyring=keyring),
+            Middleware(RequestRegister, open_requests=open_requests),
             Middleware(DrainCheck, drain=drain),
             Middleware(LimitCheck, limits=limits),
         ],
+        lifespan=partial(_follow_keys, keyring),
         exception_handlers={
             ApiError: _api_error,
             HTTPException: _http_error,
@@ -93,6 +114,35 @@ def create_app(
     )
     app.router.redirect_slashes = False
     return app
+
+
+@contextlib.asynccontextmanager
+async def _follow_keys(keyring: Keyring, _app: Starlette) -> AsyncIterator[None]:
+    """Look at the key file all the time, so that a revoked key loses what it has without a request."""
+    following = asyncio.ensure_future(_follow(keyring))
+    try:
+        yield
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+async def _follow(keyring: Keyring) -> None:
+    while True:
+        await asyncio.sleep(KEYS_INTERVAL)
+        try:
+            keyring.refresh()
+        except Exception:
+            logger.exception("Following the key file failed")
+
+
+def _revoked() -> ApiError:
+    return ApiError(
+        401,
+        "The API key of this request was revoked.",
+        code="invalid_api_key",
+        headers={"www-authenticate": "Bearer"},
+    )
 
 
 async def _api_error(_request: Request, error: Exception) -> Response:

@@ -37,6 +37,16 @@ class ServerConfig(Options):
             ge=0,
         ),
     ] = 5.0
+    watchdog_seconds: Annotated[
+        float,
+        Option(
+            "End the process, with exit code 71, when a step has not ended for this long; 0 never "
+            "does.",
+            "Recovery",
+            "seconds",
+            ge=0,
+        ),
+    ] = 600.0
     keys_file: Annotated[
         str | None,
         Option(
@@ -84,6 +94,16 @@ class ServerConfig(Options):
             "Most requests of one API key in a minute; 0 sets no limit.", "Limits", "requests", ge=0
         ),
     ] = 0
+    max_prefix_share_per_key: Annotated[
+        float,
+        Option(
+            "Most that one user key may have of the names and pages of named prefixes, as a "
+            "fraction; it applies while there are several keys.",
+            "Limits",
+            gt=0,
+            le=1,
+        ),
+    ] = 0.5
     max_connections: Annotated[
         int,
         Option(

@@ -20,6 +20,7 @@ from mlxserve.errors import (
     InvalidRequest,
     MlxServeError,
     OutOfMemory,
+    PagesPromised,
     PrefixQuotaExceeded,
     PromptTooLong,
     QueueFull,
@@ -110,6 +111,8 @@ def from_engine(error: MlxServeError, *, prompt_param: str = "prompt") -> ApiErr
             return ApiError(400, message, param=prompt_param)
         case GrammarFailed():
             return ApiError(400, message, code="grammar_failed")
+        case PagesPromised():
+            return ApiError(409, message, code="busy")
         case QueueFull():
             return ApiError(503, message, code="queue_full", headers=RETRY_SOON)
         case EngineStopped():
@@ -117,6 +120,11 @@ def from_engine(error: MlxServeError, *, prompt_param: str = "prompt") -> ApiErr
         case OutOfMemory():
             return ApiError(503, message, code="out_of_memory", headers=DO_NOT_RETRY)
     return ApiError(500, message, code="engine_error")
+
+
+def internal_error() -> ApiError:
+    """The reply for an error of ours. The log says what it was."""
+    return ApiError(500, "Internal server error. See the server's log.", code="internal_error")
 
 
 def encode_json(value: object) -> bytes:

@@ -1,7 +1,9 @@
 """/metrics: every number of `Stats`, and the latencies measured in the event loop.
 
 Names, types and help texts are those that `stats.py` declares beside the fields. Names are vLLM's
-with the prefix `mlxserve:`, so that its dashboards work after a search and replace. The registry
+with the prefix `mlxserve:`, so that the panels of its dashboards work after a search and replace,
+but for those of `request_max_num_generation_tokens`, `request_inference_time_seconds`,
+`request_params_*` and `cache_config_info`, which have no counterpart here. The registry
 belongs to one app, so that two apps in one process (tests) do not share numbers.
 """
 

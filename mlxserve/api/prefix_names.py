@@ -1,36 +1,72 @@
-"""Names of prefixes as one API key knows them. Another key neither sees nor uses them."""
+"""Names of prefixes as API keys know them: another key neither sees nor uses them, an admin sees all.
+
+`Chat` knows a prefix as `OWNER/NAME`, where the owner is the id of the key that added it, and as
+`NAME` if it was added without a key.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
-from mlxserve.api.access.security import in_namespace, without_namespace
+from mlxserve.api.access.keys import Key, Keyring
+from mlxserve.api.access.security import is_admin, key_id
 from mlxserve.errors import UnknownPrefix
 
 if TYPE_CHECKING:
     from mlxserve.chat import Chat
 
+MAX_PREFIXES = 256  # of all keys together; the token ids of each stay in memory
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class OwnedPrefix:
+    """A prefix by its owner's name for it. The owner is empty for one added without a key."""
+
+    owner: str
+    name: str
+    num_tokens: int
+
 
 class PrefixNames:
-    """Those of the prefixes of one `Chat`."""
+    """Those of the prefixes of one `Chat`. Drops the prefixes of keys that are revoked."""
 
-    def __init__(self, chat: Chat) -> None:
+    def __init__(self, chat: Chat, keyring: Keyring, max_share: float) -> None:
         self._chat = chat
+        self._keyring = keyring
+        self._max_share = max_share
+        keyring.on_revoked(self._drop)
 
-    def full(self, request: Request, name: str) -> str:
-        """The name under which `Chat` knows the prefix."""
-        return in_namespace(request, name)
+    def full(self, request: Request, name: str, owner: str | None = None) -> str:
+        """The name under which `Chat` knows a prefix, by default one of the request's own key."""
+        owner = key_id(request) if owner is None else owner
+        return f"{owner}/{name}" if owner else name
 
-    def own(self, request: Request) -> dict[str, int]:
-        """The key's prefixes by its own names, each with its number of tokens."""
-        return {
-            own: num_tokens
-            for name, num_tokens in sorted(self._chat.prefixes().items())
-            if (own := without_namespace(request, name)) is not None
-        }
+    def all(self) -> list[OwnedPrefix]:
+        """Every prefix, by owner and name."""
+        found = []
+        for full_name, num_tokens in self._chat.prefixes().items():
+            owner, _, name = full_name.rpartition("/")
+            found.append(OwnedPrefix(owner, name, num_tokens))
+        return sorted(found)
 
-    def unknown(self, request: Request, name: str) -> UnknownPrefix:
+    def visible(self, request: Request) -> list[OwnedPrefix]:
+        """The prefixes of the request's key, or all of them for an admin key."""
+        own = key_id(request)
+        return [prefix for prefix in self.all() if is_admin(request) or prefix.owner == own]
+
+    def max_share(self, request: Request) -> float:
+        """The fraction of all names and pages that the request's key may have."""
+        return self._max_share if not is_admin(request) and self._keyring.num_keys > 1 else 1.0
+
+    def unknown(self, request: Request, name: str, owner: str | None = None) -> UnknownPrefix:
         """The error for a name, which tells only the names of the same key."""
-        return UnknownPrefix.named(name, self.own(request))
+        owner = key_id(request) if owner is None else owner
+        return UnknownPrefix.named(name, [each.name for each in self.all() if each.owner == owner])
+
+    def _drop(self, key: Key) -> None:
+        for prefix in self.all():
+            if prefix.owner == key.id:
+                self._chat.remove_prefix(f"{prefix.owner}/{prefix.name}")

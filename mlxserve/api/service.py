@@ -6,12 +6,13 @@ and whole replies are the same for all of them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from mlxserve.api.access.limits import claim
@@ -19,7 +20,7 @@ from mlxserve.api.access.security import cache_namespace, client_name, request_i
 from mlxserve.api.answers import Answers, unless_disconnected
 from mlxserve.api.bodies.model_names import ModelNames
 from mlxserve.api.bodies.unknown_fields import UnknownFields
-from mlxserve.api.errors import ApiError, from_engine, json_response
+from mlxserve.api.errors import ApiError, from_engine, internal_error, json_response
 from mlxserve.api.metrics import Metrics
 from mlxserve.api.prefix_names import PrefixNames
 from mlxserve.api.prompts import Prompts
@@ -33,6 +34,8 @@ from mlxserve.text.parsing.turn import AssistantTurn
 if TYPE_CHECKING:
     from mlxserve.chat import Chat
     from mlxserve.text.deltas import Delta
+
+logger = logging.getLogger(__name__)
 
 
 class Reply(Protocol):
@@ -67,18 +70,22 @@ class Asked(Protocol):
     @property
     def cache_salt(self) -> str | None: ...
     @property
-    def priority(self) -> int: ...
+    def skip_prefix_cache(self) -> bool: ...
+    @property
+    def priority(self) -> int | None: ...
 
 
 class Service:
     """One for each app. Methods raise ApiError, and MlxServeError where they say so."""
 
-    def __init__(self, chat: Chat, names: ModelNames, metrics: Metrics) -> None:
+    def __init__(
+        self, chat: Chat, names: ModelNames, metrics: Metrics, prefix_names: PrefixNames
+    ) -> None:
         self.chat = chat
         self.names = names
         self.metrics = metrics
         self.prompts = Prompts(chat)
-        self.prefix_names = PrefixNames(chat)
+        self.prefix_names = prefix_names
         self.unknown_fields = UnknownFields()
 
     async def submit(
@@ -99,8 +106,9 @@ class Service:
         claim(request, len(prompts) * num_choices)
         options = RequestOptions(
             cache_salt=cache_namespace(request, asked.cache_salt),
+            skip_prefix_cache=asked.skip_prefix_cache,
             client=client_name(request),
-            priority=asked.priority,
+            priority=asked.priority or 0,
             request_id=request_id(request),
             turn=turn,
             prefix_name=prefix_name and self.prefix_names.full(request, prefix_name),
@@ -124,6 +132,7 @@ class Service:
                 partial(_write_events, answers, reply),
                 close=answers.aclose,
                 headers=headers,
+                failure=reply.failure,
                 keepalive=reply.keepalive,
             )
         try:
@@ -138,12 +147,17 @@ class Service:
 
 
 async def _write_events(answers: Answers, reply: Reply, write: Write) -> None:
-    """A reply as events. An error of the engine is one of them."""
+    """A reply as events. An error is one of them."""
     await write(reply.opening())
     try:
         async for delta in answers:
             await write(reply.push(delta))
     except MlxServeError as error:
         await write(reply.failure(from_engine(error)))
+    except ClientDisconnect:
+        raise
+    except Exception:
+        logger.exception("A stream of events has failed")
+        await write(reply.failure(internal_error()))
     else:
         await write(reply.ending(answers.tokens))

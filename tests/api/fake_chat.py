@@ -97,6 +97,8 @@ class FakeChat:
     rendered: list[SimpleNamespace] = field(default_factory=list)
     embedded: list[SimpleNamespace] = field(default_factory=list)
     named: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)  # of named prefixes
+    holds_prefixes: bool = False  # until `release` is called
     alive: bool = True
     silence: float = 0.0  # seconds since the engine's last step
     pages: bytes = bytes([4, 1, 2, 3, 0, 0, 0, 0])
@@ -150,6 +152,7 @@ class FakeChat:
                     prompt=list(prompt),
                     params=choice,
                     cache_salt=options.cache_salt,
+                    skip_prefix_cache=options.skip_prefix_cache,
                     priority=options.priority,
                     client=options.client,
                     request_id=options.request_id,
@@ -190,11 +193,20 @@ class FakeChat:
         ]
 
     async def add_prefix(
-        self, name: str, token_ids: Sequence[int], *, cache_salt: str | None = None
+        self,
+        name: str,
+        token_ids: Sequence[int],
+        *,
+        cache_salt: str | None = None,
+        client: str = "",
+        max_share: float = 1.0,
     ) -> None:
-        options = RequestOptions(cache_salt=cache_salt)
+        options = RequestOptions(cache_salt=cache_salt, client=client)
+        self.shares[name] = max_share
         await self.submit(token_ids, SamplingParams(max_tokens=1), options)
         self.answers.pop()
+        if self.holds_prefixes:
+            await self.wait_for_release()
         self.named[name] = tuple(token_ids)
 
     def remove_prefix(self, name: str) -> None:

@@ -13,6 +13,7 @@ from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
 from mlxserve.api.server.connection import Limits
 from mlxserve.api.server.drain import Drain
+from mlxserve.api.server.open_requests import OpenRequests
 from mlxserve.api.server.server import HttpServer, bind, serve, url_of
 from tests.api.fake_chat import FakeChat
 
@@ -52,13 +53,19 @@ def serving(
     url = url_of(listener)
     port = listener.getsockname()[1]
     is_ready = threading.Event()
-    drain = Drain()
+    drain, open_requests = Drain(), OpenRequests()
     server = HttpServer(
-        create_app(chat, access=access, drain=drain),  # type: ignore[arg-type]
+        create_app(
+            chat,  # type: ignore[arg-type]
+            access=access,
+            drain=drain,
+            open_requests=open_requests,
+        ),
         on_ready=is_ready.set,
         stop_engine=stop_engine or chat.close,
         limits=limits,
         drain=drain,
+        open_requests=open_requests,
         drain_seconds=drain_seconds,
     )
     thread = threading.Thread(target=serve, args=(server, listener))

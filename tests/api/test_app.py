@@ -31,7 +31,12 @@ def error_of(reply: httpx2.Response) -> dict[str, Any]:
 
 
 def test_health_follows_the_engine(client: TestClient, chat: FakeChat) -> None:
-    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/health").json() == {
+        "status": "ok",
+        "seconds_since_step": 0.0,
+        "engine_failures": 0,
+        "memory": "normal",
+    }
     chat.alive = False
     reply = client.get("/health")
     assert reply.status_code == 503
@@ -51,7 +56,8 @@ def test_ready_reports_running_and_waiting_requests(client: TestClient, chat: Fa
     chat.silence = 31.4
     stalled = client.get("/ready")
     assert (stalled.status_code, error_of(stalled)["code"]) == (503, "engine_stalled")
-    assert client.get("/health").status_code == 200  # it may come back
+    health = client.get("/health")  # it may come back
+    assert (health.status_code, health.json()["status"]) == (200, "stalled")
     chat.alive = False
     assert error_of(client.get("/ready"))["code"] == "engine_stopped"
 

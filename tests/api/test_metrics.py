@@ -41,7 +41,9 @@ def test_a_counter_is_exported_under_its_fields_name(chat):
 
 def test_the_names_that_vllms_dashboards_use_are_exported(chat):
     stats = Stats(
-        scheduler=SchedulerStats(num_running=3, num_waiting=4, prefix_queries=100, prefix_hits=40),
+        scheduler=SchedulerStats(
+            num_running=3, num_waiting=4, prompt_tokens=100, prefix_queries=100, prefix_hits=40
+        ),
         pool=PoolStats(num_pages=8, num_free=6, num_used=2, num_cached=1),
         engine=StepStats(generation_tokens=20),
     )
@@ -56,6 +58,24 @@ def test_the_names_that_vllms_dashboards_use_are_exported(chat):
     }
     found = samples(shown(chat, stats))
     assert {name: found[name] for name in expected} == expected
+
+
+def test_the_histograms_of_tokens_have_vllms_names_and_steps(chat):
+    engine = StepStats()
+    engine.request_prompt_tokens.observe(300)
+    engine.request_generation_tokens.observe(7)
+    engine.iteration_tokens.observe(40)
+    page = shown(chat, Stats(engine=engine))
+    for name, below, above, total in (
+        ("request_prompt_tokens", "200.0", "500.0", "300.0"),
+        ("request_generation_tokens", "5.0", "10.0", "7.0"),
+        ("iteration_tokens_total", "32.0", "64.0", "40.0"),
+    ):
+        assert f"# TYPE mlxserve:{name} histogram" in page
+        labels = f'model_name="{chat.model_name}"'
+        assert f'mlxserve:{name}_bucket{{le="{below}",{labels}}} 0.0' in page
+        assert f'mlxserve:{name}_bucket{{le="{above}",{labels}}} 1.0' in page
+        assert f"mlxserve:{name}_sum{{{labels}}} {total}" in page
 
 
 def test_pages_are_counted_by_state_and_finished_requests_by_reason(chat):

@@ -23,7 +23,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -42,6 +42,7 @@ _PREFIX = "mlxserve-"  # lets scanners for leaked secrets recognise a key
 class Scope(StrEnum):
     USER = "user"  # may send requests, and see its own
     ADMIN = "admin"  # may see and change what belongs to any key
+    METRICS = "metrics"  # may only read what monitoring polls, of all keys together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,17 +202,32 @@ class Keyring:
         self._file = file
         self._version = file.version() if file else None
         self._filed = file.read() if file else ()
+        self._last_read = self._filed
         self._is_locked = bool(self._fixed or self._filed)
+        self._on_revoked: list[Callable[[Key], None]] = []
 
     @property
     def is_locked(self) -> bool:
         """Whether requests need a key. Revoking the last key does not unlock a running server."""
-        self._refresh()
+        self.refresh()
         return self._is_locked
+
+    @property
+    def num_keys(self) -> int:
+        """The number of keys that are valid now."""
+        self.refresh()
+        return len(self._fixed) + len(self._filed)
+
+    def on_revoked(self, tell: Callable[[Key], None]) -> None:
+        """Call `tell` with each key that is no longer in the file.
+
+        A file that cannot be read or trusted revokes nothing: its keys are refused until it can.
+        """
+        self._on_revoked.append(tell)
 
     def find(self, secret: str) -> Key | None:
         """The key with this text. Compares with all of them, in constant time."""
-        self._refresh()
+        self.refresh()
         digest = digest_of(secret)
         found = None
         for key in (*self._fixed, *self._filed):
@@ -219,7 +235,8 @@ class Keyring:
                 found = key
         return found
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
+        """Read the file again if it has changed."""
         if self._file is None or (version := self._file.version()) == self._version:
             return
         self._version = version
@@ -229,5 +246,12 @@ class Keyring:
             logger.error("The keys of the key file are not accepted: %s", error)
             self._filed = ()
             self._is_locked = True
+            return
         self._is_locked = self._is_locked or bool(self._filed)
         logger.info("Read the key file again: %d keys.", len(self._filed))
+        valid = {key.id for key in (*self._fixed, *self._filed)}
+        revoked = [key for key in self._last_read if key.id not in valid]
+        self._last_read = self._filed
+        for key in revoked:
+            for tell in self._on_revoked:
+                tell(key)

@@ -32,6 +32,8 @@ class AccessPolicy:
     admin_keys: the same, with the scope admin
     keys_file: more keys, of both scopes, that may change while the server runs
     max_requests_per_key, requests_per_minute_per_key: limits of keys without limits of their own
+    max_prefix_share_per_key: most of the names and pages of named prefixes that one user key may
+        have, as a fraction, while there are several keys
     """
 
     hosts: Sequence[str] = ()
@@ -42,6 +44,7 @@ class AccessPolicy:
     keys_file: Path | None = None
     max_requests_per_key: int = 0
     requests_per_minute_per_key: int = 0
+    max_prefix_share_per_key: float = 0.5
 
     def keyring(self) -> Keyring:
         """Raises InvalidConfig for a keys file that is damaged or open to other users."""
@@ -63,6 +66,7 @@ def read_access(config: ServerConfig, environment_key: str | None = None) -> Acc
         keys_file=keys_file(config.keys_file),
         max_requests_per_key=config.max_requests_per_key,
         requests_per_minute_per_key=config.requests_per_minute_per_key,
+        max_prefix_share_per_key=config.max_prefix_share_per_key,
     )
     if not access.keyring().is_locked and not is_loopback(host):
         raise InvalidConfig(

@@ -20,9 +20,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mlxserve.api.access.keys import Key, Keyring
 from mlxserve.api.access.keys import Scope as KeyScope
 from mlxserve.api.errors import ApiError, error_response, speaks_anthropic
+from mlxserve.request import ANONYMOUS
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 OPEN_PATHS = ("/health",)  # answered without a key, for process monitors
+POLLED_PATHS = ("/metrics", "/ready", "/version")  # all that a key of the scope metrics may read
 _HOST = re.compile(r"(?P<name>[a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.ASCII)
 
 
@@ -37,10 +39,24 @@ def cache_namespace(request: Request, cache_salt: str | None) -> str | None:
     return cache_salt if key is None else f"{key.id}/{cache_salt or ''}"
 
 
-def client_name(request: Request) -> str:
-    """The id of the API key, for a fair share of the engine; empty without keys."""
+def key_id(request: Request) -> str:
+    """The id of the API key, which owns what the request makes; empty without keys."""
     key = _key(request)
     return "" if key is None else key.id
+
+
+def client_name(request: Request) -> str:
+    """Whose request it is for a fair share of the engine: the key's, or without keys the connection's.
+
+    Programs on one machine have one address, so the port belongs to the name.
+    """
+    if name := key_id(request):
+        return name
+    return (
+        ANONYMOUS
+        if request.client is None
+        else f"{ANONYMOUS}{request.client.host}:{request.client.port}"
+    )
 
 
 def is_admin(request: Request) -> bool:
@@ -49,22 +65,23 @@ def is_admin(request: Request) -> bool:
     return key is None or key.scope is KeyScope.ADMIN
 
 
+def may_see_totals(request: Request) -> bool:
+    """Whether it may see numbers that tell what all keys do together."""
+    key = _key(request)
+    return is_admin(request) or (key is not None and key.scope is KeyScope.METRICS)
+
+
+def require_totals(request: Request) -> None:
+    """Raises ApiError 403."""
+    if not may_see_totals(request):
+        message = "This needs an API key with the scope metrics or admin."
+        raise ApiError(403, message, code="admin_required")
+
+
 def require_admin(request: Request) -> None:
     """Raises ApiError 403."""
     if not is_admin(request):
         raise ApiError(403, "This needs an API key with the scope admin.", code="admin_required")
-
-
-def in_namespace(request: Request, name: str) -> str:
-    """A name chosen by a client, made unique among API keys."""
-    key = _key(request)
-    return name if key is None else f"{key.id}/{name}"
-
-
-def without_namespace(request: Request, name: str) -> str | None:
-    """The reverse of `in_namespace`; None for a name that belongs to another key."""
-    prefix = in_namespace(request, "")
-    return name.removeprefix(prefix) if name.startswith(prefix) else None
 
 
 def _key(request: Request) -> Key | None:
@@ -224,6 +241,12 @@ class ApiKeyCheck:
                 "or `x-api-key: KEY`.",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
+            )
+            await error_response(refusal)(scope, receive, send)
+            return
+        if key.scope is KeyScope.METRICS and scope["path"] not in POLLED_PATHS:
+            refusal = ApiError(
+                403, "This API key may only read /metrics and /ready.", code="metrics_only"
             )
             await error_response(refusal)(scope, receive, send)
             return

@@ -375,7 +375,8 @@ class CountTokensRequest(RequestBody):
 
 
 class MessagesRequest(CountTokensRequest):
-    """The body of `POST /v1/messages`. `min_p`, `seed`, `cache_salt` and `priority` are extensions."""
+    """The body of `POST /v1/messages`. `min_tokens`, `min_p`, `seed`, `cache_salt`,
+    `skip_prefix_cache` and `priority` are extensions."""
 
     max_tokens: Annotated[int, Field(ge=1, le=MAX_MAX_TOKENS)]
     stream: bool | None = None
@@ -383,11 +384,13 @@ class MessagesRequest(CountTokensRequest):
     top_p: float | None = None
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     min_p: float | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_MAX_TOKENS)] | None = None
     seed: int | None = None
     stop_sequences: Annotated[list[str], Field(fail_fast=True)] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] = 0
+    skip_prefix_cache: bool = False
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
 
     @model_validator(mode="after")
     def _leaves_room_for_the_answer(self) -> Self:
@@ -398,7 +401,7 @@ class MessagesRequest(CountTokensRequest):
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
         """The model's defaults, overridden by the given fields. Raises ApiError 400."""
-        names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
+        names = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         given["stop"] = tuple(self.stop_sequences or ())
         given["structure"] = self.output_config.format if self.output_config else None

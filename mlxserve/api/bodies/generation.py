@@ -29,6 +29,7 @@ from mlxserve.text.parsing.turn import AssistantTurn
 MAX_CHOICES = 8
 MAX_MAX_TOKENS = 2**31 - 1
 _SAMPLING = (
+    "min_tokens",
     "temperature",
     "top_p",
     "top_k",
@@ -57,6 +58,7 @@ class GenerationFields(RequestBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MAX_MAX_TOKENS)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_MAX_TOKENS)] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
@@ -75,7 +77,8 @@ class GenerationFields(RequestBody):
     structured_outputs: StructuredOutputs = None
     prefix_name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] = 0
+    skip_prefix_cache: bool = False
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> Self:

@@ -6,36 +6,36 @@ infinity. All of these are refused here, so that no later code has to handle the
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import re
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 
 from mlxserve.api.errors import ApiError
+from mlxserve.text.lanes import run_in_lane
+
+T = TypeVar("T")
 
 MAX_BODY_SIZE = 32 * 2**20  # bytes
 MAX_JSON_DEPTH = 64
 MAX_MEMBERS = 4_096  # of one object
 MAX_VALUES = 400_000  # of the whole body: more than the tokens of any request
 MAX_ALL_MEMBERS = 100_000  # of all its objects: more than 10,000 messages have
-PARSE_INLINE = 64 * 2**10  # bytes; longer bodies are parsed in a thread, off the event loop
 # A string or a structural character. The quantifiers are possessive and the closing quote is
 # optional, so that an unterminated string is read once.
 _TOKEN = re.compile(rb'"(?s:[^"\\]++|\\.)*+"?|[][{},:]')
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-async def read_json(request: Request) -> dict[str, Any]:
-    """The body as an object. Raises ApiError 415, 413 or 400."""
+async def read_json(request: Request, make: Callable[[dict[str, Any]], T]) -> T:
+    """What `make` makes of the body, off the event loop. Raises ApiError 415, 413 or 400."""
     _require_json(request)
     raw = await _read(request)
-    if len(raw) <= PARSE_INLINE:
-        return parse_json(raw)
-    return await asyncio.to_thread(parse_json, raw)
+    return await run_in_lane(len(raw), lambda: make(parse_json(raw)))
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:

@@ -7,7 +7,6 @@ that the reply can name them.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
@@ -117,6 +116,5 @@ def _extras(model: BaseModel, prefix: str) -> Iterator[str]:
 
 
 async def read_request(kind: type[T], request: Request) -> T:
-    """The validated body. Validation runs in a thread, off the event loop."""
-    body = await read_json(request)
-    return await asyncio.to_thread(kind.read, body)
+    """The validated body."""
+    return await read_json(request, kind.read)

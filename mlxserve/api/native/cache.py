@@ -16,7 +16,7 @@ from mlxserve.api.bodies.route import BodyRoute
 from mlxserve.api.errors import ApiError, from_engine, json_response
 from mlxserve.api.native.schema import CacheResizeRequest
 from mlxserve.api.service import Service
-from mlxserve.errors import MlxServeError, QueueFull
+from mlxserve.errors import MlxServeError, OutOfMemory, QueueFull
 
 
 class Cache:
@@ -63,6 +63,9 @@ class Cache:
             resized = await self._chat.resize_cache(asked.num_pages)
         except QueueFull as error:
             raise ApiError(409, str(error), param="num_pages", code="busy") from error
+        except OutOfMemory as error:
+            # Not a 503: the request asked for too much, and its message says what is possible.
+            raise ApiError(409, str(error), param="num_pages", code="out_of_memory") from error
         except MlxServeError as error:
             raise from_engine(error) from error
         reply = {

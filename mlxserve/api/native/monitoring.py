@@ -4,7 +4,8 @@
     GET  /api/v1/kv/stats      statistics of the cache
     GET  /api/v1/kv/map        the cache page by page, as events (format: page_map.py)
 
-An API key sees its own requests, an admin key sees all. Any number of watchers cost the engine at
+An API key sees its own requests, an admin key sees all. The cache is shown to admin keys only: its
+numbers tell what all keys do. Any number of watchers cost the engine at
 most one snapshot between two steps, and nothing while there are none.
 """
 
@@ -19,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlxserve.api.access.security import client_name, is_admin
+from mlxserve.api.access.security import is_admin, key_id, require_admin
 from mlxserve.api.errors import RETRY_SOON, ApiError, from_engine, json_response
 from mlxserve.api.native.page_map import PageMapFeed
 from mlxserve.api.native.snapshots import SharedSnapshots
@@ -27,6 +28,7 @@ from mlxserve.api.server.drain import Drain
 from mlxserve.api.server.sse import EventStream, Write, named_event
 from mlxserve.engine.snapshot import PageState, Phase, RequestView, Snapshot
 from mlxserve.errors import MlxServeError
+from mlxserve.request import ANONYMOUS
 
 if TYPE_CHECKING:
     from mlxserve.chat import Chat
@@ -58,12 +60,14 @@ class Monitoring:
         cards = [_card(one) for one in snapshot.requests if sees(one)]
         return json_response({"object": "list", "data": cards})
 
-    async def kv_stats(self, _request: Request) -> Response:
+    async def kv_stats(self, request: Request) -> Response:
         """Returns statistics of the cache."""
+        require_admin(request)
         return json_response(_kv_stats(await self._look()))
 
     async def kv_map(self, request: Request) -> Response:
         """Sends the map of the pages, then its changes, until the server or the client ends."""
+        require_admin(request)
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
         if self._num_maps >= MAX_MAPS:
@@ -78,7 +82,11 @@ class Monitoring:
         async def close() -> None:
             self._num_maps -= 1
 
-        return EventStream(partial(self.write_map, PageMapFeed(_visibility(request))), close=close)
+        return EventStream(
+            partial(self.write_map, PageMapFeed(_visibility(request))),
+            close=close,
+            failure=lambda error: named_event("error", error.body()),
+        )
 
     async def _look(self) -> Snapshot:
         try:
@@ -106,7 +114,7 @@ def _visibility(request: Request) -> Callable[[RequestView], bool]:
     """A function that tells whether the sender of this request may see another one."""
     if is_admin(request):
         return lambda _: True
-    own = client_name(request)
+    own = key_id(request)
     return lambda one: one.client == own
 
 
@@ -114,7 +122,7 @@ def _card(one: RequestView) -> dict[str, Any]:
     return {
         "id": one.id,
         "object": "request",
-        "key": one.client or None,
+        "key": None if one.client.startswith(ANONYMOUS) else one.client or None,
         "state": str(one.phase),
         "position": one.position,
         "num_computed": one.num_computed,

@@ -1,26 +1,29 @@
 """Named prefixes over HTTP: computed once, then prepended to a prompt by `prefix_name`.
 
-A name belongs to the API key that added it. Other keys can neither see nor use it.
+A name belongs to the API key that added it. Other keys can neither see nor use it, but an admin key
+sees and deletes everybody's: `?key=ID` names the owner, and is empty for a prefix added without a
+key. A key that is revoked loses its prefixes.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlxserve.api.access.security import cache_namespace
+from mlxserve.api.access.security import cache_namespace, is_admin, key_id
 from mlxserve.api.bodies.request_body import read_request
 from mlxserve.api.bodies.route import BodyRoute
 from mlxserve.api.errors import ApiError, from_engine, json_response
 from mlxserve.api.native.schema import PrefixRequest
+from mlxserve.api.prefix_names import MAX_PREFIXES, OwnedPrefix
 from mlxserve.api.service import Service
 from mlxserve.errors import MlxServeError, UnknownPrefix
 
-MAX_PREFIXES = 256  # of all keys together; the token ids of each stay in memory
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
@@ -33,6 +36,7 @@ class Prefixes:
         self._prompts = service.prompts
         self._prefix_names = service.prefix_names
         self._unknown_fields = service.unknown_fields
+        self._adding: Counter[str] = Counter()  # names of prefixes under way
 
     def routes(self) -> list[Route]:
         return [
@@ -43,17 +47,17 @@ class Prefixes:
         ]
 
     async def index(self, request: Request) -> Response:
-        """Lists the prefixes of the API key."""
-        found = [_card(*prefix) for prefix in self._prefix_names.own(request).items()]
+        """Lists the prefixes of the API key, or all of them for an admin key."""
+        found = [_card(prefix) for prefix in self._prefix_names.visible(request)]
         return json_response({"object": "list", "data": found})
 
     async def get(self, request: Request) -> Response:
         """Describes a prefix."""
-        name = request.path_params["name"]
-        num_tokens = self._prefix_names.own(request).get(name)
-        if num_tokens is None:
-            raise self._not_found(request, name)
-        return json_response(_card(name, num_tokens))
+        name, owner = request.path_params["name"], _owner(request)
+        for prefix in self._prefix_names.visible(request):
+            if (prefix.owner, prefix.name) == (owner, name):
+                return json_response(_card(prefix))
+        raise self._not_found(request, name, owner)
 
     async def put(self, request: Request) -> Response:
         """Adds or replaces a prefix and computes it, so that its first use is already fast."""
@@ -68,32 +72,56 @@ class Prefixes:
         asked = await read_request(PrefixRequest, request)
         self._names.check(asked.model)
         full_name = self._prefix_names.full(request, name)
-        known = self._chat.prefixes()
-        if full_name not in known and len(known) >= MAX_PREFIXES:
-            raise ApiError(
-                400, f"There are already {MAX_PREFIXES} prefixes; delete one.", param="name"
-            )
+        self._refuse_too_many(request, full_name)
+        self._adding[full_name] += 1
         try:
             token_ids = await self._token_ids(asked)
             await self._chat.add_prefix(
-                full_name, token_ids, cache_salt=cache_namespace(request, None)
+                full_name,
+                token_ids,
+                cache_salt=cache_namespace(request, None),
+                client=key_id(request),
+                max_share=self._prefix_names.max_share(request),
             )
         except MlxServeError as error:
             raise from_engine(error, prompt_param=asked.text_field) from error
+        finally:
+            self._adding -= Counter([full_name])
         headers = self._unknown_fields.warn(asked.unknown_fields)
-        return json_response(_card(name, len(token_ids)), headers=headers)
+        card = _card(OwnedPrefix(key_id(request), name, len(token_ids)))
+        return json_response(card, headers=headers)
+
+    def _refuse_too_many(self, request: Request, full_name: str) -> None:
+        """Refuse a new name if all names are taken, or the key's share of them. Raises ApiError 409."""
+        known = self._chat.prefixes().keys() | self._adding.keys()
+        if full_name in known:
+            return
+        if len(known) >= MAX_PREFIXES:
+            message = f"There are already {MAX_PREFIXES} prefixes; delete one."
+            raise ApiError(409, message, param="name", code="prefix_quota_exceeded")
+        owner = self._prefix_names.full(request, "")
+        num_own = sum(name.startswith(owner) for name in known)
+        most = max(int(MAX_PREFIXES * self._prefix_names.max_share(request)), 1)
+        if num_own >= most:
+            raise ApiError(
+                409,
+                f"One API key may have {most} of the {MAX_PREFIXES} prefixes and has {num_own}. "
+                "Delete one, or raise --max-prefix-share-per-key.",
+                param="name",
+                code="prefix_quota_exceeded",
+            )
 
     async def delete(self, request: Request) -> Response:
         """Deletes a prefix. Its pages stay cached until they are evicted."""
-        name = request.path_params["name"]
+        name, owner = request.path_params["name"], _owner(request)
         try:
-            self._chat.remove_prefix(self._prefix_names.full(request, name))
+            self._chat.remove_prefix(self._prefix_names.full(request, name, owner))
         except UnknownPrefix as error:
-            raise self._not_found(request, name) from error
+            raise self._not_found(request, name, owner) from error
         return json_response({"id": name, "object": "prefix", "deleted": True})
 
-    def _not_found(self, request: Request, name: str) -> ApiError:
-        message = str(self._prefix_names.unknown(request, name))
+    def _not_found(self, request: Request, name: str, owner: str) -> ApiError:
+        message = str(self._prefix_names.unknown(request, name, owner))
         return ApiError(404, message, param="name", code="unknown_prefix")
 
     async def _token_ids(self, asked: PrefixRequest) -> list[int]:
@@ -106,5 +134,24 @@ class Prefixes:
         )
 
 
-def _card(name: str, num_tokens: int) -> dict[str, Any]:
-    return {"id": name, "object": "prefix", "num_tokens": num_tokens}
+def _owner(request: Request) -> str:
+    """The id of the key whose prefix is meant. Raises ApiError 403."""
+    own = key_id(request)
+    owner = request.query_params.get("key", own)
+    if owner != own and not is_admin(request):
+        raise ApiError(
+            403,
+            "Prefixes of another API key need a key with the scope admin.",
+            param="key",
+            code="admin_required",
+        )
+    return owner
+
+
+def _card(prefix: OwnedPrefix) -> dict[str, Any]:
+    return {
+        "id": prefix.name,
+        "object": "prefix",
+        "num_tokens": prefix.num_tokens,
+        "key": prefix.owner or None,
+    }

@@ -9,15 +9,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from mlxserve.api.access.security import may_see_totals, require_totals
 from mlxserve.api.errors import RETRY_SOON, ApiError, json_response
 from mlxserve.api.metrics import Metrics
 from mlxserve.api.server.drain import Drain
+from mlxserve.api.server.watchdog import MAX_SILENCE
 from mlxserve.version import __version__
 
 if TYPE_CHECKING:
     from mlxserve.chat import Chat
 
-MAX_SILENCE = 30.0  # seconds; steps take a tenth of one, the longest on a slow machine a few
+MEMORY_LEVELS = ("normal", "high", "critical")
 
 
 class Status:
@@ -37,11 +39,22 @@ class Status:
         ]
 
     async def health(self, _request: Request) -> Response:
-        """Reports whether the engine is alive; a dead one needs a restart. Needs no API key."""
-        self._require_engine()
-        return json_response({"status": "ok"})
+        """Reports whether the engine is alive; a dead one needs a restart. Needs no API key.
 
-    async def ready(self, _request: Request) -> Response:
+        A step that does not end may still do so: its status is `stalled`, and 200.
+        """
+        self._require_engine()
+        silence, stats = self._chat.seconds_since_beat(), self._chat.stats().engine
+        return json_response(
+            {
+                "status": "ok" if silence <= MAX_SILENCE else "stalled",
+                "seconds_since_step": round(silence, 3),
+                "engine_failures": stats.engine_failures,
+                "memory": MEMORY_LEVELS[stats.memory_level],
+            }
+        )
+
+    async def ready(self, request: Request) -> Response:
         """Reports whether requests are served now, and how many run and wait."""
         self._require_engine()
         if self._drain.is_on:
@@ -54,17 +67,17 @@ class Status:
                 code="engine_stalled",
                 headers=RETRY_SOON,
             )
+        reply = {"status": "ready", "model": self._chat.model_name}
+        if not may_see_totals(request):
+            return json_response(reply)
         stats = self._chat.stats()
-        return json_response(
-            {
-                "status": "ready",
-                "model": self._chat.model_name,
-                "num_requests_running": stats.scheduler.num_running,
-                "num_requests_waiting": stats.scheduler.num_waiting,
-                "kv_cache_usage_perc": stats.pool.usage,
-                "seconds_since_step": round(silence, 3),
-            }
-        )
+        totals = {
+            "num_requests_running": stats.scheduler.num_running,
+            "num_requests_waiting": stats.scheduler.num_waiting,
+            "kv_cache_usage_perc": stats.pool.usage,
+            "seconds_since_step": round(silence, 3),
+        }
+        return json_response({**reply, **totals})
 
     async def version(self, _request: Request) -> Response:
         """Reports the server's version."""
@@ -76,6 +89,7 @@ class Status:
                 503, "The engine has stopped. Restart the server.", code="engine_stopped"
             )
 
-    async def metrics(self, _request: Request) -> Response:
+    async def metrics(self, request: Request) -> Response:
         """Reports counters and latencies in the Prometheus text format."""
+        require_totals(request)
         return await asyncio.to_thread(self._metrics.response)

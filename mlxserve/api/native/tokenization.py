@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,6 +15,7 @@ from mlxserve.api.errors import from_engine, json_response
 from mlxserve.api.native.schema import DetokenizeRequest, TokenizeRequest
 from mlxserve.api.service import Service
 from mlxserve.errors import MlxServeError
+from mlxserve.text.lanes import run_in_lane
 
 
 class Tokenization:
@@ -59,7 +61,8 @@ class Tokenization:
 
     async def _token_ids(self, asked: TokenizeRequest) -> list[int]:
         if asked.prompt is not None:
-            return await asyncio.to_thread(self._chat.encode, asked.prompt)
+            encode = partial(self._chat.encode, asked.prompt)
+            return await run_in_lane(len(asked.prompt), encode)
         return await self._prompts.of_messages(
             [message.for_template() for message in asked.messages or ()],
             asked.chat_template_kwargs,

@@ -58,7 +58,7 @@ class Embeddings:
         """Computes the vectors of texts."""
         asked = await read_request(EmbeddingsRequest, request)
         self._service.names.check(asked.model)
-        texts = await asyncio.to_thread(lambda: [self._encoded(text) for text in asked.input])
+        texts = await self._service.prompts.of_texts(asked.input, "input")
         num_tokens = sum(map(len, texts))
         self._check(texts, num_tokens)
         try:
@@ -94,14 +94,9 @@ class Embeddings:
             self._retry_after.ended()
         return vectors
 
-    def _encoded(self, text: Prompt) -> Sequence[int]:
-        return self._service.chat.encode(text) if isinstance(text, str) else text
-
     def _check(self, texts: Sequence[Sequence[int]], num_tokens: int) -> None:
         """Refuse what can be refused before anything is computed."""
         longest = max(map(len, texts))
-        if not all(texts):
-            raise ApiError(400, "input: a text is empty.", param="input", code="invalid_value")
         if longest > self._service.chat.max_model_len:
             too_long = PromptTooLong.for_embedding(longest, self._service.chat.max_model_len)
             raise from_engine(too_long, prompt_param="input")

@@ -48,7 +48,7 @@ class OpenAI:
                 [message.for_template() for message in asked.messages],
                 asked.template_kwargs,
                 tools=asked.definitions,
-                continues=asked.continue_final_message,
+                continues=bool(asked.continue_final_message),
             )
             answers = await self._service.submit(
                 request,

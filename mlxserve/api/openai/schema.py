@@ -43,7 +43,7 @@ class ChatRequest(ToolGenerationFields):
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_MAX_TOKENS)] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    continue_final_message: bool = False  # vLLM's name: the answer continues the last message
+    continue_final_message: bool | None = None  # vLLM's name: the answer continues the last message
     tools: Tools | None = None
     reasoning_effort: Effort | None = None
     response_format: ResponseFormat = None

@@ -15,13 +15,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlxserve.api.access.security import client_name, request_id
+from mlxserve.api.access.security import key_id, request_id
 from mlxserve.api.bodies.request_body import read_request
 from mlxserve.api.bodies.route import BodyRoute
 from mlxserve.api.errors import ApiError, encode_json, from_engine, json_response
 from mlxserve.api.responses.reply import ResponseReply
 from mlxserve.api.responses.schema import ResponsesRequest
-from mlxserve.api.responses.store import ResponseStore, StoredResponse
+from mlxserve.api.responses.store import MissingResponse, ResponseStore, StoredResponse
 from mlxserve.api.service import Service
 from mlxserve.errors import MlxServeError
 
@@ -56,9 +56,9 @@ class Responses:
     async def input_items(self, request: Request) -> Response:
         """Lists the input of a response, with the conversation before it as far as it is stored."""
         stored = self._stored(request)
-        earlier = stored.previous and self._store.conversation(stored.previous, stored.owner)
+        earlier = self._stored_before(stored)
         own = stored.items[: len(stored.items) - len(stored.response["output"])]
-        items = [item.listed(number) for number, item in enumerate([*(earlier or ()), *own])]
+        items = [item.listed(number) for number, item in enumerate([*earlier, *own])]
         return json_response(page_of(items, request.query_params))
 
     async def cancel(self, request: Request) -> Response:
@@ -73,7 +73,7 @@ class Responses:
 
     def _stored(self, request: Request) -> StoredResponse:
         """Raises ApiError 404."""
-        stored = self._store.get(request.path_params["id"], client_name(request))
+        stored = self._store.get(request.path_params["id"], key_id(request))
         if stored is None:
             raise _not_found(request.path_params["id"], "id")
         return stored
@@ -81,7 +81,7 @@ class Responses:
     async def delete(self, request: Request) -> Response:
         """Deletes a stored response."""
         response_id = request.path_params["id"]
-        if not self._store.delete(response_id, client_name(request)):
+        if not self._store.delete(response_id, key_id(request)):
             raise _not_found(response_id, "id")
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
@@ -98,7 +98,7 @@ class Responses:
             model=self._service.chat.model_name,
             asked=asked,
             params=params,
-            on_end=partial(self._keep, client_name(request), new),
+            on_end=partial(self._keep, key_id(request), new),
         )
         try:
             prompt = await self._service.prompts.of_messages(
@@ -117,10 +117,28 @@ class Responses:
         """The items of the conversation to continue. Raises ApiError 404."""
         if response_id is None:
             return []
-        found = self._store.conversation(response_id, client_name(request))
-        if found is None:
-            raise _not_found(response_id, "previous_response_id")
-        return found
+        try:
+            return self._store.conversation(response_id, key_id(request))
+        except MissingResponse as error:
+            param = "previous_response_id"
+            if error.response_id == response_id:
+                raise _not_found(response_id, param) from error
+            raise ApiError(
+                404,
+                f"Response {response_id[:100]!r} cannot be continued, because {error.response_id!r} "
+                "in its conversation was deleted or has expired. Send the whole conversation.",
+                param=param,
+                code="response_not_found",
+            ) from error
+
+    def _stored_before(self, stored: StoredResponse) -> list[Any]:
+        """The items before a response; none if one of its conversation is missing."""
+        if stored.previous is None:
+            return []
+        try:
+            return self._store.conversation(stored.previous, stored.owner)
+        except MissingResponse:
+            return []
 
     def _keep(self, owner: str, asked: ResponsesRequest, response: dict[str, Any]) -> None:
         if asked.store is False:

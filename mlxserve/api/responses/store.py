@@ -36,6 +36,14 @@ class StoredResponse:
     previous: str | None = None
 
 
+class MissingResponse(KeyError):
+    """A response that a conversation needs is not stored."""
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(response_id)
+        self.response_id = response_id
+
+
 class ResponseStore:
     """One per app, used in its event loop only."""
 
@@ -84,13 +92,13 @@ class ResponseStore:
         self._remove(response_id)
         return True
 
-    def conversation(self, response_id: str, owner: str) -> list[Any] | None:
-        """The items of a response, after those of all before it. None if one of them is missing."""
+    def conversation(self, response_id: str, owner: str) -> list[Any]:
+        """The items of a response, after those of all before it. Raises MissingResponse."""
         self._expire()
         chain = [*self._chain(response_id, owner)]
-        first = self._stored[chain[-1]][1] if chain else None
-        if first is None or first.previous is not None:
-            return None
+        missing = self._stored[chain[-1]][1].previous if chain else response_id
+        if missing is not None:
+            raise MissingResponse(missing)
         for each in chain:
             self._touch(each)
         return [item for each in reversed(chain) for item in self._stored[each][1].items]

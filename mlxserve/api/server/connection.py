@@ -9,7 +9,8 @@ has stopped reading. Here each of those has a deadline, so that idle sockets can
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -20,18 +21,32 @@ from mlxserve.api.config import ServerConfig
 from mlxserve.api.errors import ApiError, encode_json
 from mlxserve.api.server.open_connections import OpenConnections
 from mlxserve.api.server.retry_after import RetryAfter
+from mlxserve.api.server.sse import KEEPALIVE
+from mlxserve.errors import InvalidConfig
+
+logger = logging.getLogger(__name__)
+
+_OWN_FILES = 48  # for all but connections: 9 when idle, then swap and helpers, and accepting
+_FEWEST_CONNECTIONS = 8
+_FIRST_PROBE_SECONDS, _PROBE_SECONDS = 0.1, 10.0
+MAX_HEAD = 64 * 1_024  # bytes of a request line and its headers
+_RAISE_IT = (
+    "Raise the limit with `ulimit -n 4096` in the shell that starts it, or with LimitNOFILE in a "
+    "systemd unit."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Seconds a client may take to send its headers and its body and to read; most connections in
-    total and from one address."""
+    total, from one address, and accepted at once, 10 kB each, before any is read."""
 
     header: float = 10.0
     body: float = 30.0
     write: float = 20.0
     connections: int = 1_000
     connections_per_address: int = 500
+    backlog: int = 512
 
     @classmethod
     def of(cls, config: ServerConfig) -> Limits:
@@ -42,6 +57,65 @@ class Limits:
             connections=config.max_connections,
             connections_per_address=config.max_connections_per_address,
         )
+
+    def within(self, open_files: int) -> Limits:
+        """These limits in a process that may have `open_files`. Raises InvalidConfig if too few."""
+        room = open_files - _OWN_FILES
+        if room < _FEWEST_CONNECTIONS:
+            raise InvalidConfig(
+                f"This process may have {open_files} open files, and a server needs at least "
+                f"{_OWN_FILES + _FEWEST_CONNECTIONS}. {_RAISE_IT}"
+            )
+        if room >= self.connections:
+            return self
+        logger.warning(
+            "This process may have %d open files, so it accepts %d connections instead of %d. %s",
+            open_files,
+            room,
+            self.connections,
+            _RAISE_IT,
+        )
+        return replace(self, connections=room, backlog=min(self.backlog, _OWN_FILES // 3))
+
+
+class _BoundedHttp(h11.Connection):
+    """Refuses heads that h11 accepts: too long ones that arrive in one piece, and other versions.
+
+    `refusal` is what the client is told after a RemoteProtocolError, where that is more than a 400.
+    """
+
+    def __init__(self, max_head: int) -> None:
+        super().__init__(h11.SERVER, max_head)
+        self.refusal: ApiError | None = None
+        self._max_head = max_head
+
+    def next_event(self) -> Any:
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            if error.error_status_hint == 431:
+                self.refusal = self._too_large()
+            raise
+        if isinstance(event, h11.Request):
+            self.refusal = self._refusal_of(event)
+            if self.refusal is not None:
+                raise h11.RemoteProtocolError(self.refusal.message)
+        return event
+
+    def _refusal_of(self, head: h11.Request) -> ApiError | None:
+        if head.http_version not in (b"1.0", b"1.1"):
+            message = "This server speaks HTTP/1.0 and HTTP/1.1."
+            return ApiError(505, message, code="http_version_not_supported")
+        if len(head.target) > self._max_head:
+            message = f"The address in the request is longer than {self._max_head} bytes."
+            return ApiError(414, message, code="uri_too_long")
+        if sum(len(name) + len(value) for name, value in head.headers) > self._max_head:
+            return self._too_large()
+        return None
+
+    def _too_large(self) -> ApiError:
+        message = f"The request's line and headers are larger than {self._max_head} bytes."
+        return ApiError(431, message, code="headers_too_large")
 
 
 class _Waiting(Enum):
@@ -70,9 +144,11 @@ class Connection(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._http = self.conn = _BoundedHttp(MAX_HEAD)
         self._waiting: _Waiting | None = None
         self._receive_deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
+        self._probe_timer: asyncio.TimerHandle | None = None  # once the client has sent its end
 
     # Called by asyncio.
 
@@ -88,9 +164,20 @@ class Connection(H11Protocol):
         self._wait_for(self._what_is_missing())
         self.open_connections.set_idle(self, self._is_idle)
 
+    def eof_received(self) -> bool:  # type: ignore[override]  # None means False
+        """Keep the connection for the reply to a whole request, as after `nc -N`.
+
+        A client that has gone sends the same end. It is told apart by writing to it.
+        """
+        if self._is_idle or self.conn.their_state is h11.SEND_BODY:
+            return False
+        self._probe(_FIRST_PROBE_SECONDS)
+        return True
+
     def connection_lost(self, exc: Exception | None) -> None:
         self.open_connections.leave(self)
         self._wait_for(None)
+        self._end_probes()
         super().connection_lost(exc)  # first marks the client as gone, then writers may resume
         self.resume_writing()
 
@@ -110,11 +197,14 @@ class Connection(H11Protocol):
         super().on_response_complete()
         self.retry_after.ended()
         self.open_connections.set_idle(self, self._is_idle)
+        if self._probe_timer is not None and self._is_idle:
+            self._end_probes()
+            self.transport.close()  # no further request can come
         if not self.transport.is_closing():
             self._wait_for(self._what_is_missing())
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(ApiError(400, msg, code="invalid_http"))
+        self._refuse(self._http.refusal or ApiError(400, msg, code="invalid_http"))
 
     # Ours.
 
@@ -126,6 +216,26 @@ class Connection(H11Protocol):
     @property
     def _is_idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
+
+    def _probe(self, seconds: float) -> None:
+        """Write what a waiting client skips, again after `seconds` and then now and then.
+
+        A machine whose program has gone answers the first write with a reset, at which the second
+        one fails, and the connection is lost.
+        """
+        if self.transport.is_closing() or self.cycle is None:
+            return
+        if self.conn.our_state is h11.SEND_RESPONSE and self.cycle.scope["http_version"] == "1.1":
+            going_on = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+            self.transport.write(self.conn.send(going_on) or b"")
+        elif self.conn.our_state is h11.SEND_BODY and self.cycle.scope.get("mlxserve.is_events"):
+            self.transport.write(self.conn.send(h11.Data(data=KEEPALIVE)) or b"")
+        self._probe_timer = self.loop.call_later(seconds, self._probe, _PROBE_SECONDS)
+
+    def _end_probes(self) -> None:
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
+            self._probe_timer = None
 
     def _what_is_missing(self) -> _Waiting | None:
         if self.transport.is_closing():

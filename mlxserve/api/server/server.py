@@ -1,7 +1,8 @@
 """The server process: a socket, uvicorn on it, signals, and an orderly shutdown.
 
 In a shutdown, new requests are refused and running answers have a few seconds to finish. Then the
-engine is stopped, which ends the others with an error that clients can read.
+others end with an error that clients can read, and the engine is stopped. A second signal ends the
+answers at once. SIGINT, SIGTERM and SIGHUP (the terminal was closed) mean the same.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import contextlib
 import errno
 import logging
 import os
-import resource
 import signal
 import socket
 import threading
@@ -25,16 +25,18 @@ from starlette.types import ASGIApp
 from mlxserve.api.access.security import host_header_name
 from mlxserve.api.server.connection import Connection, Limits
 from mlxserve.api.server.drain import Drain
+from mlxserve.api.server.open_requests import OpenRequests
 from mlxserve.errors import MlxServeError
 
 logger = logging.getLogger(__name__)
 
 _STDIN = 0
-_LAST_RESORT_SECONDS = 5  # between stopping the engine and closing connections
+_GOODBYE_SECONDS = 1.0  # for the errors of answers that end early to be sent
+_ENGINE_SECONDS = 2.0  # for the engine to end its step
+_CLOSING_SECONDS = 3  # for what is still connected
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TICK = 0.1  # seconds between looks for a second signal
 _KEEP_ALIVE_SECONDS = 60  # longer than clients keep idle connections, so that they close first
-_BACKLOG = 512  # asyncio accepts this many connections at once, 10 kB each, before it reads any
-_OPEN_FILES = 4_096  # macOS starts processes with 256, fewer than the connections we accept
 
 
 class AddressInUse(MlxServeError):
@@ -68,9 +70,10 @@ class HttpServer(uvicorn.Server):
     """uvicorn's server with our protocol, our signal handlers, and `stop_engine` in its shutdown.
 
     on_ready: called once it accepts connections
-    stop_engine: ends every running answer; may block
-    drain: shared with the app; counts running requests
+    stop_engine: stops the engine; may block
+    drain, open_requests: shared with the app; count running requests and end them
     drain_seconds: how long answers may still run after the server is asked to stop
+    on_signal: called with the most seconds that the process should take from now on to end
     """
 
     def __init__(
@@ -81,25 +84,30 @@ class HttpServer(uvicorn.Server):
         stop_engine: Callable[[], None],
         limits: Limits | None = None,
         drain: Drain,
+        open_requests: OpenRequests,
         drain_seconds: float,
+        on_signal: Callable[[float], None] = lambda _: None,
     ) -> None:
+        limits = limits or Limits()
         config = uvicorn.Config(
             app,
-            http=Connection.limited(limits or Limits()),
+            http=Connection.limited(limits),
             ws="none",
             loop="asyncio",  # uvloop saves 10 % per token (115 instead of 129 µs): not worth it
-            lifespan="off",
+            lifespan="auto",
             log_config=None,
             proxy_headers=False,
             server_header=False,
-            backlog=_BACKLOG,
+            backlog=limits.backlog,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=_LAST_RESORT_SECONDS,
+            timeout_graceful_shutdown=_CLOSING_SECONDS,
         )
         super().__init__(config)
         self._on_ready = on_ready
         self._stop_engine = stop_engine
         self._drain = drain
+        self._open_requests = open_requests
+        self._on_signal = on_signal
         self._drain_seconds = drain_seconds
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -112,6 +120,8 @@ class HttpServer(uvicorn.Server):
         self._drain.start()
         await self._end_answers()
         await super().shutdown(sockets)
+        if self.force_exit:
+            await self.lifespan.shutdown()  # which uvicorn leaves out then
 
     def stop(self) -> None:
         """Ask for an orderly shutdown; from any thread."""
@@ -125,7 +135,8 @@ class HttpServer(uvicorn.Server):
             return
         handlers = {
             number: signal.signal(number, self.handle_exit)
-            for number in (signal.SIGINT, signal.SIGTERM)
+            for number in _SIGNALS
+            if signal.getsignal(number) != signal.SIG_IGN  # such as SIGHUP after `nohup`
         }
         try:
             yield
@@ -137,24 +148,42 @@ class HttpServer(uvicorn.Server):
         """A second signal ends without waiting for running answers."""
         self.force_exit = self.should_exit
         self.should_exit = True
+        closing = _GOODBYE_SECONDS + _ENGINE_SECONDS + _CLOSING_SECONDS + 1
+        self._on_signal(closing + (0 if self.force_exit else self._drain_seconds))
 
     async def _end_answers(self) -> None:
         """Wait for running answers, then end the rest. A second signal ends the wait."""
         finished = asyncio.ensure_future(self._drain.finished())
         deadline = time.monotonic() + self._drain_seconds
-        while not finished.done() and not self.force_exit:
-            if time.monotonic() >= deadline:
-                logger.warning("Ending the answers that are still running.")
-                await asyncio.to_thread(self._stop_engine)
-                break
+        while not finished.done() and not self.force_exit and time.monotonic() < deadline:
             await asyncio.wait({finished}, timeout=_TICK)
+        if not finished.done():
+            logger.warning("Ending the answers that are still running.")
+            self._open_requests.end(self._drain.refusal())
+            await asyncio.wait({finished}, timeout=_GOODBYE_SECONDS)
+        if not finished.done():  # what waits for the engine itself, such as a resize
+            await self._stop_engine_for(_ENGINE_SECONDS)
         finished.cancel()
         await asyncio.gather(finished, return_exceptions=True)
+
+    async def _stop_engine_for(self, seconds: float) -> None:
+        """Stop the engine and wait for it, but no longer than this."""
+        stopped = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def stop() -> None:
+            self._stop_engine()
+            with contextlib.suppress(RuntimeError):  # the loop was not kept waiting
+                loop.call_soon_threadsafe(stopped.set)
+
+        # Not in the loop's executor, whose threads are waited for.
+        threading.Thread(target=stop, name="mlxserve-stop", daemon=True).start()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopped.wait(), seconds)
 
 
 def serve(server: HttpServer, listener: socket.socket) -> None:
     """Run until asked to stop. Raises AddressInUse if another program began to listen first."""
-    _allow_open_files()
     try:
         listener.listen(server.config.backlog)
     except OSError as error:
@@ -174,10 +203,3 @@ def stop_at_end_of_input() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="mlxserve-parent", daemon=True).start()
-
-
-def _allow_open_files() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -8,6 +8,7 @@ events is cancelled at once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
@@ -16,7 +17,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mlxserve.api.errors import encode_json
+from mlxserve.api.errors import ApiError, encode_json
+from mlxserve.api.server.open_requests import EarlyEnd, early_end
 
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keepalive\n\n"  # a comment: named events without data break the official clients
@@ -59,6 +61,7 @@ class EventStream(Response):
     produce: called with a function that sends encoded events, and cancelled when the client
         disconnects
     close: runs however the response ends, even if `produce` never ran
+    failure: makes the last event when the server has to end the request early
     keepalive: makes the event that is sent after `interval` seconds without one
     """
 
@@ -67,6 +70,7 @@ class EventStream(Response):
         produce: Callable[[Write], Awaitable[None]],
         *,
         close: Callable[[], Awaitable[None]],
+        failure: Callable[[ApiError], bytes],
         headers: Mapping[str, str] | None = None,
         keepalive: Callable[[], bytes] = lambda: KEEPALIVE,
         interval: float = KEEPALIVE_INTERVAL,
@@ -76,39 +80,60 @@ class EventStream(Response):
         self.init_headers({**_HEADERS, **(headers or {})})
         self._produce = produce
         self._close = close
+        self._failure = failure
         self._keepalive = keepalive
         self._interval = interval
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["mlxserve.is_events"] = True  # a comment may be sent at any time
         gone = asyncio.ensure_future(until_disconnect(receive))
+        end = early_end(scope)
         producing: asyncio.Future[None] | None = None
+        is_closed = False
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             body = _Body(send, gone)
             # One task for all events: a task and a timer for each would cost more than the event.
             producing = asyncio.ensure_future(self._produce(body.write))
-            await self._watch(body, producing, gone)
+            await self._watch(body, producing, gone, end)
+            if end.done() and not gone.done() and not producing.done():
+                await _end(producing)
+                is_closed = True
+                await self._close()  # first: what is computed ends even if the client reads nothing
+                with contextlib.suppress(ClientDisconnect):
+                    await body.write(self._failure(end.result()))
             if producing.done():
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await _end(gone)
             if producing is not None:
                 await _end(producing)
-            await self._close()
+            if not is_closed:
+                await self._close()
 
     async def _watch(
-        self, body: _Body, producing: asyncio.Future[None], gone: asyncio.Future[None]
+        self,
+        body: _Body,
+        producing: asyncio.Future[None],
+        gone: asyncio.Future[None],
+        end: EarlyEnd,
     ) -> None:
-        """Return when all is sent or the client is gone. Send keepalives meanwhile."""
+        """Return when all is sent, the client is gone or the request has to end.
+
+        Send keepalives meanwhile.
+        """
+        awaited: set[asyncio.Future[Any]] = {producing, gone, end}
         while True:
             left = body.sent_at + self._interval - time.monotonic()
             done, _ = await asyncio.wait(
-                {producing, gone}, timeout=max(left, 0), return_when=asyncio.FIRST_COMPLETED
+                awaited, timeout=max(left, 0), return_when=asyncio.FIRST_COMPLETED
             )
             if gone in done:
                 return
             if producing in done:
                 producing.result()
+                return
+            if end in done:
                 return
             if body.is_sending:
                 body.sent_at = time.monotonic()  # it is the client that is slow

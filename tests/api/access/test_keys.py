@@ -163,3 +163,30 @@ def test_admin_routes_need_an_admin_key(chat: FakeChat, file: KeyFile) -> None:
     assert reset(late) == 200
     file.revoke("admin")
     assert reset(admin) == 401
+
+
+def test_totals_of_all_keys_need_the_scope_metrics_or_admin(chat: FakeChat, file: KeyFile) -> None:
+    keys = {scope: file.create(scope, scope) for scope in Scope}
+    app = create_app(chat, access=AccessPolicy(keys_file=file.path))
+    client = TestClient(app, base_url="http://127.0.0.1")
+
+    def status(path: str, scope: Scope) -> int:
+        headers = {"authorization": f"Bearer {keys[scope]}"}
+        return client.get(path, headers=headers).status_code
+
+    def ready(scope: Scope) -> set[str]:
+        headers = {"authorization": f"Bearer {keys[scope]}"}
+        return {*client.get("/ready", headers=headers).json()}
+
+    scopes = (Scope.USER, Scope.METRICS, Scope.ADMIN)
+    assert [status("/metrics", scope) for scope in scopes] == [403, 200, 200]
+    assert [status("/api/v1/kv/stats", scope) for scope in scopes] == [403, 403, 200]
+    assert [status("/v1/models", scope) for scope in scopes] == [200, 403, 200]
+    assert status("/api/v1/kv/map", Scope.USER) == 403
+    assert ready(Scope.USER) == {"status", "model"}
+    assert "num_requests_running" in ready(Scope.METRICS) & ready(Scope.ADMIN)
+    body = {"prompt": "x"}
+    headers = {"authorization": f"Bearer {keys[Scope.METRICS]}"}
+    refused = client.post("/v1/completions", json=body, headers=headers)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "metrics_only")
+    assert chat.submitted == []

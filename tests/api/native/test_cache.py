@@ -63,7 +63,7 @@ def test_a_resize_needs_a_number(client: TestClient) -> None:
     [
         (QueueFull("7 pages would leave 28 tokens"), 409, "busy"),
         (PrefixQuotaExceeded("named prefixes have 5 pages"), 409, "prefix_quota_exceeded"),
-        (OutOfMemory("900 pages take 9 GiB"), 503, "out_of_memory"),
+        (OutOfMemory("900 pages take 9 GiB"), 409, "out_of_memory"),
         (EngineStopped("The engine was closed."), 503, "engine_stopped"),
     ],
 )

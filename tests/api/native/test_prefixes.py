@@ -1,18 +1,29 @@
 from __future__ import annotations
 
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from mlxserve.api.access.keys import KeyFile, Scope
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
-from mlxserve.api.native.prefixes import MAX_PREFIXES
+from mlxserve.api.prefix_names import MAX_PREFIXES
+from mlxserve.errors import PagesPromised
 from tests.api.fake_chat import FakeChat
+from tests.api.serving import Serve
+
+if TYPE_CHECKING:
+    from mlxserve.chat import Chat
 
 HELLO = [{"role": "user", "content": "Hi"}]
 
 
 def test_a_prefix_is_added_listed_used_and_removed(client: TestClient, chat: FakeChat) -> None:
-    card = {"id": "rules", "object": "prefix", "num_tokens": 3}
+    card = {"id": "rules", "object": "prefix", "num_tokens": 3, "key": None}
     assert client.put("/v1/prefixes/rules", json={"prompt": "abc"}).json() == card
     assert chat.submitted[0].prompt == [97, 98, 99]  # computed at once
     assert client.get("/v1/prefixes").json() == {"object": "list", "data": [card]}
@@ -33,6 +44,15 @@ def test_a_prefix_is_added_listed_used_and_removed(client: TestClient, chat: Fak
         reply = call("/v1/prefixes/rules")
         assert reply.status_code == 404
         assert reply.json()["error"]["message"].endswith("named 'rules'; known: tone.")
+
+
+def test_a_prefix_that_would_cut_an_answer_is_refused_as_busy(
+    client: TestClient, chat: FakeChat
+) -> None:
+    chat.submit_error = PagesPromised("the pages of this prefix are promised")
+    reply = client.put("/v1/prefixes/rules", json={"prompt": "abc"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (409, "busy")
+    assert reply.json()["error"]["message"] == "the pages of this prefix are promised"
 
 
 def test_a_prefix_may_be_token_ids_or_the_start_of_a_conversation(
@@ -86,7 +106,8 @@ def test_the_number_of_prefixes_is_bounded_but_old_ones_can_be_replaced(
     client: TestClient, chat: FakeChat
 ) -> None:
     chat.named.update({f"p{number}": (1,) for number in range(MAX_PREFIXES)})
-    assert client.put("/v1/prefixes/more", json={"prompt": "a"}).status_code == 400
+    refused = client.put("/v1/prefixes/more", json={"prompt": "a"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "prefix_quota_exceeded")
     assert client.put("/v1/prefixes/p0", json={"prompt": "a"}).status_code == 200
 
 
@@ -111,3 +132,129 @@ def test_a_prefix_belongs_to_its_key(chat: FakeChat) -> None:
     stolen = next(iter(chat.named))
     asked["prefix_name"] = stolen
     assert client.post("/v1/completions", json=asked, headers=second).status_code == 404
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> KeyFile:
+    return KeyFile(tmp_path / "keys.json")
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def with_keys(chat: FakeChat, keys: KeyFile) -> TestClient:
+    app = create_app(chat, access=AccessPolicy(keys_file=keys.path))  # type: ignore[arg-type]
+    return TestClient(app, base_url="http://127.0.0.1")
+
+
+def test_a_revoked_key_loses_its_prefixes(chat: FakeChat, keys: KeyFile) -> None:
+    alice, bob = (bearer(keys.create(name, Scope.USER)) for name in ("alice", "bob"))
+    client = with_keys(chat, keys)
+    for name in ("a", "b"):
+        client.put(f"/v1/prefixes/{name}", json={"prompt": "x"}, headers=alice)
+    client.put("/v1/prefixes/c", json={"prompt": "x"}, headers=bob)
+    keys.revoke("alice")
+    assert client.get("/v1/prefixes", headers=alice).status_code == 401
+    assert [name.rpartition("/")[2] for name in chat.named] == ["c"]
+
+
+def test_a_key_file_that_cannot_be_trusted_for_a_while_drops_no_prefix(
+    chat: FakeChat, keys: KeyFile
+) -> None:
+    alice = bearer(keys.create("alice", Scope.USER))
+    client = with_keys(chat, keys)
+    client.put("/v1/prefixes/a", json={"prompt": "x"}, headers=alice)
+    keys.path.chmod(0o644)
+    assert client.get("/v1/prefixes", headers=alice).status_code == 401
+    keys.path.chmod(0o600)
+    assert len(client.get("/v1/prefixes", headers=alice).json()["data"]) == 1
+
+
+def test_an_admin_lists_and_deletes_every_prefix(chat: FakeChat, keys: KeyFile) -> None:
+    chat.named["keyless"] = (1, 2)  # added before there was a key
+    alice, root = (bearer(keys.create(n, Scope(s))) for n, s in (("al", "user"), ("ro", "admin")))
+    client = with_keys(chat, keys)
+    client.put("/v1/prefixes/a", json={"prompt": "x"}, headers=alice)
+    client.put("/v1/prefixes/a", json={"prompt": "xyz"}, headers=root)
+    shown = client.get("/v1/prefixes", headers=root).json()["data"]
+    owners = {key.name: key.id for key in keys.read()}
+    assert {(card["key"], card["id"]) for card in shown} == {
+        (None, "keyless"),
+        (owners["al"], "a"),
+        (owners["ro"], "a"),
+    }
+    theirs = {"key": owners["al"]}
+    card = client.get("/v1/prefixes/a", params=theirs, headers=root).json()
+    assert (card["num_tokens"], card["key"]) == (1, owners["al"])
+    assert client.get("/v1/prefixes/a", headers=root).json()["num_tokens"] == 3
+    assert client.delete("/v1/prefixes/a", params=theirs, headers=root).status_code == 200
+    missing = client.delete("/v1/prefixes/a", params=theirs, headers=root)
+    assert (missing.status_code, "known: none" in missing.text) == (404, True)
+    assert client.delete("/v1/prefixes/keyless", params={"key": ""}, headers=root).is_success
+    assert list(chat.named) == [f"{owners['ro']}/a"]
+    others = client.get("/v1/prefixes/a", params={"key": owners["ro"]}, headers=alice)
+    assert (others.status_code, others.json()["error"]["code"]) == (403, "admin_required")
+
+
+def test_a_key_may_have_half_of_the_names_while_there_is_another_key(
+    chat: FakeChat, keys: KeyFile
+) -> None:
+    alice = bearer(keys.create("alice", Scope.USER))
+    client = with_keys(chat, keys)
+    [owner] = (key.id for key in keys.read())
+    chat.named.update({f"{owner}/p{number}": (1,) for number in range(MAX_PREFIXES // 2)})
+    body = {"prompt": "x"}
+    assert client.put("/v1/prefixes/alone", json=body, headers=alice).status_code == 200
+    root = bearer(keys.create("root", Scope.ADMIN))
+    refused = client.put("/v1/prefixes/more", json=body, headers=alice)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "prefix_quota_exceeded")
+    assert "may have 128 of the 256 prefixes and has 129" in refused.json()["error"]["message"]
+    assert client.put("/v1/prefixes/alone", json=body, headers=alice).status_code == 200
+    assert client.put("/v1/prefixes/more", json=body, headers=root).status_code == 200
+    shares = {name.partition("-")[0]: share for name, share in chat.shares.items()}
+    assert shares == {"alice": 0.5, "root": 1.0}  # the same share of the pages
+
+
+def test_a_running_server_unpins_the_pages_of_a_revoked_key(
+    serve_real: Serve, real_chat: Chat, keys: KeyFile
+) -> None:
+    alice, bob = (bearer(keys.create(name, Scope.USER)) for name in ("alice", "bob"))
+    access = AccessPolicy(keys_file=keys.path, max_prefix_share_per_key=0.25)
+    with serve_real(access=access) as server:
+
+        def put(name: str, key: dict[str, str], num_tokens: int) -> httpx.Response:
+            body = {"prompt": [7] * num_tokens}
+            url = f"{server.url}/v1/prefixes/{name}"
+            return httpx.put(url, json=body, headers=key, timeout=60)
+
+        assert put("rules", alice, 640).status_code == 200
+        refused = put("more", alice, 2_400)
+        assert refused.status_code == 409
+        assert "one API key may have 64 of the 256 pages" in refused.text
+        assert put("rules", bob, 640).status_code == 200
+        pinned = real_chat.stats().pool.num_used
+        keys.revoke("alice")
+        deadline = time.monotonic() + 10
+        while len(real_chat.prefixes()) > 1 or real_chat.stats().pool.num_used >= pinned:
+            assert time.monotonic() < deadline, "the pages of the revoked key are still pinned"
+        keys.revoke("bob")
+        while real_chat.prefixes() or real_chat.stats().pool.num_used:
+            assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_a_request_may_skip_the_prefix_cache_on_every_route(
+    client: TestClient, chat: FakeChat, skips: bool
+) -> None:
+    field = {"skip_prefix_cache": skips}
+    client.post("/v1/completions", json={"prompt": "a", **field})
+    client.post("/v1/chat/completions", json={"messages": HELLO, **field})
+    client.post("/v1/responses", json={"input": "a", **field})
+    client.post("/v1/messages", json={"messages": HELLO, "max_tokens": 4, **field})
+    assert [asked.skip_prefix_cache for asked in chat.submitted] == [skips] * 4
+    client.put("/v1/prefixes/rules", json={"prompt": "abc"})
+    reply = client.post("/v1/completions", json={"prompt": "a", "prefix_name": "rules", **field})
+    assert reply.status_code == (400 if skips else 200)
+    if skips:
+        assert reply.json()["error"]["param"] == "skip_prefix_cache"

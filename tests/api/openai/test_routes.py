@@ -289,6 +289,20 @@ def test_answers_are_closed_however_a_reply_ends(client, chat, asked):
 # What is asked of the engine.
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {**HELLO, "continue_final_message": None}),
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/messages", {**HELLO, "max_tokens": 5}),
+    ],
+)
+def test_null_leaves_a_field_at_its_default(client, chat, path, body):
+    assert client.post(path, json={**body, "priority": None}).status_code == 200
+    assert chat.submitted[0].priority == 0
+
+
 def test_salt_priority_and_template_settings_are_passed_on(client, chat):
     asked = {
         **HELLO,

@@ -28,6 +28,7 @@ def refused(kind: type[ChatRequest] | type[CompletionRequest], body: dict[str, A
 def test_every_sampling_field_is_a_request_field() -> None:
     asked = {
         "max_tokens": 5,
+        "min_tokens": 3,
         "temperature": 0.5,
         "top_p": 0.9,
         "top_k": 3,
@@ -131,6 +132,8 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
         ({"top_k": -1}, "top_k"),
         ({"top_k": 1.5}, "top_k"),
         ({"min_p": 2}, "min_p"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": 10**12}, "max_tokens"),

@@ -193,6 +193,17 @@ def test_a_response_can_be_read_again_and_deleted(client: TestClient, stream: bo
     assert not_found(client.delete(url), "id")
 
 
+def test_the_404_for_a_broken_conversation_names_the_deleted_response(client: TestClient) -> None:
+    first = ask(client, input="One")["id"]
+    second = ask(client, input="Two", previous_response_id=first)["id"]
+    client.delete(f"{PATH}/{first}")
+    assert client.get(f"{PATH}/{second}").status_code == 200
+    reply = client.post(PATH, json={"input": "Three", "previous_response_id": second})
+    assert not_found(reply, "previous_response_id")
+    message = reply.json()["error"]["message"]
+    assert f"because {first!r} in its conversation was deleted" in message
+
+
 def test_the_input_items_of_a_response_are_listed(client: TestClient) -> None:
     call = {"type": "function_call", "id": "fc_x", "call_id": "c", "name": "f", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c", "output": "5"}

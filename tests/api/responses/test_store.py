@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxserve.api.responses.store import ResponseStore, StoredResponse
+from mlxserve.api.responses.store import MissingResponse, ResponseStore, StoredResponse
 
 
 class Clock:
@@ -28,12 +30,19 @@ def filled(*responses: StoredResponse, **limits: Any) -> ResponseStore:
     return store
 
 
+def missing(store: ResponseStore, response_id: str, owner: str) -> str:
+    """The response for whose lack a conversation cannot be continued."""
+    with pytest.raises(MissingResponse) as caught:
+        store.conversation(response_id, owner)
+    return caught.value.response_id
+
+
 def test_a_response_only_exists_for_its_owner() -> None:
     store = filled(stored("r1"), stored("r2", "r1", owner="b"))
     assert store.get("r1", "a") is not None
     assert store.get("r1", "b") is None
-    assert store.conversation("r1", "b") is None
-    assert store.conversation("r2", "b") is None  # the response before it belongs to another key
+    assert missing(store, "r1", "b") == "r1"
+    assert missing(store, "r2", "b") == "r1"  # the response before it belongs to another key
     assert not store.delete("r1", "b")
     assert store.get("r1", "a") is not None
 
@@ -42,7 +51,7 @@ def test_a_conversation_has_the_items_of_all_its_responses() -> None:
     store = filled(stored("r1"), stored("r2", "r1"), stored("r3", "r2"), stored("x", "r1"))
     assert store.conversation("r3", "a") == ["r1?", "r1!", "r2?", "r2!", "r3?", "r3!"]
     assert store.conversation("x", "a") == ["r1?", "r1!", "x?", "x!"]
-    assert store.conversation("r9", "a") is None
+    assert missing(store, "r9", "a") == "r9"
 
 
 def test_the_least_recently_used_are_evicted_first() -> None:
@@ -55,7 +64,7 @@ def test_the_least_recently_used_are_evicted_first() -> None:
 def test_the_end_of_a_conversation_is_evicted_before_its_start() -> None:
     store = filled(stored("r1"), stored("r2", "r1"), stored("r3", "r2"), max_responses=3)
     store.put(stored("y"))
-    assert store.conversation("r2", "a") is not None
+    assert store.conversation("r2", "a")
     assert store.get("r3", "a") is None
 
 
@@ -106,7 +115,8 @@ def test_the_store_stays_within_its_limits_and_counts_its_bytes(steps: Any) -> N
         elif kind == "delete":
             store.delete(f"{name}-{number}", owner)
         elif kind == "go on":
-            store.conversation(f"{name}-{number}", owner)
+            with contextlib.suppress(MissingResponse):
+                store.conversation(f"{name}-{number}", owner)
         else:
             clock.now += 4
         assert len(store) <= 5

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import re
 import signal
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,35 @@ class Process:
 
 
 Start = Callable[..., contextlib.AbstractContextManager[Process]]
+
+
+@contextlib.contextmanager
+def served(
+    log: Path, *flags: str, env: dict[str, str] | None = None, **kwargs: Any
+) -> Iterator[Process]:
+    """`mlxserve serve` with these flags, until the end of the block. `log`: the file of its stderr."""
+    command = [sys.executable, "-m", "mlxserve", "serve", "--port", "0", *flags]
+    with log.open("w") as stderr:
+        popen = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env={**os.environ, **(env or {})},
+            **kwargs,
+        )
+    assert popen.stdout is not None
+    try:
+        line = popen.stdout.readline()
+        ready = re.fullmatch(r"mlxserve is ready at (http://\S+:[0-9]+)\n", line)
+        assert ready, (line, log.read_text())
+        yield Process(popen, ready[1], log)
+    finally:
+        if popen.poll() is None:
+            popen.kill()
+        popen.wait()
+        popen.stdout.close()
 
 
 def send_endless_request(server: Process, *, stream: bool, key: str = "none") -> socket.socket:

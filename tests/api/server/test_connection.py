@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -9,14 +10,19 @@ import resource
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
+import uvicorn
+from starlette.responses import Response
+from uvicorn.server import ServerState
 
 from mlxserve.api.server import connection
-from mlxserve.api.server.connection import Limits
+from mlxserve.api.server.connection import Connection, Limits
 from mlxserve.api.server.retry_after import RetryAfter
-from mlxserve.text.deltas import Delta
+from mlxserve.request import FinishReason
+from mlxserve.text.deltas import Delta, Usage
 from tests.api.fake_chat import HOLD, FakeChat
 from tests.api.serving import StartServer
 
@@ -56,6 +62,24 @@ class Peer:
         return data
 
 
+class RecordingTransport(asyncio.Transport):
+    """The server's end of a socket, in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.is_closed = False
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        self.written += data
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+
 def status_and_error(reply: bytes) -> tuple[int, str]:
     head, _, body = reply.partition(b"\r\n\r\n")
     assert b"application/json" in head
@@ -91,6 +115,40 @@ def test_invalid_http_is_a_400_in_openais_format(
 
 
 @pytest.mark.parametrize(
+    ("request_bytes", "expected"),
+    [
+        (
+            b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            (414, "uri_too_long"),
+        ),
+        (
+            b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+            (431, "headers_too_large"),
+        ),
+        (
+            b"GET /health HTTP/9.9\r\nHost: localhost\r\n\r\n",
+            (505, "http_version_not_supported"),
+        ),
+    ],
+)
+def test_a_head_that_arrives_in_one_piece_has_the_same_limits(
+    request_bytes: bytes, expected: tuple[int, str]
+) -> None:
+    """h11 bounds only what it waits for, and accepts any version of one digit each."""
+    config = uvicorn.Config(Response(), loop="none", lifespan="off", log_config=None)
+    transport = RecordingTransport()
+
+    async def receive() -> None:
+        protocol = Connection.limited(Limits())(config, ServerState(), app_state={})
+        protocol.connection_made(transport)
+        protocol.data_received(request_bytes)
+
+    asyncio.run(receive())
+    assert status_and_error(transport.written) == expected
+    assert transport.is_closed
+
+
+@pytest.mark.parametrize(
     "request_bytes",
     [
         b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 5_000_000 + b"\r\n\r\n",
@@ -103,7 +161,7 @@ def test_endless_headers_are_cut_off_early(start_server: StartServer, request_by
     port = start_server().port
     with Peer(port) as peer, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         peer.send(request_bytes)
-        assert status_and_error(peer.read_to_end()) == (400, "invalid_http")
+        assert status_and_error(peer.read_to_end()) == (431, "headers_too_large")
     assert is_healthy(port)
 
 
@@ -144,6 +202,65 @@ def test_an_endless_body_is_refused_and_cut_off(start_server: StartServer) -> No
                 num_sent += 1
         assert num_sent < 100_000
     assert is_healthy(port)
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+def test_a_client_that_closes_its_sending_side_gets_its_answer(
+    start_server: StartServer, chat: FakeChat, version: bytes
+) -> None:
+    """As `nc -N` and `shutdown(SHUT_WR)` do after a whole request."""
+    usage = Usage(1, 1, 0)
+    chat.script = [HOLD, Delta("done", (1,), (), FinishReason.STOP, usage)]
+    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}]}).encode()
+    head = CHAT.replace(b"1.1", version)
+    with Peer(start_server().port) as peer:
+        peer.send(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        peer.socket.shutdown(socket.SHUT_WR)
+        assert chat.on_hold.wait(timeout=20)
+        if version == b"1.1":
+            assert peer.read_until(b"\r\n\r\n").startswith(b"HTTP/1.1 100 Continue")
+        chat.release()
+        reply = peer.read_to_end()  # and then the connection is closed
+    assert b"HTTP/1.1 200 OK" in reply
+    assert b'"content":"done"' in reply
+
+
+def test_a_stream_goes_on_after_its_client_closed_its_sending_side(
+    start_server: StartServer, chat: FakeChat
+) -> None:
+    usage = Usage(1, 1, 0)
+    chat.script = [Delta("one", (1,)), HOLD, Delta("two", (2,), (), FinishReason.STOP, usage)]
+    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "stream": True}).encode()
+    with Peer(start_server().port) as peer:
+        peer.send(CHAT + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        peer.read_until(b"one")
+        peer.socket.shutdown(socket.SHUT_WR)
+        peer.read_until(b": keepalive")
+        chat.release()
+        assert b"data: [DONE]" in peer.read_to_end()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_has_gone_is_noticed_although_it_only_sent_its_end(
+    start_server: StartServer, chat: FakeChat, stream: bool
+) -> None:
+    chat.script = [Delta("one", (1,)), HOLD]
+    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "stream": stream}).encode()
+    with Peer(start_server().port) as peer:
+        peer.send(CHAT + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        if stream:
+            peer.read_until(b"one")
+        assert chat.on_hold.wait(timeout=20)
+    closed = time.monotonic()
+    chat.wait_until_closed()
+    assert time.monotonic() - closed < 2
+
+
+def test_half_a_request_is_dropped_when_its_client_sends_no_more(start_server: StartServer) -> None:
+    with Peer(start_server().port) as peer:
+        peer.send(CHAT + b"Content-Length: 100\r\n\r\n{")
+        peer.socket.shutdown(socket.SHUT_WR)
+        assert peer.read_to_end() == b""
 
 
 def test_two_body_lengths_do_not_smuggle_a_request(start_server: StartServer) -> None:
@@ -333,9 +450,15 @@ FLOOD = 5_000
 FLOODED = """
 import logging, sys
 from mlxserve.api.server.drain import Drain
+from mlxserve.api.server.open_requests import OpenRequests
 from mlxserve.api.server.server import HttpServer, bind, serve
 
 async def app(scope, receive, send):
+    if scope["type"] == "lifespan":
+        for what in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{what}.complete"})
+        return
     while (await receive()).get("more_body"):
         pass
     await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -343,7 +466,8 @@ async def app(scope, receive, send):
 
 listener = bind("127.0.0.1", 0)
 ready = lambda: print(listener.getsockname()[1], flush=True)
-serve(HttpServer(app, on_ready=ready, stop_engine=int, drain=Drain(), drain_seconds=0), listener)
+options = {"drain": Drain(), "open_requests": OpenRequests(), "drain_seconds": 0}
+serve(HttpServer(app, on_ready=ready, stop_engine=int, **options), listener)
 """
 
 

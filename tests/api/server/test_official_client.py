@@ -91,6 +91,10 @@ def test_a_repeated_prompt_is_found_in_the_cache(client: openai.OpenAI) -> None:
     assert second.usage.prompt_tokens_details.cached_tokens > first.usage.prompt_tokens - 33
     assert salted.usage.prompt_tokens_details.cached_tokens == 0
     assert first.choices[0].text == second.choices[0].text == salted.choices[0].text
+    skipping = client.completions.create(**asked, extra_body={"skip_prefix_cache": True})
+    assert skipping.usage.prompt_tokens_details.cached_tokens == 0
+    assert skipping.usage.model_extra["cache"]["reason"] == "off"
+    assert skipping.choices[0].text == first.choices[0].text
 
 
 def test_logprobs_arrive_in_the_clients_types(client: openai.OpenAI) -> None:
@@ -136,7 +140,8 @@ def test_a_named_prefix_is_in_the_cache_before_it_is_first_used(
 ) -> None:
     prefix = list(range(100, 200))
     added = server.request("PUT", "/v1/prefixes/rules", {"prompt": prefix})
-    assert json.loads(added[1]) == {"id": "rules", "object": "prefix", "num_tokens": 100}
+    card = {"id": "rules", "object": "prefix", "num_tokens": 100, "key": None}
+    assert json.loads(added[1]) == card
     asked = {"model": "tiny", "max_tokens": 5, "temperature": 0}
     named = client.completions.create(prompt=[7, 8], **asked, extra_body={"prefix_name": "rules"})
     assert named.usage.prompt_tokens == 102
@@ -170,7 +175,7 @@ def test_a_resize_of_the_cache_changes_the_context(server: Process, client: open
     assert num_pages() == 6
     assert client.completions.create(**asked).choices[0].text == wanted.choices[0].text
     status, body = server.request("POST", "/api/v1/cache/resize", {"num_pages": 1 << 24})
-    assert (status, json.loads(body)["error"]["code"]) == (503, "out_of_memory")
+    assert (status, json.loads(body)["error"]["code"]) == (409, "out_of_memory")
     assert server.request("POST", "/api/v1/cache/resize", {"num_pages": total})[0] == 200
     assert context() == before
 

@@ -3,6 +3,8 @@ from typing import Any
 
 import pytest
 
+from mlxserve.api.errors import ApiError
+from mlxserve.api.server.open_requests import OpenRequests
 from mlxserve.api.server.sse import KEEPALIVE, EventStream, Write, event, named_event
 
 
@@ -52,7 +54,12 @@ class Source:
 
 
 def stream(source: Source, interval: float = 10.0) -> EventStream:
-    return EventStream(source.produce, close=source.close, interval=interval)
+    return EventStream(
+        source.produce,
+        close=source.close,
+        failure=lambda error: event(error.message),
+        interval=interval,
+    )
 
 
 def test_an_event_is_one_data_line() -> None:
@@ -111,6 +118,32 @@ def test_keepalives_fill_silence_and_no_event_is_lost() -> None:
         await stream(source, interval=0.01)({}, client.receive, send)
         assert client.bodies[:3] == [KEEPALIVE] * 3
         assert [body for body in client.bodies if body != KEEPALIVE] == [b"late", b""]
+
+    asyncio.run(run())
+
+
+def test_a_request_that_has_to_end_is_closed_and_then_told_the_error() -> None:
+    async def run() -> None:
+        open_requests = OpenRequests()
+        client, source = Client(), Source(b"one", asyncio.Event(), b"never")
+        closed_before: list[int] = []
+
+        async def send(message: dict[str, Any]) -> None:
+            await client.send(message)
+            closed_before.append(source.closed)
+
+        with open_requests.entered("alice") as end, open_requests.entered("bob") as other:
+            scope = {"mlxserve.end": end}
+            reply = asyncio.ensure_future(stream(source)(scope, client.receive, send))
+            while client.bodies != [b"one"]:
+                client.got.clear()
+                await client.got.wait()
+            open_requests.end(ApiError(401, "Revoked."), "alice")
+            await reply
+            assert not other.done()
+        assert client.bodies == [b"one", event("Revoked."), b""]
+        assert closed_before == [0, 0, 1, 1]
+        assert (source.ended, source.closed) == (1, 1)
 
     asyncio.run(run())
 

@@ -1,0 +1,86 @@
+"""The requests being answered: each can be ended early, with an error that its client can read.
+
+A stream ends with the error as its last event. A request without a reply yet is cancelled, wherever it
+waits, and the error becomes its reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mlxserve.api.errors import ApiError, error_response
+
+EarlyEnd: TypeAlias = asyncio.Future[ApiError]  # done once the request has to end
+
+
+class OpenRequests:
+    """Those of one server, each with the API key that sent it. Used in the event loop only."""
+
+    def __init__(self) -> None:
+        self._ends: dict[EarlyEnd, str] = {}  # with the id of the key
+
+    @contextlib.contextmanager
+    def entered(self, key_id: str) -> Iterator[EarlyEnd]:
+        """One request, until its reply is sent."""
+        end: EarlyEnd = asyncio.get_running_loop().create_future()
+        self._ends[end] = key_id
+        try:
+            yield end
+        finally:
+            del self._ends[end]
+
+    def end(self, error: ApiError, key_id: str | None = None) -> None:
+        """End all requests, or those of one key."""
+        for end, owner in self._ends.items():
+            if not end.done() and key_id in (None, owner):
+                end.set_result(error)
+
+
+class RequestRegister:
+    """Enters every request. Runs after the check of the key."""
+
+    def __init__(self, app: ASGIApp, open_requests: OpenRequests) -> None:
+        self._app = app
+        self._open_requests = open_requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        key = scope.get("mlxserve.key")
+        task = asyncio.current_task()
+        assert task is not None
+        has_started = False
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        def cancel(_end: EarlyEnd) -> None:
+            if not has_started:
+                task.cancel()
+
+        with self._open_requests.entered("" if key is None else key.id) as end:
+            scope["mlxserve.end"] = end
+            end.add_done_callback(cancel)
+            try:
+                await self._app(scope, receive, send_and_note)
+            except asyncio.CancelledError:
+                if has_started or not end.done():
+                    raise
+                task.uncancel()
+                await error_response(end.result())(scope, receive, send)
+            finally:
+                end.remove_done_callback(cancel)
+
+
+def early_end(scope: Scope) -> EarlyEnd:
+    """The end of a request. It never comes for one that was not entered."""
+    end: EarlyEnd | None = scope.get("mlxserve.end")
+    return asyncio.get_running_loop().create_future() if end is None else end

@@ -1,0 +1,145 @@
+"""Watchdog: ends the server's process where its engine has failed for good, or a step does not end.
+
+A supervisor (launchd, systemd) then starts it again. Only the server has one: a library must not end
+its user's process.
+
+    engine failed     orderly shutdown, exit code ENGINE_FAILED
+    step is stuck     /health says so, all stacks are logged once; after `end_after` seconds the
+                      process ends at once with exit code ENGINE_STUCK
+    Python is stuck   a call holds the interpreter's lock, so that this thread cannot run either:
+                      faulthandler's own thread writes all stacks to stderr and ends with code 1
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import io
+import logging
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+log = logging.getLogger("mlxserve.watchdog")
+
+ENGINE_FAILED = 70  # exit codes; EX_SOFTWARE of sysexits.h
+ENGINE_STUCK = 71
+MAX_SILENCE = 30.0  # seconds; steps take a tenth of one, the longest on a slow machine a few
+_TICK = 1.0  # seconds
+_SHUTDOWN_SECONDS = 30.0  # in which the server of a failed engine has to shut down
+GRACE = 15.0  # seconds that faulthandler waits longer than this thread
+
+
+class Watched(Protocol):
+    """What the watchdog asks the engine; `Chat` has it."""
+
+    def has_failed(self) -> bool:
+        """Whether the engine has ended by itself."""
+
+    def seconds_since_beat(self) -> float:
+        """Since it last ended a step, or woke up without work."""
+
+
+class Watchdog:
+    """Looks once a second, on a thread of its own, between `start` and `stop`."""
+
+    def __init__(
+        self,
+        engine: Watched,
+        *,
+        end_after: float,
+        shut_down: Callable[[], None],
+        end: Callable[[int], object] = os._exit,
+        tick: float = _TICK,
+    ) -> None:
+        """
+        end_after: seconds after which a step that has not ended ends the process; 0 for never
+        shut_down: begins an orderly shutdown, from any thread
+        """
+        self.exit_code = 0  # of the process, once the server has shut down
+        self._engine = engine
+        self._end_after = end_after
+        self._shut_down = shut_down
+        self._end = end
+        self._tick = tick
+        self._is_logged = False
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mlxserve-watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Idempotent."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def look(self) -> bool:
+        """One look at the engine; False once there is nothing more to watch."""
+        if self._engine.has_failed():
+            log.error("The engine has failed; the server ends with exit code %d.", ENGINE_FAILED)
+            self.exit_code = ENGINE_FAILED
+            self._shut_down()
+            return False
+        silence = self._engine.seconds_since_beat()
+        if silence <= MAX_SILENCE:
+            self._is_logged = False
+        elif not self._is_logged:
+            self._is_logged = True
+            log.error("A step of the engine has run for %.0f seconds. All stacks:", silence)
+            for line in _stacks().splitlines():
+                log.error("%s", line)
+        if self._end_after and silence > self._end_after:
+            log.critical(
+                "A step of the engine has not ended for %.0f seconds (--watchdog-seconds); the "
+                "process ends with exit code %d.",
+                silence,
+                ENGINE_STUCK,
+            )
+            self._end(ENGINE_STUCK)
+            return False
+        return True
+
+    def _run(self) -> None:
+        deadline = _Deadline(self._end_after + GRACE if self._end_after else 0)
+        try:
+            while self.look() and not self._stopping.wait(self._tick):
+                deadline.move()
+            if self.exit_code and not self._stopping.wait(_SHUTDOWN_SECONDS):
+                self._end(self.exit_code)
+        finally:
+            deadline.cancel()
+
+
+class _Deadline:
+    """Ends the process by faulthandler's thread, which needs no lock, unless it is moved in time."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._file = sys.stderr
+        try:
+            self._file.fileno()
+        except (AttributeError, OSError, io.UnsupportedOperation):  # closed, or not a file
+            self._seconds = 0
+        self.move()
+
+    def move(self) -> None:
+        if self._seconds:
+            faulthandler.dump_traceback_later(self._seconds, exit=True, file=self._file)
+
+    def cancel(self) -> None:
+        if self._seconds:
+            faulthandler.cancel_dump_traceback_later()
+
+
+def _stacks() -> str:
+    """The stacks of all threads. faulthandler writes to real files only."""
+    with contextlib.suppress(OSError), tempfile.TemporaryFile("w+", encoding="utf-8") as file:
+        faulthandler.dump_traceback(file=file, all_threads=True)
+        file.seek(0)
+        return file.read()
+    return "(the stacks cannot be written)"

@@ -1,0 +1,47 @@
+"""The standard streams of a server, which runs on when they are closed or their disk is full."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+_STANDARD = (0, 1, 2)
+_STDOUT = 1
+
+
+def open_closed_streams() -> None:
+    """Open /dev/null for each standard stream that is closed.
+
+    The next socket or file would take its number otherwise, and what libraries print would end up
+    in there.
+    """
+    for number in _STANDARD:
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+
+
+def say(line: str) -> None:
+    """Print a line on stdout, if it can be written."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        # What could not be written stays in the buffer, and would fail again when Python ends.
+        _point_to_null(_STDOUT)
+
+
+def forget_unwritten() -> None:
+    """Drop what the streams hold and cannot write, as the exit code would tell of it."""
+    for stream, number in ((sys.stdout, _STDOUT), (sys.stderr, 2)):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            _point_to_null(number)
+
+
+def _point_to_null(number: int) -> None:
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, number)
+    os.close(null)

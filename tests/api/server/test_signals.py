@@ -1,0 +1,157 @@
+"""What signals do to a server that starts, answers, or is stuck."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from mlxserve.api.server.last_resort import LastResort
+from tests.api.server.process import ROOT, Process, Start, send_endless_request
+
+# Python imports a module of this name when it starts.
+_LOADS_FOR_EVER = """
+import time
+from mlxserve import machine
+machine.import_mlx_lm()
+import mlx.core as mx
+import mlxserve.build
+
+def load(*args, **kwargs):
+    print("loading", flush=True)
+    array = mx.ones((1000, 1000))
+    while True:
+        mx.eval(array @ array)
+        time.sleep(0.001)  # mlx holds the GIL for most of the time
+
+mlxserve.build.load = load
+"""
+_STUCK_STEP = """
+import time
+from mlxserve import machine
+machine.import_mlx_lm()
+from mlxserve.engine.engine import Engine
+
+step, count = Engine.step, iter(range(10))
+
+def stuck(self):
+    if next(count, None) is None:
+        time.sleep(3_600)
+    return step(self)
+
+Engine.step = stuck
+"""
+
+
+def customised(folder: Path, code: str) -> dict[str, str]:
+    (folder / "sitecustomize.py").write_text(code)
+    return {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+
+
+def rest_of(peer: socket.socket) -> bytes:
+    data = b""
+    while piece := peer.recv(1_000_000):
+        data += piece
+    return data
+
+
+def wait_for_log(process: Process, text: str) -> None:
+    deadline = time.monotonic() + 60
+    while text not in process.log.read_text():
+        assert process.popen.poll() is None, process.log.read_text()
+        assert time.monotonic() < deadline
+
+
+def test_a_closed_terminal_stops_the_server_like_sigterm(start: Start, tmp_path: Path) -> None:
+    swap = tmp_path / "swap"
+    flags = ("--drain-seconds", "0", "--preemption-mode", "swap", "--swap-dir", str(swap))
+    with start(*flags) as process, send_endless_request(process, stream=True) as peer:
+        process.wait_for_metric("num_requests_running", 1)
+        assert any(entry.is_dir() for entry in swap.iterdir())
+        process.popen.send_signal(signal.SIGHUP)
+        assert b'"error":{"message":"The server is stopping.' in rest_of(peer)
+        assert process.popen.wait(timeout=60) == 0
+        assert not any(entry.is_dir() for entry in swap.iterdir())
+
+
+def test_a_server_started_with_nohup_ignores_that_its_terminal_was_closed(start: Start) -> None:
+    ignore = partial(signal.signal, signal.SIGHUP, signal.SIG_IGN)
+    with start(preexec_fn=ignore) as process:
+        process.popen.send_signal(signal.SIGHUP)
+        assert process.request("GET", "/health")[0] == 200
+        assert process.stop() == (0, "")
+        assert process.log.read_text().count("Shutting down;") == 1
+
+
+def test_a_second_ctrl_c_ends_streams_with_an_error_event(start: Start) -> None:
+    flags = ("--drain-seconds", "600")
+    with start(*flags) as process, send_endless_request(process, stream=True) as peer:
+        process.wait_for_metric("num_requests_running", 1)
+        process.popen.send_signal(signal.SIGINT)
+        wait_for_log(process, "Shutting down;")
+        process.popen.send_signal(signal.SIGINT)
+        assert b'"error":{"message":"The server is stopping.' in rest_of(peer)
+        assert process.popen.wait(timeout=60) == 0
+        assert "Traceback" not in process.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)]
+)
+def test_a_signal_while_a_model_loads_ends_the_process_without_aborting(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    popen = subprocess.Popen(
+        [sys.executable, "-m", "mlxserve", "serve", "--port", "0"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **customised(tmp_path, _LOADS_FOR_EVER)},
+    )
+    try:
+        assert popen.stdout is not None
+        assert popen.stdout.readline() == "loading\n"
+        popen.send_signal(number)
+        _, err = popen.communicate(timeout=30)
+    finally:
+        popen.kill()
+        popen.wait()
+    assert popen.returncode == code, err
+    assert "terminate called" not in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow  # 15 s: it waits for the last resort
+def test_sigterm_ends_a_server_whose_engine_is_stuck(start: Start, tmp_path: Path) -> None:
+    env = customised(tmp_path, _STUCK_STEP)
+    with (
+        start("--drain-seconds", "1", env=env) as process,
+        send_endless_request(process, stream=True) as peer,
+    ):
+        peer.recv(1)
+        process.popen.send_signal(signal.SIGTERM)
+        begun = time.monotonic()
+        assert b'"error":{"message":"The server is stopping.' in rest_of(peer)
+        assert process.popen.wait(timeout=60) == 0
+        assert time.monotonic() - begun < 1 + 10
+        assert "The engine has not stopped in time" in process.log.read_text()
+
+
+def test_the_earliest_deadline_is_the_one_that_counts() -> None:
+    ended: queue.Queue[float] = queue.Queue()
+    begun = time.monotonic()
+    last_resort = LastResort(lambda: ended.put(time.monotonic()))
+    last_resort.end_within(600)
+    last_resort.end_within(0.05)
+    assert ended.get(timeout=30) - begun >= 0.05
+    with pytest.raises(queue.Empty):
+        ended.get_nowait()

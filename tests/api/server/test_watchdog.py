@@ -1,0 +1,160 @@
+"""The watchdog ends a server whose engine has failed or is stuck, and no other."""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+
+from mlxserve.api.server.watchdog import ENGINE_FAILED, ENGINE_STUCK, Watchdog
+
+
+@dataclass
+class Engine:
+    silence: float = 0.0
+    failed: bool = False
+    ends: list[int] = field(default_factory=list)
+    stops: list[str] = field(default_factory=list)
+
+    def has_failed(self) -> bool:
+        return self.failed
+
+    def seconds_since_beat(self) -> float:
+        return self.silence
+
+    def watchdog(self, end_after: float) -> Watchdog:
+        return Watchdog(
+            self,
+            end_after=end_after,
+            shut_down=lambda: self.stops.append("asked"),
+            end=self.ends.append,
+        )
+
+
+def test_an_engine_that_takes_steps_is_left_alone() -> None:
+    engine = Engine(silence=29.0)
+    assert engine.watchdog(60).look()
+    assert (engine.ends, engine.stops) == ([], [])
+
+
+def test_a_stuck_step_is_logged_once_with_all_stacks_and_ends_the_process_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = Engine(silence=31.0)
+    watchdog = engine.watchdog(60)
+    with caplog.at_level(logging.ERROR):
+        assert watchdog.look()
+        assert watchdog.look()
+        assert caplog.text.count("has run for 31 seconds") == 1
+        assert "test_watchdog.py" in caplog.text
+        engine.silence = 61.0
+        assert not watchdog.look()
+    assert engine.ends == [ENGINE_STUCK]
+
+
+def test_zero_seconds_never_end_the_process() -> None:
+    engine = Engine(silence=1e6)
+    assert engine.watchdog(0).look()
+    assert engine.ends == []
+
+
+def test_a_failed_engine_shuts_the_server_down_with_its_exit_code() -> None:
+    engine = Engine(failed=True)
+    watchdog = engine.watchdog(60)
+    watchdog.start()
+    watchdog.stop()
+    assert (engine.stops, watchdog.exit_code) == (["asked"], ENGINE_FAILED)
+
+
+def test_it_stops_looking_when_it_is_stopped() -> None:
+    watchdog = Engine().watchdog(60)
+    watchdog.start()
+    watchdog.stop()
+    assert "mlxserve-watchdog" not in {thread.name for thread in threading.enumerate()}
+
+
+# ---- the whole process
+
+_FAULTY = """
+import ctypes, sys, time
+from mlxserve.machine import prepare
+prepare()
+from mlxserve.model.runner import ModelRunner
+from mlxserve.api.server import watchdog
+
+def fails(*_, **__):
+    raise RuntimeError("the device is gone")
+
+def hangs(*_, **__):
+    time.sleep(600)
+
+def locks(*_, **__):
+    ctypes.PyDLL(None).sleep(600)  # without giving up the interpreter's lock
+
+watchdog.MAX_SILENCE, watchdog.GRACE = 2.0, 2.0
+ModelRunner.launch = {fault}
+sys.argv[1:] = ["serve", "--port", "0", "--watchdog-seconds", "4", "--max-engine-failures", "2"]
+from mlxserve.cli import main
+main()
+"""
+_BODY = b'{"prompt": "Hello", "max_tokens": 4}'
+
+
+def _served(fault: str) -> tuple[int, list[int], str]:
+    """Exit code, statuses of two requests and stderr of a server with this fault."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _FAULTY.format(fault=fault)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            port = int(process.stdout.readline().rpartition(":")[2])
+            statuses = []
+            for _ in range(2):
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+                try:
+                    connection.request(
+                        "POST", "/v1/completions", _BODY, {"content-type": "application/json"}
+                    )
+                    statuses.append(connection.getresponse().status)
+                except (OSError, http.client.HTTPException):
+                    statuses.append(0)
+                finally:
+                    connection.close()
+            _, errors = process.communicate(timeout=60)
+            return process.returncode, statuses, errors
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_server_whose_engine_fails_for_good_ends_with_an_exit_code_of_its_own() -> None:
+    code, statuses, errors = _served("fails")
+    assert (code, statuses) == (ENGINE_FAILED, [500, 503])
+    assert errors.endswith("error: the engine has failed; the log says why.\n")
+
+
+@pytest.mark.slow
+def test_a_server_whose_step_hangs_ends_with_an_exit_code_of_its_own() -> None:
+    code, statuses, errors = _served("hangs")
+    assert (code, statuses) == (ENGINE_STUCK, [0, 0])
+    assert "in hangs" in errors
+
+
+@pytest.mark.slow
+def test_a_server_whose_step_holds_pythons_lock_ends_as_well() -> None:
+    code, statuses, errors = _served("locks")
+    assert (code, statuses) == (1, [0, 0])
+    assert "Timeout (0:00:06)!" in errors
+    assert "in locks" in errors

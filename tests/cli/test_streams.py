@@ -1,0 +1,56 @@
+"""`mlxserve serve` whose standard streams cannot be written."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from mlxserve.api.server.server import bind
+from tests.cli.commands import ROOT
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has /dev/full")
+@pytest.mark.parametrize("redirection", [">/dev/full", "2>/dev/full", ">/dev/full 2>&1"])
+def test_a_server_starts_answers_and_ends_when_its_output_cannot_be_written(
+    redirection: str,
+) -> None:
+    check_server(redirection)
+
+
+@pytest.mark.parametrize("redirection", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_server_starts_answers_and_ends_when_its_streams_are_closed(redirection: str) -> None:
+    check_server(redirection)
+
+
+def check_server(redirection: str) -> None:
+    with bind("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    command = f'exec "$0" -m mlxserve serve --num-pages 50 --port {port} {redirection}'
+    null: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    popen = subprocess.Popen(["/bin/sh", "-c", command, sys.executable], cwd=ROOT, **null)
+    try:
+        deadline = time.monotonic() + 60
+        while (reply := ask(port)) is None:
+            assert popen.poll() is None, popen.returncode
+            assert time.monotonic() < deadline
+        assert reply.status_code == 200
+        popen.send_signal(signal.SIGTERM)
+        assert popen.wait(timeout=60) == 0
+    finally:
+        popen.kill()
+        popen.wait()
+
+
+def ask(port: int) -> httpx.Response | None:
+    body = {"prompt": "x", "max_tokens": 2}
+    try:
+        return httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60)
+    except httpx.TransportError:
+        return None
