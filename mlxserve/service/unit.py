@@ -1,0 +1,69 @@
+"""ServiceUnit: what the user's service manager is to run, and where its log goes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlxserve.errors import InvalidConfig
+
+# Folders and files that a login shell may set and a service manager does not know. No keys: units
+# can be read by other users, and so can the environment of what they run.
+_CARRIED = (
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "MLXSERVE_BLAS",
+    "MLXSERVE_CONFIG",
+    "MLXSERVE_HOME",
+    "XDG_CACHE_HOME",
+    "XDG_CONFIG_HOME",
+)
+_STOP_MARGIN = 15.0  # seconds after the drain, when the server ends by itself
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceUnit:
+    """
+    command: the program and its arguments
+    environment: variables it is started with
+    log: file that its output is appended to
+    stop_seconds: how long it may take to stop before it is killed
+    """
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    log: Path
+    stop_seconds: int
+
+    @classmethod
+    def of(cls, flags: Sequence[str], drain_seconds: float) -> ServiceUnit:
+        """`mlxserve serve` with these flags. Raises InvalidConfig for control characters in them."""
+        command = (sys.executable, "-m", "mlxserve", "serve", *flags)
+        environment = {name: value for name in _CARRIED if (value := os.environ.get(name))}
+        for text in (*command, *environment.values(), str(log_file())):
+            if not text.isprintable():
+                raise InvalidConfig(
+                    f"{text!r:.80} cannot be part of a service: it is not printable."
+                )
+        return cls(command, environment, log_file(), int(drain_seconds + _STOP_MARGIN))
+
+
+def log_file() -> Path:
+    """Where the service's output is."""
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Logs" / "mlxserve" / "service.log"
+    base = os.environ.get("XDG_STATE_HOME")
+    return Path(base or Path.home() / ".local" / "state", "mlxserve", "service.log")
+
+
+def last_lines(file: Path, count: int) -> list[str]:
+    """The end of a log; empty without one."""
+    try:
+        with file.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - count * 1_000))
+            return log.read().decode(errors="replace").splitlines()[-count:]
+    except OSError:
+        return []
