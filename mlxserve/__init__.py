@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # the list of public names: type checkers follow it, _modules
     from mlxserve.chat import RequestOutput as RequestOutput
     from mlxserve.config import EngineConfig as EngineConfig
     from mlxserve.config import SchedulerConfig as SchedulerConfig
+    from mlxserve.errors import EngineFailed as EngineFailed
     from mlxserve.errors import EngineStopped as EngineStopped
     from mlxserve.errors import GrammarFailed as GrammarFailed
     from mlxserve.errors import InvalidConfig as InvalidConfig
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # the list of public names: type checkers follow it, _modules
     from mlxserve.errors import MlxServeError as MlxServeError
     from mlxserve.errors import ModelNotFound as ModelNotFound
     from mlxserve.errors import OutOfMemory as OutOfMemory
+    from mlxserve.errors import PagesPromised as PagesPromised
     from mlxserve.errors import PrefixQuotaExceeded as PrefixQuotaExceeded
     from mlxserve.errors import PromptTooLong as PromptTooLong
     from mlxserve.errors import QueueFull as QueueFull

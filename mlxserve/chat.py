@@ -12,6 +12,7 @@ A streaming reply renders each delta, a plain one renders what `AnswerStream.who
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -39,13 +40,17 @@ from mlxserve.sampling_params import SamplingParams
 from mlxserve.stats import Stats
 from mlxserve.text.deltas import Delta, DeltaDecoder, Usage
 from mlxserve.text.guidance.planner import Planner
+from mlxserve.text.lanes import text_size
 from mlxserve.text.parsing.parser import TurnParser
 from mlxserve.text.parsing.turn import AssistantTurn, ToolCall, join_calls
+from mlxserve.text.templates import RenderedTooLong
 from mlxserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # they import mlx, which waits for machine.prepare()
     from mlxserve.engine.async_engine import AsyncEngine, OutputStream
     from mlxserve.engine.snapshot import Snapshot
+
+log = logging.getLogger("mlxserve.chat")
 
 Observe: TypeAlias = Callable[[Delta], None]
 
@@ -188,6 +193,7 @@ class Chat:
         self._numbers = itertools.count()
         self._prefixes: dict[str, NamedPrefix] = {}
         self._prefix_lock = threading.Lock()
+        self._warned: set[str] = set()  # prefixes that were named under another salt, by request
 
     @property
     def max_model_len(self) -> int:
@@ -214,20 +220,32 @@ class Chat:
         **template_kwargs: Any,
     ) -> list[int]:
         """A conversation as the token ids of a prompt. Raises InvalidRequest, PromptTooLong."""
-        contents = (message.get("content") for message in messages if isinstance(message, Mapping))
-        self._refuse_huge(sum(len(content) for content in contents if isinstance(content, str)))
-        return self._tokenizer.render(messages, tools=tools, **template_kwargs)
+        self._refuse_huge(text_size(messages, tools))
+        most = self._most_characters
+        try:
+            return self._tokenizer.render(
+                messages, tools=tools, most_characters=most, **template_kwargs
+            )
+        except RenderedTooLong as error:
+            raise self._too_long(error.num_characters) from error
 
-    def _refuse_huge(self, num_characters: int) -> None:
-        """Refuse a text that can never fit before it is tokenised, which would take seconds.
+    @property
+    def _most_characters(self) -> int:
+        """Of a text that is tokenised: one with more can never fit, and tokenising takes seconds.
 
         The margin allows for tokenizers that drop or join characters first.
         """
+        return self.max_model_len * _MARGIN * self._tokenizer.max_token_size - 1
+
+    def _refuse_huge(self, num_characters: int) -> None:
+        if num_characters > self._most_characters:
+            raise self._too_long(num_characters)
+
+    def _too_long(self, num_characters: int) -> PromptTooLong:
         num_tokens = num_characters // (_MARGIN * self._tokenizer.max_token_size)
-        if num_tokens >= self.max_model_len:
-            raise PromptTooLong.for_answer(
-                num_tokens, self.max_model_len, num_characters=num_characters
-            )
+        return PromptTooLong.for_answer(
+            num_tokens, self.max_model_len, num_characters=num_characters
+        )
 
     def encode(self, text: str) -> list[int]:
         """A text as token ids. Raises InvalidRequest, and PromptTooLong if it is far too long."""
@@ -274,6 +292,8 @@ class Chat:
             prefix = self._named(options.prefix_name)
             prompts = [(*prefix.token_ids, *prompt) for prompt in prompts]
             salt = prefix.cache_salt if options.cache_salt is None else options.cache_salt
+            if salt != prefix.cache_salt:
+                self._warn_of_salt(options.prefix_name, prefix)
             options = replace(options, cache_salt=salt)
         ids = self._request_ids(options.request_id, len(prompts) * params.n)
         answers: list[tuple[Request, DeltaDecoder]] = []
@@ -310,6 +330,7 @@ class Chat:
         *,
         fork_of: str | None = None,
         pins: bool = False,
+        pin_share: float = 1.0,
     ) -> Request:
         """Not yet queued."""
         self._check(prompt, params)
@@ -325,7 +346,9 @@ class Chat:
             cache_salt=f"{self._fingerprint}\0{options.cache_salt or ''}".encode(),
             client=options.client,
             priority=options.priority,
+            skips_cache=options.skip_prefix_cache,
             pins=pins,
+            pin_share=pin_share,
             fork_of=fork_of,
             guide=await self._planner.guide(prompt, params, options.turn),
         )
@@ -407,20 +430,30 @@ class Chat:
     # ---- named prefixes
 
     async def add_prefix(
-        self, name: str, token_ids: Sequence[int], *, cache_salt: str | None = None
+        self,
+        name: str,
+        token_ids: Sequence[int],
+        *,
+        cache_salt: str | None = None,
+        client: str = "",
+        max_share: float = 1.0,
     ) -> None:
         """Compute a prefix and keep its pages, for requests that begin with it.
 
         Only requests with the same `cache_salt` find it. It replaces a prefix of the same name
-        once it is computed; until then both count against `max_pinned_fraction`. Raises
-        InvalidRequest for an empty name or prefix, PrefixQuotaExceeded, and what `submit` raises.
+        once it is computed; until then both count against `max_pinned_fraction`. `max_share` is
+        the most that this client may have of that fraction. Raises InvalidRequest for an empty
+        name or prefix, PrefixQuotaExceeded, PagesPromised if it would cut a running answer, and
+        what `submit` raises.
         """
         if not name:
             raise InvalidParameter("prefix_name", "must not be empty")
         params = SamplingParams(max_tokens=1, temperature=0)
-        options = RequestOptions(cache_salt=cache_salt)
+        options = RequestOptions(cache_salt=cache_salt, client=client)
         [request_id] = self._request_ids(None, 1)
-        request = await self._request(token_ids, params, options, request_id, pins=True)
+        request = await self._request(
+            token_ids, params, options, request_id, pins=True, pin_share=max_share
+        )
         answer = await self._submit([(request, self._decoder(token_ids, request, None))])
         try:
             [output] = await answer.whole()
@@ -434,6 +467,7 @@ class Chat:
         with self._prefix_lock:
             old, self._prefixes[name] = self._prefixes.get(name), new
         if old is not None:
+            self._warned.discard(old.request_id)
             self._engine.unpin(old.request_id)
 
     def remove_prefix(self, name: str) -> None:
@@ -441,12 +475,24 @@ class Chat:
         with self._prefix_lock:
             old = self._named(name)
             del self._prefixes[name]
+            self._warned.discard(old.request_id)
         self._engine.unpin(old.request_id)
 
     def prefixes(self) -> dict[str, int]:
         """Each named prefix and its number of tokens."""
         with self._prefix_lock:
             return {name: len(prefix.token_ids) for name, prefix in self._prefixes.items()}
+
+    def _warn_of_salt(self, name: str, prefix: NamedPrefix) -> None:
+        """Once for each prefix."""
+        if prefix.request_id not in self._warned:
+            self._warned.add(prefix.request_id)
+            log.warning(
+                "A request names the prefix %r, but has another cache_salt than it was added with: "
+                "such requests find none of its pages, and compute them. Leave cache_salt out, or "
+                "add the prefix with it.",
+                name,
+            )
 
     def _named(self, name: str) -> NamedPrefix:
         prefix = self._prefixes.get(name)
@@ -467,6 +513,10 @@ class Chat:
         """Whether the engine's thread runs."""
         return self._engine.is_alive()
 
+    def has_failed(self) -> bool:
+        """Whether the engine has ended by itself, and not because it was closed."""
+        return self._engine.has_failed()
+
     def seconds_since_beat(self) -> float:
         """Since the engine last ended a step, or woke up without work."""
         return self._engine.seconds_since_beat()
@@ -484,7 +534,7 @@ class Chat:
 
         Running answers stay the same; if the pages no longer suffice for all of them, some
         requests are preempted. Raises InvalidParameter, OutOfMemory, PrefixQuotaExceeded if named
-        prefixes hold too many pages, QueueFull if a running request is too long, and
+        prefixes hold too many pages, PagesPromised if it would cut a running answer, and
         EngineStopped; the cache is unchanged then.
         """
         check_num_pages(num_pages)
@@ -496,5 +546,6 @@ class Chat:
 
     def close(self) -> None:
         """Abort every answer and end the engine. Idempotent."""
+        self._engine.close()  # first: its thread uses the planner's matchers
         self._planner.close()
-        self._engine.close()
+        self._tokenizer.close()

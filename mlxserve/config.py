@@ -162,7 +162,7 @@ class SchedulerConfig(Options):
     immune_after_preemptions: Annotated[
         int,
         Option(
-            "A request that was preempted this often is preempted only after all others.",
+            "A request that was preempted this often is preempted only after all others of its priority.",
             "Scheduling",
             "preemptions",
             ge=1,
@@ -215,7 +215,9 @@ class EngineConfig(Options):
             default="the repository's default branch",
         ),
     ] = None
-    seed: Annotated[int, Option("Random seed of requests that set none.", "Model", ge=0)] = 0
+    seed: Annotated[
+        int, Option("Random seed of requests that set none.", "Model", ge=0, le=2**64 - 1)
+    ] = 0
     gpu_memory_utilization: Annotated[
         float,
         Option(
@@ -228,7 +230,12 @@ class EngineConfig(Options):
     num_pages: Annotated[
         int | None,
         Option(
-            "Pages of the KV cache.", "Memory", "pages", ge=2, default="as many as fit into memory"
+            "Pages of the KV cache.",
+            "Memory",
+            "pages",
+            ge=2,
+            le=2**24,
+            default="as many as fit into memory",
         ),
     ] = None
     page_size: Annotated[
@@ -281,6 +288,32 @@ class EngineConfig(Options):
             default="mlxserve/swap in the user's cache folder",
         ),
     ] = None
+    memory_high: Annotated[
+        float,
+        Option(
+            "Share of the memory from which on new requests wait: resident memory of the machine's "
+            "or cgroup's, addresses of `ulimit -v`, the GPU's working set; whichever is highest.",
+            "Recovery",
+            gt=0,
+            le=1,
+        ),
+    ] = 0.95
+    memory_critical: Annotated[
+        float,
+        Option(
+            "Share of the memory from which on one request runs at a time.", "Recovery", gt=0, le=1
+        ),
+    ] = 0.98
+    max_engine_failures: Annotated[
+        int,
+        Option(
+            "The engine recovers from failures; this many within a minute end it, and the server "
+            "with exit code 70.",
+            "Recovery",
+            "failures",
+            ge=1,
+        ),
+    ] = 5
     disable_log_stats: Annotated[bool, Option("Log no throughput lines.", "Log")] = False
     log_stats_interval: Annotated[
         float, Option("Time between two throughput lines.", "Log", "seconds", gt=0)
@@ -294,6 +327,14 @@ class EngineConfig(Options):
             default="no trace",
         ),
     ] = None
+
+    def check_together(self) -> None:
+        if self.memory_critical < self.memory_high:
+            raise InvalidConfig(
+                f"memory_critical ({self.memory_critical}) must be at least memory_high "
+                f"({self.memory_high}).",
+                option="memory_critical",
+            )
 
     @property
     def itl_target(self) -> float | None:

@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 
@@ -30,6 +31,7 @@ from mlxserve.request_options import RequestOptions
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.stats import Stats
 from mlxserve.text.deltas import Delta
+from mlxserve.text.lanes import run_in_lane, text_size
 from mlxserve.text.parsing.turn import AssistantTurn
 
 Message: TypeAlias = Mapping[str, Any]  # {"role": ..., "content": ...}
@@ -54,8 +56,8 @@ class AsyncLLM:
         if model is not None:
             options["model"] = model
         self.config = (config or EngineConfig()).with_options(**options)
-        machine.prepare()
-        from mlxserve.build import build_chat  # imports mlx: after prepare()
+        machine.import_mlx_lm()
+        from mlxserve.build import build_chat  # imports mlx and mlx-lm
 
         self._chat = build_chat(self.config)
 
@@ -135,10 +137,27 @@ class AsyncLLM:
 
         A request with this `prefix_name` has the prefix prepended and finds its pages in the cache;
         so does one that begins with the same tokens and has the same `cache_salt`. The pages stay
-        until the prefix is removed. Raises PrefixQuotaExceeded, and what `generate` raises.
+        until the prefix is removed. Raises PrefixQuotaExceeded, PagesPromised if it would cut a
+        running answer, and what `generate` raises.
         """
         token_ids = await self._token_ids(prefix, add_generation_prompt=False)
         await self._chat.add_prefix(name, token_ids, cache_salt=cache_salt)
+
+    async def add_prefixes(
+        self, prefixes: Mapping[str, Prompt], *, cache_salt: str | None = None
+    ) -> None:
+        """Add several prefixes by name, all or none: what `add_prefix` raises for one of them
+        removes those that were new. One that replaces another of its name stays."""
+        known, added = set(self.list_prefixes()), list[str]()
+        try:
+            for name, prefix in prefixes.items():
+                await self.add_prefix(name, prefix, cache_salt=cache_salt)
+                added.append(name)
+        except BaseException:
+            for name in added:
+                if name not in known:
+                    self.remove_prefix(name)
+            raise
 
     def remove_prefix(self, name: str) -> None:
         """Forget a named prefix. Raises UnknownPrefix."""
@@ -164,8 +183,8 @@ class AsyncLLM:
 
         Running answers stay the same; where pages are too few for all of them, some are preempted and
         recomputed later. Raises, and changes nothing: InvalidParameter, OutOfMemory,
-        PrefixQuotaExceeded if named prefixes have too many pages, QueueFull if a request has grown
-        too long, EngineStopped.
+        PrefixQuotaExceeded if named prefixes have too many pages, PagesPromised if it would cut a
+        running answer, EngineStopped.
         """
         return await self._chat.resize_cache(num_pages)
 
@@ -193,14 +212,15 @@ class AsyncLLM:
         self, prompt: Prompt, *, add_generation_prompt: bool, tools: Tools = ()
     ) -> list[int]:
         if isinstance(prompt, str):
-            return await asyncio.to_thread(self._chat.encode, prompt)
+            return await run_in_lane(len(prompt), partial(self._chat.encode, prompt))
         if prompt and isinstance(prompt[0], Mapping):
-            return await asyncio.to_thread(
+            render = partial(
                 self._chat.render,
                 _conversation(prompt),
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
             )
+            return await run_in_lane(text_size(prompt, tools), render)
         if not all(isinstance(token, int) for token in prompt):
             raise InvalidParameter("prompt", "must be text, token ids or messages")
         return [token for token in prompt if isinstance(token, int)]
@@ -294,6 +314,12 @@ class LLM:
     def add_prefix(self, name: str, prefix: Prompt, *, cache_salt: str | None = None) -> None:
         """As AsyncLLM's."""
         self._run(self._llm.add_prefix(name, prefix, cache_salt=cache_salt))
+
+    def add_prefixes(
+        self, prefixes: Mapping[str, Prompt], *, cache_salt: str | None = None
+    ) -> None:
+        """As AsyncLLM's."""
+        self._run(self._llm.add_prefixes(prefixes, cache_salt=cache_salt))
 
     def remove_prefix(self, name: str) -> None:
         """Forget a named prefix. Raises UnknownPrefix."""

@@ -22,6 +22,10 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, get_args, get_origi
 
 from mlxserve.errors import InvalidConfig
 
+# Of a number whose option declares no highest value: what fits into an array's index, and into a timer.
+_HIGHEST = {int: 2**31 - 1, float: 1e9}
+_SHOWN = 80  # characters of a refused value
+
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
 
@@ -122,11 +126,23 @@ class NamedOption:
         return (
             (declared.ge is None or value >= declared.ge)
             and (declared.gt is None or value > declared.gt)
-            and (declared.le is None or value <= declared.le)
+            and value <= self._highest
         )
 
+    @property
+    def _highest(self) -> float:
+        return _HIGHEST[self.kind] if self.declared.le is None else self.declared.le
+
+    def _is_too_high(self, value: object) -> bool:
+        """Whether it is above a highest value that the option does not declare."""
+        is_open = self.kind in _HIGHEST and self.declared.le is None
+        return is_open and isinstance(value, (int, float)) and value > self._highest
+
     def _refusal(self, value: object) -> InvalidConfig:
-        message = f"{self.name} must be {self._wanted()}, got {value!r}"
+        wanted = self._wanted()
+        if self._is_too_high(value):
+            wanted += f" and at most {self._highest:.0f}"
+        message = f"{self.name} must be {wanted}, got {value!r:.{_SHOWN}}"
         return InvalidConfig(message, option=self.name)
 
     def _wanted(self) -> str:

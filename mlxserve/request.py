@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from mlxserve.sampling_params import SamplingParams, check_whole
 
+ANONYMOUS = "@"  # begins the name of a client that is known by its connection only
 MIN_PAGES, MAX_PAGES = 2, 1 << 24  # of the cache, with any amount of memory
 
 
@@ -73,6 +74,16 @@ class Guide(Protocol):
     def read(self, token_ids: Sequence[int], /) -> None:
         """Feed it tokens that were chosen, in order."""
 
+    def ask(self) -> None:
+        """Have the next mask computed, with those of all guides that have read tokens."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next mask is known. May wait for it for a few milliseconds."""
+
+    def wait(self, seconds: float, /) -> None:
+        """Wait for the next mask, at most for the seconds."""
+
     @property
     def must_wait(self) -> bool:
         """Whether the token after the next one cannot be chosen before that one is known."""
@@ -131,9 +142,11 @@ class Request:
     params: SamplingParams
     stop_ids: frozenset[int] = frozenset()  # end-of-sequence and stop tokens
     cache_salt: bytes = b""  # pages are shared only within one salt
-    client: str = ""  # whose request it is: clients share the engine fairly
+    client: str = ""  # whose request it is: clients share the engine fairly (see ANONYMOUS)
     priority: int = 0  # lower goes first
+    skips_cache: bool = False  # it neither finds cached pages nor leaves any
     pins: bool = False  # the prompt is a named prefix: its pages stay after the request's end
+    pin_share: float = 1.0  # most that its client may have of the pages of all named prefixes
     fork_of: str | None = None  # id of a request with the same prompt, which computes it for both
     guide: Guide | None = None  # limits which tokens may come next
     page_hashes: Sequence[bytes] = ()  # of its first pages, where the caller knows them
@@ -164,6 +177,7 @@ class LiveRequest:
     arrival: int = 0  # order of arrival
     queued_at: int = 0  # the number of the step before which it arrived
     length_limit: int = 0  # known tokens with which it ends, by max_tokens or max_model_len
+    promised_length: int = 0  # of these, those that the cache had room for when it was queued
     leader: LiveRequest | None = None  # the request that computes its prompt while it waits
     id: str = field(init=False)
     num_prompt: int = field(init=False)
@@ -176,6 +190,7 @@ class LiveRequest:
     num_in_flight: int = 0
     num_preemptions: int = 0
     num_overtaken: int = 0  # admissions of later requests while this one lacked memory
+    is_deferred: bool = False  # its next chunk waits for a step with a page of budget left
     num_lost: int = 0  # computed tokens that the last preemption gave up
     prefill_end: int = 0  # known tokens at the last admission; from there on it decodes
     page_table: PageTable = field(default_factory=as_page_table)
@@ -204,6 +219,11 @@ class LiveRequest:
         if guide is not None:
             guide.read(self.token_ids[self.num_prompt + guide.num_read :])
         return guide
+
+    def can_sample(self) -> bool:
+        """Whether it is known which tokens may come next, unless one is unread."""
+        guide = self.feed_guide()
+        return guide is None or guide.is_ready
 
     @property
     def has_run(self) -> bool:
@@ -271,3 +291,4 @@ class Output(NamedTuple):
     num_cached: int = 0
     cache: CacheReport | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    num_outputs: int = 0  # so far, including those of this step

@@ -16,6 +16,7 @@ class RequestOptions:
     cache_salt: cached pages are shared only between requests with the same salt
     priority: lower runs first; waiting raises a request step by step
     prefix_name: named prefix to prepend; its salt applies where none is given
+    skip_prefix_cache: find no cached pages for the prompt and leave none of it or of the answer
     client: owner of the request, such as a key or a user; clients share the engine fairly
     request_id: its name in snapshots and logs, unique among live requests; of several answers the
         N-th is called `request_id-N`; None numbers them
@@ -25,6 +26,7 @@ class RequestOptions:
     cache_salt: str | None = None
     priority: int = 0
     prefix_name: str | None = None
+    skip_prefix_cache: bool = False
     client: str = ""
     request_id: str | None = None
     turn: AssistantTurn | None = None
@@ -32,6 +34,14 @@ class RequestOptions:
     def __post_init__(self) -> None:
         _check_text(self.cache_salt, "cache_salt")
         _check_text(self.prefix_name, "prefix_name")
+        if not isinstance(self.skip_prefix_cache, bool):
+            raise InvalidParameter(
+                "skip_prefix_cache", f"must be True or False, got {self.skip_prefix_cache!r:.80}"
+            )
+        if self.skip_prefix_cache and self.prefix_name is not None:
+            raise InvalidParameter(
+                "skip_prefix_cache", "cannot be combined with prefix_name, which is in the cache"
+            )
         if not isinstance(self.client, str):
             raise InvalidParameter("client", f"must be a string, got {self.client!r:.80}")
         check_whole(self.priority, "priority")

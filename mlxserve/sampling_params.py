@@ -37,6 +37,8 @@ class SamplingParams:
 
     n: answers to one prompt, which is computed once for all of them
     max_tokens: at most this many new tokens; None: until the model stops or the context is full
+    min_tokens: before this many new tokens neither a token that ends the answer is chosen nor a stop
+        string looked for; a structure that is complete ends it all the same
     temperature: 0 is greedy
     top_p, top_k, min_p: nucleus, the k best, a floor relative to the best (1, 0 and 0 are off)
     seed: the same seed gives the same tokens in any batch; None draws one
@@ -54,6 +56,7 @@ class SamplingParams:
 
     n: int = 1
     max_tokens: int | None = None
+    min_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -79,6 +82,12 @@ class SamplingParams:
         check_whole(self.n, "n", 1, self.MAX_CHOICES)
         if self.max_tokens is not None:
             check_whole(self.max_tokens, "max_tokens", 1, None)
+        check_whole(self.min_tokens, "min_tokens", 0, None)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidParameter(
+                "min_tokens",
+                f"must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}",
+            )
         _number(self.temperature, "temperature", 0.0, 100.0)
         _number(self.top_p, "top_p", 0.0, 1.0)
         if self.top_p == 0:

@@ -382,8 +382,11 @@ def test_a_text_that_can_never_fit_is_refused_unread(
     huge = "x " * 1_000_000
     with pytest.raises(PromptTooLong, match="has 2000000 characters"):
         chat.encode(huge)
-    with pytest.raises(PromptTooLong, match="has 2000001 characters"):
+    with pytest.raises(PromptTooLong, match="has 2000011 characters"):
         chat.render([{"role": "system", "content": "x"}, {"role": "user", "content": huge}])
+    tools = [{"type": "function", "function": {"name": "f", "description": huge}}]
+    with pytest.raises(PromptTooLong, match="has 2000014 characters"):
+        chat.render([{"role": "user", "content": "x"}], tools=tools)
 
 
 def test_a_snapshot_shows_running_requests(chat: Chat) -> None:

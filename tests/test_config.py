@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import FrozenInstanceError
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from mlxserve.config import EngineConfig, PageTail, SchedulerConfig
 from mlxserve.errors import InvalidConfig, MlxServeError
+from mlxserve.option import NamedOption, options_of
 
 
 def test_the_defaults_are_valid_and_leave_open_what_the_model_decides() -> None:
@@ -26,7 +28,7 @@ def test_the_defaults_are_valid_and_leave_open_what_the_model_decides() -> None:
         {"log_stats_interval": 0.5},
         {"itl_target_ms": 0, "tool_keep_seconds": 0, "hot_after_hits": 1},
         {"swap_space": 0.001, "swap_dir": "~/swap"},
-        {"seed": 2**64},
+        {"seed": 2**64 - 1},
         {"revision": "main", "model": "some-org/some-model"},
         {"attention_backend": "reference"},
     ],
@@ -93,6 +95,18 @@ def test_values_outside_it_are_refused(name: str, values: list[Any]) -> None:
     for value in values:
         with pytest.raises(InvalidConfig, match=f"^{name} must be "):
             EngineConfig().with_options(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "option", [each for each in options_of(EngineConfig) if each.kind in (int, float)], ids=str
+)
+def test_a_huge_number_is_refused_with_the_range_that_is_allowed(option: NamedOption) -> None:
+    for value in (99_999_999_999_999_999_999, 1e300 if option.kind is float else 10**40):
+        with pytest.raises(InvalidConfig, match=rf"^{option.name} must be ") as caught:
+            EngineConfig().with_options(**{option.name: value})
+        highest = "one of" if option.choices else r"(to|at most) [0-9.]+, got "
+        assert re.search(highest, str(caught.value))
+        assert len(str(caught.value)) < 200
 
 
 def test_a_mode_is_given_by_its_word() -> None:

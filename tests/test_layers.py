@@ -44,16 +44,25 @@ ARROWS: dict[str, str] = {
     "mlxserve/machine": "mlxserve/errors",
     "mlxserve/hub": "mlxserve/errors mlxserve/sampling_params",
     "mlxserve/mini/__init__": "",
+    "mlxserve/helpers": "",
     "mlxserve/text/parsing": "",
-    "mlxserve/text/template_limits": "",
+    "mlxserve/text/lanes": "",
+    "mlxserve/text/templates": "mlxserve/helpers",
+    "mlxserve/text/template_worker": "",
+    "mlxserve/text/large_texts": "mlxserve/errors mlxserve/helpers mlxserve/text/templates",
     "mlxserve/text/tokenizer": (
-        "mlxserve/errors mlxserve/text/parsing mlxserve/text/template_limits"
+        "mlxserve/errors mlxserve/text/parsing mlxserve/text/lanes mlxserve/text/templates "
+        "mlxserve/text/large_texts"
+    ),
+    "mlxserve/text/large_text_worker": (
+        "mlxserve/text/templates mlxserve/text/template_worker mlxserve/text/tokenizer"
     ),
     "mlxserve/text/deltas": (
         "mlxserve/sampling_params mlxserve/request mlxserve/text/parsing mlxserve/text/tokenizer"
     ),
     "mlxserve/text/guidance": (
-        "mlxserve/errors mlxserve/sampling_params mlxserve/text/parsing mlxserve/text/tokenizer"
+        "mlxserve/errors mlxserve/sampling_params mlxserve/helpers mlxserve/text/parsing "
+        "mlxserve/text/tokenizer"
     ),
     "mlxserve/text/__init__": "",
     "mlxserve/request_options": "mlxserve/errors mlxserve/sampling_params mlxserve/text/parsing",
@@ -63,7 +72,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/cache/children": "",
     "mlxserve/cache/pages": "mlxserve/cache/hashing mlxserve/cache/runs mlxserve/cache/children",
     "mlxserve/cache/layout": "metal_kernels",
-    "mlxserve/cache/kv": "metal_kernels mlxserve/cache/layout",
+    "mlxserve/cache/kv": "metal_kernels mlxserve/errors mlxserve/cache/layout",
     "mlxserve/cache/store": "mlxserve/errors",
     "mlxserve/scheduler": (
         "mlxserve/errors mlxserve/stats mlxserve/config mlxserve/request mlxserve/cache/hashing "
@@ -79,8 +88,9 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/chat": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/request "
-        "mlxserve/text/parsing mlxserve/text/tokenizer mlxserve/text/deltas "
-        "mlxserve/text/guidance mlxserve/request_options mlxserve/engine"
+        "mlxserve/text/parsing mlxserve/text/lanes mlxserve/text/templates "
+        "mlxserve/text/tokenizer mlxserve/text/deltas mlxserve/text/guidance "
+        "mlxserve/request_options mlxserve/engine"
     ),
     "mlxserve/build": (
         "mlxserve/config mlxserve/machine mlxserve/hub mlxserve/text/tokenizer "
@@ -89,8 +99,8 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/llm": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config "
-        "mlxserve/request mlxserve/machine mlxserve/text/parsing mlxserve/text/deltas "
-        "mlxserve/request_options mlxserve/chat mlxserve/build"
+        "mlxserve/request mlxserve/machine mlxserve/text/parsing mlxserve/text/lanes "
+        "mlxserve/text/deltas mlxserve/request_options mlxserve/chat mlxserve/build"
     ),
     "mlxserve/__init__": (
         "mlxserve/version mlxserve/errors mlxserve/sampling_params mlxserve/stats "
@@ -102,10 +112,11 @@ ARROWS: dict[str, str] = {
     "mlxserve/api/config": "mlxserve/option",
     "mlxserve/api/usage": "mlxserve/request mlxserve/text/deltas",
     "mlxserve/api/access": (
-        "mlxserve/errors mlxserve/config mlxserve/api/errors mlxserve/api/config"
+        "mlxserve/errors mlxserve/config mlxserve/request mlxserve/api/errors mlxserve/api/config"
     ),
     "mlxserve/api/bodies": (
-        "mlxserve/errors mlxserve/sampling_params mlxserve/text/parsing mlxserve/api/errors"
+        "mlxserve/errors mlxserve/sampling_params mlxserve/text/parsing mlxserve/text/lanes "
+        "mlxserve/api/errors"
     ),
     "mlxserve/api/server": (
         "mlxserve/errors mlxserve/api/errors mlxserve/api/config mlxserve/api/access"
@@ -117,7 +128,9 @@ ARROWS: dict[str, str] = {
         "mlxserve/api/metrics"
     ),
     "mlxserve/api/prefix_names": "mlxserve/errors mlxserve/chat mlxserve/api/access",
-    "mlxserve/api/prompts": "mlxserve/chat mlxserve/api/errors mlxserve/api/bodies",
+    "mlxserve/api/prompts": (
+        "mlxserve/text/lanes mlxserve/chat mlxserve/api/errors mlxserve/api/bodies"
+    ),
     "mlxserve/api/service": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/text/parsing mlxserve/text/deltas "
         "mlxserve/request_options mlxserve/chat mlxserve/api/errors mlxserve/api/usage "
@@ -143,13 +156,15 @@ ARROWS: dict[str, str] = {
         "mlxserve/api/bodies mlxserve/api/server mlxserve/api/answers mlxserve/api/service"
     ),
     "mlxserve/api/native": (
-        "mlxserve/version mlxserve/errors mlxserve/request mlxserve/engine mlxserve/chat "
-        "mlxserve/api/errors mlxserve/api/access mlxserve/api/bodies mlxserve/api/server "
-        "mlxserve/api/metrics mlxserve/api/service"
+        "mlxserve/version mlxserve/errors mlxserve/request mlxserve/text/lanes "
+        "mlxserve/engine mlxserve/chat mlxserve/api/errors mlxserve/api/access "
+        "mlxserve/api/bodies mlxserve/api/server mlxserve/api/metrics "
+        "mlxserve/api/prefix_names mlxserve/api/service"
     ),
     "mlxserve/api": (
         "mlxserve/chat mlxserve/api/errors mlxserve/api/access mlxserve/api/bodies "
-        "mlxserve/api/server mlxserve/api/metrics mlxserve/api/service mlxserve/api/models "
+        "mlxserve/api/server mlxserve/api/metrics mlxserve/api/prefix_names mlxserve/api/service "
+        "mlxserve/api/models "
         "mlxserve/api/openapi mlxserve/api/openai mlxserve/api/responses mlxserve/api/anthropic "
         "mlxserve/api/native"
     ),
@@ -162,11 +177,12 @@ ARROWS: dict[str, str] = {
         "mlxserve/machine mlxserve/hub mlxserve/cache/pages mlxserve/scheduler mlxserve/model "
         "mlxserve/engine mlxserve/build mlxserve/__init__"
     ),
+    "mlxserve/service": "mlxserve/errors",
     "mlxserve/cli": (
         "tui/opening tui mlxserve/version mlxserve/errors mlxserve/option mlxserve/config "
         "mlxserve/machine mlxserve/hub mlxserve/text/deltas mlxserve/chat mlxserve/build "
         "mlxserve/api/config mlxserve/api/access mlxserve/api/server mlxserve/api "
-        "mlxserve/doctor mlxserve/bench"
+        "mlxserve/doctor mlxserve/bench mlxserve/service"
     ),
     "mlxserve/__main__": "mlxserve/cli",
 }

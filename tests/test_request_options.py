@@ -17,6 +17,7 @@ from mlxserve.text.parsing.turn import AssistantTurn
         ("cache_salt", b"salt"),
         ("cache_salt", 7),
         ("prefix_name", ["rules"]),
+        ("skip_prefix_cache", None),
         ("client", None),
         ("priority", "high"),
         ("priority", True),
@@ -29,6 +30,12 @@ def test_a_value_of_the_wrong_kind_is_refused_by_its_name(name: str, value: Any)
     with pytest.raises(InvalidParameter, match=f"^{name}: must be") as caught:
         RequestOptions(**{name: value})
     assert caught.value.name == name
+
+
+def test_a_request_that_skips_the_cache_has_no_named_prefix() -> None:
+    RequestOptions(skip_prefix_cache=True)
+    with pytest.raises(InvalidParameter, match="skip_prefix_cache: cannot be combined with prefix"):
+        RequestOptions(skip_prefix_cache=True, prefix_name="rules")
 
 
 def test_values_of_the_right_kind_are_kept() -> None:

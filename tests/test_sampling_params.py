@@ -15,6 +15,7 @@ NO_NUMBERS = ("1", None, True, [1], NAN, INF, -INF, 1j)
 BAD: dict[str, tuple[object, ...]] = {
     "n": (0, -1, 129, 1.0, "2", True, None),
     "max_tokens": (0, -1, 1.0, "5", True, NAN),
+    "min_tokens": (-1, 1.0, "5", True, None),
     "temperature": (*NO_NUMBERS, -0.1, 100.1),
     "top_p": (*NO_NUMBERS, 0, 0.0, -0.5, 1.01),
     "top_k": (-1, 1.5, "1", None, True, NAN),
@@ -46,6 +47,7 @@ BAD: dict[str, tuple[object, ...]] = {
 GOOD: dict[str, tuple[object, ...]] = {
     "n": (1, 128),
     "max_tokens": (None, 1, 2**40),
+    "min_tokens": (0, 1, 2**40),
     "temperature": (0, 0.0, 1e-300, 2, 100),
     "top_p": (1e-9, 0.5, 1, 1.0),
     "top_k": (0, 1, 2**40),
@@ -119,3 +121,11 @@ def test_parameters_are_given_by_name() -> None:
 def test_a_structure_needs_an_end() -> None:
     with pytest.raises(InvalidParameter, match="ignore_eos: cannot be combined with structure"):
         SamplingParams(structure=Structure(StructureKind.JSON_OBJECT), ignore_eos=True)
+
+
+def test_the_minimum_is_at_most_the_maximum() -> None:
+    SamplingParams(min_tokens=5, max_tokens=5)
+    with pytest.raises(
+        InvalidParameter, match=r"min_tokens: must be at most max_tokens \(4\), got 5"
+    ):
+        SamplingParams(min_tokens=5, max_tokens=4)

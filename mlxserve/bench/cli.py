@@ -11,6 +11,7 @@ import typer
 from mlxserve.bench.report import Report
 from mlxserve.bench.serving import WORKLOADS, Workload, bench_serving
 from mlxserve.bench.synthetic import PREFIX, synthetic_model
+from mlxserve.config import EngineConfig
 
 app = typer.Typer(
     help="Measure this machine, always next to a baseline in the same run.",
@@ -70,6 +71,9 @@ def simulate(
     option: Annotated[
         list[str] | None, typer.Option(help="Vary only this option; may be repeated.")
     ] = None,
+    itl_target_ms: Annotated[
+        float, typer.Option(min=0, help="As of the server, in every variant; 0 sets no limit.")
+    ] = EngineConfig().itl_target_ms,
     json: JsonOption = None,
 ) -> None:
     """The real scheduler under a simulated clock: which defaults hold on which workload."""
@@ -104,6 +108,7 @@ def simulate(
                 num_requests=requests,
                 seeds=seeds,
                 variants=variants,
+                base=EngineConfig().with_options(itl_target_ms=itl_target_ms),
                 progress=status.update,
             )
             compared.show(console)

@@ -24,6 +24,9 @@ def main() -> NoReturn:
     except MlxServeError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+    except MemoryError as error:
+        print(f"error: there is not enough memory ({error or 'refused'}).", file=sys.stderr)
+        sys.exit(1)
     sys.exit(0)
 
 

@@ -16,7 +16,7 @@ def build(config: EngineConfig) -> Chat:
     from mlxserve.hub.files import find_model
 
     files = find_model(config.model, config.revision)
-    machine.prepare()
-    from mlxserve.build import build_chat  # imports mlx: after prepare()
+    machine.import_mlx_lm()
+    from mlxserve.build import build_chat  # imports mlx and mlx-lm
 
     return build_chat(config, files)

@@ -11,7 +11,19 @@ from typing import Annotated
 import typer
 
 from mlxserve.api.config import ServerConfig
-from mlxserve.cli import bench, chat, doctor, key, launch, models, prefix, pull, run, serve
+from mlxserve.cli import (
+    bench,
+    chat,
+    doctor,
+    key,
+    launch,
+    models,
+    prefix,
+    pull,
+    run,
+    serve,
+    service,
+)
 from mlxserve.cli.options import PanelCommand, with_settings
 from mlxserve.config import EngineConfig
 from mlxserve.version import __version__
@@ -49,6 +61,7 @@ app.command(cls=chat.ChatCommand)(with_settings(EngineConfig)(chat.chat))
 app.command()(launch.launch)
 app.add_typer(prefix.app, name="prefix")
 app.add_typer(key.app, name="key")
+app.add_typer(service.app, name="service")
 app.command(cls=PanelCommand)(with_settings(EngineConfig)(models.models))
 app.command()(pull.pull)
 app.command()(doctor.doctor)

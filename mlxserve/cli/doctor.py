@@ -4,12 +4,19 @@
 
 import os
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mlxserve.cli.remote import Url, url_of
-from mlxserve.errors import InvalidConfig
+from mlxserve.errors import InvalidConfig, MlxServeError
+
+if TYPE_CHECKING:
+    from mlxserve.doctor.finding import Finding
+
+_NUM_LOG_LINES = 5
 
 
 def doctor(
@@ -36,10 +43,28 @@ def _diagnose() -> bool:
     from mlxserve.doctor.report import diagnose
 
     is_well = True
-    for finding in diagnose():
+    for finding in chain(diagnose(), _service_findings()):
         print(finding, flush=True)
         is_well = is_well and not finding.is_broken
     return is_well
+
+
+def _service_findings() -> Iterator["Finding"]:
+    """What the service says, with the end of its log; nothing where none is installed."""
+    from mlxserve.doctor.finding import Finding
+    from mlxserve.service.choice import service_manager
+    from mlxserve.service.unit import last_lines, log_file
+
+    try:
+        manager = service_manager()
+        if not manager.unit_file.exists():
+            return
+        yield Finding("service", manager.state().text)
+    except MlxServeError as error:
+        yield Finding("service", str(error))
+    yield Finding("service log", str(log_file()))
+    for line in last_lines(log_file(), _NUM_LOG_LINES):
+        yield Finding("", line)
 
 
 def _examine(url: str | None) -> bool:

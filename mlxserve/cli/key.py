@@ -29,7 +29,11 @@ def create(
     name: Name,
     file: File = None,
     scope: Annotated[
-        Scope, typer.Option(help="An admin can also see and change what belongs to other keys.")
+        Scope,
+        typer.Option(
+            help="An admin can also see and change what belongs to other keys; metrics can only "
+            "read /metrics and /ready."
+        ),
     ] = Scope.USER,
     max_requests: Annotated[
         int | None, typer.Option(min=1, help="Maximum number of concurrent answers.")

@@ -50,19 +50,29 @@ def list_(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
     url: Url = None,
 ) -> None:
-    """List the prefixes of this API key and their number of tokens."""
+    """List the prefixes of this API key and their number of tokens; all keys' for an admin key."""
     found = ask(url, "GET", "/v1/prefixes")["data"]
     if as_json:
         print(json.dumps(found, indent=2))
         return
     for prefix in found:
-        print(f"{prefix['id']:<32}{prefix['num_tokens']:>10} tokens")
+        owner = prefix["key"]
+        line = f"{prefix['id']:<32}{prefix['num_tokens']:>10} tokens"
+        print(f"{line}  {owner}" if owner else line)
 
 
 @app.command()
-def remove(name: Name, url: Url = None) -> None:
-    """Remove a prefix."""
-    ask(url, "DELETE", _path(name))
+def remove(
+    name: Name,
+    key: Annotated[
+        str | None,
+        typer.Option(help="Its owner, as in the list, for a prefix of another API key."),
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Remove a prefix; one of another key needs an admin key."""
+    owner = "" if key is None else f"?key={quote(key, safe='')}"
+    ask(url, "DELETE", _path(name) + owner)
 
 
 def _path(name: str) -> str:

@@ -139,3 +139,17 @@ def test_the_command_writes_what_it_shows(tmp_path: Path) -> None:
     [variant] = workload["variants"]
     assert variant["option"] == "page_aligned_scheduling"
     assert set(variant["differences"]) == {metric.name for metric in METRICS}
+
+
+def test_the_comparison_may_be_made_without_a_target_between_tokens(tmp_path: Path) -> None:
+    makespans = []
+    for target in ("", "--itl-target-ms 0 ", "--itl-target-ms 100 "):
+        file = tmp_path / "figures.json"
+        result = CliRunner().invoke(
+            app,
+            "simulate --workload chat --requests 15 --seeds 2 --option page_size "
+            f"{target}--json {file}",
+        )
+        assert result.exit_code == 0, result.output
+        makespans.append(json.loads(file.read_text())["workloads"][0]["defaults"]["makespan"])
+    assert makespans[0] == makespans[2] != makespans[1]

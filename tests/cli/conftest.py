@@ -32,7 +32,8 @@ def run(
     `stdin` is what is piped in; None is a terminal.
     """
     handlers, level = logging.root.handlers[:], logging.root.level
-    on_term = signal.getsignal(signal.SIGTERM)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handled = {number: signal.getsignal(number) for number in numbers}
     monkeypatch.delenv("MLXSERVE_API_KEY", raising=False)
 
     def run(*args: str, stdin: str | None = "") -> CommandResult:
@@ -43,7 +44,8 @@ def run(
         return CommandResult(int(caught.value.code or 0), *capsys.readouterr())
 
     yield run
-    signal.signal(signal.SIGTERM, on_term)
+    for number, handler in handled.items():
+        signal.signal(number, handler)
     logging.root.handlers[:], logging.root.level = handlers, level
 
 

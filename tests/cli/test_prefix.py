@@ -40,11 +40,21 @@ def test_prefixes_are_listed_and_removed_with_the_key_from_the_environment(
     prefix: Run, server: RecordingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLXSERVE_API_KEY", "secret")
-    server.answer({"data": [{"id": "rules", "num_tokens": 3}]})
+    card = {"id": "rules", "num_tokens": 3, "key": None}
+    server.answer({"data": [card]})
     assert prefix("list")[1].split() == ["rules", "3", "tokens"]
-    assert json.loads(prefix("list", "--json")[1]) == [{"id": "rules", "num_tokens": 3}]
+    assert json.loads(prefix("list", "--json")[1]) == [card]
     assert prefix("remove", "a/b", "--url", f"{server.url}/v1/") == (0, "", "")
     assert server.asked[-1] == ("DELETE", "/v1/prefixes/a%2Fb", None, "Bearer secret")
+
+
+def test_an_admin_sees_the_owner_of_a_prefix_and_removes_it(
+    prefix: Run, server: RecordingServer
+) -> None:
+    server.answer({"data": [{"id": "rules", "num_tokens": 3, "key": "alice-01"}]})
+    assert prefix("list")[1].split() == ["rules", "3", "tokens", "alice-01"]
+    assert prefix("remove", "rules", "--key", "alice-01") == (0, "", "")
+    assert server.asked[-1][:2] == ("DELETE", "/v1/prefixes/rules?key=alice-01")
 
 
 def test_an_error_is_one_line(prefix: Run, server: RecordingServer, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 from mlxserve.api.app import create_app
 from mlxserve.api.server.drain import Drain
+from mlxserve.api.server.open_requests import OpenRequests
 from mlxserve.api.server.server import HttpServer, bind, serve, url_of
 from mlxserve.bench.client import LoadClient, TimedRequest
 from mlxserve.bench.report import Figure, Report
@@ -75,12 +76,13 @@ def served(chat: Chat) -> Iterator[tuple[str, Callable[[], float]]]:
     async def loop_time() -> float:
         return time.thread_time()
 
-    drain = Drain()
+    drain, open_requests = Drain(), OpenRequests()
     server = HttpServer(
-        create_app(chat, drain=drain),
+        create_app(chat, drain=drain, open_requests=open_requests),
         on_ready=on_ready,
         stop_engine=chat.close,
         drain=drain,
+        open_requests=open_requests,
         drain_seconds=0,
     )
     with bind("127.0.0.1", 0) as listener:
