@@ -1,0 +1,53 @@
+"""`python -m tests.reliability NAME`: the long runs, of which the slow suite has short ones."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlxserve import machine
+from tests.reliability.kills import kill_again_and_again
+from tests.reliability.side_by_side import run_side_by_side
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def kills(times: Annotated[int, typer.Option(min=1)] = 200, seed: int = 1) -> None:
+    """Kill a server under load, again and again."""
+    machine.prepare()  # before the model is written with mlx
+    from tests.conftest import write_model
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder, "model")
+        model.mkdir()
+        write_model(model, "qwen3", max_position_embeddings=1_000)
+        report = kill_again_and_again(Path(folder), model, times, seed)
+    print(report)
+    sys.exit(bool(report.wrong_answers or report.leftovers))
+
+
+@app.command()
+def side_by_side(minutes: Annotated[float, typer.Option(min=0.5)] = 60) -> None:
+    """Hostile and good clients side by side. The good ones' p99 gap may double at most."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = run_side_by_side(Path(folder), minutes)
+    print(report)
+    slope, error = report.slope()
+    is_good = not (
+        report.alone.failures
+        or report.beside.failures
+        or report.bad_replies
+        or report.pages_left
+        or report.beside.gap(0.99) > 2 * report.alone.gap(0.99)
+        or slope > 3 * error
+    )
+    sys.exit(not is_good)
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m tests.reliability")

@@ -1,0 +1,177 @@
+"""Hostile clients: `python -m tests.reliability.hostile PORT SEED SECONDS` sends one attack after another.
+
+Prints, as JSON, how many of each were sent and which replies were no answer for a client's error: a
+status of 500 or more other than 503, or none at all.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import struct
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx
+
+from tests.api.server.process import CHAT, COMPLETIONS, HELLO
+
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset
+_REPLY_SECONDS = 60.0
+# Mean pause between two attacks. Without one, the client's own work takes a core of a small machine.
+_PAUSE_SECONDS = 0.2
+# A mask that takes minutes; schemas whose compilation takes minutes; an expression too large to keep.
+_GRAMMAR = "start: a\na: b b\nb: c c\nc: d d\nd: e e\ne: f f\nf: g g\ng: /x+/ /x+/"
+
+
+class Attacker:
+    """Sends attacks to one server. An attack returns the reply, or None where it reads none."""
+
+    def __init__(self, port: int, seed: int) -> None:
+        self._port = port
+        self._draw = random.Random(seed)
+        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=_REPLY_SECONDS)
+        self.counts: Counter[str] = Counter()
+        self.bad: list[str] = []
+
+    def attack(self) -> None:
+        """One attack, drawn by weight."""
+        names = list(ATTACKS)
+        [name] = self._draw.choices(names, [ATTACKS[name][1] for name in names])
+        self.counts[name] += 1
+        try:
+            reply = ATTACKS[name][0](self)
+        except httpx.HTTPError as error:
+            self.bad.append(f"{name}: {type(error).__name__}: {error}")
+            return
+        if reply is not None and reply.status_code >= 500 and reply.status_code != 503:
+            self.bad.append(f"{name}: {reply.status_code} {reply.text[:300]}")
+
+    def rest(self) -> None:
+        time.sleep(self._draw.expovariate(1 / _PAUSE_SECONDS))
+
+    def _chat(self, **fields: Any) -> httpx.Response:
+        body = {"messages": HELLO, "max_tokens": 8, **fields}
+        return self._client.post(CHAT, json=body)
+
+    def slow_mask(self) -> httpx.Response:
+        return self._chat(structured_outputs={"grammar": _GRAMMAR}, max_tokens=64)
+
+    def slow_schema(self) -> httpx.Response:
+        number = self._draw.randrange(1, 9)
+        patterns = [f"(a|b)*a(a|b){{{count}}}" for count in range(number, number + 19)]
+        all_of = [{"type": "string", "pattern": pattern} for pattern in patterns]
+        schema = {"name": "x", "schema": {"allOf": all_of}}
+        return self._chat(response_format={"type": "json_schema", "json_schema": schema})
+
+    def large_expression(self) -> httpx.Response:
+        regex = f"(a{{1000}}){{{self._draw.randrange(900, 1000)}}}"
+        return self._chat(structured_outputs={"regex": regex})
+
+    def large_tools(self) -> httpx.Response:
+        function = {"name": "f", "description": "word " * 6_000, "parameters": {}}
+        return self._chat(tools=[{"type": "function", "function": function}] * 120)
+
+    def large_text(self) -> httpx.Response:
+        return self._client.post(COMPLETIONS, json={"prompt": "word " * 1_000_000})
+
+    def large_values(self) -> httpx.Response:
+        return self._client.post("/tokenize", json={"prompt": "x", "more": [[1, {}]] * 90_000})
+
+    def bad_body(self) -> httpx.Response:
+        bodies = (
+            b"",
+            b"{",
+            b"[1]",
+            b'{"messages": 1}',
+            b'{"a": 1e999}',
+            b"\xff" * 99,
+            b"[" * 9_999,
+        )
+        body = self._draw.choice(bodies)
+        return self._client.post(CHAT, content=body, headers={"content-type": "application/json"})
+
+    def bad_fields(self) -> httpx.Response:
+        fields: Mapping[str, Any] = self._draw.choice(
+            [
+                {"max_tokens": -1},
+                {"temperature": 1e9},
+                {"n": 10_000},
+                {"logit_bias": {"99999999": 1}},
+                {"stop": ["x"] * 10_000},
+                {"messages": [{"role": "user", "content": "x"}] * 20_000},
+                {"chat_template_kwargs": {"tokenize": False}},
+                {"priority": 10**30},
+            ]
+        )
+        return self._chat(**fields)
+
+    def bad_resize(self) -> httpx.Response:
+        pages = self._draw.choice([0, -1, 10**6, 10**12, 10**30])
+        return self._client.post("/api/v1/cache/resize", json={"num_pages": pages})
+
+    def many_answers(self) -> httpx.Response:
+        return self._chat(n=8, max_tokens=16, temperature=1, logprobs=True, top_logprobs=20)
+
+    def embeddings(self) -> httpx.Response:
+        return self._client.post("/v1/embeddings", json={"input": ["some words"] * 20})
+
+    def leave(self) -> None:
+        """Leave before, during or after the answer, politely or with a reset."""
+        data = json.dumps({"messages": HELLO, "max_tokens": 200, "stream": True}).encode()
+        with socket.create_connection(("127.0.0.1", self._port), timeout=_REPLY_SECONDS) as peer:
+            if self._draw.random() < 0.5:
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            peer.sendall(head % CHAT.encode() + b"Content-Length: %d\r\n\r\n" % len(data))
+            if self._draw.random() < 0.3:
+                peer.sendall(data[:10])
+                return
+            peer.sendall(data)
+            for _ in range(self._draw.randrange(4)):
+                if not peer.recv(1_000):
+                    return
+
+    def not_http(self) -> None:
+        texts = (b"\x16\x03\x01\x02\x00", b"GET / HTTP/9.9\r\n\r\n", b"x" * 99_999 + b"\r\n\r\n")
+        with socket.create_connection(("127.0.0.1", self._port), timeout=_REPLY_SECONDS) as peer:
+            try:
+                peer.sendall(self._draw.choice(texts))
+                peer.recv(1_000)
+            except ConnectionError:
+                return  # refused while it was sent
+
+
+# Each with its weight: heavy ones are rare, as they would be where clients pay for their requests.
+ATTACKS: Mapping[str, tuple[Callable[[Attacker], httpx.Response | None], float]] = {
+    "slow mask": (Attacker.slow_mask, 0.5),
+    "slow schema": (Attacker.slow_schema, 0.5),
+    "large expression": (Attacker.large_expression, 0.5),
+    "large tools": (Attacker.large_tools, 1),
+    "large text": (Attacker.large_text, 1),
+    "large values": (Attacker.large_values, 1),
+    "bad body": (Attacker.bad_body, 6),
+    "bad fields": (Attacker.bad_fields, 6),
+    "bad resize": (Attacker.bad_resize, 2),
+    "many answers": (Attacker.many_answers, 2),
+    "embeddings": (Attacker.embeddings, 2),
+    "leave": (Attacker.leave, 6),
+    "not HTTP": (Attacker.not_http, 3),
+}
+
+
+def main(port: int, seed: int, seconds: float) -> None:
+    attacker = Attacker(port, seed)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        attacker.attack()
+        attacker.rest()
+    print(json.dumps({"counts": attacker.counts, "bad": attacker.bad}))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))

@@ -1,0 +1,203 @@
+"""Hostile and good clients side by side: does a good one notice?
+
+    python -m tests.reliability side-by-side --minutes 60
+
+Good clients first run alone, for a fifth of the time, then beside hostile ones, which are processes of
+their own. Good answers are greedy, so that each is known from its first time.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import numpy as np
+import psutil
+
+from tests.api.server.process import CHAT, ROOT, Process, served
+
+_ALONE = 0.2  # share of the time in which good clients are alone
+_NUM_GOOD = 2
+_NUM_HOSTILE = 2
+_NUM_TALKS = 12
+_LOOK_SECONDS = 1.0  # between two samples of the memory
+_END_SECONDS = 120.0  # for a client to end
+
+
+@dataclass(slots=True)
+class Observations:
+    """What good clients saw in one phase, and the memory of the server with its helpers."""
+
+    gaps: list[float] = field(default_factory=list)  # seconds between two events of a stream
+    firsts: list[float] = field(default_factory=list)  # seconds to the first event
+    failures: list[str] = field(default_factory=list)
+    memory: list[tuple[float, int]] = field(default_factory=list)  # (seconds, bytes)
+
+    def gap(self, share: float) -> float:
+        return float(np.quantile(self.gaps, share))
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySideReport:
+    """Good clients alone and beside hostile ones."""
+
+    alone: Observations
+    beside: Observations
+    attacks: Counter[str]
+    bad_replies: tuple[str, ...]  # to hostile clients
+    pages_left: int
+
+    def slope(self) -> tuple[float, float]:
+        """(MB per hour, its standard error) of the memory in the second half of the attacks.
+
+        Samples close in time are alike, so the error is that of means over ten stretches.
+        """
+        at, size = np.array(self.beside.memory[len(self.beside.memory) // 2 :]).T
+        hours = np.array([part.mean() for part in np.array_split(at / 3600, 10)])
+        mean = np.array([part.mean() for part in np.array_split(size / 1e6, 10)])
+        slope, offset = np.polyfit(hours, mean, 1)
+        rest = mean - (slope * hours + offset)
+        error = np.sqrt((rest @ rest) / (len(hours) - 2) / ((hours - hours.mean()) ** 2).sum())
+        return float(slope), float(error)
+
+    def __str__(self) -> str:
+        slope, error = self.slope()
+        sizes = [size / 1e6 for _, size in self.beside.memory]
+        lines = [
+            f"{len(self.alone.firsts)} good requests alone, {len(self.beside.firsts)} beside "
+            f"{self.attacks.total()} attacks: {dict(self.attacks.most_common())}",
+            *(
+                f"gap p{100 * share:g}: {1e3 * self.alone.gap(share):.1f} ms alone, "
+                f"{1e3 * self.beside.gap(share):.1f} beside "
+                f"({self.beside.gap(share) / self.alone.gap(share):.2f})"
+                for share in (0.5, 0.99, 1.0)
+            ),
+            f"memory {sizes[0]:.0f} MB at the beginning, {sizes[-1]:.0f} at the end, at most "
+            f"{max(sizes):.0f}; slope {slope:+.1f} +- {error:.1f} MB/h",
+            f"pages left: {self.pages_left}",
+            *self.alone.failures,
+            *self.beside.failures,
+            *self.bad_replies,
+        ]
+        return "\n".join(lines)
+
+
+def run_side_by_side(folder: Path, minutes: float, *, model: str | None = None) -> SideBySideReport:
+    """Start a server with the embedded model, or `model`, and clients of both kinds."""
+    flags = ("--model", model) if model is not None else ()
+    with served(folder / "stderr", *flags) as server:
+        answers: dict[str, str] = {}
+        seconds = 60 * minutes
+        _observe(server, 5.0, answers)  # warms up
+        alone = _observe(server, _ALONE * seconds, answers)
+        remaining = (1 - _ALONE) * seconds
+        hostile = [_hostile(server.port, seed, remaining) for seed in range(_NUM_HOSTILE)]
+        try:
+            beside = _observe(server, remaining, answers)
+            reports = [json.loads(each.communicate(timeout=_END_SECONDS)[0]) for each in hostile]
+        finally:
+            for each in hostile:
+                each.kill()
+                each.communicate()
+        counts: Counter[str] = Counter()
+        for report in reports:
+            counts.update(report["counts"])
+        bad = tuple(reply for report in reports for reply in report["bad"])
+        server.wait_for_metric("num_requests_running", 0)
+        pages = json.loads(server.request("GET", "/api/v1/kv/stats")[1])["pages"]["used"]
+        code, _ = server.stop()
+        assert code == 0, server.log.read_text()[-3_000:]
+    return SideBySideReport(alone, beside, counts, bad, pages)
+
+
+def _hostile(port: int, seed: int, seconds: float) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.reliability.hostile"]
+    command += [str(port), str(seed), str(seconds)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def _observe(server: Process, seconds: float, answers: dict[str, str]) -> Observations:
+    """Good clients for `seconds`. Their answers are added to `answers`, or compared with these."""
+    found = Observations()
+    end = time.monotonic() + seconds
+    clients = [
+        threading.Thread(target=_talk, args=(server, number, end, answers, found))
+        for number in range(_NUM_GOOD)
+    ]
+    for client in clients:
+        client.start()
+    process = psutil.Process(server.popen.pid)
+    while any(client.is_alive() for client in clients):
+        found.memory.append((time.monotonic(), _resident_bytes(process)))
+        clients[0].join(_LOOK_SECONDS)
+        assert time.monotonic() < end + _END_SECONDS, "a good client waits for an answer"
+    return found
+
+
+def _resident_bytes(process: psutil.Process) -> int:
+    size = 0
+    for each in (process, *process.children(recursive=True)):
+        try:
+            size += each.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue  # a helper that has just ended
+    return size
+
+
+def _talk(
+    server: Process, number: int, end: float, answers: dict[str, str], found: Observations
+) -> None:
+    draw = random.Random(number)
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        while time.monotonic() < end:
+            topic = draw.randrange(_NUM_TALKS)
+            words = [f"topic{topic}", *(f"w{topic * count % 97}" for count in range(8 * topic + 5))]
+            try:
+                text = _ask(client, " ".join(words), found)
+            except (httpx.HTTPError, ValueError) as error:
+                found.failures.append(f"good client: {type(error).__name__}: {error}")
+                continue
+            known = answers.setdefault(words[0], text)
+            if text != known:
+                found.failures.append(f"good client: {text!r} instead of {known!r}")
+
+
+def _ask(client: httpx.Client, question: str, found: Observations) -> str:
+    """The streamed answer. Raises ValueError for one that is not whole."""
+    body = {
+        "messages": [{"role": "user", "content": question}],
+        "max_tokens": 48,
+        "temperature": 0,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    began = last = time.perf_counter()
+    pieces: list[str] = []
+    events: list[str] = []
+    with client.stream("POST", CHAT, json=body) as reply:
+        if reply.status_code != 200:
+            raise ValueError(f"{reply.status_code} {reply.read()[:200]!r}")
+        for line in reply.iter_lines():
+            if not line.startswith("data: "):
+                continue
+            now = time.perf_counter()
+            if events:
+                found.gaps.append(now - last)
+            last = now
+            events.append(line)
+            if line != "data: [DONE]":
+                choices: Sequence[dict[str, dict[str, str]]] = json.loads(line[6:])["choices"]
+                pieces += [choice["delta"].get("content") or "" for choice in choices]
+    if not events or events[-1] != "data: [DONE]":
+        raise ValueError(f"the stream ends with {events[-1:]}")
+    found.firsts.append(last - began)
+    return "".join(pieces)

@@ -1,0 +1,24 @@
+"""No good client's request fails beside hostile ones, and nothing stays behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.reliability.side_by_side import run_side_by_side
+
+
+@pytest.mark.slow
+def test_good_clients_are_answered_beside_hostile_ones(tmp_path: Path) -> None:
+    """A minute and a half of the hour of `python -m tests.reliability side-by-side`."""
+    report = run_side_by_side(tmp_path, minutes=1.5)
+    print(report)
+    assert not report.alone.failures, str(report)
+    assert not report.beside.failures, str(report)
+    assert not report.bad_replies, str(report)
+    assert report.pages_left == 0
+    assert report.attacks.total() > 20
+    assert len(report.beside.firsts) > 5
+    first, last = report.beside.memory[0][1], report.beside.memory[-1][1]
+    assert last < first + (1 << 30), str(report)
