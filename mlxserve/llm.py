@@ -25,6 +25,7 @@ from tqdm import tqdm
 from mlxserve import machine
 from mlxserve.chat import RequestOutput
 from mlxserve.config import EngineConfig
+from mlxserve.engine.worker import result_of
 from mlxserve.errors import EngineStopped, InvalidParameter, InvalidRequest
 from mlxserve.request import Resized
 from mlxserve.request_options import RequestOptions
@@ -404,7 +405,7 @@ class LLM:
             raise EngineStopped("This LLM was closed.")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return future.result()
+            return result_of(future)
         except BaseExceptionGroup as group:  # of a batch: the first failure ends the others
             raise group.exceptions[0] from None
         except KeyboardInterrupt:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,17 @@ def write_model(folder: Path, kind: str, **changes: Any) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(model_path() / name, folder / name)
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def signals_as_in_a_terminal() -> None:
+    """`nohup` and a shell's `&` have programs ignore signals, and so would the servers of tests."""
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -100,7 +100,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/llm": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config "
         "mlxserve/request mlxserve/machine mlxserve/text/parsing mlxserve/text/lanes "
-        "mlxserve/text/deltas mlxserve/request_options mlxserve/chat mlxserve/build"
+        "mlxserve/text/deltas mlxserve/request_options mlxserve/engine mlxserve/chat mlxserve/build"
     ),
     "mlxserve/__init__": (
         "mlxserve/version mlxserve/errors mlxserve/sampling_params mlxserve/stats "

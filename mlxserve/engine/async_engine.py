@@ -25,7 +25,7 @@ from typing import Any
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.memory import MemoryWatch
 from mlxserve.engine.snapshot import Snapshot
-from mlxserve.engine.worker import WORKERS
+from mlxserve.engine.worker import WORKERS, result_of
 from mlxserve.errors import EngineFailed, EngineStopped, MlxServeError
 from mlxserve.request import FinishReason, Output, Pooling, Request, Resized
 from mlxserve.stats import Stats
@@ -172,7 +172,7 @@ class AsyncEngine:
         ready: Future[None] = Future()
         self._worker = WORKERS.hire()
         self._ended = self._worker.start(lambda: self._run(build, ready))
-        ready.result()
+        result_of(ready)
         atexit.register(self.close)
 
     async def submit(self, requests: Sequence[Request]) -> OutputStream:

@@ -12,6 +12,12 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from concurrent import futures
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_SIGNAL_SECONDS = 0.2  # until a signal that came at a bad moment is handled
 
 
 class Worker:
@@ -57,6 +63,17 @@ class WorkerPool:
     def put_back(self, worker: Worker) -> None:
         with self._lock:
             self._idle.append(worker)
+
+
+def result_of(future: futures.Future[T]) -> T:
+    """Wait for a future, with signals handled meanwhile. Returns its result or raises its exception.
+
+    Python handles signals between two instructions of the main thread. One that arrives when the
+    last instruction before a wait without end has begun is handled after that wait.
+    """
+    while not futures.wait([future], _SIGNAL_SECONDS).done:
+        pass
+    return future.result()
 
 
 WORKERS = WorkerPool()  # shared by all engines of the process

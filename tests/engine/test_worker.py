@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
 import weakref
+from concurrent.futures import Future
 from pathlib import Path
 
-from mlxserve.engine.worker import Worker, WorkerPool
+import pytest
+
+from mlxserve.engine.worker import Worker, WorkerPool, result_of
 
 TIMEOUT = 30
 
@@ -89,3 +93,33 @@ def test_a_process_whose_worker_has_computed_exits_without_an_error() -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+def test_a_signal_that_does_not_interrupt_a_wait_is_handled_during_it() -> None:
+    """As one does that arrives just before the wait begins; here, another thread receives it."""
+    future: Future[str] = Future()
+    giving_up = threading.Timer(TIMEOUT, future.set_result, ["the signal was not handled"])
+
+    def receive() -> None:
+        while not future.running():  # what is waited for has begun
+            pass
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
+    old = signal.signal(signal.SIGUSR1, lambda *_: future.set_result("handled"))
+    receiving = threading.Thread(target=receive)
+    try:
+        receiving.start()
+        giving_up.start()
+        future.set_running_or_notify_cancel()
+        assert result_of(future) == "handled"
+    finally:
+        signal.signal(signal.SIGUSR1, old)
+        giving_up.cancel()
+        receiving.join()
+
+
+def test_the_exception_of_a_future_is_raised() -> None:
+    future: Future[None] = Future()
+    future.set_exception(TimeoutError("the model's"))
+    with pytest.raises(TimeoutError, match="the model's"):
+        result_of(future)

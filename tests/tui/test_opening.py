@@ -28,12 +28,13 @@ SIZES = ((80, 24), (120, 40), (64, 18), (100, 30), (90, 20), (201, 53))
 LEFT = "\x1b[0m\x1b[?1049l\x1b[?25h"  # leaves the alternate screen, shows the cursor
 # `mlxserve chat` whose import of Textual never ends.
 ENDLESS = """
-import sys, threading
+import sys, time
 class Endless:
     def find_spec(self, name, *_):
         if name == "textual":
             print("importing", flush=True)
-            threading.Event().wait()
+            while True:
+                time.sleep(0.01)  # a signal just before a wait without end is not handled
 sys.meta_path.insert(0, Endless())
 from mlxserve.cli import main
 main()

