@@ -7,6 +7,7 @@ with the first large text.
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from jinja2 import TemplateError
 from mlxserve.errors import InvalidRequest
 from mlxserve.helpers.helper import Helper, HelperKilled, JobFailed
 from mlxserve.text.templates import RenderedTooLong
+
+log = logging.getLogger("mlxserve.text")
 
 SECONDS = 60.0  # 32 MB, the largest request, take 10 to 20 s
 MEMORY = 2 << 30  # bytes: a token takes about 50 while it is made
@@ -35,8 +38,13 @@ class LargeTexts:
         )
 
     def encode(self, text: str) -> list[int]:
-        """As `Tokenizer.encode`."""
-        return self._call("encode", text)
+        """As `Tokenizer.encode`. Raises InvalidRequest."""
+        try:
+            return self._call("encode", text)
+        except JobFailed as error:
+            log.error("A large text cannot be encoded: %s", error)
+            message = f"The text cannot be encoded: the tokenizer failed ({error.type_name})."
+            raise InvalidRequest(message) from error
 
     def render(
         self,
@@ -45,8 +53,11 @@ class LargeTexts:
         variables: Mapping[str, Any],
         most_characters: int | None,
     ) -> list[int]:
-        """As `Tokenizer.render_here`. Raises TemplateError, RenderedTooLong."""
-        return self._call("render", messages, tools, variables, most_characters)
+        """As `Tokenizer.render_here`. Raises InvalidRequest, TemplateError, RenderedTooLong."""
+        try:
+            return self._call("render", messages, tools, variables, most_characters)
+        except JobFailed as error:
+            raise TemplateError(error.message or error.type_name) from error
 
     def close(self) -> None:
         self._helper.close()
@@ -54,8 +65,6 @@ class LargeTexts:
     def _call(self, method: str, *arguments: object) -> list[int]:
         try:
             reply = self._helper.call(method, *arguments, seconds=SECONDS)
-        except JobFailed as error:
-            raise TemplateError(error.message or error.type_name) from error
         except HelperKilled as error:
             raise InvalidRequest(f"The text cannot be encoded: that {error}.") from error
         if isinstance(reply, int):

@@ -16,6 +16,10 @@ from tests.reliability.side_by_side import run_side_by_side
 app = typer.Typer(add_completion=False)
 
 
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
 @app.command()
 def kills(times: Annotated[int, typer.Option(min=1)] = 200, seed: int = 1) -> None:
     """Kill a server under load, again and again."""
@@ -26,7 +30,7 @@ def kills(times: Annotated[int, typer.Option(min=1)] = 200, seed: int = 1) -> No
         model = Path(folder, "model")
         model.mkdir()
         write_model(model, "qwen3", max_position_embeddings=1_000)
-        report = kill_again_and_again(Path(folder), model, times, seed)
+        report = kill_again_and_again(Path(folder), model, times, seed, say=_say)
     print(report)
     sys.exit(bool(report.wrong_answers or report.leftovers))
 

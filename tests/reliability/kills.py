@@ -13,7 +13,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,8 +76,17 @@ class _Client:
                 return  # the kill
 
 
-def kill_again_and_again(folder: Path, model: Path, times: int, seed: int = 1) -> KillReport:
-    """Start and kill a server `times` times in one folder, then start a last one."""
+def kill_again_and_again(
+    folder: Path,
+    model: Path,
+    times: int,
+    seed: int = 1,
+    say: Callable[[str], None] = lambda _: None,
+) -> KillReport:
+    """Start and kill a server `times` times in one folder, then start a last one.
+
+    say: called with a line about each kill
+    """
     draw = random.Random(seed)
     expected: list[str] | None = None
     num_events = num_cut = 0
@@ -102,6 +111,7 @@ def kill_again_and_again(folder: Path, model: Path, times: int, seed: int = 1) -
             server.popen.kill()
             server.popen.wait()
             leftovers += _still_there(children, clients, kill)
+            say(f"kill {kill + 1}: {len(wrong)} wrong answers, {len(leftovers)} leftovers so far")
         num_events += sum(client.num_events for client in clients)
         num_cut += len(clients)
     assert expected is not None

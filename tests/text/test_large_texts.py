@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from mlxserve.errors import InvalidRequest
@@ -62,3 +65,17 @@ def test_text_cannot_be_encoded_after_closing(monkeypatch: pytest.MonkeyPatch) -
     embedded.close()
     with pytest.raises(InvalidRequest, match="closed"):
         embedded.encode("a text of some words")
+
+
+def test_a_text_that_the_tokenizer_fails_on_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Here, as the second process does not find the files that this one has read."""
+    monkeypatch.setattr(tokenizer, "LARGE", 10)
+    folder = tmp_path / "model"
+    shutil.copytree(model_path(), folder)
+    copied = Tokenizer(folder)
+    shutil.rmtree(folder)
+    with pytest.raises(InvalidRequest, match=r"the tokenizer failed \(UnsupportedModel\)"):
+        copied.encode("a text of some words")
+    copied.close()
