@@ -16,7 +16,8 @@ from typing import Any
 from jinja2 import TemplateError
 
 from mlxserve.errors import InvalidRequest
-from mlxserve.helpers.helper import Helper, HelperKilled, JobFailed
+from mlxserve.helpers.errors import HelperKilled, JobFailed
+from mlxserve.helpers.helper import Helper
 from mlxserve.text.templates import RenderedTooLong
 
 log = logging.getLogger("mlxserve.text")

@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 from jinja2 import TemplateError
 
-from mlxserve.helpers.helper import Helper, HelperKilled, JobFailed
+from mlxserve.helpers.errors import HelperKilled, JobFailed
+from mlxserve.helpers.helper import Helper
 
 # Ten thousand messages take a quarter of a second, and a busy machine several times as long.
 SECONDS = 5.0

@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from mlxserve.helpers import helper as helper_module
-from mlxserve.helpers.helper import Helper, HelperKilled, JobFailed, KillReason
+from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
+from mlxserve.helpers.helper import Helper
 
 LONG = 60.0  # seconds that no job here takes, on any machine
 
@@ -250,7 +250,7 @@ def test_a_system_without_processes_or_sockets_is_one_error(
 
     helper = make()
     with monkeypatch.context() as patch:
-        patch.setattr(helper_module.subprocess, "Popen", refuse)
+        patch.setattr("mlxserve.helpers.process.subprocess.Popen", refuse)
         with pytest.raises(HelperKilled, match=r"was not begun: .*Too many open files"):
             helper.call("echo", 1, seconds=LONG)
     assert helper.call("echo", 1, seconds=LONG) == 1

@@ -18,7 +18,8 @@ from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
 from mlxserve.errors import EngineStopped, InvalidParameter, QueueFull
-from mlxserve.helpers.helper import Helper, HelperKilled, JobFailed, KillReason
+from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
+from mlxserve.helpers.helper import Helper
 from mlxserve.sampling_params import Structure, StructureKind
 from mlxserve.text.guidance.matcher_host import KEPT_BYTES
 from mlxserve.text.guidance.matchers import Grammar, Matchers

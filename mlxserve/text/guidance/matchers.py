@@ -22,7 +22,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from mlxserve.helpers.helper import Helper, HelperKilled, Job, JobFailed, KillReason
+from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
+from mlxserve.helpers.helper import Helper
+from mlxserve.helpers.job import Job
 from mlxserve.sampling_params import Structure
 from mlxserve.text.guidance.matcher_host import KEPT_BYTES, RowOutcome
 

@@ -12,7 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
-from mlxserve.helpers.helper import Helper, Job, JobFailed
+from mlxserve.helpers.errors import JobFailed
+from mlxserve.helpers.helper import Helper
+from mlxserve.helpers.job import Job
 from mlxserve.hub.embedded import model_path
 from mlxserve.sampling_params import Structure, StructureKind
 from mlxserve.text.guidance.guide import AnswerGuide, Plan

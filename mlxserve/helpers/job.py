@@ -1,0 +1,131 @@
+"""Job: a call that a helper's process runs, seen from the one who waits for it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
+from mlxserve.helpers.frames import NO_MEMORY, Kind
+from mlxserve.helpers.process import ChildProcess
+
+_EXIT_SECONDS = 5.0  # to wait for the end of a process that has closed its socket already
+
+
+class Job:
+    """A call that a child runs. For one thread at a time."""
+
+    def __init__(
+        self,
+        child: ChildProcess,
+        number: int,
+        seconds: float,
+        release: Callable[[], None],
+        why_closed: Callable[[], str | None],
+    ) -> None:
+        self.result: Any = None
+        self.is_done = False
+        self._child = child
+        self._number = number
+        self._seconds = seconds
+        self._release = release
+        self._why_closed = why_closed
+        # It may have been started long ago; nothing has looked at it since then.
+        self._deadline = time.monotonic() + (seconds if child.is_set_up else child.start_seconds)
+
+    def receive(self, timeout: float = 0.0) -> list[Any]:
+        """The values that the job has yielded since the last call.
+
+        Waits up to `timeout` seconds for a value or the end. Raises HelperKilled, JobFailed; the
+        job is done then.
+        """
+        assert not self.is_done, "the job has ended"
+        until = time.monotonic() + timeout
+        try:
+            while True:
+                self._child.exchange(min(until, self._deadline) - time.monotonic())
+                values = list(self._taken())
+                if values or self.is_done:
+                    return values
+                self._look()
+                if time.monotonic() >= until:
+                    return []
+        except (HelperKilled, JobFailed):
+            self._end()
+            raise
+        except BaseException as error:  # as of a system without memory
+            self.cancel()  # or the next job would get this one's answer
+            if not isinstance(error, Exception):
+                raise
+            message = f"has an answer that cannot be received: {error!r}"
+            raise HelperKilled(KillReason.ENDED, message) from error
+
+    def cancel(self) -> None:
+        """Kill the child, unless the job is done."""
+        if not self.is_done:
+            self._child.kill()
+            self._end()
+
+    def _taken(self) -> Iterator[Any]:
+        for number, kind, value in self._child.messages():
+            expected = self._number if self._child.is_set_up else 0
+            if number not in (expected, None):
+                self._kill(KillReason.ENDED, "got the answer of another one")
+            match kind:
+                case Kind.READY if not self._child.is_set_up:
+                    self._child.set_up()
+                case Kind.VALUE:
+                    yield value
+                case Kind.RESULT:
+                    self.result = value
+                    self._end()
+                    return
+                case Kind.ERROR:
+                    self._raise(value)
+                case _:
+                    self._kill(KillReason.ENDED, "answered what is not understood")
+            self._deadline = time.monotonic() + self._seconds
+
+    def _raise(self, value: Any) -> None:
+        if not (isinstance(value, list) and [type(one) for one in value] == [str, str]):
+            self._kill(KillReason.ENDED, "answered what is not understood")
+        if not self._child.is_set_up:
+            self._child.kill()  # it could not be set up
+        raise JobFailed(*value)
+
+    def _look(self) -> None:
+        """Kill the child if it took too long or too much, and see whether it has ended."""
+        child = self._child
+        if child.is_at_end:
+            code = child.kill(_EXIT_SECONDS)
+            if (closed := self._why_closed()) is not None:
+                raise HelperKilled(KillReason.CLOSED, closed)
+            if code == -signal.SIGALRM:
+                self._kill(KillReason.TIME, f"took longer than {self._limit():g} s")
+            if code in (NO_MEMORY, -signal.SIGABRT):  # Rust's allocator aborts
+                self._kill(KillReason.MEMORY, child.needed_too_much)
+            self._kill(KillReason.ENDED, f"ended its process ({_words(code)})")
+        if time.monotonic() >= self._deadline:
+            self._kill(KillReason.TIME, f"took longer than {self._limit():g} s")
+        if child.is_too_large():
+            self._kill(KillReason.MEMORY, child.needed_too_much)
+
+    def _limit(self) -> float:
+        return self._seconds if self._child.is_set_up else self._child.start_seconds
+
+    def _kill(self, reason: KillReason, message: str) -> None:
+        self._child.kill()
+        raise HelperKilled(reason, message)
+
+    def _end(self) -> None:
+        if not self.is_done:
+            self.is_done = True
+            self._release()
+
+
+def _words(code: int | None) -> str:
+    if code is None:
+        return "why is not known yet"
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
