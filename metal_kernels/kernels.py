@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import mlx.core as mx
 
@@ -101,6 +101,43 @@ def on_metal(spec: KernelSpec, source: str) -> Kernel:
     return cast(Kernel, kernel)
 
 
+class Dispatch:
+    """A kernel with all that the layers of a step have in common: called once per layer."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        spec: KernelSpec,
+        fixed: dict[str, mx.array],
+        outputs: dict[str, tuple[tuple[int, ...], mx.Dtype]],
+        template: Template,
+        grid: Size,
+        threadgroup: Size,
+    ) -> None:
+        """fixed: inputs that every layer has; grid in threads"""
+        for name, array in fixed.items():
+            assert array.size >= SMALLEST_INPUT, f"{spec.name}: {name} has {array.size} elements"
+        shapes, dtypes = zip(*(outputs[name] for name in spec.outputs), strict=True)
+        self._kernel = kernel
+        self._inputs = [fixed.get(name) for name in spec.inputs]
+        self._places = {name: at for at, name in enumerate(spec.inputs) if name not in fixed}
+        self._options: dict[str, Any] = {
+            "template": list(template),
+            "grid": grid,
+            "threadgroup": threadgroup,
+            "output_shapes": list(shapes),
+            "output_dtypes": list(dtypes),
+        }
+
+    def __call__(self, **inputs: mx.array) -> list[mx.array]:
+        """The outputs, for the inputs that are not fixed, by name."""
+        assert len(inputs) == len(self._places), f"{sorted(inputs)} for {sorted(self._places)}"
+        arrays = self._inputs.copy()
+        for name, array in inputs.items():
+            arrays[self._places[name]] = array
+        return self._kernel(inputs=arrays, **self._options)  # type: ignore[arg-type]  # none is None
+
+
 class Kernels:
     """The kernels of one factory, each built once, on first use."""
 
@@ -108,27 +145,17 @@ class Kernels:
         self._factory = factory
         self._built: dict[str, Kernel] = {}
 
-    def __call__(
+    def dispatch(
         self,
         spec: KernelSpec,
-        inputs: dict[str, mx.array],
+        fixed: dict[str, mx.array],
         outputs: dict[str, tuple[tuple[int, ...], mx.Dtype]],
         template: Template,
         grid: Size,
         threadgroup: Size,
-    ) -> list[mx.array]:
-        """Dispatch a kernel: buffers by name, `grid` in threads."""
+    ) -> Dispatch:
+        """What runs a kernel; see Dispatch."""
         kernel = self._built.get(spec.name)
         if kernel is None:
             kernel = self._built[spec.name] = self._factory(spec, spec.source())
-        for name, array in inputs.items():
-            assert array.size >= SMALLEST_INPUT, f"{spec.name}: {name} has {array.size} elements"
-        shapes, dtypes = zip(*(outputs[name] for name in spec.outputs), strict=True)
-        return kernel(
-            inputs=[inputs[name] for name in spec.inputs],
-            template=list(template),
-            grid=grid,
-            threadgroup=threadgroup,
-            output_shapes=list(shapes),
-            output_dtypes=list(dtypes),
-        )
+        return Dispatch(kernel, spec, fixed, outputs, template, grid, threadgroup)

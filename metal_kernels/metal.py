@@ -12,13 +12,14 @@ op of mlx reads a pool while a step is running (call `settle()` first).
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 
 import mlx.core as mx
 import numpy as np
 
 from metal_kernels import kernels
 from metal_kernels.fences import Fences
-from metal_kernels.kernels import Factory, Kernels, KernelSpec
+from metal_kernels.kernels import SMALLEST_INPUT, Dispatch, Factory, Kernels, KernelSpec
 from metal_kernels.ops import (
     HEAD_DIMS,
     PAGE_SIZES,
@@ -46,11 +47,12 @@ class MetalBackend:
     writes_in_place = True
 
     def __init__(self, factory: Factory) -> None:
-        self._run = Kernels(factory)
+        self._kernels = Kernels(factory)
         self._fences = Fences()
         self._numbers: dict[tuple[float, float | None, bool], mx.array] = {}
         self._no_sinks: dict[tuple[int, mx.Dtype], mx.array] = {}
-        self._write_plan: tuple[Slots, int, WritePlan] | None = None  # of the step's slots
+        self._slots: Slots | None = None  # of the step's rows
+        self._writes: dict[Hashable, tuple[Dispatch, ...]] = {}  # of these slots, by shape
 
     def new_pool(
         self, num_pages: int, kv_heads: int, page_size: int, head_dim: int, dtype: mx.Dtype
@@ -87,23 +89,8 @@ class MetalBackend:
     def write_kv(
         self, keys: mx.array, values: mx.array, k_pool: mx.array, v_pool: mx.array, slots: Slots
     ) -> tuple[mx.array, mx.array]:
-        check_write(keys, values, k_pool, v_pool, slots)
-        _check_pools(k_pool, v_pool)
-        plan = self._plan_of(slots, k_pool.shape[2])
-        rows = {"keys": keys, "values": values}
-        if len(plan.pages):
-            self._move(
-                kernels.WRITE_KV_PAGES, rows, plan.pages_on_device, len(plan.pages), k_pool, v_pool
-            )
-        if len(plan.tokens):
-            self._move(
-                kernels.WRITE_KV_TOKENS,
-                rows,
-                plan.tokens_on_device,
-                len(plan.tokens),
-                k_pool,
-                v_pool,
-            )
+        for write in self._writes_of(keys, values, k_pool, v_pool, slots):
+            self._run_move(write, k_pool, v_pool, keys=keys, values=values)
         return k_pool, v_pool
 
     def read_kv(
@@ -130,7 +117,8 @@ class MetalBackend:
             raise ValueError(f"pages of this pool have {k_pool.shape[2]} slots, not {page_size}")
         if len(sources):
             moves = upload(np.stack([sources, targets], axis=1))
-            self._move(kernels.COPY_PAGES, {}, moves, len(sources), k_pool, v_pool)
+            copy = self._move(kernels.COPY_PAGES, moves, len(sources), k_pool)
+            self._run_move(copy, k_pool, v_pool)
         return k_pool, v_pool
 
     def paged_decode(
@@ -145,25 +133,94 @@ class MetalBackend:
         softcap: float | None = None,
         sinks: mx.array | None = None,
     ) -> mx.array:
+        key = ("decode", *_shapes(queries, k_pool, v_pool, sinks), scale, window, softcap)
+        attend, merge = tables.plan(
+            key,
+            lambda: self._plan_decode(
+                queries, k_pool, v_pool, tables, scale, window, softcap, sinks
+            ),
+        )
+        after = self._fences.before_read(k_pool)
+        partials, fence = attend(queries=queries, k_pool=k_pool, v_pool=v_pool, after=after)
+        self._fences.after_read(k_pool, fence)
+        (out,) = merge(partials=partials, **_with_sinks(sinks))
+        return out
+
+    def paged_prefill(
+        self,
+        queries: mx.array,
+        k_pool: mx.array,
+        v_pool: mx.array,
+        tables: SequenceTables,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        key = ("prefill", *_shapes(queries, k_pool, v_pool, sinks), scale, window, softcap)
+        attend = tables.plan(
+            key,
+            lambda: self._plan_prefill(
+                queries, k_pool, v_pool, tables, scale, window, softcap, sinks
+            ),
+        )
+        after = self._fences.before_read(k_pool)
+        out, fence = attend(
+            queries=queries, k_pool=k_pool, v_pool=v_pool, after=after, **_with_sinks(sinks)
+        )
+        self._fences.after_read(k_pool, fence)
+        return out
+
+    # ---- plans: made once per step for the layers of a shape
+
+    def _writes_of(
+        self, keys: mx.array, values: mx.array, k_pool: mx.array, v_pool: mx.array, slots: Slots
+    ) -> tuple[Dispatch, ...]:
+        """Every layer passes the same array of slots."""
+        if slots is not self._slots:
+            self._slots, self._writes = slots, {}
+        key = (*_shapes(keys, k_pool, v_pool, values), values.dtype)
+        writes = self._writes.get(key)
+        if writes is None:
+            check_write(keys, values, k_pool, v_pool, slots)
+            _check_pools(k_pool, v_pool)
+            plan = WritePlan.of(slots, k_pool.shape[2])
+            kinds = (
+                (kernels.WRITE_KV_PAGES, plan.pages_on_device, len(plan.pages)),
+                (kernels.WRITE_KV_TOKENS, plan.tokens_on_device, len(plan.tokens)),
+            )
+            writes = tuple(self._move(*kind, k_pool) for kind in kinds if kind[2])
+            self._writes[key] = writes
+        return writes
+
+    def _plan_decode(
+        self,
+        queries: mx.array,
+        k_pool: mx.array,
+        v_pool: mx.array,
+        tables: SequenceTables,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: mx.array | None,
+    ) -> tuple[Dispatch, Dispatch]:
+        """The partitions of each sequence, and their merge."""
         check_attention(queries, k_pool, v_pool, tables, window, softcap, sinks)
         _check_pools(k_pool, v_pool)
         check_decode(tables)
         sequences, heads, head_dim = queries.shape
         kv_heads = k_pool.shape[1]
         split = HeadSplit.of(heads // kv_heads, head_dim)
-        plan = tables.plan(("decode", window), lambda: DecodePlan.of(tables, window))
+        plan = tables.plan(("partitions", window), lambda: DecodePlan.of(tables, window))
         numbers = self._numbers_of(scale, softcap, sinks is not None)
         threads = 32 * _TURNS * split.parts
-        partials, fence = self._run(
+        attend = self._kernels.dispatch(
             kernels.PAGED_DECODE,
             {
-                "queries": queries,
-                "k_pool": k_pool,
-                "v_pool": v_pool,
                 "page_tables": _page_tables(tables),
                 "partitions": plan.partitions,
                 "numbers": numbers,
-                "after": self._fences.before_read(k_pool),
             },
             {
                 "partials": ((plan.num_partitions, heads, head_dim + 4), mx.float32),
@@ -180,34 +237,31 @@ class MetalBackend:
             (threads, kv_heads * split.blocks, plan.num_partitions),
             (threads, 1, 1),
         )
-        self._fences.after_read(k_pool, fence)
-        (out,) = self._run(
+        merge = self._kernels.dispatch(
             kernels.MERGE_PARTITIONS,
             {
-                "partials": partials,
                 "starts": plan.starts,
-                "sinks": self._sinks_of(sinks, heads, queries.dtype),
                 "numbers": numbers,
+                **self._without_sinks(sinks, heads, queries.dtype),
             },
             {"out": ((sequences, heads, head_dim), queries.dtype)},
             [("T", queries.dtype), ("D", head_dim)],
             (32, heads, sequences),
             (32, 1, 1),
         )
-        return out
+        return attend, merge
 
-    def paged_prefill(
+    def _plan_prefill(
         self,
         queries: mx.array,
         k_pool: mx.array,
         v_pool: mx.array,
         tables: SequenceTables,
-        *,
         scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: mx.array | None = None,
-    ) -> mx.array:
+        window: int | None,
+        softcap: float | None,
+        sinks: mx.array | None,
+    ) -> Dispatch:
         check_attention(queries, k_pool, v_pool, tables, window, softcap, sinks)
         _check_pools(k_pool, v_pool)
         rows, heads, head_dim = queries.shape
@@ -215,71 +269,45 @@ class MetalBackend:
         group = heads // kv_heads
         side = tile_side(head_dim, queries.dtype.size)
         plan = tables.plan(
-            ("prefill", window, group, side), lambda: PrefillPlan.of(tables, window, group, side)
+            ("tiles", window, group, side), lambda: PrefillPlan.of(tables, window, group, side)
         )
-        out, fence = self._run(
+        return self._kernels.dispatch(
             kernels.PAGED_PREFILL,
             {
-                "queries": queries,
-                "k_pool": k_pool,
-                "v_pool": v_pool,
                 "page_tables": _page_tables(tables),
                 "tiles": plan.tiles,
                 "numbers": self._numbers_of(scale, softcap, sinks is not None),
-                "sinks": self._sinks_of(sinks, heads, queries.dtype),
-                "after": self._fences.before_read(k_pool),
+                **self._without_sinks(sinks, heads, queries.dtype),
             },
             {"out": ((rows, heads, head_dim), queries.dtype), "fence": _FENCE},
             [("T", queries.dtype), ("D", head_dim), ("SIDE", side)],
             (4 * side, kv_heads, plan.num_tiles),
             (4 * side, 1, 1),
         )
-        self._fences.after_read(k_pool, fence)
-        return out
 
-    def _move(
-        self,
-        spec: KernelSpec,
-        rows: dict[str, mx.array],
-        moves: mx.array,
-        count: int,
-        k_pool: mx.array,
-        v_pool: mx.array,
-    ) -> None:
-        """Run a kernel that writes the pools: `count` moves of every kv head."""
+    def _move(self, spec: KernelSpec, moves: mx.array, count: int, k_pool: mx.array) -> Dispatch:
+        """A kernel that writes the pools: `count` moves of every kv head."""
         _, kv_heads, _, head_dim = k_pool.shape
-        after_a, after_b = self._fences.before_write(k_pool)
         threads = _COPY_THREADS
         threadgroup = (threads, 1, 1)
         if spec is kernels.WRITE_KV_TOKENS:
             threads = head_dim * k_pool.dtype.size // 16
             threadgroup = (threads, min(kv_heads, max(1, _COPY_THREADS // threads)), 1)
-        (fence,) = self._run(
+        return self._kernels.dispatch(
             spec,
-            {
-                **rows,
-                "moves": moves,
-                "k_pool": k_pool,
-                "v_pool": v_pool,
-                "after_a": after_a,
-                "after_b": after_b,
-            },
+            {"moves": moves},
             {"fence": _FENCE},
             [("T", k_pool.dtype), ("D", head_dim)],
             (threads, kv_heads, count),
             threadgroup,
         )
-        self._fences.after_write(k_pool, fence)
 
-    def _plan_of(self, slots: Slots, page_size: int) -> WritePlan:
-        """Planned once per step: every layer passes the same array of slots."""
-        if self._write_plan is not None:
-            known, size, plan = self._write_plan
-            if known is slots and size == page_size:
-                return plan
-        plan = WritePlan.of(slots, page_size)
-        self._write_plan = (slots, page_size, plan)
-        return plan
+    def _run_move(
+        self, move: Dispatch, k_pool: mx.array, v_pool: mx.array, **rows: mx.array
+    ) -> None:
+        first, second = self._fences.before_write(k_pool)
+        (fence,) = move(**rows, k_pool=k_pool, v_pool=v_pool, after_a=first, after_b=second)
+        self._fences.after_write(k_pool, fence)
 
     def _numbers_of(self, scale: float, softcap: float | None, has_sinks: bool) -> mx.array:
         """The kernels' floats. Weights are powers of two, so log2(e) goes into scores and sinks."""
@@ -290,13 +318,39 @@ class MetalBackend:
             self._numbers[key] = upload([factor, cap, float(has_sinks), 0, 0, 0, 0, 0], np.float32)
         return self._numbers[key]
 
-    def _sinks_of(self, sinks: mx.array | None, heads: int, dtype: mx.Dtype) -> mx.array:
-        if sinks is None:
-            key = (heads, dtype)
-            if key not in self._no_sinks:
-                self._no_sinks[key] = mx.zeros(max(8, heads), dtype)
-            return self._no_sinks[key]
-        return sinks if heads >= 8 else mx.pad(sinks, (0, 8 - heads))
+    def _without_sinks(
+        self, sinks: mx.array | None, heads: int, dtype: mx.Dtype
+    ) -> dict[str, mx.array]:
+        """What takes the place of the sinks of a layer without them."""
+        if sinks is not None:
+            return {}
+        key = (heads, dtype)
+        if key not in self._no_sinks:
+            self._no_sinks[key] = mx.zeros(max(SMALLEST_INPUT, heads), dtype)
+        return {"sinks": self._no_sinks[key]}
+
+
+def _with_sinks(sinks: mx.array | None) -> dict[str, mx.array]:
+    """A layer's own sinks, long enough for a kernel."""
+    if sinks is None:
+        return {}
+    missing = SMALLEST_INPUT - sinks.size
+    return {"sinks": mx.pad(sinks, (0, missing)) if missing > 0 else sinks}
+
+
+def _shapes(
+    rows: mx.array, k_pool: mx.array, v_pool: mx.array, other: mx.array | None
+) -> tuple[Hashable, ...]:
+    """What a plan depends on."""
+    return (
+        rows.shape,
+        rows.dtype,
+        k_pool.shape,
+        k_pool.dtype,
+        v_pool.shape,
+        v_pool.dtype,
+        None if other is None else other.shape,
+    )
 
 
 def refusal(key_dim: int, value_dim: int, dtype: mx.Dtype) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -204,25 +205,26 @@ class KVPool:
         sinks: mx.array | None,
     ) -> mx.array:
         """Attention of the rows (T, heads, head_dim) over their sequences' pages; same shape."""
-        dispatches = (
-            (self.backend.paged_decode, step.decodes, slice(0, step.num_decodes)),
-            (self.backend.paged_prefill, step.chunks, slice(step.num_decodes, None)),
+        keys, values = self._keys[layer], self._values[layer]
+        options: dict[str, Any] = {
+            "scale": scale,
+            "window": window,
+            "softcap": softcap,
+            "sinks": sinks,
+        }
+        decode, prefill = self.backend.paged_decode, self.backend.paged_prefill
+        if step.decodes is None:
+            assert step.chunks is not None, "a step has rows"
+            return prefill(queries, keys, values, step.chunks, **options)
+        if step.chunks is None:
+            return decode(queries, keys, values, step.decodes, **options)
+        first, rest = queries[: step.num_decodes], queries[step.num_decodes :]
+        return mx.concatenate(
+            [
+                decode(first, keys, values, step.decodes, **options),
+                prefill(rest, keys, values, step.chunks, **options),
+            ]
         )
-        outputs = [
-            dispatch(
-                queries[rows],
-                self._keys[layer],
-                self._values[layer],
-                tables,
-                scale=scale,
-                window=window,
-                softcap=softcap,
-                sinks=sinks,
-            )
-            for dispatch, tables, rows in dispatches
-            if tables is not None
-        ]
-        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +255,7 @@ class LayerKV:
         return self._step.positions
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        self._pool.write(self._index, keys[:, :, 0], values[:, :, 0], self._step)
+        self._pool.write(self._index, keys.squeeze(2), values.squeeze(2), self._step)
         return keys, values
 
     def make_mask(
@@ -284,11 +286,11 @@ class LayerKV:
         window = mask.size if mask is not None else self._spec.window
         output = self._pool.attend(
             self._index,
-            queries[:, :, 0],
+            queries.squeeze(2),
             self._step,
             scale=scale,
             window=window,
             softcap=softcap,
             sinks=sinks,
         )
-        return output[:, :, None]
+        return mx.expand_dims(output, 2)

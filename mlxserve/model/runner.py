@@ -68,6 +68,13 @@ class ModelRunner:
 
     def launch(self, chunks: Sequence[Chunk], previous: Pending | None = None) -> Pending:
         """Build the step's graph. If the pool's writes are in place, also start it."""
+        pending = self.build(chunks, previous)
+        if self._kv.backend.writes_in_place:
+            self._begin(pending)
+        return pending
+
+    def build(self, chunks: Sequence[Chunk], previous: Pending | None = None) -> Pending:
+        """The step's graph, which nothing has begun to compute."""
         batch = Batch.of(chunks, self._kv.page_size)
         lazy = self._lazy_rows(batch, previous)
         logits = self.logits(batch, self._tokens(batch, previous, lazy))
@@ -75,12 +82,8 @@ class ModelRunner:
             draws = tuple(self._draw(chunk, lazy) for chunk in batch.sampling)
             previous_ids = previous.sample.ids if previous and previous.sample else None
             result = sample(logits, draws, previous_ids)
-            pending = Pending(tuple(chunks), draws, result, result.ids)
-        else:
-            pending = Pending(tuple(chunks), (), None, mx.argmax(logits, axis=-1))
-        if self._kv.backend.writes_in_place:
-            self._begin(pending)
-        return pending
+            return Pending(tuple(chunks), draws, result, result.ids)
+        return Pending(tuple(chunks), (), None, mx.argmax(logits, axis=-1))
 
     def start(self, pending: Pending) -> None:
         """Start the device unless `launch` did. Every earlier step must have been collected."""

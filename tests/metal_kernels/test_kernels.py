@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 import metal_kernels
-from metal_kernels.kernels import ALL, MERGE_PARTITIONS, Kernels, KernelSpec
+from metal_kernels.kernels import ALL, MERGE_PARTITIONS, Dispatch, Kernels, KernelSpec
 
 FOLDER = Path(metal_kernels.__file__).parent / "msl"
 
@@ -38,8 +38,26 @@ def test_the_compiled_text_has_no_comments_and_the_same_lines(spec: KernelSpec) 
     assert len(source) < 10_000  # mlx copies and hashes it at every evaluation
 
 
+def merge(**fixed: mx.array) -> Dispatch:
+    """A merge whose kernel returns its inputs."""
+    kernels = Kernels(lambda _spec, _source: lambda *, inputs, **_: inputs)
+    outputs = {"out": ((2, 4, 64), mx.float32)}
+    return kernels.dispatch(MERGE_PARTITIONS, fixed, outputs, (), (1, 1, 1), (1, 1, 1))
+
+
 def test_an_input_too_small_for_its_address_space_is_refused() -> None:
-    with pytest.raises(AssertionError, match="partials has 7 elements"):
-        Kernels(lambda _spec, _source: lambda **_: [])(
-            MERGE_PARTITIONS, {"partials": mx.zeros(7)}, {}, (), (1, 1, 1), (1, 1, 1)
-        )
+    with pytest.raises(AssertionError, match="starts has 7 elements"):
+        merge(starts=mx.zeros(7))
+
+
+def test_inputs_are_passed_in_the_order_of_the_signature() -> None:
+    arrays = {name: mx.zeros(8 + at) for at, name in enumerate(MERGE_PARTITIONS.inputs)}
+    first, *fixed = MERGE_PARTITIONS.inputs
+    dispatch = merge(**{name: arrays[name] for name in reversed(fixed)})
+    for _ in range(2):
+        assert [each.size for each in dispatch(**{first: arrays[first]})] == [8, 9, 10, 11]
+
+
+def test_a_call_without_an_input_is_refused() -> None:
+    with pytest.raises(AssertionError, match="partials"):
+        merge(starts=mx.zeros(8))(partials=mx.zeros(8))

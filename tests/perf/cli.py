@@ -81,6 +81,27 @@ def sched(
 
 
 @app.command()
+def host(
+    decodes: Annotated[
+        list[int] | None, typer.Option(min=1, help="Decoding requests; may be repeated.")
+    ] = None,
+    chunk: Annotated[int, typer.Option(min=1, help="Tokens of a prompt's chunk.")] = 512,
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 9,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of a round.")] = 20,
+    json: JsonOption = None,
+) -> None:
+    """CPU time to build a step on Metal, beside mlx-lm's own step."""
+    from mlxserve import machine
+
+    machine.prepare()
+    machine.import_mlx_lm()
+    from tests.perf.host import bench_host
+
+    report = bench_host(decodes=decodes or [1, 8, 32], chunk=chunk, rounds=rounds, steps=steps)
+    _finish(report, json)
+
+
+@app.command()
 def targets(
     model: ModelOption = "synthetic:llama-100m",
     small: Annotated[

@@ -1,0 +1,235 @@
+"""The host's part of a step on Metal: CPU time to build a step's graph, beside mlx-lm's own.
+
+    ours    Batch.of, the model over a MetalBackend, sampling          per step, nothing evaluated
+    mlx-lm  the same model over KVCache or BatchKVCache, sampling
+
+A GPU waits for this time wherever it exceeds the GPU's own, which it does with small models. Nothing
+is computed, so the geometries are whole (4-bit weights that are never made), and kernels are recorded:
+the factory's return arrays that depend on the inputs. A real call of `metal_kernel` also looks its
+kernel up by its text; the report has the number of calls. On a CPU the ops of `mx.fast` are built from
+a dozen others each; one op takes their place here, for both.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from metal_kernels.kernels import Kernel, KernelSpec, Size
+from metal_kernels.metal import MetalBackend
+from mlxserve.bench.report import Figure, Report
+from mlxserve.cache.kv import KVPool, LayerSpec
+from mlxserve.model.paged import RowSelector, select_rows, use_paged_attention
+from mlxserve.model.runner import ModelRunner
+from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
+from mlxserve.sampling_params import SamplingParams
+
+PAGE_SIZE = 32
+CONTEXT = 1_000
+_COMMON = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 36,
+    "intermediate_size": 12288,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": False,
+}
+GEOMETRIES: dict[str, dict[str, Any]] = {"qwen3": _COMMON, "llama": _COMMON}
+
+
+class RecordingFactory:
+    """Makes kernels that compute nothing. Their outputs depend on their inputs, as real ones do."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self._outputs: dict[tuple[object, ...], mx.array] = {}
+
+    def __call__(self, spec: KernelSpec, source: str) -> Kernel:
+        def run(
+            *,
+            inputs: list[mx.array],
+            template: list[tuple[str, int | mx.Dtype]],
+            grid: Size,
+            threadgroup: Size,
+            output_shapes: list[tuple[int, ...]],
+            output_dtypes: list[mx.Dtype],
+        ) -> list[mx.array]:
+            self.num_calls += 1
+            outputs = [
+                self._outputs[each] if each in self._outputs else self._made(each)
+                for each in zip(output_shapes, output_dtypes, strict=True)
+            ]
+            made: list[mx.array] = mx.depends(outputs, inputs)
+            return made
+
+        return run
+
+    def _made(self, each: tuple[Any, ...]) -> mx.array:
+        return self._outputs.setdefault(each, mx.zeros(*each))
+
+
+@dataclass(frozen=True)
+class Contenders:
+    """One step of a model, built by us and by mlx-lm."""
+
+    ours: Callable[[], object]
+    theirs: Callable[[], object]
+    factory: RecordingFactory
+
+
+@contextmanager
+def single_ops() -> Iterator[None]:
+    """Each op of mx.fast that the models use is one op, as on a GPU."""
+    names = ("rms_norm", "rope", "scaled_dot_product_attention")
+    old = {name: getattr(mx.fast, name) for name in names}
+
+    def one(first: mx.array, *_inputs: object, **_options: object) -> mx.array:
+        return mx.abs(first)
+
+    for name in names:
+        setattr(mx.fast, name, one)
+    try:
+        yield
+    finally:
+        for name, op in old.items():
+            setattr(mx.fast, name, op)
+
+
+def bench_host(*, decodes: Sequence[int], chunk: int, rounds: int, steps: int) -> Report:
+    """Milliseconds to build a step: `decodes` requests, or one chunk of a prompt."""
+    figures: list[Figure] = []
+    for kind in GEOMETRIES:
+        model = Model.of(kind)
+        workloads = {
+            **{f"{kind}, {n} decodes": model.decoding(n) for n in decodes},
+            f"{kind}, chunk of {chunk}": model.prefilling(chunk),
+        }
+        with single_ops():
+            for name, contenders in workloads.items():
+                figures += _figures(name, contenders, rounds, steps)
+    settings = {"context": CONTEXT, "page_size": PAGE_SIZE, "rounds": rounds, "steps": steps}
+    return Report("host", settings, tuple(figures))
+
+
+def _figures(name: str, contenders: Contenders, rounds: int, steps: int) -> list[Figure]:
+    ours, theirs = [], []
+    for _ in range(rounds):
+        ours.append(_milliseconds(contenders.ours, steps))
+        theirs.append(_milliseconds(contenders.theirs, steps))
+    before = contenders.factory.num_calls
+    contenders.ours()
+    calls = contenders.factory.num_calls - before
+    ratios = tuple(a / b for a, b in zip(ours, theirs, strict=True))
+    return [
+        Figure(f"{name}: ours ({calls} kernel calls)", "ms", tuple(ours)),
+        Figure(f"{name}: mlx-lm", "ms", tuple(theirs)),
+        Figure(f"{name}: ratio", "", ratios),
+    ]
+
+
+def _milliseconds(build: Callable[[], object], steps: int) -> float:
+    """CPU time of this thread per step. The graph is freed within it, as it is after each step."""
+    build()
+    gc.collect()
+    began = time.thread_time()
+    for _ in range(steps):
+        build()
+    return 1e3 * (time.thread_time() - began) / steps
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of 4-bit weights that are never made."""
+
+    dense: nn.Module
+    paged: nn.Module
+    selector: RowSelector
+    num_layers: int
+    kv_heads: int
+    head_dim: int
+
+    @classmethod
+    def of(cls, kind: str) -> Model:
+        sizes = GEOMETRIES[kind]
+        module = importlib.import_module(f"mlx_lm.models.{kind}")
+
+        def make() -> nn.Module:
+            model = module.Model(module.ModelArgs.from_dict({"model_type": kind, **sizes}))
+            model.set_dtype(mx.bfloat16)
+            nn.quantize(model, group_size=64, bits=4)
+            return model
+
+        dense, paged, selector = make(), make(), RowSelector()
+        select_rows(paged, selector)
+        use_paged_attention(paged)
+        shape = sizes["num_hidden_layers"], sizes["num_key_value_heads"], sizes["head_dim"]
+        return cls(dense, paged, selector, *shape)
+
+    def decoding(self, num: int) -> Contenders:
+        """`num` requests that decode."""
+        from mlx_lm.models.cache import BatchKVCache, KVCache
+
+        tokens = mx.zeros((num,), mx.int32)
+
+        def cache() -> Any:
+            return KVCache() if num == 1 else BatchKVCache([0] * num)
+
+        return self._contenders([1] * num, tokens[:, None], cache)
+
+    def prefilling(self, length: int) -> Contenders:
+        """One request's chunk of `length` tokens."""
+        from mlx_lm.models.cache import KVCache
+
+        return self._contenders([length], mx.zeros((1, length), mx.int32), KVCache)
+
+    def _contenders(
+        self, lengths: Sequence[int], tokens: mx.array, cache: Callable[[], Any]
+    ) -> Contenders:
+        factory = RecordingFactory()
+        shared = -(-(CONTEXT + max(lengths)) // PAGE_SIZE)
+        own = -(-max(lengths) // PAGE_SIZE) + 1
+        spec = LayerSpec(self.kv_heads, self.head_dim, self.head_dim, mx.bfloat16)
+        num_pages = shared + own * len(lengths)
+        kv = KVPool([spec] * self.num_layers, num_pages, PAGE_SIZE, MetalBackend(factory))
+        runner = ModelRunner(self.paged, self.selector, kv)
+        chunks = []
+        for number, length in enumerate(lengths):
+            # Only the pages that are written differ: nothing reads them.
+            begin = shared + own * number
+            pages = as_page_table(chain(range(shared - own), range(begin, begin + own)))
+            request = LiveRequest(
+                Request(str(number), [0] * (CONTEXT + length), SamplingParams(temperature=0))
+            )
+            chunks.append(Chunk(request, CONTEXT, length, pages, samples=True))
+
+        used = [self._filled(cache(), len(tokens)) for _ in range(self.num_layers)]
+        fresh = [dict(vars(each)) for each in used]
+
+        def theirs() -> mx.array:
+            for each, state in zip(used, fresh, strict=True):
+                vars(each).update(state)
+            logits = self.dense(tokens, cache=used)[:, -1, :]
+            logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+            return mx.argmax(logprobs, axis=-1)
+
+        return Contenders(lambda: runner.build(chunks), theirs, factory)
+
+    def _filled(self, cache: Any, num: int) -> Any:
+        """A cache of mlx-lm with the contexts of `num` sequences."""
+        shape = (num, self.kv_heads, CONTEXT, self.head_dim)
+        cache.update_and_fetch(mx.zeros(shape, mx.bfloat16), mx.zeros(shape, mx.bfloat16))
+        return cache

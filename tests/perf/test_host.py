@@ -1,0 +1,33 @@
+"""The host's time per step is measured on whole steps of both contenders."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.perf import host
+
+SMALL = {**host.GEOMETRIES["qwen3"], "num_hidden_layers": 2, "vocab_size": 640}
+
+
+@pytest.fixture(autouse=True)
+def small_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "GEOMETRIES", {"qwen3": SMALL})
+
+
+def test_every_step_is_built_by_both_and_a_ratio_is_taken() -> None:
+    report = host.bench_host(decodes=[1, 2], chunk=40, rounds=2, steps=1)
+    names = [figure.name for figure in report.figures]
+    for step in ("1 decodes", "2 decodes", "chunk of 40"):
+        assert [name for name in names if step in name][1:] == [
+            f"qwen3, {step}: mlx-lm",
+            f"qwen3, {step}: ratio",
+        ]
+    assert all(value > 0 for figure in report.figures for value in figure.values)
+
+
+def test_a_step_calls_a_writing_and_two_reading_kernels_per_layer() -> None:
+    model = host.Model.of("qwen3")
+    with host.single_ops():
+        contenders = model.decoding(2)
+        contenders.ours()
+        assert contenders.factory.num_calls == 3 * SMALL["num_hidden_layers"]
