@@ -1,7 +1,7 @@
-"""A backend on this machine: how far its ops are from the reference, and how fast Metal's are.
+"""A backend on this machine: how far its ops are from the right answer, and how fast Metal's are.
 
-`check_ops` compares every op with the reference, computed in float32 from the same numbers: the
-error is the op's own rounding.
+`check_ops` compares every op with `numpy_attention`, computed in float32 from the same numbers: the
+error is the op's own rounding. An op that the device refuses is a result, too.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
 from metal_kernels.metal import DTYPES, MetalBackend
+from metal_kernels.numpy_attention import Floats, attend
 from metal_kernels.ops import HEAD_DIMS, Backend
-from metal_kernels.reading import read
-from metal_kernels.reference import ReferenceBackend
+from metal_kernels.reading import evaluate, read
 from metal_kernels.tables import IntArray, SequenceTables
-
-Floats = npt.NDArray[np.float32]
 
 # The largest error relative to the largest value that a dtype's rounding explains.
 TOLERANCES = {mx.float32: 1e-5, mx.float16: 3e-3, mx.bfloat16: 2e-2}
+# What mlx raises for a text that Apple's compiler refuses, and for too many threads.
+REFUSALS = (RuntimeError, ValueError)
 
 _PAGE_SIZE = 32
 _KV_HEADS = 2
@@ -35,17 +34,18 @@ _CHUNKS = ((0, 33), (20, 40))
 
 @dataclass(frozen=True, slots=True)
 class OpCheck:
-    """The error of one op against the reference, relative to the largest value."""
+    """The error of one op relative to the largest value, or why it does not run."""
 
     op: str
     dtype: mx.Dtype
     head_dim: int
     error: float
     tolerance: float  # 0 for writes and copies
+    refusal: str | None = None  # the whole message
 
     @property
     def is_right(self) -> bool:
-        return self.error <= self.tolerance  # False for NaN
+        return self.refusal is None and self.error <= self.tolerance  # False for NaN
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,54 +70,92 @@ def check_ops(backend: Backend, head_dims: Sequence[int] = HEAD_DIMS) -> Iterato
 
 
 def _check(backend: Backend, dtype: mx.Dtype, head_dim: int) -> Iterator[OpCheck]:
-    for op, sequences in (("paged_decode", _DECODES), ("paged_prefill", _CHUNKS)):
-        tables = _tables(sequences)
-        num_pages = tables.page_tables.size + 1
-        slots = np.arange((num_pages - 1) * _PAGE_SIZE, dtype=np.int32)[:-3]  # pages, and rows
+    is_written = True
+    for op, error_of in _ERRORS.items():
+        error, refusal = float("nan"), None
+        if is_written:
+            try:
+                error = error_of(_Written.draw(backend, dtype, head_dim))
+            except REFUSALS as refused:
+                refusal = str(refused)
+        else:
+            refusal = "not checked, because write_kv does not run"
+        is_written = is_written and not (op == "write_kv" and refusal)
+        tolerance = TOLERANCES[dtype] if op.startswith("paged") else 0.0
+        yield OpCheck(op, dtype, head_dim, error, tolerance, refusal)
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """Drawn keys and values, and pools that they have been written to."""
+
+    backend: Backend
+    keys: mx.array  # (tokens, kv_heads, head_dim)
+    values: mx.array
+    slots: IntArray
+    pools: tuple[mx.array, mx.array]
+
+    @classmethod
+    def draw(cls, backend: Backend, dtype: mx.Dtype, head_dim: int) -> _Written:
+        """Pools of their own for every op: an array whose computation failed poisons what follows."""
+        most = max(_tables(sequences).page_tables.size for sequences in (_DECODES, _CHUNKS))
+        slots = np.arange(most * _PAGE_SIZE, dtype=np.int32)[:-3]  # pages, and rows
         keys, values = (_draw((len(slots), _KV_HEADS, head_dim), dtype, s) for s in (1, 2))
-        queries = _draw((tables.num_rows, _KV_HEADS * _GROUP, head_dim), dtype, 3)
-        pools = _pools(backend, num_pages, head_dim, dtype)
-        pools = backend.write_kv(keys, values, *pools, slots)
-        source, target = num_pages - 3, num_pages - 1
-        moves = np.array([source], np.int32), np.array([target], np.int32)
-        pools = backend.copy_pages(*pools, *moves, _PAGE_SIZE)
-        answer = _attend(backend, op, queries, pools, tables)
-        if op == "paged_decode":
-            written = _largest_difference(backend.read_kv(*pools, slots), (keys, values))
-            yield OpCheck("write_kv", dtype, head_dim, written, 0)
-            pages = (backend.read_kv(*pools, _slots_of(page)) for page in (source, target))
-            yield OpCheck("copy_pages", dtype, head_dim, _largest_difference(*pages), 0)
-        expected = _expected(op, keys, values, queries, slots, tables)
-        error = np.abs(answer - expected).max() / np.abs(expected).max()
-        yield OpCheck(op, dtype, head_dim, float(error), TOLERANCES[dtype])
+        shape = (most + 1, _KV_HEADS, _PAGE_SIZE, head_dim)
+        k_pool, v_pool = (backend.new_pool(*shape, dtype) for _ in range(2))
+        pools = backend.write_kv(keys, values, k_pool, v_pool, slots)
+        return cls(backend, keys, values, slots, pools)
 
 
-def _expected(
-    op: str,
-    keys: mx.array,
-    values: mx.array,
-    queries: mx.array,
-    slots: IntArray,
-    tables: SequenceTables,
-) -> Floats:
-    """The reference's answer in float32."""
-    reference = ReferenceBackend()
-    pools = _pools(reference, tables.page_tables.size + 1, keys.shape[-1], mx.float32)
-    rows = keys.astype(mx.float32), values.astype(mx.float32)
-    pools = reference.write_kv(*rows, *pools, slots)
-    return _attend(reference, op, queries.astype(mx.float32), pools, tables)
+def _write_error(written: _Written) -> float:
+    held = written.backend.read_kv(*written.pools, written.slots)
+    return _largest_difference(held, (written.keys, written.values))
 
 
-def _attend(
-    backend: Backend,
-    op: str,
-    queries: mx.array,
-    pools: tuple[mx.array, mx.array],
-    tables: SequenceTables,
-) -> Floats:
-    attend = backend.paged_decode if op == "paged_decode" else backend.paged_prefill
-    output = attend(queries, *pools, tables, scale=queries.shape[-1] ** -0.5)
-    return read(output.astype(mx.float32))
+def _copy_error(written: _Written) -> float:
+    target = len(written.slots) // _PAGE_SIZE + 1  # the last page, which holds nothing
+    source = target - 2  # the last one that is full
+    moves = np.array([source], np.int32), np.array([target], np.int32)
+    pools = written.backend.copy_pages(*written.pools, *moves, _PAGE_SIZE)
+    ours, theirs = (written.backend.read_kv(*pools, _slots_of(page)) for page in (target, source))
+    return _largest_difference(ours, theirs)
+
+
+def _decode_error(written: _Written) -> float:
+    return _attention_error(written, _DECODES, written.backend.paged_decode)
+
+
+def _prefill_error(written: _Written) -> float:
+    return _attention_error(written, _CHUNKS, written.backend.paged_prefill)
+
+
+def _attention_error(
+    written: _Written, sequences: Sequence[tuple[int, int]], op: Callable[..., mx.array]
+) -> float:
+    head_dim = written.keys.shape[-1]
+    tables = _tables(sequences)
+    queries = _draw((tables.num_rows, _KV_HEADS * _GROUP, head_dim), written.keys.dtype, 3)
+    output = op(queries, *written.pools, tables, scale=head_dim**-0.5)
+    ours, asked, keys, values = map(_floats, (output, queries, written.keys, written.values))
+    expected = []
+    for sequence, first, end in tables.queries():
+        context = int(tables.context_lens[sequence])
+        slots = tables.slots(sequence, np.arange(context))
+        expected.append(attend(asked[first:end], keys[slots], values[slots]))
+    right = np.concatenate(expected)
+    return float(np.abs(ours - right).max() / np.abs(right).max())
+
+
+_ERRORS: dict[str, Callable[[_Written], float]] = {
+    "write_kv": _write_error,
+    "copy_pages": _copy_error,
+    "paged_decode": _decode_error,
+    "paged_prefill": _prefill_error,
+}
+
+
+def _floats(array: mx.array) -> Floats:
+    return read(array.astype(mx.float32))
 
 
 def _slots_of(page: int) -> IntArray:
@@ -131,15 +169,6 @@ def _largest_difference(ours: Sequence[mx.array], theirs: Sequence[mx.array]) ->
         for one, other in zip(ours, theirs, strict=True)
     )
     return float(np.max([difference.max() for difference in differences]))
-
-
-def _pools(
-    backend: Backend, num_pages: int, head_dim: int, dtype: mx.Dtype
-) -> tuple[mx.array, mx.array]:
-    keys, values = (
-        backend.new_pool(num_pages, _KV_HEADS, _PAGE_SIZE, head_dim, dtype) for _ in range(2)
-    )
-    return keys, values
 
 
 def _tables(sequences: Sequence[tuple[int, int]]) -> SequenceTables:
@@ -166,11 +195,16 @@ def measure(
     kv_heads: int = 8,
     head_dim: int = 128,
     repeats: int = 20,
+    queued: int = 8,
 ) -> Speeds:
-    """GB/s in float16, the best of `repeats`; by default for a batch of long contexts, 128 MB."""
+    """GB/s in float16, the best of `repeats`; by default for a batch of long contexts, 128 MB.
+
+    `queued` ops are launched at a time, each after the one before it, because a single one would
+    mostly measure the time to launch a command buffer and wait for it.
+    """
     num_pages = batch * context // _PAGE_SIZE
     shape = (num_pages, kv_heads, _PAGE_SIZE, head_dim)
-    pools = [backend.new_pool(*shape, mx.float16) for _ in range(2)]
+    k_pool, v_pool = (backend.new_pool(*shape, mx.float16) for _ in range(2))
     rows = _draw((context, kv_heads, head_dim), mx.float16, 1)
     queries = _draw((batch, kv_heads * _GROUP, head_dim), mx.float16, 2)
     tables = SequenceTables(
@@ -180,28 +214,32 @@ def measure(
         page_size=_PAGE_SIZE,
     )
     whole = np.arange(context, dtype=np.int32)
-    mx.eval(rows, queries)
+    evaluate(rows, queries)
 
     def write(slots: IntArray) -> Callable[[], None]:
         def run() -> None:
-            backend.write_kv(rows, rows, pools[0], pools[1], slots)
+            for _ in range(queued):  # ordered by the fences
+                backend.write_kv(rows, rows, k_pool, v_pool, slots)
             backend.settle()
 
         return run
 
     def decode() -> None:
-        mx.eval(backend.paged_decode(queries, pools[0], pools[1], tables, scale=head_dim**-0.5))
+        output = queries
+        for _ in range(queued):  # each asks with the answer of the one before it
+            output = backend.paged_decode(output, k_pool, v_pool, tables, scale=head_dim**-0.5)
+        evaluate(output)
 
-    row_bytes = 2 * kv_heads * head_dim * 2  # keys and values
+    row_bytes = queued * 2 * kv_heads * head_dim * 2  # keys and values
     return Speeds(
-        decode=batch * context * row_bytes / _best_of(repeats, decode),
-        write_pages=2 * context * row_bytes / _best_of(repeats, write(whole)),
+        decode=batch * context * row_bytes / best_of(repeats, decode),
+        write_pages=2 * context * row_bytes / best_of(repeats, write(whole)),
         # In reverse order no two rows are consecutive: the same slots, row by row.
-        write_tokens=2 * context * row_bytes / _best_of(repeats, write(whole[::-1].copy())),
+        write_tokens=2 * context * row_bytes / best_of(repeats, write(whole[::-1].copy())),
     )
 
 
-def _best_of(repeats: int, run: Callable[[], None]) -> float:
+def best_of(repeats: int, run: Callable[[], None]) -> float:
     """Nanoseconds, so that bytes divided by them are GB/s. The first run also compiles."""
     times = []
     for _ in range(repeats + 1):

@@ -41,9 +41,10 @@ def doctor(
 
 def _diagnose() -> bool:
     from mlxserve.doctor.report import diagnose
+    from mlxserve.doctor.sections import section
 
     is_well = True
-    for finding in chain(diagnose(), _service_findings()):
+    for finding in chain(diagnose(), section("service", _service_findings)):
         print(finding, flush=True)
         is_well = is_well and not finding.is_broken
     return is_well

@@ -5,12 +5,13 @@ Independent of models: `metal_kernels.checkup` measures, and this file puts it i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from mlxserve import machine
 from mlxserve.doctor.finding import Finding, Grade
+from mlxserve.doctor.sections import first_line, section
 
 if TYPE_CHECKING:
     from metal_kernels.checkup import OpCheck
@@ -28,12 +29,16 @@ def check_kernels() -> Iterator[Finding]:
 
     if not machine.is_metal():
         yield Finding("Metal kernels", "not run: there is no Metal on this machine")
-        yield from _op_errors(check_ops(select_backend("cpu"), HEAD_DIMS), "the CPU")
+        yield from section(
+            "ops", lambda: _op_errors(check_ops(select_backend("cpu"), HEAD_DIMS), "the CPU")
+        )
         return
-    metal = MetalBackend(on_metal)
-    yield _writes_in_place(metal)
-    yield from _op_errors(check_ops(metal, HEAD_DIMS), "Metal")
-    yield from _speeds(metal)
+    # Each with a backend of its own: what one could not compute must not fail the next.
+    yield from section("in-place writes", lambda: [_writes_in_place(MetalBackend(on_metal))])
+    yield from section(
+        "ops", lambda: _op_errors(check_ops(MetalBackend(on_metal), HEAD_DIMS), "Metal")
+    )
+    yield from section("speeds", lambda: _speeds(MetalBackend(on_metal)))
 
 
 def _writes_in_place(backend: MetalBackend) -> Finding:
@@ -48,24 +53,40 @@ def _writes_in_place(backend: MetalBackend) -> Finding:
 
 
 def _op_errors(checks: Iterator[OpCheck], processor: str) -> Iterator[Finding]:
-    """One finding per dtype: each op's largest error at each head dimension."""
+    """Per dtype: one finding for the ops that run, and one for each op that does not."""
     for dtype, of_dtype in groupby(checks, key=lambda check: check.dtype):
         found = list(of_dtype)
-        parts = []
-        for op in dict.fromkeys(check.op for check in found):
-            errors = {c.head_dim: c.error for c in found if c.op == op}
-            if max(errors.values()) == 0:
-                parts.append(f"{op} exact")
-            else:
-                by_dim = " ".join(f"{dim}:{error:.0e}" for dim, error in errors.items())
-                parts.append(f"{op} off by {by_dim}")
-        wrong = [c for c in found if not c.is_right]
-        if wrong:
-            worst = max(wrong, key=lambda c: c.error)
-            parts.append(f"{worst.op} at {worst.head_dim} may be {worst.tolerance:.0e}")
         name = str(dtype).removeprefix("mlx.core.")
-        grade = Grade.BROKEN if wrong else Grade.OK
-        yield Finding(f"{name} ops", f"on {processor}: {', '.join(parts)}", grade)
+        if ran := [check for check in found if check.refusal is None]:
+            yield _errors_of(ran, name, processor)
+        refused = [check for check in found if check.refusal is not None]
+        for op in dict.fromkeys(check.op for check in refused):
+            yield _refusal_of([check for check in refused if check.op == op], name, processor)
+
+
+def _errors_of(ran: Sequence[OpCheck], dtype: str, processor: str) -> Finding:
+    """Each op's largest error at each head dimension."""
+    parts = []
+    for op in dict.fromkeys(check.op for check in ran):
+        errors = {c.head_dim: c.error for c in ran if c.op == op}
+        if max(errors.values()) == 0:
+            parts.append(f"{op} exact")
+        else:
+            by_dim = " ".join(f"{dim}:{error:.0e}" for dim, error in errors.items())
+            parts.append(f"{op} off by {by_dim}")
+    wrong = [c for c in ran if not c.is_right]
+    if wrong:
+        worst = max(wrong, key=lambda c: c.error)
+        parts.append(f"{worst.op} at {worst.head_dim} may be {worst.tolerance:.0e}")
+    grade = Grade.BROKEN if wrong else Grade.OK
+    return Finding(f"{dtype} ops", f"on {processor}: {', '.join(parts)}", grade)
+
+
+def _refusal_of(refused: Sequence[OpCheck], dtype: str, processor: str) -> Finding:
+    op, dims = refused[0].op, ", ".join(str(check.head_dim) for check in refused)
+    value = f"does not run on {processor} in {dtype} at head dimension {dims}: "
+    value += first_line(refused[0].refusal or "")
+    return Finding(op, value, Grade.BROKEN)
 
 
 def _speeds(backend: MetalBackend) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ from mlxserve import machine
 from mlxserve.config import EngineConfig
 from mlxserve.doctor.finding import Finding, Grade
 from mlxserve.doctor.kernels import check_kernels
+from mlxserve.doctor.sections import section
 from mlxserve.errors import MlxServeError
 from mlxserve.sampling_params import SamplingParams
 
@@ -34,15 +35,23 @@ _SLOW_GFLOPS = 10.0  # mlx's reference BLAS reaches about 2, any optimised one m
 
 
 def diagnose(config: EngineConfig | None = None) -> Iterator[Finding]:
-    """Yields each finding as soon as it is known. `config`: the self-test's engine."""
+    """Yields each finding as soon as it is known. `config`: the self-test's engine.
+
+    Raises nothing: a section that fails is a finding.
+    """
+    engine = config or EngineConfig().with_options(max_num_seqs=4, disable_log_stats=True)
+    yield from section("machine", _facts)
+    yield from section("kernels", check_kernels)
+    yield from section("matmul", lambda: [measure_matmul()])
+    yield from section("self-test", lambda: [self_test(engine)])
+
+
+def _facts() -> Iterator[Finding]:
     with warnings.catch_warnings():
         # A slow BLAS is reported below as a finding.
         warnings.simplefilter("ignore", machine.SlowBlasWarning)
         for name, value in machine.facts().items():
             yield Finding(name, value)
-    yield from check_kernels()
-    yield measure_matmul()
-    yield self_test(config or EngineConfig().with_options(max_num_seqs=4, disable_log_stats=True))
 
 
 def measure_matmul() -> Finding:

@@ -30,7 +30,7 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "on_metal", emulated_factory())
     real = checkup.check_ops
     monkeypatch.setattr(checkup, "check_ops", lambda backend, _dims: real(backend, [64]))
-    small: dict[str, Any] = {"batch": 1, "context": 64, "head_dim": 64, "repeats": 1}
+    small: dict[str, Any] = {"batch": 1, "context": 64, "head_dim": 64, "repeats": 1, "queued": 1}
     monkeypatch.setattr(checkup, "measure", partial(checkup.measure, **small))
 
 
@@ -66,6 +66,64 @@ def test_a_wrong_op_is_broken_and_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert (
         "paged_decode off by 64:1e-04 128:5e-01, paged_decode at 128 may be 3e-03" in finding.value
     )
+
+
+@pytest.mark.usefixtures("mac")
+def test_an_op_that_does_not_run_is_one_broken_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "\n  Unable to build metal library from source\nprogram_source:41:9: error: no\n"
+    found = [
+        OpCheck("write_kv", mx.float16, 64, 0.0, 0.0),
+        OpCheck("paged_decode", mx.float16, 64, float("nan"), 3e-3, text),
+        OpCheck("paged_decode", mx.float16, 128, float("nan"), 3e-3, text),
+    ]
+    monkeypatch.setattr(checkup, "check_ops", lambda _backend, _dims: iter(found))
+    findings = {finding.name: finding for finding in check_kernels()}
+    assert findings["float16 ops"] == Finding("float16 ops", "on Metal: write_kv exact", Grade.OK)
+    assert findings["paged_decode"] == Finding(
+        "paged_decode",
+        "does not run on Metal in float16 at head dimension 64, 128: "
+        "Unable to build metal library from source",
+        Grade.BROKEN,
+    )
+    assert "GB/s" in findings["decode reads"].value
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "function"),
+    [
+        ("in-place writes", selftest, "why_not_in_place"),
+        ("ops", checkup, "check_ops"),
+        ("speeds", checkup, "measure"),
+    ],
+)
+@pytest.mark.usefixtures("mac")
+def test_a_check_that_raises_is_broken_and_the_others_follow(
+    name: str, module: Any, function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: object) -> None:
+        raise RuntimeError("[METAL] Command buffer execution failed\nmore")
+
+    quick = checkup.Speeds(1.0, 1.0, 1.0)
+    monkeypatch.setattr(selftest, "why_not_in_place", lambda _backend: None)
+    monkeypatch.setattr(checkup, "check_ops", lambda _backend, _dims: iter(()))
+    monkeypatch.setattr(checkup, "measure", lambda _backend: quick)
+    monkeypatch.setattr(module, function, fail)
+    findings = {finding.name: finding for finding in check_kernels()}
+    assert findings[name] == Finding(
+        name, "RuntimeError: [METAL] Command buffer execution failed", Grade.BROKEN
+    )
+    assert sum(finding.is_broken for finding in findings.values()) == 1
+    assert "in-place writes" in findings
+    assert ("page writes" in findings) == (name != "speeds")
+
+
+@pytest.mark.usefixtures("no_mac")
+def test_without_metal_a_check_that_raises_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_arguments: object) -> None:
+        raise OSError("no BLAS")
+
+    monkeypatch.setattr(checkup, "check_ops", fail)
+    assert list(check_kernels())[1:] == [Finding("ops", "OSError: no BLAS", Grade.BROKEN)]
 
 
 @pytest.mark.usefixtures("mac")

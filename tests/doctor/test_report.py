@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from mlxserve import machine
 from mlxserve.config import EngineConfig
 from mlxserve.doctor import report
 from mlxserve.doctor.finding import Finding, Grade
 from mlxserve.doctor.report import diagnose, measure_matmul, self_test
+from mlxserve.doctor.sections import section
 
 ModelFolder = Callable[[str], Path]
 
@@ -68,3 +72,62 @@ def test_the_facts_of_the_machine_come_first(model_folder: ModelFolder) -> None:
         assert findings[name].value
         assert findings[name].grade is Grade.FACT
     assert list(findings)[-2:] == ["matmul", "self-test"]
+
+
+Fails = Callable[..., object]
+
+
+def failing(error: BaseException) -> Fails:
+    def fail(*_arguments: object, **_options: object) -> object:
+        raise error
+
+    return fail
+
+
+WELL = Finding("part", "well")
+# section: where its function lives, the function's name, what it returns where it does not fail
+PARTS: dict[str, tuple[object, str, object]] = {
+    "machine": (machine, "facts", {"part": "well"}),
+    "kernels": (report, "check_kernels", [WELL]),
+    "matmul": (report, "measure_matmul", WELL),
+    "self-test": (report, "self_test", WELL),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("\nfirst\nsecond"), ValueError("first"), OSError("first"), KeyError("first")],
+)
+def test_a_section_that_fails_is_a_finding_and_the_others_follow(
+    name: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, function, result in PARTS.values():
+        monkeypatch.setattr(module, function, partial(returned, result))
+    module, function, _ = PARTS[name]
+    monkeypatch.setattr(module, function, failing(error))
+    found = list(diagnose())
+    assert len(found) == len(PARTS)
+    [broken] = [finding for finding in found if finding != WELL]
+    assert (broken.name, broken.grade) == (name, Grade.BROKEN)
+    assert broken.value.replace("'", "") == f"{type(error).__name__}: first"
+
+
+def returned(result: object, *_arguments: object) -> object:
+    return result
+
+
+def test_a_section_keeps_what_it_found_before_it_failed() -> None:
+    def check() -> Iterator[Finding]:
+        yield Finding("first", "well")
+        raise ValueError
+
+    assert list(section("ops", check)) == [
+        Finding("first", "well"),
+        Finding("ops", "ValueError: without a message", Grade.BROKEN),
+    ]
+
+
+def test_control_c_ends_the_doctor() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        list(section("ops", cast(Callable[[], list[Finding]], failing(KeyboardInterrupt()))))

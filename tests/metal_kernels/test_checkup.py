@@ -1,15 +1,19 @@
-"""The check-up detects a wrong kernel, and measures bandwidth."""
+"""The check-up detects a wrong or refused kernel, and measures bandwidth."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from metal_kernels.checkup import OpCheck, Speeds, check_ops, measure
 from metal_kernels.metal import DTYPES, MetalBackend
-from tests.emulated import emulated_factory
+from metal_kernels.numpy_attention import attend
+from metal_kernels.reading import read
+from tests.emulated import emulated_backend, emulated_factory
 
 OPS = ["write_kv", "copy_pages", "paged_decode", "paged_prefill"]
 
@@ -18,8 +22,8 @@ def failing(backend: MetalBackend) -> set[str]:
     return {check.op for check in check_ops(backend, [64]) if not check.is_right}
 
 
-def spoiled(kernel: str) -> MetalBackend:
-    """Emulated kernels, one of which does nothing."""
+def spoiled(kernel: str, error: Exception | None = None) -> MetalBackend:
+    """Emulated kernels, one of which does nothing, or is refused."""
     make = emulated_factory()
 
     def factory(spec: Any, source: str) -> Any:
@@ -27,6 +31,8 @@ def spoiled(kernel: str) -> MetalBackend:
             return make(spec, source)
 
         def call(**arguments: Any) -> list[mx.array]:
+            if error is not None:
+                raise error
             shapes = zip(arguments["output_shapes"], arguments["output_dtypes"], strict=True)
             return [mx.zeros(shape, dtype) for shape, dtype in shapes]
 
@@ -58,6 +64,77 @@ def test_a_kernel_that_does_nothing_is_found(kernel: str, op: str) -> None:
     assert op in failing(spoiled(kernel))
 
 
+REFUSED_TEXT = RuntimeError("[metal::Device] Unable to build metal library from source\nerror: x")
+TOO_MANY_THREADS = ValueError("[metal_kernel] Thread group size (512) is greater than 448")
+
+
+@pytest.mark.parametrize("error", [REFUSED_TEXT, TOO_MANY_THREADS])
+def test_a_refused_kernel_is_a_result_and_the_others_are_checked(error: Exception) -> None:
+    checks = list(check_ops(spoiled("paged_decode", error), [64]))
+    assert len(checks) == len(DTYPES) * len(OPS)
+    for check in checks:
+        assert check.is_right == (check.op != "paged_decode"), check
+        assert check.refusal == (str(error) if check.op == "paged_decode" else None)
+
+
+def test_nothing_is_said_about_other_ops_where_no_pool_can_be_written() -> None:
+    checks = list(check_ops(spoiled("write_kv_pages", REFUSED_TEXT), [64]))
+    reasons = {check.op: check.refusal for check in checks}
+    because = "not checked, because write_kv does not run"
+    assert reasons == {"write_kv": str(REFUSED_TEXT), **dict.fromkeys(OPS[1:], because)}
+
+
+def in_tf32(array: mx.array) -> mx.array:
+    bits = read(array).view(np.int32) & ~0x1FFF  # 10 of 23 bits of mantissa stay
+    return mx.array(bits.view(np.float32))
+
+
+def test_products_of_mlx_in_tf32_do_not_make_a_right_kernel_wrong(
+    monkeypatch: pytest.MonkeyPatch, fast_backend: MetalBackend
+) -> None:
+    """As on an M5, where mlx's own float32 products are the less exact side."""
+    exact = mx.einsum, mx.matmul, mx.fast.scaled_dot_product_attention
+
+    def einsum(subscripts: str, *operands: mx.array) -> mx.array:
+        return exact[0](subscripts, *map(in_tf32, operands))
+
+    def matmul(a: mx.array, b: mx.array) -> mx.array:
+        return exact[1](in_tf32(a), in_tf32(b))
+
+    def attention(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
+        return exact[2](*map(in_tf32, (q, k, v)), **options)
+
+    monkeypatch.setattr(mx, "einsum", einsum)
+    monkeypatch.setattr(mx, "matmul", matmul)
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", attention)
+    checks = [check for check in check_ops(fast_backend, [64]) if check.dtype == mx.float32]
+    assert [check.op for check in checks] == OPS
+    assert all(check.is_right for check in checks), checks
+
+
+def test_the_right_answer_is_softmax_of_the_visible_keys() -> None:
+    """One head, written out position by position."""
+    random = np.random.default_rng(0)
+    queries, keys, values = (random.standard_normal((rows, 1, 4), np.float32) for rows in (2, 5, 5))
+    for row, last in ((0, 4), (1, 5)):
+        weights = np.exp([float(queries[row, 0] @ key[0]) / 2 for key in keys[:last]])
+        expected = sum(w * v[0] for w, v in zip(weights, values[:last], strict=True))
+        expected /= weights.sum()
+        got = attend(queries, keys, values)[row, 0]
+        np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_query_heads_of_a_group_share_their_kv_head() -> None:
+    random = np.random.default_rng(0)
+    queries = random.standard_normal((3, 6, 4), np.float32)
+    keys, values = (random.standard_normal((7, 2, 4), np.float32) for _ in range(2))
+    whole = attend(queries, keys, values)
+    for head in range(6):
+        of_head = slice(head // 3, head // 3 + 1)
+        alone = attend(queries[:, head : head + 1], keys[:, of_head], values[:, of_head])
+        np.testing.assert_allclose(whole[:, head : head + 1], alone, rtol=1e-5)
+
+
 def test_an_error_of_nan_is_not_right() -> None:
     assert not OpCheck("paged_decode", mx.float16, 64, float("nan"), 1.0).is_right
 
@@ -67,6 +144,20 @@ def test_bandwidth_is_measured_in_gigabytes_per_second(fast_backend: MetalBacken
     assert speeds.decode > 0
     assert speeds.write_pages > 0
     assert speeds.write_tokens > 0
+
+
+def test_several_ops_are_launched_for_each_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = emulated_backend()
+    called: Counter[str] = Counter()
+    for op in ("paged_decode", "write_kv", "settle"):
+
+        def counted(*arguments: Any, _op: str = op, **options: Any) -> Any:
+            called[_op] += 1
+            return getattr(MetalBackend, _op)(backend, *arguments, **options)
+
+        monkeypatch.setattr(backend, op, counted)
+    measure(backend, batch=1, context=64, kv_heads=2, head_dim=64, repeats=1, queued=3)
+    assert called == {"paged_decode": 6, "write_kv": 12, "settle": 4}
 
 
 def test_the_gain_of_whole_pages_is_a_ratio() -> None:

@@ -1,0 +1,33 @@
+"""Attention of one sequence in numpy: the right answer, computed without any device.
+
+The check-up and the self-test compare kernels with it. It does not use mlx, whose own products can
+be the less exact side: on an M5 mlx multiplies float32 matrices in TF32, with 10 bits of mantissa.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+
+
+def attend(queries: Floats, keys: Floats, values: Floats) -> Floats:
+    """The answer of the sequence's last rows, causal, (rows, heads, head_dim).
+
+    queries: (rows, heads, head_dim), for the last positions of the sequence
+    keys, values: (length, kv_heads, head_dim)
+    """
+    rows, heads, head_dim = queries.shape
+    length, kv_heads, _ = keys.shape
+    # One product per kv head: the query heads of a group are rows of the same matrix.
+    grouped = queries.reshape(rows, kv_heads, heads // kv_heads, head_dim).transpose(1, 2, 0, 3)
+    scores = grouped.reshape(kv_heads, -1, head_dim) @ keys.transpose(1, 2, 0)
+    scores = scores.reshape(kv_heads, -1, rows, length) * np.float32(head_dim**-0.5)
+    is_seen = np.arange(length) <= np.arange(length - rows, length)[:, None]
+    scores = np.where(is_seen, scores, np.float32(-np.inf))
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    answer: Floats = weights.reshape(kv_heads, -1, length) @ values.transpose(1, 0, 2)
+    answer = answer.reshape(kv_heads, -1, rows, head_dim).transpose(2, 0, 1, 3)
+    return answer.reshape(rows, heads, head_dim)

@@ -1,0 +1,31 @@
+"""The sections of the doctor's report: one that fails is a finding, and the next ones still run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+
+from mlxserve.doctor.finding import Finding, Grade
+
+log = logging.getLogger("mlxserve.doctor")
+
+_MAX_LINE = 300
+
+
+def section(name: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+    """The section's findings, each as soon as it is known. What it raises is its last finding.
+
+    The log has the traceback, at level debug.
+    """
+    try:
+        yield from check()
+    except Exception as error:
+        log.debug("the section %s failed", name, exc_info=True)
+        value = f"{type(error).__name__}: {first_line(str(error))}"
+        yield Finding(name, value, Grade.BROKEN)
+
+
+def first_line(text: str) -> str:
+    """The first line that says something: a compiler's message has hundreds."""
+    lines = (line.strip() for line in text.splitlines())
+    return next((line for line in lines if line), "without a message")[:_MAX_LINE]
