@@ -80,7 +80,7 @@ class SequenceTables:
         """The highest page in use; padding does not count."""
         return int(self._pages_in_use.max())
 
-    @property
+    @cached_property
     def _pages_in_use(self) -> IntArray:
         counts = -(-self.context_lens // self.page_size)
         is_used = np.arange(self.page_tables.shape[1]) < counts[:, None]

@@ -55,6 +55,13 @@ class Batch:
         slots = np.empty(num_rows, np.int32)
         tables = [np.frombuffer(chunk.page_table, np.int32) for chunk in chunks]
         for chunk, table, start, end in zip(chunks, tables, starts, ends, strict=True):
+            if chunk.length == 1:  # numbers, because numpy's calls would take ten times as long
+                page, offset = divmod(chunk.start, page_size)
+                positions[start] = chunk.start
+                slots[start] = chunk.page_table[page] * page_size + offset
+                if not chunk.is_lazy:
+                    tokens[start] = chunk.request.token_ids[chunk.start]
+                continue
             if not chunk.is_lazy:
                 tokens[start:end] = chunk.request.token_ids[chunk.start : chunk.end]
             where = np.arange(chunk.start, chunk.end, dtype=np.int32)
