@@ -22,7 +22,7 @@ from mlxserve.hub.generation_config import read_generation_config
 from mlxserve.model.attention import choose_attention
 from mlxserve.model.load import load
 from mlxserve.model.runner import ModelRunner
-from mlxserve.model.sizing import settle
+from mlxserve.model.sizing import default_step_budget, measure_step, settle
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.text.tokenizer import Tokenizer
 
@@ -87,12 +87,17 @@ def build_engine(
     """
     memory = machine.memory()
     memory_limit = int(memory.working_set * config.gpu_memory_utilization)
-    loaded = load(files, is_metal=machine.is_metal(), memory_limit=memory_limit)
+    is_metal = machine.is_metal()
+    config = default_step_budget(config, is_metal=is_metal)
+    loaded = load(files, is_metal=is_metal, memory_limit=memory_limit)
     backend, difference = choose_attention(config.attention_backend, loaded)
     # A number of pages that is asked for, at the start or in a resize, is bounded by all memory, not
     # by gpu_memory_utilization.
-    most = memory.working_set if machine.is_metal() else memory.total
-    config = settle(config, loaded, backend, memory_limit, device_memory=most)
+    most = memory.working_set if is_metal else memory.total
+    step = None
+    if is_metal or config.num_pages is None:
+        step = measure_step(config, loaded, backend, is_metal=is_metal)
+    config = settle(config, loaded, step, memory_limit, device_memory=most)
     assert config.num_pages is not None
     pool = PagePool(config.num_pages, config.page_size, config.hot_after_hits)
     kv = KVPool(loaded.layers, config.num_pages, config.page_size, backend)

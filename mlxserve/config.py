@@ -16,6 +16,7 @@ from mlxserve.errors import InvalidConfig
 from mlxserve.option import Option, Options
 
 PAGE_SIZES = (16, 32, 64)  # those the Metal kernels are written for
+_STEP_BUDGET = 2048
 
 
 def config_home() -> Path:
@@ -53,11 +54,15 @@ class SchedulerConfig(Options):
         int, Option("Most requests that run at the same time.", "Scheduling", "requests", ge=1)
     ] = 64
     max_num_batched_tokens: Annotated[
-        int,
+        int | None,
         Option(
-            "Most tokens computed in one step, over all requests.", "Scheduling", "tokens", ge=1
+            "Most tokens computed in one step, over all requests.",
+            "Scheduling",
+            "tokens",
+            ge=1,
+            default="2048; on Metal 512 with chunked prefill",
         ),
-    ] = 2048
+    ] = None
     max_num_waiting: Annotated[
         int,
         Option(
@@ -169,19 +174,24 @@ class SchedulerConfig(Options):
         ),
     ] = 3
 
+    @property
+    def step_budget(self) -> int:
+        """`max_num_batched_tokens`, or its default on a CPU."""
+        return self.max_num_batched_tokens or _STEP_BUDGET
+
     def check_together(self) -> None:
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if self.step_budget < self.max_num_seqs:
             raise InvalidConfig(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
+                f"max_num_batched_tokens ({self.step_budget}) must be at least "
                 f"max_num_seqs ({self.max_num_seqs}): every running request decodes one token "
                 "in a step. Raise the first or lower the second.",
                 option="max_num_batched_tokens",
             )
         if self.enable_chunked_prefill or self.max_model_len is None:
             return
-        if self.max_num_batched_tokens < self.max_model_len:
+        if self.step_budget < self.max_model_len:
             raise InvalidConfig(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
+                f"max_num_batched_tokens ({self.step_budget}) must be at least "
                 f"max_model_len ({self.max_model_len}) when enable_chunked_prefill is off: a prompt "
                 "is then computed in one step. Raise the first, lower the second, or turn "
                 "enable_chunked_prefill on.",

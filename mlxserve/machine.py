@@ -30,10 +30,15 @@ from mlxserve.errors import InvalidConfig, OutOfMemory
 
 log = logging.getLogger("mlxserve.machine")
 
-# More work per Metal command buffer than MLX's default: another project measured 58 -> 91 tokens/s
-# when decode steps were no longer cut into many small buffers. Unmeasured by us; a user's own
-# setting wins.
-_MLX_ENVIRONMENT = {"MLX_MAX_OPS_PER_BUFFER": "200", "MLX_MAX_MB_PER_BUFFER": "400"}
+# More operations per Metal command buffer than MLX's default of 20 to 50: another project measured
+# 58 -> 91 tokens/s when decode steps were no longer cut into many small buffers. Unmeasured by us.
+_MAX_OPS_PER_BUFFER = 200
+
+# MLX commits a command buffer when its inputs exceed this many million elements ("MB" in the name of
+# the variable), keeps all of them until the buffer completes, and has up to 11 buffers under way. 400
+# everywhere would take 7 GB for 2,048 rows of an 8B model. (memory in GB below which, million elements)
+_MAX_MB_PER_BUFFER = ((24, 64), (48, 100), (96, 200))
+_MOST_MB_PER_BUFFER = 400
 
 # MKL's threads spin for 200 ms after each product by default, and on a machine that does anything
 # else they take the time of those they wait for: 1,000 prompt tokens of a 100M model took 9.7-11.3 s
@@ -81,8 +86,8 @@ def prepare() -> Blas:
     process may have too few addresses to load anything. Warns
     SlowBlasWarning where no fast BLAS is found.
     """
-    for name, value in _MLX_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    for name, number in command_buffer_limits(total_memory()).items():
+        os.environ.setdefault(name, str(number))
     if sys.platform == "darwin":
         return Blas("Accelerate", None, is_fast=True)
     if (space := address_space()) is not None and "mlx.core" not in sys.modules:
@@ -99,6 +104,16 @@ def prepare() -> Blas:
         )
         return Blas("the one that was loaded when mlx was imported", None, is_fast=False)
     return _load_fast_blas()
+
+
+def command_buffer_limits(total: int) -> dict[str, int]:
+    """MLX's variables for the size of a Metal command buffer, on a machine with `total` bytes.
+
+    A user's own settings win.
+    """
+    gib = total / (1 << 30)
+    most = next((mb for below, mb in _MAX_MB_PER_BUFFER if gib < below), _MOST_MB_PER_BUFFER)
+    return {"MLX_MAX_OPS_PER_BUFFER": _MAX_OPS_PER_BUFFER, "MLX_MAX_MB_PER_BUFFER": most}
 
 
 def allow_open_files() -> int:

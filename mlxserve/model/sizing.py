@@ -6,6 +6,7 @@ The pages are those that fit into the usable memory minus the weights and a meas
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -21,21 +22,57 @@ from mlxserve.sampling_params import SamplingParams
 
 log = logging.getLogger("mlxserve.sizing")
 
-# Rows of the measured forward. A step's temporaries grow with its rows, so the peak of a full step
-# is extrapolated; measuring all 2,048 rows would cost seconds of start-up on a CPU.
+# Rows of the measured forward on a CPU, where all 2,048 would cost seconds of start-up. A step's
+# temporaries grow with its rows, so the peak of a full step is extrapolated.
 _MEASURED_ROWS = 256
+# On Metal the peak is not proportional to the rows: MLX's command buffers keep what they read until
+# they complete, up to a limit (machine.py). Extrapolating 256 rows of an 8B model gives 2.0 times the
+# peak of 2,048. So all rows are measured, up to these.
+_MOST_MEASURED_ROWS = 2048
+# Of the measured peak. Where a command buffer ends depends on the shapes before it, so that a smaller
+# step or one with longer contexts may need more than the measured one: up to 1.05 times its peak at
+# 512 rows and 1.23 at 2,048, in replays of MLX's rules for four models and four sizes of machine.
+_MARGIN = 1.25
+_DEFAULT_METAL_ROWS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class StepPeak:
+    """Bytes that a step of `num_rows` needs next to weights and pool.
+
+    measured: of the step that ran, which may have had fewer rows
+    """
+
+    planned: int
+    measured: int
+    num_rows: int
+
+
+def default_step_budget(config: EngineConfig, *, is_metal: bool) -> EngineConfig:
+    """The config with `max_num_batched_tokens`, if it has none.
+
+    Fewer on Metal, where memory and the longest run of a command buffer grow with a step.
+    """
+    options = config.scheduler
+    if options.max_num_batched_tokens is not None:
+        return config
+    num_rows = options.step_budget
+    if is_metal and options.enable_chunked_prefill:
+        num_rows = max(_DEFAULT_METAL_ROWS, options.max_num_seqs)
+    return config.with_options(max_num_batched_tokens=num_rows)
 
 
 def settle(
     config: EngineConfig,
     loaded: LoadedModel,
-    backend: Backend,
+    step: StepPeak | None,
     memory_limit: int,
     *,
     device_memory: int | None = None,
 ) -> EngineConfig:
     """The config with `num_pages` and `max_model_len`. Raises InvalidConfig, OutOfMemory.
 
+    step: may be None if the config has `num_pages`
     memory_limit: bytes to plan with, where no number of pages is asked for
     device_memory: bytes that pages which are asked for must fit in; None does not check
 
@@ -52,14 +89,16 @@ def settle(
         )
     if config.num_pages is not None and device_memory is not None:
         _refuse_too_many_pages(config.num_pages, config.page_size, loaded, device_memory)
-    num_pages = config.num_pages or fit_pages(
-        loaded,
-        backend,
-        page_size=config.page_size,
-        memory_limit=memory_limit,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        max_tokens=options.max_num_seqs * max_model_len,
-    )
+    num_pages = config.num_pages
+    if num_pages is None:
+        assert step is not None, "the number of pages follows from a measured step"
+        num_pages = fit_pages(
+            loaded,
+            step,
+            page_size=config.page_size,
+            memory_limit=memory_limit,
+            max_tokens=options.max_num_seqs * max_model_len,
+        )
     num_tokens = num_pages * config.page_size
     if options.max_model_len is not None and max_model_len > num_tokens:
         raise InvalidConfig(
@@ -96,52 +135,121 @@ def _page_bytes(loaded: LoadedModel, page_size: int) -> int:
 
 def fit_pages(
     loaded: LoadedModel,
-    backend: Backend,
+    step: StepPeak,
     *,
     page_size: int,
     memory_limit: int,
-    max_num_batched_tokens: int,
     max_tokens: int,
 ) -> int:
     """Number of pages that fit in `memory_limit` bytes, at most enough for `max_tokens` tokens.
 
     Raises OutOfMemory if fewer than two pages fit next to the weights.
     """
-    peak = peak_of_a_step(loaded, backend, page_size, max_num_batched_tokens)
     page_bytes = _page_bytes(loaded, page_size)
-    left = memory_limit - loaded.weight_size - peak
+    left = memory_limit - loaded.weight_size - step.planned
     log.info(
-        "Memory: %.2f GiB usable, weights %.2f GiB, peak of a step %.2f GiB, page %.0f KiB",
+        "Memory: %.2f GiB usable, weights %.2f GiB, page %.0f KiB",
         memory_limit / (1 << 30),
         loaded.weight_size / (1 << 30),
-        peak / (1 << 30),
         page_bytes / (1 << 10),
     )
     num_pages = min(left // page_bytes, max(2, -(-max_tokens // page_size)))
     if num_pages < 2:
         raise OutOfMemory(
-            f"{loaded.name}: the weights and a step of {max_num_batched_tokens} tokens leave no "
+            f"{loaded.name}: the weights and a step of {step.num_rows} tokens leave no "
             "memory for a cache. Raise gpu_memory_utilization, lower max_num_batched_tokens, or "
             "choose a smaller model."
         )
     return int(num_pages)
 
 
-def peak_of_a_step(
-    loaded: LoadedModel, backend: Backend, page_size: int, max_num_batched_tokens: int
+def measure_step(
+    config: EngineConfig, loaded: LoadedModel, backend: Backend, *, is_metal: bool
+) -> StepPeak:
+    """Run a step of `max_num_batched_tokens` rows, or on a CPU part of it, for its peak of memory."""
+    num_rows = config.scheduler.step_budget
+    if is_metal:
+        step = measured_rows(num_rows, config.scheduler.max_num_seqs)
+        measured = _peak_of_sampling(loaded, backend, config.page_size, step)
+        planned = planned_peak(measured, sum(step), num_rows)
+        rows = sum(step)
+    else:
+        rows = min(_MEASURED_ROWS, num_rows)
+        measured = _peak_of_a_chunk(loaded, backend, config.page_size, rows)
+        planned = measured * num_rows // rows
+    log.info(
+        "Step of %d tokens: %.2f GiB planned, %.2f GiB measured with %d tokens",
+        num_rows,
+        planned / (1 << 30),
+        measured / (1 << 30),
+        rows,
+    )
+    return StepPeak(planned, measured, num_rows)
+
+
+def measured_rows(num_rows: int, max_num_seqs: int) -> tuple[int, int]:
+    """(decodes, rows of one chunk) of the step that is measured on Metal: as many of each request's
+    kind as a step of `num_rows` may have, since the sampler's memory follows the decodes."""
+    rows = min(num_rows, _MOST_MEASURED_ROWS)
+    num_decodes = min(max_num_seqs, rows) - 1
+    return num_decodes, rows - num_decodes
+
+
+def planned_peak(measured: int, num_measured: int, num_rows: int) -> int:
+    """Bytes to plan for a step of `num_rows` on Metal, of which `num_measured` were measured."""
+    return int(measured * num_rows // num_measured * _MARGIN)
+
+
+def _peak_of_sampling(
+    loaded: LoadedModel, backend: Backend, page_size: int, rows: tuple[int, int]
 ) -> int:
-    """Bytes that a step of `max_num_batched_tokens` rows needs next to weights and pool."""
-    rows = min(_MEASURED_ROWS, max_num_batched_tokens)
+    """The larger of two runs: the first waits for kernels to be compiled, and meanwhile the device
+    completes command buffers."""
+    params = SamplingParams(temperature=1.0, top_p=0.9)
+    num_decodes, length = rows
+    num_pages = num_decodes + -(-length // page_size)
+    kv = KVPool(loaded.layers, num_pages, page_size, backend)
+    runner = ModelRunner(loaded.model, loaded.selector, kv)
+    pages = [as_page_table([page]) for page in range(num_decodes)]
+    pages.append(as_page_table(range(num_decodes, num_pages)))
+    lengths = [1] * num_decodes + [length]
+    chunks = [
+        Chunk(LiveRequest(Request(f"sizing-{i}", [0] * n, params)), 0, n, pages[i], samples=True)
+        for i, n in enumerate(lengths)
+    ]
+    peaks = []
+    for _ in range(2):
+        before = _reset_peak()
+        pending = runner.launch(chunks)
+        runner.start(pending)
+        runner.collect(pending)
+        peaks.append(max(0, mx.get_peak_memory() - before))
+        del pending
+    del kv, runner
+    _return_memory()
+    return max(peaks)
+
+
+def _peak_of_a_chunk(loaded: LoadedModel, backend: Backend, page_size: int, rows: int) -> int:
     pages = as_page_table(range(-(-rows // page_size)))
     kv = KVPool(loaded.layers, len(pages), page_size, backend)
     runner = ModelRunner(loaded.model, loaded.selector, kv)
     request = LiveRequest(Request("sizing", [0] * rows, SamplingParams(temperature=0)))
     batch = Batch.of([Chunk(request, 0, rows, pages, samples=True)], page_size)
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
+    before = _reset_peak()
     mx.eval(runner.logits(batch, mx.array(batch.tokens)))
     peak = max(0, mx.get_peak_memory() - before)
     del kv, runner
+    _return_memory()
+    return peak
+
+
+def _reset_peak() -> int:
+    """Bytes in use now, above which the peak is measured from here on."""
+    mx.reset_peak_memory()
+    return int(mx.get_active_memory())
+
+
+def _return_memory() -> None:
     mx.synchronize()
     mx.clear_cache()
-    return peak * max_num_batched_tokens // rows

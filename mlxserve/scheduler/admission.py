@@ -148,7 +148,7 @@ class Admission:
     def _is_short(self, request: LiveRequest, num_cached_pages: int) -> bool:
         num_uncached = len(request.token_ids) - num_cached_pages * self._pool.page_size
         return num_uncached <= (
-            self._config.long_prefill_token_threshold or self._config.max_num_batched_tokens
+            self._config.long_prefill_token_threshold or self._config.step_budget
         )
 
     def num_reserved(self, running: Collection[LiveRequest]) -> int:

@@ -11,7 +11,7 @@ logger = logging.getLogger("mlxserve.scheduler")
 
 def can_align(config: SchedulerConfig, page_size: int) -> bool:
     """Whether a page fits into every step, however many requests decode in it."""
-    smallest = config.max_num_batched_tokens - config.max_num_seqs + 1
+    smallest = config.step_budget - config.max_num_seqs + 1
     if config.long_prefill_token_threshold:
         smallest = min(smallest, config.long_prefill_token_threshold)
     if page_size <= smallest:

@@ -427,7 +427,7 @@ class Scheduler:
         """
         self.num_steps += 1
         assert self._num_unread <= 1, "two steps are unread; call update() for the first"
-        step = Step(self._limit_context(), self.config.max_num_batched_tokens, not self._num_unread)
+        step = Step(self._limit_context(), self.config.step_budget, not self._num_unread)
         prefills = self._plan_decodes(step)
         for client, count in Counter([request.asked.client for request in step.plan]).items():
             self.fair_share.charge(client, decode=count)
@@ -449,7 +449,7 @@ class Scheduler:
         return LimitContext(
             page_size=self.pool.page_size,
             max_model_len=self.max_model_len,
-            step_budget=self.config.max_num_batched_tokens,
+            step_budget=self.config.step_budget,
             num_eligible=self._num_eligible(),
             long_prefill_token_threshold=self.config.long_prefill_token_threshold,
             is_chunked=self.config.enable_chunked_prefill,

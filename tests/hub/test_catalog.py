@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mlxserve.config import EngineConfig
 from mlxserve.hub.catalog import Entry, Origin, entries, memory_fit
 from mlxserve.hub.embedded import MODEL_NAME
 from mlxserve.hub.files import find_model
@@ -105,10 +106,11 @@ def test_a_step_must_fit_as_well() -> None:
 def test_the_estimated_step_of_the_embedded_model_matches_the_measured_one(cache: Path) -> None:
     from mlxserve.model.attention import choose_attention
     from mlxserve.model.load import load
-    from mlxserve.model.sizing import peak_of_a_step
+    from mlxserve.model.sizing import measure_step
 
     loaded = load(find_model(None), is_metal=False, memory_limit=1 << 34)
-    measured = peak_of_a_step(loaded, choose_attention("auto", loaded)[0], 32, 2048)
+    backend, _ = choose_attention("auto", loaded)
+    measured = measure_step(EngineConfig(), loaded, backend, is_metal=False).planned
     assert 0.75 < entries()[0].step_size(4, has_scores=True) / measured < 1.35
 
 

@@ -14,7 +14,14 @@ from metal_kernels import select_backend
 from mlxserve.config import EngineConfig
 from mlxserve.errors import OutOfMemory
 from mlxserve.model.load import LoadedModel, prepare
-from mlxserve.model.sizing import fit_pages, settle
+from mlxserve.model.sizing import (
+    StepPeak,
+    default_step_budget,
+    fit_pages,
+    measure_step,
+    measured_rows,
+    settle,
+)
 
 MIB = 1 << 20
 PAGE_BYTES = 16 * 3 * 2 * (16 + 16) * 4  # slots * layers * kv heads * (key + value) * float32
@@ -25,15 +32,18 @@ def loaded(build_model: Callable[..., tuple[nn.Module, dict[str, Any]]]) -> Load
     return prepare(*build_model("llama"), "tiny")
 
 
-def pages(loaded: LoadedModel, memory_limit: int, **changes: int) -> int:
-    options = {
-        "page_size": 16,
-        "memory_limit": memory_limit,
-        "max_num_batched_tokens": 64,
-        "max_tokens": 10**9,
-        **changes,
-    }
-    return fit_pages(loaded, select_backend("cpu"), **options)
+def measured(loaded: LoadedModel, rows: int, *, is_metal: bool = False) -> StepPeak:
+    config = EngineConfig().with_options(
+        page_size=16, max_num_batched_tokens=rows, max_num_seqs=min(rows, 64)
+    )
+    return measure_step(config, loaded, select_backend("cpu"), is_metal=is_metal)
+
+
+def pages(
+    loaded: LoadedModel, memory_limit: int, *, rows: int = 64, max_tokens: int = 10**9
+) -> int:
+    step = measured(loaded, rows)
+    return fit_pages(loaded, step, page_size=16, memory_limit=memory_limit, max_tokens=max_tokens)
 
 
 def test_additional_memory_becomes_additional_pages(loaded: LoadedModel) -> None:
@@ -52,7 +62,7 @@ def test_weights_a_step_and_the_pool_fit_in_the_limit(loaded: LoadedModel) -> No
 
 def test_a_larger_step_leaves_fewer_pages(loaded: LoadedModel) -> None:
     limit = loaded.weight_size + 256 * MIB
-    assert pages(loaded, limit, max_num_batched_tokens=4096) < pages(loaded, limit)
+    assert pages(loaded, limit, rows=4096) < pages(loaded, limit)
 
 
 def test_the_pool_is_capped_at_what_all_contexts_need(loaded: LoadedModel) -> None:
@@ -86,11 +96,64 @@ def test_more_pages_than_the_device_holds_are_refused_before_they_are_allocated(
     loaded: LoadedModel,
 ) -> None:
     """2,147,483,647 pages filled the machine's memory until the system killed the process."""
-    config, backend = EngineConfig(num_pages=2**24), select_backend("cpu")
+    config = EngineConfig(num_pages=2**24)
     options = {"device_memory": loaded.weight_size + 10 * MIB}
     with pytest.raises(OutOfMemory, match=r"^num_pages=16777216 needs .* GiB") as caught:
-        settle(config, loaded, backend, 1 << 40, **options)
+        settle(config, loaded, None, 1 << 40, **options)
     found = re.search(r"at most (\d+) pages", str(caught.value))
     assert found
     most = EngineConfig(num_pages=int(found[1]))
-    assert settle(most, loaded, backend, 1 << 40, **options).num_pages == most.num_pages
+    assert settle(most, loaded, None, 1 << 40, **options).num_pages == most.num_pages
+
+
+# ---- on Metal
+
+
+def test_a_step_on_metal_is_shorter_by_default_and_as_long_as_it_must_be() -> None:
+    def budget(*, is_metal: bool, **options: Any) -> int | None:
+        config = EngineConfig().with_options(**options)
+        return default_step_budget(config, is_metal=is_metal).scheduler.max_num_batched_tokens
+
+    assert budget(is_metal=True) == 512
+    assert budget(is_metal=False) == 2048
+    assert budget(is_metal=True, max_num_seqs=700) == 700
+    assert budget(is_metal=True, enable_chunked_prefill=False, max_model_len=2048) == 2048
+
+
+@pytest.mark.parametrize("is_metal", [False, True])
+def test_a_chosen_number_of_tokens_per_step_is_kept(*, is_metal: bool) -> None:
+    config = EngineConfig().with_options(max_num_batched_tokens=1024)
+    assert default_step_budget(config, is_metal=is_metal) == config
+
+
+def test_on_metal_all_rows_of_a_step_are_measured_and_not_extrapolated(
+    loaded: LoadedModel,
+) -> None:
+    step = measured(loaded, 512, is_metal=True)
+    assert step.num_rows == 512
+    assert step.measured < step.planned < 1.3 * step.measured
+
+
+def test_the_step_measured_on_metal_has_decodes_that_sample_and_a_chunk() -> None:
+    assert measured_rows(512, 64) == (63, 449)
+    assert measured_rows(64, 64) == (63, 1)
+    assert measured_rows(1, 1) == (0, 1)
+    assert measured_rows(8192, 64) == (63, 1985)
+
+
+def test_measuring_on_metal_frees_its_memory(loaded: LoadedModel) -> None:
+    measured(loaded, 64, is_metal=True)
+    before = mx.get_active_memory()
+    measured(loaded, 64, is_metal=True)
+    assert mx.get_active_memory() <= before
+
+
+def test_the_planned_and_the_measured_bytes_are_logged(
+    loaded: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "mlxserve.sizing")
+    measured(loaded, 512)
+    [line] = [record.message for record in caplog.records if record.message.startswith("Step")]
+    assert re.fullmatch(
+        r"Step of 512 tokens: [\d.]+ GiB planned, [\d.]+ GiB measured with 256 tokens", line
+    )

@@ -102,6 +102,14 @@ def host(
 
 
 @app.command()
+def memory() -> None:
+    """Planned memory of real 4-bit models on Macs, from MLX's rules; nothing is run."""
+    from tests.memory_table import memory_table
+
+    typer.echo(memory_table(), nl=False)
+
+
+@app.command()
 def targets(
     model: ModelOption = "synthetic:llama-100m",
     small: Annotated[

@@ -527,7 +527,7 @@ class GhostEngine:
     def _judge_plan(self, chunks: list[Chunk], before: dict[str, object]) -> None:
         config, scheduler = self.scheduler.config, self.scheduler
         preempted = scheduler.stats().num_preemptions != before["preemptions"]
-        assert sum(chunk.length for chunk in chunks) <= config.max_num_batched_tokens
+        assert sum(chunk.length for chunk in chunks) <= config.step_budget
         assert len({chunk.request for chunk in chunks}) == len(chunks), "two chunks of one request"
         for chunk in chunks:
             self._judge_chunk(chunk)
@@ -593,7 +593,7 @@ class GhostEngine:
             or len(running) + len(waiting) > config.max_num_seqs
         ):
             return
-        left = config.max_num_batched_tokens - sum(map(self._most_charged, chunks))
+        left = config.step_budget - sum(map(self._most_charged, chunks))
         for request in waiting:
             is_follower = request in scheduler.followers
             guide = request.asked.guide

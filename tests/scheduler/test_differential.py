@@ -122,7 +122,7 @@ class Slow:
         self.order = pool.eviction_order()
         self.held = {page for page in range(pool.num_pages) if pool.ref_count(page)}
         self.blank = pool.num_pages - len(self.held) - len(self.order)
-        self.budget, self.chosen = self.config.max_num_batched_tokens, []
+        self.budget, self.chosen = self.config.step_budget, []
         self.live = [r for r in self.engine.requests.values() if r.id not in self.engine.ends]
         running = [r for r in scheduler.requests()[0] if r.state is RequestState.RUNNING]
         self.tables = {r: len(r.page_table) for r in running}
@@ -160,7 +160,7 @@ class Slow:
     def trim(self, request: LiveRequest, start: int, budget: int) -> tuple[int, int]:
         """The most tokens that may be taken, by trying them all; and their charge."""
         is_aligned, known = self.engine.scheduler.is_aligned, len(request.token_ids)
-        cap = self.config.max_num_batched_tokens
+        cap = self.config.step_budget
         if self.num_eligible > 1 and self.config.long_prefill_token_threshold:
             cap = max(self.config.long_prefill_token_threshold, cap // self.num_eligible)
         for n in range(min(budget, cap, known - start), 0, -1):
@@ -215,7 +215,7 @@ class Slow:
                 and times[other] < self.config.max_overtakes
                 for other in passed
             )
-            short = self.config.long_prefill_token_threshold or self.config.max_num_batched_tokens
+            short = self.config.long_prefill_token_threshold or self.config.step_budget
             is_short = known - len(cached) * self.size <= short
             if not places or self.budget <= 0 or (passed and not (may_pass and is_short)):
                 return

@@ -1,0 +1,104 @@
+"""Planned and replayed memory of real models on real Macs: the table of docs/tuning.md.
+
+GPU working sets are those that macOS reports by default: two thirds of the memory below 36 GB,
+three quarters from there on. The numbers follow from MLX's rules (`command_buffers.py`) and the
+models' sizes (`geometries.py`); nothing here was measured on a Mac.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from mlxserve.machine import command_buffer_limits
+from mlxserve.model.sizing import measured_rows, planned_peak
+from tests.command_buffers import Limits, peak
+from tests.geometries import GEOMETRIES, Geometry, StepShape, operations
+
+MACHINES: Final = (("M1", 8), ("M2", 16), ("M4 Pro", 48), ("M3 Ultra", 512))
+_UTILIZATION: Final = 0.9
+_NUM_SEQS: Final = 64
+_PAGE_SIZE: Final = 32
+_SMALLEST_POOL: Final = 4096  # tokens: the fewest elements that a command buffer counts
+
+
+def working_set(memory: int) -> int:
+    """Of a Mac with `memory` GB, in bytes."""
+    return (memory << 30) * (2 if memory < 36 else 3) // (3 if memory < 36 else 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Bytes, and tokens of the cache; `pool` 0 where the server does not start."""
+
+    step: int
+    pool: int
+    num_tokens: int
+
+    @property
+    def starts(self) -> bool:
+        return self.pool > 0
+
+
+def replayed(model: Geometry, memory: int, step: StepShape, pool_tokens: int) -> int:
+    """The peak of a step on a machine of `memory` GB with today's limits."""
+    return peak(operations(model, step, pool_tokens), limits_of(memory))
+
+
+def limits_of(memory: int) -> Limits:
+    chosen = command_buffer_limits(memory << 30)
+    return Limits(chosen["MLX_MAX_OPS_PER_BUFFER"], chosen["MLX_MAX_MB_PER_BUFFER"])
+
+
+def plan_after(model: Geometry, memory: int, num_rows: int = 512) -> Plan:
+    """What the server plans: all rows of a step are measured, up to a limit."""
+    num_decodes, length = measured_rows(num_rows, _NUM_SEQS)
+    rows = num_decodes + length
+    shape = StepShape(rows, num_decodes, 1, num_decodes + 1)
+    measured = replayed(model, memory, shape, _SMALLEST_POOL)
+    return _fitted(model, memory, planned_peak(measured, rows, num_rows))
+
+
+def plan_before(model: Geometry, memory: int) -> Plan:
+    """What it planned: 256 rows at 400 million elements per command buffer, times 8."""
+    measured = peak(operations(model, StepShape(256), 256), Limits(200, 400))
+    return _fitted(model, memory, measured * 8)
+
+
+def _fitted(model: Geometry, memory: int, step: int) -> Plan:
+    left = int(working_set(memory) * _UTILIZATION) - model.weight_size - step
+    page = _PAGE_SIZE * model.bytes_per_token
+    num_pages = min(left // page, _NUM_SEQS * model.max_length // _PAGE_SIZE)
+    if num_pages < 2:
+        return Plan(step, 0, 0)
+    return Plan(step, num_pages * page, num_pages * _PAGE_SIZE)
+
+
+def memory_table() -> str:
+    """Every model on every machine, before and after, in Markdown."""
+    lines = [
+        "| Mac | Model (4-bit) | Step before | Cache before | Step | Cache | Context |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for chip, memory in MACHINES:
+        for model in GEOMETRIES:
+            before, after = plan_before(model, memory), plan_after(model, memory)
+            cells = (
+                f"{chip}, {memory} GB",
+                model.name,
+                _gb(before.step),
+                _cache(before),
+                _gb(after.step),
+                _cache(after),
+                f"{min(after.num_tokens, model.max_length):,} tokens" if after.starts else "",
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cache(plan: Plan) -> str:
+    return f"{_gb(plan.pool)}, {plan.num_tokens:,} tokens" if plan.starts else "does not start"
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.1f} GB"

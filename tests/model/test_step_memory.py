@@ -1,0 +1,171 @@
+"""What is planned for a step covers MLX's peak, and leaves room for a cache."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from mlxserve.machine import command_buffer_limits
+from mlxserve.model.sizing import planned_peak
+from tests.command_buffers import Array, Limits, Operation, peak
+from tests.geometries import (
+    GEOMETRIES,
+    GPT_OSS_20B,
+    QWEN3_4B,
+    QWEN3_8B,
+    QWEN3_32B,
+    Geometry,
+    StepShape,
+    operations,
+)
+from tests.memory_table import memory_table, plan_after, plan_before, replayed
+
+MACHINES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 512)
+POOLS = (4096, 65_536, 1 << 20)  # tokens
+SHAPES = {
+    "one chunk": StepShape(512),
+    "decodes and a chunk": StepShape(512, 63, 1, 64),
+    "decodes of long contexts": StepShape(512, 64, 512, 64),
+    "one very long context": StepShape(512, 1, 16_384),
+    "decodes alone": StepShape(64, 64, 512, 64),
+}
+
+
+def named(model: Geometry) -> str:
+    return model.name
+
+
+# ---- MLX's rules
+
+
+def array(megabytes: int) -> Array:
+    return Array(megabytes << 19, megabytes << 20)  # 16 bits an element
+
+
+def chain(length: int) -> list[Operation]:
+    arrays = [array(2) for _ in range(length + 1)]
+    return [Operation((before,), after) for before, after in pairwise(arrays)]
+
+
+def test_inputs_are_kept_until_their_command_buffer_completes() -> None:
+    assert peak(chain(10), Limits(1000, 1000)) == 11 * 2 << 20
+
+
+def test_evaluation_waits_for_the_first_of_eleven_command_buffers() -> None:
+    one_each = peak(chain(100), Limits(0, 1000))  # a commit after every operation
+    assert one_each == 12 * 2 << 20, "eleven inputs and the newest output"
+    assert peak(chain(100), Limits(1, 1000)) == 23 * 2 << 20
+
+
+def test_a_command_buffer_is_committed_beyond_its_million_elements() -> None:
+    at_once = peak(chain(200), Limits(1000, 1))  # two inputs of 1 Mi elements each
+    assert at_once == (2 * 11 + 1) * 2 << 20
+    weights = Array(3 << 20, 0, is_permanent=True)
+    heavy = [Operation((*op.inputs, weights), op.output) for op in chain(200)]
+    assert peak(heavy, Limits(1000, 1)) == 12 * 2 << 20, "weights count, but take no memory"
+
+
+def test_an_output_written_over_its_input_takes_no_memory() -> None:
+    one = array(2)
+    assert peak([Operation((one,), one)] * 50, Limits(1000, 1000)) == 2 << 20
+
+
+@pytest.mark.parametrize(
+    ("model", "limits", "rows", "gigabytes"),
+    [
+        (QWEN3_8B, Limits(200, 400), 256, 0.95),
+        (QWEN3_8B, Limits(200, 400), 2048, 6.95),
+        (QWEN3_8B, Limits(200, 100), 2048, 1.64),
+        (QWEN3_4B, Limits(200, 400), 256, 0.74),
+        (QWEN3_4B, Limits(200, 400), 2048, 5.9),
+        (QWEN3_32B, Limits(200, 400), 2048, 6.2),
+    ],
+    ids=str,
+)
+def test_the_replay_agrees_with_an_independent_one(
+    model: Geometry, limits: Limits, rows: int, gigabytes: float
+) -> None:
+    found = peak(operations(model, StepShape(rows), 4096), limits)
+    assert found / 1e9 == pytest.approx(gigabytes, rel=0.02)
+
+
+# ---- what is planned
+
+
+def test_command_buffers_grow_with_the_machine() -> None:
+    def limit(gib: int) -> int:
+        return command_buffer_limits(gib << 30)["MLX_MAX_MB_PER_BUFFER"]
+
+    assert [limit(gib) for gib in (8, 16, 23)] == [64, 64, 64]
+    assert [limit(gib) for gib in (24, 36, 47)] == [100, 100, 100]
+    assert [limit(gib) for gib in (48, 64, 95)] == [200, 200, 200]
+    assert [limit(gib) for gib in (96, 128, 512)] == [400, 400, 400]
+
+
+@pytest.mark.parametrize("memory", [8, 24, 48, 96])  # one of each limit
+@pytest.mark.parametrize("model", GEOMETRIES, ids=named)
+def test_the_planned_peak_covers_every_kind_of_step(model: Geometry, memory: int) -> None:
+    planned = plan_after(model, memory).step
+    for pool in POOLS:
+        for name, shape in SHAPES.items():
+            assert replayed(model, memory, shape, pool) <= planned, name
+
+
+@pytest.mark.parametrize("memory", [8, 24, 48, 96])
+@pytest.mark.parametrize("model", [QWEN3_4B, GPT_OSS_20B], ids=named)
+@pytest.mark.parametrize("most", [512, 2048])
+def test_the_planned_peak_covers_smaller_steps(most: int, model: Geometry, memory: int) -> None:
+    """Where a command buffer ends depends on the shapes, so a smaller step may need more."""
+    planned = plan_after(model, memory, most).step
+    for rows in range(most * 11 // 16, most + 1, most // 16):
+        for decodes, context in ((0, 0), (63, 512), (8, 4096)):
+            shape = StepShape(rows, decodes, context, max(1, decodes))
+            assert replayed(model, memory, shape, 4096) <= planned, shape
+
+
+@pytest.mark.parametrize("rows", [64, 256, 1024, 2048, 8192])
+@pytest.mark.parametrize("model", GEOMETRIES, ids=named)
+def test_so_does_that_of_a_chosen_number_of_rows(model: Geometry, rows: int) -> None:
+    for memory in (16, 512):
+        planned = plan_after(model, memory, rows).step
+        assert replayed(model, memory, StepShape(rows), 4096) <= planned
+
+
+@pytest.mark.parametrize("memory", MACHINES)
+@pytest.mark.parametrize("model", GEOMETRIES, ids=named)
+def test_a_plan_is_not_far_above_the_peak(model: Geometry, memory: int) -> None:
+    planned = plan_after(model, memory).step
+    assert planned <= 1.7 * replayed(model, memory, SHAPES["one chunk"], 4096)
+
+
+@pytest.mark.parametrize(
+    ("model", "memory", "least_tokens"),
+    [
+        (QWEN3_4B, 8, 8_192),
+        (QWEN3_8B, 16, 16_384),
+        (QWEN3_32B, 48, 40_960),
+        (GPT_OSS_20B, 24, 8192),
+    ],
+    ids=str,
+)
+def test_a_model_starts_where_its_weights_leave_room(
+    model: Geometry, memory: int, least_tokens: int
+) -> None:
+    assert plan_after(model, memory).num_tokens >= least_tokens
+
+
+def test_extrapolating_from_256_rows_refused_an_8b_model_on_16_gb_and_32b_on_48() -> None:
+    assert not plan_before(QWEN3_8B, 16).starts
+    assert not plan_before(QWEN3_32B, 48).starts
+
+
+def test_a_planned_peak_grows_with_the_rows_that_were_not_measured() -> None:
+    assert planned_peak(10_000, 2048, 4096) == 2 * planned_peak(10_000, 2048, 2048)
+
+
+def test_the_documented_table_is_the_one_that_is_printed() -> None:
+    """`python -m tests.perf memory` prints it."""
+    text = (Path(__file__).parents[2] / "docs/tuning.md").read_text(encoding="utf-8")
+    assert memory_table() in text
