@@ -47,7 +47,8 @@ from mlxserve.text.templates import RenderedTooLong
 from mlxserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # they import mlx, which waits for machine.prepare()
-    from mlxserve.engine.async_engine import AsyncEngine, OutputStream
+    from mlxserve.engine.async_engine import AsyncEngine
+    from mlxserve.engine.output_stream import OutputStream
     from mlxserve.engine.snapshot import Snapshot
 
 log = logging.getLogger("mlxserve.chat")

@@ -32,7 +32,8 @@ from mlxserve import (
 )
 from mlxserve.api.metrics import Metrics
 from mlxserve.cache.store import PageStore
-from mlxserve.engine.async_engine import AsyncEngine, OutputStream
+from mlxserve.engine.async_engine import AsyncEngine
+from mlxserve.engine.output_stream import OutputStream
 from mlxserve.request import Request
 
 OPTIONS: Any = {"temperature": 1.5, "max_tokens": 12, "ignore_eos": True}

@@ -17,14 +17,16 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.memory import MemoryWatch
+from mlxserve.engine.output_stream import OutputStream, hand_over
 from mlxserve.engine.snapshot import Snapshot
+from mlxserve.engine.throughput_log import ThroughputLog
 from mlxserve.engine.worker import WORKERS, result_of
 from mlxserve.errors import EngineFailed, EngineStopped, MlxServeError
 from mlxserve.request import FinishReason, Output, Pooling, Request, Resized
@@ -34,61 +36,6 @@ log = logging.getLogger("mlxserve.engine")
 
 _MINUTE = 60.0  # seconds
 _HEARTBEAT = 1.0  # seconds between two signs of life of an idle engine
-
-
-class OutputStream:
-    """The outputs of requests that were submitted together, in their caller's event loop.
-
-    Ends when all of the requests have ended.
-    """
-
-    def __init__(self, engine: AsyncEngine, requests: Sequence[Request]) -> None:
-        self.loop = asyncio.get_running_loop()
-        self._engine = engine
-        self._live = {request.id for request in requests}
-        # Not an asyncio.Queue: with one reader a deque and a future do, at half its time.
-        self._items: deque[Output | EngineStopped | EngineFailed] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-
-    def __aiter__(self) -> AsyncIterator[Output]:
-        return self
-
-    async def __anext__(self) -> Output:
-        """Raises EngineStopped when the engine ends before the requests do, and EngineFailed when
-        one of them is lost in a failure; the others are aborted then."""
-        while self._live:
-            while not self._items:
-                self._waiter = self.loop.create_future()
-                await self._waiter
-            item = self._items.popleft()
-            if not isinstance(item, Output):
-                self.close()
-                raise item
-            if item.request_id in self._live:
-                if item.finish_reason is not None:
-                    self._live.remove(item.request_id)
-                return item
-        raise StopAsyncIteration
-
-    def finish(self, request_id: str, reason: FinishReason) -> None:
-        """End one request at the next step boundary, for a reason that its reader has found.
-
-        Its further outputs are dropped. No-op if it has ended.
-        """
-        if request_id in self._live:
-            self._live.remove(request_id)
-            self._engine.abort(request_id, reason)
-
-    def close(self) -> None:
-        """Abort the requests that have not ended."""
-        for request_id in list(self._live):
-            self.finish(request_id, FinishReason.ABORT)
-
-    def deliver(self, item: Output | EngineStopped | EngineFailed) -> None:
-        """Called in the caller's event loop."""
-        self._items.append(item)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +275,7 @@ class AsyncEngine:
             log.exception("The engine could not be closed in order")
 
     def _loop(self, engine: Engine) -> None:
-        reporter = _Reporter(self._log_interval)
+        throughput = ThroughputLog(self._log_interval)
         is_open = True
         while is_open:
             outputs: list[Output] = []
@@ -341,7 +288,7 @@ class AsyncEngine:
                     self._deliver(outputs)
                     engine.start()
                 self._stats = engine.stats()
-                reporter.report(self._stats, time.monotonic())
+                throughput.write(self._stats, time.monotonic())
             except Exception as error:  # noqa: BLE001  (logged there)
                 self._restart(engine, error, {output.request_id for output in outputs})
             self._beat = time.monotonic()
@@ -372,7 +319,7 @@ class AsyncEngine:
     def _fail(self, request_ids: Sequence[str], error: Exception) -> None:
         """End the streams of these requests, whose other requests are aborted by that."""
         for stream in {self._streams.pop(name) for name in request_ids}:
-            _hand_over(stream.loop, [(stream, EngineFailed.because_of(error))])
+            hand_over(stream.loop, [(stream, EngineFailed.because_of(error))])
 
     def _take_calls(self, engine: Engine) -> bool:
         """Run the calls in the inbox; without other work, wait for one. False to end the engine."""
@@ -406,12 +353,12 @@ class AsyncEngine:
                 del self._streams[output.request_id]
             by_loop.setdefault(stream.loop, []).append((stream, output))
         for loop, items in by_loop.items():
-            _hand_over(loop, items)
+            hand_over(loop, items)
 
     def _end(self, reason: EngineStopped) -> None:
         self._stopped = reason
         for stream in set(self._streams.values()):
-            _hand_over(stream.loop, [(stream, reason)])
+            hand_over(stream.loop, [(stream, reason)])
         self._streams.clear()
         self._refuse_calls(reason)
 
@@ -424,20 +371,6 @@ class AsyncEngine:
                 return
             if call is not None:
                 call.refuse(reason)
-
-
-def _hand_over(
-    loop: asyncio.AbstractEventLoop,
-    items: Sequence[tuple[OutputStream, Output | EngineStopped | EngineFailed]],
-) -> None:
-    def deliver() -> None:
-        for stream, item in items:
-            stream.deliver(item)
-
-    try:
-        loop.call_soon_threadsafe(deliver)
-    except RuntimeError:  # the loop is closed, so these outputs have no reader
-        log.debug("outputs for a closed event loop are dropped")
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -456,36 +389,3 @@ def _free_arrays() -> None:
     gc.collect()
     mx.synchronize()
     mx.clear_cache()
-
-
-class _Reporter:
-    """Logs a line about throughput every `interval` seconds in which the engine took steps."""
-
-    def __init__(self, interval: float | None) -> None:
-        self._interval = interval
-        self._last = Stats()
-        self._time = time.monotonic()
-
-    def report(self, stats: Stats, now: float) -> None:
-        if self._interval is None or now - self._time < self._interval:
-            return
-        last, seconds = self._last, now - self._time
-        self._last, self._time = stats, now
-        if stats.engine.num_steps == last.engine.num_steps:
-            return
-        prompts = stats.scheduler.prompt_tokens - last.scheduler.prompt_tokens
-        queries = stats.scheduler.prefix_queries - last.scheduler.prefix_queries
-        hits = stats.scheduler.prefix_hits - last.scheduler.prefix_hits
-        generated = stats.engine.generation_tokens - last.engine.generation_tokens
-        log.info(
-            "Prompt throughput: %.1f tokens/s, generation throughput: %.1f tokens/s, "
-            "running: %d, waiting: %d, KV cache usage: %.1f%%, prefix cache hit rate: %.1f%%, "
-            "preemptions since the start: %d",
-            prompts / seconds,
-            generated / seconds,
-            stats.scheduler.num_running,
-            stats.scheduler.num_waiting,
-            100 * stats.pool.usage,
-            100 * hits / queries if queries else 0.0,
-            stats.scheduler.num_preemptions,
-        )

@@ -25,8 +25,9 @@ log = logging.getLogger("mlxserve.trace")
 class Trace:
     """Appends complete events of the Trace Event Format to a file. Any thread may add one.
 
-    A file that cannot be written any more ends the trace with one warning. A closed file is JSON. The closing bracket is optional in that format, so the file of a killed
-    server can be read as well.
+    A file that cannot be written any more ends the trace with one warning. A closed file is
+    JSON. The closing bracket is optional in that format, so the file of a killed server can be
+    read as well.
     """
 
     def __init__(self, path: str, clock: Callable[[], int] = time.perf_counter_ns) -> None:

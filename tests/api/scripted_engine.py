@@ -25,11 +25,11 @@ class ScriptedEngine:
         self._tokenizer = tokenizer
 
     async def submit(self, requests: Sequence[Any]) -> Any:
-        from mlxserve.engine.async_engine import OutputStream
+        from mlxserve.engine.output_stream import OutputStream
         from mlxserve.request import Output
 
         self.requests += requests
-        stream = OutputStream(self, requests)  # type: ignore[arg-type]
+        stream = OutputStream(self, requests)
         for request in requests:
             tokens = self._tokenizer.encode(self.says)
             limit = request.params.max_tokens or len(tokens) + 1

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from mlxserve.engine.async_engine import AsyncEngine, OutputStream
+from mlxserve.engine.async_engine import AsyncEngine
+from mlxserve.engine.output_stream import OutputStream
 from mlxserve.errors import EngineStopped
 from mlxserve.request import FinishReason, Output, Request
 from mlxserve.sampling_params import SamplingParams
