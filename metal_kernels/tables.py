@@ -62,9 +62,9 @@ class SequenceTables:
 
     def plan(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
         """What a backend computes from these tables: made once, kept for the other layers."""
-        if key not in self._plans:
-            self._plans[key] = make()
-        plan: Plan = self._plans[key]
+        plan: Plan | None = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = make()
         return plan
 
     @cached_property
