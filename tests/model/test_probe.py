@@ -14,7 +14,7 @@ from mlx_lm.models.base import create_causal_mask, scaled_dot_product_attention
 from metal_kernels import select_backend
 from mlxserve.cache.kv import LayerKV
 from mlxserve.errors import UnsupportedModel
-from mlxserve.model.load import prepare
+from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.probe import probe
 
 REFERENCE = select_backend("cpu")
@@ -223,3 +223,108 @@ def test_a_layer_that_raises_is_refused_with_the_reason(
     text = planted(kind, build_model)
     assert "llama models do not work with a paged cache" in text
     assert reason in text
+
+
+# ---- half precision: a router's ties, and what is wrong all the same
+
+
+class UnsteadyRouter(nn.Linear):  # type: ignore[misc]
+    """A router whose scores depend on the shape of the call, as a device's rounding does."""
+
+    noise = 0.01
+
+    def __call__(self, x: mx.array) -> mx.array:
+        scores = super().__call__(x)
+        key = mx.random.key(1000 * x.shape[0] + x.shape[1])
+        rounding: mx.array = self.noise * mx.random.normal(scores.shape, key=key)
+        return scores + rounding.astype(scores.dtype)
+
+
+class ShiftedExperts(UnsteadyRouter):
+    """Chooses other experts for the rows of a paged step."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        scores = super().__call__(x)
+        return mx.roll(scores, 1, axis=-1) if x.shape[1] == 1 and x.shape[0] > 1 else scores
+
+
+class WrongDecodes:
+    """A backend whose decodes are wrong, and nothing else."""
+
+    def __init__(self) -> None:
+        self._backend = REFERENCE
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def paged_decode(self, *args: Any, **options: Any) -> mx.array:
+        return -self._backend.paged_decode(*args, **options)
+
+
+def half_precision_moe(build_model: BuildModel, seed: int, router: type[nn.Linear]) -> LoadedModel:
+    """In bfloat16, its experts quantised: the CPU's product of chosen experts takes no other."""
+    model, config = build_model("qwen3_moe", seed=seed)
+    model.set_dtype(mx.bfloat16)
+    nn.quantize(
+        model,
+        group_size=32,
+        bits=8,
+        class_predicate=lambda path, part: "switch_mlp" in path and hasattr(part, "to_quantized"),
+    )
+    for layer in model.model.layers:
+        layer.mlp.gate.__class__ = router
+    return prepare(model, config, "moe")
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_model_whose_router_breaks_ties_by_rounding_passes(
+    seed: int, build_model: BuildModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "mlxserve.probe")
+    loaded = half_precision_moe(build_model, seed, UnsteadyRouter)
+    assert probe(loaded, REFERENCE) > 0.15, "a row of it is far outside the tolerance"
+    assert "two dense runs within" in caplog.text
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_half_precision_model_that_chooses_wrong_experts_is_caught(
+    seed: int, build_model: BuildModel
+) -> None:
+    loaded = half_precision_moe(build_model, seed, ShiftedExperts)
+    with pytest.raises(UnsupportedModel, match="computes different logits"):
+        probe(loaded, REFERENCE)
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "kind",
+    [Shifted, OneOffset, Direct, ShortWindow, NotANumber],
+    ids=lambda kind: kind.__name__,
+)
+def test_a_wrong_layer_is_caught_in_half_precision(
+    kind: type[nn.Module], dtype: mx.Dtype, build_model: BuildModel
+) -> None:
+    model, config = build_model("llama")
+    model.set_dtype(dtype)
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = kind
+    with pytest.raises(UnsupportedModel, match="computes different logits"):
+        probe(prepare(model, config, "tiny"), REFERENCE)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_wrong_decodes_are_caught_although_most_rows_are_chunks(
+    seed: int, build_model: BuildModel
+) -> None:
+    loaded = half_precision_moe(build_model, seed, UnsteadyRouter)
+    with pytest.raises(UnsupportedModel, match="computes different logits"):
+        probe(loaded, WrongDecodes())
+
+
+def test_a_long_window_is_caught_in_half_precision(build_model: BuildModel) -> None:
+    model, config = build_model("llama", sliding_window=40)
+    model.set_dtype(mx.bfloat16)
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = LongWindow
+    with pytest.raises(UnsupportedModel, match="computes different logits"):
+        probe(prepare(model, config, "tiny"), REFERENCE)
