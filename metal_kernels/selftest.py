@@ -1,116 +1,293 @@
 """The self-test of in-place writes, run on this machine before anything relies on them.
 
 MLX does not document that a kernel may write an array declared as its input, nor that kernels
-sharing a fence stay in order. So at start-up a few steps are launched without waiting: each writes
-every slot anew and attends over them, and only its fence orders it after the previous step. A lost,
-late or early write gives some step the keys of another.
+sharing a fence stay in order. So a few steps are launched without waiting: each writes every slot
+anew and attends over them, with decodes and with a chunk, and only its fences order it after the
+previous step. A lost, late or early write gives some step the keys of another.
+
+At start-up this is `QUICK`. The doctor runs `thorough` loads, whose kernels take long enough to
+overlap, and next to each a *control*: the same steps with the fences withheld. It must fail; where
+it passes, the test shows nothing on this machine.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from metal_kernels.metal import MetalBackend
-from metal_kernels.reading import read, view
-from metal_kernels.tables import SequenceTables
+from metal_kernels.kernels import Factory, Kernel, KernelSpec
+from metal_kernels.metal import DTYPES, MetalBackend
+from metal_kernels.numpy_attention import Floats, attend
+from metal_kernels.reading import evaluate, read
+from metal_kernels.tables import IntArray, SequenceTables
 
-_STEPS = 4
+log = logging.getLogger("metal_kernels")
+
 _PAGE_SIZE = 32
-_NUM_PAGES = 12
-_LENGTH = 10 * _PAGE_SIZE + 5  # whole pages, single rows, two partitions; one page is free
-_HEADS = 2
-_HEAD_DIM = 64
-_TOLERANCE = 1e-4  # of values around 1, in float32
-
-Floats = npt.NDArray[np.float32]
+# The largest error relative to the largest value that a dtype's rounding explains.
+_TOLERANCES = {mx.float32: 1e-4, mx.float16: 5e-3, mx.bfloat16: 3e-2}
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    """What one step writes and queries, and the right answer."""
+class FenceLoad:
+    """How much a self-test computes: the pools' shape and the steps."""
 
-    keys: Floats  # (length, heads, head_dim)
-    values: Floats
-    queries: Floats  # (1, heads, head_dim)
+    dtype: mx.Dtype
+    num_sequences: int
+    length: int  # tokens of each sequence
+    kv_heads: int
+    group: int  # query heads per kv head
+    head_dim: int
+    chunk: int  # rows that the first sequence attends with, next to the decodes
+    steps: int
 
-    @classmethod
-    def draw(cls, seed: int) -> _Step:
-        random = np.random.default_rng(seed)
-        rows = (_LENGTH, _HEADS, _HEAD_DIM)
-        shapes = (rows, rows, (1, _HEADS, _HEAD_DIM))
-        keys, values, queries = (random.standard_normal(s, np.float32) for s in shapes)
-        return cls(keys, values, queries)
+    @property
+    def num_pages(self) -> int:
+        """One more than is written: pages are copied to it."""
+        return self.num_sequences * self._pages_of_a_sequence + 1
 
-    def answer(self, queries: Floats) -> Floats:
-        scores = np.einsum("qhd,khd->hk", queries, self.keys) * _HEAD_DIM**-0.5
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        weights /= weights.sum(axis=1, keepdims=True)
-        answer: Floats = np.einsum("hk,khd->hd", weights, self.values)[None]
-        return answer
+    @property
+    def pool_bytes(self) -> int:
+        """Of keys and values."""
+        row = self.kv_heads * self.head_dim * self.dtype.size
+        return 2 * self.num_pages * _PAGE_SIZE * row
+
+    @property
+    def _pages_of_a_sequence(self) -> int:
+        return -(-self.length // _PAGE_SIZE)
+
+    def page_tables(self) -> IntArray:
+        """The pages in falling order, so that no two are consecutive."""
+        pages = np.arange(self.num_pages - 2, -1, -1, dtype=np.int32)
+        return pages.reshape(self.num_sequences, -1)
+
+    def slots(self) -> IntArray:
+        """Of all tokens, sequence by sequence."""
+        positions = np.arange(self.length)
+        pages = self.page_tables()[:, positions // _PAGE_SIZE]
+        return (pages * _PAGE_SIZE + positions % _PAGE_SIZE).astype(np.int32).reshape(-1)
+
+    def decodes(self) -> SequenceTables:
+        return SequenceTables(
+            page_tables=self.page_tables(),
+            context_lens=np.full(self.num_sequences, self.length, np.int32),
+            query_starts=np.arange(self.num_sequences + 1, dtype=np.int32),
+            page_size=_PAGE_SIZE,
+        )
+
+    def chunks(self) -> SequenceTables:
+        return SequenceTables(
+            page_tables=self.page_tables()[:1],
+            context_lens=np.array([self.length], np.int32),
+            query_starts=np.array([0, self.chunk], np.int32),
+            page_size=_PAGE_SIZE,
+        )
 
 
-def why_not_in_place(backend: MetalBackend) -> str | None:
-    """What went wrong, or None where the backend's writes are correct on this machine."""
-    pages = np.arange(_NUM_PAGES - 2, -1, -1, dtype=np.int32)  # the last page of the pool is free
-    positions = np.arange(_LENGTH)
-    slots = pages[positions // _PAGE_SIZE] * _PAGE_SIZE + positions % _PAGE_SIZE
-    tables = SequenceTables(
-        page_tables=pages[None],
-        context_lens=np.array([_LENGTH], np.int32),
-        query_starts=np.array([0, 1], np.int32),
-        page_size=_PAGE_SIZE,
+# Whole pages and single rows, two partitions; milliseconds next to compiling the kernels.
+QUICK = FenceLoad(
+    mx.float32, num_sequences=1, length=325, kv_heads=2, group=2, head_dim=64, chunk=5, steps=4
+)
+
+
+def thorough(dtype: mx.Dtype) -> FenceLoad:
+    """A pool of 64 MB, written eight times."""
+    return FenceLoad(
+        dtype,
+        num_sequences=8,
+        length=2043,
+        kv_heads=16 // dtype.size,
+        group=4,
+        head_dim=128,
+        chunk=64,
+        steps=8,
     )
-    steps = [_Step.draw(seed) for seed in range(_STEPS)]
-    shape = (_NUM_PAGES, _HEADS, _PAGE_SIZE, _HEAD_DIM)
-    pools = [backend.new_pool(*shape, mx.float32) for _ in range(2)]
-    copied = np.array([pages[0]], np.int32), np.array([_NUM_PAGES - 1], np.int32)
-    try:
+
+
+@dataclass(frozen=True, slots=True)
+class FenceProof:
+    """What went wrong with fences (None: nothing) and without them, in the control."""
+
+    load: FenceLoad
+    with_fences: str | None
+    without_fences: str | None
+
+    @property
+    def has_teeth(self) -> bool:
+        """Whether a missing fence shows on this machine, so that passing means something."""
+        return self.without_fences is not None
+
+
+def why_not_in_place(backend: MetalBackend, load: FenceLoad = QUICK) -> str | None:
+    """What went wrong, or None where the backend's writes are correct on this machine."""
+    return _Test(load, backend).error()
+
+
+def prove(factory: Factory, loads: Sequence[FenceLoad] | None = None) -> Iterator[FenceProof]:
+    """The self-test and its control, by default of a thorough load in every dtype."""
+    for load in [thorough(dtype) for dtype in DTYPES] if loads is None else loads:
+        withheld = _WithoutFences(factory)
+        proof = FenceProof(
+            load,
+            _Test(load, MetalBackend(factory)).error(),
+            _Test(load, MetalBackend(withheld), withheld.fences).error(),
+        )
+        log.info(
+            "self-test in %s over %.0f MB: with fences %s, without %s",
+            load.dtype,
+            load.pool_bytes / 1e6,
+            proof.with_fences or "right",
+            proof.without_fences or "right as well, so it shows nothing on this machine",
+        )
+        yield proof
+
+
+class _WithoutFences:
+    """A factory whose kernels wait for nothing."""
+
+    def __init__(self, factory: Factory) -> None:
+        self._factory = factory
+        self.fences: list[mx.array] = []  # of all kernels so far, which nothing else computes
+
+    def __call__(self, spec: KernelSpec, source: str) -> Kernel:
+        kernel = self._factory(spec, source)
+        nothing = mx.zeros(8, mx.int32)
+
+        def call(*, inputs: list[mx.array], **arguments: Any) -> list[mx.array]:
+            named = zip(spec.inputs, inputs, strict=True)
+            inputs = [nothing if name.startswith("after") else array for name, array in named]
+            outputs = kernel(inputs=inputs, **arguments)
+            if "fence" in spec.outputs:
+                self.fences.append(outputs[spec.outputs.index("fence")])
+            return outputs
+
+        return call
+
+
+class _Test:
+    """The steps of a load on one backend, and the right answers."""
+
+    def __init__(
+        self, load: FenceLoad, backend: MetalBackend, withheld: list[mx.array] | None = None
+    ) -> None:
+        """`withheld`: the fences that no kernel binds, filled as kernels are called."""
+        self._load = load
+        self._backend = backend
+        self._withheld = withheld if withheld is not None else []
+        random = np.random.default_rng(0)
+        heads = load.kv_heads * load.group
+        rows = load.num_sequences * load.length
+
+        def draw(*shape: int) -> Floats:
+            drawn = mx.array(random.standard_normal(shape, np.float32))
+            return read(drawn.astype(load.dtype).astype(mx.float32))
+
+        self._keys = draw(rows, load.kv_heads, load.head_dim)
+        self._values = draw(rows, load.kv_heads, load.head_dim)
+        self._decode_queries = draw(load.num_sequences, heads, load.head_dim)
+        self._chunk_queries = draw(load.chunk, heads, load.head_dim)
+
+    def error(self) -> str | None:
+        """What went wrong."""
+        load = self._load
+        copied = np.array([0], np.int32), np.array([load.num_pages - 1], np.int32)
+        try:
+            shape = (load.num_pages, load.kv_heads, _PAGE_SIZE, load.head_dim)
+            k_pool, v_pool = (self._backend.new_pool(*shape, load.dtype) for _ in range(2))
+            outputs = self._launch(k_pool, v_pool)
+            self._backend.copy_pages(k_pool, v_pool, *copied, _PAGE_SIZE)
+            self._backend.settle()
+            evaluate(*self._withheld)
+            answers = [tuple(map(_floats, pair)) for pair in outputs]
+            wrong = self._error_of_pools(k_pool, v_pool, copied)
+        except (RuntimeError, ValueError) as error:
+            # A text that Apple's compiler refuses; more threads than the kernel's registers allow.
+            return f"a kernel does not run: {str(error).strip()[:200]}"
+        return wrong or self._error_of_answers(answers)
+
+    def _launch(self, k_pool: mx.array, v_pool: mx.array) -> list[tuple[mx.array, mx.array]]:
+        """All steps, none of which waits for the host: the (decodes, chunk) of each."""
+        load, backend = self._load, self._backend
+        slots, decodes, chunks = load.slots(), load.decodes(), load.chunks()
+        scale = load.head_dim**-0.5
+        asked = mx.array(self._decode_queries).astype(load.dtype)
+        asked_by_chunk = mx.array(self._chunk_queries).astype(load.dtype)
+        written = [
+            [mx.array(rows).astype(load.dtype) for rows in self._written(step)]
+            for step in range(load.steps)
+        ]
+        # Before the first step, because waiting for one's keys would wait for the step before it.
+        evaluate(asked, asked_by_chunk, *(array for pair in written for array in pair))
         outputs = []
-        for step in steps:
-            keys, values, queries = map(mx.array, (step.keys, step.values, step.queries))
-            backend.write_kv(keys, values, pools[0], pools[1], slots.astype(np.int32))
-            output = backend.paged_decode(
-                queries, pools[0], pools[1], tables, scale=_HEAD_DIM**-0.5
-            )
-            mx.async_eval(output)  # type: ignore[no-untyped-call]
-            outputs.append(output)
-        backend.copy_pages(pools[0], pools[1], *copied, _PAGE_SIZE)
-        backend.settle()
-        answers = [read(output) for output in outputs]
-    except RuntimeError as error:  # mlx raises it for a text that Apple's compiler refuses
-        return f"a kernel does not run: {str(error).strip()[:200]}"
-    return _error_of_pools(pools, steps[-1], slots, copied) or _error_of_answers(answers, steps)
+        for keys, values in written:
+            backend.write_kv(keys, values, k_pool, v_pool, slots)
+            decoded = backend.paged_decode(asked, k_pool, v_pool, decodes, scale=scale)
+            prefilled = backend.paged_prefill(asked_by_chunk, k_pool, v_pool, chunks, scale=scale)
+            mx.async_eval(decoded, prefilled, *self._withheld)  # type: ignore[no-untyped-call]
+            outputs.append((decoded, prefilled))
+        return outputs
+
+    def _written(self, step: int) -> tuple[Floats, Floats]:
+        """The keys and values of a step: the drawn ones, their dimensions shifted."""
+        keys, values = (np.roll(rows, step, axis=-1) for rows in (self._keys, self._values))
+        return keys, values
+
+    def _right(self, step: int) -> tuple[Floats, Floats]:
+        keys, values = self._written(step)
+        length = self._load.length
+        decoded = [
+            attend(query[None], keys[first : first + length], values[first : first + length])
+            for query, first in zip(self._decode_queries, range(0, len(keys), length), strict=True)
+        ]
+        prefilled = attend(self._chunk_queries, keys[:length], values[:length])
+        return np.concatenate(decoded), prefilled
+
+    def _error_of_answers(self, answers: list[tuple[Floats, ...]]) -> str | None:
+        right = [self._right(step) for step in range(self._load.steps)]
+        for step, pair in enumerate(answers):
+            for kind, (name, answer) in enumerate(zip(("", "the chunk of "), pair, strict=True)):
+                if self._is_alike(answer, right[step][kind]):
+                    continue
+                who = f"{name}step {step}"
+                if not answer.any():
+                    return f"{who} attended over keys that were not written yet"
+                for other, another in enumerate(right):
+                    if self._is_alike(answer, another[kind]):
+                        return f"{who} attended over the keys of step {other}"
+                return f"{who} attended over a mixture of keys"
+        return None
+
+    def _is_alike(self, ours: Floats, theirs: Floats) -> bool:
+        """False for NaN."""
+        most = _TOLERANCES[self._load.dtype] * np.abs(theirs).max()
+        return bool(np.abs(ours - theirs).max() <= most)
+
+    def _error_of_pools(
+        self, k_pool: mx.array, v_pool: mx.array, copied: tuple[IntArray, IntArray]
+    ) -> str | None:
+        """Of what the last step wrote, and of the page that was copied."""
+        held = self._backend.read_kv(k_pool, v_pool, self._load.slots())
+        source, target = (
+            self._backend.read_kv(k_pool, v_pool, _slots_of(int(page[0]))) for page in copied
+        )
+        written = self._written(self._load.steps - 1)
+        for number, name in enumerate(("keys", "values")):
+            if not np.array_equal(_floats(held[number]), written[number]):
+                return f"{name} written by a kernel are not in the pool: mlx handed it a copy"
+            if not np.array_equal(_floats(source[number]), _floats(target[number])):
+                return f"a page of {name} was not copied"
+        return None
 
 
-def _error_of_answers(answers: list[Floats], steps: list[_Step]) -> str | None:
-    for number, (answer, step) in enumerate(zip(answers, steps, strict=True)):
-        expected = step.answer(step.queries)
-        if np.abs(answer - expected).max() <= _TOLERANCE:
-            continue
-        if not answer.any():
-            return f"step {number} attended over keys that were not written yet"
-        for other, another in enumerate(steps):
-            if np.abs(answer - another.answer(step.queries)).max() <= _TOLERANCE:
-                return f"step {number} attended over the keys of step {other}"
-        return f"step {number} attended over a mixture of keys"
-    return None
+def _slots_of(page: int) -> IntArray:
+    return page * _PAGE_SIZE + np.arange(_PAGE_SIZE, dtype=np.int32)
 
 
-def _error_of_pools(
-    pools: list[mx.array],
-    last: _Step,
-    slots: npt.NDArray[np.int32],
-    copied: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]],
-) -> str | None:
-    for name, pool, rows in zip(("keys", "values"), pools, (last.keys, last.values), strict=True):
-        memory = view(pool)
-        held = memory[slots // _PAGE_SIZE, :, slots % _PAGE_SIZE]
-        if not np.array_equal(held, rows):
-            return f"{name} written by a kernel are not in the pool: mlx handed it a copy"
-        if not np.array_equal(memory[copied[1]], memory[copied[0]]):
-            return f"a page of {name} was not copied"
-    return None
+def _floats(array: mx.array) -> npt.NDArray[np.float32]:
+    return read(array.astype(mx.float32))

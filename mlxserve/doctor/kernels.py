@@ -10,11 +10,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from mlxserve import machine
+from mlxserve.doctor.children import run_child
 from mlxserve.doctor.finding import Finding, Grade
 from mlxserve.doctor.sections import first_line, section
 
 if TYPE_CHECKING:
     from metal_kernels.checkup import OpCheck
+    from metal_kernels.kernels import Factory
     from metal_kernels.metal import MetalBackend
 
 
@@ -35,6 +37,8 @@ def check_kernels() -> Iterator[Finding]:
         return
     # Each with a backend of its own: what one could not compute must not fail the next.
     yield from section("in-place writes", lambda: [_writes_in_place(MetalBackend(on_metal))])
+    yield from section("fences", lambda: _proofs(on_metal))
+    yield from section("one op a buffer", _proofs_of_a_child)
     yield from section(
         "ops", lambda: _op_errors(check_ops(MetalBackend(on_metal), HEAD_DIMS), "Metal")
     )
@@ -50,6 +54,37 @@ def _writes_in_place(backend: MetalBackend) -> Finding:
         return Finding(name, value, Grade.OK)
     value = f"not possible, so attention falls back to plain mlx: {reason}"
     return Finding(name, value, Grade.BROKEN)
+
+
+def _proofs(factory: Factory) -> Iterator[Finding]:
+    """The thorough self-test and its control, in every dtype."""
+    from metal_kernels.selftest import prove
+
+    for proof in prove(factory):
+        dtype = str(proof.load.dtype).removeprefix("mlx.core.")
+        size = f"{proof.load.pool_bytes / 1e6:.0f} MB written {proof.load.steps} times"
+        yield _verdict(f"fences {dtype}", size, proof.with_fences, proof.without_fences)
+
+
+def _proofs_of_a_child() -> Iterator[Finding]:
+    """The same where mlx commits a command buffer after every op."""
+    for proof in run_child("fences", {"MLX_MAX_OPS_PER_BUFFER": "0"}):
+        yield _verdict(
+            f"fences {proof['dtype']}",
+            "one op per command buffer",
+            proof["with_fences"],
+            proof["without_fences"],
+        )
+
+
+def _verdict(name: str, what: str, with_fences: str | None, without: str | None) -> Finding:
+    """A fact, not a success, where the control passes as well."""
+    if with_fences is not None:
+        return Finding(name, f"{what}: {with_fences}", Grade.BROKEN)
+    if without is None:
+        value = f"{what}: right, and right without fences too: this shows nothing on this machine"
+        return Finding(name, value)
+    return Finding(name, f"{what}: right; without fences, {without}", Grade.OK)
 
 
 def _op_errors(checks: Iterator[OpCheck], processor: str) -> Iterator[Finding]:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from metal_kernels import checkup, kernels, selftest
+from metal_kernels import checkup, kernels, metal, selftest
 from metal_kernels.checkup import OpCheck
 from mlxserve import machine
+from mlxserve.doctor import kernels as doctor
 from mlxserve.doctor.finding import Finding, Grade
 from mlxserve.doctor.kernels import check_kernels
 from tests.emulated import emulated_factory
 
-NAMES = ["in-place writes", "float16 ops", "bfloat16 ops", "float32 ops"]
+DTYPES = ("float16", "bfloat16", "float32")
+NAMES = ["in-place writes", *(f"fences {d}" for d in DTYPES), *(f"{d} ops" for d in DTYPES)]
+CONTROL = "step 3 attended over a mixture of keys"
+SMALL = replace(selftest.QUICK, length=75, steps=2)
+
+
+def answer_of_the_child(task: str, environment: dict[str, str]) -> list[dict[str, str | None]]:
+    assert (task, environment) == ("fences", {"MLX_MAX_OPS_PER_BUFFER": "0"})
+    return [{"dtype": d, "with_fences": None, "without_fences": CONTROL} for d in DTYPES]
 
 
 @pytest.fixture
@@ -28,6 +38,9 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> None:
     """The emulator in place of Metal, and small sizes."""
     monkeypatch.setattr(machine, "is_metal", lambda: True)
     monkeypatch.setattr(kernels, "on_metal", emulated_factory())
+    proofs = partial(selftest.prove, loads=[replace(SMALL, dtype=d) for d in metal.DTYPES])
+    monkeypatch.setattr(selftest, "prove", proofs)
+    monkeypatch.setattr(doctor, "run_child", answer_of_the_child)
     real = checkup.check_ops
     monkeypatch.setattr(checkup, "check_ops", lambda backend, _dims: real(backend, [64]))
     small: dict[str, Any] = {"batch": 1, "context": 64, "head_dim": 64, "repeats": 1, "queued": 1}
@@ -92,6 +105,8 @@ def test_an_op_that_does_not_run_is_one_broken_line(monkeypatch: pytest.MonkeyPa
     ("name", "module", "function"),
     [
         ("in-place writes", selftest, "why_not_in_place"),
+        ("fences", selftest, "prove"),
+        ("one op a buffer", doctor, "run_child"),
         ("ops", checkup, "check_ops"),
         ("speeds", checkup, "measure"),
     ],
@@ -107,6 +122,7 @@ def test_a_check_that_raises_is_broken_and_the_others_follow(
     monkeypatch.setattr(selftest, "why_not_in_place", lambda _backend: None)
     monkeypatch.setattr(checkup, "check_ops", lambda _backend, _dims: iter(()))
     monkeypatch.setattr(checkup, "measure", lambda _backend: quick)
+    monkeypatch.setattr(selftest, "prove", lambda _factory: iter(()))
     monkeypatch.setattr(module, function, fail)
     findings = {finding.name: finding for finding in check_kernels()}
     assert findings[name] == Finding(
@@ -135,3 +151,37 @@ def test_writes_that_are_not_in_place_are_broken_with_the_reason(
     finding = next(iter(check_kernels()))
     assert (finding.name, finding.grade) == ("in-place writes", Grade.BROKEN)
     assert "step 1 came late" in finding.value
+
+
+def proved(monkeypatch: pytest.MonkeyPatch, *reasons: str | None) -> list[Finding]:
+    """What is said of the self-test's and its control's reasons."""
+    proof = selftest.FenceProof(selftest.thorough(mx.float16), *reasons)
+    monkeypatch.setattr(selftest, "prove", lambda _factory: iter([proof]))
+    monkeypatch.setattr(checkup, "check_ops", lambda _backend, _dims: iter(()))
+    findings = list(check_kernels())
+    assert [finding.name for finding in findings[1:5]] == ["fences float16", *NAMES[1:4]]
+    return findings[1:5]
+
+
+@pytest.mark.usefixtures("mac")
+def test_fences_are_proved_by_a_control_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, *of_child = proved(monkeypatch, None, CONTROL)
+    assert here.grade is Grade.OK
+    assert here.value == f"67 MB written 8 times: right; without fences, {CONTROL}"
+    for finding in of_child:
+        assert finding.grade is Grade.OK
+        assert finding.value == f"one op per command buffer: right; without fences, {CONTROL}"
+
+
+@pytest.mark.usefixtures("mac")
+def test_a_control_that_passes_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = proved(monkeypatch, None, None)[0]
+    assert finding.grade is Grade.FACT
+    assert finding.value.endswith("right without fences too: this shows nothing on this machine")
+
+
+@pytest.mark.usefixtures("mac")
+def test_fences_that_do_not_hold_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = proved(monkeypatch, "step 1 came late", CONTROL)[0]
+    assert finding.grade is Grade.BROKEN
+    assert finding.value == "67 MB written 8 times: step 1 came late"

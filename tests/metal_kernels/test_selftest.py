@@ -1,4 +1,4 @@
-"""The self-test passes on correct kernels, and says what is wrong with others."""
+"""The self-test passes on correct kernels, says what is wrong with others, and has a control."""
 
 from __future__ import annotations
 
@@ -9,14 +9,43 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels.kernels import Kernel, KernelSpec
-from metal_kernels.metal import MetalBackend
-from metal_kernels.selftest import why_not_in_place
+from metal_kernels.kernels import Kernel, KernelSpec, on_metal
+from metal_kernels.metal import DTYPES, MetalBackend
+from metal_kernels.selftest import QUICK, FenceLoad, FenceProof, prove, thorough, why_not_in_place
 from tests.emulated import emulated_factory
+
+
+def small(dtype: mx.Dtype = mx.float32) -> FenceLoad:
+    """What the emulator computes in a moment."""
+    return FenceLoad(
+        dtype,
+        num_sequences=2,
+        length=75,
+        kv_heads=2,
+        group=2,
+        head_dim=64,
+        chunk=9,
+        steps=3,
+    )
 
 
 def test_pools_are_written_in_place(fast_backend: MetalBackend) -> None:
     assert why_not_in_place(fast_backend) is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_pools_of_every_dtype_are_written_in_place(
+    dtype: mx.Dtype, fast_backend: MetalBackend
+) -> None:
+    assert why_not_in_place(fast_backend, small(dtype)) is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_thorough_load_has_a_pool_of_64_megabytes_and_the_quick_one_of_half_a_megabyte(
+    dtype: mx.Dtype,
+) -> None:
+    assert thorough(dtype).pool_bytes == pytest.approx(64e6, rel=0.1)
+    assert QUICK.pool_bytes < 0.5e6
 
 
 class EmulatedMachine:
@@ -114,12 +143,63 @@ class ForgetsCopies(EmulatedMachine):
         return super().dispatch(spec, kernel, arguments)
 
 
+class Postpones(EmulatedMachine):
+    """Writes happen when a kernel binds their fence, and at the end: as late as MLX may do them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting: list[tuple[mx.array, Kernel, dict[str, Any]]] = []
+
+    def dispatch(
+        self, spec: KernelSpec, kernel: Kernel, arguments: dict[str, Any]
+    ) -> list[mx.array]:
+        self._run(arguments["inputs"])
+        if not spec.name.startswith("write_kv"):
+            return super().dispatch(spec, kernel, arguments)
+        fence = mx.zeros(8, mx.int32)
+        self._waiting.append((fence, kernel, arguments))
+        return [fence]
+
+    def _run(self, bound: list[mx.array]) -> None:
+        """What `bound` waits for, and what that waited for, oldest first."""
+        ids = {id(array) for array in bound}
+        due = [entry for entry in self._waiting if id(entry[0]) in ids]
+        self._waiting = [entry for entry in self._waiting if id(entry[0]) not in ids]
+        for _, kernel, arguments in due:
+            self._run(arguments["inputs"])
+            kernel(**arguments)
+
+
 class Miscomputes(EmulatedMachine):
     def dispatch(
         self, spec: KernelSpec, kernel: Kernel, arguments: dict[str, Any]
     ) -> list[mx.array]:
         outputs = super().dispatch(spec, kernel, arguments)
         return [outputs[0] * 1.01] if spec.name == "merge_partitions" else outputs
+
+
+class ChunksOfAnotherStep(EmulatedMachine):
+    """A chunk whose answer is that of the step before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before: mx.array | None = None
+
+    def dispatch(
+        self, spec: KernelSpec, kernel: Kernel, arguments: dict[str, Any]
+    ) -> list[mx.array]:
+        outputs = super().dispatch(spec, kernel, arguments)
+        if spec.name == "paged_prefill":
+            answer, self._before = self._before, outputs[0]
+            return [outputs[0] if answer is None else answer, outputs[1]]
+        return outputs
+
+
+class RefusesTheThreads(EmulatedMachine):
+    def dispatch(
+        self, spec: KernelSpec, kernel: Kernel, arguments: dict[str, Any]
+    ) -> list[mx.array]:
+        raise ValueError("[metal_kernel] Thread group size (512) is greater than 448")
 
 
 class RefusesTheText(EmulatedMachine):
@@ -138,6 +218,8 @@ class RefusesTheText(EmulatedMachine):
         (ForgetsSingleRows, "keys written by a kernel are not in the pool"),
         (ForgetsCopies, "a page of keys was not copied"),
         (Miscomputes, "step 0 attended over a mixture of keys"),
+        (ChunksOfAnotherStep, "the chunk of step 1 attended over the keys of step 0"),
+        (RefusesTheThreads, "a kernel does not run: .*Thread group size"),
         (RefusesTheText, "a kernel does not run: .*Unable to build metal library"),
     ],
 )
@@ -145,3 +227,52 @@ def test_the_error_is_named(machine: type[EmulatedMachine], reason: str) -> None
     found = why_not_in_place(MetalBackend(machine()))
     assert found is not None
     assert re.match(reason, found), found
+
+
+def test_the_control_fails_where_only_fences_keep_the_order() -> None:
+    [proof] = prove(Postpones(), [small()])
+    assert proof.with_fences is None
+    assert proof.without_fences is not None
+    assert proof.has_teeth
+
+
+def test_the_control_passes_on_a_machine_that_computes_in_order_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("INFO", "metal_kernels"):
+        proofs = list(prove(emulated_factory(), [small(dtype) for dtype in DTYPES]))
+    assert proofs == [FenceProof(small(dtype), None, None) for dtype in DTYPES]
+    assert not any(proof.has_teeth for proof in proofs)
+    assert "with fences right, without right as well, so it shows nothing" in caplog.text
+
+
+class CountsFences(EmulatedMachine):
+    """How many fences of other kernels a kernel binds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bound = 0
+        self._fences: list[mx.array] = []
+
+    def dispatch(
+        self, spec: KernelSpec, kernel: Kernel, arguments: dict[str, Any]
+    ) -> list[mx.array]:
+        known = {id(fence) for fence in self._fences}
+        self.bound += sum(id(array) in known for array in arguments["inputs"])
+        outputs = super().dispatch(spec, kernel, arguments)
+        if "fence" in spec.outputs:
+            self._fences.append(outputs[spec.outputs.index("fence")])
+        return outputs
+
+
+def test_the_control_binds_no_fence() -> None:
+    alone, with_control = CountsFences(), CountsFences()
+    assert why_not_in_place(MetalBackend(alone), small()) is None
+    assert next(prove(with_control, [small()])).with_fences is None
+    assert with_control.bound == alone.bound > 0
+
+
+@pytest.mark.metal
+@pytest.mark.skipif(not mx.metal.is_available(), reason="needs a Mac's GPU")
+def test_thorough_loads_are_right_on_the_gpu() -> None:
+    assert [proof.with_fences for proof in prove(on_metal)] == [None] * len(DTYPES)

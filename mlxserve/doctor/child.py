@@ -1,0 +1,42 @@
+"""The tasks of `children.run_child`: each prints one line of JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from mlxserve import machine
+
+
+def fences(size: str = "thorough") -> list[dict[str, Any]]:
+    """The self-test of in-place writes and its control, in every dtype; `size` may be "quick"."""
+    machine.prepare()
+    from metal_kernels.kernels import on_metal
+    from metal_kernels.metal import DTYPES
+    from metal_kernels.selftest import QUICK, prove, thorough
+
+    is_quick = size == "quick"
+    loads = [replace(QUICK, dtype=dtype) if is_quick else thorough(dtype) for dtype in DTYPES]
+
+    return [
+        {
+            "dtype": str(proof.load.dtype).removeprefix("mlx.core."),
+            "with_fences": proof.with_fences,
+            "without_fences": proof.without_fences,
+        }
+        for proof in prove(on_metal, loads)
+    ]
+
+
+TASKS: dict[str, Callable[..., Any]] = {"fences": fences}
+
+
+def main(task: str, *arguments: str) -> None:
+    print(json.dumps(TASKS[task](*arguments)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
