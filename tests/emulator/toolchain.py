@@ -144,7 +144,7 @@ def _output(command: Sequence[str]) -> str:
 # ---- running it ---------------------------------------------------------------------------------
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """zig keeps what it builds (its C library stubs) beside our own files."""
     folder = str(cache_folder() / "zig")
     return {**os.environ, "ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}
@@ -152,7 +152,7 @@ def _environment() -> dict[str, str]:
 
 def _run(command: Sequence[str], what: str, text: str | None = None) -> str:
     done = subprocess.run(
-        command, capture_output=True, text=True, input=text, check=False, env=_environment()
+        command, capture_output=True, text=True, input=text, check=False, env=environment()
     )
     if done.returncode:
         raise MetalSourceError(f"{what} failed:\n{done.stderr.strip() or done.stdout.strip()}")

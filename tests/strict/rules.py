@@ -1,0 +1,89 @@
+"""Rules of Metal that rest on reading text, because no C++ compiler has them."""
+
+from __future__ import annotations
+
+import re
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_FUNCTION = re.compile(r"\b(\w+)\s*\([^;{}()]*\)\s*\{")
+_CALLED = re.compile(r"(?<![.\w>:])(\w+)\s*\(")
+_STATEMENTS = ("if", "for", "while", "switch")
+_STATIC_CONSTANT = re.compile(r"static\s+(const\s+|constexpr\s+)*constant\b|static\s+constexpr\b")
+THREADGROUP_VARIABLE = re.compile(
+    r"(?m)^(\s*)threadgroup\s+((?:const\s+)?[\w:]+(?:<[^;<>]*>)?)\s+(\w+)\s*((?:\[[^\]]*\])+)\s*(=?)"
+)
+_ABSENT = {
+    "double": "Metal has no double",
+    "goto": "Metal has no goto",
+    "try": "Metal has no exceptions",
+    "throw": "Metal has no exceptions",
+    "new": "Metal has no new",
+    "delete": "Metal has no delete",
+    "virtual": "Metal has no virtual functions",
+    "dynamic_cast": "Metal has no run-time types",
+    "typeid": "Metal has no run-time types",
+    "thread_local": "Metal has no thread_local",
+    "asm": "Metal has no assembly",
+    "static": "Metal has no static variables outside the constant address space",
+    "std": "Metal has no C++ standard library",
+    "extern": "Metal has no extern",
+}
+
+
+def broken_rules(text: str) -> list[str]:
+    """One message for each place, with its line."""
+    code = _COMMENT.sub(lambda comment: "\n" * comment.group().count("\n"), text)
+    return [*_absent_words(code), *_recursive_functions(code), *_misplaced_variables(code)]
+
+
+def _absent_words(code: str) -> list[str]:
+    found = []
+    for word, why in _ABSENT.items():
+        for match in re.finditer(rf"\b{word}\b", code):
+            if word != "static" or not _STATIC_CONSTANT.match(code, match.start()):
+                line = code.count("\n", 0, match.start()) + 1
+                found.append(f"line {line}: '{word}': {why}")
+    return found
+
+
+def _recursive_functions(code: str) -> list[str]:
+    """Functions that call themselves, directly or through others."""
+    calls: dict[str, set[str]] = {}
+    for match in _FUNCTION.finditer(code):
+        if match.group(1) not in _STATEMENTS:
+            body = code[match.end() : _closing_brace(code, match.end())]
+            calls.setdefault(match.group(1), set()).update(_CALLED.findall(body))
+    return [f"'{name}' calls itself" for name in calls if name in _reached(name, calls)]
+
+
+def _closing_brace(code: str, start: int) -> int:
+    depth, at = 1, start
+    while depth and at < len(code):
+        depth += {"{": 1, "}": -1}.get(code[at], 0)
+        at += 1
+    return at
+
+
+def _reached(name: str, calls: dict[str, set[str]]) -> set[str]:
+    reached: set[str] = set()
+    waiting = list(calls[name])
+    while waiting:
+        function = waiting.pop()
+        if function not in reached:
+            reached.add(function)
+            waiting.extend(calls.get(function, ()))
+    return reached
+
+
+def _misplaced_variables(code: str) -> list[str]:
+    """Threadgroup variables belong to a kernel's outermost block and have no initialiser."""
+    found = []
+    depth = 0
+    for number, line in enumerate(code.splitlines(), 1):
+        variable = THREADGROUP_VARIABLE.match(line)
+        if variable and depth != 1:
+            found.append(f"line {number}: threadgroup variable inside a block or a helper")
+        if variable and variable.group(5):
+            found.append(f"line {number}: a threadgroup variable cannot have an initialiser")
+        depth += line.count("{") - line.count("}")
+    return found

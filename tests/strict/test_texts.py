@@ -1,0 +1,68 @@
+"""Every kernel text that the project can generate passes the strict front end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from metal_kernels.kernels import ALL
+from metal_kernels.metal import DTYPES
+from metal_kernels.ops import HEAD_DIMS
+from tests.strict.check import Report, check_all
+from tests.strict.texts import KernelText, every_text, head_dims, representative
+
+MOST_THREADS = 1024  # of a threadgroup, on every Apple GPU
+
+
+@pytest.fixture(scope="module")
+def texts() -> Sequence[KernelText]:
+    return every_text()
+
+
+@pytest.fixture(scope="module")
+def some(texts: Sequence[KernelText]) -> dict[KernelText, Report]:
+    return check_all(representative(texts))
+
+
+def refused(reports: dict[KernelText, Report]) -> dict[str, Sequence[str]]:
+    return {text.label: report.errors for text, report in reports.items() if report.errors}
+
+
+def too_large(reports: dict[KernelText, Report]) -> dict[str, int]:
+    return {
+        text.label: report.threadgroup_bytes
+        for text, report in reports.items()
+        if report.threadgroup_bytes > 32 << 10
+    }
+
+
+def test_every_kernel_is_among_the_texts(texts: Sequence[KernelText]) -> None:
+    assert {text.kernel for text in texts} == {spec.name for spec in ALL}
+
+
+def test_every_dtype_and_head_dimension_is_among_the_texts(texts: Sequence[KernelText]) -> None:
+    found = {(dict(t.template)["T"], dict(t.template)["D"]) for t in texts}
+    assert found >= {(dtype, dim) for dtype in DTYPES for dim in HEAD_DIMS}
+    assert {key_dim for key_dim, _ in head_dims(DTYPES[0])} >= set(HEAD_DIMS)
+
+
+def test_no_text_occurs_twice(texts: Sequence[KernelText]) -> None:
+    assert len({text.text for text in texts}) == len(texts) > 500
+
+
+def test_no_threadgroup_has_more_threads_than_a_gpu_allows(texts: Sequence[KernelText]) -> None:
+    assert max(text.threads for text in texts) <= MOST_THREADS
+
+
+def test_a_few_texts_of_each_kernel_are_accepted(some: dict[KernelText, Report]) -> None:
+    assert {text.kernel for text in some} == {spec.name for spec in ALL}
+    assert refused(some) == {}
+    assert too_large(some) == {}
+
+
+@pytest.mark.slow
+def test_every_text_is_accepted(texts: Sequence[KernelText]) -> None:
+    reports = check_all(texts)
+    assert refused(reports) == {}
+    assert too_large(reports) == {}

@@ -1,0 +1,229 @@
+"""Every kernel text that the project can generate, written by the installed MLX.
+
+The Metal backend runs with a factory that records calls and computes nothing, so its own planner
+chooses the templates. Inside an `mx.export_function` trace MLX then writes each text, on any machine.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import mlx.core as mx
+import numpy as np
+
+from metal_kernels.kernels import SMALLEST_INPUT, Kernel, KernelSpec, Size
+from metal_kernels.metal import DTYPES, MetalBackend, refusal
+from metal_kernels.ops import PAGE_SIZES
+from metal_kernels.tables import SequenceTables
+
+# Query heads per kv head: every number up to 16, then those of models (Falcon has 71).
+GROUPS = (*range(1, 17), 20, 24, 28, 32, 40, 48, 64, 71, 128)
+KV_HEADS = (1, 2, 3, 4, 8)
+_DIMENSIONS = range(8, 1025, 8)  # where head dimensions that the kernels take are looked for
+_LISTING = re.compile(r"Generated source code for `(\w+)`:\n```\n(.*?)\n```\n", re.DOTALL)
+
+Template: TypeAlias = tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelText:
+    """One text, and how many threads a threadgroup has that runs it."""
+
+    kernel: str
+    template: Template
+    threads: int
+    text: str = ""
+
+    @property
+    def label(self) -> str:
+        values = (f"{name}={str(value).removeprefix('mlx.core.')}" for name, value in self.template)
+        return f"{self.kernel}<{', '.join(values)}>"
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A kernel's call, with all that its text depends on."""
+
+    spec: KernelSpec
+    source: str
+    text: KernelText  # not written yet
+    inputs: tuple[tuple[tuple[int, ...], mx.Dtype], ...]
+    output_dtypes: tuple[mx.Dtype, ...]
+    grid: Size
+    threadgroup: Size
+
+    def write(self) -> mx.array:
+        """Let MLX print the text."""
+        kernel: Any = mx.fast.metal_kernel(
+            name=self.spec.name,
+            input_names=list(self.spec.inputs),
+            output_names=list(self.spec.outputs),
+            source=self.source,
+        )
+        outputs: list[mx.array] = kernel(
+            inputs=[mx.zeros(shape, dtype) for shape, dtype in self.inputs],
+            template=list(self.text.template),
+            grid=self.grid,
+            threadgroup=self.threadgroup,
+            output_shapes=[(8,)] * len(self.output_dtypes),
+            output_dtypes=list(self.output_dtypes),
+            verbose=True,
+        )
+        return outputs[0]
+
+
+class _Recorder:
+    """A factory of kernels that compute nothing. Keeps one call of each distinct text."""
+
+    def __init__(self) -> None:
+        self.calls: dict[object, _Call] = {}
+
+    def __call__(self, spec: KernelSpec, source: str) -> Kernel:
+        def kernel(
+            *,
+            inputs: list[mx.array],
+            template: list[tuple[str, int | mx.Dtype]],
+            grid: Size,
+            threadgroup: Size,
+            output_shapes: list[tuple[int, ...]],
+            output_dtypes: list[mx.Dtype],
+        ) -> list[mx.array]:
+            threads = threadgroup[0] * threadgroup[1] * threadgroup[2]
+            text = KernelText(spec.name, tuple(template), threads)
+            types = tuple((x.dtype, x.ndim, x.size < SMALLEST_INPUT) for x in inputs)
+            key = (text.label, types, tuple(output_dtypes), threads)
+            if key not in self.calls:
+                self.calls[key] = _Call(
+                    spec,
+                    source,
+                    text,
+                    tuple((x.shape, x.dtype) for x in inputs),
+                    tuple(output_dtypes),
+                    grid,
+                    threadgroup,
+                )
+            pairs = zip(output_shapes, output_dtypes, strict=True)
+            return [mx.zeros(shape, dtype) for shape, dtype in pairs]
+
+        return kernel
+
+
+@functools.cache
+def every_text() -> tuple[KernelText, ...]:
+    """All texts: dtypes, head dimensions, groups, numbers of kv heads and page sizes."""
+    recorder = _Recorder()
+    for dtype in DTYPES:
+        for key_dim, value_dim in head_dims(dtype):
+            for group in GROUPS:
+                _use(MetalBackend(recorder), dtype, key_dim, value_dim, group=group)
+            for page_size in PAGE_SIZES:
+                _use(MetalBackend(recorder), dtype, key_dim, value_dim, page_size=page_size)
+            for kv_heads in KV_HEADS:
+                _use(MetalBackend(recorder), dtype, key_dim, value_dim, kv_heads=kv_heads)
+    return _written(tuple(recorder.calls.values()))
+
+
+def head_dims(dtype: mx.Dtype) -> Iterator[tuple[int, int]]:
+    """The head dimensions of keys and of values that the backend does not refuse."""
+    for key_dim in _DIMENSIONS:
+        for value_dim in _DIMENSIONS:
+            if refusal(key_dim, value_dim, dtype) is None:
+                yield key_dim, value_dim
+
+
+def representative(texts: Sequence[KernelText]) -> list[KernelText]:
+    """A few of each kernel: every dtype at 128, and the extremes of every number in bfloat16.
+
+    The extremes of a number are taken as the first text with its least and greatest value.
+    """
+    chosen: dict[str, KernelText] = {}
+    for kernel in dict.fromkeys(text.kernel for text in texts):
+        of_kernel = [text for text in texts if text.kernel == kernel]
+        for dtype in DTYPES:
+            _keep(chosen, [t for t in of_kernel if _has(t, "T", dtype) and _has(t, "D", 128)])
+        in_bfloat = [text for text in of_kernel if _has(text, "T", mx.bfloat16)]
+        for name in dict.fromkeys(name for text in in_bfloat for name, _ in text.template):
+            numbers = [dict(text.template)[name] for text in in_bfloat]
+            if isinstance(numbers[0], int):
+                for extreme in (min(numbers), max(numbers)):
+                    _keep(chosen, [t for t in in_bfloat if _has(t, name, extreme)])
+    return list(chosen.values())
+
+
+def _has(text: KernelText, name: str, value: object) -> bool:
+    return dict(text.template).get(name) == value
+
+
+def _keep(chosen: dict[str, KernelText], candidates: list[KernelText]) -> None:
+    if candidates:
+        chosen.setdefault(candidates[0].text, candidates[0])
+
+
+def _use(
+    backend: MetalBackend,
+    dtype: mx.Dtype,
+    key_dim: int,
+    value_dim: int,
+    *,
+    group: int = 4,
+    kv_heads: int = 2,
+    page_size: int = 32,
+) -> None:
+    """Call every op, with many rows and with one, with and without what a layer may have."""
+    keys = backend.new_pool(12, kv_heads, page_size, key_dim, dtype)
+    values = backend.new_pool(12, kv_heads, page_size, value_dim, dtype)
+    heads = kv_heads * group
+    slots = np.array([*range(2 * page_size), 5 * page_size + 1, 5 * page_size + 3], np.int32)
+    pages = np.array([[0, 1, 5], [2, 3, 4]], np.int32)
+    for rows in (slots, slots[:1]):
+        new_keys = mx.zeros((len(rows), kv_heads, key_dim), dtype)
+        new_values = mx.zeros((len(rows), kv_heads, value_dim), dtype)
+        backend.write_kv(new_keys, new_values, keys, values, rows)
+    backend.copy_pages(keys, values, np.array([0], np.int32), np.array([11], np.int32), page_size)
+    for sinks in (None, mx.zeros((heads,), dtype)):
+        for sequences in (1, 2):
+            lengths = np.array([2 * page_size + 1, 5], np.int32)[:sequences]
+            starts = np.arange(sequences + 1, dtype=np.int32)
+            one_row_each = SequenceTables(pages[:sequences], lengths, starts, page_size)
+            queries = mx.zeros((sequences, heads, key_dim), dtype)
+            backend.paged_decode(queries, keys, values, one_row_each, scale=1.0, sinks=sinks)
+            chunks = SequenceTables(pages[:sequences], lengths, 3 * starts, page_size)
+            queries = mx.zeros((3 * sequences, heads, key_dim), dtype)
+            backend.paged_prefill(
+                queries, keys, values, chunks, scale=1.0, window=7, softcap=3.0, sinks=sinks
+            )
+
+
+def _written(calls: Sequence[_Call]) -> tuple[KernelText, ...]:
+    """What MLX prints for these calls, in one trace."""
+
+    def trace(unused: mx.array) -> list[mx.array]:
+        return [call.write() for call in calls]
+
+    with tempfile.TemporaryDirectory() as folder:
+        printed = Path(folder) / "printed"
+        sys.stdout.flush()
+        stdout = os.dup(1)
+        with printed.open("wb") as file:
+            os.dup2(file.fileno(), 1)
+        try:
+            mx.export_function(str(Path(folder) / "trace.mlxfn"), trace, mx.zeros((1,)))
+        finally:
+            os.dup2(stdout, 1)
+            os.close(stdout)
+        listings = _LISTING.findall(printed.read_text())
+    texts: dict[str, KernelText] = {}
+    for call, (name, text) in zip(calls, listings, strict=True):
+        assert name == call.spec.name
+        known = texts.get(text)
+        if known is None or known.threads < call.text.threads:
+            texts[text] = replace(call.text, text=text)
+    return tuple(texts.values())
