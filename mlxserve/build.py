@@ -20,9 +20,10 @@ from mlxserve.engine.trace import Trace
 from mlxserve.hub.files import ModelFiles, find_model
 from mlxserve.hub.generation_config import read_generation_config
 from mlxserve.model.attention import choose_attention
-from mlxserve.model.load import load
+from mlxserve.model.load import LoadedModel, load
 from mlxserve.model.runner import ModelRunner
-from mlxserve.model.sizing import default_step_budget, measure_step, settle
+from mlxserve.model.sizing import StepPeak, default_step_budget, measure_step, settle
+from mlxserve.model.work import forward_work
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.text.tokenizer import Tokenizer
 
@@ -115,7 +116,7 @@ def build_engine(
         difference,
     )
     runner = ModelRunner(loaded.model, loaded.selector, kv, config.seed, memory_limit=most)
-    pace = pace or Pace(config.itl_target)
+    pace = pace or _pace(config, loaded, step if is_metal else None)
     store = _store(config, files)
     if trace is None:
         engine = Engine(scheduler, runner, pace, store=store)
@@ -129,6 +130,16 @@ def build_engine(
         )
         engine = trace.timed(engine, {"step": "step"})
     return engine, loaded.vocab_size
+
+
+def _pace(config: EngineConfig, loaded: LoadedModel, step: StepPeak | None) -> Pace:
+    """`step`: as measured on Metal, where macOS ends what runs for seconds; a CPU has no limit."""
+    if step is None:
+        return Pace(config.itl_target)
+    forward = forward_work(loaded)
+    pace = Pace(config.itl_target, forward)
+    pace.learn_speed(forward.of_chunk(0, step.num_measured), step.seconds)
+    return pace
 
 
 def _store(config: EngineConfig, files: ModelFiles) -> PageStore | None:

@@ -42,6 +42,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/config": "mlxserve/errors mlxserve/option",
     "mlxserve/request": "mlxserve/sampling_params",
     "mlxserve/machine": "mlxserve/errors",
+    "mlxserve/work": "",
     "mlxserve/hub": "mlxserve/errors mlxserve/sampling_params",
     "mlxserve/mini/__init__": "",
     "mlxserve/helpers": "",
@@ -75,15 +76,15 @@ ARROWS: dict[str, str] = {
     "mlxserve/cache/kv": "metal_kernels mlxserve/errors mlxserve/cache/layout",
     "mlxserve/cache/store": "mlxserve/errors",
     "mlxserve/scheduler": (
-        "mlxserve/errors mlxserve/stats mlxserve/config mlxserve/request mlxserve/cache/hashing "
-        "mlxserve/cache/pages"
+        "mlxserve/errors mlxserve/stats mlxserve/config mlxserve/request mlxserve/work "
+        "mlxserve/cache/hashing mlxserve/cache/pages"
     ),
     "mlxserve/model": (
         "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config "
-        "mlxserve/request mlxserve/hub mlxserve/cache/layout mlxserve/cache/kv"
+        "mlxserve/request mlxserve/work mlxserve/hub mlxserve/cache/layout mlxserve/cache/kv"
     ),
     "mlxserve/engine": (
-        "mlxserve/errors mlxserve/stats mlxserve/request mlxserve/cache/pages "
+        "mlxserve/errors mlxserve/stats mlxserve/request mlxserve/work mlxserve/cache/pages "
         "mlxserve/cache/store mlxserve/scheduler mlxserve/model"
     ),
     "mlxserve/chat": (

@@ -117,7 +117,7 @@ class Engine:
         if self._transfers.is_reading or self._scheduler.might_preempt():
             self._read_early()
         self._transfers.before_plan()
-        chunks = self._scheduler.schedule(self._budget())
+        chunks = self._scheduler.schedule(self._budget(), self._pace.work_budget())
         self._transfers.before_launch()
         launched = self._runner.launch(chunks, self._unread) if chunks else None
         self._early += self._read(launched)  # kept there until they leave, in case the rest fails

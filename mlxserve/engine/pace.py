@@ -8,6 +8,10 @@ The average is of the time of a token, not of tokens per second: a mixed step th
 hardly longer than its decodes would count as an endless rate, and one such step in four made the
 next one 20 times too long.
 The idea of a budget that follows measured steps is P-PAS's and Sarathi-Serve's (arXiv 2403.02310).
+
+Where the device has a watchdog a step is also bounded by its multiply-adds, beside decodes or not:
+
+    work = longest step * measured multiply-adds a second
 """
 
 from __future__ import annotations
@@ -15,10 +19,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlxserve.request import Chunk
+from mlxserve.work import ForwardWork, WorkBudget
 
 _WEIGHT = 0.3  # of the newest measurement in the running average
 _LEAST_SHARE = 0.1  # of a mixed step's time, counted as that of its prompt tokens
 _LEAST_SECONDS = 1e-9  # of a token: a coarse clock may measure a step as none at all
+# Seconds of a step on Metal: macOS ends command buffers that run for several (5 in one report).
+_LONGEST_STEP = 1.0
+_TELLING_SHARE = 0.25  # of that: shorter steps wait for weights, and look slower than they are
 _MIN_PIECE = 16  # tokens of an embedded text; fewer would take as long
 _MAX_PIECE = 256  # a request that arrives meanwhile waits for the piece
 
@@ -26,9 +34,12 @@ _MAX_PIECE = 256  # a request that arrives meanwhile waits for the piece
 class Pace:
     """Learns from steps how many prompt tokens the next one may take."""
 
-    def __init__(self, target: float | None) -> None:
-        """`target`: seconds between two tokens of a running answer; None for no limit."""
+    def __init__(self, target: float | None, forward: ForwardWork | None = None) -> None:
+        """`target`: seconds between two tokens of a running answer; None for no limit.
+        `forward`: the model's work, if the device ends steps that take too long."""
         self.target = target
+        self._forward = forward
+        self._work_seconds: float | None = None  # of a multiply-add
         self._decode_seconds: dict[int, float] = {}  # by the magnitude of the number of decodes
         self._token_seconds: dict[int, float] = {}  # of prompts, by the magnitude of the context
 
@@ -36,6 +47,9 @@ class Pace:
         """Learn from a step that took `seconds` on the device."""
         prefills = [c for c in chunks if c.start < c.request.prefill_end]
         num_decodes = len(chunks) - len(prefills)
+        if prefills and self._forward is not None:
+            work = sum(self._forward.of_chunk(chunk.start, chunk.length) for chunk in chunks)
+            self.learn_speed(work, seconds)
         if not prefills:
             _average(self._decode_seconds, num_decodes.bit_length(), seconds)
             return
@@ -55,6 +69,21 @@ class Pace:
             return None
         left = self.target - self._decode_time(num_decodes)
         return max(0, int(left / _nearest(self._token_seconds, context.bit_length())))
+
+    def learn_speed(self, work: int, seconds: float) -> None:
+        """Learn from `work` multiply-adds with prompt tokens among them."""
+        newest = max(seconds, _LEAST_SECONDS) / work
+        known = self._work_seconds
+        if known is None:
+            self._work_seconds = newest
+        elif newest < known or seconds >= _TELLING_SHARE * _LONGEST_STEP:
+            self._work_seconds = known + _WEIGHT * (newest - known)
+
+    def work_budget(self) -> WorkBudget | None:
+        """What fits into the longest step; None for no limit."""
+        if self._forward is None or self._work_seconds is None:
+            return None
+        return WorkBudget(self._forward, _LONGEST_STEP / self._work_seconds)
 
     def _decode_time(self, num_decodes: int) -> float:
         if not self._decode_seconds:

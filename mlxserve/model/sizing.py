@@ -6,6 +6,7 @@ The pages are those that fit into the usable memory minus the weights and a meas
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -40,12 +41,15 @@ _DEFAULT_METAL_ROWS = 512
 class StepPeak:
     """Bytes that a step of `num_rows` needs next to weights and pool.
 
-    measured: of the step that ran, which may have had fewer rows
+    measured: of the step that ran, with `num_measured` rows
+    seconds: that it took
     """
 
     planned: int
     measured: int
     num_rows: int
+    num_measured: int
+    seconds: float
 
 
 def default_step_budget(config: EngineConfig, *, is_metal: bool) -> EngineConfig:
@@ -170,21 +174,22 @@ def measure_step(
     num_rows = config.scheduler.step_budget
     if is_metal:
         step = measured_rows(num_rows, config.scheduler.max_num_seqs)
-        measured = _peak_of_sampling(loaded, backend, config.page_size, step)
-        planned = planned_peak(measured, sum(step), num_rows)
         rows = sum(step)
+        measured, seconds = _run_sampling(loaded, backend, config.page_size, step)
+        planned = planned_peak(measured, rows, num_rows)
     else:
         rows = min(_MEASURED_ROWS, num_rows)
-        measured = _peak_of_a_chunk(loaded, backend, config.page_size, rows)
+        measured, seconds = _run_chunk(loaded, backend, config.page_size, rows)
         planned = measured * num_rows // rows
     log.info(
-        "Step of %d tokens: %.2f GiB planned, %.2f GiB measured with %d tokens",
+        "Step of %d tokens: %.2f GiB planned, %.2f GiB measured with %d tokens in %.2f s",
         num_rows,
         planned / (1 << 30),
         measured / (1 << 30),
         rows,
+        seconds,
     )
-    return StepPeak(planned, measured, num_rows)
+    return StepPeak(planned, measured, num_rows, rows, seconds)
 
 
 def measured_rows(num_rows: int, max_num_seqs: int) -> tuple[int, int]:
@@ -200,10 +205,10 @@ def planned_peak(measured: int, num_measured: int, num_rows: int) -> int:
     return int(measured * num_rows // num_measured * _MARGIN)
 
 
-def _peak_of_sampling(
+def _run_sampling(
     loaded: LoadedModel, backend: Backend, page_size: int, rows: tuple[int, int]
-) -> int:
-    """The larger of two runs: the first waits for kernels to be compiled, and meanwhile the device
+) -> tuple[int, float]:
+    """(peak, seconds): the larger peak of two runs, and the second one's time. The first waits for kernels to be compiled, and meanwhile the device
     completes command buffers."""
     params = SamplingParams(temperature=1.0, top_p=0.9)
     num_decodes, length = rows
@@ -219,29 +224,34 @@ def _peak_of_sampling(
     ]
     peaks = []
     for _ in range(2):
-        before = _reset_peak()
+        before, began = _reset_peak(), time.perf_counter()
         pending = runner.launch(chunks)
         runner.start(pending)
         runner.collect(pending)
+        seconds = time.perf_counter() - began
         peaks.append(max(0, mx.get_peak_memory() - before))
         del pending
     del kv, runner
     _return_memory()
-    return max(peaks)
+    return max(peaks), seconds
 
 
-def _peak_of_a_chunk(loaded: LoadedModel, backend: Backend, page_size: int, rows: int) -> int:
+def _run_chunk(
+    loaded: LoadedModel, backend: Backend, page_size: int, rows: int
+) -> tuple[int, float]:
+    """(peak, seconds)."""
     pages = as_page_table(range(-(-rows // page_size)))
     kv = KVPool(loaded.layers, len(pages), page_size, backend)
     runner = ModelRunner(loaded.model, loaded.selector, kv)
     request = LiveRequest(Request("sizing", [0] * rows, SamplingParams(temperature=0)))
     batch = Batch.of([Chunk(request, 0, rows, pages, samples=True)], page_size)
-    before = _reset_peak()
+    before, began = _reset_peak(), time.perf_counter()
     mx.eval(runner.logits(batch, mx.array(batch.tokens)))
+    seconds = time.perf_counter() - began
     peak = max(0, mx.get_peak_memory() - before)
     del kv, runner
     _return_memory()
-    return peak
+    return peak, seconds
 
 
 def _reset_peak() -> int:

@@ -192,4 +192,4 @@ class Admission:
         if self._tables.swap.num_restorable(request, start):
             return None
         end = self._tables.swap.end_of_chunk(request, start)
-        return limit(start, end, len(request.token_ids), step.budget, step.ctx)
+        return limit(start, end, len(request.token_ids), step.budget_at(start), step.ctx)

@@ -55,6 +55,7 @@ from mlxserve.scheduler.step import Step
 from mlxserve.scheduler.swap import Load, Save, SwapPlan
 from mlxserve.scheduler.waiting import WaitingQueue, order
 from mlxserve.stats import SchedulerStats
+from mlxserve.work import WorkBudget
 
 logger = logging.getLogger("mlxserve.scheduler")
 
@@ -418,16 +419,19 @@ class Scheduler:
 
     # ---- decide
 
-    def schedule(self, prefill_budget: int | None = None) -> list[Chunk]:
+    def schedule(
+        self, prefill_budget: int | None = None, work: WorkBudget | None = None
+    ) -> list[Chunk]:
         """Plan a step: decodes, then running prompts, then new ones as far as budget and pages go.
 
         Counts the chunks as computed. An empty plan is not a step, and not to be updated.
         `prefill_budget`: beside decodes, prompts get at most this many tokens, but at least a page;
-        prompts that may not be split are not held back by it.
+        prompts that may not be split are not held back by it. `work` bounds the whole step in the
+        same way, also where nothing decodes.
         """
         self.num_steps += 1
         assert self._num_unread <= 1, "two steps are unread; call update() for the first"
-        step = Step(self._limit_context(), self.config.step_budget, not self._num_unread)
+        step = Step(self._limit_context(), self.config.step_budget, not self._num_unread, work)
         prefills = self._plan_decodes(step)
         for client, count in Counter([request.asked.client for request in step.plan]).items():
             self.fair_share.charge(client, decode=count)
@@ -503,7 +507,7 @@ class Scheduler:
             if not request.num_in_flight:
                 self.page_tables.load(request)
             return
-        budget = min(step.budget, self.page_tables.room(request))
+        budget = min(step.budget_at(start), self.page_tables.room(request))
         end = self.page_tables.swap.end_of_chunk(request, start)
         share = limit(start, end, request.prefill_end, budget, step.ctx)
         if share.reason is LimitReason.ALIGNMENT:

@@ -7,6 +7,7 @@ import pytest
 from mlxserve.engine.pace import EmbeddingPace, Pace, StepTimer
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
 from mlxserve.sampling_params import SamplingParams
+from mlxserve.work import ForwardWork
 
 
 def decode(start: int = 100) -> Chunk:
@@ -16,8 +17,12 @@ def decode(start: int = 100) -> Chunk:
 
 
 def prefill(start: int, length: int) -> Chunk:
-    request = LiveRequest(Request("p", [1] * 10_000, SamplingParams()))
-    request.prefill_end = 10_000
+    return prefill_of(10_000, start, length)
+
+
+def prefill_of(num_prompt: int, start: int, length: int) -> Chunk:
+    request = LiveRequest(Request("p", [1] * num_prompt, SamplingParams()))
+    request.prefill_end = num_prompt
     return Chunk(request, start, length, as_page_table(), samples=False)
 
 
@@ -142,3 +147,61 @@ def test_a_step_measured_as_no_time_at_all_does_not_divide_by_zero() -> None:
     embedding = EmbeddingPace(0.1)
     embedding.observe(16, 0.0)
     assert embedding.size(is_busy=True) == 256
+
+
+# ---- the work of a step, where the device has a watchdog
+
+FORWARD = ForwardWork(1_000_000, ((100, None),))
+
+
+def test_no_work_is_limited_without_a_model_or_a_measurement() -> None:
+    pace = Pace(0.1)
+    pace.observe([prefill(0, 512)], 5.0)
+    assert pace.work_budget() is None
+    assert Pace(0.1, FORWARD).work_budget() is None
+
+
+def amount(pace: Pace) -> float:
+    found = pace.work_budget()
+    assert found is not None
+    return found.amount
+
+
+def test_a_step_may_take_a_second_at_the_measured_speed() -> None:
+    pace = Pace(None, FORWARD)
+    pace.learn_speed(512_000_000, 2.0)
+    assert amount(pace) == pytest.approx(256_000_000)
+
+
+def test_a_long_step_is_learnt_from_and_a_short_one_only_if_it_is_faster() -> None:
+    pace = Pace(None, FORWARD)
+    pace.learn_speed(10**9, 1.0)
+    pace.observe([prefill(0, 16)], 0.2)  # 80 million a second, as it waits for the weights
+    assert amount(pace) == pytest.approx(10**9)
+    pace.observe([prefill(0, 16)], 0.3)
+    slower = amount(pace)
+    assert slower < 10**9
+    pace.observe([prefill(0, 500)], 0.05)
+    assert amount(pace) > slower
+
+
+def test_decodes_alone_tell_nothing_of_the_speed() -> None:
+    pace = Pace(None, FORWARD)
+    pace.learn_speed(10**9, 1.0)
+    pace.observe([decode()], 3.0)
+    assert amount(pace) == pytest.approx(10**9)
+
+
+def test_steps_come_close_to_a_second_where_attention_is_slower_than_believed() -> None:
+    pace = Pace(None, FORWARD)
+    pace.learn_speed(10**9, 1.0)
+    start, seconds = 60_000, []
+    for _ in range(20):
+        budget = pace.work_budget()
+        assert budget is not None
+        rows = budget.rows(start, 2048, 0)
+        seconds.append(4 * FORWARD.of_chunk(start, rows) / 1e9)  # a quarter of the speed
+        pace.observe([prefill_of(70_000, start, rows)], seconds[-1])
+        start += rows
+    assert max(seconds[:1]) < 4.1
+    assert 0.8 < seconds[-1] < 1.2

@@ -155,5 +155,6 @@ def test_the_planned_and_the_measured_bytes_are_logged(
     measured(loaded, 512)
     [line] = [record.message for record in caplog.records if record.message.startswith("Step")]
     assert re.fullmatch(
-        r"Step of 512 tokens: [\d.]+ GiB planned, [\d.]+ GiB measured with 256 tokens", line
+        r"Step of 512 tokens: [\d.]+ GiB planned, [\d.]+ GiB measured with 256 tokens in [\d.]+ s",
+        line,
     )

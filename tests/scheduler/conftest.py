@@ -39,6 +39,7 @@ from mlxserve.scheduler.resize import PoolResize
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.swap import Load
 from mlxserve.stats import PoolStats
+from mlxserve.work import WorkBudget
 
 VOCAB = 11
 EOS = 0
@@ -272,9 +273,11 @@ class GhostEngine:
 
     # ---- what an engine does
 
-    def launch(self, prefill_budget: int | None = None) -> list[Chunk]:
+    def launch(
+        self, prefill_budget: int | None = None, work: WorkBudget | None = None
+    ) -> list[Chunk]:
         """Plan a step and execute it at once, before anything later, as a device stream would."""
-        chunks = self._launch(prefill_budget)
+        chunks = self._launch(prefill_budget, work)
         self.audit()
         return chunks
 
@@ -284,15 +287,18 @@ class GhostEngine:
         self.audit()
         return outputs
 
-    def _launch(self, prefill_budget: int | None = None) -> list[Chunk]:
+    def _launch(
+        self, prefill_budget: int | None = None, work: WorkBudget | None = None
+    ) -> list[Chunk]:
         self._copy_pages()
         before = self._before_plan()
-        chunks = self.scheduler.schedule(prefill_budget)
+        chunks = self.scheduler.schedule(prefill_budget, work)
         self._copy_pages()
         self._transfer()
         self._judge_plan(chunks, before)
         if (
             prefill_budget is None
+            and work is None
             and before["preemptions"] == self.scheduler.stats().num_preemptions
         ):
             self._judge_leftovers(chunks, before)

@@ -1,0 +1,96 @@
+"""What building an engine measures and limits, on a CPU and where mlx says that it is Metal."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mlxserve import machine
+from mlxserve.build import build_engine
+from mlxserve.config import EngineConfig
+from mlxserve.engine.engine import Engine
+from mlxserve.hub.files import find_model
+from mlxserve.machine import Memory
+from mlxserve.model import sizing
+from mlxserve.request import Request
+from mlxserve.sampling_params import SamplingParams
+
+
+@pytest.fixture
+def as_on_metal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is built as for Metal, and computes on the CPU."""
+    monkeypatch.setattr(machine, "is_metal", lambda: True)
+    monkeypatch.setattr(machine, "memory", lambda: Memory(4 << 30, 2 << 30))
+
+
+@pytest.fixture(scope="module")
+def build(
+    tmp_path_factory: pytest.TempPathFactory, write_model: Callable[..., Path]
+) -> Callable[..., Engine]:
+    """A function (options) -> an engine with a small random model."""
+    folder = write_model(tmp_path_factory.mktemp("model"), "llama", max_position_embeddings=1024)
+
+    def build_with(**options: Any) -> Engine:
+        config = EngineConfig(attention_backend="cpu", itl_target_ms=0).with_options(
+            max_model_len=1024, max_num_seqs=4, **options
+        )
+        engine, _ = build_engine(config, find_model(str(folder), None))
+        return engine
+
+    return build_with
+
+
+def num_steps(engine: Engine) -> int:
+    """To compute a prompt of 512 tokens."""
+    engine.add(Request("r", [5] * 512, SamplingParams(max_tokens=1)))
+    for number in itertools.count(1):
+        if engine.step():
+            return number
+    raise AssertionError
+
+
+@pytest.fixture
+def slow_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step that is measured seems to take hours."""
+    clock = itertools.count(0, 10_000)
+    monkeypatch.setattr(sizing, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+
+
+@pytest.mark.usefixtures("as_on_metal", "slow_clock")
+def test_on_metal_a_step_is_limited_by_the_measured_speed_while_nothing_decodes(
+    build: Callable[..., Engine],
+) -> None:
+    assert num_steps(build()) >= 512 // 32
+
+
+@pytest.mark.usefixtures("slow_clock")
+def test_a_cpu_has_no_such_limit(build: Callable[..., Engine]) -> None:
+    assert num_steps(build()) <= 3
+
+
+@pytest.mark.usefixtures("as_on_metal")
+@pytest.mark.parametrize("num_pages", [None, 64])
+def test_on_metal_all_512_rows_are_measured_even_if_pages_are_asked_for(
+    num_pages: int | None, build: Callable[..., Engine], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "mlxserve.sizing")
+    build(num_pages=num_pages)
+    assert "Step of 512 tokens" in caplog.text
+    assert "measured with 512 tokens" in caplog.text
+
+
+def test_a_cpu_measures_nothing_where_pages_are_asked_for(
+    build: Callable[..., Engine], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "mlxserve.sizing")
+    build(num_pages=64)
+    assert "measured" not in caplog.text
+    build()
+    assert "Step of 2048 tokens" in caplog.text
+    assert "measured with 256 tokens" in caplog.text
