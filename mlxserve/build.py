@@ -100,6 +100,7 @@ def build_engine(
         step = measure_step(config, loaded, backend, is_metal=is_metal)
     config = settle(config, loaded, step, memory_limit, device_memory=most)
     assert config.num_pages is not None
+    _limit_memory(config, step if is_metal else None)
     pool = PagePool(config.num_pages, config.page_size, config.hot_after_hits)
     kv = KVPool(loaded.layers, config.num_pages, config.page_size, backend)
     scheduler = Scheduler(config.scheduler, pool)
@@ -130,6 +131,15 @@ def build_engine(
         )
         engine = trace.timed(engine, {"step": "step"})
     return engine, loaded.vocab_size
+
+
+def _limit_memory(config: EngineConfig, step: StepPeak | None) -> None:
+    """`step`: as measured on Metal; freed arrays that a step can use again are kept, no others."""
+    wired = None if config.wired_limit is None else int(config.wired_limit * (1 << 30))
+    if step is not None:
+        machine.limit_metal_memory(step.planned, wired)
+    elif wired is not None:
+        log.warning("wired_limit has no effect: mlx does not compute on Metal here.")
 
 
 def _pace(config: EngineConfig, loaded: LoadedModel, step: StepPeak | None) -> Pace:

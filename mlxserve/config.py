@@ -237,6 +237,17 @@ class EngineConfig(Options):
             le=1,
         ),
     ] = 0.9
+    wired_limit: Annotated[
+        float | None,
+        Option(
+            "On Metal, keep this much of the weights and the KV cache resident, so that the first "
+            "token after a pause is not slow (macOS 15 or later).",
+            "Memory",
+            "GiB",
+            gt=0,
+            default="off",
+        ),
+    ] = None
     num_pages: Annotated[
         int | None,
         Option(

@@ -223,7 +223,7 @@ def memory() -> Memory:
     if (space := address_space()) is not None:
         total = min(total, _left_of(space, _LEAST_TO_COMPUTE))
     if is_metal():
-        return Memory(total, _working_set())
+        return Memory(total, working_set())
     # A CPU has no such recommendation, and shares its memory with everything else: a quarter.
     return Memory(total, total // 4)
 
@@ -246,7 +246,7 @@ def memory_used() -> float:
     if (space := address_space()) is not None:
         shares.append(space.used / space.limit)
     if is_metal():
-        shares.append((mx.get_active_memory() + mx.get_cache_memory()) / _working_set())
+        shares.append((mx.get_active_memory() + mx.get_cache_memory()) / working_set())
     return max(shares)
 
 
@@ -260,8 +260,30 @@ def return_free_memory() -> None:
         trim(0)
 
 
+def limit_metal_memory(cache: int, wired: int | None) -> None:
+    """Let mlx keep at most `cache` bytes of freed arrays, and `wired` bytes resident (None: as it is).
+
+    By default mlx keeps up to 0.95 of the working set, which other programs then lack. Raises
+    InvalidConfig.
+    """
+    import mlx.core as mx
+
+    if wired is not None and wired > working_set():
+        gib = 1 << 30
+        raise InvalidConfig(
+            f"wired_limit={wired / gib:.1f} GiB, but macOS lets this GPU keep "
+            f"{working_set() / gib:.1f} GiB resident. Lower it, or raise the system's limit "
+            "(sysctl iogpu.wired_limit_mb).",
+            option="wired_limit",
+        )
+    mx.set_cache_limit(cache)
+    if wired is not None:
+        mx.set_wired_limit(wired)
+
+
 @functools.cache
-def _working_set() -> int:
+def working_set() -> int:
+    """Bytes that macOS recommends for the GPU, which it may also keep resident."""
     import mlx.core as mx
 
     return int(mx.device_info()["max_recommended_working_set_size"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ def as_on_metal(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine is built as for Metal, and computes on the CPU."""
     monkeypatch.setattr(machine, "is_metal", lambda: True)
     monkeypatch.setattr(machine, "memory", lambda: Memory(4 << 30, 2 << 30))
+    monkeypatch.setattr(machine, "limit_metal_memory", lambda *_: None)
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +96,39 @@ def test_a_cpu_measures_nothing_where_pages_are_asked_for(
     build()
     assert "Step of 2048 tokens" in caplog.text
     assert "measured with 256 tokens" in caplog.text
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int | None]]:
+    """(bytes of freed arrays, wired bytes) of each call."""
+    found: list[tuple[int, int | None]] = []
+    monkeypatch.setattr(machine, "limit_metal_memory", lambda *limits: found.append(limits))
+    return found
+
+
+@pytest.mark.usefixtures("as_on_metal")
+def test_on_metal_mlx_keeps_freed_memory_for_one_step(
+    build: Callable[..., Engine],
+    limits: list[tuple[int, int | None]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "mlxserve.sizing")
+    build()
+    build(wired_limit=1.5)
+    (cache, wired), (_, wired_of_second) = limits
+    planned = re.search(r"([\d.]+) GiB planned", caplog.text)
+    assert planned
+    assert cache / (1 << 30) == pytest.approx(float(planned[1]), abs=0.006)
+    assert (wired, wired_of_second) == (None, 3 << 29)
+
+
+def test_a_cpu_has_no_limits_and_says_so_if_one_is_asked_for(
+    build: Callable[..., Engine],
+    limits: list[tuple[int, int | None]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    build()
+    assert "wired_limit" not in caplog.text
+    build(wired_limit=1)
+    assert "wired_limit has no effect" in caplog.text
+    assert limits == []
