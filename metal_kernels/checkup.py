@@ -1,4 +1,4 @@
-"""A backend on this machine: how far its ops are from the right answer, and how fast Metal's are.
+"""The ops of a backend on this machine: how far they are from the right answer.
 
 `check_ops` compares every op with `numpy_attention`, computed in float32 from the same numbers: the
 error is the op's own rounding. An op that the device refuses is a result, too.
@@ -6,17 +6,16 @@ error is the op's own rounding. An op that the device refuses is a result, too.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 
-from metal_kernels.metal import DTYPES, MetalBackend
+from metal_kernels.metal import DTYPES
 from metal_kernels.numpy_attention import Floats, attend
 from metal_kernels.ops import HEAD_DIMS, Backend
-from metal_kernels.reading import evaluate, read
+from metal_kernels.reading import read
 from metal_kernels.tables import IntArray, SequenceTables
 
 # The largest error relative to the largest value that a dtype's rounding explains.
@@ -46,20 +45,6 @@ class OpCheck:
     @property
     def is_right(self) -> bool:
         return self.refusal is None and self.error <= self.tolerance  # False for NaN
-
-
-@dataclass(frozen=True, slots=True)
-class Speeds:
-    """Achieved GB/s: keys and values read by a decode; read and written by the two writes."""
-
-    decode: float
-    write_pages: float
-    write_tokens: float
-
-    @property
-    def page_gain(self) -> float:
-        """How much faster whole pages are written than single rows."""
-        return self.write_pages / self.write_tokens
 
 
 def check_ops(backend: Backend, head_dims: Sequence[int] = HEAD_DIMS) -> Iterator[OpCheck]:
@@ -185,65 +170,3 @@ def _tables(sequences: Sequence[tuple[int, int]]) -> SequenceTables:
 
 def _draw(shape: tuple[int, ...], dtype: mx.Dtype, seed: int) -> mx.array:
     return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
-
-
-def measure(
-    backend: MetalBackend,
-    *,
-    batch: int = 8,
-    context: int = 4096,
-    kv_heads: int = 8,
-    head_dim: int = 128,
-    repeats: int = 20,
-    queued: int = 8,
-) -> Speeds:
-    """GB/s in float16, the best of `repeats`; by default for a batch of long contexts, 128 MB.
-
-    `queued` ops are launched at a time, each after the one before it, because a single one would
-    mostly measure the time to launch a command buffer and wait for it.
-    """
-    num_pages = batch * context // _PAGE_SIZE
-    shape = (num_pages, kv_heads, _PAGE_SIZE, head_dim)
-    k_pool, v_pool = (backend.new_pool(*shape, mx.float16) for _ in range(2))
-    rows = _draw((context, kv_heads, head_dim), mx.float16, 1)
-    queries = _draw((batch, kv_heads * _GROUP, head_dim), mx.float16, 2)
-    tables = SequenceTables(
-        page_tables=np.arange(num_pages, dtype=np.int32).reshape(batch, -1),
-        context_lens=np.full(batch, context, np.int32),
-        query_starts=np.arange(batch + 1, dtype=np.int32),
-        page_size=_PAGE_SIZE,
-    )
-    whole = np.arange(context, dtype=np.int32)
-    evaluate(rows, queries)
-
-    def write(slots: IntArray) -> Callable[[], None]:
-        def run() -> None:
-            for _ in range(queued):  # ordered by the fences
-                backend.write_kv(rows, rows, k_pool, v_pool, slots)
-            backend.settle()
-
-        return run
-
-    def decode() -> None:
-        output = queries
-        for _ in range(queued):  # each asks with the answer of the one before it
-            output = backend.paged_decode(output, k_pool, v_pool, tables, scale=head_dim**-0.5)
-        evaluate(output)
-
-    row_bytes = queued * 2 * kv_heads * head_dim * 2  # keys and values
-    return Speeds(
-        decode=batch * context * row_bytes / best_of(repeats, decode),
-        write_pages=2 * context * row_bytes / best_of(repeats, write(whole)),
-        # In reverse order no two rows are consecutive: the same slots, row by row.
-        write_tokens=2 * context * row_bytes / best_of(repeats, write(whole[::-1].copy())),
-    )
-
-
-def best_of(repeats: int, run: Callable[[], None]) -> float:
-    """Nanoseconds, so that bytes divided by them are GB/s. The first run also compiles."""
-    times = []
-    for _ in range(repeats + 1):
-        started = time.perf_counter_ns()
-        run()
-        times.append(time.perf_counter_ns() - started)
-    return float(min(times[1:]))

@@ -170,7 +170,8 @@ ARROWS: dict[str, str] = {
         "mlxserve/api/native"
     ),
     "mlxserve/doctor": (
-        "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/config mlxserve/machine "
+        "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/config mlxserve/request "
+        "mlxserve/machine mlxserve/hub mlxserve/cache/kv mlxserve/model mlxserve/engine "
         "mlxserve/chat mlxserve/build"
     ),
     "mlxserve/bench": (

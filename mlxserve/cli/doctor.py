@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from mlxserve.doctor.finding import Finding
 
 _NUM_LOG_LINES = 5
+_DEFAULT_MODEL = "synthetic:llama-100m"
 
 
 def doctor(
@@ -27,6 +29,22 @@ def doctor(
         ),
     ] = False,
     url: Url = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            metavar="FILE",
+            help="Also measure this machine, which takes minutes, and write all of it to this JSON "
+            "file: please attach it to an issue. It holds no secrets and no user name.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="With --report: the model to measure, a folder or a repository id. Default: "
+            f"{_DEFAULT_MODEL}, random weights."
+        ),
+    ] = None,
 ) -> None:
     """Check this machine and this installation.
 
@@ -34,9 +52,40 @@ def doctor(
     """
     if url is not None and not security:
         raise InvalidConfig("--url only applies to --security. Add --security, or omit --url.")
-    is_well = _examine(url) if security else _diagnose()
+    if report is not None and security:
+        raise InvalidConfig("--report describes this machine, --security a server. Omit one.")
+    if model is not None and report is None:
+        raise InvalidConfig("--model only applies to --report. Add --report, or omit --model.")
+    if security:
+        is_well = _examine(url)
+    elif report is not None:
+        is_well = _report(report, model or _DEFAULT_MODEL)
+    else:
+        is_well = _diagnose()
     if not is_well:
         sys.exit(1)
+
+
+def _report(path: Path, model: str) -> bool:
+    """Whether no check failed. A figure that is absent is no failure."""
+    from mlxserve.bench.cli import model_folder
+    from mlxserve.doctor.figures import chosen, measure
+    from mlxserve.doctor.finding import Finding
+    from mlxserve.doctor.measurement import Measurement
+    from mlxserve.doctor.report import diagnose
+    from mlxserve.doctor.report_file import ReportFile
+
+    file = ReportFile(path, model)
+    folder = model_folder(model)
+    is_well = True
+    both: Iterator[Finding | Measurement] = chain(diagnose(), measure(folder))
+    for found in both:  # not the service: its log may hold anything
+        print(found, flush=True)
+        file.add(found)
+        is_well = is_well and not (isinstance(found, Finding) and found.is_broken)
+    file.complete(chosen(folder))
+    print(f"{path} is complete: please attach it to an issue.")
+    return is_well
 
 
 def _diagnose() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from mlxserve import machine
@@ -31,7 +31,33 @@ def fences(size: str = "thorough") -> list[dict[str, Any]]:
     ]
 
 
-TASKS: dict[str, Callable[..., Any]] = {"fences": fences}
+def model_speeds(task: str, model: str) -> Any:
+    """A function of `model_speeds`."""
+    machine.import_mlx_lm()
+    from mlxserve.doctor import model_speeds as tasks
+
+    functions = {
+        "chosen": tasks.chosen,
+        "ours": tasks.ours,
+        "host": tasks.host,
+        "theirs": tasks.theirs,
+    }
+    return functions[task](model)
+
+
+def attention() -> list[dict[str, Any]]:
+    """The fields of `Measurement`s."""
+    machine.prepare()
+    from mlxserve.doctor.attention_speeds import attention_speeds
+
+    return [asdict(found) for found in attention_speeds()]
+
+
+TASKS: dict[str, Callable[..., Any]] = {
+    "fences": fences,
+    "attention": attention,
+    "model": model_speeds,
+}
 
 
 def main(task: str, *arguments: str) -> None:

@@ -1,6 +1,6 @@
 """The doctor's check of attention: Metal's kernels, or the backend that computes without Metal.
 
-Independent of models: `metal_kernels.checkup` measures, and this file puts it into words.
+Independent of models: `metal_kernels` measures, and this file puts it into words.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _refusal_of(refused: Sequence[OpCheck], dtype: str, processor: str) -> Findi
 
 
 def _speeds(backend: MetalBackend) -> Iterator[Finding]:
-    from metal_kernels.checkup import measure
+    from metal_kernels.speeds import measure
 
     speeds = measure(backend)
     yield Finding("decode reads", f"{speeds.decode:.0f} GB/s of keys and values")

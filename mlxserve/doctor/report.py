@@ -9,6 +9,7 @@ independent, so a broken one does not hide the next.
 from __future__ import annotations
 
 import asyncio
+import platform
 import time
 import warnings
 from collections.abc import Iterator
@@ -52,6 +53,8 @@ def _facts() -> Iterator[Finding]:
         warnings.simplefilter("ignore", machine.SlowBlasWarning)
         for name, value in machine.facts().items():
             yield Finding(name, value)
+    if version := platform.mac_ver()[0]:
+        yield Finding("macOS", version)
 
 
 def measure_matmul() -> Finding:

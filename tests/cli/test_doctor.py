@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from mlxserve.doctor import report
+from mlxserve.doctor import figures, report
 from mlxserve.doctor.finding import Finding, Grade
+from mlxserve.doctor.measurement import Measurement
 from tests.cli.commands import Run
 
 
@@ -26,3 +30,48 @@ def test_a_url_without_security_is_a_mistake(run: Run) -> None:
     code, _, err = run("doctor", "--url", "http://127.0.0.1:1")
     assert code == 1
     assert "Add --security" in err
+
+
+@pytest.mark.parametrize("grade", [Grade.OK, Grade.BROKEN])
+def test_a_report_is_printed_and_written(
+    grade: Grade, monkeypatch: pytest.MonkeyPatch, run: Run, tmp_path: Path
+) -> None:
+    finding, figure = Finding("ops", "x", grade), Measurement("decode", "GB/s", absent="no Metal")
+    asked: list[str] = []
+
+    def measure(model: str) -> list[Measurement]:
+        asked.append(model)
+        return [figure]
+
+    monkeypatch.setattr(report, "diagnose", lambda: iter([finding]))
+    monkeypatch.setattr(figures, "measure", measure)
+    monkeypatch.setattr(figures, "chosen", lambda _model: {"pages": 7})
+    file = tmp_path / "report.json"
+    code, out, _ = run("doctor", "--report", str(file), "--model", "some/model")
+    assert code == (1 if grade is Grade.BROKEN else 0)
+    assert out.splitlines()[:2] == [str(finding), str(figure)]
+    assert asked == ["some/model"]
+    written = json.loads(file.read_text(encoding="utf-8"))
+    assert written["is_complete"]
+    assert (len(written["findings"]), len(written["figures"])) == (1, 1)
+
+
+def test_a_report_that_cannot_be_written_is_refused_at_once(run: Run, tmp_path: Path) -> None:
+    code, out, err = run("doctor", "--report", str(tmp_path / "missing" / "report.json"))
+    assert (code, out) == (1, "")
+    assert "Name a file in a folder that exists" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "advice"),
+    [
+        (["--security", "--report", "x.json"], "Omit one"),
+        (["--model", "some/model"], "Add --report"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_a_mistake(
+    flags: list[str], advice: str, run: Run
+) -> None:
+    code, _, err = run("doctor", *flags)
+    assert code == 1
+    assert advice in err

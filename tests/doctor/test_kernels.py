@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from metal_kernels import checkup, kernels, metal, selftest
+from metal_kernels import checkup, kernels, metal, selftest, speeds
 from metal_kernels.checkup import OpCheck
 from mlxserve import machine
 from mlxserve.doctor import kernels as doctor
@@ -44,7 +44,7 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> None:
     real = checkup.check_ops
     monkeypatch.setattr(checkup, "check_ops", lambda backend, _dims: real(backend, [64]))
     small: dict[str, Any] = {"batch": 1, "context": 64, "head_dim": 64, "repeats": 1, "queued": 1}
-    monkeypatch.setattr(checkup, "measure", partial(checkup.measure, **small))
+    monkeypatch.setattr(speeds, "measure", partial(speeds.measure, **small))
 
 
 @pytest.mark.usefixtures("no_mac")
@@ -108,7 +108,7 @@ def test_an_op_that_does_not_run_is_one_broken_line(monkeypatch: pytest.MonkeyPa
         ("fences", selftest, "prove"),
         ("one op a buffer", doctor, "run_child"),
         ("ops", checkup, "check_ops"),
-        ("speeds", checkup, "measure"),
+        ("speeds", speeds, "measure"),
     ],
 )
 @pytest.mark.usefixtures("mac")
@@ -118,10 +118,10 @@ def test_a_check_that_raises_is_broken_and_the_others_follow(
     def fail(*_arguments: object) -> None:
         raise RuntimeError("[METAL] Command buffer execution failed\nmore")
 
-    quick = checkup.Speeds(1.0, 1.0, 1.0)
+    quick = speeds.Speeds(1.0, 1.0, 1.0)
     monkeypatch.setattr(selftest, "why_not_in_place", lambda _backend: None)
     monkeypatch.setattr(checkup, "check_ops", lambda _backend, _dims: iter(()))
-    monkeypatch.setattr(checkup, "measure", lambda _backend: quick)
+    monkeypatch.setattr(speeds, "measure", lambda _backend: quick)
     monkeypatch.setattr(selftest, "prove", lambda _factory: iter(()))
     monkeypatch.setattr(module, function, fail)
     findings = {finding.name: finding for finding in check_kernels()}

@@ -1,19 +1,18 @@
-"""The check-up detects a wrong or refused kernel, and measures bandwidth."""
+"""The check-up detects a wrong or refused kernel."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels.checkup import OpCheck, Speeds, check_ops, measure
+from metal_kernels.checkup import OpCheck, check_ops
 from metal_kernels.metal import DTYPES, MetalBackend
 from metal_kernels.numpy_attention import attend
 from metal_kernels.reading import read
-from tests.emulated import emulated_backend, emulated_factory
+from tests.emulated import emulated_factory
 
 OPS = ["write_kv", "copy_pages", "paged_decode", "paged_prefill"]
 
@@ -137,28 +136,3 @@ def test_query_heads_of_a_group_share_their_kv_head() -> None:
 
 def test_an_error_of_nan_is_not_right() -> None:
     assert not OpCheck("paged_decode", mx.float16, 64, float("nan"), 1.0).is_right
-
-
-def test_bandwidth_is_measured_in_gigabytes_per_second(fast_backend: MetalBackend) -> None:
-    speeds = measure(fast_backend, batch=2, context=64, kv_heads=2, head_dim=64, repeats=1)
-    assert speeds.decode > 0
-    assert speeds.write_pages > 0
-    assert speeds.write_tokens > 0
-
-
-def test_several_ops_are_launched_for_each_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = emulated_backend()
-    called: Counter[str] = Counter()
-    for op in ("paged_decode", "write_kv", "settle"):
-
-        def counted(*arguments: Any, _op: str = op, **options: Any) -> Any:
-            called[_op] += 1
-            return getattr(MetalBackend, _op)(backend, *arguments, **options)
-
-        monkeypatch.setattr(backend, op, counted)
-    measure(backend, batch=1, context=64, kv_heads=2, head_dim=64, repeats=1, queued=3)
-    assert called == {"paged_decode": 6, "write_kv": 12, "settle": 4}
-
-
-def test_the_gain_of_whole_pages_is_a_ratio() -> None:
-    assert Speeds(decode=1.0, write_pages=12.0, write_tokens=4.0).page_gain == 3.0

@@ -1,0 +1,171 @@
+"""How fast attention and the writes are on this machine, without a model.
+
+Beside the paged ops stands mlx's own attention over the same keys in one contiguous array, which is
+what mlx-lm computes with. Several ops are launched for each wait, each after the one before it: a
+single one would mostly measure the time to launch a command buffer and to wait for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from metal_kernels.metal import MetalBackend
+from metal_kernels.ops import Backend
+from metal_kernels.reading import evaluate
+from metal_kernels.tables import IntArray, SequenceTables
+
+PAGE_SIZE = 32
+GROUP = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Achieved GB/s: keys and values read by a decode; read and written by the two writes."""
+
+    decode: float
+    write_pages: float
+    write_tokens: float
+
+    @property
+    def page_gain(self) -> float:
+        """How much faster whole pages are written than single rows."""
+        return self.write_pages / self.write_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TimedAttention:
+    """`batch` sequences of `context` tokens, of which the last `rows` are asked for."""
+
+    context: int
+    batch: int = 1
+    rows: int = 1
+    kv_heads: int = 8
+    head_dim: int = 128
+    dtype: mx.Dtype = mx.float16
+
+    @property
+    def kv_bytes(self) -> int:
+        """That one op reads at least."""
+        row = 2 * self.kv_heads * self.head_dim * self.dtype.size
+        return self.batch * self.context * row
+
+    @property
+    def scale(self) -> float:
+        return float(self.head_dim**-0.5)
+
+    def queries(self) -> mx.array:
+        return _draw((self.batch * self.rows, self.kv_heads * GROUP, self.head_dim), self.dtype, 2)
+
+
+def paged_seconds(
+    backend: Backend, what: TimedAttention, repeats: int = 5, queued: int = 8
+) -> float:
+    """Of one op of the backend: decodes where one row is asked for, else chunks."""
+    pages = -(-what.context // PAGE_SIZE)
+    shape = (what.batch * pages, what.kv_heads, PAGE_SIZE, what.head_dim)
+    pools = [backend.new_pool(*shape, what.dtype) for _ in range(2)]
+    tables = SequenceTables(
+        page_tables=np.arange(what.batch * pages, dtype=np.int32).reshape(what.batch, -1),
+        context_lens=np.full(what.batch, what.context, np.int32),
+        query_starts=np.arange(what.batch + 1, dtype=np.int32) * what.rows,
+        page_size=PAGE_SIZE,
+    )
+    op = backend.paged_decode if what.rows == 1 else backend.paged_prefill
+    queries = what.queries()
+    evaluate(queries, *pools)
+
+    def run() -> None:
+        output = queries
+        for _ in range(queued):  # each asks with the answer of the one before it
+            output = op(output, pools[0], pools[1], tables, scale=what.scale)
+        evaluate(output)
+
+    return best_of(repeats, run) / 1e9 / queued
+
+
+def dense_seconds(what: TimedAttention, repeats: int = 5, queued: int = 8) -> float:
+    """Of one call of mlx's own attention over contiguous keys and values."""
+    heads = what.kv_heads * GROUP
+    shape = (what.batch, what.kv_heads, what.context, what.head_dim)
+    keys, values = mx.zeros(shape, what.dtype), mx.zeros(shape, what.dtype)
+    queries = what.queries().reshape(what.batch, what.rows, heads, what.head_dim)
+    queries = queries.transpose(0, 2, 1, 3)
+    mask = None if what.rows == 1 else "causal"
+    evaluate(queries, keys, values)
+
+    def run() -> None:
+        output = queries
+        for _ in range(queued):
+            output = mx.fast.scaled_dot_product_attention(
+                output, keys, values, scale=what.scale, mask=mask
+            )
+        evaluate(output)
+
+    return best_of(repeats, run) / 1e9 / queued
+
+
+def measure(
+    backend: MetalBackend,
+    *,
+    batch: int = 8,
+    context: int = 4096,
+    kv_heads: int = 8,
+    head_dim: int = 128,
+    repeats: int = 20,
+    queued: int = 8,
+) -> Speeds:
+    """GB/s in float16, the best of `repeats`; by default for a batch of long contexts, 128 MB."""
+    num_pages = batch * context // PAGE_SIZE
+    shape = (num_pages, kv_heads, PAGE_SIZE, head_dim)
+    k_pool, v_pool = (backend.new_pool(*shape, mx.float16) for _ in range(2))
+    rows = _draw((context, kv_heads, head_dim), mx.float16, 1)
+    queries = _draw((batch, kv_heads * GROUP, head_dim), mx.float16, 2)
+    tables = SequenceTables(
+        page_tables=np.arange(num_pages, dtype=np.int32).reshape(batch, -1),
+        context_lens=np.full(batch, context, np.int32),
+        query_starts=np.arange(batch + 1, dtype=np.int32),
+        page_size=PAGE_SIZE,
+    )
+    whole = np.arange(context, dtype=np.int32)
+    evaluate(rows, queries)
+
+    def write(slots: IntArray) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(queued):  # ordered by the fences
+                backend.write_kv(rows, rows, k_pool, v_pool, slots)
+            backend.settle()
+
+        return run
+
+    def decode() -> None:
+        output = queries
+        for _ in range(queued):  # each asks with the answer of the one before it
+            output = backend.paged_decode(output, k_pool, v_pool, tables, scale=head_dim**-0.5)
+        evaluate(output)
+
+    row_bytes = queued * 2 * kv_heads * head_dim * 2  # keys and values
+    return Speeds(
+        decode=batch * context * row_bytes / best_of(repeats, decode),
+        write_pages=2 * context * row_bytes / best_of(repeats, write(whole)),
+        # In reverse order no two rows are consecutive: the same slots, row by row.
+        write_tokens=2 * context * row_bytes / best_of(repeats, write(whole[::-1].copy())),
+    )
+
+
+def _draw(shape: tuple[int, ...], dtype: mx.Dtype, seed: int) -> mx.array:
+    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
+
+
+def best_of(repeats: int, run: Callable[[], None]) -> float:
+    """Nanoseconds, so that bytes divided by them are GB/s. The first run also compiles."""
+    times = []
+    for _ in range(repeats + 1):
+        started = time.perf_counter_ns()
+        run()
+        times.append(time.perf_counter_ns() - started)
+    return float(min(times[1:]))

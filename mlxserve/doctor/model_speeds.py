@@ -1,0 +1,203 @@
+"""How fast a model is on this machine: through our engine, and through mlx-lm's own loop.
+
+Each function runs in a process of its own (`child.py`), so that one model is in memory at a time and
+its peak is its own. They return figures by the names that `figures.py` shows beside each other.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from mlxserve import machine
+from mlxserve.build import build_engine
+from mlxserve.cache.kv import KVPool
+from mlxserve.config import EngineConfig
+from mlxserve.engine.engine import Engine
+from mlxserve.hub.files import find_model
+from mlxserve.model.attention import choose_attention
+from mlxserve.model.load import load
+from mlxserve.model.runner import ModelRunner
+from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
+from mlxserve.sampling_params import SamplingParams
+
+PROMPTS = (512, 2048)
+CONTEXT, ANSWER = 128, 64  # tokens of the decoded answer's prompt, and of the answer
+HOST_CONTEXT = 1000
+_PAGE_SIZE = 32
+_ROUNDS = 2  # after one that warms up; the best counts
+_BUILDS = 20
+_LOGGERS = ("mlxserve", "metal_kernels")
+_LIMITS = ("MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_PER_BUFFER")
+
+Figures = dict[str, float]
+
+
+def chosen(model: str) -> dict[str, Any]:
+    """What the engine decides for this model with default options, and what it says about it."""
+    lines: list[str] = []
+    handler = _Lines(lines)
+    for name in _LOGGERS:
+        logging.getLogger(name).addHandler(handler)
+        logging.getLogger(name).setLevel(logging.INFO)
+    try:
+        engine, _ = build_engine(
+            EngineConfig().with_options(model=model, disable_log_stats=True), find_model(model)
+        )
+        snapshot = engine.snapshot()
+        engine.close()
+    finally:
+        for name in _LOGGERS:
+            logging.getLogger(name).removeHandler(handler)
+    return {
+        "pages": len(snapshot.pages),
+        "page size": snapshot.page_size,
+        "longest context": engine.max_model_len,
+        **{name: os.environ.get(name, "mlx's own default") for name in _LIMITS},
+        "log": lines,
+    }
+
+
+class _Lines(logging.Handler):
+    """Keeps the messages."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__(logging.INFO)
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(record.getMessage())
+
+
+def ours(
+    model: str,
+    prompts: Sequence[int] = PROMPTS,
+    context: int = CONTEXT,
+    answer: int = ANSWER,
+) -> Figures:
+    """Tokens per second of prompts and of one answer, and the peak of memory of the prompts."""
+    longest = max(*prompts, context + answer)
+    config = EngineConfig().with_options(
+        model=model,
+        num_pages=2 + -(-longest // _PAGE_SIZE),
+        page_size=_PAGE_SIZE,
+        max_num_batched_tokens=max(*prompts, EngineConfig().scheduler.max_num_seqs),
+        enable_prefix_caching=False,
+        disable_log_stats=True,
+    )
+    engine, _ = build_engine(config, find_model(model))
+
+    def stream(num_prompt: int, num_answer: int) -> list[float]:
+        return _times_of(engine, num_prompt, num_answer)
+
+    try:
+        return _figures(stream, [n for n in prompts if n < engine.max_model_len], context, answer)
+    finally:
+        engine.close()
+
+
+def _times_of(engine: Engine, num_prompt: int, num_answer: int) -> list[float]:
+    params = SamplingParams(max_tokens=num_answer, temperature=0, ignore_eos=True)
+    engine.add(Request("speed", _prompt(num_prompt), params))
+    times = []
+    while engine.has_work:
+        times += [time.perf_counter()] * sum(len(output.token_ids) for output in engine.step())
+    return times
+
+
+def theirs(
+    model: str,
+    prompts: Sequence[int] = PROMPTS,
+    context: int = CONTEXT,
+    answer: int = ANSWER,
+) -> Figures:
+    """The same figures of mlx-lm's `generate_step`, and of building its step's graph."""
+    from mlx_lm.generate import generate_step
+    from mlx_lm.models.cache import make_prompt_cache
+    from mlx_lm.utils import dequantize_model, load_model
+
+    dense, config = load_model(find_model(model).path)
+    if (
+        not machine.is_metal()
+    ):  # in float32, as ours: a CPU's products of others are 70 times slower
+        dense = dequantize_model(dense)
+        dense.set_dtype(mx.float32)
+    longest = int(config.get("max_position_embeddings", max(prompts)))
+
+    def stream(num_prompt: int, num_answer: int) -> list[float]:
+        steps = generate_step(
+            mx.array(_prompt(num_prompt)),
+            dense,
+            max_tokens=num_answer,
+            prefill_step_size=max(prompts),
+        )
+        return [time.perf_counter() for _ in steps]
+
+    figures = _figures(stream, [n for n in prompts if n < longest], context, answer)
+    cache = make_prompt_cache(dense)
+    at = min(HOST_CONTEXT, longest // 2)
+    mx.eval(dense(mx.array([_prompt(at)]), cache=cache))
+    token = mx.array([[0]])
+
+    def build() -> object:
+        logits = dense(token, cache=cache)[:, -1, :]
+        return mx.argmax(logits - mx.logsumexp(logits, axis=-1, keepdims=True), axis=-1)
+
+    return {**figures, "host": _milliseconds(build)}
+
+
+def host(model: str) -> Figures:
+    """Milliseconds of CPU to build the graph of one decode, which a GPU may have to wait for."""
+    memory = machine.memory()
+    is_metal = machine.is_metal()
+    loaded = load(find_model(model), is_metal=is_metal, memory_limit=memory.working_set)
+    backend, _ = choose_attention("auto", loaded)
+    at = min(HOST_CONTEXT, loaded.max_length // 2)
+    num_pages = 1 + (at + _BUILDS) // _PAGE_SIZE
+    kv = KVPool(loaded.layers, num_pages, _PAGE_SIZE, backend)
+    runner = ModelRunner(loaded.model, loaded.selector, kv)
+    request = LiveRequest(Request("host", [0] * (at + 1), SamplingParams(temperature=0)))
+    chunk = Chunk(request, at, 1, as_page_table(range(num_pages)), samples=True)
+    return {"host": _milliseconds(lambda: runner.build([chunk]))}
+
+
+def _milliseconds(build: Callable[[], object]) -> float:
+    """CPU time of this thread per graph; nothing is computed."""
+    build()
+    began = time.thread_time()
+    for _ in range(_BUILDS):
+        build()
+    return 1e3 * (time.thread_time() - began) / _BUILDS
+
+
+def _figures(
+    stream: Callable[[int, int], list[float]], prompts: Sequence[int], context: int, answer: int
+) -> Figures:
+    """`stream` takes the tokens of a prompt and of its answer, and returns when each token came."""
+    figures: Figures = {}
+    for num_prompt in prompts:
+        rates, peaks = [], []
+        for _ in range(_ROUNDS + 1):
+            before = mx.get_active_memory()
+            mx.reset_peak_memory()
+            began = time.perf_counter()
+            rates.append(num_prompt / (stream(num_prompt, 1)[0] - began))
+            peaks.append(mx.get_peak_memory() - before)
+        figures[f"prefill {num_prompt}"] = max(rates[1:])
+        figures[f"peak {num_prompt}"] = max(peaks) / 1e6
+    rates = []
+    for _ in range(_ROUNDS + 1):
+        times = stream(context, answer)
+        rates.append((len(times) - 1) / (times[-1] - times[0]))
+    return {**figures, "decode": max(rates[1:])}
+
+
+def _prompt(length: int) -> list[int]:
+    draw = random.Random(0)
+    return [draw.randrange(1000) for _ in range(length)]

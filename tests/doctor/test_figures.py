@@ -1,0 +1,118 @@
+"""Every figure of the report is a number or says why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from mlxserve import machine
+from mlxserve.doctor import figures
+from mlxserve.doctor.children import ChildFailed
+from mlxserve.doctor.figures import chosen, measure
+from mlxserve.doctor.measurement import Measurement
+
+ATTENTION = {"name": "a decode", "unit": "GB/s", "ours": 2.0, "mlx_lm": 1.0, "absent": None}
+OURS = {"prefill 512": 900.0, "prefill 2048": 1000.0, "decode": 50.0, "peak 512": 30.0}
+OURS["peak 2048"] = 120.0
+HOST = {"host": 4.0}
+THEIRS = {**OURS, **HOST}
+
+
+class Children:
+    """Answers in place of child processes; `failing` are the tasks that fail."""
+
+    def __init__(self, failing: Mapping[str, str] | None = None) -> None:
+        self._failing = failing or {}
+        self.environments: list[dict[str, str]] = []
+
+    def __call__(self, task: str, environment: dict[str, str], *arguments: str) -> Any:
+        self.environments.append(environment)
+        name = arguments[0] if arguments else task
+        if name in self._failing:
+            raise ChildFailed(self._failing[name])
+        return {
+            "attention": [ATTENTION],
+            "ours": OURS,
+            "host": HOST,
+            "theirs": THEIRS,
+            "chosen": {"pages": 7},
+        }[name]
+
+
+def measured(
+    monkeypatch: pytest.MonkeyPatch, children: Children, *, is_metal: bool = True
+) -> dict[str, Measurement]:
+    monkeypatch.setattr(figures, "run_child", children)
+    monkeypatch.setattr(machine, "is_metal", lambda: is_metal)
+    return {found.name: found for found in measure("model")}
+
+
+def test_ours_and_mlx_lm_stand_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = measured(monkeypatch, Children())
+    assert found["a decode"] == Measurement(**ATTENTION)
+    for name, unit, ours in (
+        ("prefill of 512 tokens", "tokens/s", 900.0),
+        ("prefill of 2048 tokens", "tokens/s", 1000.0),
+        ("decode of one answer", "tokens/s", 50.0),
+        ("CPU time to build a decode's graph", "ms", 4.0),
+        ("peak memory of a prefill of 512 tokens", "MB", 30.0),
+        ("peak memory of a prefill of 2048 tokens", "MB", 120.0),
+    ):
+        assert found[name] == Measurement(name, unit, ours, ours)
+
+
+def test_memory_is_measured_at_three_sizes_of_command_buffers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    children = Children()
+    found = measured(monkeypatch, children)
+    sizes = [e["MLX_MAX_MB_PER_BUFFER"] for e in children.environments if e]
+    assert sizes == ["50", "100", "400"]
+    for size in sizes:
+        name = f"peak memory of a prefill of 2048 tokens, MLX_MAX_MB_PER_BUFFER={size}"
+        assert found[name] == Measurement(name, "MB", 120.0)
+
+
+def test_without_metal_the_sizes_of_command_buffers_are_absent_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    children = Children()
+    found = measured(monkeypatch, children, is_metal=False)
+    assert not any(children.environments)
+    absent = [each for name, each in found.items() if "PER_BUFFER" in name]
+    assert len(absent) == 12
+    assert {each.absent for each in absent} == {"only Metal has command buffers"}
+
+
+@pytest.mark.parametrize("task", ["attention", "ours", "host", "theirs"])
+def test_a_child_that_fails_leaves_the_figures_of_the_others(
+    task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = measured(monkeypatch, Children({task: "ended by SIGKILL"}))
+    for each in found.values():
+        assert (each.absent is not None) >= (each.ours is None)
+    absent = [each.absent for each in found.values() if each.absent]
+    assert absent
+    assert all("ended by SIGKILL" in reason for reason in absent)
+    assert any(each.absent is None for each in found.values())
+
+
+def test_a_model_that_does_not_load_is_the_reason_of_what_was_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(figures, "run_child", Children({"chosen": "OutOfMemory: no"}))
+    assert chosen("model") == {"absent": "OutOfMemory: no"}
+    monkeypatch.setattr(figures, "run_child", Children())
+    assert chosen("model") == {"pages": 7}
+
+
+def test_a_figure_is_one_line() -> None:
+    assert str(Measurement("decode", "GB/s", 123.4, 1.5)) == (
+        "decode: mlxserve 123 GB/s, mlx-lm 1.50 GB/s"
+    )
+    assert str(Measurement("decode", "GB/s", absent="no Metal")) == "decode: absent: no Metal"
+    assert str(Measurement("decode", "GB/s", 1.0, absent="mlx-lm: no")) == (
+        "decode: mlxserve 1.00 GB/s; absent: mlx-lm: no"
+    )

@@ -1,0 +1,108 @@
+"""The workflow of continuous integration is well-formed, and its commands exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.test_docs import commands, flags_of
+
+ROOT = Path(__file__).parent.parent
+WORKFLOW: dict[Any, Any] = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text("utf-8"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+MARKERS = {line.split(":")[0] for line in PROJECT["tool"]["pytest"]["ini_options"]["markers"]}
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+STEPS = [
+    pytest.param(job, step, id=f"{job}-{number}")
+    for job, fields in WORKFLOW["jobs"].items()
+    for number, step in enumerate(fields["steps"])
+]
+
+
+def test_pushes_and_pull_requests_run_the_jobs_with_a_time_limit() -> None:
+    assert set(WORKFLOW[True]) == {"push", "pull_request"}  # YAML 1.1 reads `on` as true
+    for job in WORKFLOW["jobs"].values():
+        assert job["runs-on"].startswith(("ubuntu-", "macos-"))
+        assert 0 < job["timeout-minutes"] <= 90
+
+
+@pytest.mark.parametrize(("job", "step"), STEPS)
+def test_a_step_is_an_action_of_a_version_or_commands_that_exist(
+    job: str, step: dict[str, Any]
+) -> None:
+    assert ("uses" in step) != ("run" in step), job
+    if "uses" in step:
+        assert re.fullmatch(r"actions/[a-z-]+@v\d+", step["uses"])
+    for line in step.get("run", "").splitlines():
+        check(line)
+
+
+def check(line: str) -> None:
+    """Raises AssertionError for a command that does not exist here."""
+    words = shlex.split(line)
+    if words[0] == "bash":
+        assert (ROOT / words[1]).is_file(), line
+        return
+    if words[:4] == ["python3", "-m", "pip", "install"]:
+        return
+    assert words[:2] == ["uv", "run"], line
+    words = words[2:]
+    if words[0] == "--extra":
+        assert words[1] in EXTRAS, line
+        words = words[2:]
+    if words[0] == "pytest":
+        assert len(words) == 1 or (words[1] == "-m" and words[2] in MARKERS), line
+        return
+    typed = shlex.join(words)
+    command = max((c for c in commands() if f"{typed} ".startswith(f"{c} ")), key=len)
+    assert command not in ("mlxserve", "mlxserve bench"), line
+    assert set(flags_of(words)) <= commands()[command], line
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "uv run mlxserve diagnose",
+        "uv run mlxserve doctor --file x.json",
+        "uv run mlxserve bench everything",
+        "uv run pytest -m gpu",
+        "uv run --extra training pytest",
+        "bash .ci/walk",
+        "make",
+    ],
+)
+def test_a_command_that_does_not_exist_is_found(line: str) -> None:
+    with pytest.raises(AssertionError):
+        check(line)
+
+
+@pytest.mark.parametrize("system", ["ubuntu", "macos"])
+def test_a_report_and_a_short_bench_of_each_system_are_kept(system: str) -> None:
+    jobs = [job for job in WORKFLOW["jobs"].values() if job["runs-on"].startswith(system)]
+    kept = [
+        (job, step["with"]["path"].split())
+        for job in jobs
+        for step in job["steps"]
+        if step.get("uses", "").startswith("actions/upload-artifact")
+    ]
+    [(job, files)] = kept
+    lines = [step.get("run", "") for step in job["steps"]]
+    [doctor] = [line for line in lines if "mlxserve doctor" in line]
+    [bench] = [line for line in lines if "mlxserve bench" in line]
+    assert files == [shlex.split(doctor)[-1], shlex.split(bench)[-1]]
+    names = [
+        step["with"]["name"] for j in jobs for step in j["steps"] if "name" in step.get("with", {})
+    ]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("system", ["ubuntu", "macos"])
+def test_the_suite_runs_on_each_system(system: str) -> None:
+    jobs = [job for job in WORKFLOW["jobs"].values() if job["runs-on"].startswith(system)]
+    assert any(step.get("run") == "bash .ci/run" for job in jobs for step in job["steps"])
