@@ -29,7 +29,15 @@ from metal_kernels.ops import (
     check_decode,
     check_write,
 )
-from metal_kernels.plans import DecodePlan, HeadSplit, PrefillPlan, WritePlan, tile_side, upload
+from metal_kernels.plans import (
+    DecodePlan,
+    HeadSplit,
+    PrefillPlan,
+    WritePlan,
+    partition_size,
+    tile_side,
+    upload,
+)
 from metal_kernels.resizing import copy_start
 from metal_kernels.tables import SequenceTables
 
@@ -37,7 +45,7 @@ DTYPES = (mx.float16, mx.bfloat16, mx.float32)
 _LOG2_E = math.log2(math.e)
 _FENCE = ((8,), mx.int32)
 _COPY_THREADS = 256
-_TURNS = 4  # simdgroups that take turns at the keys of a partition
+_MERGE_THREADS = 128
 
 
 class MetalBackend:
@@ -212,9 +220,12 @@ class MetalBackend:
         sequences, heads, head_dim = queries.shape
         kv_heads = k_pool.shape[1]
         split = HeadSplit.of(heads // kv_heads, head_dim)
-        plan = tables.plan(("partitions", window), lambda: DecodePlan.of(tables, window))
+        size = partition_size(kv_heads)
+        plan = tables.plan(
+            ("partitions", window, size), lambda: DecodePlan.of(tables, window, size)
+        )
         numbers = self._numbers_of(scale, softcap, sinks is not None)
-        threads = 32 * _TURNS * split.parts
+        threads = split.threads
         attend = self._kernels.dispatch(
             kernels.PAGED_DECODE,
             {
@@ -246,8 +257,8 @@ class MetalBackend:
             },
             {"out": ((sequences, heads, head_dim), queries.dtype)},
             [("T", queries.dtype), ("D", head_dim)],
-            (32, heads, sequences),
-            (32, 1, 1),
+            (_MERGE_THREADS, heads, sequences),
+            (_MERGE_THREADS, 1, 1),
         )
         return attend, merge
 

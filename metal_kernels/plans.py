@@ -15,10 +15,6 @@ import numpy.typing as npt
 from metal_kernels.kernels import SMALLEST_INPUT
 from metal_kernels.tables import IntArray, SequenceTables
 
-# Keys of one threadgroup of paged_decode. A multiple of every page size; small enough that one
-# sequence of 8 kv heads and 4,096 tokens fills the cores of the largest GPUs, large enough that
-# partials (D + 4 floats per head) stay a few percent of the keys and values read.
-PARTITION_SIZE = 256
 NO_WINDOW = 2**31 - 1
 
 
@@ -63,6 +59,18 @@ def _whole_pages(slots: IntArray, page_size: int) -> npt.NDArray[np.int64]:
     return starts[is_whole]
 
 
+def partition_size(kv_heads: int) -> int:
+    """Keys of one threadgroup of paged_decode: a multiple of every page size.
+
+    Small enough that one sequence's partitions, of each kv head, fill the cores of a large GPU: with 8
+    kv heads 4,096 tokens are 128 threadgroups, with fewer heads as many from smaller partitions. Large
+    enough that partials (D + 4 floats per head, written and read once) stay below the keys and values
+    read: a quarter of them with 64 keys in float16 and 8 heads in a group. It depends on the model
+    alone, so that an answer does not depend on its neighbours.
+    """
+    return 64 if kv_heads <= 2 else 128 if kv_heads <= 4 else 256
+
+
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
     """Partitions of each sequence's context, from the start of its window."""
@@ -72,16 +80,17 @@ class DecodePlan:
     starts: mx.array  # (sequences + 1,): the first partition of each sequence
 
     @classmethod
-    def of(cls, tables: SequenceTables, window: int | None) -> DecodePlan:
+    def of(cls, tables: SequenceTables, window: int | None, size: int) -> DecodePlan:
+        """size: keys of a partition"""
         lengths = tables.context_lens.astype(np.int64)
         first_keys = np.maximum(0, lengths - (window or NO_WINDOW))
-        first = first_keys // PARTITION_SIZE
-        counts = (lengths - 1) // PARTITION_SIZE - first + 1
+        first = first_keys // size
+        counts = (lengths - 1) // size - first + 1
         starts = np.concatenate([[0], np.cumsum(counts)])
         sequence = np.repeat(np.arange(len(tables)), counts)
         partition = first[sequence] + np.arange(len(sequence)) - starts[sequence]
-        begin = np.maximum(partition * PARTITION_SIZE, first_keys[sequence])
-        end = np.minimum((partition + 1) * PARTITION_SIZE, lengths[sequence])
+        begin = np.maximum(partition * size, first_keys[sequence])
+        end = np.minimum((partition + 1) * size, lengths[sequence])
         columns = np.stack([sequence, begin, end, np.zeros_like(end)], axis=1)
         return cls(len(columns), upload(columns), upload(starts))
 
@@ -139,6 +148,15 @@ class HeadSplit:
     heads: int  # of one simdgroup, kept in its registers
     parts: int  # simdgroups side by side
     blocks: int  # threadgroups side by side, for groups beyond 16
+
+    @property
+    def threads(self) -> int:
+        """Of a threadgroup, as paged_decode.metal counts: at most 256.
+
+        By public estimates an M1 or M2 runs 384 threads of a kernel that takes all registers; mlx
+        raises ValueError for more.
+        """
+        return 32 * self.parts * (2 if self.parts > 2 else 4)
 
     @classmethod
     def of(cls, group: int, head_dim: int) -> HeadSplit:

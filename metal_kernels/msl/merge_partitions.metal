@@ -6,14 +6,20 @@
 // numbers   (8) float              ..., ..., 1 where there are sinks
 // out       (S, H, D)              of type T
 //
-// template: T, D. One simdgroup per (head, sequence): grid (32, H, S).
+// template: T, D. One threadgroup per (head, sequence): grid (128, H, S). Four simdgroups take
+// partitions in turns; each has seen all maximums.
 
+constexpr int TURNS = 4;
 constexpr int STRIDE = D + 4;
 constexpr float LOWEST = -1e30f;
 constexpr float LOG2_E = 1.44269504088896340736f;
 constexpr int LOADS = (D + 31) / 32;
 
+threadgroup float sums[TURNS * D];
+threadgroup float totals[TURNS];
+
 const int lane = int(thread_index_in_simdgroup);
+const int turn = int(simdgroup_index_in_threadgroup);
 const int head = int(threadgroup_position_in_grid.y);
 const int heads = int(threadgroups_per_grid.y);
 const int sequence = int(threadgroup_position_in_grid.z);
@@ -27,19 +33,34 @@ for (int p = first + lane; p < end; p += 32) {
 }
 highest = simd_max(highest);
 
-float total = fast::exp2(sink - highest);
+float total = 0.0f;
 float sum[LOADS];
+#pragma clang loop unroll(full)
 for (int c = 0; c < LOADS; c++) sum[c] = 0.0f;
-for (int p = first; p < end; p++) {
+for (int p = first + turn; p < end; p += TURNS) {
   const device float* partial = partials + (long(p) * heads + head) * STRIDE;
   const float factor = fast::exp2(partial[D] - highest);
   total += partial[D + 1] * factor;
+  #pragma clang loop unroll(full)
   for (int c = 0; c < LOADS; c++) {
     const int d = c * 32 + lane;
     if (d < D) sum[c] += partial[d] * factor;
   }
 }
+#pragma clang loop unroll(full)
 for (int c = 0; c < LOADS; c++) {
   const int d = c * 32 + lane;
-  if (d < D) out[(long(sequence) * heads + head) * D + d] = T(sum[c] / total);
+  if (d < D) sums[turn * D + d] = sum[c];
+}
+if (lane == 0) totals[turn] = total;
+threadgroup_barrier(mem_flags::mem_threadgroup);
+
+float whole = fast::exp2(sink - highest);
+#pragma clang loop unroll(full)
+for (int t = 0; t < TURNS; t++) whole += totals[t];
+for (int d = int(thread_index_in_threadgroup); d < D; d += 32 * TURNS) {
+  float merged = 0.0f;
+  #pragma clang loop unroll(full)
+  for (int t = 0; t < TURNS; t++) merged += sums[t * D + d];
+  out[(long(sequence) * heads + head) * D + d] = T(merged / whole);
 }

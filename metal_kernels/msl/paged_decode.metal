@@ -12,14 +12,15 @@
 //
 // template: T, D, GROUP (H / K), HEADS (of one simdgroup), PARTS (simdgroups that share the heads
 // of a threadgroup), BLOCKS (threadgroups that share the group).
-// One threadgroup per (kv head and block, partition): grid (128 * PARTS, K * BLOCKS, W).
-// Keys and values are read once for HEADS query heads. Four simdgroups take keys in turns, four at
-// a time; a lane holds the same few dimensions of queries, keys, values and sums:
+// One threadgroup per (kv head and block, partition): grid (32 * TURNS * PARTS, K * BLOCKS, W).
+// Keys and values are read once for HEADS query heads. Four simdgroups (two where PARTS > 2) take
+// keys in turns, four at a time; a lane holds the same few dimensions of queries, keys, values and
+// sums. Loops over these arrays are unrolled, or they would be in memory and not in registers:
 //
 //   simdgroup   0    1    2    3    0    1   ...
 //   keys       0-3  4-7  8-11 12-15 16-19 20-23 ...
 
-constexpr int TURNS = 4;
+constexpr int TURNS = PARTS > 2 ? 2 : 4;  // 256 threads at most
 constexpr int KEYS = 4;
 constexpr int WIDTH = D % 128 == 0 ? 4 : D % 64 == 0 ? 2 : 4;  // dimensions of one load
 constexpr int LOADS = (D + 32 * WIDTH - 1) / (32 * WIDTH);
@@ -50,9 +51,11 @@ const device int* pages = page_tables + long(sequence) * page_tables_shape[1];
 const int first_head = (block * PARTS + part) * HEADS;
 Floats query[HEADS][LOADS], sum[HEADS][LOADS];
 float highest[HEADS], total[HEADS];
+#pragma clang loop unroll(full)
 for (int h = 0; h < HEADS; h++) {
   const int head = kv_head * GROUP + min(first_head + h, GROUP - 1);
   const device T* row = queries + (long(sequence) * kv_heads * GROUP + head) * D;
+  #pragma clang loop unroll(full)
   for (int c = 0; c < LOADS; c++) {
     const int at = (c * 32 + lane) * WIDTH;
     query[h][c] = Floats(0.0f);
@@ -69,8 +72,10 @@ for (int key = (first_key & ~(KEYS - 1)) + KEYS * turn; key < end_key; key += KE
   const long tile = ((page * kv_heads + kv_head) << page_shift) + (key & page_mask);
   Loaded keys[KEYS][LOADS], values[KEYS][LOADS];
   bool is_seen[KEYS];
+  #pragma clang loop unroll(full)
   for (int k = 0; k < KEYS; k++) {
     is_seen[k] = key + k >= first_key && key + k < end_key;
+    #pragma clang loop unroll(full)
     for (int c = 0; c < LOADS; c++) {
       const int at = (c * 32 + lane) * WIDTH;
       keys[k][c] = Loaded(T(0));
@@ -82,11 +87,14 @@ for (int key = (first_key & ~(KEYS - 1)) + KEYS * turn; key < end_key; key += KE
       }
     }
   }
+  #pragma clang loop unroll(full)
   for (int h = 0; h < HEADS; h++) {
     float score[KEYS];
     float next = highest[h];
+    #pragma clang loop unroll(full)
     for (int k = 0; k < KEYS; k++) {
       float product = 0.0f;
+      #pragma clang loop unroll(full)
       for (int c = 0; c < LOADS; c++) product += dot(query[h][c], Floats(keys[k][c]));
       product = simd_sum(product);
       if (cap > 0.0f) product = cap * precise::tanh(product);
@@ -96,10 +104,13 @@ for (int key = (first_key & ~(KEYS - 1)) + KEYS * turn; key < end_key; key += KE
     const float shrink = fast::exp2(highest[h] - next);
     highest[h] = next;
     total[h] *= shrink;
+    #pragma clang loop unroll(full)
     for (int c = 0; c < LOADS; c++) sum[h][c] *= shrink;
+    #pragma clang loop unroll(full)
     for (int k = 0; k < KEYS; k++) {
       const float weight = fast::exp2(score[k] - next);
       total[h] += weight;
+      #pragma clang loop unroll(full)
       for (int c = 0; c < LOADS; c++) sum[h][c] += weight * Floats(values[k][c]);
     }
   }
@@ -111,40 +122,48 @@ constexpr int ROUND = FITTING < HEADS ? FITTING : HEADS;
 threadgroup float sums[PARTS * ROUND * TURNS * D];
 threadgroup float highests[PARTS * HEADS * TURNS];
 threadgroup float totals[PARTS * HEADS * TURNS];
+#pragma clang loop unroll(full)
 for (int h = 0; h < HEADS; h++) {
   if (lane == 0) {
     highests[(part * HEADS + h) * TURNS + turn] = highest[h];
     totals[(part * HEADS + h) * TURNS + turn] = total[h];
   }
 }
+#pragma clang loop unroll(full)
 for (int round = 0; round < HEADS; round += ROUND) {
+  #pragma clang loop unroll(full)
   for (int r = 0; r < ROUND && round + r < HEADS; r++) {
+    #pragma clang loop unroll(full)
     for (int c = 0; c < LOADS; c++) {
       const int at = (c * 32 + lane) * WIDTH;
+      #pragma clang loop unroll(full)
       for (int i = 0; i < WIDTH; i++) {
         if (at < D) sums[((part * ROUND + r) * TURNS + turn) * D + at + i] = sum[round + r][c][i];
       }
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  // Each simdgroup merges every fourth head of its part.
+  // The simdgroups of a part merge its heads in turns.
   for (int r = turn; r < ROUND && round + r < HEADS; r += TURNS) {
     const int head = first_head + round + r;
     if (head >= GROUP) continue;
     const threadgroup float* maximum = highests + (part * HEADS + round + r) * TURNS;
     const threadgroup float* weights = totals + (part * HEADS + round + r) * TURNS;
     float most = maximum[0];
+    #pragma clang loop unroll(full)
     for (int t = 1; t < TURNS; t++) most = max(most, maximum[t]);
     device float* partial =
         partials + (long(partition) * kv_heads * GROUP + kv_head * GROUP + head) * STRIDE;
     for (int d = lane; d < D; d += 32) {
       float merged = 0.0f;
+      #pragma clang loop unroll(full)
       for (int t = 0; t < TURNS; t++) {
         merged += sums[((part * ROUND + r) * TURNS + t) * D + d] * fast::exp2(maximum[t] - most);
       }
       partial[d] = merged;
     }
     float weight = 0.0f;
+    #pragma clang loop unroll(full)
     for (int t = 0; t < TURNS; t++) weight += weights[t] * fast::exp2(maximum[t] - most);
     if (lane < 4) partial[D + lane] = lane == 0 ? most : lane == 1 ? weight : 0.0f;
   }

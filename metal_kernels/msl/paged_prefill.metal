@@ -73,6 +73,7 @@ for (int i = thread_index; i < SIDE * QUADS; i += THREADS) {
 threadgroup_barrier(mem_flags::mem_threadgroup);
 Matrix query[D / 8];
 FloatMatrix sum[D / 8];
+#pragma clang loop unroll(full)
 for (int c = 0; c < D / 8; c++) {
   simdgroup_load(query[c], staged + simdgroup * 8 * TILE_STRIDE + c * 8, TILE_STRIDE);
   sum[c] = FloatMatrix(0.0f);
@@ -107,8 +108,10 @@ for (int first_key = tile[5]; first_key < end_key; first_key += SIDE) {
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
+  #pragma clang loop unroll(full)
   for (int k = 0; k < SIDE; k += 8) {
     FloatMatrix product = FloatMatrix(0.0f);
+    #pragma clang loop unroll(full)
     for (int c = 0; c < D / 8; c++) {
       Matrix keys;
       simdgroup_load(keys, staged + k * TILE_STRIDE + c * 8, TILE_STRIDE, ulong2(0, 0), true);
@@ -130,6 +133,7 @@ for (int first_key = tile[5]; first_key < end_key; first_key += SIDE) {
   }
   float score[COLUMNS];
   float next = highest;
+  #pragma clang loop unroll(full)
   for (int c = 0; c < COLUMNS; c++) {
     const int distance = my_position - (first_key + my_column + c);
     score[c] = my_scores[c] * factor;
@@ -142,6 +146,7 @@ for (int first_key = tile[5]; first_key < end_key; first_key += SIDE) {
   const float shrink = fast::exp2(highest - next);
   highest = next;
   float added = 0.0f;
+  #pragma clang loop unroll(full)
   for (int c = 0; c < COLUMNS; c++) {
     // A line that has seen no key yet gives all weights 1; the first key's shrink clears them.
     const float weight = fast::exp2(score[c] - next);
@@ -158,9 +163,11 @@ for (int first_key = tile[5]; first_key < end_key; first_key += SIDE) {
 
   FloatMatrix shrinks;
   simdgroup_load(shrinks, diagonal, 8);
+  #pragma clang loop unroll(full)
   for (int c = 0; c < D / 8; c++) {
     FloatMatrix shrunk;
     simdgroup_multiply(shrunk, shrinks, sum[c]);
+    #pragma clang loop unroll(full)
     for (int k = 0; k < SIDE; k += 8) {
       Matrix weight, values;
       simdgroup_load(weight, weights + simdgroup * 8 * WEIGHT_STRIDE + k, WEIGHT_STRIDE);
@@ -173,6 +180,7 @@ for (int first_key = tile[5]; first_key < end_key; first_key += SIDE) {
 }
 
 // Each line divided by its total, eight dimensions at a time through the scores' memory.
+#pragma clang loop unroll(full)
 for (int c = 0; c < D / 8; c++) {
   simdgroup_store(sum[c], scores + simdgroup * 8 * SCORE_STRIDE, SCORE_STRIDE);
   simdgroup_barrier(mem_flags::mem_threadgroup);

@@ -18,7 +18,7 @@ import pytest
 
 from metal_kernels import HEAD_DIMS, PAGE_SIZES, SequenceTables
 from metal_kernels.metal import DTYPES, MetalBackend
-from metal_kernels.plans import PARTITION_SIZE
+from metal_kernels.plans import partition_size
 from tests.metal_kernels.oracle import CASES, Case, Paged
 
 GROUPS = (1, 4, 8)
@@ -73,7 +73,7 @@ covers = pytest.mark.parametrize("values", COVERING, ids=name_of)
 
 def decodes(page_size: int) -> tuple[tuple[int, int], ...]:
     """Contexts around a page's size, and one of two partitions, both in a window of 70."""
-    contexts = (1, page_size - 1, page_size, page_size + 1, PARTITION_SIZE + 19)
+    contexts = (1, page_size - 1, page_size, page_size + 1, partition_size(2) + 19)
     return tuple((context - 1, 1) for context in contexts)
 
 
@@ -177,7 +177,7 @@ def test_windows_of_any_size_are_right(window: int, checked_backend: MetalBacken
 
 
 def test_many_partitions_are_right(fast_backend: MetalBackend) -> None:
-    contexts = tuple((PARTITION_SIZE * n + extra, 1) for n, extra in ((2, -1), (2, 0), (40, 7)))
+    contexts = tuple((partition_size(1) * n + extra, 1) for n, extra in ((2, -1), (2, 0), (40, 7)))
     found = Paged(fast_backend, Case(contexts, kv_heads=1, has_sinks=True))
     assert found.error() <= found.tolerance
 

@@ -6,16 +6,16 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels import HEAD_DIMS, SequenceTables
+from metal_kernels import HEAD_DIMS, PAGE_SIZES, SequenceTables
 from metal_kernels.kernels import Kernel, KernelSpec
 from metal_kernels.metal import MetalBackend
 from metal_kernels.plans import (
     NO_WINDOW,
-    PARTITION_SIZE,
     DecodePlan,
     HeadSplit,
     PrefillPlan,
     WritePlan,
+    partition_size,
     tile_bytes,
     tile_side,
     upload,
@@ -35,6 +35,17 @@ def tables(sequences: list[tuple[int, int]], page_size: int = 16) -> SequenceTab
     )
 
 
+SIZES = sorted({partition_size(kv_heads) for kv_heads in range(1, 129)})
+
+
+def test_few_kv_heads_have_smaller_partitions_of_whole_pages() -> None:
+    assert [partition_size(kv_heads) for kv_heads in (1, 2, 3, 4, 5, 8, 128)] == [
+        *(64, 64, 128, 128),
+        *(256, 256, 256),
+    ]
+    assert all(size % page_size == 0 for size in SIZES for page_size in PAGE_SIZES)
+
+
 def test_a_small_upload_is_padded_with_rows_of_zeros() -> None:
     assert upload([3]).tolist() == [3, 0, 0, 0, 0, 0, 0, 0]
     assert upload(np.ones((1, 3), np.int32)).shape == (3, 3)
@@ -43,10 +54,11 @@ def test_a_small_upload_is_padded_with_rows_of_zeros() -> None:
     assert upload(range(9)).dtype == mx.int32
 
 
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("window", [None, 1, 40, 300])
-def test_partitions_cover_every_key_that_a_decode_sees_once(window: int | None) -> None:
-    contexts = [1, 255, 256, 257, 2000]
-    plan = DecodePlan.of(tables([(context - 1, 1) for context in contexts]), window)
+def test_partitions_cover_every_key_that_a_decode_sees_once(window: int | None, size: int) -> None:
+    contexts = [1, size - 1, size, size + 1, 2000]
+    plan = DecodePlan.of(tables([(context - 1, 1) for context in contexts]), window, size)
     partitions = np.array(plan.partitions)[: plan.num_partitions]
     starts = np.array(plan.starts)
     assert plan.num_partitions == starts[len(contexts)]
@@ -55,13 +67,13 @@ def test_partitions_cover_every_key_that_a_decode_sees_once(window: int | None) 
         assert (mine[:, 0] == sequence).all()
         keys = np.concatenate([np.arange(first, end) for _, first, end, _ in mine])
         assert keys.tolist() == list(range(max(0, context - (window or context)), context))
-        assert (mine[1:, 1] % PARTITION_SIZE == 0).all()
-        assert ((mine[:, 2] - 1) // PARTITION_SIZE == mine[:, 1] // PARTITION_SIZE).all()
+        assert (mine[1:, 1] % size == 0).all()
+        assert ((mine[:, 2] - 1) // size == mine[:, 1] // size).all()
 
 
 def test_a_sequences_partitions_are_the_same_in_any_batch() -> None:
-    alone = DecodePlan.of(tables([(699, 1)]), 500)
-    among = DecodePlan.of(tables([(3, 1), (699, 1), (5000, 1)]), 500)
+    alone = DecodePlan.of(tables([(699, 1)]), 500, 64)
+    among = DecodePlan.of(tables([(3, 1), (699, 1), (5000, 1)]), 500, 64)
     first, end = np.array(among.starts)[1:3]
     mine = np.array(among.partitions)[first:end, 1:]
     assert np.array_equal(mine, np.array(alone.partitions)[: alone.num_partitions, 1:])
@@ -137,6 +149,7 @@ def test_every_head_of_a_group_is_computed(head_dim: int) -> None:
         assert split.heads * split.parts * split.blocks >= group
         assert split.heads * -(-head_dim // 128) * 4 <= 64, "registers of queries and sums"
         assert split.parts <= 4
+        assert split.threads <= 256, "an M1 has registers for no more"
         if group <= 16:
             assert split.blocks == 1, "keys and values are read once"
 
