@@ -12,7 +12,7 @@ from metal_kernels.ops import HEAD_DIMS
 from tests.strict.check import Report, check_all
 from tests.strict.texts import KernelText, every_text, head_dims, representative
 
-MOST_THREADS = 1024  # of a threadgroup, on every Apple GPU
+MOST_THREADS = 256  # of a threadgroup: an M1 has no registers for many more (see HeadSplit.threads)
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +37,11 @@ def too_large(reports: dict[KernelText, Report]) -> dict[str, int]:
     }
 
 
+def in_memory(reports: dict[KernelText, Report]) -> dict[str, Sequence[str]]:
+    """Private arrays that are not in registers, because a loop over them was not unrolled."""
+    return {text.label: report.in_memory for text, report in reports.items() if report.in_memory}
+
+
 def test_every_kernel_is_among_the_texts(texts: Sequence[KernelText]) -> None:
     assert {text.kernel for text in texts} == {spec.name for spec in ALL}
 
@@ -51,7 +56,9 @@ def test_no_text_occurs_twice(texts: Sequence[KernelText]) -> None:
     assert len({text.text for text in texts}) == len(texts) > 500
 
 
-def test_no_threadgroup_has_more_threads_than_a_gpu_allows(texts: Sequence[KernelText]) -> None:
+def test_no_threadgroup_has_more_threads_than_every_gpu_has_registers_for(
+    texts: Sequence[KernelText],
+) -> None:
     assert max(text.threads for text in texts) <= MOST_THREADS
 
 
@@ -59,6 +66,7 @@ def test_a_few_texts_of_each_kernel_are_accepted(some: dict[KernelText, Report])
     assert {text.kernel for text in some} == {spec.name for spec in ALL}
     assert refused(some) == {}
     assert too_large(some) == {}
+    assert in_memory(some) == {}
 
 
 @pytest.mark.slow
@@ -66,3 +74,4 @@ def test_every_text_is_accepted(texts: Sequence[KernelText]) -> None:
     reports = check_all(texts)
     assert refused(reports) == {}
     assert too_large(reports) == {}
+    assert in_memory(reports) == {}
