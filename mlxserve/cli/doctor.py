@@ -76,7 +76,10 @@ def _report(path: Path, model: str) -> bool:
     from mlxserve.doctor.report_file import ReportFile
 
     file = ReportFile(path, model)
-    folder = model_folder(model)
+    try:
+        folder = model_folder(model)
+    except OSError as error:
+        raise InvalidConfig(f"--model {model} cannot be written: {error}") from error
     is_well = True
     both: Iterator[Finding | Measurement] = chain(diagnose(), measure(folder))
     for found in both:  # not the service: its log may hold anything

@@ -40,6 +40,8 @@ def run_child(
         )
     except subprocess.TimeoutExpired as late:
         raise ChildFailed(f"not finished after {seconds:.0f} s") from late
+    except OSError as error:
+        raise ChildFailed(f"not started: {error}") from error
     if done.returncode < 0:
         raise ChildFailed(f"ended by {signal.Signals(-done.returncode).name}")
     if done.returncode:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mlxserve import machine
 from mlxserve.doctor.children import ChildFailed, run_child
 from mlxserve.doctor.measurement import Measurement
+from mlxserve.doctor.sections import first_line
+
+log = logging.getLogger("mlxserve.doctor")
 
 BUFFER_SIZES = (50, 100, 400)  # of MLX_MAX_MB_PER_BUFFER
 _NOT_METAL = "only Metal has command buffers"
@@ -24,10 +28,18 @@ _TOO_SHORT = "the model's context is too short"
 
 
 def measure(model: str) -> Iterator[Measurement]:
-    """Every figure, as soon as it is known. Raises nothing that a child does."""
-    yield from _attention()
-    yield from _of_the_model(model)
-    yield from _peaks(model)
+    """Every figure, as soon as it is known. Raises nothing: what fails is absent."""
+    for name, part in (
+        ("attention", _attention),
+        ("model", lambda: _of_the_model(model)),
+        ("command buffers", lambda: _peaks(model)),
+    ):
+        try:
+            yield from part()
+        except Exception as error:
+            log.debug("the figures of %s failed", name, exc_info=True)
+            reason = f"{type(error).__name__}: {first_line(str(error))}"
+            yield Measurement(name, "", absent=reason)
 
 
 def chosen(model: str) -> dict[str, Any]:

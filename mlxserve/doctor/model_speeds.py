@@ -24,6 +24,7 @@ from mlxserve.hub.files import find_model
 from mlxserve.model.attention import choose_attention
 from mlxserve.model.load import load
 from mlxserve.model.runner import ModelRunner
+from mlxserve.model.sizing import default_step_budget
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
 from mlxserve.sampling_params import SamplingParams
 
@@ -46,10 +47,12 @@ def chosen(model: str) -> dict[str, Any]:
     for name in _LOGGERS:
         logging.getLogger(name).addHandler(handler)
         logging.getLogger(name).setLevel(logging.INFO)
+    config = default_step_budget(
+        EngineConfig().with_options(model=model, disable_log_stats=True),
+        is_metal=machine.is_metal(),
+    )
     try:
-        engine, _ = build_engine(
-            EngineConfig().with_options(model=model, disable_log_stats=True), find_model(model)
-        )
+        engine, _ = build_engine(config, find_model(model))
         snapshot = engine.snapshot()
         engine.close()
     finally:
@@ -59,9 +62,19 @@ def chosen(model: str) -> dict[str, Any]:
         "pages": len(snapshot.pages),
         "page size": snapshot.page_size,
         "longest context": engine.max_model_len,
+        "rows of a step": config.scheduler.step_budget,
+        "freed memory that mlx keeps": _cache_limit(),
+        "wired memory": "off" if config.wired_limit is None else config.wired_limit,
         **{name: os.environ.get(name, "mlx's own default") for name in _LIMITS},
         "log": lines,
     }
+
+
+def _cache_limit() -> str:
+    """In MB. mlx tells it only to whoever sets it."""
+    limit = mx.set_cache_limit(0)
+    mx.set_cache_limit(limit)
+    return f"{limit / 1e6:.0f} MB"
 
 
 class _Lines(logging.Handler):
@@ -107,7 +120,8 @@ def _times_of(engine: Engine, num_prompt: int, num_answer: int) -> list[float]:
     engine.add(Request("speed", _prompt(num_prompt), params))
     times = []
     while engine.has_work:
-        times += [time.perf_counter()] * sum(len(output.token_ids) for output in engine.step())
+        num_tokens = sum(len(output.token_ids) for output in engine.step())
+        times += [time.perf_counter()] * num_tokens
     return times
 
 

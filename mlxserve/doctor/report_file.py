@@ -30,7 +30,7 @@ class ReportFile:
     """The report, written anew with everything that is added: a run that is ended leaves a file."""
 
     def __init__(self, path: Path, model: str) -> None:
-        """Raises InvalidConfig where the file cannot be written."""
+        """Raises InvalidConfig where the file cannot be written, as do the other methods."""
         self._path = path
         self._report: dict[str, Any] = {
             "report": "mlxserve doctor",
@@ -42,12 +42,7 @@ class ReportFile:
             "figures": [],
             "chosen": {},
         }
-        try:
-            self._write()
-        except OSError as error:
-            raise InvalidConfig(
-                f"--report {path}: {error.strerror}. Name a file in a folder that exists."
-            ) from error
+        self._write()
 
     def add(self, found: Finding | Measurement) -> None:
         kind = "findings" if isinstance(found, Finding) else "figures"
@@ -61,7 +56,13 @@ class ReportFile:
 
     def _write(self) -> None:
         text = json.dumps(anonymous(self._report), indent=1, ensure_ascii=False)
-        self._path.write_text(text + "\n", encoding="utf-8")
+        try:
+            self._path.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise InvalidConfig(
+                f"--report {self._path}: {error.strerror}. Name a file in a folder that exists, "
+                "where there is space."
+            ) from error
 
 
 def anonymous(value: Any) -> Any:

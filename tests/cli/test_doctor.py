@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from mlxserve.bench import cli as bench
 from mlxserve.doctor import figures, report
 from mlxserve.doctor.finding import Finding, Grade
 from mlxserve.doctor.measurement import Measurement
+from mlxserve.service import choice
 from tests.cli.commands import Run
 
 
@@ -75,3 +77,32 @@ def test_flags_that_do_not_go_together_are_a_mistake(
     code, _, err = run("doctor", *flags)
     assert code == 1
     assert advice in err
+
+
+def test_a_section_of_the_command_that_fails_is_a_line(
+    monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("launchctl says no\nmore")
+
+    monkeypatch.setattr(report, "diagnose", lambda: iter(()))
+    monkeypatch.setattr(choice, "service_manager", fail)
+    code, out, err = run("doctor")
+    assert code == 1
+    assert out.splitlines() == [
+        str(Finding("service", "RuntimeError: launchctl says no", Grade.BROKEN))
+    ]
+    assert "Traceback" not in err
+
+
+def test_a_disk_that_is_full_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, run: Run, tmp_path: Path
+) -> None:
+    def full(_model: str) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(bench, "model_folder", full)
+    code, _, err = run("doctor", "--report", str(tmp_path / "report.json"))
+    assert code == 1
+    assert "No space left on device" in err
+    assert "Traceback" not in err

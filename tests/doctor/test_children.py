@@ -54,6 +54,12 @@ def test_a_child_that_does_not_answer_fails_with_the_reason(
         run_child("fences", {}, seconds=0.3 if "sleep" in text else 60)
 
 
+def test_a_child_that_cannot_be_started_fails_with_the_reason(answering: Path) -> None:
+    assert not answering.exists()
+    with pytest.raises(ChildFailed, match=r"^not started: .*No such file"):
+        run_child("fences", {})
+
+
 def test_a_task_prints_one_line_of_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -99,6 +99,27 @@ def test_a_child_that_fails_leaves_the_figures_of_the_others(
     assert any(each.absent is None for each in found.values())
 
 
+def test_a_failure_of_ours_is_absent_and_the_other_figures_follow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A child's answer of another form, and a machine that cannot be asked."""
+
+    def fail() -> bool:
+        raise RuntimeError("no device")
+
+    monkeypatch.setattr(figures, "run_child", Children())
+    monkeypatch.setattr(machine, "is_metal", fail)
+    found = list(measure("model"))
+    assert found[-1] == Measurement("command buffers", "", absent="RuntimeError: no device")
+    assert found[0] == Measurement(**ATTENTION)
+    monkeypatch.setattr(figures, "run_child", lambda *_arguments: [{"unknown": 1}])
+    found = list(measure("model"))
+    assert len(found) == 3
+    for each in found:
+        assert each.absent is not None
+        assert each.ours is None
+
+
 def test_a_model_that_does_not_load_is_the_reason_of_what_was_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from mlxserve.doctor import model_speeds
 from mlxserve.doctor.model_speeds import chosen, host, ours, theirs
+from mlxserve.request import Request
 
 ModelFolder = Callable[[str], Path]
 NAMES = {"prefill 16", "prefill 32", "peak 16", "peak 32", "decode"}
@@ -33,6 +37,39 @@ def test_a_prompt_longer_than_the_context_is_left_out(model: str) -> None:
     assert "prefill 600" not in theirs(model, (16, 600), context=8, answer=4)
 
 
+class SlowEngine:
+    """One token of an answer per step, each of which takes 20 ms."""
+
+    max_model_len = 512
+
+    def __init__(self) -> None:
+        self._left = 0
+
+    def add(self, request: Request) -> None:
+        assert request.params.max_tokens is not None
+        self._left = request.params.max_tokens
+
+    @property
+    def has_work(self) -> bool:
+        return self._left > 0
+
+    def step(self) -> list[SimpleNamespace]:
+        time.sleep(0.02)
+        self._left -= 1
+        return [SimpleNamespace(token_ids=[1])]
+
+    def close(self) -> None:
+        pass
+
+
+def test_the_time_of_a_token_includes_its_step(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    monkeypatch.setattr(model_speeds, "build_engine", lambda *_arguments: (SlowEngine(), 100))
+    found = ours(model, (16, 32), context=8, answer=4)
+    assert found["prefill 16"] <= 16 / 0.02
+    assert found["prefill 32"] <= 32 / 0.02
+    assert found["decode"] <= 1 / 0.02
+
+
 def test_the_host_builds_a_step_in_some_milliseconds(model: str) -> None:
     assert 0 < host(model)["host"] < 1000
 
@@ -44,5 +81,7 @@ def test_what_was_chosen_has_sizes_limits_and_the_log_that_says_why(model: str) 
     assert found["longest context"] == 512
     assert found["MLX_MAX_MB_PER_BUFFER"]
     text = "\n".join(found["log"])
+    assert found["rows of a step"] == 2048
+    assert found["freed memory that mlx keeps"].endswith(" MB")
     for reason in ("GiB usable, weights", "GiB planned", "attention by cpu"):
         assert reason in text
