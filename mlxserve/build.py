@@ -22,7 +22,13 @@ from mlxserve.hub.generation_config import read_generation_config
 from mlxserve.model.attention import choose_attention
 from mlxserve.model.load import LoadedModel, load
 from mlxserve.model.runner import ModelRunner
-from mlxserve.model.sizing import StepPeak, default_step_budget, measure_step, settle
+from mlxserve.model.sizing import (
+    StepPeak,
+    default_step_budget,
+    first_pages,
+    measure_step,
+    settle,
+)
 from mlxserve.model.work import forward_work
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.text.tokenizer import Tokenizer
@@ -87,6 +93,7 @@ def build_engine(
     `pace` replaces the one made from the config.
     """
     memory = machine.memory()
+    are_pages_chosen = config.num_pages is not None
     memory_limit = int(memory.working_set * config.gpu_memory_utilization)
     is_metal = machine.is_metal()
     config = default_step_budget(config, is_metal=is_metal)
@@ -101,17 +108,19 @@ def build_engine(
     config = settle(config, loaded, step, memory_limit, device_memory=most)
     assert config.num_pages is not None
     _limit_memory(config, step if is_metal else None)
-    pool = PagePool(config.num_pages, config.page_size, config.hot_after_hits)
-    kv = KVPool(loaded.layers, config.num_pages, config.page_size, backend)
+    first = first_pages(config) if is_metal and not are_pages_chosen else None
+    pool = PagePool(config.num_pages, config.page_size, config.hot_after_hits, first)
+    kv = KVPool(loaded.layers, config.num_pages, config.page_size, backend, first)
     scheduler = Scheduler(config.scheduler, pool)
     log.info(
-        "%s is loaded: KV cache %d tokens in %d pages of %d (%.2f GiB), context %d, attention by %s, "
-        "probe difference %.1e",
+        "%s is loaded: KV cache %d tokens in %d pages of %d (%.1f MiB, now %.1f), context %d, "
+        "attention by %s, probe difference %.1e",
         files.name,
         config.num_pages * config.page_size,
         config.num_pages,
         config.page_size,
-        kv.nbytes / (1 << 30),
+        kv.nbytes_of(config.num_pages) / (1 << 20),
+        kv.nbytes / (1 << 20),
         scheduler.max_model_len,
         backend.name,
         difference,

@@ -40,7 +40,7 @@ def build(
 
     def build_with(**options: Any) -> Engine:
         config = EngineConfig(attention_backend="cpu", itl_target_ms=0).with_options(
-            max_model_len=1024, max_num_seqs=4, **options
+            **{"max_model_len": 1024, "max_num_seqs": 4, **options}
         )
         engine, _ = build_engine(config, find_model(str(folder), None))
         return engine
@@ -132,3 +132,39 @@ def test_a_cpu_has_no_limits_and_says_so_if_one_is_asked_for(
     build(wired_limit=1)
     assert "wired_limit has no effect" in caplog.text
     assert limits == []
+
+
+def cache_sizes(text: str) -> tuple[int, float, float]:
+    """(pages, GiB of all of them, GiB at the start) of the line that an engine logs."""
+    found = re.search(r"in (\d+) pages of \d+ \(([\d.]+) MiB, now ([\d.]+)\)", text)
+    assert found
+    return int(found[1]), float(found[2]), float(found[3])
+
+
+@pytest.mark.parametrize(
+    ("options", "starts_small"),
+    [({"max_num_seqs": 16}, True), ({"max_num_seqs": 16, "num_pages": 400}, False)],
+    ids=["as many as fit", "as many as were asked for"],
+)
+def test_on_metal_the_cache_starts_small_unless_its_pages_are_asked_for(
+    options: dict[str, int],
+    *,
+    starts_small: bool,
+    build: Callable[..., Engine],
+    as_on_metal: None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "mlxserve.build")
+    build(**options)
+    num_pages, whole, now = cache_sizes(caplog.text)
+    assert num_pages == (512 if starts_small else 400)
+    assert now == pytest.approx(whole / 8 if starts_small else whole, abs=0.06)
+
+
+def test_on_a_cpu_the_cache_is_whole_from_the_start(
+    build: Callable[..., Engine], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "mlxserve.build")
+    build()
+    _, whole, now = cache_sizes(caplog.text)
+    assert now == whole

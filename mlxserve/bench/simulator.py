@@ -91,6 +91,9 @@ class SimulatedRunner:
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Takes no time: a page is a thousandth of the memory that a step reads."""
 
+    def back(self, num_pages: int) -> None:
+        """Takes no time, as the simulated pool is whole."""
+
     def start(self, step: SimulatedStep) -> None:
         step.began = self.now
 

@@ -52,14 +52,25 @@ def refused_memory(num_pages: int, nbytes: int, error: BaseException) -> OutOfMe
 
 
 class KVPool:
-    """One pair of arrays per layer, `num_pages * page_size` token slots each."""
+    """One pair of arrays per layer, `num_backed * page_size` token slots each.
+
+    `num_backed` grows with need up to `num_pages`: on Metal an array is resident from the start,
+    while on Linux a page of zeros takes memory when it is written (a pool of 1 GiB took 2 MB).
+    """
 
     def __init__(
-        self, layers: Sequence[LayerSpec], num_pages: int, page_size: int, backend: Backend
+        self,
+        layers: Sequence[LayerSpec],
+        num_pages: int,
+        page_size: int,
+        backend: Backend,
+        num_backed: int | None = None,
     ) -> None:
-        """Raises OutOfMemory if the system refuses the memory."""
+        """`num_backed`: None for all. Raises OutOfMemory if the system refuses the memory."""
         self.specs = tuple(layers)
         self.num_pages = num_pages
+        self.num_backed = num_backed or num_pages
+        self._first_backed = num_backed
         self.page_size = page_size
         self.backend = backend
         self._keys: list[mx.array] = []
@@ -69,7 +80,7 @@ class KVPool:
     def _allocate(self) -> None:
         def pools(dims: Sequence[int]) -> list[mx.array]:
             return [
-                self.backend.new_pool(self.num_pages, s.kv_heads, self.page_size, dim, s.dtype)
+                self.backend.new_pool(self.num_backed, s.kv_heads, self.page_size, dim, s.dtype)
                 for s, dim in zip(self.specs, dims, strict=True)
             ]
 
@@ -79,7 +90,8 @@ class KVPool:
             mx.eval(self._keys, self._values)
         except _REFUSALS as error:
             self._keys, self._values = [], []
-            raise refused_memory(self.num_pages, self.nbytes_of(self.num_pages), error) from error
+            nbytes = self.nbytes_of(self.num_backed)
+            raise refused_memory(self.num_backed, nbytes, error) from error
 
     @property
     def nbytes(self) -> int:
@@ -91,10 +103,11 @@ class KVPool:
         return num_pages * self.page_size * per_token
 
     def check(self) -> None:
-        """Audit: every array has all pages, as after a whole resize. Raises AssertionError."""
+        """Audit: every array has all backed pages, as after a whole resize. Raises AssertionError."""
+        assert self.num_backed <= self.num_pages, "more pages have memory than there are"
         for keys, values, spec in zip(self._keys, self._values, self.specs, strict=True):
             for array, dim in ((keys, spec.key_dim), (values, spec.value_dim)):
-                wanted = self.num_pages * self.page_size * spec.kv_heads * dim
+                wanted = self.num_backed * self.page_size * spec.kv_heads * dim
                 assert array.size == wanted, "an array of the cache has another number of pages"
 
     def layers(self, step: StepLayout) -> list[LayerKV]:
@@ -119,16 +132,41 @@ class KVPool:
                 keys, values, *pages, self.page_size
             )
 
+    def back(self, num_pages: int) -> None:
+        """Have memory for the first `num_pages` pages, between the launches of two steps.
+
+        Raises OutOfMemory as `resize` does.
+        """
+        assert num_pages <= self.num_pages, "these pages do not exist"
+        if num_pages <= self.num_backed:
+            return
+        self._resize_arrays(num_pages, {})
+        log.info(
+            "The KV cache has memory for %d of its %d pages (%.2f GiB)",
+            self.num_backed,
+            self.num_pages,
+            self.nbytes / (1 << 30),
+        )
+
     def resize(self, num_pages: int, moves: Mapping[int, int]) -> None:
         """Resize to `num_pages`, with pages copied as in `moves` (source -> target).
 
-        No step may be under way. Resizes one array after another, so that at most one of them
-        exists twice, and returns freed memory to the machine immediately. Raises OutOfMemory if the
-        system refuses the memory to grow, and changes nothing; if it refuses that of a smaller
-        pool, `check` fails from then on.
+        Additional pages get memory only where all others have it. No step may be under way. Raises
+        OutOfMemory as `_resize_arrays` does.
         """
-        if num_pages == self.num_pages and not moves:
-            return
+        is_whole = self.num_backed == self.num_pages
+        num_backed = num_pages if is_whole else min(num_pages, self.num_backed)
+        if num_backed != self.num_backed or moves:
+            self._resize_arrays(num_backed, moves)
+        self.num_pages = num_pages
+
+    def _resize_arrays(self, num_pages: int, moves: Mapping[int, int]) -> None:
+        """Resize one array after another, so that at most one of them exists twice.
+
+        Returns freed memory to the machine immediately. Raises OutOfMemory if the system refuses the
+        memory to grow, and changes nothing; if it refuses that of a smaller pool, `check` fails from
+        then on.
+        """
         sources = np.fromiter(moves.keys(), np.int32, len(moves))
         targets = np.fromiter(moves.values(), np.int32, len(moves))
         done: list[tuple[list[mx.array], int]] = []
@@ -141,16 +179,17 @@ class KVPool:
                     done.append((arrays, layer))
                     mx.clear_cache()
         except _REFUSALS as error:
-            if num_pages > self.num_pages and not moves:
+            if num_pages > self.num_backed and not moves:
                 self._shrink_again(done)
             mx.clear_cache()
             raise refused_memory(num_pages, self.nbytes_of(num_pages), error) from error
-        self.num_pages = num_pages
+        self.num_backed = num_pages
 
     def restart(self, num_pages: int) -> None:
-        """Replace all arrays by empty ones of `num_pages`, after a failure. Raises OutOfMemory."""
+        """Replace all arrays by empty ones for `num_pages`, after a failure. Raises OutOfMemory."""
         self._keys, self._values = [], []
         self.num_pages = num_pages
+        self.num_backed = min(self._first_backed or num_pages, num_pages)
         mx.clear_cache()
         self._allocate()
 
@@ -158,7 +197,7 @@ class KVPool:
         none = np.empty(0, np.int32)
         for arrays, layer in grown:
             arrays[layer] = self.backend.resize_pool(
-                arrays[layer], self.num_pages, self.page_size, none, none
+                arrays[layer], self.num_backed, self.page_size, none, none
             )
 
     def read_pages(self, pages: Sequence[int]) -> list[bytes]:

@@ -52,15 +52,27 @@ class PagePool:
     """`num_pages` pages of `page_size` token slots each.
 
     Every operation but `resize` takes time in proportion to the pages it handles, not to the pool.
+
+    Only the first `num_open` ids have been allocated so far, so memory for the others can wait. They
+    are free pages as all others; before a page is evicted, half as many ids again are opened.
     """
 
-    def __init__(self, num_pages: int, page_size: int, hot_after: int = HOT_AFTER) -> None:
-        """`hot_after`: number of hits after which a page is hot."""
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        hot_after: int = HOT_AFTER,
+        num_open: int | None = None,
+    ) -> None:
+        """`hot_after`: number of hits after which a page is hot; `num_open`: None opens all."""
         assert num_pages > 0
+        assert num_open is None or 0 < num_open <= num_pages
         assert page_size > 0
         assert hot_after > 0
         self.hot_after = hot_after
         self.num_pages = num_pages
+        self.num_open = num_open or num_pages
+        self._first_open = num_open
         self.page_size = page_size
         self._max_hot = num_pages // 2
         self.num_evicted = 0  # cached pages, in total
@@ -76,7 +88,7 @@ class PagePool:
         self._last_evicted: deque[int] = deque(maxlen=_MAX_REMEMBERED)
         self._evicted: OrderedDict[bytes, None] = OrderedDict()  # hashes of the last evicted pages
         self._pin_counts: dict[int, int] = {}
-        self._blank = RunSet(num_pages)
+        self._blank = RunSet(self.num_open)
         self._cached: tuple[OrderedDict[int, None], ...] = tuple(OrderedDict() for _ in range(3))
         self._hits = [0] * num_pages  # of hashed pages; `_demote` lowers them
         self._kept_until: dict[int, float] = {}
@@ -85,7 +97,8 @@ class PagePool:
     def num_free(self) -> int:
         """Pages that `allocate` can return: blank and cached ones."""
         normal, hot, kept = self._cached
-        return len(self._blank) + len(normal) + len(hot) + len(kept)
+        num_closed = self.num_pages - self.num_open
+        return len(self._blank) + num_closed + len(normal) + len(hot) + len(kept)
 
     @property
     def num_used(self) -> int:
@@ -261,12 +274,22 @@ class PagePool:
             return None
         # Evict no more than needed. Evicting 1/32 of the pool ahead lowers the number of runs in a
         # full pool from 81 to 50 in tables of 97 pages, but loses pages that would be hit.
+        self._open(num_pages - len(self._blank))
         while len(self._blank) < num_pages:
             self._evict()
         pages = self._blank.take(num_pages, after)
         for page in pages:
             self._ref_counts[page] = 1
         return pages
+
+    def _open(self, num_missing: int) -> None:
+        """Open ids for this many pages, if there are any; more, as growing copies what is there."""
+        if num_missing <= 0 or self.num_open == self.num_pages:
+            return
+        wanted = max(self.num_open + num_missing, self.num_open * 3 // 2)
+        num_open = min(self.num_pages, wanted)
+        self._blank.extend(self.num_open, num_open - self.num_open)
+        self.num_open = num_open
 
     def publish(self, page: int, hash_: bytes, parent: bytes, token_ids: Sequence[int]) -> bool:
         """Make a full page findable, after the step that computed it: hits read it immediately.
@@ -359,7 +382,8 @@ class PagePool:
 
     def renewed(self) -> PagePool:
         """An empty pool of the same size, whose counters go on."""
-        pool = PagePool(self.num_pages, self.page_size, self.hot_after)
+        num_open = self._first_open and min(self._first_open, self.num_pages)
+        pool = PagePool(self.num_pages, self.page_size, self.hot_after, num_open)
         pool.num_evicted = self.num_evicted
         pool.num_published = self.num_published
         pool.num_duplicates = self.num_duplicates
@@ -376,10 +400,11 @@ class PagePool:
         if num_pages >= self.num_pages:
             self._grow(num_pages)
             return {}
-        while self.num_pages - len(self._blank) > num_pages:
+        while self.num_open - len(self._blank) > num_pages:
             self._evict()
         self._blank.cut(num_pages)
-        ending = range(num_pages, self.num_pages)
+        ending = range(num_pages, self.num_open)
+        self.num_open = min(self.num_open, num_pages)
         sources = [page for page in ending if self._ref_counts[page] or self._hashes[page]]
         moves = dict(zip(sources, self._blank.take(len(sources)), strict=True))
         self._move(moves)
@@ -390,7 +415,9 @@ class PagePool:
         num_new = num_pages - self.num_pages
         if not num_new:
             return
-        self._blank.extend(self.num_pages, num_new)
+        if self.num_open == self.num_pages:
+            self._blank.extend(self.num_pages, num_new)
+            self.num_open = num_pages
         for counts in (self._ref_counts, self._hits):
             counts += [0] * num_new
         self._hashes += [None] * num_new
@@ -443,6 +470,8 @@ class PagePool:
         """Audit every invariant; `tables` are all live page tables. Raises AssertionError."""
         self._blank.check()
         blank = {page for first, n in self._blank.runs() for page in range(first, first + n)}
+        assert max(blank, default=0) < self.num_open, "a page is blank that is not open"
+        blank.update(range(self.num_open, self.num_pages))
         cached = Counter(self.eviction_order())
         assert not blank & cached.keys(), "a page is both blank and cached"
         assert cached.total() == len(cached), "a page is cached in two classes"

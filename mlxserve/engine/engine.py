@@ -116,8 +116,10 @@ class Engine:
         self._scheduler.expire(self._clock())
         if self._transfers.is_reading or self._scheduler.might_preempt():
             self._read_early()
+        self._back_pages()  # those that forks were given
         self._transfers.before_plan()
         chunks = self._scheduler.schedule(self._budget(), self._pace.work_budget())
+        self._back_pages()
         self._transfers.before_launch()
         launched = self._runner.launch(chunks, self._unread) if chunks else None
         self._early += self._read(launched)  # kept there until they leave, in case the rest fails
@@ -127,6 +129,10 @@ class Engine:
             guide.wait(_GUIDE_SECONDS)
         self._counted(self._early)
         return self._pop_early()
+
+    def _back_pages(self) -> None:
+        """Memory for the pages that were allocated for the first time. Raises OutOfMemory."""
+        self._runner.back(self._scheduler.pool.num_open)
 
     def watch_memory(self, memory: MemoryWatch) -> None:
         """Between two steps: look at the memory, and run fewer requests where it is short."""
@@ -227,6 +233,7 @@ class Engine:
         nothing happened then.
         """
         self._read_early()
+        self._back_pages()
         if num_pages > self._scheduler.pool.num_pages:
             self._runner.resize(num_pages, {})  # first: it may be refused
         resized = self._scheduler.resize(num_pages)

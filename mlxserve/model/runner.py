@@ -120,6 +120,11 @@ class ModelRunner:
             self._refuse_too_many(num_pages)
         self._kv.resize(num_pages, moves)
 
+    def back(self, num_pages: int) -> None:
+        """`KVPool.back`: before a step, a copy or a write uses the first `num_pages` pages."""
+        if num_pages > self._kv.num_backed:
+            self._kv.back(num_pages)
+
     def restart(self, num_pages: int) -> None:
         """Empty arrays of `num_pages`, after a failure; no step may be used again.
 

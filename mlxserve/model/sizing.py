@@ -116,6 +116,14 @@ def settle(
     return config.with_options(num_pages=num_pages, max_model_len=max_model_len)
 
 
+def first_pages(config: EngineConfig) -> int:
+    """Pages that have memory from the start on Metal, where a pool of all pages would be resident:
+    an eighth of them, but those of two full steps."""
+    assert config.num_pages is not None, "settled before"
+    of_a_step = -(-config.scheduler.step_budget // config.page_size) + config.scheduler.max_num_seqs
+    return min(config.num_pages, max(config.num_pages // 8, 2 * of_a_step))
+
+
 def _refuse_too_many_pages(
     num_pages: int, page_size: int, loaded: LoadedModel, device_memory: int
 ) -> None:

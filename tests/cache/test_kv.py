@@ -280,3 +280,59 @@ def test_resizing_to_the_same_size_keeps_the_arrays() -> None:
     arrays = kv.arrays()
     kv.resize(4, {})
     assert all(one is other for one, other in zip(kv.arrays(), arrays, strict=True))
+
+
+# ---- memory that grows with need
+
+
+@BACKENDS
+def test_backing_more_pages_keeps_those_that_were_written(backend: Callable[[], Backend]) -> None:
+    whole = filled(backend(), 3)
+    wanted = whole.read_pages(range(3))
+    kv = KVPool(whole.specs, 9, 16, whole.backend, num_backed=3)
+    kv.write_pages(range(3), wanted)
+    assert kv.nbytes == kv.nbytes_of(3)
+    kv.back(2)
+    assert kv.num_backed == 3
+    kv.back(5)
+    assert (kv.num_pages, kv.num_backed, kv.nbytes) == (9, 5, kv.nbytes_of(5))
+    blank = bytes(len(wanted[0]))
+    assert kv.read_pages(range(5)) == [*wanted, blank, blank]
+    kv.copy_pages([0], [4])
+    assert kv.read_pages([4]) == [wanted[0]]
+    kv.check()
+
+
+@BACKENDS
+def test_a_resize_of_a_growing_pool_moves_what_has_memory(backend: Callable[[], Backend]) -> None:
+    whole = filled(backend(), 4)
+    wanted = whole.read_pages(range(4))
+    kv = KVPool(whole.specs, 9, 16, whole.backend, num_backed=4)
+    kv.write_pages(range(4), wanted)
+    kv.resize(20, {})
+    assert (kv.num_pages, kv.num_backed) == (20, 4)
+    kv.resize(6, {})
+    assert (kv.num_pages, kv.num_backed) == (6, 4)
+    kv.resize(3, {3: 1})
+    assert (kv.num_pages, kv.num_backed) == (3, 3)
+    assert kv.read_pages(range(3)) == [wanted[0], wanted[3], wanted[2]]
+    kv.resize(5, {})
+    assert (kv.num_pages, kv.num_backed) == (5, 5)
+    kv.restart(8)
+    assert (kv.num_pages, kv.num_backed) == (8, 4)
+    kv.check()
+
+
+@BACKENDS
+def test_a_written_step_is_in_the_arrays_that_replace_its_own(
+    backend: Callable[[], Backend],
+) -> None:
+    """The next step may be launched, and the pool grow, before the step is read."""
+    spec = LayerSpec(2, 64, 64, mx.float32)
+    kv = KVPool([spec], 6, 16, backend(), num_backed=2)
+    keys, values = rows(16, spec, seed=5)
+    slots = np.arange(16, 32, dtype=np.int32)
+    kv.write(0, keys, values, StepLayout(mx.arange(16), slots, 0, None, None))
+    kv.back(6)  # nothing was evaluated yet
+    found = np.frombuffer(kv.read_pages([1])[0], np.float32)
+    assert set(found) == set(np.array(keys).ravel()) | set(np.array(values).ravel())

@@ -263,9 +263,10 @@ def test_the_audit_names_what_is_wrong(mistake: Callable[[PagePool], None], mess
 class PoolMachine(RuleBasedStateMachine):
     """The pool against plain lists: which pages are free, and the order of eviction."""
 
-    @initialize(num_pages=st.integers(1, 12))
-    def build(self, num_pages: int) -> None:
-        self.pool = PagePool(num_pages, PAGE_SIZE)
+    @initialize(num_pages=st.integers(1, 12), num_open=st.none() | st.integers(1, 12))
+    def build(self, num_pages: int, num_open: int | None) -> None:
+        num_open = num_open and min(num_open, num_pages)
+        self.pool = PagePool(num_pages, PAGE_SIZE, num_open=num_open)
         self.tables: list[tuple[list[int], list[int]]] = []  # pages, and the number of each
         self.normal: list[int] = []  # free pages with a hash, the next to be evicted first
         self.hot: list[int] = []  # those that were hit twice
@@ -652,3 +653,56 @@ def test_a_pool_cannot_shrink_below_its_held_pages() -> None:
     take(pool, 3)
     with pytest.raises(AssertionError, match="held or pinned"):
         pool.resize(2)
+
+
+# ---- pages that are opened with need
+
+
+def test_pages_are_opened_before_one_is_evicted_and_half_as_many_at_once() -> None:
+    pool = PagePool(20, PAGE_SIZE, num_open=4)
+    assert (pool.num_free, pool.num_open) == (20, 4)
+    assert max(pool.allocate(4) or []) == 3
+    assert pool.num_open == 4
+    assert pool.allocate(1) == [4]
+    assert (pool.num_free, pool.num_open) == (15, 6)
+    assert len(pool.allocate(15) or []) == 15
+    assert (pool.num_free, pool.num_open) == (0, 20)
+    assert pool.allocate(1) is None
+    pool.check()
+
+
+def test_a_cached_page_stays_while_others_were_never_opened() -> None:
+    pool = PagePool(8, PAGE_SIZE, num_open=2)
+    pages = pool.allocate(2) or []
+    publish(pool, pages, 1, 2)
+    pool.release(pages)
+    assert len(pool.allocate(6) or []) == 6
+    assert pool.num_evicted == 0
+    assert pool.allocate(1) is not None
+    assert pool.num_evicted == 1
+
+
+def test_a_pool_that_shrinks_below_its_open_pages_has_no_others() -> None:
+    pool = PagePool(20, PAGE_SIZE, num_open=8)
+    pool.resize(12)
+    assert (pool.num_open, pool.num_free) == (8, 12)
+    pool.resize(5)
+    assert (pool.num_open, pool.num_free) == (5, 5)
+    pool.resize(9)
+    assert (pool.num_open, pool.num_free) == (9, 9)
+    pool.check()
+
+
+def test_more_pages_are_not_opened_by_a_resize() -> None:
+    pool = PagePool(20, PAGE_SIZE, num_open=8)
+    pool.resize(30)
+    assert (pool.num_open, pool.num_free) == (8, 30)
+    pool.check()
+
+
+def test_a_renewed_pool_opens_as_few_pages_as_at_first() -> None:
+    pool = PagePool(20, PAGE_SIZE, num_open=4)
+    pool.allocate(15)
+    assert pool.renewed().num_open == 4
+    pool = PagePool(20, PAGE_SIZE)
+    assert pool.renewed().num_open == 20

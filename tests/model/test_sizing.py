@@ -17,6 +17,7 @@ from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.sizing import (
     StepPeak,
     default_step_budget,
+    first_pages,
     fit_pages,
     measure_step,
     measured_rows,
@@ -158,3 +159,14 @@ def test_the_planned_and_the_measured_bytes_are_logged(
         r"Step of 512 tokens: [\d.]+ GiB planned, [\d.]+ GiB measured with 256 tokens in [\d.]+ s",
         line,
     )
+
+
+def test_a_growing_cache_starts_with_an_eighth_or_two_full_steps() -> None:
+    def first(num_pages: int, **options: int) -> int:
+        config = EngineConfig(num_pages=num_pages).with_options(**options)
+        return first_pages(default_step_budget(config, is_metal=True))
+
+    assert first(16_000) == 2000
+    assert first(800) == 2 * (512 // 32 + 64)
+    assert first(100) == 100
+    assert first(1600, page_size=64, max_num_batched_tokens=2048) == 200

@@ -671,7 +671,11 @@ class GhostEngine:
 @pytest.fixture(scope="session")
 def make_engine() -> Callable[..., GhostEngine]:
     def make(
-        num_pages: int = 64, page_size: int = 4, hot_after_hits: int = 2, **options: object
+        num_pages: int = 64,
+        page_size: int = 4,
+        hot_after_hits: int = 2,
+        num_open: int | None = None,
+        **options: object,
     ) -> GhostEngine:
         options = {
             "max_num_batched_tokens": 32,
@@ -680,7 +684,8 @@ def make_engine() -> Callable[..., GhostEngine]:
             "long_prefill_token_threshold": 0,
             **options,
         }
-        pool = PagePool(num_pages, page_size, hot_after_hits)
+        num_open = num_open and min(num_open, num_pages)
+        pool = PagePool(num_pages, page_size, hot_after_hits, num_open)
         return GhostEngine(Scheduler(SchedulerConfig(**options), pool))
 
     return make

@@ -58,6 +58,7 @@ configurations = st.fixed_dictionaries(
         "budget_mode": st.sampled_from(BudgetMode),
         "preemption_mode": st.sampled_from(PreemptionMode),
         "page_tail": st.sampled_from([*PageTail, PageTail.COPY]),
+        "num_open": st.sampled_from([None, None, 3]),
         "long_prefill_token_threshold": st.sampled_from([0, 2, 4, 8]),
     }
 )
