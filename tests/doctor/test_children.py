@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
@@ -74,3 +75,20 @@ def test_without_metal_the_child_says_that_no_kernel_runs() -> None:
     answer = run_child("fences", {"MLX_MAX_OPS_PER_BUFFER": "0"}, "quick")
     assert [proof["dtype"] for proof in answer] == ["float16", "bfloat16", "float32"]
     assert all("a kernel does not run" in proof["with_fences"] for proof in answer)
+
+
+@pytest.mark.parametrize(
+    ("task", "figures"),
+    [
+        ("chosen", {"pages", "log"}),
+        ("ours", {"decode"}),  # prompts of 512 tokens do not fit in the model's context
+        ("host", {"host"}),
+        ("theirs", {"decode", "host"}),
+    ],
+)
+def test_a_model_is_measured_by_each_task_that_the_report_asks_for(
+    task: str, figures: set[str], model_folder: Callable[[str], Path]
+) -> None:
+    found = child.model_speeds(task, str(model_folder("qwen3")))
+    assert figures <= set(found)
+    assert "prefill 512" not in found

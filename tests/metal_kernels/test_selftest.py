@@ -272,6 +272,27 @@ def test_the_control_binds_no_fence() -> None:
     assert with_control.bound == alone.bound > 0
 
 
+def test_the_control_launches_kernels_in_the_same_order() -> None:
+    """Fences of writes cannot be computed: with and without them, no kernel runs that follows."""
+    ran: list[str] = []
+
+    class FencesFail(EmulatedMachine):
+        def dispatch(
+            self, spec: KernelSpec, kernel: Kernel, arguments: dict[str, Any]
+        ) -> list[mx.array]:
+            outputs = super().dispatch(spec, kernel, arguments)
+            ran.append(spec.name)
+            if spec.name == "write_kv_tokens":
+                return [mx.linalg.inv(mx.zeros((2, 2)), stream=mx.cpu).astype(mx.int32)]
+            return outputs
+
+    proof = next(prove(FencesFail(), [small()]))
+    for reason in (proof.with_fences, proof.without_fences):
+        assert reason is not None
+        assert "a kernel does not run" in reason
+    assert set(ran) == {"write_kv_pages", "write_kv_tokens"}
+
+
 @pytest.mark.metal
 @pytest.mark.skipif(not mx.metal.is_available(), reason="needs a Mac's GPU")
 def test_thorough_loads_are_right_on_the_gpu() -> None:
