@@ -51,9 +51,10 @@ What it cannot show
   * MLX around the kernel: hazards between kernels when an input is written in place, laziness,
     donation. One dispatch is checked at a time, and a read before another thread's write of the
     same device byte is not noticed.
-Not supported, and refused when compiling: struct copies between address spaces, bool vectors,
-textures, `metal::uniform`, matrices other than simdgroup_matrix, MetalPerformancePrimitives. Some
-of it passes with `dialect="opencl"`. Stricter than Metal: every lane that has not returned must reach a
+Not supported, and refused when compiling: textures, matrices other than simdgroup_matrix,
+MetalPerformancePrimitives, structs copied between address spaces other than by
+`x = *(device T*)p` and `*(threadgroup T*)p = *(device T*)q`. `dialect="opencl"` copies structs
+anyhow, which MLX's complex numbers need. `uniform` is a plain number. Stricter than Metal: every lane that has not returned must reach a
 simdgroup function, at the same place.
 
 Run on Linux x86-64 with ziglang 0.17 (clang 22) and with Debian's clang 19. For aarch64 the runtime

@@ -4,16 +4,16 @@ import re
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from tests.emulator.errors import MetalSourceError
-from tests.emulator.exports import ExportedKernel, Parameter, find_exports
-from tests.emulator.rewrite import (
-    Constants,
-    Rewriter,
+from tests.emulator.declarations import (
+    construct_constants,
     drop_qualified_members,
     drop_thread_members,
     point_array_parameters,
-    vector_names,
+    qualify_constants,
 )
+from tests.emulator.errors import MetalSourceError
+from tests.emulator.exports import ExportedKernel, Parameter, find_exports
+from tests.emulator.rewrite import Constants, Rewriter, vector_names
 from tests.emulator.rules import (
     recursive_functions,
     refuse_absent_words,
@@ -51,8 +51,10 @@ def translate(
     point_array_parameters(tokens)
     if dialect == "opencl":
         drop_thread_members(tokens)
+        qualify_constants(tokens)
     else:
         drop_qualified_members(tokens)
+        construct_constants(tokens)
     warnings = unqualified_pointers(tokens, names) + recursive_functions(tokens) if lint else []
     exports = find_exports(tokens)
     expression = exports.host_names.get(name, name)

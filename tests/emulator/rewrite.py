@@ -8,7 +8,8 @@ left, rewritten here token by token with line numbers kept:
     (float4)x, static_cast<float4>(x)   the same
     1.0, 2.5h, 1.0bf                    1.0f, half(2.5f), bfloat(1.0f)
     constant int N [[function_constant(0)]];    a constexpr
-    constant int* p[2] in a parameter list      a pointer
+    f({a, b})                           f(metal::__braces(a, b))
+    *(threadgroup T*)p = *(device T*)q  metal::__assign(p, q), as C++ copies no structs between spaces
     attributes                          nothing
 """
 
@@ -17,6 +18,7 @@ from collections.abc import Callable, Mapping
 from itertools import accumulate
 from typing import TypeAlias
 
+from tests.emulator.declarations import SPACES
 from tests.emulator.exports import Exports
 from tests.emulator.rules import VECTORS
 from tests.emulator.tokens import Token, TokenList, code, depth_of
@@ -27,7 +29,6 @@ Replaced: TypeAlias = tuple[int, str] | None  # the token to go on with, and the
 FIRST_VARIABLE = 4  # MAX_THREADGROUP_ARGUMENTS in mslrt.h: their places come first
 
 _FLOAT = re.compile(r"((?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)(bf|BF|[hHfF]?)")
-_SPACED = ("device", "threadgroup", "constant")
 _NOT_CONSTRUCTED = (".", "->", "operator", "~", "struct", "class", "typename", "enum")
 _BEFORE_EXPRESSION = ("return", "else", "case", "constexpr")
 
@@ -50,97 +51,6 @@ def vector_names(tokens: TokenList) -> frozenset[str]:
             if tokens.is_word_at(last):
                 names.add(tokens[last].text)
     return frozenset(names)
-
-
-# ---- declarations that C++ spells otherwise -------------------------------------------------------
-
-
-def point_array_parameters(tokens: TokenList) -> None:
-    """`constant int64_t s[2]` as a parameter becomes `constant int64_t *s`."""
-    brackets: list[str] = []
-    for i, token in enumerate(tokens):
-        if (depth := depth_of(token)) > 0:
-            brackets += [token.text[0]] * depth
-        elif depth < 0 and brackets:
-            brackets.pop()
-        elif token.is_word and token.text in _SPACED and brackets and brackets[-1] == "(":
-            _point_array_parameter(tokens, i)
-
-
-def _point_array_parameter(tokens: TokenList, i: int) -> None:
-    end, angles, name = i + 1, 0, -1
-    while end < len(tokens) and (
-        angles or tokens[end].text not in (",", ")", "*", "&", "[", "(", ";")
-    ):
-        angles += {"<": 1, ">": -1}.get(tokens[end].text, 0)
-        if tokens[end].is_word:
-            name = end
-        end += 1
-    if tokens.text_at(end) != "[" or name < 0 or tokens[name - 1].kind != "space":
-        return
-    closing = tokens.closing(end)
-    if tokens.text_at(tokens.after(closing)) not in (",", ")"):
-        return
-    tokens[name - 1] = tokens[name - 1].with_text("op", "*")
-    for k in range(end, closing + 1):
-        tokens[k] = tokens[k].blank()
-
-
-def drop_qualified_members(tokens: TokenList) -> None:
-    """Remove member functions qualified with an address space, keep their `thread` overloads.
-
-    For C++, which has no such members.
-    """
-    spans = [
-        _member_span(tokens, i, close)
-        for i, token in enumerate(tokens)
-        if token.is_word and token.text in _SPACED and (close := _qualifies(tokens, i)) is not None
-    ]
-    for start, stop in reversed(spans):
-        text = "".join(t.text for t in tokens[start:stop])
-        tokens[start:stop] = [tokens[start].blank("\n" * text.count("\n") or " ")]
-
-
-def drop_thread_members(tokens: TokenList) -> None:
-    """`f() thread` -> `f()`: for C++ for OpenCL, where `this` is then generic."""
-    for i, token in enumerate(tokens):
-        following = tokens.text_at(tokens.after(i))
-        if token.text != "thread" or following not in ("{", ":", ";", "noexcept"):
-            continue
-        previous = tokens.before(i)
-        if tokens.text_at(previous) == "const":
-            previous = tokens.before(previous)
-        if tokens.text_at(previous) == ")":
-            tokens[i] = token.blank(" ")
-
-
-def _qualifies(tokens: TokenList, i: int) -> int | None:
-    """The `)` of `f() const device {` when the address space is at `i`."""
-    if tokens.text_at(tokens.after(i)) not in ("{", ":", ";"):
-        return None
-    previous = tokens.before(i)
-    if tokens.text_at(previous) == "const":
-        previous = tokens.before(previous)
-    return previous if tokens.text_at(previous) == ")" else None
-
-
-def _member_span(tokens: TokenList, i: int, close: int) -> tuple[int, int]:
-    start, depth = close, 0
-    while start >= 0:
-        token = tokens[start]
-        if depth == 0 and token.text in (";", "{", "}"):
-            break
-        depth -= depth_of(token)
-        start -= 1
-    end = tokens.after(i)
-    if tokens[end].text == ":":  # a constructor's initialisers
-        while tokens[end].text != "{":
-            end = tokens.closing(end) + 1 if tokens[end].text == "(" else end + 1
-    if tokens[end].text == "{":
-        end = tokens.closing(end)
-        if tokens.text_at(tokens.after(end)) == ";":
-            end = tokens.after(end)
-    return start + 1, end + 1
 
 
 def _literal(value: bool | int | float) -> str:
@@ -169,6 +79,8 @@ class Rewriter:
             "constant": self._function_constant,
             "static_cast": self._static_cast,
             "(": self._vector_cast,
+            "*": lambda i: self._assignment(i) or self._load(i),
+            "{": self._braced_argument,
         }
         self.warnings: list[str] = []
 
@@ -269,6 +181,49 @@ class Rewriter:
             f'__msl_tg_var({k + FIRST_VARIABLE}, sizeof({alias}), alignof({alias}), "{name}"); '
         )
 
+    # -- copies between address spaces
+
+    def _assignment(self, i: int) -> Replaced:
+        """`*((threadgroup T*)p) = *((const device T*)q);`, which C++ refuses for structs."""
+        tokens = self._tokens
+        if not self._starts_statement(i) or not self._is_space_cast(to := tokens.after(i)):
+            return None
+        to_end = tokens.closing(to)
+        equals = tokens.after(to_end)
+        star = tokens.after(equals)
+        source = tokens.after(star)
+        if (tokens.text_at(equals), tokens.text_at(star)) != ("=", "*"):
+            return None
+        if not self._is_space_cast(source):
+            return None
+        end = tokens.closing(source)
+        if tokens.text_at(tokens.after(end)) != ";":
+            return None
+        left = self._expression(tokens[to : to_end + 1])
+        right = self._expression(tokens[source : end + 1])
+        return end + 1, f"metal::__assign({left}, {right})"
+
+    def _load(self, i: int) -> Replaced:
+        """`x = *((device T*)p);`"""
+        tokens = self._tokens
+        source = tokens.after(i)
+        if tokens.text_at(tokens.before(i)) != "=" or not self._is_space_cast(source):
+            return None
+        end = tokens.closing(source)
+        if tokens.text_at(tokens.after(end)) != ";":
+            return None
+        return end + 1, f"metal::__load({self._expression(tokens[source : end + 1])})"
+
+    def _is_space_cast(self, i: int) -> bool:
+        """`((device T*)...)`, in brackets of its own."""
+        tokens = self._tokens
+        inner = tokens.after(i)
+        word = tokens.after(inner)
+        if tokens.text_at(word) == "const":
+            word = tokens.after(word)
+        is_bracketed = (tokens.text_at(i), tokens.text_at(inner)) == ("(", "(")
+        return is_bracketed and tokens.text_at(word) in SPACES
+
     # -- function constants
 
     def _function_constant(self, i: int) -> Replaced:
@@ -307,7 +262,9 @@ class Rewriter:
         argument = tokens.after(end)
         if tokens.text_at(argument) != "(" or self._is_declarator(argument):
             return None
-        return end + 1, f"metal::__make<{tokens.text(i, end + 1)}>"
+        space = tokens.before(tokens.before(i)) if tokens.text_at(tokens.before(i)) == "::" else -1
+        prefix = "" if tokens.text_at(space) == "metal" else "metal::"
+        return end + 1, f"{prefix}__make<{tokens.text(i, end + 1)}>"
 
     def _may_construct(self, previous: int) -> bool:
         text = self._tokens.text_at(previous)
@@ -340,9 +297,35 @@ class Rewriter:
     def _is_prototype(self, opening: int) -> bool:
         tokens = self._tokens
         first = tokens.after(opening)
-        if tokens.text_at(first) in ("const", "thread", ")", *_SPACED):
+        if tokens.text_at(first) in ("const", "thread", ")", *SPACES):
             return True
         return tokens.is_word_at(first) and tokens.is_word_at(tokens.after(first))
+
+    def _braced_argument(self, i: int) -> Replaced:
+        """`f({a, b}, c)`: two parts or more are a vector."""
+        tokens = self._tokens
+        previous = tokens.before(i)
+        opening = previous if tokens.text_at(previous) == "(" else self._call_of(previous)
+        before = tokens.before(opening) if opening is not None else -1
+        if not (tokens.is_word_at(before) or tokens.text_at(before) == ">"):
+            return None
+        closing = tokens.closing(i)
+        if len(tokens.split(i + 1, closing)) < 2:
+            return None
+        return closing + 1, f"metal::__braces({self._expression(tokens[i + 1 : closing])})"
+
+    def _call_of(self, comma: int) -> int | None:
+        """The `(` that holds this comma."""
+        tokens = self._tokens
+        if tokens.text_at(comma) != ",":
+            return None
+        depth, at = 0, comma
+        while at >= 0:
+            depth -= depth_of(tokens[at])
+            if depth < 0:
+                return at if tokens.text_at(at) == "(" else None
+            at -= 1
+        return None
 
     def _static_cast(self, i: int) -> Replaced:
         tokens = self._tokens

@@ -8,7 +8,7 @@ from tests.emulator.tokens import Token, TokenList, code
 
 _INTEGERS = ("char", "uchar", "short", "ushort", "int", "uint", "long", "ulong")
 _SCALARS = (*_INTEGERS, "half", "float", "bfloat")
-VECTORS = frozenset(f"{scalar}{n}" for scalar in _SCALARS for n in (2, 3, 4))
+VECTORS = frozenset(f"{scalar}{n}" for scalar in (*_SCALARS, "bool") for n in (2, 3, 4))
 
 _ABSENT = {
     "double": "Metal has no double",

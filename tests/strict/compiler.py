@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from tests.emulator.cache import cache_folder, digest, publish, workspace
-from tests.emulator.kernel import mlx_include_folder
-from tests.emulator.library import METAL_VERSION
-from tests.emulator.rewrite import (
+from tests.emulator.declarations import (
     drop_qualified_members,
     drop_thread_members,
     point_array_parameters,
 )
+from tests.emulator.kernel import mlx_include_folder
+from tests.emulator.library import METAL_VERSION
 from tests.emulator.tokens import TokenList
 from tests.emulator.toolchain import environment, find_toolchain, preprocess
 from tests.strict.rules import THREADGROUP_VARIABLE

@@ -12,44 +12,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.emulator import Library, LibraryFunction, OutputBuffer, metal_kernel
-from tests.emulator.kernel import mlx_include_folder
+from tests.emulator import OutputBuffer, metal_kernel
+from tests.emulator.tests.mlx_headers import (
+    DTYPES,
+    Floats,
+    assert_close,
+    exact,
+    load,
+    random,
+    scalar,
+    strides,
+)
 
-FOLDER = "mlx/backend/metal/kernels"
-DTYPES = {"float": mx.float32, "half": mx.float16, "bfloat16_t": mx.bfloat16}
-TOLERANCE = {mx.float32: 2e-5, mx.float16: 4e-3, mx.bfloat16: 3e-2}
 SIMD = 32
-
-Floats = NDArray[np.float64]
-
-
-def load(
-    header: str,
-    kernel: str,
-    constants: dict[int, bool | int],
-    *,
-    check: bool = True,
-    strict: bool = True,
-) -> LibraryFunction:
-    library = Library(
-        f'#include "{FOLDER}/utils.h"\n#include "{FOLDER}/{header}"\n',
-        include_dirs=[mlx_include_folder()],
-        check=check,
-        strict=strict,
-    )
-    return library.function(kernel, constants)
-
-
-def random(dtype: mx.Dtype, *shape: int, seed: int) -> mx.array:
-    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
-
-
-def exact(array: mx.array) -> Floats:
-    return np.array(array.astype(mx.float32)).astype(np.float64)
-
-
-def scalar(value: float, dtype: type) -> NDArray[np.generic]:
-    return np.array(value, dtype)
 
 
 def attention(q: mx.array, k: mx.array, v: mx.array, scale: float, causal: bool) -> Floats:
@@ -63,15 +38,6 @@ def attention(q: mx.array, k: mx.array, v: mx.array, scale: float, causal: bool)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     out: Floats = np.einsum("bhqt,bhtd->bhqd", weights / weights.sum(-1, keepdims=True), values)
     return out
-
-
-def assert_close(out: mx.array, expected: Floats) -> None:
-    assert np.abs(exact(out).reshape(expected.shape) - expected).max() < TOLERANCE[out.dtype]
-
-
-def strides(array: mx.array) -> list[int]:
-    view = np.array(array.astype(mx.float32))
-    return [stride // view.itemsize for stride in view.strides]
 
 
 every_dtype = pytest.mark.parametrize("name", DTYPES)

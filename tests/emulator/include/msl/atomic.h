@@ -1,4 +1,4 @@
-// <metal_atomic>: relaxed order only, as in Metal.
+// <metal_atomic>: relaxed order only, as in Metal, and fences.
 //
 // The instrumentation of check mode leaves atomic instructions alone; each tells the runtime itself.
 #pragma once
@@ -6,8 +6,13 @@
 
 namespace metal {
 
-enum memory_order { memory_order_relaxed = 0 };
-enum thread_scope { thread_scope_thread, thread_scope_threadgroup, thread_scope_device };
+enum memory_order { memory_order_relaxed = 0, memory_order_seq_cst = 5 };  // the second: fences only
+enum thread_scope {
+  thread_scope_thread,
+  thread_scope_simdgroup,
+  thread_scope_threadgroup,
+  thread_scope_device,
+};
 template <class T> struct atomic { T __v; };
 typedef atomic<int> atomic_int;
 typedef atomic<uint> atomic_uint;
@@ -66,9 +71,19 @@ __MSL_ATOMIC(threadgroup)
 #undef __MSL_ATOMIC
 #undef __MSL_UPDATE
 
+// Orders a thread's own accesses; it is no barrier, and check mode takes it for none.
+__MSL_INLINE void atomic_thread_fence(mem_flags, memory_order,
+                                      thread_scope = thread_scope_device) {
+  __atomic_thread_fence(5);
+}
+
 // MLX's logging.h names it; the emulator logs nothing.
 struct os_log {
   template <class A, class B> constexpr os_log(A, B) {}
+#ifdef __OPENCL_CPP_VERSION__  // a logger is `constant` there; see construct_constants in rewrite.py
+  template <class A, class B> constexpr os_log(A, B) constant {}
+  template <class... A> void log_debug(A...) const constant {}
+#endif
   template <class... A> void log_debug(A...) const {}
   template <class... A> void log(A...) const {}
 };

@@ -12,7 +12,7 @@
 #else
 #define device __attribute__((opencl_global))
 #define threadgroup __attribute__((opencl_local))
-#define constant __attribute__((opencl_constant))
+#define constant const __attribute__((opencl_constant))  // what is constant is const
 #define thread
 #define __MSL_STR const char *
 typedef _Float16 half;

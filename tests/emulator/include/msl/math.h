@@ -141,6 +141,21 @@ template <class T, int N> __MSL_INLINE T dot(vec<T, N> x, vec<T, N> y) {
 }
 template <class T, int N> __MSL_INLINE T length_squared(vec<T, N> x) { return dot(x, x); }
 template <class T, int N> __MSL_INLINE T length(vec<T, N> x) { return sqrt(dot(x, x)); }
+template <int N> __MSL_INLINE bool any(__bools<N> x) {
+  bool r = false;
+  for (int i = 0; i < N; i++) r |= x[i];
+  return r;
+}
+template <int N> __MSL_INLINE bool all(__bools<N> x) {
+  bool r = true;
+  for (int i = 0; i < N; i++) r &= x[i];
+  return r;
+}
+template <class T, int N>
+__MSL_INLINE vec<T, N> select(vec<T, N> a, vec<T, N> b, __bools<N> c) {
+  for (int i = 0; i < N; i++) a[i] = c[i] ? b[i] : a[i];
+  return a;
+}
 template <class T, int N> __MSL_INLINE bool any(vec<T, N> x) {
   bool r = false;
   for (int i = 0; i < N; i++) r |= (x[i] != 0);

@@ -29,9 +29,11 @@ template <class T> struct remove_addrspace { typedef T type; };
 #define __MSL_REMOVE(space)                                                \
   template <class T> struct remove_addrspace<space T> { typedef T type; }; \
   template <class T> struct remove_addrspace<const space T> { typedef const T type; };
-__MSL_REMOVE(device) __MSL_REMOVE(threadgroup) __MSL_REMOVE(constant)
+__MSL_REMOVE(device) __MSL_REMOVE(threadgroup)
 #ifdef __OPENCL_CPP_VERSION__
-__MSL_REMOVE(thread)
+__MSL_REMOVE(constant) __MSL_REMOVE(thread)
+#else
+template <class T> struct remove_addrspace<constant T> { typedef const T type; };
 #endif
 #undef __MSL_REMOVE
 template <class T> using remove_addrspace_t = typename remove_addrspace<T>::type;
@@ -69,6 +71,8 @@ template <class T>
 struct is_unsigned : bool_constant<is_integral<T>::value && (T(-1) > T(0))> {};
 template <class T>
 struct is_signed : bool_constant<is_arithmetic<T>::value && (T(-1) < T(0))> {};
+template <class T> constexpr constant bool is_unsigned_v = is_unsigned<T>::value;
+template <class T> constexpr constant bool is_signed_v = is_signed<T>::value;
 template <class A, class B>
 struct is_convertible : bool_constant<__is_convertible_to(A, B)> {};
 template <class A, class B>
@@ -77,5 +81,17 @@ constexpr constant bool is_convertible_v = is_convertible<A, B>::value;
 // Names MLX's headers take from the Metal library's inside.
 template <class... B> struct _disjunction : bool_constant<(B::value || ...)> {};
 template <class... B> struct _conjunction : bool_constant<(B::value && ...)> {};
+
+// <metal_array>.
+template <class T, size_t N> struct array {
+  T __elements[N];
+  constexpr size_t size() const { return N; }
+  thread T &operator[](size_t i) { return *(thread T *)&__elements[i]; }
+  const thread T &operator[](size_t i) const { return *(const thread T *)&__elements[i]; }
+};
+
+// <metal_uniform>: a promise that all threads have the same value, which the host does not use.
+template <class T> using uniform = T;
+template <class T> __MSL_INLINE constexpr T make_uniform(T value) { return value; }
 
 }  // namespace metal
