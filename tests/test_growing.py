@@ -98,6 +98,21 @@ def test_answers_are_those_of_a_whole_cache(make_backend: MakeBackend, loaded: L
     assert stats.pool.num_pages == NUM_PAGES
 
 
+@BACKENDS
+def test_a_fork_gets_memory_for_the_page_that_it_copies(
+    make_backend: MakeBackend, loaded: LoadedModel
+) -> None:
+    def tokens(first: int | None) -> dict[str, list[int]]:
+        engine, kv = make_engine(loaded, make_backend(), first)
+        engine.add_all([request("b0", prompt(20, 9)), request("b1", prompt(20, 9), fork_of="b0")])
+        found = finish(engine)
+        assert engine.stats().scheduler.tail_copies == 1
+        assert first is None or kv.num_backed > first
+        return found
+
+    assert tokens(2) == tokens(None)
+
+
 def test_a_cache_has_memory_for_what_was_used_and_at_most_half_more(loaded: LoadedModel) -> None:
     engine, kv = make_engine(loaded, select_backend("cpu"), 4)
     engine.add(request("short", prompt(20, 1), max_tokens=4))
