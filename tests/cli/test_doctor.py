@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -106,3 +112,33 @@ def test_a_disk_that_is_full_is_said_in_one_line(
     assert code == 1
     assert "No space left on device" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_a_real_report_is_complete_and_names_nobody(
+    model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The command in a process of its own, with its children, on a model in the home folder."""
+    home = tmp_path / "Users" / "ada"
+    shutil.copytree(model_folder("qwen3"), home / "model")
+    file = home / "report.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "mlxserve", "doctor", "--report", file, "--model", home / "model"],
+        env={**os.environ, "HOME": str(home), "LOGNAME": "ada", "MLXSERVE_API_KEY": "hunter2"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert "Traceback" not in done.stdout + done.stderr
+    text = file.read_text(encoding="utf-8")
+    assert not re.search(r"\bada\b|hunter2", text)
+    written = json.loads(text)
+    assert written["is_complete"]
+    assert written["model"] == "~/model"
+    assert {finding["name"] for finding in written["findings"]} >= {"mlx", "matmul", "self-test"}
+    for figure in written["figures"]:
+        assert figure["absent"] or None not in (figure["ours"], figure["mlx_lm"]), figure
+    decodes = [figure for figure in written["figures"] if figure["name"] == "decode of one answer"]
+    assert decodes[0]["ours"] > 0
+    assert written["chosen"]["pages"] > 2
