@@ -177,3 +177,57 @@ def test_a_quantised_matrix_product_passes_every_check() -> None:
 @every_width
 def test_a_quantised_matrix_product_of_every_width(bits: int) -> None:
     run_qmm("bfloat16_t", bits, check=True)
+
+
+@every_dtype
+def test_a_quantised_product_that_copies_structs(name: str) -> None:
+    """The vector times a matrix whose rows are quantised: weights are read as structs."""
+    columns, depth = 128, 75
+    x = random(DTYPES[name], 2, depth, seed=5)
+    packed, scales, biases = mx.quantize(random(mx.float32, depth, columns, seed=6), GROUP_SIZE, 4)
+    scales, biases = scales.astype(x.dtype), biases.astype(x.dtype)
+    run = load(QUANTISED, f"affine_qvm<{name}, {GROUP_SIZE}, 4, false>", check=True, strict=False)
+    out = run(
+        {
+            **dict(enumerate((packed, scales, biases, x))),
+            5: scalar(depth, np.int32),
+            6: scalar(columns, np.int32),
+            **without_batch(7),
+        },
+        {4: OutputBuffer((2, columns), x.dtype)},
+        grid=(2 * SIMD, columns // 64 * 2, 1),
+        threadgroup=(SIMD, 2, 1),
+    )[4]
+    scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
+    weights = mx.dequantize(packed, scales, biases, GROUP_SIZE, 4)
+    scale = np.sqrt(depth)
+    assert_close(out / scale, product(x, weights) / scale)
+
+
+@every_dtype
+def test_a_vector_product_with_uniform_numbers(name: str) -> None:
+    rows, depth = 40, 201
+    matrix, vector = (
+        random(DTYPES[name], rows, depth, seed=7),
+        random(DTYPES[name], depth, 1, seed=8),
+    )
+    run = load("steel/utils.h gemv.h", f"gemv<{name}, 4, 1, 1, 32, 4, 4, false, false>")
+    integers = {4: depth, 5: rows, 6: depth, 9: 1, 14: 1}
+    no_batch = np.zeros(1, np.int64)
+    out = run(
+        {
+            0: matrix,
+            1: vector,
+            2: vector,  # in place of a bias
+            **{index: scalar(value, np.int32) for index, value in integers.items()},
+            7: scalar(1, np.float32),
+            8: scalar(0, np.float32),
+            10: np.ones(1, np.int32),
+            **dict.fromkeys((11, 12, 13), no_batch),
+        },
+        {3: OutputBuffer((rows, 1), matrix.dtype)},
+        grid=(-(-rows // 16) * SIMD, 1, 4),
+        threadgroup=(SIMD, 1, 4),
+    )[3]
+    scale = np.sqrt(depth)
+    assert_close(out / scale, product(matrix, vector) / scale)

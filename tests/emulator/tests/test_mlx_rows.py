@@ -107,3 +107,21 @@ def test_a_scan_of_every_row(is_inclusive: bool, is_reversed: bool) -> None:
     rows = exact(x)[:, ::-1] if is_reversed else exact(x)
     sums = np.cumsum(rows, -1) - (0 if is_inclusive else rows)
     assert np.array_equal(exact(out), sums[:, ::-1] if is_reversed else sums)
+
+
+@every_dtype
+def test_a_copy_of_a_transposed_array(name: str) -> None:
+    x = random(DTYPES[name], 6, 5, 4, seed=4)
+    run = load("copy.h", f"copy_g<{name}, {name}, 2, int>")  # two elements per thread
+    out = run(
+        {
+            0: x,
+            2: np.array([4, 5, 6], np.int32),
+            3: np.array([1, 4, 20], np.int64),
+            5: scalar(3, np.int32),
+        },
+        {1: OutputBuffer((4, 5, 6), x.dtype)},
+        grid=(3, 5, 4),
+        threadgroup=(3, 5, 4),
+    )[1]
+    assert np.array_equal(exact(out), exact(x).transpose())
