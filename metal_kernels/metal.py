@@ -34,6 +34,7 @@ from metal_kernels.plans import (
     HeadSplit,
     PrefillPlan,
     WritePlan,
+    dim_split,
     partition_size,
     tile_side,
     upload,
@@ -279,6 +280,7 @@ class MetalBackend:
         kv_heads = k_pool.shape[1]
         group = heads // kv_heads
         side = tile_side(head_dim, queries.dtype.size)
+        threads = 4 * side * dim_split(head_dim)
         plan = tables.plan(
             ("tiles", window, group, side), lambda: PrefillPlan.of(tables, window, group, side)
         )
@@ -292,8 +294,8 @@ class MetalBackend:
             },
             {"out": ((rows, heads, head_dim), queries.dtype), "fence": _FENCE},
             [("T", queries.dtype), ("D", head_dim), ("SIDE", side)],
-            (4 * side, kv_heads, plan.num_tiles),
-            (4 * side, 1, 1),
+            (threads, kv_heads, plan.num_tiles),
+            (threads, 1, 1),
         )
 
     def _move(self, spec: KernelSpec, moves: mx.array, count: int, k_pool: mx.array) -> Dispatch:

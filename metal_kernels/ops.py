@@ -39,7 +39,8 @@ import numpy.typing as npt
 from metal_kernels.tables import SequenceTables
 
 PAGE_SIZES = (16, 32, 64)
-HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)  # of the Metal kernels; the other backends take any
+# Of the Metal kernels; the other backends take any.
+HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256, 512)
 
 Slots = npt.NDArray[np.int32]
 LayerShape: TypeAlias = tuple[int, int, mx.Dtype]  # head dimension of keys and of values, dtype

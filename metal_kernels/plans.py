@@ -16,6 +16,7 @@ from metal_kernels.kernels import SMALLEST_INPUT
 from metal_kernels.tables import IntArray, SequenceTables
 
 NO_WINDOW = 2**31 - 1
+_MOST_PARTS = 4  # simdgroups side by side in paged_decode, or there would be more than 256 threads
 
 
 def upload(numbers: npt.ArrayLike, dtype: npt.DTypeLike = np.int32) -> mx.array:
@@ -129,7 +130,7 @@ class PrefillPlan:
 
 def tile_side(head_dim: int, item_size: int) -> int:
     """Lines and keys of a tile of paged_prefill: the most that fit in threadgroup memory."""
-    for side in (32, 16):
+    for side in (32, 16, 8):
         if tile_bytes(head_dim, item_size, side) <= 32 << 10:
             return side
     raise ValueError(f"no tile of head dimension {head_dim} fits in threadgroup memory")
@@ -138,7 +139,13 @@ def tile_side(head_dim: int, item_size: int) -> int:
 def tile_bytes(head_dim: int, item_size: int, side: int) -> int:
     """Threadgroup memory of paged_prefill: tile, scores, weights and diagonals."""
     tile = side * (head_dim * item_size + 16)
-    return tile + side * (side + 4) * 4 + side * (side + 8) * item_size + side // 8 * 256
+    scores = dim_split(head_dim) * side * (side + 4) * 4
+    return tile + scores + side * (side + 8) * item_size + side // 8 * 256
+
+
+def dim_split(head_dim: int) -> int:
+    """Simdgroups of paged_prefill that share the dimensions of a line; one has registers for 256."""
+    return 2 if head_dim > 256 else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +154,7 @@ class HeadSplit:
 
     heads: int  # of one simdgroup, kept in its registers
     parts: int  # simdgroups side by side
-    blocks: int  # threadgroups side by side, for groups beyond 16
+    blocks: int  # threadgroups side by side, for groups beyond 16 (8 with 512 dimensions)
 
     @property
     def threads(self) -> int:
@@ -163,7 +170,7 @@ class HeadSplit:
         width = 4 if head_dim % 128 == 0 else 2 if head_dim % 64 == 0 else 4
         per_lane = -(-head_dim // (32 * width)) * width
         most = max(1, 32 // per_lane)  # 32 registers for queries, and 32 for sums
-        blocks = -(-group // 16)
+        blocks = -(-group // min(16, _MOST_PARTS * most))
         per_block = -(-group // blocks)
         parts = -(-per_block // most)
         return cls(-(-per_block // parts), parts, blocks)

@@ -14,14 +14,14 @@
 // of a threadgroup), BLOCKS (threadgroups that share the group).
 // One threadgroup per (kv head and block, partition): grid (32 * TURNS * PARTS, K * BLOCKS, W).
 // Keys and values are read once for HEADS query heads. Four simdgroups (two where PARTS > 2) take
-// keys in turns, four at a time; a lane holds the same few dimensions of queries, keys, values and
+// keys in turns, four (or two) at a time; a lane holds the same few dimensions of queries, keys, values and
 // sums. Loops over these arrays are unrolled, or they would be in memory and not in registers:
 //
 //   simdgroup   0    1    2    3    0    1   ...
 //   keys       0-3  4-7  8-11 12-15 16-19 20-23 ...
 
 constexpr int TURNS = PARTS > 2 ? 2 : 4;  // 256 threads at most
-constexpr int KEYS = 4;
+constexpr int KEYS = D > 256 ? 2 : 4;  // at a time, in registers
 constexpr int WIDTH = D % 128 == 0 ? 4 : D % 64 == 0 ? 2 : 4;  // dimensions of one load
 constexpr int LOADS = (D + 32 * WIDTH - 1) / (32 * WIDTH);
 constexpr int STRIDE = D + 4;  // of a partial

@@ -13,15 +13,18 @@
 // out          (T, H, D)                       of type T
 // fence        (8) int32                       out: bound by the next kernel that writes the pools
 //
-// template: T, D, SIDE (lines and keys of a tile, 16 or 32). Grid (4 * SIDE, K, W): one threadgroup
-// per (kv head, tile), one simdgroup per 8 lines. A line is one head of one query row, so that all
-// heads of a group share the keys and values they read:
+// template: T, D, SIDE (lines and keys of a tile: 8, 16 or 32). Grid (4 * SIDE * SPLIT, K, W): one
+// threadgroup per (kv head, tile), SPLIT simdgroups per 8 lines, each with its part of the dimensions
+// in registers. A line is one head of one query row, so that all heads of a group share the keys and
+// values they read:
 //
 //   line     0  1 .. G-1 | G .. 2G-1 | ...
 //   row      0           | 1         |          G = H / K heads of the group
 
-constexpr int SIMDGROUPS = SIDE / 8;
-constexpr int THREADS = SIDE * 4;
+constexpr int SPLIT = D > 256 ? 2 : 1;
+constexpr int DIMS = D / SPLIT;  // of a simdgroup
+constexpr int BLOCKS = SIDE / 8;  // of 8 lines
+constexpr int THREADS = SIDE * 4 * SPLIT;
 constexpr int QUADS = D / 4;
 constexpr int TILE_STRIDE = D + 16 / int(sizeof(T));  // in elements; 16 bytes more than a row
 constexpr int SCORE_STRIDE = SIDE + 4;
@@ -34,13 +37,14 @@ typedef simdgroup_matrix<T, 8, 8> Matrix;
 typedef simdgroup_matrix<float, 8, 8> FloatMatrix;
 
 threadgroup Quad tile_quads[SIDE * TILE_STRIDE / 4];  // queries, then keys and values in turn
-threadgroup float scores[SIDE * SCORE_STRIDE];
+threadgroup float scores[SPLIT * SIDE * SCORE_STRIDE];  // the sums of each part of the dimensions
 threadgroup T weights[SIDE * WEIGHT_STRIDE];
-threadgroup float diagonals[SIMDGROUPS * 64];
+threadgroup float diagonals[BLOCKS * 64];
 
 const int thread_index = int(thread_index_in_threadgroup);
 const int lane = int(thread_index_in_simdgroup);
-const int simdgroup = int(simdgroup_index_in_threadgroup);
+const int simdgroup = int(simdgroup_index_in_threadgroup) / SPLIT;  // of the lines
+const int part = int(simdgroup_index_in_threadgroup) % SPLIT;       // of the dimensions
 const int heads = queries_shape[1];
 const int kv_heads = k_pool_shape[1];
 const int group = heads / kv_heads;
@@ -71,11 +75,13 @@ for (int i = thread_index; i < SIDE * QUADS; i += THREADS) {
   tile_quads[i / QUADS * (TILE_STRIDE / 4) + i % QUADS] = quad;
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
-Matrix query[D / 8];
-FloatMatrix sum[D / 8];
+Matrix query[DIMS / 8];
+FloatMatrix sum[DIMS / 8];
+threadgroup T* my_dims = staged + part * DIMS;
+threadgroup float* my_sums = scores + (part * SIDE + simdgroup * 8) * SCORE_STRIDE;
 #pragma clang loop unroll(full)
-for (int c = 0; c < D / 8; c++) {
-  simdgroup_load(query[c], staged + simdgroup * 8 * TILE_STRIDE + c * 8, TILE_STRIDE);
+for (int c = 0; c < DIMS / 8; c++) {
+  simdgroup_load(query[c], my_dims + simdgroup * 8 * TILE_STRIDE + c * 8, TILE_STRIDE);
   sum[c] = FloatMatrix(0.0f);
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);  // keys replace the queries
@@ -112,12 +118,12 @@ for (int first_key = tile[5]; first_key < end_key; first_key += SIDE) {
   for (int k = 0; k < SIDE; k += 8) {
     FloatMatrix product = FloatMatrix(0.0f);
     #pragma clang loop unroll(full)
-    for (int c = 0; c < D / 8; c++) {
+    for (int c = 0; c < DIMS / 8; c++) {
       Matrix keys;
-      simdgroup_load(keys, staged + k * TILE_STRIDE + c * 8, TILE_STRIDE, ulong2(0, 0), true);
+      simdgroup_load(keys, my_dims + k * TILE_STRIDE + c * 8, TILE_STRIDE, ulong2(0, 0), true);
       simdgroup_multiply_accumulate(product, query[c], keys, product);
     }
-    simdgroup_store(product, scores + simdgroup * 8 * SCORE_STRIDE + k, SCORE_STRIDE);
+    simdgroup_store(product, my_sums + k, SCORE_STRIDE);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);  // scores are complete; values replace the keys
 
@@ -136,7 +142,9 @@ for (int first_key = tile[5]; first_key < end_key; first_key += SIDE) {
   #pragma clang loop unroll(full)
   for (int c = 0; c < COLUMNS; c++) {
     const int distance = my_position - (first_key + my_column + c);
-    score[c] = my_scores[c] * factor;
+    float product = my_scores[c];
+    if (SPLIT > 1) product += my_scores[SIDE * SCORE_STRIDE + c];
+    score[c] = product * factor;
     if (cap > 0.0f) score[c] = cap * precise::tanh(score[c]);
     if (distance < 0 || distance >= window) score[c] = LOWEST;
     next = max(next, score[c]);
@@ -150,13 +158,13 @@ for (int first_key = tile[5]; first_key < end_key; first_key += SIDE) {
   for (int c = 0; c < COLUMNS; c++) {
     // A line that has seen no key yet gives all weights 1; the first key's shrink clears them.
     const float weight = fast::exp2(score[c] - next);
-    my_weights[c] = T(weight);
+    if (part == 0) my_weights[c] = T(weight);
     added += weight;
   }
   added += simd_shuffle_xor(added, ushort(1));
   added += simd_shuffle_xor(added, ushort(2));
   total = total * shrink + added;
-  for (int c = lane % 4 * 2; c < lane % 4 * 2 + 2; c++) {
+  for (int c = lane % 4 * 2; c < lane % 4 * 2 + 2 && part == 0; c++) {
     diagonal[my_line * 8 + c] = c == my_line ? shrink : 0.0f;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);  // values, weights and diagonals are complete
@@ -164,14 +172,14 @@ for (int first_key = tile[5]; first_key < end_key; first_key += SIDE) {
   FloatMatrix shrinks;
   simdgroup_load(shrinks, diagonal, 8);
   #pragma clang loop unroll(full)
-  for (int c = 0; c < D / 8; c++) {
+  for (int c = 0; c < DIMS / 8; c++) {
     FloatMatrix shrunk;
     simdgroup_multiply(shrunk, shrinks, sum[c]);
     #pragma clang loop unroll(full)
     for (int k = 0; k < SIDE; k += 8) {
       Matrix weight, values;
       simdgroup_load(weight, weights + simdgroup * 8 * WEIGHT_STRIDE + k, WEIGHT_STRIDE);
-      simdgroup_load(values, staged + k * TILE_STRIDE + c * 8, TILE_STRIDE);
+      simdgroup_load(values, my_dims + k * TILE_STRIDE + c * 8, TILE_STRIDE);
       simdgroup_multiply_accumulate(shrunk, weight, values, shrunk);
     }
     sum[c] = shrunk;
@@ -181,14 +189,14 @@ for (int first_key = tile[5]; first_key < end_key; first_key += SIDE) {
 
 // Each line divided by its total, eight dimensions at a time through the scores' memory.
 #pragma clang loop unroll(full)
-for (int c = 0; c < D / 8; c++) {
-  simdgroup_store(sum[c], scores + simdgroup * 8 * SCORE_STRIDE, SCORE_STRIDE);
+for (int c = 0; c < DIMS / 8; c++) {
+  simdgroup_store(sum[c], my_sums, SCORE_STRIDE);
   simdgroup_barrier(mem_flags::mem_threadgroup);
   for (int i = lane % 4 * 2; i < lane % 4 * 2 + 2; i++) {
-    const float value = scores[(simdgroup * 8 + my_line) * SCORE_STRIDE + i] / total;
+    const float value = my_sums[my_line * SCORE_STRIDE + i] / total;
     if (line < num_lines) {
       const long row = first_row + line / group;
-      out[(row * heads + my_head) * D + c * 8 + i] = T(value);
+      out[(row * heads + my_head) * D + part * DIMS + c * 8 + i] = T(value);
     }
   }
   simdgroup_barrier(mem_flags::mem_threadgroup);

@@ -159,7 +159,7 @@ def test_groups_of_any_size_are_right(
     assert found.error() <= found.tolerance
 
 
-@pytest.mark.parametrize("head_dim", [192, 256])
+@pytest.mark.parametrize("head_dim", [192, 256, 512])
 def test_large_groups_of_large_heads_are_right(
     head_dim: int, checked_backend: MetalBackend
 ) -> None:

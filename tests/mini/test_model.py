@@ -21,7 +21,7 @@ FILES = (
     "MODEL_CARD.md",
 )
 END = "<|im_end|>"
-METAL_HEAD_DIMS = {64, 80, 96, 112, 128, 192, 256}
+METAL_HEAD_DIMS = {64, 80, 96, 112, 128, 192, 256, 512}
 
 
 def user(text: str) -> dict[str, str]:
