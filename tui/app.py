@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from functools import partial
-from importlib import import_module
 from typing import ClassVar
 
 from textual import on
@@ -36,6 +35,7 @@ from tui.commands import COMMANDS, Command, looks_like_command, parse
 from tui.engine.panel import PanelInput
 from tui.engine.placement import PanelPlacement
 from tui.home import Home
+from tui.importing import import_in_turn
 from tui.leaving import EndingSignals
 from tui.opening import FirstFrame
 from tui.paint.theme import DARK, LIGHT
@@ -121,7 +121,7 @@ class ChatApp(App[None]):
         self.run_worker(self._load_history())
         self.run_worker(self._panel_placement.watch_pages(), group="pages")
         for module in ("markdown_it", "tui.paint.syntax"):
-            self.run_worker(partial(import_module, module), thread=True)
+            self.run_worker(partial(import_in_turn, module), thread=True)
 
     def on_resize(self, event: Resize) -> None:
         self._panel_placement.resized(event.size)
