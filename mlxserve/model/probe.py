@@ -15,7 +15,7 @@ import logging
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import isfinite
 
 import mlx.core as mx
@@ -183,7 +183,7 @@ def _steps(length: int, num_decodes: int) -> list[Step]:
 def _dense(loaded: LoadedModel, token_ids: Sequence[int], chunks: Sequence[int] = ()) -> np.ndarray:
     """(rows, vocabulary), computed at once, or first in `chunks` of these lengths."""
     cache = make_prompt_cache(loaded.model)
-    cuts = [0, *np.cumsum(chunks, dtype=int).tolist(), len(token_ids)]
+    cuts = [0, *accumulate(chunks), len(token_ids)]
     pieces = [
         loaded.model(mx.array([token_ids[start:end]]), cache=cache)[0].astype(mx.float32)
         for start, end in pairwise(cuts)

@@ -79,8 +79,9 @@ GUARDS: dict[str, list[Guard]] = {
     ],
     "merge_partitions": [
         Guard("numbers[2] > 0.0f ? float(sinks[head]) * LOG2_E : LOWEST", "float(sinks[head])"),
-        Guard("if (d < D) sum", "sum"),
-        Guard("if (d < D) out", "out"),
+        Guard("if (d < D) sum[c]", "sum[c]"),
+        Guard("if (d < D) sums", "sums"),
+        Guard("if (lane == 0) totals", "totals"),
     ],
     "paged_prefill": [
         Guard("if (line < num_lines) {", "{", 0),
@@ -91,6 +92,9 @@ GUARDS: dict[str, list[Guard]] = {
         Guard("if (cap > 0.0f) ", ""),
         Guard("distance < 0 || ", ""),
         Guard("|| distance >= window", ""),
+        Guard("if (SPLIT > 1) ", ""),
+        Guard("if (part == 0) ", ""),
+        Guard("&& part == 0", ""),
         Guard("c == my_line ? shrink : 0.0f", "shrink"),
         *fence_guards("thread_index", "kv_head", "threadgroup_position_in_grid.z"),
     ],
@@ -98,10 +102,12 @@ GUARDS: dict[str, list[Guard]] = {
 # Decisions that guard nothing: they choose between equals by head dimension or lane.
 CHOICES = {
     "paged_decode": [
+        "PARTS > 2 ? 2 : 4",
+        "D > 256 ? 2 : 4",
         "D % 128 == 0 ? 4 : D % 64 == 0 ? 2 : 4",
         "lane == 0 ? most : lane == 1 ? weight : 0.0f",
     ],
-    "paged_prefill": ["if (distance < 0 "],
+    "paged_prefill": ["D > 256 ? 2 : 1", "if (distance < 0 "],
 }
 # Mutants that no test can kill, and why they cannot matter.
 SURVIVORS = {
@@ -155,10 +161,12 @@ def decodes() -> Iterator[Case]:
 
 
 def prefills() -> Iterator[Case]:
-    """Chunks that fill no tile; keys that fill no page; a window."""
+    """Chunks that fill no tile; keys that fill no page; a window; dimensions in two parts."""
+    large = {"key_dim": 512, "value_dim": 512, "group": 2, "dtype": mx.float16}
     sizes = {"key_dim": 80, "value_dim": 80, "group": 2, "dtype": mx.float16}
     yield Case(((0, 5), (20, 30), (1, 2)), **sizes)
     yield Case(((40, 20), (3, 1)), window=13, **sizes)
+    yield Case(((3, 6),), **large)
 
 
 def attends(backend: MetalBackend, cases: Iterator[Case]) -> None:

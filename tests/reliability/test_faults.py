@@ -167,6 +167,7 @@ def test_the_load_reaches_almost_every_point(subject: Subject) -> None:
         *("PageStore.drop_all", "PageStore.wait", "PageStore.load", "PageStore.answer_load"),
         *("Engine.restart", "Engine.check", "Engine.abort", "Engine.abort_all", "Engine.unpin"),
         *("Engine.keep_pages", "Tokenizer.decode"),
+        "Pace.learn_speed",  # on Metal
     }, unreached
 
 
