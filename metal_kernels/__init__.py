@@ -5,14 +5,15 @@
     pool = backend.new_pool(num_pages=256, kv_heads=8, page_size=32, head_dim=128, dtype=mx.float16)
 
 A *slot* is `page * page_size + offset`; a sequence's *page table* lists its pages in the order of
-its positions. The ops are `write_kv`, `paged_decode`, `paged_prefill` and `copy_pages`; `ops.py`
-states their shapes, `reference.py` is their specification in plain mlx, `cpu/` the same arranged for
-a CPU's speed, `msl/` holds the ops as Metal kernels. On a Mac "auto" is Metal if a self-test of its
-in-place writes passes; elsewhere, and for shapes the kernels are not written for, it is `cpu`.
+its positions. The ops are `write_kv`, `paged_decode`, `paged_prefill`, `paged_latent` and
+`copy_pages`; `ops.py` states their shapes, `reference.py` is their specification in plain mlx, `cpu/`
+the same arranged for a CPU's speed, `msl/` holds the ops as Metal kernels. On a Mac "auto" is Metal if
+a self-test of its in-place writes passes; elsewhere, and for shapes the kernels are not written for,
+it is `cpu`.
 """
 
 from metal_kernels.choice import BACKENDS, select_backend
-from metal_kernels.ops import HEAD_DIMS, PAGE_SIZES, Backend
+from metal_kernels.ops import HEAD_DIMS, PAGE_SIZES, Backend, LayerShape
 from metal_kernels.tables import SequenceTables
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "HEAD_DIMS",
     "PAGE_SIZES",
     "Backend",
+    "LayerShape",
     "SequenceTables",
     "select_backend",
 ]

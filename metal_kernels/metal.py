@@ -27,6 +27,7 @@ from metal_kernels.ops import (
     check_attention,
     check_copy,
     check_decode,
+    check_latent,
     check_write,
 )
 from metal_kernels.plans import (
@@ -46,6 +47,9 @@ DTYPES = (mx.float16, mx.bfloat16, mx.float32)
 _LOG2_E = math.log2(math.e)
 _FENCE = ((8,), mx.int32)
 _COPY_THREADS = 256
+_NO_LATENTS = (
+    'the Metal kernels do not take attention over latents (MLA); attention_backend="cpu" does'
+)
 _MERGE_THREADS = 128
 
 
@@ -180,6 +184,20 @@ class MetalBackend:
         )
         self._fences.after_read(k_pool, fence)
         return out
+
+    def paged_latent(
+        self,
+        q_latent: mx.array,
+        q_rope: mx.array,
+        k_pool: mx.array,
+        v_pool: mx.array,
+        tables: SequenceTables,
+        *,
+        scale: float,  # noqa: ARG002
+    ) -> mx.array:
+        """Raises ValueError."""
+        check_latent(q_latent, q_rope, k_pool, v_pool, tables)
+        raise ValueError(_NO_LATENTS)
 
     # ---- plans: made once per step for the layers of a shape
 
@@ -366,8 +384,10 @@ def _shapes(
     )
 
 
-def refusal(key_dim: int, value_dim: int, dtype: mx.Dtype) -> str | None:
+def refusal(key_dim: int, value_dim: int, dtype: mx.Dtype, is_latent: bool = False) -> str | None:
     """Why the kernels cannot run a layer of this shape, or None."""
+    if is_latent:
+        return _NO_LATENTS
     if key_dim != value_dim:
         return (
             f"the Metal kernels take keys and values of one head dimension, got {key_dim} and "

@@ -10,6 +10,11 @@ Rows are tokens. For T rows, H query heads, K kv heads, head dimension D and S s
         queries         (S, H, D): one row per sequence, its newest position
     paged_prefill(queries, k_pool, v_pool, tables, *, scale, window, softcap, sinks) -> (T, H, D)
         queries         (T, H, D): the rows of each sequence's chunk, causal within it
+    paged_latent(q_latent, q_rope, k_pool, v_pool, tables, *, scale) -> (T, H, L)
+        attention over latents (MLA), causal; see below. One row per sequence, or chunks
+        q_latent        (T, H, L), not scaled
+        q_rope          (T, H, R), scaled already: mlx-lm's models multiply it by `scale` in their
+                        own dtype, and undoing that would round it a second time
     read_kv(k_pool, v_pool, slots) -> (keys, values)
         what write_kv wrote there, bit-exact and already computed, so later writes do not change it.
         No step may be running
@@ -25,12 +30,17 @@ Rows are tokens. For T rows, H query heads, K kv heads, head dimension D and S s
         softcap         None, or c in c * tanh(score / c)
         sinks           None, or (H,): a logit per head that is only in the softmax's sum
 
-A pool is one array per layer and side; its layout is the backend's own.
+A pool is one array per layer and side; its layout is the backend's own. For `paged_latent`, k_pool
+holds each position's latent (1 head, L) and v_pool its rotated key (1 head, R), which all query heads
+share. The latents are the values, too:
+
+    score(row, head, position) = scale * q_latent . latent + q_rope . rotated key
+    out(row, head)             = sum over positions of softmax(score) * latent
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -43,7 +53,15 @@ PAGE_SIZES = (16, 32, 64)
 HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256, 512)
 
 Slots = npt.NDArray[np.int32]
-LayerShape: TypeAlias = tuple[int, int, mx.Dtype]  # head dimension of keys and of values, dtype
+
+
+class LayerShape(NamedTuple):
+    """What a backend may refuse a layer for."""
+
+    key_dim: int
+    value_dim: int
+    dtype: mx.Dtype
+    is_latent: bool = False  # attends by paged_latent: key_dim is L, value_dim is R
 
 
 class Backend(Protocol):
@@ -91,6 +109,17 @@ class Backend(Protocol):
         window: int | None = None,
         softcap: float | None = None,
         sinks: mx.array | None = None,
+    ) -> mx.array: ...
+
+    def paged_latent(
+        self,
+        q_latent: mx.array,
+        q_rope: mx.array,
+        k_pool: mx.array,
+        v_pool: mx.array,
+        tables: SequenceTables,
+        *,
+        scale: float,
     ) -> mx.array: ...
 
     def copy_pages(
@@ -143,6 +172,25 @@ def check_attention(
         raise ValueError(f"a softcap must be above 0, got {softcap}")
     if sinks is not None and sinks.shape != (heads,):
         raise ValueError(f"sinks must be ({heads},), got {tuple(sinks.shape)}")
+
+
+def check_latent(
+    q_latent: mx.array,
+    q_rope: mx.array,
+    k_pool: mx.array,
+    v_pool: mx.array,
+    tables: SequenceTables,
+) -> None:
+    """Raises ValueError for arguments that do not fit together."""
+    check_attention(q_latent, k_pool, v_pool, tables, None, None, None)
+    kv_heads, rope_dim, _ = _pool_shape(v_pool)
+    if kv_heads != 1:
+        raise ValueError(f"latents have 1 kv head, the pool has {kv_heads}")
+    if q_rope.shape != (*q_latent.shape[:2], rope_dim) or q_rope.dtype != q_latent.dtype:
+        raise ValueError(
+            f"q_rope is {tuple(q_rope.shape)} of {q_rope.dtype}; these latents and this pool take "
+            f"{(*q_latent.shape[:2], rope_dim)} of {q_latent.dtype}"
+        )
 
 
 def check_decode(tables: SequenceTables) -> None:

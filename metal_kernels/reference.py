@@ -11,7 +11,14 @@ import mlx.core as mx
 import numpy as np
 from mlx.core import array as Array
 
-from metal_kernels.ops import Slots, check_attention, check_copy, check_decode, check_write
+from metal_kernels.ops import (
+    Slots,
+    check_attention,
+    check_copy,
+    check_decode,
+    check_latent,
+    check_write,
+)
 from metal_kernels.tables import SequenceTables
 
 
@@ -93,6 +100,32 @@ class ReferenceBackend:
                 total = mx.logaddexp(total, sinks.astype(mx.float32)[:, None, None])
             outputs.append(mx.einsum("hrp,phd->rhd", mx.exp(scores - total), values))
         return mx.concatenate(outputs).astype(queries.dtype)
+
+    def paged_latent(
+        self,
+        q_latent: Array,
+        q_rope: Array,
+        k_pool: Array,
+        v_pool: Array,
+        tables: SequenceTables,
+        *,
+        scale: float,
+    ) -> Array:
+        check_latent(q_latent, q_rope, k_pool, v_pool, tables)
+        outputs = []
+        for sequence, first, end in tables.queries():
+            context = int(tables.context_lens[sequence])
+            row, position = np.arange(context - (end - first), context), np.arange(context)
+            at = _at(tables.slots(sequence, position), k_pool)
+            latents, keys = (pool[at][:, 0].astype(mx.float32) for pool in (k_pool, v_pool))
+            scores = (
+                mx.einsum("rhd,pd->hrp", q_latent[first:end].astype(mx.float32), latents) * scale
+            )
+            scores += mx.einsum("rhd,pd->hrp", q_rope[first:end].astype(mx.float32), keys)
+            scores = mx.where(mx.array(position <= row[:, None]), scores, -mx.inf)
+            weights = mx.softmax(scores, axis=-1)
+            outputs.append(mx.einsum("hrp,pd->rhd", weights, latents))
+        return mx.concatenate(outputs).astype(q_latent.dtype)
 
 
 def _at(slots: Slots, pool: Array) -> tuple[Array, slice, Array]:

@@ -30,13 +30,9 @@ def attend(
 ) -> mx.array:
     """(1, heads, rows, value_dim), causal. The caller cuts off positions outside every window."""
     rows, positions = queries.shape[2], keys.shape[2]
-    if softcap is None and not _has_many_scores(queries, positions):
+    if softcap is None and not has_many_scores(queries, positions):
         return attend_fused(queries, keys, values, scale=scale, window=window, sinks=sinks)
-    unseen = None
-    if rows > 1:
-        # A choice (mx.where) costs as much as an exponential here, an addition a fortieth.
-        is_seen = _is_seen(rows, positions, window)
-        unseen = mx.array(np.where(is_seen, np.float32(0), np.float32(-np.inf)))
+    unseen = unseen_by(rows, positions, window) if rows > 1 else None
     return attend_written_out(
         queries, keys, values, scale=scale, unseen=unseen, softcap=softcap, sinks=sinks
     )
@@ -64,7 +60,9 @@ def attend_written_out(
     values: mx.array,
     *,
     scale: float,
-    unseen: mx.array | None,  # (rows, positions): 0, or minus infinity
+    unseen: mx.array
+    | None,  # (rows, positions) or (1, heads, rows, positions): added to the scores
+    # in powers of 2, minus infinity where a row does not see a position
     softcap: float | None = None,
     sinks: mx.array | None = None,
 ) -> mx.array:
@@ -93,7 +91,7 @@ def attend_written_out(
     return (output / total).astype(queries.dtype)
 
 
-def _has_many_scores(queries: mx.array, positions: int) -> bool:
+def has_many_scores(queries: mx.array, positions: int) -> bool:
     """Whether writing out is faster."""
     _, heads, rows, _ = queries.shape
     is_on_cpu = mx.default_device() == mx.cpu and queries.dtype == mx.float32
@@ -107,6 +105,15 @@ def _mask(rows: int, positions: int, window: int | None) -> mx.array | str | Non
     if window is None or positions <= window:
         return "causal"
     return mx.array(_is_seen(rows, positions, window))
+
+
+def unseen_by(rows: int, positions: int, window: int | None = None) -> mx.array:
+    """(rows, positions) float32 to add to scores: 0, or minus infinity.
+
+    A choice (mx.where) costs as much as an exponential on a CPU, an addition a fortieth.
+    """
+    is_seen = _is_seen(rows, positions, window)
+    return mx.array(np.where(is_seen, np.float32(0), np.float32(-np.inf)))
 
 
 def _is_seen(rows: int, positions: int, window: int | None) -> npt.NDArray[np.bool_]:

@@ -14,10 +14,17 @@ from itertools import pairwise
 import mlx.core as mx
 import numpy as np
 
-from metal_kernels.cpu import cascade
+from metal_kernels.cpu import cascade, latent
 from metal_kernels.cpu.attention import attend, attend_written_out
 from metal_kernels.cpu.zeros import lazy_zeros
-from metal_kernels.ops import Slots, check_attention, check_copy, check_decode, check_write
+from metal_kernels.ops import (
+    Slots,
+    check_attention,
+    check_copy,
+    check_decode,
+    check_latent,
+    check_write,
+)
 from metal_kernels.resizing import copy_start
 from metal_kernels.tables import IntArray, SequenceTables
 
@@ -97,6 +104,36 @@ class CpuBackend:
     ) -> mx.array:
         check_attention(queries, k_pool, v_pool, tables, window, softcap, sinks)
         return _attend_one_by_one(queries, k_pool, v_pool, tables, scale, window, softcap, sinks)
+
+    def paged_latent(
+        self,
+        q_latent: mx.array,
+        q_rope: mx.array,
+        k_pool: mx.array,
+        v_pool: mx.array,
+        tables: SequenceTables,
+        *,
+        scale: float,
+    ) -> mx.array:
+        check_latent(q_latent, q_rope, k_pool, v_pool, tables)
+        if tables.num_rows == len(tables) > 1 and self._is_small(tables, k_pool):
+            slots, unseen = tables.plan("gathered", lambda: _gathered(tables))
+            return latent.attend_gathered(
+                q_latent, q_rope, k_pool, v_pool, slots, unseen, scale=scale
+            )
+        outputs = []
+        for sequence, first_row, end_row in tables.queries():
+            runs = tables.plan((sequence, 0), partial(tables.runs, sequence, 0))
+            outputs.append(
+                latent.attend(
+                    q_latent[first_row:end_row],
+                    q_rope[first_row:end_row],
+                    _read(k_pool, runs)[0, 0],
+                    _read(v_pool, runs)[0, 0],
+                    scale=scale,
+                )
+            )
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
     def copy_pages(
         self,

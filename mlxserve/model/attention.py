@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from metal_kernels import Backend, select_backend
+from metal_kernels import Backend, LayerShape, select_backend
 from mlxserve.errors import InvalidConfig, UnsupportedModel
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.probe import probe
@@ -18,7 +18,7 @@ def choose_attention(name: str, loaded: LoadedModel) -> tuple[Backend, float]:
     "auto" falls back to plain mlx, with a warning, for a model whose logits are wrong on the Metal
     kernels. Raises InvalidConfig, and UnsupportedModel for a model that cannot be paged.
     """
-    shapes = [(spec.key_dim, spec.value_dim, spec.dtype) for spec in loaded.layers]
+    shapes = [LayerShape(spec.key_dim, spec.value_dim, spec.dtype) for spec in loaded.layers]
     try:
         backend = select_backend(name, shapes)
     except ValueError as error:

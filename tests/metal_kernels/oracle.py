@@ -133,17 +133,21 @@ class Paged:
 
     def error(self) -> float:
         """The largest difference relative to the largest value; NaN where the answer has one."""
-        return _error(self.answer(), self.expected())
+        return relative_error(self.answer(), self.expected())
 
     def error_to_reference(self) -> float:
         """As `error`, to the answer of the reference."""
         reference = Paged(ReferenceBackend(), self._case)
         reference.scale = self.scale
-        return _error(self.answer(), reference.answer())
+        return relative_error(self.answer(), reference.answer())
 
     @property
     def tolerance(self) -> float:
         return TOLERANCES[self._case.dtype]
+
+    def keys_and_values(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Of each sequence, (length, kv_heads, dimensions)."""
+        return self._keys, self._values
 
     def pools(self) -> tuple[mx.array, mx.array]:
         """(keys, values): NaN everywhere but in the sequences' own slots."""
@@ -198,8 +202,7 @@ class Paged:
 
     def _draw(self, *shape: int) -> np.ndarray:
         """Normal numbers that the case's dtype holds exactly, as float32."""
-        numbers = mx.array(self._rng.standard_normal(shape, np.float32))
-        return np.array(numbers.astype(self._case.dtype).astype(mx.float32))
+        return np.array(draw(self._rng, shape, self._case.dtype).astype(mx.float32))
 
     def _attend(self, queries: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
         case, (rows, context) = self._case, (len(queries), len(keys))
@@ -220,7 +223,12 @@ class Paged:
         return output
 
 
-def _error(answer: np.ndarray, expected: np.ndarray) -> float:
+def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    """Normal numbers."""
+    return mx.array(rng.standard_normal(shape, np.float32)).astype(dtype)
+
+
+def relative_error(answer: np.ndarray, expected: np.ndarray) -> float:
     assert answer.shape == expected.shape
     return float(np.abs(answer - expected).max() / np.abs(expected).max())
 

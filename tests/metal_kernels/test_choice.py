@@ -7,12 +7,12 @@ import logging
 import mlx.core as mx
 import pytest
 
-from metal_kernels import choice, select_backend
+from metal_kernels import LayerShape, choice, select_backend
 from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.metal import MetalBackend
 
-SUPPORTED = [(128, 128, mx.float16)]
-UNSUPPORTED = [*SUPPORTED, (192, 128, mx.float16)]
+SUPPORTED = [LayerShape(128, 128, mx.float16)]
+UNSUPPORTED = [*SUPPORTED, LayerShape(192, 128, mx.float16)]
 
 
 @pytest.fixture
@@ -63,6 +63,12 @@ def test_a_model_with_an_unsupported_layer_gets_cpu(
     assert "got 192 and 128" in caplog.text
     with pytest.raises(ValueError, match='got 192 and 128; attention_backend="cpu"'):
         select_backend("metal", UNSUPPORTED)
+
+
+@pytest.mark.usefixtures("mac")
+def test_metal_refuses_layers_over_latents_by_name() -> None:
+    with pytest.raises(ValueError, match=r'latents .*attention_backend="cpu" does'):
+        select_backend("metal", [LayerShape(128, 128, mx.float16, is_latent=True)])
 
 
 @pytest.mark.usefixtures("broken_mac")

@@ -100,6 +100,44 @@ def test_attention_that_does_not_fit_is_refused(changes: dict[str, Any], message
         attend(**changes)
 
 
+def latent_pools(kv_heads: int = 1, rope_dim: int = 4) -> tuple[mx.array, mx.array]:
+    return tuple(  # type: ignore[return-value]  # two of them
+        BACKEND.new_pool(4, kv_heads, 16, dim, mx.float32) for dim in (8, rope_dim)
+    )
+
+
+def attend_latents(**changes: Any) -> mx.array:
+    arguments: dict[str, Any] = {
+        "q_latent": mx.zeros((3, 5, 8)),
+        "q_rope": mx.zeros((3, 5, 4)),
+        "pools": latent_pools(),
+    }
+    arguments = {**arguments, **changes}
+    k_pool, v_pool = arguments["pools"]
+    queries = arguments["q_latent"], arguments["q_rope"]
+    return BACKEND.paged_latent(*queries, k_pool, v_pool, tables(), scale=1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"q_latent": mx.zeros((2, 5, 8))}, "queries have 2 rows, the tables describe 3"),
+        ({"q_latent": mx.zeros((3, 5, 16))}, "head dimension 16, the pool's keys 8"),
+        ({"q_rope": mx.zeros((3, 5, 8))}, r"q_rope is \(3, 5, 8\) .* take \(3, 5, 4\)"),
+        ({"q_rope": mx.zeros((3, 4, 4))}, r"q_rope is \(3, 4, 4\)"),
+        ({"q_rope": mx.zeros((3, 5, 4), mx.float16)}, r"q_rope is .* of mlx.core.float16"),
+        ({"pools": latent_pools(kv_heads=5)}, "1 kv head, the pool has 5"),
+        ({"pools": latent_pools(rope_dim=2)}, r"take \(3, 5, 2\)"),
+    ],
+)
+def test_attention_over_latents_that_do_not_fit_is_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    assert attend_latents().shape == (3, 5, 8)
+    with pytest.raises(ValueError, match=message):
+        attend_latents(**changes)
+
+
 @pytest.mark.parametrize(
     ("sources", "targets", "message"),
     [

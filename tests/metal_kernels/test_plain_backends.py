@@ -9,7 +9,8 @@ import pytest
 from metal_kernels import Backend, SequenceTables
 from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.reference import ReferenceBackend
-from tests.metal_kernels.oracle import CASES, Case, Paged, read_slots
+from tests.metal_kernels.latent_oracle import PagedLatents, latent_case
+from tests.metal_kernels.oracle import CASES, TOLERANCES, Case, Paged, read_slots
 
 
 @pytest.fixture(params=[ReferenceBackend(), CpuBackend()], ids=["reference", "cpu"])
@@ -44,6 +45,28 @@ def test_the_cpu_backend_answers_as_the_reference_does(case: Case) -> None:
 )
 def test_decodes_are_right_gathered_or_one_by_one(case: Case, max_gathered_rows: int) -> None:
     found = Paged(CpuBackend(max_gathered_rows), case)
+    assert found.error() <= found.tolerance
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+@pytest.mark.parametrize("is_scattered", [True, False], ids=["scattered", "consecutive"])
+@pytest.mark.parametrize(
+    "sequences",
+    [((0, 1), (16, 1), (40, 1)), ((52, 1),), ((0, 17), (20, 9), (40, 1))],
+    ids=["decodes", "decode", "chunks"],
+)
+def test_attention_over_latents_is_right(
+    sequences: tuple[tuple[int, int], ...], is_scattered: bool, dtype: mx.Dtype, backend: Backend
+) -> None:
+    case = latent_case(sequences, heads=5, dtype=dtype, is_scattered=is_scattered)
+    found = PagedLatents(backend, case)
+    assert found.error() <= found.tolerance
+
+
+@pytest.mark.parametrize("sequences", [((299, 1),), ((60, 40), (0, 9))], ids=["decode", "chunks"])
+def test_attention_over_many_latents_is_right(sequences: tuple[tuple[int, int], ...]) -> None:
+    """On a CPU many scores are written out, with sizes as models have them."""
+    found = PagedLatents(CpuBackend(0), latent_case(sequences, heads=128, dims=(512, 64)))
     assert found.error() <= found.tolerance
 
 
