@@ -12,7 +12,7 @@ a self-test of its in-place writes passes; elsewhere, and for shapes the kernels
 it is `cpu`.
 """
 
-from metal_kernels.choice import BACKENDS, select_backend
+from metal_kernels.choice import BACKENDS, select_backend, select_backends
 from metal_kernels.ops import HEAD_DIMS, PAGE_SIZES, Backend, LayerShape
 from metal_kernels.tables import SequenceTables
 
@@ -24,4 +24,5 @@ __all__ = [
     "LayerShape",
     "SequenceTables",
     "select_backend",
+    "select_backends",
 ]

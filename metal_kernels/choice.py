@@ -1,4 +1,5 @@
-"""Which backend computes: what was asked for, what the machine has, what the self-test found."""
+"""Which backend computes each layer: what was asked for, what the machine has, what the self-test
+found, and which shapes the kernels take."""
 
 from __future__ import annotations
 
@@ -18,38 +19,53 @@ from metal_kernels.selftest import why_not_in_place
 log = logging.getLogger("metal_kernels")
 
 BACKENDS = ("auto", "metal", "cpu", "reference")
+_ANY = LayerShape(128, 128, mx.float16)  # which every backend takes
 
 
-def select_backend(name: str, layers: Sequence[LayerShape] = ()) -> Backend:
-    """The backend of this name, for a model with these layers.
+def select_backend(name: str) -> Backend:
+    """The backend of this name, for layers of any shape that it takes. See `select_backends`."""
+    (backend,) = select_backends(name, [_ANY])
+    return backend
 
-    "auto" is "metal" where there is Metal, its self-test passes and its kernels take every layer,
-    and "cpu" elsewhere; the log says which and why. "reference" is the specification, for
-    comparisons. Raises ValueError, with advice, for an unknown name and for a backend that cannot
-    run here.
+
+def select_backends(name: str, layers: Sequence[LayerShape]) -> tuple[Backend, ...]:
+    """The backend of each layer; layers with the same one share the object.
+
+    "auto" is "metal" where there is Metal, its self-test passes and its kernels take the layer, and
+    "cpu" elsewhere; the log says which and why. "reference" is the specification, for comparisons.
+    Raises ValueError, with advice, for an unknown name and for a backend that cannot run here or not
+    for every layer.
     """
     if name not in BACKENDS:
         raise ValueError(f"no attention backend named {name!r}; there are: {', '.join(BACKENDS)}")
     if name == "reference":
-        return ReferenceBackend()
+        return (ReferenceBackend(),) * len(layers)
     if name == "cpu" or (name == "auto" and not has_metal()):
-        return CpuBackend()
+        return (CpuBackend(),) * len(layers)
     if name == "metal" and not has_metal():
         raise ValueError(
             "there is no Metal on this machine: it needs a Mac with Apple Silicon and an mlx built "
             'for it; use attention_backend="auto" or "cpu"'
         )
-    reason = next((why for layer in layers if (why := refusal(*layer)) is not None), None)
-    reason = reason or why_not_metal()
-    if reason is None:
-        log.info("attention by Metal kernels, pools written in place: the self-test passed")
-        return MetalBackend(on_metal)
-    if name == "metal":
-        raise ValueError(reason)
-    # Not the reference, which copies every context and casts it to float32. On a GPU this is mlx's
-    # fused attention over views of the pool; what only pays on a CPU asks for the device first.
-    log.warning("attention by plain mlx, which is slower: %s", reason)
-    return CpuBackend()
+    reasons = [refusal(*layer) for layer in layers]
+    if None in reasons and (failure := why_not_metal()) is not None:
+        reasons = [failure] * len(layers)
+    refused = [reason for reason in reasons if reason is not None]
+    if refused and name == "metal":
+        raise ValueError(refused[0])
+    if refused:
+        # Not the reference, which copies every context and casts it to float32. On a GPU this is
+        # mlx's fused attention over views of the pool; what only pays on a CPU asks for the device.
+        which = "" if len(refused) == len(layers) else f" of {len(refused)} of {len(layers)} layers"
+        why = "; ".join(dict.fromkeys(refused))
+        log.warning("attention%s by plain mlx, which is slower: %s", which, why)
+    if len(refused) < len(layers):
+        which = f" of {len(layers) - len(refused)} layers" if refused else ""
+        log.info(
+            "attention%s by Metal kernels, pools written in place: the self-test passed", which
+        )
+    metal, plain = MetalBackend(on_metal), CpuBackend()
+    return tuple(metal if reason is None else plain for reason in reasons)
 
 
 def has_metal() -> bool:

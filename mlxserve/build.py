@@ -19,7 +19,7 @@ from mlxserve.engine.pace import Pace
 from mlxserve.engine.trace import Trace
 from mlxserve.hub.files import ModelFiles, find_model
 from mlxserve.hub.generation_config import read_generation_config
-from mlxserve.model.attention import choose_attention
+from mlxserve.model.attention import choose_attention, in_words
 from mlxserve.model.load import LoadedModel, load
 from mlxserve.model.runner import ModelRunner
 from mlxserve.model.sizing import (
@@ -98,19 +98,19 @@ def build_engine(
     is_metal = machine.is_metal()
     config = default_step_budget(config, is_metal=is_metal)
     loaded = load(files, is_metal=is_metal, memory_limit=memory_limit)
-    backend, difference = choose_attention(config.attention_backend, loaded)
+    backends, difference = choose_attention(config.attention_backend, loaded)
     # A number of pages that is asked for, at the start or in a resize, is bounded by all memory, not
     # by gpu_memory_utilization.
     most = memory.working_set if is_metal else memory.total
     step = None
     if is_metal or config.num_pages is None:
-        step = measure_step(config, loaded, backend, is_metal=is_metal)
+        step = measure_step(config, loaded, backends, is_metal=is_metal)
     config = settle(config, loaded, step, memory_limit, device_memory=most)
     assert config.num_pages is not None
     _limit_memory(config, step if is_metal else None)
     first = first_pages(config) if is_metal and not are_pages_chosen else None
     pool = PagePool(config.num_pages, config.page_size, config.hot_after_hits, first)
-    kv = KVPool(loaded.layers, config.num_pages, config.page_size, backend, first)
+    kv = KVPool(loaded.layers, config.num_pages, config.page_size, backends, first)
     scheduler = Scheduler(config.scheduler, pool)
     log.info(
         "%s is loaded: KV cache %d tokens in %d pages of %d (%.1f MiB, now %.1f), context %d, "
@@ -122,7 +122,7 @@ def build_engine(
         kv.nbytes_of(config.num_pages) / (1 << 20),
         kv.nbytes / (1 << 20),
         scheduler.max_model_len,
-        backend.name,
+        in_words(backends),
         difference,
     )
     runner = ModelRunner(loaded.model, loaded.selector, kv, config.seed, memory_limit=most)

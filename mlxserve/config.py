@@ -266,7 +266,8 @@ class EngineConfig(Options):
         str,
         Option(
             "What computes attention: Metal kernels, plain mlx (cpu), the slow plain-mlx "
-            "specification (reference), or (auto) Metal on a Mac and cpu elsewhere.",
+            "specification (reference), or (auto) Metal on a Mac, and cpu elsewhere and for layers "
+            "that the kernels do not take.",
             "Memory",
             choices=("auto", "metal", "cpu", "reference"),
         ),

@@ -5,6 +5,9 @@ Over chunked prefill, cache hits, a batch of 4, forks and a preemption.
 
 from __future__ import annotations
 
+import itertools
+import logging
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,6 +16,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from metal_kernels import Backend, LayerShape
+from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.kernels import ALL, Kernel, KernelSpec
 from metal_kernels.metal import MetalBackend
 from mlxserve import LLM, SamplingParams
@@ -83,13 +88,40 @@ def answers() -> dict[str, Tokens]:
     return found
 
 
+def give(monkeypatch: pytest.MonkeyPatch, *backends: Backend) -> None:
+    """Give the layers of models these backends in turns."""
+
+    def select(_name: str, layers: Sequence[LayerShape]) -> list[Backend]:
+        return list(itertools.islice(itertools.cycle(backends), len(layers)))
+
+    monkeypatch.setattr(attention, "select_backends", select)
+
+
+def test_layers_on_kernels_and_on_plain_mlx_give_the_same_tokens(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A second answer that copies a page, next to a chunk; the pool's memory grows."""
+
+    def tokens() -> Tokens:
+        with LLM(max_num_batched_tokens=20, max_num_seqs=4, num_pages=64, **OPTIONS) as llm:
+            return list(forks(llm, QUESTIONS[:2]))
+
+    expected = tokens()
+    factory = CountingFactory()
+    give(monkeypatch, MetalBackend(factory), CpuBackend())
+    with caplog.at_level(logging.INFO, "mlxserve"):
+        assert tokens() == expected
+    assert re.search(r"attention by metal \(\d layers\) and cpu \(\d layers\)", caplog.text)
+    assert set(factory.dispatches) == {spec.name for spec in ALL}
+
+
 @pytest.mark.slow
 def test_emulated_kernels_give_the_tokens_that_plain_mlx_gives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     expected = answers()
     factory = CountingFactory()
-    monkeypatch.setattr(attention, "select_backend", lambda _name, _layers: MetalBackend(factory))
+    give(monkeypatch, MetalBackend(factory))
     found = answers()
     for name, tokens in expected.items():
         assert found[name] == tokens, name

@@ -91,7 +91,9 @@ def test_the_emulated_kernels_continue_in_resized_pools(monkeypatch: pytest.Monk
             llm.close()
 
     wanted = asyncio.run(scenario(()))
-    monkeypatch.setattr(attention, "select_backend", lambda _name, _layers: emulated_backend())
+    monkeypatch.setattr(
+        attention, "select_backends", lambda _name, layers: [emulated_backend()] * len(layers)
+    )
     assert asyncio.run(scenario((20, 100, 9, 64, 10, 30, 9, 22))) == wanted
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -37,6 +37,8 @@ class LayerSpec:
         return self.kv_heads * (self.key_dim + self.value_dim) * self.dtype.size
 
 
+Backends: TypeAlias = Backend | Sequence[Backend]  # of every layer, or of each
+
 # What mlx, numpy and the operating system raise where there is no memory.
 _REFUSALS = (RuntimeError, MemoryError, OSError)
 
@@ -63,7 +65,7 @@ class KVPool:
         layers: Sequence[LayerSpec],
         num_pages: int,
         page_size: int,
-        backend: Backend,
+        backends: Backends,
         num_backed: int | None = None,
     ) -> None:
         """`num_backed`: None for all. Raises OutOfMemory if the system refuses the memory."""
@@ -72,7 +74,10 @@ class KVPool:
         self.num_backed = num_backed or num_pages
         self._first_backed = num_backed
         self.page_size = page_size
-        self.backend = backend
+        self.backends: tuple[Backend, ...] = (
+            (backends,) * len(layers) if not isinstance(backends, Sequence) else tuple(backends)
+        )
+        assert len(self.backends) == len(layers), "a backend for each layer"
         self._keys: list[mx.array] = []
         self._values: list[mx.array] = []
         self._allocate()
@@ -80,8 +85,8 @@ class KVPool:
     def _allocate(self) -> None:
         def pools(dims: Sequence[int]) -> list[mx.array]:
             return [
-                self.backend.new_pool(self.num_backed, s.kv_heads, self.page_size, dim, s.dtype)
-                for s, dim in zip(self.specs, dims, strict=True)
+                backend.new_pool(self.num_backed, s.kv_heads, self.page_size, dim, s.dtype)
+                for backend, s, dim in zip(self.backends, self.specs, dims, strict=True)
             ]
 
         try:
@@ -92,6 +97,14 @@ class KVPool:
             self._keys, self._values = [], []
             nbytes = self.nbytes_of(self.num_backed)
             raise refused_memory(self.num_backed, nbytes, error) from error
+
+    @property
+    def writes_in_place(self) -> bool:
+        """Whether a step may start while the one before runs.
+
+        A single layer whose writes are not in place would copy its whole pool.
+        """
+        return all(backend.writes_in_place for backend in self.backends)
 
     @property
     def nbytes(self) -> int:
@@ -120,7 +133,7 @@ class KVPool:
 
     def write(self, layer: int, keys: mx.array, values: mx.array, step: StepLayout) -> None:
         """Write the rows' keys and values, (T, kv_heads, head_dim), to the step's slots."""
-        self._keys[layer], self._values[layer] = self.backend.write_kv(
+        self._keys[layer], self._values[layer] = self.backends[layer].write_kv(
             keys, values, self._keys[layer], self._values[layer], step.slots
         )
 
@@ -128,7 +141,7 @@ class KVPool:
         """Copy each source to its target, after everything written so far."""
         pages = np.fromiter(sources, np.int32), np.fromiter(targets, np.int32)
         for layer, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
-            self._keys[layer], self._values[layer] = self.backend.copy_pages(
+            self._keys[layer], self._values[layer] = self.backends[layer].copy_pages(
                 keys, values, *pages, self.page_size
             )
 
@@ -173,7 +186,7 @@ class KVPool:
         try:
             for layer in range(len(self.specs)):
                 for arrays in (self._keys, self._values):
-                    arrays[layer] = self.backend.resize_pool(
+                    arrays[layer] = self.backends[layer].resize_pool(
                         arrays[layer], num_pages, self.page_size, sources, targets
                     )
                     done.append((arrays, layer))
@@ -196,7 +209,7 @@ class KVPool:
     def _shrink_again(self, grown: Sequence[tuple[list[mx.array], int]]) -> None:
         none = np.empty(0, np.int32)
         for arrays, layer in grown:
-            arrays[layer] = self.backend.resize_pool(
+            arrays[layer] = self.backends[layer].resize_pool(
                 arrays[layer], self.num_backed, self.page_size, none, none
             )
 
@@ -205,8 +218,8 @@ class KVPool:
         slots = self._slots(pages)
         columns = [
             read(rows.reshape(len(pages), -1).view(mx.uint8))
-            for keys, values in zip(self._keys, self._values, strict=True)
-            for rows in self.backend.read_kv(keys, values, slots)
+            for backend, keys, values in zip(self.backends, self._keys, self._values, strict=True)
+            for rows in backend.read_kv(keys, values, slots)
         ]
         return [row.tobytes() for row in np.concatenate(columns, axis=1)]
 
@@ -223,7 +236,7 @@ class KVPool:
                 sides.append(side.reshape(len(slots), spec.kv_heads, dim))
                 begin = end
             keys, values = sides
-            self._keys[layer], self._values[layer] = self.backend.write_kv(
+            self._keys[layer], self._values[layer] = self.backends[layer].write_kv(
                 keys, values, self._keys[layer], self._values[layer], slots
             )
         evaluate(*self._keys, *self._values)
@@ -251,7 +264,8 @@ class KVPool:
             "softcap": softcap,
             "sinks": sinks,
         }
-        decode, prefill = self.backend.paged_decode, self.backend.paged_prefill
+        backend = self.backends[layer]
+        decode, prefill = backend.paged_decode, backend.paged_prefill
         if step.decodes is None:
             assert step.chunks is not None, "a step has rows"
             return prefill(queries, keys, values, step.chunks, **options)

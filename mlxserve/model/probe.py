@@ -22,9 +22,8 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
-from metal_kernels import Backend
 from metal_kernels.reading import read
-from mlxserve.cache.kv import KVPool
+from mlxserve.cache.kv import Backends, KVPool
 from mlxserve.errors import UnsupportedModel, in_one_line
 from mlxserve.hub.files import text_config
 from mlxserve.model.batch import Batch
@@ -70,11 +69,11 @@ class Agreement:
         return isfinite(self.largest) and self.share >= _MOST_ROWS
 
 
-def probe(loaded: LoadedModel, backend: Backend, page_size: int = 16) -> float:
+def probe(loaded: LoadedModel, backends: Backends, page_size: int = 16) -> float:
     """The largest difference relative to the largest logit. Raises UnsupportedModel."""
     kind = loaded.config.get("model_type")
     try:
-        found = _compare(loaded, backend, page_size)
+        found = _compare(loaded, backends, page_size)
     except (ValueError, TypeError, AttributeError, LookupError, RuntimeError) as error:
         raise UnsupportedModel(
             f"{loaded.name}: {kind} models do not work with a paged cache: {in_one_line(error)}"
@@ -88,12 +87,12 @@ def probe(loaded: LoadedModel, backend: Backend, page_size: int = 16) -> float:
     return found.largest
 
 
-def _compare(loaded: LoadedModel, backend: Backend, page_size: int) -> Agreement:
+def _compare(loaded: LoadedModel, backends: Backends, page_size: int) -> Agreement:
     dtype = loaded.layers[0].dtype
     tolerance = _TOLERANCES.get(dtype, 1e-1)
     sequences = _sequences(loaded)
     dense = [_dense(loaded, ids) for ids in sequences]
-    kinds = _differences(loaded, backend, page_size, sequences, dense)
+    kinds = _differences(loaded, backends, page_size, sequences, dense)
     largest = float(np.max([rows.max() for rows in kinds]))  # NaN if any of them is NaN
     if largest <= tolerance:
         return Agreement(largest, tolerance, 1.0)
@@ -131,7 +130,7 @@ def _sequences(loaded: LoadedModel) -> list[list[int]]:
 
 def _differences(
     loaded: LoadedModel,
-    backend: Backend,
+    backends: Backends,
     page_size: int,
     sequences: Sequence[list[int]],
     dense: Sequence[np.ndarray],
@@ -139,7 +138,7 @@ def _differences(
     """Of the rows of decodes, and of those of chunks."""
     decodes: list[np.ndarray] = []
     chunks: list[np.ndarray] = []
-    for sequence, start, paged in _paged(loaded, backend, page_size, sequences):
+    for sequence, start, paged in _paged(loaded, backends, page_size, sequences):
         expected = dense[sequence][start : start + len(paged)]
         (decodes if len(paged) == 1 else chunks).append(_relative(paged, expected))
     return np.concatenate(decodes), np.concatenate(chunks)
@@ -192,12 +191,12 @@ def _dense(loaded: LoadedModel, token_ids: Sequence[int], chunks: Sequence[int] 
 
 
 def _paged(
-    loaded: LoadedModel, backend: Backend, page_size: int, sequences: Sequence[list[int]]
+    loaded: LoadedModel, backends: Backends, page_size: int, sequences: Sequence[list[int]]
 ) -> Iterator[tuple[int, int, np.ndarray]]:
     """(sequence, first position, logits of its rows) of each chunk."""
     length = len(sequences[0])
     each = -(-length // page_size)
-    kv = KVPool(loaded.layers, num_pages=2 * each, page_size=page_size, backend=backend)
+    kv = KVPool(loaded.layers, 2 * each, page_size, backends)
     runner = ModelRunner(loaded.model, loaded.selector, kv)
     orders = range(2 * each - 1, 0, -2), range(0, 2 * each, 2)
     pages = [as_page_table(order) for order in orders]

@@ -69,7 +69,7 @@ class ModelRunner:
     def launch(self, chunks: Sequence[Chunk], previous: Pending | None = None) -> Pending:
         """Build the step's graph. If the pool's writes are in place, also start it."""
         pending = self.build(chunks, previous)
-        if self._kv.backend.writes_in_place:
+        if self._kv.writes_in_place:
             self._begin(pending)
         return pending
 
@@ -87,7 +87,7 @@ class ModelRunner:
 
     def start(self, pending: Pending) -> None:
         """Start the device unless `launch` did. Every earlier step must have been collected."""
-        if not self._kv.backend.writes_in_place:
+        if not self._kv.writes_in_place:
             self._begin(pending)
 
     def collect(self, pending: Pending) -> list[Sampled | None]:

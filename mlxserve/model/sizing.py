@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from metal_kernels import Backend
-from mlxserve.cache.kv import KVPool
+from mlxserve.cache.kv import Backends, KVPool
 from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidConfig, OutOfMemory
 from mlxserve.model.batch import Batch
@@ -176,18 +175,18 @@ def fit_pages(
 
 
 def measure_step(
-    config: EngineConfig, loaded: LoadedModel, backend: Backend, *, is_metal: bool
+    config: EngineConfig, loaded: LoadedModel, backends: Backends, *, is_metal: bool
 ) -> StepPeak:
     """Run a step of `max_num_batched_tokens` rows, or on a CPU part of it, for its peak of memory."""
     num_rows = config.scheduler.step_budget
     if is_metal:
         step = measured_rows(num_rows, config.scheduler.max_num_seqs)
         rows = sum(step)
-        measured, seconds = _run_sampling(loaded, backend, config.page_size, step)
+        measured, seconds = _run_sampling(loaded, backends, config.page_size, step)
         planned = planned_peak(measured, rows, num_rows)
     else:
         rows = min(_MEASURED_ROWS, num_rows)
-        measured, seconds = _run_chunk(loaded, backend, config.page_size, rows)
+        measured, seconds = _run_chunk(loaded, backends, config.page_size, rows)
         planned = measured * num_rows // rows
     log.info(
         "Step of %d tokens: %.2f GiB planned, %.2f GiB measured with %d tokens in %.2f s",
@@ -214,14 +213,14 @@ def planned_peak(measured: int, num_measured: int, num_rows: int) -> int:
 
 
 def _run_sampling(
-    loaded: LoadedModel, backend: Backend, page_size: int, rows: tuple[int, int]
+    loaded: LoadedModel, backends: Backends, page_size: int, rows: tuple[int, int]
 ) -> tuple[int, float]:
     """(peak, seconds): the larger peak of two runs, and the second one's time. The first waits for kernels to be compiled, and meanwhile the device
     completes command buffers."""
     params = SamplingParams(temperature=1.0, top_p=0.9)
     num_decodes, length = rows
     num_pages = num_decodes + -(-length // page_size)
-    kv = KVPool(loaded.layers, num_pages, page_size, backend)
+    kv = KVPool(loaded.layers, num_pages, page_size, backends)
     runner = ModelRunner(loaded.model, loaded.selector, kv)
     pages = [as_page_table([page]) for page in range(num_decodes)]
     pages.append(as_page_table(range(num_decodes, num_pages)))
@@ -245,11 +244,11 @@ def _run_sampling(
 
 
 def _run_chunk(
-    loaded: LoadedModel, backend: Backend, page_size: int, rows: int
+    loaded: LoadedModel, backends: Backends, page_size: int, rows: int
 ) -> tuple[int, float]:
     """(peak, seconds)."""
     pages = as_page_table(range(-(-rows // page_size)))
-    kv = KVPool(loaded.layers, len(pages), page_size, backend)
+    kv = KVPool(loaded.layers, len(pages), page_size, backends)
     runner = ModelRunner(loaded.model, loaded.selector, kv)
     request = LiveRequest(Request("sizing", [0] * rows, SamplingParams(temperature=0)))
     batch = Batch.of([Chunk(request, 0, rows, pages, samples=True)], page_size)

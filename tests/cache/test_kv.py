@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels import Backend, SequenceTables, select_backend
+from metal_kernels import SequenceTables, select_backend
 from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.reference import ReferenceBackend
-from mlxserve.cache.kv import KVPool, LayerKV, LayerSpec, PagedWindow
+from mlxserve.cache.kv import Backends, KVPool, LayerKV, LayerSpec, PagedWindow
 from mlxserve.cache.layout import StepLayout
 from tests.emulated import emulated_backend
 
@@ -39,7 +39,7 @@ def mixed_step() -> StepLayout:
 
 def pool_with_history() -> KVPool:
     """4 pages of 16, and 17 tokens of the decode's sequence in pages 2 and 0."""
-    kv = KVPool(SPECS, num_pages=4, page_size=16, backend=select_backend("cpu"))
+    kv = KVPool(SPECS, num_pages=4, page_size=16, backends=select_backend("cpu"))
     slots = np.array([*range(32, 48), 0], np.int32)
     step = StepLayout(mx.arange(17), slots, 0, None, tables([2, 0], 17, 17))
     for index, spec in enumerate(SPECS):
@@ -146,7 +146,7 @@ def test_a_mask_made_by_the_model_is_refused(mask: object) -> None:
 
 
 def test_the_size_of_a_pool_is_that_of_its_layers() -> None:
-    kv = KVPool(SPECS, num_pages=4, page_size=16, backend=select_backend("cpu"))
+    kv = KVPool(SPECS, num_pages=4, page_size=16, backends=select_backend("cpu"))
     assert [spec.bytes_per_token() for spec in SPECS] == [128, 48]
     assert kv.nbytes == 4 * 16 * (128 + 48)
 
@@ -158,7 +158,7 @@ def test_pages_that_were_read_are_written_bit_by_bit_to_other_pages(dtype: mx.Dt
         LayerSpec(kv_heads=1, key_dim=8, value_dim=4, dtype=dtype, window=3),
     ]
     pools = [
-        KVPool(specs, num_pages=5, page_size=16, backend=select_backend("cpu")) for _ in range(2)
+        KVPool(specs, num_pages=5, page_size=16, backends=select_backend("cpu")) for _ in range(2)
     ]
     slots = np.arange(5 * 16, dtype=np.int32)
     step = StepLayout(mx.arange(80), slots, 0, None, tables([0, 1, 2, 3, 4], 80, 80))
@@ -197,18 +197,27 @@ def test_pages_are_copied_and_others_stay_unchanged() -> None:
 
 # ---- resizing
 
+
+def each_its_own() -> Backends:
+    """One layer on the kernels, and one whose shape they do not take on plain mlx."""
+    return [emulated_backend(), CpuBackend()]
+
+
 BACKENDS = pytest.mark.parametrize(
-    "backend",
-    [ReferenceBackend, CpuBackend, emulated_backend],
-    ids=["reference", "cpu", "metal"],
+    "backends",
+    [ReferenceBackend, CpuBackend, emulated_backend, each_its_own],
+    ids=["reference", "cpu", "metal", "each its own"],
 )
 
 
-def filled(backend: Backend, num_pages: int, dtype: mx.Dtype = mx.float32) -> KVPool:
+def filled(backends: Backends, num_pages: int, dtype: mx.Dtype = mx.float32) -> KVPool:
     """A pool of two layers with different numbers in every slot."""
-    dims = (64, 64) if backend.writes_in_place else (8, 4)
-    specs = [LayerSpec(heads, *dims, dtype) for heads in (2, 1)]
-    kv = KVPool(specs, num_pages, 16, backend)
+    of_layers = backends if isinstance(backends, Sequence) else [backends] * 2
+    specs = [
+        LayerSpec(heads, *((64, 64) if backend.name == "metal" else (8, 4)), dtype)
+        for backend, heads in zip(of_layers, (2, 1), strict=True)
+    ]
+    kv = KVPool(specs, num_pages, 16, backends)
     num_slots = num_pages * 16
     step = StepLayout(mx.arange(num_slots), np.arange(num_slots, dtype=np.int32), 0, None, None)
     for index, spec in enumerate(specs):
@@ -220,9 +229,9 @@ def filled(backend: Backend, num_pages: int, dtype: mx.Dtype = mx.float32) -> KV
 @BACKENDS
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
 def test_resizing_keeps_pages_bit_by_bit_and_moves_them(
-    backend: Callable[[], Backend], dtype: mx.Dtype
+    backends: Callable[[], Backends], dtype: mx.Dtype
 ) -> None:
-    kv = filled(backend(), 7, dtype)
+    kv = filled(backends(), 7, dtype)
     before = kv.read_pages(range(7))
     kv.resize(4, {5: 1, 6: 2, 4: 3})
     assert kv.read_pages(range(4)) == [before[0], before[5], before[6], before[4]]
@@ -236,9 +245,9 @@ def test_resizing_keeps_pages_bit_by_bit_and_moves_them(
 
 
 @BACKENDS
-def test_a_layer_attends_over_moved_pages(backend: Callable[[], Backend]) -> None:
+def test_a_layer_attends_over_moved_pages(backends: Callable[[], Backends]) -> None:
     """The kernels' order of reads and writes continues in the new arrays."""
-    kv = filled(backend(), 6)
+    kv = filled(backends(), 6)
     spec = kv.specs[0]
     queries = mx.random.normal((1, 2, 1, spec.key_dim), key=mx.random.key(9))
     new = [side[:, :, None] for side in rows(1, spec, seed=8)]
@@ -255,12 +264,12 @@ def test_a_layer_attends_over_moved_pages(backend: Callable[[], Backend]) -> Non
     assert np.allclose(answer([0, 1]), wanted, atol=1e-6)
 
 
-@pytest.mark.parametrize("backend", [CpuBackend, emulated_backend], ids=["cpu", "metal"])
+@pytest.mark.parametrize("backends", [CpuBackend, emulated_backend], ids=["cpu", "metal"])
 @pytest.mark.parametrize("moves", [{}, {500: 3}], ids=["nothing moves", "a page moves"])
 def test_a_pool_that_shrinks_returns_its_memory_to_the_machine(
-    backend: Callable[[], Backend], moves: dict[int, int]
+    backends: Callable[[], Backends], moves: dict[int, int]
 ) -> None:
-    kv = filled(backend(), 512)
+    kv = filled(backends(), 512)
     whole, array = kv.nbytes, max(a.nbytes for a in kv.arrays())
     mx.eval(kv.arrays())
     mx.clear_cache()
@@ -286,10 +295,10 @@ def test_resizing_to_the_same_size_keeps_the_arrays() -> None:
 
 
 @BACKENDS
-def test_backing_more_pages_keeps_those_that_were_written(backend: Callable[[], Backend]) -> None:
-    whole = filled(backend(), 3)
+def test_backing_more_pages_keeps_those_that_were_written(backends: Callable[[], Backends]) -> None:
+    whole = filled(backends(), 3)
     wanted = whole.read_pages(range(3))
-    kv = KVPool(whole.specs, 9, 16, whole.backend, num_backed=3)
+    kv = KVPool(whole.specs, 9, 16, whole.backends, num_backed=3)
     kv.write_pages(range(3), wanted)
     assert kv.nbytes == kv.nbytes_of(3)
     kv.back(2)
@@ -304,10 +313,10 @@ def test_backing_more_pages_keeps_those_that_were_written(backend: Callable[[], 
 
 
 @BACKENDS
-def test_a_resize_of_a_growing_pool_moves_what_has_memory(backend: Callable[[], Backend]) -> None:
-    whole = filled(backend(), 4)
+def test_a_resize_of_a_growing_pool_moves_what_has_memory(backends: Callable[[], Backends]) -> None:
+    whole = filled(backends(), 4)
     wanted = whole.read_pages(range(4))
-    kv = KVPool(whole.specs, 9, 16, whole.backend, num_backed=4)
+    kv = KVPool(whole.specs, 9, 16, whole.backends, num_backed=4)
     kv.write_pages(range(4), wanted)
     kv.resize(20, {})
     assert (kv.num_pages, kv.num_backed) == (20, 4)
@@ -325,14 +334,15 @@ def test_a_resize_of_a_growing_pool_moves_what_has_memory(backend: Callable[[], 
 
 @BACKENDS
 def test_a_written_step_is_in_the_arrays_that_replace_its_own(
-    backend: Callable[[], Backend],
+    backends: Callable[[], Backends],
 ) -> None:
     """The next step may be launched, and the pool grow, before the step is read."""
     spec = LayerSpec(2, 64, 64, mx.float32)
-    kv = KVPool([spec], 6, 16, backend(), num_backed=2)
+    kv = KVPool([spec] * 2, 6, 16, backends(), num_backed=2)
     keys, values = rows(16, spec, seed=5)
     slots = np.arange(16, 32, dtype=np.int32)
-    kv.write(0, keys, values, StepLayout(mx.arange(16), slots, 0, None, None))
+    for layer in range(2):
+        kv.write(layer, keys, values, StepLayout(mx.arange(16), slots, 0, None, None))
     kv.back(6)  # nothing was evaluated yet
     found = np.frombuffer(kv.read_pages([1])[0], np.float32)
     assert set(found) == set(np.array(keys).ravel()) | set(np.array(values).ravel())

@@ -7,12 +7,12 @@ import logging
 import mlx.core as mx
 import pytest
 
-from metal_kernels import LayerShape, choice, select_backend
+from metal_kernels import LayerShape, choice, select_backend, select_backends
 from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.metal import MetalBackend
 
 SUPPORTED = [LayerShape(128, 128, mx.float16)]
-UNSUPPORTED = [*SUPPORTED, LayerShape(192, 128, mx.float16)]
+UNSUPPORTED = [LayerShape(192, 128, mx.float16)]
 
 
 @pytest.fixture
@@ -35,7 +35,9 @@ def no_mac(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_mac")
 def test_without_metal_auto_is_cpu() -> None:
-    assert isinstance(select_backend("auto", UNSUPPORTED), CpuBackend)
+    backends = select_backends("auto", [*SUPPORTED, *UNSUPPORTED])
+    assert len(backends) == 2
+    assert all(isinstance(backend, CpuBackend) for backend in backends)
 
 
 @pytest.mark.usefixtures("no_mac")
@@ -48,7 +50,8 @@ def test_metal_without_metal_is_refused_with_advice() -> None:
 @pytest.mark.parametrize("name", ["auto", "metal"])
 def test_with_metal_its_kernels_are_selected(name: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    backend = select_backend(name, SUPPORTED)
+    backend, same = select_backends(name, 2 * SUPPORTED)
+    assert backend is same
     assert isinstance(backend, MetalBackend)
     assert backend.name == "metal"
     assert backend.writes_in_place
@@ -56,31 +59,50 @@ def test_with_metal_its_kernels_are_selected(name: str, caplog: pytest.LogCaptur
 
 
 @pytest.mark.usefixtures("mac")
-def test_a_model_with_an_unsupported_layer_gets_cpu(
+def test_only_layers_that_the_kernels_do_not_take_get_cpu(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert isinstance(select_backend("auto", UNSUPPORTED), CpuBackend)
-    assert "got 192 and 128" in caplog.text
+    caplog.set_level(logging.INFO)
+    first, second, third = select_backends("auto", [*UNSUPPORTED, *SUPPORTED, *UNSUPPORTED])
+    assert isinstance(second, MetalBackend)
+    assert isinstance(first, CpuBackend)
+    assert first is third
+    assert "of 2 of 3 layers by plain mlx, which is slower: " in caplog.text
+    assert caplog.text.count("got 192 and 128") == 1
+    assert "attention of 1 layers by Metal kernels" in caplog.text
+
+
+@pytest.mark.usefixtures("mac")
+def test_metal_that_was_asked_for_is_refused_if_one_layer_cannot_have_it() -> None:
     with pytest.raises(ValueError, match='got 192 and 128; attention_backend="cpu"'):
-        select_backend("metal", UNSUPPORTED)
+        select_backends("metal", [*SUPPORTED, *UNSUPPORTED])
+
+
+@pytest.mark.usefixtures("broken_mac")
+def test_the_self_test_does_not_run_where_no_layer_needs_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (backend,) = select_backends("auto", UNSUPPORTED)
+    assert isinstance(backend, CpuBackend)
+    assert "step 1 came late" not in caplog.text
 
 
 @pytest.mark.usefixtures("mac")
 def test_metal_refuses_layers_over_latents_by_name() -> None:
     with pytest.raises(ValueError, match=r'latents .*attention_backend="cpu" does'):
-        select_backend("metal", [LayerShape(128, 128, mx.float16, is_latent=True)])
+        select_backends("metal", [LayerShape(128, 128, mx.float16, is_latent=True)])
 
 
 @pytest.mark.usefixtures("broken_mac")
 def test_after_a_failed_self_test_auto_is_cpu_and_the_log_says_why(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    backend = select_backend("auto", SUPPORTED)
+    (backend,) = select_backends("auto", SUPPORTED)
     assert isinstance(backend, CpuBackend)
     assert not backend.writes_in_place
     assert "plain mlx, which is slower: step 1 came late" in caplog.text
     with pytest.raises(ValueError, match="step 1 came late"):
-        select_backend("metal", SUPPORTED)
+        select_backends("metal", SUPPORTED)
 
 
 @pytest.mark.usefixtures("mac")
@@ -102,7 +124,7 @@ def test_auto_is_cpu_on_a_mac_whose_default_device_is_the_cpu(
 
 @pytest.mark.parametrize("name", ["cpu", "reference"])
 def test_the_backends_in_plain_mlx_are_selected_by_name(name: str) -> None:
-    assert select_backend(name, UNSUPPORTED).name == name
+    assert select_backend(name).name == name
 
 
 def test_an_unknown_backend_is_refused_by_name() -> None:

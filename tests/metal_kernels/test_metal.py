@@ -96,7 +96,7 @@ def kv(backend: MetalBackend) -> KVPool:
     """Two layers, as the engine has them; the second has a window."""
     spec = LayerSpec(kv_heads=2, key_dim=64, value_dim=64, dtype=mx.float16)
     windowed = LayerSpec(kv_heads=2, key_dim=64, value_dim=64, dtype=mx.float16, window=8)
-    return KVPool([spec, windowed], num_pages=8, page_size=PAGE_SIZE, backend=backend)
+    return KVPool([spec, windowed], num_pages=8, page_size=PAGE_SIZE, backends=backend)
 
 
 def tables(contexts: list[int], rows: list[int]) -> SequenceTables:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from metal_kernels import choice
+from metal_kernels import LayerShape, choice
 from metal_kernels.cpu.backend import CpuBackend
 from mlxserve.errors import InvalidConfig, UnsupportedModel
 from mlxserve.model import attention
-from mlxserve.model.attention import choose_attention
+from mlxserve.model.attention import choose_attention, in_words
 from mlxserve.model.load import LoadedModel, prepare
 
 BuildModel = Callable[..., tuple[Any, dict[str, Any]]]
@@ -34,26 +34,26 @@ def loaded(build_model: BuildModel) -> LoadedModel:
     return prepare(model, config, "small")
 
 
-def select(wrong: bool) -> Callable[..., CpuBackend]:
-    def select_backend(name: str, layers: Any = ()) -> CpuBackend:
-        return Wrong() if wrong and name != "cpu" else CpuBackend()
-
-    return select_backend
+def select_wrong(name: str, layers: Sequence[LayerShape]) -> list[CpuBackend]:
+    """Wrong kernels in the first layer."""
+    first = CpuBackend() if name == "cpu" else Wrong()
+    return [first, *(CpuBackend() for _ in layers[1:])]
 
 
 def test_a_right_backend_is_taken(loaded: LoadedModel) -> None:
-    backend, difference = choose_attention("auto", loaded)
-    assert backend.name in ("cpu", "metal")
+    backends, difference = choose_attention("auto", loaded)
+    assert len(backends) == len(loaded.layers)
+    assert in_words(backends) in ("cpu", "metal")
     assert difference < 1e-4
 
 
 def test_on_auto_wrong_kernels_give_way_to_plain_mlx_and_the_log_says_so(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(attention, "select_backend", select(wrong=True))
+    monkeypatch.setattr(attention, "select_backends", select_wrong)
     with caplog.at_level(logging.WARNING, "mlxserve.attention"):
-        backend, difference = choose_attention("auto", loaded)
-    assert backend.name == "cpu"
+        backends, difference = choose_attention("auto", loaded)
+    assert in_words(backends) == "cpu"
     assert difference < 1e-4
     assert "plain mlx" in caplog.text
     assert "different logits" in caplog.text
@@ -62,7 +62,7 @@ def test_on_auto_wrong_kernels_give_way_to_plain_mlx_and_the_log_says_so(
 def test_wrong_kernels_that_were_asked_for_are_an_error(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "select_backend", select(wrong=True))
+    monkeypatch.setattr(attention, "select_backends", select_wrong)
     with pytest.raises(UnsupportedModel, match="different logits"):
         choose_attention("metal", loaded)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from metal_kernels import select_backend
+from metal_kernels.cpu.backend import CpuBackend
 from mlxserve.cache.kv import KVPool
 from mlxserve.model.batch import Batch
 from mlxserve.model.load import LoadedModel, prepare
@@ -241,7 +242,7 @@ def test_a_failed_forward_leaves_no_rows_selected(loaded: LoadedModel) -> None:
     assert loaded.selector.rows is None
 
 
-def test_a_backend_that_writes_in_place_is_started_at_launch(
+def test_a_step_is_started_at_launch_where_every_layer_writes_in_place(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[int] = []
@@ -252,13 +253,16 @@ def test_a_backend_that_writes_in_place_is_started_at_launch(
         real(*arrays)  # type: ignore[no-untyped-call]
 
     monkeypatch.setattr(mx, "async_eval", begin)
-    for in_place in (True, False):
-        backend = select_backend("cpu")
-        monkeypatch.setattr(backend, "writes_in_place", in_place, raising=True)
-        runner = ModelRunner(loaded.model, loaded.selector, KVPool(loaded.layers, 4, PAGE, backend))
+    in_place, copying = CpuBackend(), CpuBackend()
+    monkeypatch.setattr(in_place, "writes_in_place", True)
+    others = [in_place] * (len(loaded.layers) - 1)
+    # One layer that may copy its pool is enough to wait for the step before.
+    for backends, is_started in ((in_place, 1), ([*others, copying], 0), (copying, 0)):
+        kv = KVPool(loaded.layers, 4, PAGE, backends)
+        runner = ModelRunner(loaded.model, loaded.selector, kv)
         started.clear()
         pending = runner.launch([chunk(request([5, 6]), 0, 2, (1,))])
-        assert len(started) == in_place
+        assert len(started) == is_started
         runner.start(pending)
         assert len(started) == 1, "exactly once"
         assert token(runner.collect(pending)[0]) == greedy(loaded, [5, 6], 1)[0]
