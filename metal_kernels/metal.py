@@ -40,6 +40,7 @@ from metal_kernels.plans import (
     tile_side,
     upload,
 )
+from metal_kernels.reading import evaluate
 from metal_kernels.resizing import copy_start
 from metal_kernels.tables import SequenceTables
 
@@ -95,9 +96,9 @@ class MetalBackend:
             resized[mx.array(targets)] = pool[mx.array(sources)]
         return self._added(resized)
 
-    def settle(self) -> None:
-        """Wait for all writes to all pools."""
-        mx.eval(self._fences.pending())
+    def settle(self, *_pools: mx.array) -> None:
+        """Wait for all writes to all pools: evaluating a pool would wait for none of them."""
+        evaluate(*self._fences.pending())
 
     def write_kv(
         self, keys: mx.array, values: mx.array, k_pool: mx.array, v_pool: mx.array, slots: Slots

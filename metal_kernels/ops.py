@@ -18,6 +18,8 @@ Rows are tokens. For T rows, H query heads, K kv heads, head dimension D and S s
     read_kv(k_pool, v_pool, slots) -> (keys, values)
         what write_kv wrote there, bit-exact and already computed, so later writes do not change it.
         No step may be running
+    settle(*pools)
+        waits until all that was written to these pools is in them. Raises DeviceError
     copy_pages(k_pool, v_pool, sources, targets) -> (k_pool, v_pool)
         sources, targets  (N,) int32 page numbers; targets all different, none of them a source
     resize_pool(pool, num_pages, page_size, sources, targets) -> pool
@@ -130,6 +132,8 @@ class Backend(Protocol):
         targets: Slots,
         page_size: int,
     ) -> tuple[mx.array, mx.array]: ...
+
+    def settle(self, *pools: mx.array) -> None: ...
 
     def resize_pool(
         self, pool: mx.array, num_pages: int, page_size: int, sources: Slots, targets: Slots

@@ -19,6 +19,7 @@ from metal_kernels.ops import (
     check_latent,
     check_write,
 )
+from metal_kernels.reading import evaluate
 from metal_kernels.tables import SequenceTables
 
 
@@ -42,6 +43,9 @@ class ReferenceBackend:
         keys, values = k_pool[_at(slots, k_pool)], v_pool[_at(slots, v_pool)]
         mx.eval(keys, values)
         return keys, values
+
+    def settle(self, *pools: Array) -> None:
+        evaluate(*pools)
 
     def copy_pages(
         self, k_pool: Array, v_pool: Array, sources: Slots, targets: Slots, page_size: int

@@ -25,6 +25,7 @@ from metal_kernels.ops import (
     check_latent,
     check_write,
 )
+from metal_kernels.reading import evaluate
 from metal_kernels.resizing import copy_start
 from metal_kernels.tables import IntArray, SequenceTables
 
@@ -157,6 +158,9 @@ class CpuBackend:
             for target, page in zip(targets.tolist(), pages, strict=True):
                 pool[:, _page(target, page_size)] = page
         return k_pool, v_pool
+
+    def settle(self, *pools: mx.array) -> None:
+        evaluate(*pools)
 
     def resize_pool(
         self, pool: mx.array, num_pages: int, page_size: int, sources: Slots, targets: Slots

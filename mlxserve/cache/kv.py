@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from metal_kernels import Backend
-from metal_kernels.reading import evaluate, read
+from metal_kernels.reading import read
 from mlxserve.cache.layout import StepLayout
 from mlxserve.errors import OutOfMemory, in_one_line
 
@@ -137,6 +137,13 @@ class KVPool:
             keys, values, self._keys[layer], self._values[layer], step.slots
         )
 
+    def settle(self) -> None:
+        """Wait until all that was written and copied is in the arrays. Raises DeviceError."""
+        for backend in dict.fromkeys(self.backends):
+            sides = zip(self.backends, self._keys, self._values, strict=True)
+            pools = (pool for other, *both in sides if other is backend for pool in both)
+            backend.settle(*pools)
+
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy each source to its target, after everything written so far."""
         pages = np.fromiter(sources, np.int32), np.fromiter(targets, np.int32)
@@ -239,7 +246,7 @@ class KVPool:
             self._keys[layer], self._values[layer] = self.backends[layer].write_kv(
                 keys, values, self._keys[layer], self._values[layer], slots
             )
-        evaluate(*self._keys, *self._values)
+        self.settle()
 
     def _slots(self, pages: Sequence[int]) -> npt.NDArray[np.int32]:
         firsts = np.fromiter(pages, np.int64)[:, None] * self.page_size

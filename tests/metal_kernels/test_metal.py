@@ -294,7 +294,7 @@ def settled(backend: MetalBackend) -> list[mx.array]:
     """The arrays that `settle` computes."""
     computed: list[mx.array] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mx, "eval", computed.extend)
+        patch.setattr(mx, "eval", lambda *arrays: computed.extend(arrays))
         backend.settle()
     return computed
 
@@ -306,6 +306,18 @@ def test_settling_computes_a_write_that_nothing_reads(
     row = mx.zeros((1, 1, 64), mx.float16)
     backend.write_kv(row, row, *pools, np.array([0], np.int32))
     assert is_among(metal.calls[-1].outputs["fence"], settled(backend))
+
+
+def test_pages_that_are_written_from_outside_a_step_are_waited_for(
+    kv: KVPool, metal: FakeMetal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure of the device belongs to these pages, not to the next answer."""
+    computed: list[mx.array] = []
+    monkeypatch.setattr(mx, "eval", lambda *arrays: computed.extend(arrays))
+    kv.write_pages([1, 3], [bytes(kv.nbytes_of(1))] * 2)
+    writes = [call for call in metal.calls if call.kernel == "write_kv_pages"]
+    assert len(writes) == 2
+    assert all(is_among(call.outputs["fence"], computed) for call in writes)
 
 
 def test_the_fences_of_a_pool_are_forgotten_with_it(backend: MetalBackend) -> None:

@@ -11,9 +11,12 @@ import mlx.nn as nn
 import pytest
 
 from metal_kernels import select_backend
+from metal_kernels.kernels import ALL, Kernel, KernelSpec
+from metal_kernels.metal import MetalBackend
 from mlxserve.config import EngineConfig
 from mlxserve.errors import OutOfMemory
 from mlxserve.model.load import LoadedModel, prepare
+from mlxserve.model.probe import probe
 from mlxserve.model.sizing import (
     StepPeak,
     default_step_budget,
@@ -23,6 +26,7 @@ from mlxserve.model.sizing import (
     measured_rows,
     settle,
 )
+from tests.emulated import emulated_factory
 
 MIB = 1 << 20
 PAGE_BYTES = 16 * 3 * 2 * (16 + 16) * 4  # slots * layers * kv heads * (key + value) * float32
@@ -147,6 +151,30 @@ def test_measuring_on_metal_frees_its_memory(loaded: LoadedModel) -> None:
     before = mx.get_active_memory()
     measured(loaded, 64, is_metal=True)
     assert mx.get_active_memory() <= before
+
+
+def test_probe_and_measured_step_have_the_device_compile_every_kernel(
+    build_model: Callable[..., tuple[nn.Module, dict[str, Any]]],
+) -> None:
+    """What is compiled later is compiled in a running answer, as copies of pages once were."""
+    used: set[str] = set()
+    make = emulated_factory()
+
+    def factory(spec: KernelSpec, source: str) -> Kernel:
+        kernel = make(spec, source)
+
+        def call(**arguments: Any) -> list[mx.array]:
+            used.add(spec.name)
+            return kernel(**arguments)
+
+        return call
+
+    loaded = prepare(*build_model("llama", head_dim=64, num_hidden_layers=1), "tiny")
+    backend = MetalBackend(factory)
+    assert probe(loaded, backend) < 1e-4
+    config = EngineConfig().with_options(page_size=16, max_num_batched_tokens=40, max_num_seqs=2)
+    measure_step(config, loaded, backend, is_metal=True)
+    assert used == {spec.name for spec in ALL}
 
 
 def test_the_planned_and_the_measured_bytes_are_logged(
