@@ -10,7 +10,8 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -42,22 +43,16 @@ Figures = dict[str, float]
 
 def chosen(model: str) -> dict[str, Any]:
     """What the engine decides for this model with default options, and what it says about it."""
-    lines: list[str] = []
-    handler = _Lines(lines)
-    for name in _LOGGERS:
-        logging.getLogger(name).addHandler(handler)
-        logging.getLogger(name).setLevel(logging.INFO)
     config = default_step_budget(
         EngineConfig().with_options(model=model, disable_log_stats=True),
         is_metal=machine.is_metal(),
     )
-    try:
+    with _recorded_log() as lines:
         engine, _ = build_engine(config, find_model(model))
-        snapshot = engine.snapshot()
-        engine.close()
-    finally:
-        for name in _LOGGERS:
-            logging.getLogger(name).removeHandler(handler)
+        try:
+            snapshot = engine.snapshot()
+        finally:
+            engine.close()
     return {
         "pages": len(snapshot.pages),
         "page size": snapshot.page_size,
@@ -75,6 +70,24 @@ def _cache_limit() -> str:
     limit = mx.set_cache_limit(0)
     mx.set_cache_limit(limit)
     return f"{limit / 1e6:.0f} MB"
+
+
+@contextmanager
+def _recorded_log() -> Iterator[list[str]]:
+    """The messages of our loggers from level INFO; their levels are restored."""
+    lines: list[str] = []
+    handler = _Lines(lines)
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+    try:
+        yield lines
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)
 
 
 class _Lines(logging.Handler):

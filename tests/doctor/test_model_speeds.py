@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -85,3 +86,23 @@ def test_what_was_chosen_has_sizes_limits_and_the_log_that_says_why(model: str) 
     assert found["freed memory that mlx keeps"].endswith(" MB")
     for reason in ("GiB usable, weights", "GiB planned", "attention by cpu"):
         assert reason in text
+
+
+def our_loggers() -> list[tuple[int, list[logging.Handler]]]:
+    """(level, handlers) of the loggers above all of ours."""
+    loggers = (logging.getLogger(name) for name in ("mlxserve", "metal_kernels"))
+    return [(logger.level, logger.handlers[:]) for logger in loggers]
+
+
+def test_recording_the_log_changes_no_logger(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    before = our_loggers()
+    chosen(model)
+    assert our_loggers() == before
+
+    def fail(*_arguments: object) -> None:
+        raise RuntimeError("no engine")
+
+    monkeypatch.setattr(model_speeds, "build_engine", fail)
+    with pytest.raises(RuntimeError, match="no engine"):
+        chosen(model)
+    assert our_loggers() == before
