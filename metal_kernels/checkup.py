@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from metal_kernels.latents import LATENT_DIMS
 from metal_kernels.metal import DTYPES
 from metal_kernels.numpy_attention import Floats, attend
 from metal_kernels.ops import HEAD_DIMS, Backend
@@ -26,6 +27,7 @@ REFUSALS = (RuntimeError, ValueError)
 _PAGE_SIZE = 32
 _KV_HEADS = 2
 _GROUP = 4
+_LATENT_HEADS = 20
 # (tokens before the chunk, rows of the chunk)
 _DECODES = ((0, 1), (31, 1), (300, 1))
 _CHUNKS = ((0, 33), (20, 40))
@@ -47,11 +49,62 @@ class OpCheck:
         return self.refusal is None and self.error <= self.tolerance  # False for NaN
 
 
-def check_ops(backend: Backend, head_dims: Sequence[int] = HEAD_DIMS) -> Iterator[OpCheck]:
+def check_ops(
+    backend: Backend,
+    head_dims: Sequence[int] = HEAD_DIMS,
+    latent_dims: Sequence[tuple[int, int]] = LATENT_DIMS,
+) -> Iterator[OpCheck]:
     """Check every op in every dtype and head dimension; yields each result at once."""
     for dtype in DTYPES:
         for head_dim in head_dims:
             yield from _check(backend, dtype, head_dim)
+        for dims in latent_dims:
+            yield _check_latents(backend, dtype, *dims)
+
+
+def _check_latents(backend: Backend, dtype: mx.Dtype, latent_dim: int, rope_dim: int) -> OpCheck:
+    """Of decodes and chunks; the writes are those that `_check` has checked."""
+    error, refusal = float("nan"), None
+    try:
+        error = max(
+            _latent_error(backend, dtype, (latent_dim, rope_dim), sequences)
+            for sequences in (_DECODES, _CHUNKS)
+        )
+    except REFUSALS as refused:
+        refusal = str(refused)
+    return OpCheck("paged_latent", dtype, latent_dim, error, TOLERANCES[dtype], refusal)
+
+
+def _latent_error(
+    backend: Backend,
+    dtype: mx.Dtype,
+    dims: tuple[int, int],
+    sequences: Sequence[tuple[int, int]],
+) -> float:
+    tables = _tables(sequences)
+    slots = np.arange(tables.page_tables.size * _PAGE_SIZE, dtype=np.int32)
+    k_pool, v_pool = (
+        backend.new_pool(slots.size // _PAGE_SIZE, 1, _PAGE_SIZE, dim, dtype) for dim in dims
+    )
+    latents, keys = (_draw((len(slots), 1, dim), dtype, seed) for seed, dim in enumerate(dims))
+    k_pool, v_pool = backend.write_kv(latents, keys, k_pool, v_pool, slots)
+    q_latent, q_rope = (
+        _draw((tables.num_rows, _LATENT_HEADS, dim), dtype, 2 + seed)
+        for seed, dim in enumerate(dims)
+    )
+    # As if both were one query and one key, with the scale of both dimensions.
+    scale = sum(dims) ** -0.5
+    q_rope = (q_rope * scale).astype(dtype)
+    output = backend.paged_latent(q_latent, q_rope, k_pool, v_pool, tables, scale=scale)
+    ours, asked_latent, asked_rope = map(_floats, (output, q_latent, q_rope))
+    asked = np.concatenate([asked_latent, asked_rope / np.float32(scale)], axis=2)
+    whole = np.concatenate([_floats(latents), _floats(keys)], axis=2)
+    expected = []
+    for sequence, first, end in tables.queries():
+        seen = tables.slots(sequence, np.arange(int(tables.context_lens[sequence])))
+        expected.append(attend(asked[first:end], whole[seen], whole[seen][:, :, : dims[0]]))
+    right = np.concatenate(expected)
+    return float(np.abs(ours - right).max() / np.abs(right).max())
 
 
 def _check(backend: Backend, dtype: mx.Dtype, head_dim: int) -> Iterator[OpCheck]:

@@ -20,6 +20,7 @@ Size: TypeAlias = tuple[int, int, int]
 _FOLDER = Path(__file__).parent / "msl"
 _COMMENT = re.compile(r"[ \t]*//.*")
 
+FENCE = ((8,), mx.int32)  # shape and dtype
 SMALLEST_INPUT = 8  # elements; MLX passes smaller inputs in another address space
 
 
@@ -59,6 +60,11 @@ PAGED_PREFILL = KernelSpec(
     ("queries", "k_pool", "v_pool", "page_tables", "tiles", "numbers", "sinks", "after"),
     ("out", "fence"),
 )
+PAGED_LATENT = KernelSpec(
+    "paged_latent",
+    ("q_latent", "q_rope", "k_pool", "v_pool", "page_tables", "tiles", "numbers", "after"),
+    ("out", "fence"),
+)
 ALL = (
     WRITE_KV_TOKENS,
     WRITE_KV_PAGES,
@@ -66,6 +72,7 @@ ALL = (
     PAGED_DECODE,
     MERGE_PARTITIONS,
     PAGED_PREFILL,
+    PAGED_LATENT,
 )
 
 

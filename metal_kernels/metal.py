@@ -19,7 +19,8 @@ import numpy as np
 
 from metal_kernels import kernels
 from metal_kernels.fences import Fences
-from metal_kernels.kernels import SMALLEST_INPUT, Dispatch, Factory, Kernels, KernelSpec
+from metal_kernels.kernels import FENCE, SMALLEST_INPUT, Dispatch, Factory, Kernels, KernelSpec
+from metal_kernels.latents import LATENT_DIMS, LatentAttention
 from metal_kernels.ops import (
     HEAD_DIMS,
     PAGE_SIZES,
@@ -46,11 +47,7 @@ from metal_kernels.tables import SequenceTables
 
 DTYPES = (mx.float16, mx.bfloat16, mx.float32)
 _LOG2_E = math.log2(math.e)
-_FENCE = ((8,), mx.int32)
 _COPY_THREADS = 256
-_NO_LATENTS = (
-    'the Metal kernels do not take attention over latents (MLA); attention_backend="cpu" does'
-)
 _MERGE_THREADS = 128
 
 
@@ -62,6 +59,7 @@ class MetalBackend:
 
     def __init__(self, factory: Factory) -> None:
         self._kernels = Kernels(factory)
+        self._latents = LatentAttention(self._kernels)
         self._fences = Fences()
         self._numbers: dict[tuple[float, float | None, bool], mx.array] = {}
         self._no_sinks: dict[tuple[int, mx.Dtype], mx.array] = {}
@@ -110,7 +108,7 @@ class MetalBackend:
     def read_kv(
         self, k_pool: mx.array, v_pool: mx.array, slots: Slots
     ) -> tuple[mx.array, mx.array]:
-        _check_pools(k_pool, v_pool)
+        _check_pools(k_pool, v_pool, may_be_latent=True)
         self.settle()
         pages, offsets = mx.array(slots // k_pool.shape[2]), mx.array(slots % k_pool.shape[2])
         keys, values = k_pool[pages, :, offsets], v_pool[pages, :, offsets]
@@ -126,12 +124,12 @@ class MetalBackend:
         page_size: int,
     ) -> tuple[mx.array, mx.array]:
         check_copy(k_pool, v_pool, sources, targets, page_size)
-        _check_pools(k_pool, v_pool)
+        _check_pools(k_pool, v_pool, may_be_latent=True)
         if page_size != k_pool.shape[2]:
             raise ValueError(f"pages of this pool have {k_pool.shape[2]} slots, not {page_size}")
         if len(sources):
             moves = upload(np.stack([sources, targets], axis=1))
-            copy = self._move(kernels.COPY_PAGES, moves, len(sources), k_pool)
+            copy = self._move(kernels.COPY_PAGES, moves, len(sources), k_pool, v_pool)
             self._run_move(copy, k_pool, v_pool)
         return k_pool, v_pool
 
@@ -194,11 +192,20 @@ class MetalBackend:
         v_pool: mx.array,
         tables: SequenceTables,
         *,
-        scale: float,  # noqa: ARG002
+        scale: float,
     ) -> mx.array:
-        """Raises ValueError."""
-        check_latent(q_latent, q_rope, k_pool, v_pool, tables)
-        raise ValueError(_NO_LATENTS)
+        key = ("latent", *_shapes(q_latent, k_pool, v_pool, q_rope), q_rope.dtype, scale)
+        attend, merge = tables.plan(
+            key, lambda: self._plan_latent(q_latent, q_rope, k_pool, v_pool, tables, scale)
+        )
+        after = self._fences.before_read(k_pool)
+        out, fence = attend(
+            q_latent=q_latent, q_rope=q_rope, k_pool=k_pool, v_pool=v_pool, after=after
+        )
+        self._fences.after_read(k_pool, fence)
+        if merge is not None:
+            (out,) = merge(partials=out)
+        return out
 
     # ---- plans: made once per step for the layers of a shape
 
@@ -212,13 +219,13 @@ class MetalBackend:
         writes = self._writes.get(key)
         if writes is None:
             check_write(keys, values, k_pool, v_pool, slots)
-            _check_pools(k_pool, v_pool)
+            _check_pools(k_pool, v_pool, may_be_latent=True)
             plan = WritePlan.of(slots, k_pool.shape[2])
             kinds = (
                 (kernels.WRITE_KV_PAGES, plan.pages_on_device, len(plan.pages)),
                 (kernels.WRITE_KV_TOKENS, plan.tokens_on_device, len(plan.tokens)),
             )
-            writes = tuple(self._move(*kind, k_pool) for kind in kinds if kind[2])
+            writes = tuple(self._move(*kind, k_pool, v_pool) for kind in kinds if kind[2])
             self._writes[key] = writes
         return writes
 
@@ -255,7 +262,7 @@ class MetalBackend:
             },
             {
                 "partials": ((plan.num_partitions, heads, head_dim + 4), mx.float32),
-                "fence": _FENCE,
+                "fence": FENCE,
             },
             [
                 ("T", queries.dtype),
@@ -311,25 +318,43 @@ class MetalBackend:
                 "numbers": self._numbers_of(scale, softcap, sinks is not None),
                 **self._without_sinks(sinks, heads, queries.dtype),
             },
-            {"out": ((rows, heads, head_dim), queries.dtype), "fence": _FENCE},
+            {"out": ((rows, heads, head_dim), queries.dtype), "fence": FENCE},
             [("T", queries.dtype), ("D", head_dim), ("SIDE", side)],
             (threads, kv_heads, plan.num_tiles),
             (threads, 1, 1),
         )
 
-    def _move(self, spec: KernelSpec, moves: mx.array, count: int, k_pool: mx.array) -> Dispatch:
+    def _plan_latent(
+        self,
+        q_latent: mx.array,
+        q_rope: mx.array,
+        k_pool: mx.array,
+        v_pool: mx.array,
+        tables: SequenceTables,
+        scale: float,
+    ) -> tuple[Dispatch, Dispatch | None]:
+        check_latent(q_latent, q_rope, k_pool, v_pool, tables)
+        if (reason := refusal(*_dims(k_pool, v_pool), is_latent=True)) is not None:
+            raise ValueError(reason)
+        page_tables = _page_tables(tables)
+        return self._latents.dispatches(q_latent, q_rope, tables, page_tables, scale)
+
+    def _move(
+        self, spec: KernelSpec, moves: mx.array, count: int, k_pool: mx.array, v_pool: mx.array
+    ) -> Dispatch:
         """A kernel that writes the pools: `count` moves of every kv head."""
-        _, kv_heads, _, head_dim = k_pool.shape
+        _, kv_heads, _, key_dim = k_pool.shape
+        value_dim = v_pool.shape[-1]
         threads = _COPY_THREADS
         threadgroup = (threads, 1, 1)
         if spec is kernels.WRITE_KV_TOKENS:
-            threads = head_dim * k_pool.dtype.size // 16
+            threads = key_dim * k_pool.dtype.size // 16
             threadgroup = (threads, min(kv_heads, max(1, _COPY_THREADS // threads)), 1)
         return self._kernels.dispatch(
             spec,
             {"moves": moves},
-            {"fence": _FENCE},
-            [("T", k_pool.dtype), ("D", head_dim)],
+            {"fence": FENCE},
+            [("T", k_pool.dtype), ("D", key_dim), ("E", value_dim)],
             (threads, kv_heads, count),
             threadgroup,
         )
@@ -387,8 +412,15 @@ def _shapes(
 
 def refusal(key_dim: int, value_dim: int, dtype: mx.Dtype, is_latent: bool = False) -> str | None:
     """Why the kernels cannot run a layer of this shape, or None."""
+    if dtype not in DTYPES:
+        return f"the Metal kernels take float16, bfloat16 and float32, got {dtype}"
     if is_latent:
-        return _NO_LATENTS
+        if (key_dim, value_dim) in LATENT_DIMS:
+            return None
+        return (
+            f"the Metal kernels take latents and rotated keys of dimensions {LATENT_DIMS}, got "
+            f'{(key_dim, value_dim)}; attention_backend="cpu" takes any'
+        )
     if key_dim != value_dim:
         return (
             f"the Metal kernels take keys and values of one head dimension, got {key_dim} and "
@@ -399,16 +431,20 @@ def refusal(key_dim: int, value_dim: int, dtype: mx.Dtype, is_latent: bool = Fal
             f"the Metal kernels take head dimensions {HEAD_DIMS}, got {key_dim}; "
             'attention_backend="cpu" takes any'
         )
-    if dtype not in DTYPES:
-        return f"the Metal kernels take float16, bfloat16 and float32, got {dtype}"
     return None
 
 
-def _check_pools(k_pool: mx.array, v_pool: mx.array) -> None:
-    if (reason := refusal(k_pool.shape[-1], v_pool.shape[-1], k_pool.dtype)) is not None:
+def _check_pools(k_pool: mx.array, v_pool: mx.array, *, may_be_latent: bool = False) -> None:
+    dims = _dims(k_pool, v_pool)
+    reason = refusal(*dims)
+    if reason is not None and not (may_be_latent and refusal(*dims, is_latent=True) is None):
         raise ValueError(reason)
-    if k_pool.shape != v_pool.shape or k_pool.dtype != v_pool.dtype:
+    if k_pool.shape[:-1] != v_pool.shape[:-1] or k_pool.dtype != v_pool.dtype:
         raise ValueError("the pools of keys and of values must be alike")
+
+
+def _dims(k_pool: mx.array, v_pool: mx.array) -> tuple[int, int, mx.Dtype]:
+    return k_pool.shape[-1], v_pool.shape[-1], k_pool.dtype
 
 
 def _page_tables(tables: SequenceTables) -> mx.array:

@@ -13,10 +13,10 @@ Floats = npt.NDArray[np.float32]
 
 
 def attend(queries: Floats, keys: Floats, values: Floats) -> Floats:
-    """The answer of the sequence's last rows, causal, (rows, heads, head_dim).
+    """The answer of the sequence's last rows, causal, (rows, heads, value_dim).
 
     queries: (rows, heads, head_dim), for the last positions of the sequence
-    keys, values: (length, kv_heads, head_dim)
+    keys: (length, kv_heads, head_dim); values: (length, kv_heads, value_dim)
     """
     rows, heads, head_dim = queries.shape
     length, kv_heads, _ = keys.shape
@@ -29,5 +29,5 @@ def attend(queries: Floats, keys: Floats, values: Floats) -> Floats:
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     answer: Floats = weights.reshape(kv_heads, -1, length) @ values.transpose(1, 0, 2)
-    answer = answer.reshape(kv_heads, -1, rows, head_dim).transpose(2, 0, 1, 3)
-    return answer.reshape(rows, heads, head_dim)
+    answer = answer.reshape(kv_heads, -1, rows, values.shape[2]).transpose(2, 0, 1, 3)
+    return answer.reshape(rows, heads, -1)

@@ -73,15 +73,16 @@ def partition_size(kv_heads: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodePlan:
-    """Partitions of each sequence's context, from the start of its window."""
+class Partitions:
+    """Partitions of each sequence's context, from the start of its window, on the host."""
 
-    num_partitions: int
-    partitions: mx.array  # (partitions, 4): sequence, first key, key after the last, 0
-    starts: mx.array  # (sequences + 1,): the first partition of each sequence
+    sequence: npt.NDArray[np.int64]
+    begin: npt.NDArray[np.int64]  # first key
+    end: npt.NDArray[np.int64]  # key after the last
+    starts: npt.NDArray[np.int64]  # (sequences + 1,): the first partition of each sequence
 
     @classmethod
-    def of(cls, tables: SequenceTables, window: int | None, size: int) -> DecodePlan:
+    def of(cls, tables: SequenceTables, window: int | None, size: int) -> Partitions:
         """size: keys of a partition"""
         lengths = tables.context_lens.astype(np.int64)
         first_keys = np.maximum(0, lengths - (window or NO_WINDOW))
@@ -92,8 +93,23 @@ class DecodePlan:
         partition = first[sequence] + np.arange(len(sequence)) - starts[sequence]
         begin = np.maximum(partition * size, first_keys[sequence])
         end = np.minimum((partition + 1) * size, lengths[sequence])
-        columns = np.stack([sequence, begin, end, np.zeros_like(end)], axis=1)
-        return cls(len(columns), upload(columns), upload(starts))
+        return cls(sequence, begin, end, starts)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """Partitions of each sequence's context, from the start of its window."""
+
+    num_partitions: int
+    partitions: mx.array  # (partitions, 4): sequence, first key, key after the last, 0
+    starts: mx.array  # (sequences + 1,): the first partition of each sequence
+
+    @classmethod
+    def of(cls, tables: SequenceTables, window: int | None, size: int) -> DecodePlan:
+        """size: keys of a partition"""
+        cut = Partitions.of(tables, window, size)
+        columns = np.stack([cut.sequence, cut.begin, cut.end, np.zeros_like(cut.end)], axis=1)
+        return cls(len(columns), upload(columns), upload(cut.starts))
 
 
 @dataclass(frozen=True, slots=True)

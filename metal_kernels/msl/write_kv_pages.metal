@@ -1,15 +1,16 @@
 // Writes whole pages: the reason for page-aligned chunks. One page number serves
 // page_size rows, and every store is a 16-byte word of a contiguous tile.
 //
-// keys, values    (T, K, D)                        of type T
+// keys, values    (T, K, D), (T, K, E)             of type T
 // moves           (M, 2) int32                     first row, page; pages all different
-// k_pool, v_pool  (num_pages, K, page_size, D)     written in place
+// k_pool, v_pool  (num_pages, K, page_size, D | E)  written in place
 // after_a/b       (8) int32                        bound for their order, never read
 // fence           (8) int32                        out: bound by the next kernel that reads the pools
 //
-// template: T, D. One threadgroup per (page, head): grid (threads, K, M).
+// template: T, D, E. One threadgroup per (page, head): grid (threads, K, M).
 
-constexpr int WORDS = D * sizeof(T) / 16;
+constexpr int KEY_WORDS = D * sizeof(T) / 16;
+constexpr int VALUE_WORDS = E * sizeof(T) / 16;
 const int thread_index = int(thread_position_in_threadgroup.x);
 const int num_threads = int(threads_per_threadgroup.x);
 const int head = int(threadgroup_position_in_grid.y);
@@ -19,12 +20,16 @@ const int page_size = k_pool_shape[2];
 
 const int first_row = moves[2 * move];
 const int page = moves[2 * move + 1];
-const ulong tile = (ulong(page) * kv_heads + head) * page_size * WORDS;
-for (int i = thread_index; i < page_size * WORDS; i += num_threads) {
-  const int row = first_row + i / WORDS;
-  const ulong source = (ulong(row) * kv_heads + head) * WORDS + i % WORDS;
-  ((device uint4*)k_pool)[tile + i] = ((const device uint4*)keys)[source];
-  ((device uint4*)v_pool)[tile + i] = ((const device uint4*)values)[source];
+const ulong tile = (ulong(page) * kv_heads + head) * page_size;
+for (int i = thread_index; i < page_size * KEY_WORDS; i += num_threads) {
+  const ulong row = ulong(first_row + i / KEY_WORDS) * kv_heads + head;
+  ((device uint4*)k_pool)[tile * KEY_WORDS + i] =
+      ((const device uint4*)keys)[row * KEY_WORDS + i % KEY_WORDS];
+}
+for (int i = thread_index; i < page_size * VALUE_WORDS; i += num_threads) {
+  const ulong row = ulong(first_row + i / VALUE_WORDS) * kv_heads + head;
+  ((device uint4*)v_pool)[tile * VALUE_WORDS + i] =
+      ((const device uint4*)values)[row * VALUE_WORDS + i % VALUE_WORDS];
 }
 
 if (thread_index < 8 && head == 0 && move == 0) fence[thread_index] = 0;

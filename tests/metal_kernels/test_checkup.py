@@ -8,17 +8,21 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from metal_kernels import Backend
 from metal_kernels.checkup import OpCheck, check_ops
+from metal_kernels.cpu.backend import CpuBackend
+from metal_kernels.latents import LATENT_DIMS
 from metal_kernels.metal import DTYPES, MetalBackend
 from metal_kernels.numpy_attention import attend
 from metal_kernels.reading import read
+from metal_kernels.reference import ReferenceBackend
 from tests.emulated import emulated_factory
 
 OPS = ["write_kv", "copy_pages", "paged_decode", "paged_prefill"]
 
 
 def failing(backend: MetalBackend) -> set[str]:
-    return {check.op for check in check_ops(backend, [64]) if not check.is_right}
+    return {check.op for check in check_ops(backend, [64], []) if not check.is_right}
 
 
 def spoiled(kernel: str, error: Exception | None = None) -> MetalBackend:
@@ -41,7 +45,7 @@ def spoiled(kernel: str, error: Exception | None = None) -> MetalBackend:
 
 
 def test_every_op_of_every_dtype_is_right(fast_backend: MetalBackend) -> None:
-    checks = list(check_ops(fast_backend, [64]))
+    checks = list(check_ops(fast_backend, [64], []))
     assert [(check.dtype, check.op) for check in checks] == [(d, op) for d in DTYPES for op in OPS]
     for check in checks:
         assert check.is_right, check
@@ -69,7 +73,7 @@ TOO_MANY_THREADS = ValueError("[metal_kernel] Thread group size (512) is greater
 
 @pytest.mark.parametrize("error", [REFUSED_TEXT, TOO_MANY_THREADS])
 def test_a_refused_kernel_is_a_result_and_the_others_are_checked(error: Exception) -> None:
-    checks = list(check_ops(spoiled("paged_decode", error), [64]))
+    checks = list(check_ops(spoiled("paged_decode", error), [64], []))
     assert len(checks) == len(DTYPES) * len(OPS)
     for check in checks:
         assert check.is_right == (check.op != "paged_decode"), check
@@ -77,7 +81,7 @@ def test_a_refused_kernel_is_a_result_and_the_others_are_checked(error: Exceptio
 
 
 def test_nothing_is_said_about_other_ops_where_no_pool_can_be_written() -> None:
-    checks = list(check_ops(spoiled("write_kv_pages", REFUSED_TEXT), [64]))
+    checks = list(check_ops(spoiled("write_kv_pages", REFUSED_TEXT), [64], []))
     reasons = {check.op: check.refusal for check in checks}
     because = "not checked, because write_kv does not run"
     assert reasons == {"write_kv": str(REFUSED_TEXT), **dict.fromkeys(OPS[1:], because)}
@@ -106,9 +110,33 @@ def test_products_of_mlx_in_tf32_do_not_make_a_right_kernel_wrong(
     monkeypatch.setattr(mx, "einsum", einsum)
     monkeypatch.setattr(mx, "matmul", matmul)
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", attention)
-    checks = [check for check in check_ops(fast_backend, [64]) if check.dtype == mx.float32]
+    checks = [check for check in check_ops(fast_backend, [64], []) if check.dtype == mx.float32]
     assert [check.op for check in checks] == OPS
     assert all(check.is_right for check in checks), checks
+
+
+@pytest.mark.parametrize("backend", [CpuBackend(), ReferenceBackend()], ids=["cpu", "reference"])
+def test_attention_over_latents_is_checked(backend: Backend) -> None:
+    checks = list(check_ops(backend, [], [(256, 64)]))
+    assert [(check.op, check.dtype) for check in checks] == [("paged_latent", d) for d in DTYPES]
+    assert all(0 < check.error <= check.tolerance for check in checks), checks
+
+
+@pytest.mark.slow
+def test_attention_over_latents_by_kernels_is_right(fast_backend: MetalBackend) -> None:
+    checks = list(check_ops(fast_backend, []))
+    assert len(checks) == len(DTYPES) * len(LATENT_DIMS)
+    assert all(check.is_right for check in checks), checks
+
+
+def test_wrong_or_refused_attention_over_latents_is_found() -> None:
+    class Unscaled(CpuBackend):
+        def paged_latent(self, *args: Any, scale: float) -> mx.array:
+            return super().paged_latent(*args, scale=1.5 * scale)
+
+    assert not any(check.is_right for check in check_ops(Unscaled(), [], [(256, 64)]))
+    checks = list(check_ops(spoiled("paged_latent", TOO_MANY_THREADS), [], [(256, 64)]))
+    assert [check.refusal for check in checks] == [str(TOO_MANY_THREADS)] * len(DTYPES)
 
 
 def test_the_right_answer_is_softmax_of_the_visible_keys() -> None:

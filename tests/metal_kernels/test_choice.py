@@ -88,9 +88,13 @@ def test_the_self_test_does_not_run_where_no_layer_needs_it(
 
 
 @pytest.mark.usefixtures("mac")
-def test_metal_refuses_layers_over_latents_by_name() -> None:
-    with pytest.raises(ValueError, match=r'latents .*attention_backend="cpu" does'):
-        select_backends("metal", [LayerShape(128, 128, mx.float16, is_latent=True)])
+def test_latents_of_models_get_the_kernels_and_others_plain_mlx() -> None:
+    latents = [LayerShape(*dims, mx.bfloat16, is_latent=True) for dims in ((512, 64), (512, 32))]
+    first, second = select_backends("auto", latents)
+    assert isinstance(first, MetalBackend)
+    assert isinstance(second, CpuBackend)
+    with pytest.raises(ValueError, match=r"rotated keys of .*got \(512, 32\); attention_backend="):
+        select_backends("metal", latents)
 
 
 @pytest.mark.usefixtures("broken_mac")

@@ -18,7 +18,7 @@ from mlxserve.cache.kv import KVPool, LayerSpec
 from mlxserve.cache.layout import StepLayout
 
 PAGE_SIZE = 16
-READERS = ("paged_decode", "paged_prefill")
+READERS = ("paged_decode", "paged_prefill", "paged_latent")
 WRITERS = ("write_kv_tokens", "write_kv_pages", "copy_pages")
 
 
@@ -157,6 +157,27 @@ def test_each_reader_binds_the_fence_of_the_write_before_it(kv: KVPool, metal: F
     assert len(last_write) == 2
 
 
+def test_attention_over_latents_is_ordered_like_any_other_read(
+    backend: MetalBackend, metal: FakeMetal
+) -> None:
+    pools = [backend.new_pool(8, 1, PAGE_SIZE, dim, mx.float16) for dim in (512, 64)]
+    step, rows = mixed_step(), 26
+    assert step.decodes is not None
+    assert step.chunks is not None
+    for _ in range(2):
+        new = [mx.zeros((rows, 1, dim), mx.float16) for dim in (512, 64)]
+        backend.write_kv(*new, *pools, step.slots)
+        queries = [mx.zeros((rows, 20, dim), mx.float16) for dim in (512, 64)]
+        for some, part in ((step.decodes, slice(2)), (step.chunks, slice(2, rows))):
+            backend.paged_latent(*(q[part] for q in queries), *pools, some, scale=0.1)
+    calls = [call for call in metal.calls if call.kernel != "merge_partitions"]
+    one_step = ["write_kv_pages", "write_kv_tokens", "paged_latent", "paged_latent"]
+    assert [call.kernel for call in calls] == 2 * one_step
+    for write, reads in ((calls[1], calls[2:4]), (calls[5], calls[6:])):
+        assert all(is_among(write.outputs["fence"], read.waits_for()) for read in reads)
+    assert all(is_among(read.outputs["fence"], calls[4].waits_for()) for read in calls[2:4])
+
+
 def test_a_second_write_of_a_step_binds_the_fence_of_the_first(
     kv: KVPool, metal: FakeMetal
 ) -> None:
@@ -250,6 +271,10 @@ def test_no_input_is_small_enough_to_change_its_address_space(
     for sinks in (None, mx.zeros(1, mx.float16)):
         backend.paged_decode(row, *pools, one, scale=1.0, sinks=sinks)
         backend.paged_prefill(row, *pools, one, scale=1.0, sinks=sinks)
+    latents = [backend.new_pool(2, 1, PAGE_SIZE, dim, mx.float16) for dim in (256, 64)]
+    backend.paged_latent(
+        *(mx.zeros((1, 1, dim), mx.float16) for dim in (256, 64)), *latents, one, scale=1.0
+    )
     assert {call.kernel for call in metal.calls} == {spec.name for spec in ALL}
     for call in metal.calls:
         assert {name: a.size for name, a in call.inputs.items() if a.size < 8} == {}
@@ -411,11 +436,20 @@ def test_mlx_itself_accepts_every_call(tmp_path: Path, monkeypatch: pytest.Monke
     pools = [backend.new_pool(4, 2, 16, 64, mx.float16) for _ in range(2)]
     slots = np.array([0, *range(16, 32)], np.int32)
 
+    latents = [backend.new_pool(4, 1, 16, dim, mx.float16) for dim in (256, 64)]
+
     def step(rows: mx.array, queries: mx.array) -> list[mx.array]:
+        asked = mx.tile(queries, 4), queries
+        over_latents = [
+            backend.paged_latent(
+                *(mx.repeat(q, n, axis=0) for q in asked), *latents, some, scale=1.0
+            )
+            for n, some in ((1, tables([4], [1])), (3, tables([4], [3])))
+        ]
         backend.write_kv(rows, rows, *pools, slots)
         backend.copy_pages(*pools, np.array([0], np.int32), np.array([2], np.int32), 16)
         options = {"scale": 1.0, "softcap": 3.0, "sinks": mx.zeros(4, mx.float16)}
-        return [
+        return over_latents + [
             op(queries, *pools, tables([4], [1]), **options)
             for op in (backend.paged_decode, backend.paged_prefill)
         ]

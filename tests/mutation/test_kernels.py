@@ -19,6 +19,7 @@ from metal_kernels.kernels import ALL, Factory, Kernel, KernelSpec
 from metal_kernels.metal import MetalBackend
 from tests.emulated import emulated_factory
 from tests.emulator import KernelFault
+from tests.metal_kernels.latent_oracle import PagedLatents, latent_case
 from tests.metal_kernels.oracle import Case, Paged
 
 pytestmark = pytest.mark.mutation
@@ -53,7 +54,10 @@ def fence_guards(index: str, head: str, group: str) -> list[Guard]:
 
 
 GUARDS: dict[str, list[Guard]] = {
-    "write_kv_tokens": fence_guards("word", "head", "move"),
+    "write_kv_tokens": [
+        Guard("if (word < VALUE_WORDS) {", "{"),
+        *fence_guards("word", "head", "move"),
+    ],
     "write_kv_pages": fence_guards("thread_index", "head", "move"),
     "copy_pages": fence_guards("thread_index", "head", "move"),
     "paged_decode": [
@@ -98,6 +102,26 @@ GUARDS: dict[str, list[Guard]] = {
         Guard("c == my_line ? shrink : 0.0f", "shrink"),
         *fence_guards("thread_index", "kv_head", "threadgroup_position_in_grid.z"),
     ],
+    "paged_latent": [
+        Guard("IS_PARTIAL ? LATENT + 4 : LATENT", "LATENT"),
+        Guard("if (line < num_lines) {", "{"),
+        Guard("at < LATENT_QUADS ?", "true ?", 0),
+        Guard("if (simdgroup * 8 / KEYS == round) {", "{"),
+        Guard("if (key < end_key) {", "{"),
+        Guard("at < LATENT_QUADS ?", "true ?", 1),
+        Guard("if (SPLIT > 1) ", ""),
+        Guard("if (first_key + my_column + c > my_position) score[c] = LOWEST;", ""),
+        Guard("if (part == 0) ", ""),
+        Guard("&& part == 0", ""),
+        Guard("c == my_line ? shrink : 0.0f", "shrink"),
+        Guard("IS_PARTIAL ? 1.0f : total", "total"),
+        Guard("if (line < num_lines) my_out", "my_out"),
+        Guard("IS_PARTIAL && part == 0 && line", "part == 0 && line"),
+        Guard("part == 0 && line < num_lines", "line < num_lines"),
+        Guard("&& line < num_lines) {", ") {"),
+        Guard("if (thread_index < 8 && ", "if ("),
+        Guard("&& threadgroup_position_in_grid.z == 0)", ")"),
+    ],
 }
 # Decisions that guard nothing: they choose between equals by head dimension or lane.
 CHOICES = {
@@ -108,6 +132,11 @@ CHOICES = {
         "lane == 0 ? most : lane == 1 ? weight : 0.0f",
     ],
     "paged_prefill": ["D > 256 ? 2 : 1", "if (distance < 0 "],
+    "paged_latent": [
+        "LATENT > 256 ? 2 : 1",
+        "if (IS_PARTIAL ",
+        "i == 0 ? highest : i == 1 ? total : 0.0f",
+    ],
 }
 # Mutants that no test can kill, and why they cannot matter.
 SURVIVORS = {
@@ -169,6 +198,19 @@ def prefills() -> Iterator[Case]:
     yield Case(((3, 6),), **large)
 
 
+def latents() -> Iterator[Case]:
+    """More lines than a tile has keys, fewer lines than a tile has; dimensions in two parts."""
+    yield latent_case(((0, 1), (70, 1)), 20, (256, 64))
+    yield latent_case(((0, 2), (20, 17)), 3, (256, 64))
+    yield latent_case(((3, 6),), 5, (512, 64), mx.float16)
+
+
+def attends_latents(backend: MetalBackend) -> None:
+    for case in latents():
+        found = PagedLatents(backend, case)
+        assert found.error() <= found.tolerance, case
+
+
 def attends(backend: MetalBackend, cases: Iterator[Case]) -> None:
     for case in cases:
         found = Paged(backend, case)
@@ -176,7 +218,14 @@ def attends(backend: MetalBackend, cases: Iterator[Case]) -> None:
 
 
 def writes(backend: MetalBackend) -> None:
-    """Whole pages, single rows and a copy, of several heads each."""
+    """Whole pages, single rows and a copy, of several heads each; rows of different lengths."""
+    latents = [backend.new_pool(5, 1, 16, dim, mx.float32) for dim in (256, 64)]
+    rows = mx.random.normal((2, 1, 256), key=mx.random.key(2))
+    backend.write_kv(rows, rows[:, :, :64], *latents, np.array([3, 78], np.int32))
+    held = backend.read_kv(*latents, np.arange(80, dtype=np.int32))
+    for pool, dim in zip(held, (256, 64), strict=True):
+        assert mx.array_equal(pool[mx.array([3, 78])], rows[:, :, :dim])
+        assert not pool[4:78].any()
     pools = [backend.new_pool(5, 2, 16, 64, mx.float32) for _ in range(2)]
     slots = np.array([3, *range(32, 64), 70], np.int32)
     rows = mx.random.normal((len(slots), 2, 64), key=mx.random.key(1))
@@ -197,6 +246,8 @@ def exercise(kernel: str, backend: MetalBackend) -> None:
         attends(backend, decodes())
     elif kernel == "paged_prefill":
         attends(backend, prefills())
+    elif kernel == "paged_latent":
+        attends_latents(backend)
     else:
         writes(backend)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from metal_kernels.kernels import ALL
+from metal_kernels.latents import LATENT_DIMS
 from metal_kernels.metal import DTYPES
 from metal_kernels.ops import HEAD_DIMS
 from tests.strict.check import Report, check_all
@@ -47,8 +48,11 @@ def test_every_kernel_is_among_the_texts(texts: Sequence[KernelText]) -> None:
 
 
 def test_every_dtype_and_head_dimension_is_among_the_texts(texts: Sequence[KernelText]) -> None:
-    found = {(dict(t.template)["T"], dict(t.template)["D"]) for t in texts}
+    templates = [dict(text.template) for text in texts]
+    found = {(template["T"], template.get("D")) for template in templates}
     assert found >= {(dtype, dim) for dtype in DTYPES for dim in HEAD_DIMS}
+    latents = {(t["T"], (t["LATENT"], t["ROPE"])) for t in templates if "LATENT" in t}
+    assert latents == {(dtype, dims) for dtype in DTYPES for dims in LATENT_DIMS}
     assert {key_dim for key_dim, _ in head_dims(DTYPES[0])} >= set(HEAD_DIMS)
 
 

@@ -20,6 +20,7 @@ import mlx.core as mx
 import numpy as np
 
 from metal_kernels.kernels import SMALLEST_INPUT, Kernel, KernelSpec, Size
+from metal_kernels.latents import LATENT_DIMS
 from metal_kernels.metal import DTYPES, MetalBackend, refusal
 from metal_kernels.ops import PAGE_SIZES
 from metal_kernels.tables import SequenceTables
@@ -128,6 +129,8 @@ def every_text() -> tuple[KernelText, ...]:
                 _use(MetalBackend(recorder), dtype, key_dim, value_dim, page_size=page_size)
             for kv_heads in KV_HEADS:
                 _use(MetalBackend(recorder), dtype, key_dim, value_dim, kv_heads=kv_heads)
+        for dims in LATENT_DIMS:
+            _use_latents(MetalBackend(recorder), dtype, *dims)
     return _written(tuple(recorder.calls.values()))
 
 
@@ -200,6 +203,23 @@ def _use(
             backend.paged_prefill(
                 queries, keys, values, chunks, scale=1.0, window=7, softcap=3.0, sinks=sinks
             )
+
+
+def _use_latents(backend: MetalBackend, dtype: mx.Dtype, latent_dim: int, rope_dim: int) -> None:
+    """As `_use`, with every number of heads that the dispatch depends on."""
+    k_pool, v_pool = (backend.new_pool(4, 1, 16, dim, dtype) for dim in (latent_dim, rope_dim))
+    for slots in (np.arange(16, dtype=np.int32), np.array([17], np.int32)):
+        latents = mx.zeros((len(slots), 1, latent_dim), dtype)
+        keys = mx.zeros((len(slots), 1, rope_dim), dtype)
+        backend.write_kv(latents, keys, k_pool, v_pool, slots)
+    backend.copy_pages(k_pool, v_pool, np.array([0], np.int32), np.array([3], np.int32), 16)
+    pages, lengths = np.array([[0, 1]], np.int32), np.array([20], np.int32)
+    for heads in GROUPS:
+        for num_rows in (1, 3):
+            tables = SequenceTables(pages, lengths, np.array([0, num_rows], np.int32), 16)
+            q_latent = mx.zeros((num_rows, heads, latent_dim), dtype)
+            q_rope = mx.zeros((num_rows, heads, rope_dim), dtype)
+            backend.paged_latent(q_latent, q_rope, k_pool, v_pool, tables, scale=1.0)
 
 
 def _written(calls: Sequence[_Call]) -> tuple[KernelText, ...]:
