@@ -54,7 +54,8 @@ What it cannot show
 Not supported, and refused when compiling: textures, matrices other than simdgroup_matrix,
 MetalPerformancePrimitives, structs copied between address spaces other than by
 `x = *(device T*)p` and `*(threadgroup T*)p = *(device T*)q`. `dialect="opencl"` copies structs
-anyhow, which MLX's complex numbers need. `uniform` is a plain number. Stricter than Metal: every lane that has not returned must reach a
+anyhow, which MLX's complex numbers need. `uniform` is a plain number. Loops are not unrolled, also
+where the text asks for it. Stricter than Metal: every lane that has not returned must reach a
 simdgroup function, at the same place.
 
 Run on Linux x86-64 with ziglang 0.17 (clang 22) and with Debian's clang 19. For aarch64 the runtime

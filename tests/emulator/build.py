@@ -29,6 +29,7 @@ from tests.emulator.toolchain import (
 )
 
 _INCLUDED = re.compile(r'^# \d+ "(/[^"]+)"', re.M)
+_UNROLL = re.compile(r"^[ \t]*#pragma clang loop unroll\(full\)", re.M)
 _DIAGNOSTIC = re.compile(r": (?:fatal )?(error|warning|note): ")
 _TO_BFLOAT = re.compile(r"to '[^']*(?:bfloat|__bf16)")
 
@@ -110,11 +111,15 @@ def _build(request: BuildRequest, key: str, record: Path, folder: Path) -> Built
 
 
 def _compile(request: BuildRequest, text: str, translation: Translation, work: Path) -> None:
-    """Into work/kernel.o, with the second front end working beside it when it is asked."""
+    """Into work/kernel.o, with the second front end working beside it when it is asked.
+
+    Loops stay loops, which compile in a tenth of the time (paged_prefill of dimension 256 with checks:
+    0.3 s of CPU instead of 8). The second front end reads the pragmas.
+    """
     if request.strict and (warnings := _own_warnings(request, translation)):
         raise MetalSourceError("\n".join(warnings))
     source = work / "kernel.cpp"
-    source.write_text(translation.text)
+    source.write_text(_UNROLL.sub("", translation.text))
     jobs: list[tuple[Path, tuple[str, ...], Path | None]] = [
         (source, compile_flags(request.dialect, request.check), work / "kernel.o")
     ]

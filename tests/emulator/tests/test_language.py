@@ -156,8 +156,14 @@ def test_a_fence_is_no_barrier() -> None:
             "two types",
         ),
         ("out[0] = last({x[0], x[1], x[2]});", "no matching function"),
+        ("\n#pragma clang loop unroll(full)\nout[0] = 1;", "expected a for, while, or do-while"),
     ],
-    ids=["a store into constant memory", "a copy of another struct", "braces with a part too many"],
+    ids=[
+        "a store into constant memory",
+        "a copy of another struct",
+        "braces with a part too many",
+        "an unrolled statement",
+    ],
 )
 def test_what_metal_refuses_is_refused(body: str, message: str) -> None:
     header = (
