@@ -47,6 +47,9 @@ WRITE_KV_PAGES = KernelSpec(
     "write_kv_pages", ("keys", "values", *_MOVED), ("fence",), writes_pools=True
 )
 COPY_PAGES = KernelSpec("copy_pages", _MOVED, ("fence",), writes_pools=True)
+GATHER_PAGES = KernelSpec(
+    "gather_pages", ("k_pool", "v_pool", "pages", "after"), ("keys", "values", "fence")
+)
 PAGED_DECODE = KernelSpec(
     "paged_decode",
     ("queries", "k_pool", "v_pool", "page_tables", "partitions", "numbers", "after"),
@@ -69,6 +72,7 @@ ALL = (
     WRITE_KV_TOKENS,
     WRITE_KV_PAGES,
     COPY_PAGES,
+    GATHER_PAGES,
     PAGED_DECODE,
     MERGE_PARTITIONS,
     PAGED_PREFILL,

@@ -18,9 +18,11 @@ import mlx.core as mx
 import numpy as np
 
 from metal_kernels import kernels
+from metal_kernels.copied_attention import CopiedAttention
 from metal_kernels.fences import Fences
 from metal_kernels.kernels import FENCE, SMALLEST_INPUT, Dispatch, Factory, Kernels, KernelSpec
 from metal_kernels.latents import LATENT_DIMS, LatentAttention
+from metal_kernels.long_chunks import ChunkRun, runs_of
 from metal_kernels.ops import (
     HEAD_DIMS,
     PAGE_SIZES,
@@ -61,6 +63,7 @@ class MetalBackend:
         self._kernels = Kernels(factory)
         self._latents = LatentAttention(self._kernels)
         self._fences = Fences()
+        self._copied = CopiedAttention(self._kernels, self._fences)
         self._numbers: dict[tuple[float, float | None, bool], mx.array] = {}
         self._no_sinks: dict[tuple[int, mx.Dtype], mx.array] = {}
         self._slots: Slots | None = None  # of the step's rows
@@ -170,6 +173,35 @@ class MetalBackend:
         softcap: float | None = None,
         sinks: mx.array | None = None,
     ) -> mx.array:
+        runs = tables.plan(
+            ("runs", *_shapes(queries, k_pool, v_pool, sinks), window, softcap),
+            lambda: self._runs_of(queries, k_pool, v_pool, tables, window, softcap, sinks),
+        )
+        options = (scale, window, softcap, sinks)
+        outputs = []
+        for run in runs:
+            rows = queries if run.tables is tables else queries[run.first_row : run.end_row]
+            if run.gathered is None:
+                output = self._attend_tiles(rows, k_pool, v_pool, run.tables, *options)
+            else:
+                output = self._copied.attend(
+                    rows, k_pool, v_pool, run.tables, run.gathered, scale=scale, sinks=sinks
+                )
+            outputs.append(output)
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+
+    def _attend_tiles(
+        self,
+        queries: mx.array,
+        k_pool: mx.array,
+        v_pool: mx.array,
+        tables: SequenceTables,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        """By the tile kernel, which reads the pages themselves."""
         key = ("prefill", *_shapes(queries, k_pool, v_pool, sinks), scale, window, softcap)
         attend = tables.plan(
             key,
@@ -288,6 +320,24 @@ class MetalBackend:
             (_MERGE_THREADS, 1, 1),
         )
         return attend, merge
+
+    def _runs_of(
+        self,
+        queries: mx.array,
+        k_pool: mx.array,
+        v_pool: mx.array,
+        tables: SequenceTables,
+        window: int | None,
+        softcap: float | None,
+        sinks: mx.array | None,
+    ) -> tuple[ChunkRun, ...]:
+        """The chunks, and which of them MLX's attention takes, which has no softcap."""
+        check_attention(queries, k_pool, v_pool, tables, window, softcap, sinks)
+        _check_pools(k_pool, v_pool)
+        if softcap is not None:
+            return (ChunkRun(tables, 0, tables.num_rows, None),)
+        _, kv_heads, _, head_dim = k_pool.shape
+        return runs_of(tables, kv_heads, head_dim, k_pool.dtype, window)
 
     def _plan_prefill(
         self,

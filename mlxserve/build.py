@@ -157,7 +157,7 @@ def _pace(config: EngineConfig, loaded: LoadedModel, step: StepPeak | None) -> P
         return Pace(config.itl_target)
     forward = forward_work(loaded)
     pace = Pace(config.itl_target, forward)
-    pace.learn_speed(forward.of_chunk(0, step.num_measured), step.seconds)
+    pace.learn_speed(forward.of_chunk(step.start, step.num_measured), step.seconds)
     return pace
 
 

@@ -57,6 +57,7 @@ class StepShape:
     num_decodes: int = 0
     decode_context: int = 0
     num_sampled: int = 1
+    num_copied: int = 0  # positions that MLX's attention reads copies of, for the chunk
 
 
 def operations(model: Geometry, step: StepShape, pool_tokens: int) -> list[Operation]:
@@ -123,8 +124,12 @@ class _Forward:
             yield Operation((partials,), merged)
             parts.append(merged)
         if chunk_rows := self._step.num_rows - step_rows:
-            attended = _half(chunk_rows * width)
-            yield Operation((q, *pools), attended)
+            attended, read = _half(chunk_rows * width), pools
+            if self._step.num_copied:
+                read = tuple(_half(self._step.num_copied * kv_width) for _ in range(2))
+                yield Operation(pools, read[0])
+                yield Operation((), read[1], 0)  # by the same dispatch
+            yield Operation((q, *read), attended)
             parts.append(attended)
         whole = parts[0]
         if len(parts) > 1:

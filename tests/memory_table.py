@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import mlx.core as mx
+
+from metal_kernels.long_chunks import longest_copied
 from mlxserve.machine import command_buffer_limits
 from mlxserve.model.sizing import measured_rows, planned_peak
 from tests.command_buffers import Limits, peak
@@ -54,9 +57,15 @@ def plan_after(model: Geometry, memory: int, num_rows: int = 512) -> Plan:
     """What the server plans: all rows of a step are measured, up to a limit."""
     num_decodes, length = measured_rows(num_rows, _NUM_SEQS)
     rows = num_decodes + length
-    shape = StepShape(rows, num_decodes, 1, num_decodes + 1)
+    shape = StepShape(rows, num_decodes, 1, num_decodes + 1, most_copied(model, length))
     measured = replayed(model, memory, shape, _SMALLEST_POOL)
     return _fitted(model, memory, planned_peak(measured, rows, num_rows))
+
+
+def most_copied(model: Geometry, rows: int) -> int:
+    """Positions that a chunk of these rows has copied at most, 0 where it reads the pages."""
+    longest = longest_copied(rows, model.kv_heads, model.head_dim, mx.bfloat16)
+    return min(longest, model.max_length)
 
 
 def plan_before(model: Geometry, memory: int) -> Plan:

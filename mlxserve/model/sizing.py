@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlxserve.cache.kv import Backends, KVPool
+from metal_kernels.long_chunks import longest_copied
+from mlxserve.cache.kv import Backends, KVPool, LayerSpec
 from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidConfig, OutOfMemory
 from mlxserve.model.batch import Batch
@@ -42,6 +44,7 @@ class StepPeak:
 
     measured: of the step that ran, with `num_measured` rows
     seconds: that it took
+    start: positions before those rows, which they see
     """
 
     planned: int
@@ -49,6 +52,7 @@ class StepPeak:
     num_rows: int
     num_measured: int
     seconds: float
+    start: int = 0
 
 
 def default_step_budget(config: EngineConfig, *, is_metal: bool) -> EngineConfig:
@@ -178,11 +182,15 @@ def measure_step(
     config: EngineConfig, loaded: LoadedModel, backends: Backends, *, is_metal: bool
 ) -> StepPeak:
     """Run a step of `max_num_batched_tokens` rows, or on a CPU part of it, for its peak of memory."""
-    num_rows = config.scheduler.step_budget
+    num_rows, start = config.scheduler.step_budget, 0
     if is_metal:
         step = measured_rows(num_rows, config.scheduler.max_num_seqs)
-        rows = sum(step)
-        measured, seconds = _run_sampling(loaded, backends, config.page_size, step)
+        rows, measured = sum(step), 0
+        longest = min(config.scheduler.max_model_len or loaded.max_length, loaded.max_length)
+        for positions in copied_positions(loaded.layers, step[1], longest):
+            start = (positions - step[1]) // config.page_size * config.page_size
+            found, seconds = _run_sampling(loaded, backends, config.page_size, step, start)
+            measured = max(measured, found)
         planned = planned_peak(measured, rows, num_rows)
     else:
         rows = min(_MEASURED_ROWS, num_rows)
@@ -196,7 +204,7 @@ def measure_step(
         rows,
         seconds,
     )
-    return StepPeak(planned, measured, num_rows, rows, seconds)
+    return StepPeak(planned, measured, num_rows, rows, seconds, start)
 
 
 def measured_rows(num_rows: int, max_num_seqs: int) -> tuple[int, int]:
@@ -207,18 +215,29 @@ def measured_rows(num_rows: int, max_num_seqs: int) -> tuple[int, int]:
     return num_decodes, rows - num_decodes
 
 
+def copied_positions(layers: Sequence[LayerSpec], rows: int, longest: int) -> list[int]:
+    """Positions that a chunk of `rows` sees where a layer's copies for MLX's attention are largest, in
+    rising order; those of its own rows where no layer copies. At most `longest`.
+    """
+    most = {longest_copied(rows, spec.kv_heads, spec.key_dim, spec.dtype) for spec in layers}
+    return sorted({max(rows, min(positions, longest)) for positions in most}) or [rows]
+
+
 def planned_peak(measured: int, num_measured: int, num_rows: int) -> int:
     """Bytes to plan for a step of `num_rows` on Metal, of which `num_measured` were measured."""
     return int(measured * num_rows // num_measured * _MARGIN)
 
 
 def _run_sampling(
-    loaded: LoadedModel, backends: Backends, page_size: int, rows: tuple[int, int]
+    loaded: LoadedModel, backends: Backends, page_size: int, rows: tuple[int, int], start: int
 ) -> tuple[int, float]:
     """(peak, seconds): the larger peak of two runs, and the second one's time.
 
     The first waits for kernels to be compiled, and meanwhile the device completes command buffers.
     Copies a page, too, so that its kernel is not compiled in an answer.
+
+    start: of the chunk, whose rows see that many positions more: all on one page, over and over, because
+    only the numbers would be others
     """
     params = SamplingParams(temperature=1.0, top_p=0.9)
     num_decodes, length = rows
@@ -226,11 +245,18 @@ def _run_sampling(
     kv = KVPool(loaded.layers, num_pages, page_size, backends)
     runner = ModelRunner(loaded.model, loaded.selector, kv)
     pages = [as_page_table([page]) for page in range(num_decodes)]
-    pages.append(as_page_table(range(num_decodes, num_pages - 1)))
-    lengths = [1] * num_decodes + [length]
+    seen = [0] * (start // page_size)
+    pages.append(as_page_table([*seen, *range(num_decodes, num_pages - 1)]))
+    spans = [(0, 1)] * num_decodes + [(start, length)]
     chunks = [
-        Chunk(LiveRequest(Request(f"sizing-{i}", [0] * n, params)), 0, n, pages[i], samples=True)
-        for i, n in enumerate(lengths)
+        Chunk(
+            LiveRequest(Request(f"sizing-{i}", [0] * (first + n), params)),
+            first,
+            n,
+            pages[i],
+            samples=True,
+        )
+        for i, (first, n) in enumerate(spans)
     ]
     peaks = []
     for _ in range(2):

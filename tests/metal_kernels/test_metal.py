@@ -18,7 +18,7 @@ from mlxserve.cache.kv import KVPool, LayerSpec
 from mlxserve.cache.layout import StepLayout
 
 PAGE_SIZE = 16
-READERS = ("paged_decode", "paged_prefill", "paged_latent")
+READERS = ("paged_decode", "paged_prefill", "paged_latent", "gather_pages")
 WRITERS = ("write_kv_tokens", "write_kv_pages", "copy_pages")
 
 
@@ -107,6 +107,12 @@ def tables(contexts: list[int], rows: list[int]) -> SequenceTables:
         query_starts=np.cumsum([0, *rows], dtype=np.int32),
         page_size=PAGE_SIZE,
     )
+
+
+def long_chunk() -> SequenceTables:
+    """256 rows, which MLX's attention takes."""
+    pages, lens = np.arange(16, dtype=np.int32)[None], np.array([256], np.int32)
+    return SequenceTables(pages, lens, np.array([0, 256], np.int32), PAGE_SIZE)
 
 
 def mixed_step() -> StepLayout:
@@ -245,6 +251,21 @@ def test_readers_beyond_what_a_writer_can_wait_for_queue_behind_one_another(
     assert len(readers) == 14
 
 
+def test_a_long_chunk_reads_copies_that_are_ordered_like_any_other_read(
+    backend: MetalBackend, metal: FakeMetal
+) -> None:
+    """A page that is freed after the step is not written before it was copied."""
+    pools = [backend.new_pool(16, 2, PAGE_SIZE, 64, mx.float16) for _ in range(2)]
+    rows, queries = mx.zeros((256, 2, 64), mx.float16), mx.zeros((256, 4, 64), mx.float16)
+    for _ in range(2):
+        backend.write_kv(rows, rows, *pools, np.arange(256, dtype=np.int32))
+        backend.paged_prefill(queries, *pools, long_chunk(), scale=1.0)
+    write, gather, second, _ = metal.calls
+    assert [write.kernel, gather.kernel] == ["write_kv_pages", "gather_pages"]
+    assert is_among(write.outputs["fence"], gather.waits_for())
+    assert is_among(gather.outputs["fence"], second.waits_for())
+
+
 def test_pools_are_passed_whole_and_never_rebound(kv: KVPool, metal: FakeMetal) -> None:
     first = kv.arrays()
     for _ in range(3):
@@ -271,6 +292,8 @@ def test_no_input_is_small_enough_to_change_its_address_space(
     for sinks in (None, mx.zeros(1, mx.float16)):
         backend.paged_decode(row, *pools, one, scale=1.0, sinks=sinks)
         backend.paged_prefill(row, *pools, one, scale=1.0, sinks=sinks)
+    half = [backend.new_pool(16, 1, PAGE_SIZE, 64, mx.float16) for _ in range(2)]
+    backend.paged_prefill(mx.zeros((256, 1, 64), mx.float16), *half, long_chunk(), scale=1.0)
     latents = [backend.new_pool(2, 1, PAGE_SIZE, dim, mx.float16) for dim in (256, 64)]
     backend.paged_latent(
         *(mx.zeros((1, 1, dim), mx.float16) for dim in (256, 64)), *latents, one, scale=1.0
@@ -433,7 +456,7 @@ def test_mlx_itself_accepts_every_call(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(mx.fast, "metal_kernel", metal_kernel)
     backend = MetalBackend(on_metal)
-    pools = [backend.new_pool(4, 2, 16, 64, mx.float16) for _ in range(2)]
+    pools = [backend.new_pool(16, 2, 16, 64, mx.float16) for _ in range(2)]
     slots = np.array([0, *range(16, 32)], np.int32)
 
     latents = [backend.new_pool(4, 1, 16, dim, mx.float16) for dim in (256, 64)]
@@ -449,7 +472,9 @@ def test_mlx_itself_accepts_every_call(tmp_path: Path, monkeypatch: pytest.Monke
         backend.write_kv(rows, rows, *pools, slots)
         backend.copy_pages(*pools, np.array([0], np.int32), np.array([2], np.int32), 16)
         options = {"scale": 1.0, "softcap": 3.0, "sinks": mx.zeros(4, mx.float16)}
-        return over_latents + [
+        long = mx.zeros((256, 4, 64), mx.float16)
+        gathered = backend.paged_prefill(long, *pools, long_chunk(), scale=1.0)
+        return [*over_latents, gathered] + [
             op(queries, *pools, tables([4], [1]), **options)
             for op in (backend.paged_decode, backend.paged_prefill)
         ]

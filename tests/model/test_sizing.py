@@ -11,14 +11,17 @@ import mlx.nn as nn
 import pytest
 
 from metal_kernels import select_backend
+from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.kernels import ALL, PAGED_LATENT, Kernel, KernelSpec
 from metal_kernels.metal import MetalBackend
+from mlxserve.cache.kv import LayerSpec
 from mlxserve.config import EngineConfig
 from mlxserve.errors import OutOfMemory
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.probe import probe
 from mlxserve.model.sizing import (
     StepPeak,
+    copied_positions,
     default_step_budget,
     first_pages,
     fit_pages,
@@ -146,6 +149,43 @@ def test_the_step_measured_on_metal_has_decodes_that_sample_and_a_chunk() -> Non
     assert measured_rows(8192, 64) == (63, 1985)
 
 
+def test_a_chunk_is_measured_where_its_copies_are_largest() -> None:
+    """MLX's attention reads copies of a long chunk's pages, which take memory."""
+    half, full = LayerSpec(8, 128, 128, mx.float16), LayerSpec(8, 128, 128, mx.float32)
+    assert copied_positions([half, full], 512, 40_960) == [512, 4096]
+    assert copied_positions([half, LayerSpec(4, 128, 128, mx.bfloat16)], 512, 40_960) == [
+        4096,
+        8192,
+    ]
+    assert copied_positions([half], 512, 1000) == [1000]
+    assert copied_positions([half], 255, 40_960) == [255]
+    assert copied_positions([full], 512, 40_960) == [512]
+    assert copied_positions([], 512, 40_960) == [512]
+
+
+def test_the_measured_chunk_sees_as_many_positions_as_are_copied(
+    build_model: Callable[..., tuple[nn.Module, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    real = CpuBackend.paged_prefill
+
+    def recording(backend: CpuBackend, *args: Any, **options: Any) -> mx.array:
+        seen.append(int(args[3].context_lens.max()))
+        return real(backend, *args, **options)
+
+    monkeypatch.setattr(CpuBackend, "paged_prefill", recording)
+    model, small = build_model("llama", head_dim=64, num_hidden_layers=1)
+    model.set_dtype(mx.float16)
+    config = EngineConfig().with_options(
+        page_size=16, max_num_batched_tokens=257, max_num_seqs=2, max_model_len=300
+    )
+    loaded = prepare(model, small, "half")
+    assert loaded.layers[0].dtype == mx.float16
+    step = measure_step(config, loaded, CpuBackend(), is_metal=True)
+    assert step.start == (300 - 256) // 16 * 16 == 32
+    assert set(seen) == {32 + 256}
+
+
 def test_measuring_on_metal_frees_its_memory(loaded: LoadedModel) -> None:
     measured(loaded, 64, is_metal=True)
     before = mx.get_active_memory()
@@ -169,10 +209,13 @@ def test_probe_and_measured_step_have_the_device_compile_every_kernel(
 
         return call
 
-    loaded = prepare(*build_model("llama", head_dim=64, num_hidden_layers=1), "tiny")
-    backend = MetalBackend(factory)
-    assert probe(loaded, backend) < 1e-4
-    config = EngineConfig().with_options(page_size=16, max_num_batched_tokens=40, max_num_seqs=2)
+    model, small = build_model("llama", head_dim=64, num_hidden_layers=1)
+    model.set_dtype(mx.float16)
+    loaded, backend = prepare(model, small, "half"), MetalBackend(factory)
+    assert probe(loaded, backend) < 3e-2
+    config = EngineConfig().with_options(
+        page_size=16, max_num_batched_tokens=257, max_num_seqs=2, max_model_len=300
+    )
     measure_step(config, loaded, backend, is_metal=True)
     assert used == {spec.name for spec in ALL if spec is not PAGED_LATENT}
 

@@ -60,6 +60,7 @@ GUARDS: dict[str, list[Guard]] = {
     ],
     "write_kv_pages": fence_guards("thread_index", "head", "move"),
     "copy_pages": fence_guards("thread_index", "head", "move"),
+    "gather_pages": fence_guards("thread_index", "head", "place"),
     "paged_decode": [
         Guard("min(first_head + h, GROUP - 1)", "(first_head + h)"),
         Guard("if (at < D) query", "query"),
@@ -246,6 +247,8 @@ def exercise(kernel: str, backend: MetalBackend) -> None:
         attends(backend, decodes())
     elif kernel == "paged_prefill":
         attends(backend, prefills())
+    elif kernel == "gather_pages":
+        attends(backend, iter([Case(((40, 256),), dtype=mx.float16)]))
     elif kernel == "paged_latent":
         attends_latents(backend)
     else:

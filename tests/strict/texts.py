@@ -181,8 +181,8 @@ def _use(
     page_size: int = 32,
 ) -> None:
     """Call every op, with many rows and with one, with and without what a layer may have."""
-    keys = backend.new_pool(12, kv_heads, page_size, key_dim, dtype)
-    values = backend.new_pool(12, kv_heads, page_size, value_dim, dtype)
+    keys = backend.new_pool(20, kv_heads, page_size, key_dim, dtype)
+    values = backend.new_pool(20, kv_heads, page_size, value_dim, dtype)
     heads = kv_heads * group
     slots = np.array([*range(2 * page_size), 5 * page_size + 1, 5 * page_size + 3], np.int32)
     pages = np.array([[0, 1, 5], [2, 3, 4]], np.int32)
@@ -191,6 +191,13 @@ def _use(
         new_values = mx.zeros((len(rows), kv_heads, value_dim), dtype)
         backend.write_kv(new_keys, new_values, keys, values, rows)
     backend.copy_pages(keys, values, np.array([0], np.int32), np.array([11], np.int32), page_size)
+    long = SequenceTables(
+        np.arange(256 // page_size, dtype=np.int32)[None],
+        np.array([256], np.int32),
+        np.array([0, 256], np.int32),
+        page_size,
+    )
+    backend.paged_prefill(mx.zeros((256, heads, key_dim), dtype), keys, values, long, scale=1.0)
     for sinks in (None, mx.zeros((heads,), dtype)):
         for sequences in (1, 2):
             lengths = np.array([2 * page_size + 1, 5], np.int32)[:sequences]

@@ -1,0 +1,66 @@
+"""CopiedAttention: MLX's own attention over copies of a chunk's pages.
+
+MLX's kernels know no fence and no page, so they cannot read a pool. `gather_pages` binds the fence and
+writes the pages side by side to arrays of its own, which MLX orders like any others.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from metal_kernels import kernels
+from metal_kernels.fences import Fences
+from metal_kernels.kernels import FENCE, Dispatch, Kernels
+from metal_kernels.long_chunks import Gathered
+from metal_kernels.tables import SequenceTables
+
+_THREADS = 256
+
+
+class CopiedAttention:
+    """Of one backend's kernels and fences."""
+
+    def __init__(self, kernels: Kernels, fences: Fences) -> None:
+        self._kernels = kernels
+        self._fences = fences
+
+    def attend(
+        self,
+        queries: mx.array,
+        k_pool: mx.array,
+        v_pool: mx.array,
+        tables: SequenceTables,
+        gathered: Gathered,
+        *,
+        scale: float,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        """(rows, heads, head_dim) of the chunk that `tables` describe and `gathered` is made of."""
+        gather = tables.plan(
+            ("gather", k_pool.shape, k_pool.dtype, gathered.num_pages),
+            lambda: self._plan(k_pool, gathered),
+        )
+        after = self._fences.before_read(k_pool)
+        keys, values, fence = gather(k_pool=k_pool, v_pool=v_pool, after=after)
+        self._fences.after_read(k_pool, fence)
+        out = mx.fast.scaled_dot_product_attention(
+            queries[None].swapaxes(1, 2),
+            keys[:, :, gathered.seen],
+            values[:, :, gathered.seen],
+            scale=scale,
+            mask=gathered.mask,
+            sinks=sinks,
+        )
+        return out[0].swapaxes(0, 1)
+
+    def _plan(self, k_pool: mx.array, gathered: Gathered) -> Dispatch:
+        _, kv_heads, page_size, head_dim = k_pool.shape
+        copies = (1, kv_heads, gathered.num_pages * page_size, head_dim), k_pool.dtype
+        return self._kernels.dispatch(
+            kernels.GATHER_PAGES,
+            {"pages": gathered.pages},
+            {"keys": copies, "values": copies, "fence": FENCE},
+            [("T", k_pool.dtype), ("D", head_dim)],
+            (_THREADS, kv_heads, gathered.num_pages),
+            (_THREADS, 1, 1),
+        )

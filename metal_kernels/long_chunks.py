@@ -1,0 +1,112 @@
+"""Long chunks: which ones MLX's own attention takes over copies of their pages, and what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import mlx.core as mx
+import numpy as np
+
+from metal_kernels.plans import upload
+from metal_kernels.tables import SequenceTables
+
+MIN_ROWS = 256
+# Of MLX's fused attention on every Mac. For others it would hold the scores of all rows in memory.
+_FUSED_HEAD_DIMS = (64, 80, 128)
+# Bytes of copies for each row of a chunk: those of a chunk of 512 rows are 16 MiB, so 4,096 positions
+# of 8 kv heads of 128 dimensions. Not more, because copies of several layers are alive at once: until
+# their command buffers complete.
+_MOST_COPIED = 32 << 10
+
+
+def longest_copied(rows: int, kv_heads: int, head_dim: int, dtype: mx.Dtype) -> int:
+    """The most positions that a chunk of `rows` may see for its pages to be copied; 0: none.
+
+    Nobody has measured on a Mac where MLX's attention over copies is faster. It is expected to be on
+    an M5, whose matrix units only MLX's kernels use; copying a key costs about as much as one row's
+    product with it, so 256 rows make the copy cheap. It depends on the chunk alone, so that an answer
+    does not depend on its neighbours. The tile kernel keeps float32, which MLX's attention computes in
+    TF32 on an M5.
+    """
+    if rows < MIN_ROWS or dtype == mx.float32 or head_dim not in _FUSED_HEAD_DIMS:
+        return 0
+    return rows * _MOST_COPIED // (2 * kv_heads * head_dim * dtype.size)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRun:
+    """Some of a step's chunks, one after another: short ones, or a single long one."""
+
+    tables: SequenceTables
+    first_row: int
+    end_row: int
+    gathered: Gathered | None  # of a long chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The pages of a long chunk's keys, and what it sees of them."""
+
+    num_pages: int
+    pages: mx.array
+    seen: slice  # positions of the copies that any row sees
+    mask: mx.array | str  # (rows, positions seen) bool, or "causal"
+
+    @classmethod
+    def of(cls, tables: SequenceTables, window: int | None) -> Gathered:
+        """tables: of one sequence"""
+        rows, context, size = tables.num_rows, int(tables.context_lens[0]), tables.page_size
+        first = _first_position(rows, context, window)
+        first_page = first // size
+        pages = tables.page_tables[0, first_page : -(-context // size)]
+        seen = slice(first - first_page * size, context - first_page * size)
+        if window is None or window >= context:
+            return cls(len(pages), upload(pages), seen, "causal")
+        distance = np.arange(context - rows, context)[:, None] - np.arange(first, context)
+        mask = mx.array((distance >= 0) & (distance < window))
+        return cls(len(pages), upload(pages), seen, mask)
+
+
+def runs_of(
+    tables: SequenceTables, kv_heads: int, head_dim: int, dtype: mx.Dtype, window: int | None
+) -> tuple[ChunkRun, ...]:
+    """All chunks, in order: each long one alone, and the short ones between them together."""
+
+    def is_long(sequence: int) -> bool:
+        rows = int(tables.query_starts[sequence + 1] - tables.query_starts[sequence])
+        context = int(tables.context_lens[sequence])
+        positions = context - _first_position(rows, context, window)
+        return positions <= longest_copied(rows, kv_heads, head_dim, dtype)
+
+    def runs() -> Iterator[ChunkRun]:
+        for are_long, group in groupby(range(len(tables)), is_long):
+            sequences = list(group)
+            if are_long:
+                for sequence in sequences:
+                    run = _run(tables, sequence, sequence + 1)
+                    yield replace(run, gathered=Gathered.of(run.tables, window))
+            else:
+                yield _run(tables, sequences[0], sequences[-1] + 1)
+
+    return tuple(runs())
+
+
+def _first_position(rows: int, context: int, window: int | None) -> int:
+    """The first position that any row of a chunk sees."""
+    return 0 if window is None else max(0, context - rows - window + 1)
+
+
+def _run(tables: SequenceTables, first: int, end: int) -> ChunkRun:
+    starts = tables.query_starts[first : end + 1]
+    bounds = int(starts[0]), int(starts[-1])
+    if (first, end) == (0, len(tables)):
+        return ChunkRun(tables, *bounds, None)  # with the plans that it has
+    some = SequenceTables(
+        tables.page_tables[first:end],
+        tables.context_lens[first:end],
+        starts - starts[0],
+        tables.page_size,
+    )
+    return ChunkRun(some, *bounds, None)
