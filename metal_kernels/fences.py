@@ -15,6 +15,7 @@ being computed.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -70,6 +71,16 @@ class Fences:
         history = self._of(pool)
         history.write = fence
         history.reads.clear()
+
+    def state(self, pools: Sequence[mx.array]) -> list[list[mx.array]]:
+        """What other Fences go on from: each pool's last write, and what its next writer binds."""
+        return [[self._of(pool).write, *self.before_write(pool)] for pool in pools]
+
+    def resume(self, pools: Sequence[mx.array], state: Sequence[list[mx.array]]) -> None:
+        """Go on from what `state` returned for these pools."""
+        for pool, (write, *reads) in zip(pools, state, strict=True):
+            history = self._of(pool)
+            history.write, history.reads = write, reads
 
     def pending(self) -> list[mx.array]:
         """What has to be computed for every pool to hold all that was written."""

@@ -5,14 +5,16 @@ Pools are (num_pages, kv_heads, page_size, head_dim): a page's tile of one head 
 
 In-place writes are correct under these rules; breaking one corrupts data silently:
 a kernel that uses a pool binds the fences of the kernels it must follow; a pool is one
-row-contiguous array, passed whole and never replaced; nothing here runs inside mx.compile; no other
-op of mlx reads a pool while a step is running (call `settle()` first).
+row-contiguous array, passed whole and never replaced; inside mx.compile only what `recording` returns
+may run, with pools and fences that are arguments; no other op of mlx reads a pool while a step is
+running (call `settle()` first).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+from copy import copy
 
 import mlx.core as mx
 import numpy as np
@@ -39,11 +41,13 @@ from metal_kernels.plans import (
     PrefillPlan,
     WritePlan,
     dim_split,
+    page_tables,
     partition_size,
     tile_side,
     upload,
 )
 from metal_kernels.reading import evaluate
+from metal_kernels.recording import StepInputs
 from metal_kernels.resizing import copy_start
 from metal_kernels.tables import SequenceTables
 
@@ -62,11 +66,12 @@ class MetalBackend:
     def __init__(self, factory: Factory) -> None:
         self._kernels = Kernels(factory)
         self._latents = LatentAttention(self._kernels)
-        self._fences = Fences()
-        self._copied = CopiedAttention(self._kernels, self._fences)
+        self.fences = Fences()
+        self._copied = CopiedAttention(self._kernels, self.fences)
         self._numbers: dict[tuple[float, float | None, bool], mx.array] = {}
         self._no_sinks: dict[tuple[int, mx.Dtype], mx.array] = {}
         self._slots: Slots | None = None  # of the step's rows
+        self._moves: WritePlan | None = None  # of these slots
         self._writes: dict[Hashable, tuple[Dispatch, ...]] = {}  # of these slots, by shape
 
     def new_pool(
@@ -83,7 +88,7 @@ class MetalBackend:
         mx.eval(pool)
         # mlx passes a copy of any other array to a kernel, and writes to the copy would be lost.
         assert memoryview(pool).c_contiguous  # type: ignore[arg-type]  # mlx does not say so
-        self._fences.add(pool)
+        self.fences.add(pool)
         return pool
 
     def resize_pool(
@@ -99,7 +104,7 @@ class MetalBackend:
 
     def settle(self, *_pools: mx.array) -> None:
         """Wait for all writes to all pools: evaluating a pool would wait for none of them."""
-        evaluate(*self._fences.pending())
+        evaluate(*self.fences.pending())
 
     def write_kv(
         self, keys: mx.array, values: mx.array, k_pool: mx.array, v_pool: mx.array, slots: Slots
@@ -155,9 +160,9 @@ class MetalBackend:
                 queries, k_pool, v_pool, tables, scale, window, softcap, sinks
             ),
         )
-        after = self._fences.before_read(k_pool)
+        after = self.fences.before_read(k_pool)
         partials, fence = attend(queries=queries, k_pool=k_pool, v_pool=v_pool, after=after)
-        self._fences.after_read(k_pool, fence)
+        self.fences.after_read(k_pool, fence)
         (out,) = merge(partials=partials, **_with_sinks(sinks))
         return out
 
@@ -209,11 +214,11 @@ class MetalBackend:
                 queries, k_pool, v_pool, tables, scale, window, softcap, sinks
             ),
         )
-        after = self._fences.before_read(k_pool)
+        after = self.fences.before_read(k_pool)
         out, fence = attend(
             queries=queries, k_pool=k_pool, v_pool=v_pool, after=after, **_with_sinks(sinks)
         )
-        self._fences.after_read(k_pool, fence)
+        self.fences.after_read(k_pool, fence)
         return out
 
     def paged_latent(
@@ -230,29 +235,41 @@ class MetalBackend:
         attend, merge = tables.plan(
             key, lambda: self._plan_latent(q_latent, q_rope, k_pool, v_pool, tables, scale)
         )
-        after = self._fences.before_read(k_pool)
+        after = self.fences.before_read(k_pool)
         out, fence = attend(
             q_latent=q_latent, q_rope=q_rope, k_pool=k_pool, v_pool=v_pool, after=after
         )
-        self._fences.after_read(k_pool, fence)
+        self.fences.after_read(k_pool, fence)
         if merge is not None:
             (out,) = merge(partials=out)
         return out
+
+    def recording(
+        self, step: StepInputs, k_pools: Sequence[mx.array], fences: Sequence[list[mx.array]]
+    ) -> MetalBackend:
+        """The same kernels for one step of decodes, with fences of their own, which begin with these."""
+        other = copy(self)
+        other.fences = Fences()
+        other._copied = CopiedAttention(other._kernels, other.fences)
+        for pool in k_pools:
+            other.fences.add(pool)
+        other.fences.resume(k_pools, fences)
+        other._slots, other._moves, other._writes = step.slots, step.plan, {}
+        return other
 
     # ---- plans: made once per step for the layers of a shape
 
     def _writes_of(
         self, keys: mx.array, values: mx.array, k_pool: mx.array, v_pool: mx.array, slots: Slots
     ) -> tuple[Dispatch, ...]:
-        """Every layer passes the same array of slots."""
         if slots is not self._slots:
-            self._slots, self._writes = slots, {}
+            self._slots, self._moves, self._writes = slots, None, {}
         key = (*_shapes(keys, k_pool, v_pool, values), values.dtype)
         writes = self._writes.get(key)
         if writes is None:
             check_write(keys, values, k_pool, v_pool, slots)
             _check_pools(k_pool, v_pool, may_be_latent=True)
-            plan = WritePlan.of(slots, k_pool.shape[2])
+            plan = self.moves_of(slots, k_pool.shape[2])
             kinds = (
                 (kernels.WRITE_KV_PAGES, plan.pages_on_device, len(plan.pages)),
                 (kernels.WRITE_KV_TOKENS, plan.tokens_on_device, len(plan.tokens)),
@@ -260,6 +277,14 @@ class MetalBackend:
             writes = tuple(self._move(*kind, k_pool, v_pool) for kind in kinds if kind[2])
             self._writes[key] = writes
         return writes
+
+    def moves_of(self, slots: Slots, page_size: int) -> WritePlan:
+        """Made once, as every layer passes the same array of slots."""
+        if slots is not self._slots:
+            self._slots, self._moves, self._writes = slots, None, {}
+        if self._moves is None:
+            self._moves = WritePlan.of(slots, page_size)
+        return self._moves
 
     def _plan_decode(
         self,
@@ -280,20 +305,21 @@ class MetalBackend:
         kv_heads = k_pool.shape[1]
         split = HeadSplit.of(heads // kv_heads, head_dim)
         size = partition_size(kv_heads)
-        plan = tables.plan(
-            ("partitions", window, size), lambda: DecodePlan.of(tables, window, size)
+        partitions, starts = tables.upload(
+            ("partitions", window, size), lambda tables: DecodePlan.of(tables, window, size).arrays
         )
+        num_partitions = partitions.shape[0]
         numbers = self._numbers_of(scale, softcap, sinks is not None)
         threads = split.threads
         attend = self._kernels.dispatch(
             kernels.PAGED_DECODE,
             {
                 "page_tables": _page_tables(tables),
-                "partitions": plan.partitions,
+                "partitions": partitions,
                 "numbers": numbers,
             },
             {
-                "partials": ((plan.num_partitions, heads, head_dim + 4), mx.float32),
+                "partials": ((num_partitions, heads, head_dim + 4), mx.float32),
                 "fence": FENCE,
             },
             [
@@ -304,13 +330,13 @@ class MetalBackend:
                 ("PARTS", split.parts),
                 ("BLOCKS", split.blocks),
             ],
-            (threads, kv_heads * split.blocks, plan.num_partitions),
+            (threads, kv_heads * split.blocks, num_partitions),
             (threads, 1, 1),
         )
         merge = self._kernels.dispatch(
             kernels.MERGE_PARTITIONS,
             {
-                "starts": plan.starts,
+                "starts": starts,
                 "numbers": numbers,
                 **self._without_sinks(sinks, heads, queries.dtype),
             },
@@ -412,9 +438,9 @@ class MetalBackend:
     def _run_move(
         self, move: Dispatch, k_pool: mx.array, v_pool: mx.array, **rows: mx.array
     ) -> None:
-        first, second = self._fences.before_write(k_pool)
+        first, second = self.fences.before_write(k_pool)
         (fence,) = move(**rows, k_pool=k_pool, v_pool=v_pool, after_a=first, after_b=second)
-        self._fences.after_write(k_pool, fence)
+        self.fences.after_write(k_pool, fence)
 
     def _numbers_of(self, scale: float, softcap: float | None, has_sinks: bool) -> mx.array:
         """The kernels' floats. Weights are powers of two, so log2(e) goes into scores and sinks."""
@@ -498,4 +524,5 @@ def _dims(k_pool: mx.array, v_pool: mx.array) -> tuple[int, int, mx.Dtype]:
 
 
 def _page_tables(tables: SequenceTables) -> mx.array:
-    return tables.plan(("page_tables",), lambda: upload(tables.page_tables))
+    (on_device,) = tables.upload(("page_tables",), lambda tables: (page_tables(tables),))
+    return on_device

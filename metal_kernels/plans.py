@@ -28,6 +28,22 @@ def upload(numbers: npt.ArrayLike, dtype: npt.DTypeLike = np.int32) -> mx.array:
     return mx.array(array)
 
 
+def rounded(count: int) -> int:
+    """At least `count`: 2, 3, 4, 6, 8, 12, 16, ...
+
+    Dispatches have few sizes, so that the recorded graph of a step serves many steps. A threadgroup
+    with nothing to do reads a row of queries, and stores a partial result that is never read.
+    """
+    power = 1 << max(1, (count - 1).bit_length())
+    return power if power == 2 or count > power // 4 * 3 else power // 4 * 3
+
+
+def page_tables(tables: SequenceTables) -> mx.array:
+    """(sequences, rounded) int32."""
+    columns = tables.page_tables.shape[1]
+    return upload(np.pad(tables.page_tables, ((0, 0), (0, rounded(columns) - columns))))
+
+
 @dataclass(frozen=True, slots=True)
 class WritePlan:
     """Rows that fill whole pages, and single rows. (count, 2) each: row, page | row, slot."""
@@ -101,15 +117,25 @@ class DecodePlan:
     """Partitions of each sequence's context, from the start of its window."""
 
     num_partitions: int
-    partitions: mx.array  # (partitions, 4): sequence, first key, key after the last, 0
+    partitions: mx.array  # (rounded, 4): sequence, first key, key after the last, 0; then zeros
     starts: mx.array  # (sequences + 1,): the first partition of each sequence
 
     @classmethod
     def of(cls, tables: SequenceTables, window: int | None, size: int) -> DecodePlan:
         """size: keys of a partition"""
         cut = Partitions.of(tables, window, size)
-        columns = np.stack([cut.sequence, cut.begin, cut.end, np.zeros_like(cut.end)], axis=1)
-        return cls(len(columns), upload(columns), upload(cut.starts))
+        number = len(cut.sequence)
+        columns = np.zeros((rounded(number), 4), np.int32)
+        columns[:number, 0], columns[:number, 1], columns[:number, 2] = (
+            cut.sequence,
+            cut.begin,
+            cut.end,
+        )
+        return cls(number, upload(columns), upload(cut.starts))
+
+    @property
+    def arrays(self) -> tuple[mx.array, mx.array]:
+        return self.partitions, self.starts
 
 
 @dataclass(frozen=True, slots=True)

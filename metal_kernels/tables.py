@@ -1,22 +1,26 @@
 """SequenceTables: the pages of the sequences of one dispatch, built once per step on the host.
 
 In numpy: the cpu backend computes with the numbers (it reads runs of consecutive pages as views),
-and a Metal dispatch uploads them once for all layers.
+and a Metal dispatch uploads them once for all layers. RecordedTables stands for the tables of any step
+while the graph of a step is recorded (`MetalBackend.recording`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
+import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int32]
 Plan = TypeVar("Plan")
+Arrays: TypeAlias = tuple[mx.array, ...]
+MakeArrays: TypeAlias = "Callable[[SequenceTables], Arrays]"
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,17 @@ class SequenceTables:
     def _plans(self) -> dict[Hashable, Any]:
         return {}
 
+    def upload(self, key: Hashable, make: MakeArrays) -> Arrays:
+        """Arrays that kernels read, made from the numbers of these tables: once, for all layers."""
+        if key not in self.uploads:
+            self.uploads[key] = make, make(self)
+        return self.uploads[key][1]
+
+    @cached_property
+    def uploads(self) -> dict[Hashable, tuple[MakeArrays, Arrays]]:
+        """What was uploaded, and what makes the same from other tables."""
+        return {}
+
     @cached_property
     def num_rows(self) -> int:
         return int(self.query_starts[-1])
@@ -116,3 +131,25 @@ class SequenceTables:
         starts = self.query_starts.tolist()
         for sequence in range(len(self)):
             yield sequence, starts[sequence], starts[sequence + 1]
+
+
+class RecordedTables(SequenceTables):
+    """Stands for the tables of any step of `num_rows` decodes that has uploads of these shapes.
+
+    It has no numbers: a plan that reads them fails, instead of becoming a constant of the graph.
+    """
+
+    def __init__(self, num_rows: int, page_size: int, uploads: Mapping[Hashable, Arrays]) -> None:
+        vars(self).update(
+            page_size=page_size,
+            num_rows=num_rows,
+            highest_page=0,  # each step's own is checked before the graph is used
+            uploads={key: (_no_numbers, arrays) for key, arrays in uploads.items()},
+        )
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+
+def _no_numbers(_tables: SequenceTables) -> Arrays:
+    raise AssertionError("recorded tables have their uploads from the start")

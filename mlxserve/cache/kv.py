@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -126,6 +127,14 @@ class KVPool:
     def layers(self, step: StepLayout) -> list[LayerKV]:
         """The caches to call the model with in this step, one for each layer."""
         return [LayerKV(self, index, spec, step) for index, spec in enumerate(self.specs)]
+
+    def over(self, arrays: Sequence[mx.array], backend: Backend) -> KVPool:
+        """The same layers over other arrays, in the order of `arrays`, for one step."""
+        other = copy(self)
+        other.backends = (backend,) * len(self.specs)
+        other._keys = list(arrays[: len(self.specs)])
+        other._values = list(arrays[len(self.specs) :])
+        return other
 
     def arrays(self) -> list[mx.array]:
         """The arrays to evaluate so that everything written so far is in the pool."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -22,6 +23,7 @@ from mlxserve.model.batch import Batch
 from mlxserve.model.embedding import Embedding
 from mlxserve.model.paged import RowSelector
 from mlxserve.model.sampler import Draw, PendingSample, sample
+from mlxserve.model.step_graphs import StepGraphs
 from mlxserve.request import Chunk, Pooling, Sampled
 from mlxserve.stats import MemoryUse
 
@@ -65,6 +67,7 @@ class ModelRunner:
         self._selector = selector
         self._kv = kv
         self._seed = seed
+        self._graphs = StepGraphs(partial(_forward, model), kv)
 
     def launch(self, chunks: Sequence[Chunk], previous: Pending | None = None) -> Pending:
         """Build the step's graph. If the pool's writes are in place, also start it."""
@@ -183,15 +186,17 @@ class ModelRunner:
             chunks=batch.chunks,
         )
         rows = batch.sample_rows.tolist() or [len(batch.tokens) - 1]
-        wanted = None if all_rows else mx.array(rows)
+        if all_rows or rows == list(range(len(batch.tokens))):
+            return self._graphs.logits(layout, tokens)
+        wanted = mx.array(rows)
         self._selector.rows = wanted
         try:
-            logits: mx.array = self._model(tokens[:, None], cache=self._kv.layers(layout))
+            logits = _forward(self._model, self._kv, layout, tokens)
         finally:
             self._selector.rows = None
-        if wanted is not None and logits.shape[0] != len(rows):
+        if logits.shape[0] != len(rows):
             logits = logits[wanted]  # a head that is not wrapped computed every row
-        return logits[:, 0]
+        return logits
 
     def _begin(self, pending: Pending) -> None:
         arrays = [pending.done] if pending.sample is None else pending.sample.arrays()
@@ -224,3 +229,8 @@ class ModelRunner:
         if seed is None:
             return (self._seed * 0x9E3779B97F4A7C15 + chunk.request.arrival + 1) & _MASK64
         return seed & _MASK64
+
+
+def _forward(model: nn.Module, kv: KVPool, layout: StepLayout, tokens: mx.array) -> mx.array:
+    logits: mx.array = model(tokens[:, None], cache=kv.layers(layout))
+    return logits[:, 0]

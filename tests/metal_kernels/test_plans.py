@@ -15,7 +15,9 @@ from metal_kernels.plans import (
     HeadSplit,
     PrefillPlan,
     WritePlan,
+    page_tables,
     partition_size,
+    rounded,
     tile_bytes,
     tile_side,
     upload,
@@ -52,6 +54,22 @@ def test_a_small_upload_is_padded_with_rows_of_zeros() -> None:
     assert upload(np.ones((4, 2), np.int32)).shape == (4, 2)
     assert upload(np.zeros((0, 2), np.int32)).size >= 8
     assert upload(range(9)).dtype == mx.int32
+
+
+def test_dispatches_have_two_sizes_per_power_of_two() -> None:
+    sizes = [rounded(count) for count in range(1, 4097)]
+    assert all(count <= size <= max(2, 1.5 * count) for count, size in enumerate(sizes, 1))
+    assert sorted(set(sizes)) == [2, 3, *(k << n for n in range(1, 11) for k in (2, 3)), 4096]
+
+
+def test_a_plan_of_few_sizes_ends_with_partitions_without_keys_and_pages_that_are_not_read() -> (
+    None
+):
+    one = tables([(1100, 1)])
+    plan = DecodePlan.of(one, None, 256)
+    assert plan.partitions.tolist()[plan.num_partitions :] == [[0, 0, 0, 0]]
+    assert plan.starts.tolist()[:2] == [0, plan.num_partitions]
+    assert page_tables(one).shape == (1, 96)
 
 
 @pytest.mark.parametrize("size", SIZES)

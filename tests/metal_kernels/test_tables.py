@@ -3,12 +3,14 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metal_kernels import SequenceTables
+from metal_kernels.tables import Arrays, RecordedTables
 
 
 def tables(
@@ -107,3 +109,24 @@ def test_tables_that_do_not_fit_together_are_refused(changes: dict[str, Any], me
 def test_tables_without_a_sequence_are_refused() -> None:
     with pytest.raises(ValueError, match="a row"):
         SequenceTables(np.zeros((0, 1), np.int32), np.zeros(0, np.int32), np.zeros(1, np.int32), 16)
+
+
+def contexts(of: SequenceTables) -> Arrays:
+    return (mx.array(of.context_lens),)
+
+
+def test_an_upload_is_made_once_and_says_what_makes_it_from_other_tables() -> None:
+    some = tables([[1, 2], [3, 4]], [5, 6])
+    assert some.upload("contexts", contexts) is some.upload("contexts", contexts)
+    [(key, (make, arrays))] = some.uploads.items()
+    assert key == "contexts"
+    assert [array.tolist() for array in arrays] == [[5, 6]]
+    assert make(tables([[1, 2]], [7]))[0].tolist() == [7]
+
+
+def test_recorded_tables_have_uploads_and_no_numbers() -> None:
+    recorded = RecordedTables(2, 4, {"contexts": (mx.zeros(2),)})
+    assert (len(recorded), recorded.num_rows, recorded.page_size) == (2, 2, 4)
+    assert recorded.upload("contexts", contexts)[0].tolist() == [0, 0]
+    with pytest.raises(AttributeError, match="context_lens"):
+        recorded.upload("another", contexts)

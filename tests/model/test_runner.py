@@ -236,7 +236,7 @@ def test_a_failed_forward_leaves_no_rows_selected(loaded: LoadedModel) -> None:
             raise RuntimeError("out of order")
 
     kv = KVPool(loaded.layers, 8, PAGE, select_backend("cpu"))
-    batch = Batch.of([chunk(request([5]), 0, 1, (1,))], PAGE)
+    batch = Batch.of([chunk(request([5, 6]), 0, 2, (1,))], PAGE)
     with pytest.raises(RuntimeError, match="out of order"):
         ModelRunner(Failing(), loaded.selector, kv).logits(batch, mx.array(batch.tokens))
     assert loaded.selector.rows is None

@@ -1,0 +1,128 @@
+"""StepGraphs: a model's forward for one step, recorded once and built again for many steps.
+
+Building the graph of a step in Python takes longer than a GPU needs to compute a small model's: 60 us a
+layer on x86. The graph of two steps of as many decodes is the same, but for arrays. So it is recorded by
+mx.compile, which builds it again without Python (7 us a layer), where Metal kernels write in place:
+
+    recorded(tokens, positions, moves, page tables, partitions, pools, fences) -> logits, fences
+
+Whatever else the forward reads is a constant of the recording: weights, and nothing else. Pools and
+fences that were not passed are refused by mx.compile, numbers of the step by `RecordedTables`; a model
+whose forward reads arrays back fails, and is never recorded. Arrays are padded to few sizes
+(`plans.rounded`), so that an answer of 1,000 tokens meets a handful of graphs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Hashable
+from typing import Any, TypeAlias, cast
+
+import mlx.core as mx
+
+from metal_kernels.metal import MetalBackend
+from metal_kernels.recording import StepInputs
+from metal_kernels.tables import MakeArrays
+from mlxserve.cache.kv import KVPool
+from mlxserve.cache.layout import StepLayout
+from mlxserve.errors import in_one_line
+
+log = logging.getLogger("mlxserve.model")
+
+# A recording costs as much as building four graphs; each use saves most of one.
+TIMES_BEFORE = 3  # that a step of these shapes is built before it is recorded
+MOST_GRAPHS = 128  # kept, the last used
+_MOST_COUNTED = 4096
+
+Forward: TypeAlias = Callable[[KVPool, StepLayout, mx.array], mx.array]
+Record: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def record(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that builds the same graph as `step`, which it calls once."""
+    recorded: Callable[..., Any] = mx.compile(step)
+    return recorded
+
+
+class StepGraphs:
+    """The graphs of a model's steps over one pool. Lives on the engine's thread."""
+
+    def __init__(self, forward: Forward, kv: KVPool) -> None:
+        """`forward`: logits of all rows of (T,) tokens, from nothing but its arguments."""
+        self._forward = forward
+        self._kv = kv
+        self._backend = _recordable(kv)  # None if steps are not recorded
+        self._makers: dict[Hashable, MakeArrays] = {}  # of what the layers upload
+        self._num_built: Counter[Hashable] = Counter()
+        self._recorded: dict[Hashable, Callable[..., Any]] = {}  # the last used is the last
+
+    def logits(self, layout: StepLayout, tokens: mx.array) -> mx.array:
+        """(T, vocabulary), not evaluated."""
+        decodes, backend = layout.decodes, self._backend
+        if backend is None or decodes is None or layout.chunks is not None:
+            return self._forward(self._kv, layout, tokens)
+        pools = self._kv.arrays()
+        k_pools = pools[: len(self._kv.specs)]
+        moves = backend.moves_of(layout.slots, decodes.page_size)
+        step = StepInputs.of(layout.slots, moves, decodes, self._makers, k_pools[0])
+        build = self._build_of(backend, step)
+        if build is not None:
+            waits = backend.fences.state(k_pools)
+            try:
+                logits, fences = build(tokens, layout.positions, step.arrays(), pools, waits)
+            except Exception as error:  # of any kind: a model's code, run in an unusual way
+                log.info("Steps are built anew each time: %s", in_one_line(error), exc_info=error)
+                self._backend = None
+            else:
+                backend.fences.resume(k_pools, fences)
+                return cast(mx.array, logits)
+        logits = self._forward(self._kv, layout, tokens)
+        self._makers.update((key, make) for key, (make, _) in decodes.uploads.items())
+        return logits
+
+    def _build_of(self, backend: MetalBackend, step: StepInputs) -> Callable[..., Any] | None:
+        """What builds the graph of steps like this one; None if Python does."""
+        shapes = step.shapes, self._kv.num_backed
+        build = self._recorded.pop(shapes, None)
+        if build is None:
+            if len(self._num_built) == _MOST_COUNTED:
+                self._num_built.clear()
+            self._num_built[shapes] += 1
+            if self._num_built[shapes] <= TIMES_BEFORE:
+                return None
+            if len(self._recorded) == MOST_GRAPHS:
+                del self._recorded[next(iter(self._recorded))]
+            build = record(_recording(self._forward, self._kv, backend, step))
+        self._recorded[shapes] = build
+        return build
+
+
+def _recording(
+    forward: Forward, kv: KVPool, backend: MetalBackend, like: StepInputs
+) -> Callable[..., Any]:
+    """A step as a function of arrays; see the module's docstring."""
+
+    def step(
+        tokens: mx.array,
+        positions: mx.array,
+        arrays: list[mx.array],
+        pools: list[mx.array],
+        fences: list[list[mx.array]],
+    ) -> tuple[mx.array, list[list[mx.array]]]:
+        inputs = like.over(arrays)
+        k_pools = pools[: len(fences)]
+        kernels = backend.recording(inputs, k_pools, fences)
+        layout = StepLayout(positions, inputs.slots, like.num_rows, inputs.tables, None)
+        logits = forward(kv.over(pools, kernels), layout, tokens)
+        return logits, kernels.fences.state(k_pools)
+
+    return step
+
+
+def _recordable(kv: KVPool) -> MetalBackend | None:
+    """The backend of all layers, if it is one that can be recorded."""
+    first = kv.backends[0] if kv.backends else None
+    if isinstance(first, MetalBackend) and all(other is first for other in kv.backends):
+        return first
+    return None

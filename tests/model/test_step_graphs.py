@@ -1,0 +1,216 @@
+"""A recorded step is the step that Python builds: the same kernels with the same inputs, bit by bit."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from metal_kernels import Backend
+from metal_kernels.cpu.backend import CpuBackend
+from metal_kernels.kernels import Kernel, KernelSpec, Size
+from metal_kernels.metal import MetalBackend
+from metal_kernels.reading import read
+from mlxserve.cache.kv import KVPool
+from mlxserve.model import step_graphs
+from mlxserve.model.batch import Batch
+from mlxserve.model.load import LoadedModel, prepare
+from mlxserve.model.runner import ModelRunner
+from mlxserve.request import Chunk, LiveRequest, PageTable, Request, as_page_table
+from mlxserve.sampling_params import SamplingParams
+from tests.emulated import emulated_backend
+
+PAGE = 16
+PAGES_EACH = 40
+Step = Sequence[tuple[int, int, int]]  # (sequence, start, end) of its chunks
+
+
+class HashingFactory:
+    """Kernels whose outputs are hashes of the kernel and of all its inputs, in their order.
+
+    Integers, so that a single different bit anywhere in a step changes its logits and its fences.
+    """
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def __call__(self, spec: KernelSpec, source: str) -> Kernel:
+        def run(
+            *,
+            inputs: list[mx.array],
+            template: list[tuple[str, int | mx.Dtype]],
+            grid: Size,
+            threadgroup: Size,
+            output_shapes: list[tuple[int, ...]],
+            output_dtypes: list[mx.Dtype],
+        ) -> list[mx.array]:
+            self.num_calls += 1
+            seed = sum(map(ord, spec.name)) + sum(grid) + sum(threadgroup)
+            seen = mx.concatenate([_hash(mx.array([seed])), *map(_hash, inputs)], axis=1)
+            found = _hash(seen)
+            return [
+                _spread(found, at, shape, dtype)
+                for at, (shape, dtype) in enumerate(zip(output_shapes, output_dtypes, strict=True))
+            ]
+
+        return run
+
+
+# Whole numbers in float64 are exact. Products between all other ops keep mlx from fusing them, as
+# compiling a fused op takes a CPU half a second.
+_PRIME = mx.array(65521, mx.float64)
+
+
+def _hash(array: mx.array) -> mx.array:
+    row = array.reshape(1, -1).view(mx.uint8).astype(mx.float64)
+    weights = mx.arange(1, row.size + 1, dtype=mx.float64)[:, None]
+    return mx.remainder(row @ weights, _PRIME)
+
+
+def _spread(found: mx.array, output: int, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    weights = mx.arange(1 + output, 1 + output + math.prod(shape), dtype=mx.float64)
+    return mx.remainder(found @ weights[None], _PRIME).reshape(shape).astype(dtype)
+
+
+BuildModel = Callable[..., tuple[nn.Module, dict[str, Any]]]
+
+
+@pytest.fixture(autouse=True)
+def on_cpu() -> Iterator[None]:
+    """A GPU has no float64."""
+    device = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    yield
+    mx.set_default_device(device)
+
+
+@pytest.fixture(scope="module")
+def loaded(build_model: BuildModel) -> LoadedModel:
+    """Of layers with and without a window, sinks, and experts."""
+    return prepare(*build_model("gpt_oss", head_dim=64), "tiny")
+
+
+class Steps:
+    """Steps of three sequences over a pool."""
+
+    def __init__(
+        self, loaded: LoadedModel, backend: Backend, num_backed: int | None = None
+    ) -> None:
+        self.kv = KVPool(loaded.layers, 3 * PAGES_EACH, PAGE, backend, num_backed)
+        self.runner = ModelRunner(loaded.model, loaded.selector, self.kv)
+        self._requests = []
+        for at in range(3):
+            ids = [(7 * position + at) % 200 for position in range(PAGE * PAGES_EACH)]
+            self._requests.append(LiveRequest(Request(str(at), ids, SamplingParams())))
+
+    def logits(self, step: Step) -> np.ndarray:
+        chunks = [
+            Chunk(self._requests[at], start, end - start, _pages(at), samples=True)
+            for at, start, end in step
+        ]
+        batch = Batch.of(chunks, PAGE)
+        return read(self.runner.logits(batch, mx.array(batch.tokens)))
+
+
+def _pages(sequence: int) -> PageTable:
+    return as_page_table(range(sequence, 3 * PAGES_EACH, 3))
+
+
+def decodes(*positions: int) -> Step:
+    return [(at, position, position + 1) for at, position in enumerate(positions)]
+
+
+def growing(begin: int, num_steps: int) -> list[Step]:
+    """Two answers that cross the ends of pages, and one the end of a partition; chunks beside."""
+    steps: list[Step] = [decodes(begin + at, 9 + at) for at in range(num_steps)]
+    steps.insert(6, [*decodes(begin - 20, 7), (2, 0, 20)])
+    return steps
+
+
+def test_a_recorded_step_equals_a_built_one_bit_by_bit(loaded: LoadedModel) -> None:
+    """Recorded kernels get the same inputs, fences among them, and no number of another step."""
+    built, recorded = HashingFactory(), HashingFactory()
+    expected, found = (Steps(loaded, MetalBackend(f), num_backed=60) for f in (built, recorded))
+    num_recorded = 0
+    for number, step in enumerate(growing(56, 18)):
+        if number == 12:
+            expected.kv.back(3 * PAGES_EACH)
+            found.kv.back(3 * PAGES_EACH)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(step_graphs, "TIMES_BEFORE", 10**6)
+            logits = expected.logits(step)
+        calls = recorded.num_calls
+        assert (found.logits(step) == logits).all()
+        num_recorded += recorded.num_calls == calls
+    assert num_recorded >= 6
+
+
+def test_a_recorded_step_gives_the_logits_of_plain_mlx(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Emulated kernels cannot be recorded: the function that would be runs in their place."""
+    recorded: list[object] = []
+
+    def record(step: Callable[..., Any]) -> Callable[..., Any]:
+        recorded.append(step)
+        return step
+
+    monkeypatch.setattr(step_graphs, "record", record)
+    plain, kernels = Steps(loaded, CpuBackend()), Steps(loaded, emulated_backend())
+    for step in [[(0, 0, 62)], [(1, 0, 9)], *growing(62, 8)]:
+        expected = plain.logits(step)
+        assert np.abs(kernels.logits(step) - expected).max() < 1e-4 * np.abs(expected).max()
+    assert recorded
+
+
+def test_only_the_graphs_used_last_are_kept(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_graphs, "MOST_GRAPHS", 2)
+    monkeypatch.setattr(step_graphs, "TIMES_BEFORE", 1)
+    factory = HashingFactory()
+    steps = Steps(loaded, MetalBackend(factory))
+
+    def is_built(*positions: int) -> bool:
+        calls = factory.num_calls
+        steps.logits(decodes(*positions))
+        return factory.num_calls > calls
+
+    one, two, three = (5,), (5, 5), (5, 5, 5)
+    assert is_built(*one)  # shows which arrays a step uploads
+    for positions in (one, two):
+        assert [is_built(*positions) for _ in range(3)] == [True, True, False]
+    assert not is_built(*one)
+    assert is_built(*three)
+    assert is_built(*three)
+    assert not is_built(*one)
+    assert is_built(*two)
+
+
+def test_a_model_that_reads_arrays_back_is_built_each_time(
+    build_model: BuildModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, config = build_model("llama", head_dim=64)
+    expected = Steps(prepare(model, config, "tiny"), MetalBackend(HashingFactory()))
+    logits = [expected.logits(step) for step in growing(20, 8)]
+
+    class Reading(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
+        def __init__(self, norm: nn.Module) -> None:
+            super().__init__()
+            self.norm = norm
+
+        def __call__(self, hidden: mx.array) -> mx.array:
+            return self.norm(hidden) if hidden.sum().item() else hidden
+
+    model.model.norm = Reading(model.model.norm)
+    steps = Steps(prepare(model, config, "tiny"), MetalBackend(HashingFactory()))
+    with caplog.at_level(logging.INFO, "mlxserve"):
+        for step, right in zip(growing(20, 8), logits, strict=True):
+            assert (steps.logits(step) == right).all()
+    assert "Steps are built anew each time" in caplog.text
