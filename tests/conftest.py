@@ -1,14 +1,15 @@
 """Shared by all tests: a fast BLAS before mlx is imported, and small random models.
 
 The models are mlx-lm's architectures with random weights, three layers and the embedded model's
-tokenizer, written as real folders so that the real loading code reads them. Only tests that need
-mlx import it.
+tokenizer, written as real folders so that the real loading code reads them.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import logging
+import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -19,9 +20,11 @@ import pytest
 from hypothesis import settings
 
 from mlxserve.hub.embedded import model_path
-from mlxserve.machine import prepare
+from mlxserve.machine import import_mlx_lm
 
-prepare()
+# Imported by any other function, mlx-lm lowers the limit of open files of this process for good:
+# test_5000_sockets_cost_little_and_block_no_request was skipped.
+import_mlx_lm()
 
 # The same examples in every run, without time limits.
 settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
@@ -142,6 +145,39 @@ def signals_as_in_a_terminal() -> None:
     ):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, handler)
+
+
+_OUR_LOGGERS = ("mlxserve", "metal_kernels", "tui", "uvicorn")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGALRM)
+
+
+def _shared_state() -> dict[str, object]:
+    """What any test of this process can change for all later ones."""
+    loggers = {
+        f"logger {name}": (logger.level, logger.handlers[:], logger.filters[:], logger.disabled)
+        for name, logger in logging.root.manager.loggerDict.items()
+        if isinstance(logger, logging.Logger) and name.split(".")[0] in _OUR_LOGGERS
+    }
+    variables = {f"variable {n}": v for n, v in os.environ.items() if n != "PYTEST_CURRENT_TEST"}
+    handlers = {f"handler of {number.name}": signal.getsignal(number) for number in _SIGNALS}
+    return {**loggers, **variables, **handlers, "root level": logging.root.level, "cwd": Path.cwd()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_as_found(no_configuration: None, signals_as_in_a_terminal: None) -> Iterator[None]:
+    """A file of tests leaves loggers, environment, signal handlers and folder as they were.
+
+    Which files share a process differs from run to run. A logger made meanwhile has its defaults.
+    """
+    before = _shared_state()
+    yield
+    after = _shared_state()
+    for name, value in after.items():
+        if name.startswith("logger ") and value == (logging.NOTSET, [], [], False):
+            before.setdefault(name, value)
+    names = before.keys() | after.keys()
+    changed = {n: (before.get(n), after.get(n)) for n in names if before.get(n) != after.get(n)}
+    assert changed == {}, "left behind"
 
 
 @pytest.fixture(scope="session", autouse=True)
