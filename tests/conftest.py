@@ -180,6 +180,16 @@ def process_as_found(no_configuration: None, signals_as_in_a_terminal: None) -> 
     assert changed == {}, "left behind"
 
 
+@pytest.fixture
+def logging_restored() -> Iterator[None]:
+    """Undo what `logs.configure` does to the root logger and uvicorn's."""
+    root, access = logging.root, logging.getLogger("uvicorn.access")
+    handlers, level, filters = root.handlers[:], root.level, access.filters[:]
+    yield
+    root.handlers[:], access.filters[:] = handlers, filters
+    root.setLevel(level)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Hide the options and keys of the user who runs the tests."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import signal
 import sys
 import threading
@@ -25,13 +24,12 @@ class TerminalInput(io.StringIO):
 
 @pytest.fixture
 def run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    logging_restored: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., CommandResult]]:
     """A function that runs a command in this process and undoes what it sets up.
 
     `stdin` is what is piped in; None is a terminal.
     """
-    handlers, level = logging.root.handlers[:], logging.root.level
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     handled = {number: signal.getsignal(number) for number in numbers}
     monkeypatch.delenv("MLXSERVE_API_KEY", raising=False)
@@ -46,7 +44,6 @@ def run(
     yield run
     for number, handler in handled.items():
         signal.signal(number, handler)
-    logging.root.handlers[:], logging.root.level = handlers, level
 
 
 @pytest.fixture

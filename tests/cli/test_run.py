@@ -34,7 +34,6 @@ def test_a_prompt_gets_the_same_answer_as_argument_and_from_a_pipe(model: str) -
     assert argument.out.endswith("\n")
     assert re.search(r"prompt \d+ tokens \(0 cached\), answer \d+ tokens", argument.err)
     assert run_model(model, stdin="Hello there\n") == (0, argument.out, "")
-    assert run_model(model, "-", stdin="Hello there").out == argument.out
 
 
 def test_run_into_a_closed_pipe_ends_without_a_traceback(model: str) -> None:
@@ -105,6 +104,15 @@ def test_run_sends_system_prompt_and_parameters(
     ]
     assert (chat.params.max_tokens, chat.params.temperature) == (7, 0.3)
     assert chat.is_closed
+
+
+@pytest.mark.parametrize("arguments", [(), ("-",)])
+def test_run_without_an_argument_or_with_a_dash_reads_the_pipe(
+    arguments: tuple[str, ...], scripted: Callable[..., ScriptedChat], run: Run
+) -> None:
+    chat = scripted("fine")
+    assert run("run", *arguments, stdin="Hello there\n") == (0, "fine\n", "")
+    assert chat.messages == [{"role": "user", "content": "Hello there"}]
 
 
 def test_run_on_a_terminal_does_not_wait_for_input(

@@ -1,27 +1,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 
 import pytest
 
 from mlxserve.api.server import logs
 
-
-@pytest.fixture
-def restored() -> Iterator[None]:
-    """The root logger and uvicorn's as they were."""
-    root, access = logging.root, logging.getLogger("uvicorn.access")
-    before = root.handlers[:], root.level, access.filters[:]
-    yield
-    root.handlers[:], root.level, access.filters[:] = before
+pytestmark = pytest.mark.usefixtures("logging_restored")
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().err.splitlines()
 
 
-@pytest.mark.usefixtures("restored")
 def test_a_record_is_always_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("info")
     logging.getLogger("mlxserve.x").warning("a\nb\r\x1b[2J\u2028\u202e%s", "\x9b\x00")
@@ -29,7 +20,6 @@ def test_a_record_is_always_one_line(capsys: pytest.CaptureFixture[str]) -> None
     assert line.endswith("WARNING mlxserve.x: a\\nb\\r\\x1b[2J\\u2028\\u202e\\x9b\\x00")
 
 
-@pytest.mark.usefixtures("restored")
 def test_a_traceback_keeps_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("info")
     try:
@@ -41,7 +31,6 @@ def test_a_traceback_keeps_its_lines(capsys: pytest.CaptureFixture[str]) -> None
     assert lines[-1] == "ZeroDivisionError: why"
 
 
-@pytest.mark.usefixtures("restored")
 def test_records_below_the_level_are_dropped(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("warning")
     logging.getLogger("mlxserve.x").info("quiet")
@@ -54,7 +43,6 @@ def access(path: str) -> None:
     logging.getLogger("uvicorn.access").info(message, "127.0.0.1:5", "GET", path, "1.1", 200)
 
 
-@pytest.mark.usefixtures("restored")
 def test_polls_are_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("info")
     for path in ("/health", "/ready", "/metrics", "/v1/models"):
@@ -63,7 +51,6 @@ def test_polls_are_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
     assert "/v1/models" in line
 
 
-@pytest.mark.usefixtures("restored")
 def test_polls_are_logged_at_level_debug(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("debug")
     access("/health")
