@@ -73,14 +73,17 @@ class Fences:
         history.reads.clear()
 
     def state(self, pools: Sequence[mx.array]) -> list[list[mx.array]]:
-        """What other Fences go on from: each pool's last write, and what its next writer binds."""
-        return [[self._of(pool).write, *self.before_write(pool)] for pool in pools]
+        """What other Fences go on from: what each pool's next writer binds."""
+        return [list(self.before_write(pool)) for pool in pools]
 
     def resume(self, pools: Sequence[mx.array], state: Sequence[list[mx.array]]) -> None:
-        """Go on from what `state` returned for these pools."""
-        for pool, (write, *reads) in zip(pools, state, strict=True):
+        """Go on from what `state` returned for these pools.
+
+        Where the last of it is a read, what waits for it in the place of the write waits for both.
+        """
+        for pool, (*reads, last) in zip(pools, state, strict=True):
             history = self._of(pool)
-            history.write, history.reads = write, reads
+            history.write, history.reads = last, reads
 
     def pending(self) -> list[mx.array]:
         """What has to be computed for every pool to hold all that was written."""

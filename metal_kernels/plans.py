@@ -40,8 +40,10 @@ def rounded(count: int) -> int:
 
 def page_tables(tables: SequenceTables) -> mx.array:
     """(sequences, rounded) int32."""
-    columns = tables.page_tables.shape[1]
-    return upload(np.pad(tables.page_tables, ((0, 0), (0, rounded(columns) - columns))))
+    sequences, columns = tables.page_tables.shape
+    padded = np.zeros((sequences, rounded(columns)), np.int32)  # np.pad takes ten times as long
+    padded[:, :columns] = tables.page_tables
+    return upload(padded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,11 @@ class WritePlan:
     @classmethod
     def of(cls, slots: IntArray, page_size: int) -> WritePlan:
         first_rows = _whole_pages(slots, page_size)
+        if not len(first_rows):
+            tokens = np.empty((len(slots), 2), np.int32)
+            tokens[:, 0], tokens[:, 1] = np.arange(len(slots)), slots
+            none = np.zeros((0, 2), np.int32)
+            return cls(none, tokens, upload(none), upload(tokens))
         is_single = np.ones(len(slots), bool)
         is_single[(first_rows[:, None] + np.arange(page_size)).ravel()] = False
         rows = np.flatnonzero(is_single)
