@@ -257,6 +257,15 @@ class MetalBackend:
         other._slots, other._moves, other._writes = step.slots, step.plan, {}
         return other
 
+    def gather_kv(
+        self,
+        k_pool: mx.array,  # noqa: ARG002
+        v_pool: mx.array,  # noqa: ARG002
+        tables: SequenceTables,  # noqa: ARG002
+    ) -> tuple[mx.array, mx.array]:
+        """Raises ValueError: plain arrays of a pool that is written in place need a copy each."""
+        raise ValueError('the Metal backend gathers no sequence; attention_backend="cpu" does')
+
     # ---- plans: made once per step for the layers of a shape
 
     def _writes_of(

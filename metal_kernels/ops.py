@@ -15,6 +15,9 @@ Rows are tokens. For T rows, H query heads, K kv heads, head dimension D and S s
         q_latent        (T, H, L), not scaled
         q_rope          (T, H, R), scaled already: mlx-lm's models multiply it by `scale` in their
                         own dtype, and undoing that would round it a second time
+    gather_kv(k_pool, v_pool, tables) -> (keys, values)
+        of a single sequence, each (1, K, positions, D), not computed: for what no op attends over.
+        Not on Metal
     read_kv(k_pool, v_pool, slots) -> (keys, values)
         what write_kv wrote there, bit-exact and already computed, so later writes do not change it.
         No step may be running
@@ -124,6 +127,10 @@ class Backend(Protocol):
         scale: float,
     ) -> mx.array: ...
 
+    def gather_kv(
+        self, k_pool: mx.array, v_pool: mx.array, tables: SequenceTables
+    ) -> tuple[mx.array, mx.array]: ...
+
     def copy_pages(
         self,
         k_pool: mx.array,
@@ -201,6 +208,12 @@ def check_decode(tables: SequenceTables) -> None:
     """Raises ValueError for several rows of one sequence."""
     if tables.num_rows != len(tables):
         raise ValueError("paged_decode takes one row per sequence")
+
+
+def check_gather(tables: SequenceTables) -> None:
+    """Raises ValueError for several sequences."""
+    if len(tables) != 1:
+        raise ValueError("gather_kv takes one sequence")
 
 
 def check_write(

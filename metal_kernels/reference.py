@@ -16,6 +16,7 @@ from metal_kernels.ops import (
     check_attention,
     check_copy,
     check_decode,
+    check_gather,
     check_latent,
     check_write,
 )
@@ -46,6 +47,14 @@ class ReferenceBackend:
 
     def settle(self, *pools: Array) -> None:
         evaluate(*pools)
+
+    def gather_kv(
+        self, k_pool: Array, v_pool: Array, tables: SequenceTables
+    ) -> tuple[Array, Array]:
+        check_gather(tables)
+        at = _at(tables.slots(0, np.arange(int(tables.context_lens[0]))), k_pool)
+        keys, values = k_pool[at].swapaxes(0, 1), v_pool[at].swapaxes(0, 1)
+        return keys[None], values[None]
 
     def copy_pages(
         self, k_pool: Array, v_pool: Array, sources: Slots, targets: Slots, page_size: int

@@ -98,20 +98,21 @@ def build_engine(
     is_metal = machine.is_metal()
     config = default_step_budget(config, is_metal=is_metal)
     loaded = load(files, is_metal=is_metal, memory_limit=memory_limit)
-    backends, difference = choose_attention(config.attention_backend, loaded)
+    loaded, backends, difference = choose_attention(config.attention_backend, loaded)
     # A number of pages that is asked for, at the start or in a resize, is bounded by all memory, not
     # by gpu_memory_utilization.
     most = memory.working_set if is_metal else memory.total
     step = None
     if is_metal or config.num_pages is None:
         step = measure_step(config, loaded, backends, is_metal=is_metal)
+    config = _without_swap(config) if loaded.states else config
     config = settle(config, loaded, step, memory_limit, device_memory=most)
     assert config.num_pages is not None
     _limit_memory(config, step if is_metal else None)
     first = first_pages(config) if is_metal and not are_pages_chosen else None
     pool = PagePool(config.num_pages, config.page_size, config.hot_after_hits, first)
     kv = KVPool(loaded.layers, config.num_pages, config.page_size, backends, first)
-    scheduler = Scheduler(config.scheduler, pool)
+    scheduler = Scheduler(config.scheduler, pool, config.num_state_slots)
     log.info(
         "%s is loaded: KV cache %d tokens in %d pages of %d (%.1f MiB, now %.1f), context %d, "
         "attention by %s, probe difference %.1e",
@@ -125,7 +126,7 @@ def build_engine(
         in_words(backends),
         difference,
     )
-    runner = ModelRunner(loaded.model, loaded.selector, kv, config.seed, memory_limit=most)
+    runner = ModelRunner(loaded, kv, config.seed, memory_limit=most)
     pace = pace or _pace(config, loaded, step if is_metal else None)
     store = _store(config, files)
     if trace is None:
@@ -140,6 +141,16 @@ def build_engine(
         )
         engine = trace.timed(engine, {"step": "step"})
     return engine, loaded.vocab_size
+
+
+def _without_swap(config: EngineConfig) -> EngineConfig:
+    if config.scheduler.preemption_mode is not PreemptionMode.SWAP:
+        return config
+    log.warning(
+        "preemption_mode=swap has no effect on this model: its recurrent states are not written to "
+        "disk, and pages are useless without them. Preempted requests are computed again."
+    )
+    return config.with_options(preemption_mode=PreemptionMode.RECOMPUTE)
 
 
 def _limit_memory(config: EngineConfig, step: StepPeak | None) -> None:

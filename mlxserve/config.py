@@ -259,6 +259,18 @@ class EngineConfig(Options):
             default="as many as fit into memory",
         ),
     ] = None
+    num_state_slots: Annotated[
+        int | None,
+        Option(
+            "Recurrent states that memory is kept for, in models that have them: two for each "
+            "running request, the others to continue cached prompts from.",
+            "Memory",
+            "states",
+            ge=2,
+            le=2**16,
+            default="a quarter of the cache's memory, 6 to 1024",
+        ),
+    ] = None
     page_size: Annotated[
         int, Option("Tokens in a page.", "Memory", "tokens", choices=PAGE_SIZES)
     ] = 32

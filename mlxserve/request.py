@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from mlxserve.sampling_params import SamplingParams, check_whole
 
 ANONYMOUS = "@"  # begins the name of a client that is known by its connection only
+STATE_SLOTS = 2  # of a running request: its recurrent state, and its newest snapshot of it
 MIN_PAGES, MAX_PAGES = 2, 1 << 24  # of the cache, with any amount of memory
 
 
@@ -52,6 +53,7 @@ class CacheMiss(StrEnum):
     EVICTED = "evicted"  # it was cached, but its pages were needed
     OTHER_SALT = "other_salt"  # this client computed it under another cache_salt
     BELOW_ONE_PAGE = "below_one_page"  # the rest does not fill a page, or is the last token
+    NO_SNAPSHOT = "no_snapshot"  # its pages are cached, but no recurrent state behind them
     OFF = "off"  # prefix caching is off
 
 
@@ -235,6 +237,13 @@ class LiveRequest:
         return self.state is RequestState.FINISHED
 
 
+class StatePlan(NamedTuple):
+    """What a step does with a sequence's recurrent state."""
+
+    restore: int | None  # id of the snapshot that the chunk begins with; None: its own, or nothing
+    keeps: tuple[tuple[int, int], ...]  # (position, id): snapshots to take there
+
+
 class Chunk(NamedTuple):
     """One request's tokens in one step: positions start .. start + length.
 
@@ -243,6 +252,7 @@ class Chunk(NamedTuple):
     the step before.
     `samples`: the chunk ends at the last known token, so that the step yields a new one.
     `is_lazy`: the chunk's one token is still being sampled by the step before.
+    `state`: None where the model has no recurrent state, or nothing is to be done about it.
     """
 
     request: LiveRequest
@@ -251,6 +261,7 @@ class Chunk(NamedTuple):
     page_table: PageTable
     samples: bool
     is_lazy: bool = False
+    state: StatePlan | None = None
 
     # By identity: comparing tables would take time in proportion to the context.
     def __hash__(self) -> int:

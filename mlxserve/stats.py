@@ -6,7 +6,8 @@ out copies; a copy is never changed. `Stats` is one copy of every group.
     scheduler ─ SchedulerStats ─┐
     pool ────── PoolStats ──────┤
     engine ──── StepStats ──────┼─ Stats ── /metrics, the log line, `LLM.stats()`
-    transfers ─ SwapStats ──────┘
+    transfers ─ SwapStats ──────┤
+    snapshots ─ StateStats ─────┘
 
 To add a number: add a field here and count it where it happens.
 """
@@ -211,6 +212,31 @@ class PoolStats(StatsGroup):
 
 
 @dataclass(slots=True)
+class StateStats(StatsGroup):
+    """Recurrent states: counted by the scheduler, zeros for models without them."""
+
+    num_slots: Annotated[
+        int, gauge("States that fit into memory, running and kept.", "state_slots")
+    ] = 0
+    num_snapshots: Annotated[
+        int, gauge("States kept behind cached pages, to continue from.", "state_snapshots")
+    ] = 0
+    num_restored: Annotated[
+        int, counter("Requests that began with a kept state.", "state_snapshots_restored")
+    ] = 0
+    num_evicted: Annotated[
+        int, counter("Kept states evicted to make room for others.", "state_snapshots_evicted")
+    ] = 0
+    missed_tokens: Annotated[
+        int,
+        counter(
+            "Tokens of cached pages that were computed again, because no state was kept there.",
+            "state_snapshot_missed_tokens",
+        ),
+    ] = 0
+
+
+@dataclass(slots=True)
 class StepStats(StatsGroup):
     """Counted by the engine, in total since the start unless a comment says otherwise."""
 
@@ -272,3 +298,4 @@ class Stats:
     pool: PoolStats = field(default_factory=PoolStats)
     engine: StepStats = field(default_factory=StepStats)
     swap: SwapStats = field(default_factory=SwapStats)
+    states: StateStats = field(default_factory=StateStats)

@@ -47,7 +47,7 @@ class PagedModel:
 
     def __init__(self, loaded: LoadedModel) -> None:
         kv = KVPool(loaded.layers, NUM_PAGES, PAGE, select_backend("cpu"))
-        self.runner = ModelRunner(loaded.model, loaded.selector, kv)
+        self.runner = ModelRunner(loaded, kv)
         engine = self.engine(enable_prefix_caching=False)
         self.alone = [serve(engine, [prompt])[0] for prompt in PROMPTS]
 

@@ -47,7 +47,7 @@ def make_engine(
     pool = PagePool(num_pages, PAGE, num_open=first)
     kv = KVPool(loaded.layers, num_pages, PAGE, backend, first)
     config = SchedulerConfig(max_model_len=256, max_num_seqs=4, max_num_batched_tokens=64)
-    runner = ModelRunner(loaded.model, loaded.selector, kv)
+    runner = ModelRunner(loaded, kv)
     return Engine(Scheduler(config, pool), runner, Pace(None)), kv
 
 

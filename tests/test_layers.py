@@ -74,7 +74,10 @@ ARROWS: dict[str, str] = {
     "mlxserve/cache/children": "",
     "mlxserve/cache/pages": "mlxserve/cache/hashing mlxserve/cache/runs mlxserve/cache/children",
     "mlxserve/cache/layout": "metal_kernels",
-    "mlxserve/cache/kv": "metal_kernels mlxserve/errors mlxserve/cache/layout",
+    "mlxserve/cache/key_owners": "",
+    "mlxserve/cache/kv": (
+        "metal_kernels mlxserve/errors mlxserve/cache/layout mlxserve/cache/key_owners"
+    ),
     "mlxserve/cache/store": "mlxserve/errors",
     "mlxserve/scheduler": (
         "mlxserve/errors mlxserve/stats mlxserve/config mlxserve/request mlxserve/work "
@@ -82,7 +85,8 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/model": (
         "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config "
-        "mlxserve/request mlxserve/work mlxserve/hub mlxserve/cache/layout mlxserve/cache/kv"
+        "mlxserve/request mlxserve/work mlxserve/hub mlxserve/cache/layout "
+        "mlxserve/cache/key_owners mlxserve/cache/kv"
     ),
     "mlxserve/engine": (
         "mlxserve/errors mlxserve/stats mlxserve/request mlxserve/work mlxserve/cache/pages "

@@ -22,6 +22,7 @@ from metal_kernels.ops import (
     check_attention,
     check_copy,
     check_decode,
+    check_gather,
     check_latent,
     check_write,
 )
@@ -67,6 +68,13 @@ class CpuBackend:
         keys, values = k_pool[:, where].swapaxes(0, 1), v_pool[:, where].swapaxes(0, 1)
         mx.eval(keys, values)
         return keys, values
+
+    def gather_kv(
+        self, k_pool: mx.array, v_pool: mx.array, tables: SequenceTables
+    ) -> tuple[mx.array, mx.array]:
+        check_gather(tables)
+        runs = tables.plan((0, 0), partial(tables.runs, 0, 0))
+        return _read(k_pool, runs), _read(v_pool, runs)
 
     def paged_decode(
         self,

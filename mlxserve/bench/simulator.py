@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import cast
@@ -93,6 +93,9 @@ class SimulatedRunner:
 
     def back(self, num_pages: int) -> None:
         """Takes no time, as the simulated pool is whole."""
+
+    def drop_states(self, snapshots: Iterable[int]) -> None:
+        """Takes no time; the simulated model has no recurrent states."""
 
     def start(self, step: SimulatedStep) -> None:
         step.began = self.now

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from metal_kernels import Backend
 from metal_kernels.reading import read
+from mlxserve.cache import key_owners
 from mlxserve.cache.layout import StepLayout
 from mlxserve.errors import OutOfMemory, in_one_line
 
@@ -33,6 +34,9 @@ class LayerSpec:
     value_dim: int
     dtype: mx.Dtype
     window: int | None = None  # positions a row sees, including its own; None for all
+    # Latent attention: keys are the latent vectors, which are the values as well, and values are
+    # the rotated part that all heads' keys have in common.
+    is_latent: bool = False
 
     def bytes_per_token(self) -> int:
         return self.kv_heads * (self.key_dim + self.value_dim) * self.dtype.size
@@ -124,9 +128,9 @@ class KVPool:
                 wanted = self.num_backed * self.page_size * spec.kv_heads * dim
                 assert array.size == wanted, "an array of the cache has another number of pages"
 
-    def layers(self, step: StepLayout) -> list[LayerKV]:
-        """The caches to call the model with in this step, one for each layer."""
-        return [LayerKV(self, index, spec, step) for index, spec in enumerate(self.specs)]
+    def layer(self, index: int, step: StepLayout) -> LayerKV:
+        """The cache that a layer is called with in this step."""
+        return LayerKV(self, index, self.specs[index], step)
 
     def over(self, arrays: Sequence[mx.array], backend: Backend) -> KVPool:
         """The same layers over other arrays, in the order of `arrays`, for one step."""
@@ -295,6 +299,36 @@ class KVPool:
             ]
         )
 
+    def attend_latent(
+        self,
+        layer: int,
+        queries: mx.array,
+        rotated: mx.array,
+        step: StepLayout,
+        *,
+        scale: float,
+    ) -> mx.array:
+        """Latent attention of the rows (T, heads, latent dim), whose rotated parts (T, heads,
+        rotated dim) are scaled already."""
+        pools = self._keys[layer], self._values[layer]
+        outputs = []
+        for tables, rows in (
+            (step.decodes, slice(step.num_decodes)),
+            (step.chunks, slice(step.num_decodes, None)),
+        ):
+            if tables is not None:
+                outputs.append(
+                    self.backends[layer].paged_latent(
+                        queries[rows], rotated[rows], *pools, tables, scale=scale
+                    )
+                )
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+
+    def gather(self, layer: int, step: StepLayout) -> tuple[mx.array, mx.array]:
+        """Keys and values of the only sequence of a step, each (1, kv_heads, positions, dim)."""
+        assert step.chunks is not None, "the sequence is a chunk"
+        return self.backends[layer].gather_kv(self._keys[layer], self._values[layer], step.chunks)
+
 
 @dataclass(frozen=True, slots=True)
 class PagedWindow:
@@ -310,13 +344,14 @@ class LayerKV:
     position of every row, and no mask is needed because a row attends to its own pages only.
     """
 
-    __slots__ = ("_index", "_pool", "_spec", "_step")
+    __slots__ = ("_index", "_pool", "_spec", "_step", "_written")
 
     def __init__(self, pool: KVPool, index: int, spec: LayerSpec, step: StepLayout) -> None:
         self._pool = pool
         self._index = index
         self._spec = spec
         self._step = step
+        self._written: tuple[mx.array, mx.array] | None = None
 
     @property
     def offset(self) -> mx.array:
@@ -325,7 +360,18 @@ class LayerKV:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         self._pool.write(self._index, keys.squeeze(2), values.squeeze(2), self._step)
+        if self._spec.is_latent:
+            # The model multiplies its scaled, rotated queries with the second array, and passes the
+            # product on as its mask. With an identity that is the queries themselves, bit by bit.
+            return keys, mx.eye(values.shape[-1], dtype=values.dtype)[None, None]
+        self._written = keys, values
+        key_owners.remember(keys, self)
         return keys, values
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """What the layer wrote in this step, for layers that attend over the same pages."""
+        assert self._written is not None, "the layer has written nothing yet"
+        return self._written
 
     def make_mask(
         self,
@@ -350,6 +396,8 @@ class LayerKV:
         sinks: mx.array | None = None,
     ) -> mx.array:
         """(T, heads, 1, head_dim). Raises ValueError for a mask not made by `make_mask`."""
+        if self._spec.is_latent:
+            return self._attend_latent(queries, mask, scale=scale)
         if mask is not None and not isinstance(mask, PagedWindow):
             raise ValueError(f"attention with a mask of the model's own ({type(mask).__name__})")
         window = mask.size if mask is not None else self._spec.window
@@ -361,5 +409,14 @@ class LayerKV:
             window=window,
             softcap=softcap,
             sinks=sinks,
+        )
+        return mx.expand_dims(output, 2)
+
+    def _attend_latent(self, queries: mx.array, rotated: object, *, scale: float) -> mx.array:
+        """`rotated`: the mask, (T, heads, 1, rotated dim): scaled, as `update_and_fetch` made it."""
+        if not isinstance(rotated, mx.array):
+            raise ValueError("latent attention without the rotated part of its queries")
+        output = self._pool.attend_latent(
+            self._index, queries.squeeze(2), rotated.squeeze(2), self._step, scale=scale
         )
         return mx.expand_dims(output, 2)

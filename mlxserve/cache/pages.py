@@ -182,6 +182,10 @@ class PagePool:
     def is_pinned(self, hash_: bytes) -> bool:
         return self._page_of.get(hash_) in self._pin_counts
 
+    def is_kept(self, hash_: bytes) -> bool:
+        """Whether the page is protected for some time (`keep_until`)."""
+        return self._page_of.get(hash_) in self._kept_until
+
     def num_idle(self, pages: Iterable[int]) -> int:
         """How many of `pages` are free: retaining them all lowers `num_free` by this number."""
         counts = self._ref_counts

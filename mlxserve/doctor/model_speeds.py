@@ -185,11 +185,11 @@ def host(model: str) -> Figures:
     memory = machine.memory()
     is_metal = machine.is_metal()
     loaded = load(find_model(model), is_metal=is_metal, memory_limit=memory.working_set)
-    backends, _ = choose_attention("auto", loaded)
+    loaded, backends, _ = choose_attention("auto", loaded)
     at = min(HOST_CONTEXT, loaded.max_length // 2)
     num_pages = 1 + (at + _BUILDS) // _PAGE_SIZE
     kv = KVPool(loaded.layers, num_pages, _PAGE_SIZE, backends)
-    runner = ModelRunner(loaded.model, loaded.selector, kv)
+    runner = ModelRunner(loaded, kv)
     request = LiveRequest(Request("host", [0] * (at + 1), SamplingParams(temperature=0)))
     chunk = Chunk(request, at, 1, as_page_table(range(num_pages)), samples=True)
     return {"host": _milliseconds(lambda: runner.build([chunk]))}

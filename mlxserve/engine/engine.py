@@ -123,6 +123,7 @@ class Engine:
         self._transfers.before_launch()
         launched = self._runner.launch(chunks, self._unread) if chunks else None
         self._early += self._read(launched)  # kept there until they leave, in case the rest fails
+        self._runner.drop_states(self._scheduler.pop_dropped_states())
         is_idle = not chunks and not self._early
         self._transfers.after_read(is_idle=is_idle)
         if is_idle and (guide := self._scheduler.awaited_guide()) is not None:
@@ -222,7 +223,9 @@ class Engine:
         """
         if force:
             self._read_early()
-        return self._scheduler.reset_prefix_cache(force=force)
+        is_done = self._scheduler.reset_prefix_cache(force=force)
+        self._runner.drop_states(self._scheduler.pop_dropped_states())
+        return is_done
 
     def resize_cache(self, num_pages: int) -> Resized:
         """Resize the cache to `num_pages`, which frees or takes memory of the machine.
@@ -275,7 +278,7 @@ class Engine:
     def check(self) -> None:
         """Audit requests, pages and arrays. Raises AssertionError."""
         self._scheduler.check()
-        self._runner.check(self._scheduler.pool.num_pages)
+        self._runner.check(self._scheduler.pool.num_pages, self._scheduler.state_ids())
 
     def stats(self) -> Stats:
         return Stats(
@@ -283,6 +286,7 @@ class Engine:
             pool=PoolStats.of(self._scheduler.pool),
             engine=self._stats.copy(),
             swap=SwapStats.of(self._transfers),
+            states=self._scheduler.state_stats(),
         )
 
     def snapshot(self) -> Snapshot:

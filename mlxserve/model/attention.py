@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from metal_kernels import Backend, LayerShape, select_backends
 from mlxserve.errors import InvalidConfig, UnsupportedModel
@@ -14,27 +16,53 @@ from mlxserve.model.probe import probe
 log = logging.getLogger("mlxserve.attention")
 
 
-def choose_attention(name: str, loaded: LoadedModel) -> tuple[tuple[Backend, ...], float]:
-    """(the backend of each layer, the probe's largest difference) for a model.
+class AttentionChoice(NamedTuple):
+    """How a model is run."""
 
-    "auto" falls back to plain mlx in all layers, with a warning, for a model whose logits are wrong
-    on the Metal kernels. Raises InvalidConfig, and UnsupportedModel for a model that cannot be paged.
+    loaded: LoadedModel
+    backends: tuple[Backend, ...]  # of each layer
+    difference: float  # the probe's largest
+
+
+def choose_attention(name: str, loaded: LoadedModel) -> AttentionChoice:
+    """What the probe finds to be right, the fastest first.
+
+    With the backends asked for; where that is "auto", also in plain mlx in all layers; and at last
+    one sequence at a time in plain mlx, for models whose attention needs whole sequences. The log
+    says what is slower and why. Raises InvalidConfig, and UnsupportedModel for a model that cannot be
+    paged.
     """
-    shapes = [LayerShape(spec.key_dim, spec.value_dim, spec.dtype) for spec in loaded.layers]
+    shapes = [
+        LayerShape(spec.key_dim, spec.value_dim, spec.dtype, spec.is_latent)
+        for spec in loaded.layers
+    ]
     try:
         backends = select_backends(name, shapes)
     except ValueError as error:
         raise InvalidConfig(f"attention_backend: {error}", option="attention_backend") from error
-    try:
-        return backends, probe(loaded, backends)
-    except UnsupportedModel as error:
-        if name != "auto" or all(backend.name == "cpu" for backend in backends):
-            raise
-        reason = error
     plain = select_backends("cpu", shapes)
-    difference = probe(loaded, plain)
-    log.warning("Attention runs in plain mlx, which is slower: %s", reason)
-    return plain, difference
+    attempts = [(loaded, backends)]
+    if name == "auto" and any(backend.name != "cpu" for backend in backends):
+        attempts.append((loaded, plain))
+    if name in ("auto", "cpu"):
+        attempts.append((replace(loaded, by_sequence=True), plain))
+    reasons: list[UnsupportedModel] = []
+    for model, tried in attempts:
+        try:
+            difference = probe(model, tried)
+        except UnsupportedModel as error:
+            reasons.append(error)
+            continue
+        if model.by_sequence:
+            log.warning(
+                "%s is served one sequence at a time, because its attention needs whole sequences: "
+                "a step reads the weights once for every answer, so several at once are slower.",
+                loaded.name,
+            )
+        elif reasons:
+            log.warning("Attention runs in plain mlx, which is slower: %s", reasons[0])
+        return AttentionChoice(model, tried, difference)
+    raise reasons[-1]
 
 
 def in_words(backends: Sequence[Backend]) -> str:
@@ -42,4 +70,6 @@ def in_words(backends: Sequence[Backend]) -> str:
     counts = Counter(backend.name for backend in backends)
     if len(counts) == 1:
         return next(iter(counts))
+    if not counts:
+        return "no layer"
     return " and ".join(f"{name} ({count} layers)" for name, count in counts.items())

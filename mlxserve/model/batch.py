@@ -31,6 +31,7 @@ class Batch:
     sampling     the chunks that sample
     lazy_rows    rows whose token comes from the previous step, in the order of `lazy`
     lazy         the chunks of those rows
+    plan         all chunks of the step, in the order of their rows
     """
 
     tokens: IntArray
@@ -43,6 +44,7 @@ class Batch:
     sampling: tuple[Chunk, ...]
     lazy_rows: IntArray
     lazy: tuple[Chunk, ...]
+    plan: tuple[Chunk, ...]
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk], page_size: int) -> Batch:
@@ -81,7 +83,16 @@ class Batch:
             sampling=tuple(chunks[i] for i in sampling),
             lazy_rows=np.array([starts[i] for i in lazy], np.int32),
             lazy=tuple(chunks[i] for i in lazy),
+            plan=tuple(chunks),
         )
+
+
+def tables_alone(chunk: Chunk, start: int, end: int, page_size: int) -> SequenceTables:
+    """Of the part of a chunk from `start` to before `end`, as the only sequence of a dispatch."""
+    part = chunk._replace(start=start, length=end - start)
+    tables = _tables([part], [np.frombuffer(chunk.page_table, np.int32)], page_size)
+    assert tables is not None
+    return tables
 
 
 def _tables(

@@ -1,7 +1,8 @@
 """Loads a checked folder as a model that attends over pages, or refuses it with a reason.
 
-Every decoder-only mlx-lm architecture whose layers keep plain or sliding-window KV can be paged.
-Others are refused by name, by the kind of their caches, and finally by running them (`probe.py`).
+Every decoder-only mlx-lm architecture can be served whose layers keep keys and values, latent
+vectors or recurrent states (`caches.py`). Whether it really answers alike is found out by running it
+(`probe.py`).
 
 Projections stay separate, as in the weights: fusing q, k, v into one product and gate, up into
 another took 0.97, 1.03 and 1.13 of the time for 1, 16 and 256 rows (768 wide, 2-core x86), with
@@ -17,23 +18,16 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map
-from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.utils import dequantize_model, load_model
 
 from mlxserve.cache.kv import LayerSpec
 from mlxserve.errors import OutOfMemory, UnsupportedModel, in_one_line
 from mlxserve.hub.files import ModelFiles, text_config
 from mlxserve.hub.headers import check_weights
+from mlxserve.model.caches import CacheTree, look_at
 from mlxserve.model.paged import RowSelector, select_rows, use_paged_attention
+from mlxserve.model.states import StateSpec
 
-# Architectures that look ordinary until they answer wrongly or fail.
-_KNOWN_UNSUPPORTED = {
-    "gemma4": "its layers share keys and values with one another",
-    "gemma4_text": "its layers share keys and values with one another",
-    "gemma3n": "its layers share keys and values with one another",
-    "glm4_moe_lite": "its attention works on latent vectors",
-    "gpt_bigcode": "its positions are computed from one number for a whole batch",
-}
 _READ_ERRORS = (
     OSError,
     ValueError,
@@ -51,19 +45,41 @@ _READ_ERRORS = (
 class LoadedModel:
     """A model ready for the paged path.
 
-    layers      the shape of each layer's keys and values
-    selector    which rows the head turns into logits
-    vocab_size  number of logits per row
-    max_length  positions the model was trained for
+    caches       what the layers keep of a sequence, and its shapes
+    selector     which rows the head turns into logits
+    vocab_size   number of logits per row
+    max_length   positions the model was trained for
+    by_sequence  the model is called once for each sequence of a step, not once for all rows
     """
 
     name: str
     model: nn.Module
     config: Mapping[str, Any]
-    layers: tuple[LayerSpec, ...]
+    caches: CacheTree
     selector: RowSelector
     vocab_size: int
     max_length: int
+    by_sequence: bool = False
+
+    @property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        """The shapes of the layers' keys and values."""
+        return self.caches.layers
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        """The shapes of the layers' recurrent states."""
+        return self.caches.states
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """What the layers compute in."""
+        return self.layers[0].dtype if self.layers else self.states[0].arrays[0][1]
+
+    @property
+    def state_nbytes(self) -> int:
+        """Of the recurrent state of a sequence."""
+        return sum(spec.nbytes for spec in self.states)
 
     @property
     def weight_size(self) -> int:
@@ -78,9 +94,6 @@ def load(files: ModelFiles, *, is_metal: bool, memory_limit: int) -> LoadedModel
 
     Raises UnsupportedModel, OutOfMemory.
     """
-    kind = str(files.config["model_type"])
-    if reason := _KNOWN_UNSUPPORTED.get(kind):
-        raise UnsupportedModel(f"{files.name}: {kind} models cannot be paged, because {reason}.")
     if files.weight_size > memory_limit:
         raise OutOfMemory(
             f"{files.name}: the weights need {_gib(files.weight_size)}, but only "
@@ -101,11 +114,11 @@ def load(files: ModelFiles, *, is_metal: bool, memory_limit: int) -> LoadedModel
 
 def prepare(model: nn.Module, config: Mapping[str, Any], name: str) -> LoadedModel:
     """Prepare a model in memory for the paged path. Raises UnsupportedModel."""
-    layers, vocab_size = _shapes(model, name, str(config.get("model_type")))
-    selector = RowSelector()
     use_paged_attention(model)
+    caches, vocab_size = look_at(model, name, str(config.get("model_type")))
+    selector = RowSelector()
     select_rows(model, selector)
-    return LoadedModel(name, model, config, layers, selector, vocab_size, _max_length(config, name))
+    return LoadedModel(name, model, config, caches, selector, vocab_size, _max_length(config, name))
 
 
 def _max_length(config: Mapping[str, Any], name: str) -> int:
@@ -117,44 +130,6 @@ def _max_length(config: Mapping[str, Any], name: str) -> int:
             f"got {length!r}."
         )
     return int(length)
-
-
-def _shapes(model: nn.Module, name: str, kind: str) -> tuple[tuple[LayerSpec, ...], int]:
-    """(each layer's shapes, vocabulary size), taken from a short dense forward.
-
-    config.json may omit them: the architecture's class has defaults.
-    """
-    caches = make_prompt_cache(model)
-    for cache in caches:
-        if type(cache) not in (KVCache, RotatingKVCache):
-            raise UnsupportedModel(
-                f"{name}: {kind} models use a {type(cache).__name__}, and only plain and "
-                "sliding-window keys and values can be paged."
-            )
-    try:
-        logits = model(mx.array([[1, 2]]), cache=caches)
-        mx.eval(logits)
-    except _READ_ERRORS as error:
-        raise UnsupportedModel(
-            f"{name}: the {kind} model fails on two tokens: {in_one_line(error)}"
-        ) from error
-    if unused := [index for index, cache in enumerate(caches) if cache.empty()]:
-        raise UnsupportedModel(
-            f"{name}: layers {unused} of this {kind} model store no keys and values of their own, "
-            "so it cannot be paged."
-        )
-    return tuple(_spec(cache) for cache in caches), int(logits.shape[-1])
-
-
-def _spec(cache: Any) -> LayerSpec:
-    window = cache.max_size if isinstance(cache, RotatingKVCache) else None
-    return LayerSpec(
-        kv_heads=cache.keys.shape[1],
-        key_dim=cache.keys.shape[-1],
-        value_dim=cache.values.shape[-1],
-        dtype=cache.keys.dtype,
-        window=window,
-    )
 
 
 def _in_float32(model: nn.Module, name: str, memory_limit: int) -> nn.Module:

@@ -1,26 +1,54 @@
 """use_paged_attention: lets an unmodified mlx-lm model attend over pages.
 
 mlx-lm's model modules import the name `scaled_dot_product_attention` from their `base`. In every
-module that defines one of a model's layers, that name is replaced by a function that looks at the
-cache it is given: a paged layer attends over its pages, any other cache gets the original, so a
-dense reference still runs in the same process.
+module that defines one of a model's layers, that name is replaced by a function that looks at whose
+keys it is given: those of a paged layer are attended over in its pages, any others get the original,
+so a dense reference still runs in the same process. A model that calls mlx's own attention is
+reached in the same way.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlxserve.cache.key_owners import owner_of
 from mlxserve.cache.kv import LayerKV
 from mlxserve.model import gemma2
 
 _NAME = "scaled_dot_product_attention"
 _MARK = "_mlxserve_paged"
+
+
+@dataclass(slots=True)
+class SeenAttention:
+    """What a dense forward of a single token shows of a model's attention."""
+
+    latent: set[int] = field(default_factory=set)  # ids of caches whose keys are the values, too
+
+
+class _Watched(threading.local):
+    seen: SeenAttention | None = None
+
+
+_watched = _Watched()
+
+
+@contextmanager
+def watching_attention() -> Iterator[SeenAttention]:
+    """Collects what attention is called with on this thread."""
+    _watched.seen = seen = SeenAttention()
+    try:
+        yield seen
+    finally:
+        _watched.seen = None
 
 
 def use_paged_attention(model: nn.Module) -> None:
@@ -32,7 +60,34 @@ def use_paged_attention(model: nn.Module) -> None:
         attention = getattr(module, _NAME, None)
         if attention is not None and not hasattr(attention, _MARK):
             setattr(module, _NAME, _paged(attention))
+        elif attention is None and _calls_fused_attention(module):
+            _use_paged_fused_attention()
     gemma2.use_paged_attention(model)
+
+
+def _calls_fused_attention(module: Any) -> bool:
+    """Whether a model's module calls mlx's own attention by its name."""
+    kinds = [value for value in vars(module).values() if isinstance(value, type)]
+    calls: list[Any] = [vars(k).get("__call__") for k in kinds if issubclass(k, nn.Module)]
+    return any(_NAME in call.__code__.co_names for call in calls if hasattr(call, "__code__"))
+
+
+def _use_paged_fused_attention() -> None:
+    """Keys of a paged layer are attended over in its pages also here. Idempotent."""
+    fused = mx.fast.scaled_dot_product_attention
+    if hasattr(fused, _MARK):
+        return
+
+    def attention(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
+        owner = owner_of(k)
+        if owner is None:
+            return fused(q, k, v, **options)
+        return owner.attend(
+            q, scale=options["scale"], mask=options.get("mask"), sinks=options.get("sinks")
+        )
+
+    setattr(attention, _MARK, True)
+    mx.fast.scaled_dot_product_attention = attention
 
 
 def _paged(dense: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -46,13 +101,17 @@ def _paged(dense: Callable[..., mx.array]) -> Callable[..., mx.array]:
         sinks: mx.array | None = None,
         **options: Any,
     ) -> mx.array:
-        if not isinstance(cache, LayerKV):
+        if _watched.seen is not None and keys is values and isinstance(mask, mx.array):
+            _watched.seen.latent.add(id(cache))
+        # Whose keys they are counts, and not which cache a layer holds: it may be another one's.
+        owner = owner_of(keys) or (cache if isinstance(cache, LayerKV) else None)
+        if owner is None:
             return dense(
                 queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks, **options
             )
         if options:
             raise ValueError(f"attention with {', '.join(sorted(options))}")
-        return cache.attend(queries, scale=scale, mask=mask, sinks=sinks)
+        return owner.attend(queries, scale=scale, mask=mask, sinks=sinks)
 
     setattr(attention, _MARK, True)
     return attention
@@ -61,17 +120,21 @@ def _paged(dense: Callable[..., mx.array]) -> Callable[..., mx.array]:
 class RowSelector:
     """Which rows of a step are turned into logits: the head costs as much as several layers.
 
-    Holds the rows of the current forward; the wrapped head reads them. None keeps all rows.
+    Holds the rows of the current forward and their axis; the wrapped head reads them. None keeps
+    all rows.
     """
 
     def __init__(self) -> None:
         self.rows: mx.array | None = None
+        self.axis = 0
         self._captured: list[mx.array] | None = None
 
     def select(self, hidden: mx.array) -> mx.array:
         if self._captured is not None:
             self._captured.append(hidden)
-        return hidden if self.rows is None else hidden[self.rows]
+        if self.rows is None:
+            return hidden
+        return hidden[self.rows] if self.axis == 0 else hidden[:, self.rows]
 
     @contextmanager
     def capturing(self) -> Iterator[list[mx.array]]:

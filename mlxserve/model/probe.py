@@ -2,7 +2,9 @@
 
 An architecture can be silently wrong on the paged path (its attention ignores the cache, a layer
 reads neighbouring rows, it builds its own mask). So some 40 tokens of two sequences run once
-through mlx-lm's dense path and once, in mixed chunks over scattered pages, through the paged path.
+through mlx-lm's dense path and once, in mixed chunks over scattered pages, through the paged path. Of
+a model with recurrent states a third one begins with a page of the first, and with the state that
+this one had there, in the middle of a chunk.
 
 In float32 every row must agree. In half precision the two paths round differently, and where two
 experts of a router have almost the same score they may choose different ones: a row that is right on
@@ -24,12 +26,13 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from metal_kernels.reading import read
 from mlxserve.cache.kv import Backends, KVPool
-from mlxserve.errors import UnsupportedModel, in_one_line
+from mlxserve.errors import UnsupportedModel
 from mlxserve.hub.files import text_config
 from mlxserve.model.batch import Batch
+from mlxserve.model.caches import MODELS_PAGE
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.runner import ModelRunner
-from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
+from mlxserve.request import Chunk, LiveRequest, Request, StatePlan, as_page_table
 from mlxserve.sampling_params import SamplingParams
 
 log = logging.getLogger("mlxserve.probe")
@@ -49,6 +52,10 @@ _NOISE_FACTOR = 2
 _HIGHEST_TOLERANCE = 0.25
 _OTHER_CHUNKS = (3, 4, 1, 6, 2)  # lengths of the dense run that shows the noise
 _HALF_DECODES = 8  # single tokens of each sequence, so that most of them means something
+
+_SHARED = 16  # tokens that the third sequence has from the first
+_STATE_DECODES = 3
+_SNAPSHOT = 1  # its id
 
 Step = tuple[tuple[int, int, int], ...]  # (sequence, start, end) of its chunks, decodes first
 
@@ -75,20 +82,22 @@ def probe(loaded: LoadedModel, backends: Backends, page_size: int = 16) -> float
     try:
         found = _compare(loaded, backends, page_size)
     except (ValueError, TypeError, AttributeError, LookupError, RuntimeError) as error:
+        log.info("%s fails with a paged cache", loaded.name, exc_info=error)
         raise UnsupportedModel(
-            f"{loaded.name}: {kind} models do not work with a paged cache: {in_one_line(error)}"
+            f"{loaded.name}: the attention of this {kind} model cannot be computed over pages, so it "
+            f"cannot be served. Models that work: {MODELS_PAGE}."
         ) from error
     if not found.is_close:
         raise UnsupportedModel(
             f"{loaded.name}: this {kind} model computes different logits with a paged cache (by "
             f"{found.largest:.1e} of the largest logit; {found.tolerance:.0e} is allowed), so it "
-            "cannot be served."
+            f"cannot be served. Models that work: {MODELS_PAGE}."
         )
     return found.largest
 
 
 def _compare(loaded: LoadedModel, backends: Backends, page_size: int) -> Agreement:
-    dtype = loaded.layers[0].dtype
+    dtype = loaded.dtype
     tolerance = _TOLERANCES.get(dtype, 1e-1)
     sequences = _sequences(loaded)
     dense = [_dense(loaded, ids) for ids in sequences]
@@ -125,7 +134,10 @@ def _beyond_noise(noise: np.ndarray, tolerance: float) -> float:
 def _sequences(loaded: LoadedModel) -> list[list[int]]:
     draw = random.Random(0)
     length = _length(loaded)
-    return [[draw.randrange(loaded.vocab_size) for _ in range(length)] for _ in range(2)]
+    sequences = [[draw.randrange(loaded.vocab_size) for _ in range(length)] for _ in range(2)]
+    if loaded.states:
+        sequences.append(sequences[0][:_SHARED] + sequences[1][_SHARED:])
+    return sequences
 
 
 def _differences(
@@ -163,20 +175,27 @@ def _length(loaded: LoadedModel) -> int:
 
 def _num_decodes(loaded: LoadedModel) -> int:
     """Tokens at the end of each sequence that are computed one by one."""
-    return 1 if loaded.layers[0].dtype == mx.float32 else _HALF_DECODES
+    if loaded.dtype != mx.float32:
+        return _HALF_DECODES
+    return _STATE_DECODES if loaded.states else 1
 
 
-def _steps(length: int, num_decodes: int) -> list[Step]:
+def _steps(length: int, num_decodes: int, num_sequences: int) -> list[Step]:
     """A chunk alone, a single token next to a chunk, and chunks that start and end in the middle of
-    a page; then the last tokens one by one."""
+    a page; then the last tokens one by one, of all sequences, and the very last of only one."""
     tail = length - num_decodes
+    third = ((2, _SHARED, tail + 1),) if num_sequences > 2 else ()
     mixed: list[Step] = [
         ((0, 0, 5),),
         ((0, 5, 6), (1, 0, 7)),
         ((1, 7, 8), (0, 6, tail)),
-        ((0, tail, tail + 1), (1, 8, tail + 1)),
+        ((0, tail, tail + 1), (1, 8, tail + 1), *third),
     ]
-    return mixed + [((0, at, at + 1), (1, at, at + 1)) for at in range(tail + 1, length)]
+    decodes: list[Step] = [
+        tuple((sequence, at, at + 1) for sequence in range(num_sequences))
+        for at in range(tail + 1, length)
+    ]
+    return mixed + (decodes if num_sequences == 2 else [*decodes[:-1], decodes[-1][1:2]])
 
 
 def _dense(loaded: LoadedModel, token_ids: Sequence[int], chunks: Sequence[int] = ()) -> np.ndarray:
@@ -196,15 +215,23 @@ def _paged(
     """(sequence, first position, logits of its rows) of each chunk."""
     length = len(sequences[0])
     each = -(-length // page_size)
-    kv = KVPool(loaded.layers, 2 * each, page_size, backends)
-    runner = ModelRunner(loaded.model, loaded.selector, kv)
-    orders = range(2 * each - 1, 0, -2), range(0, 2 * each, 2)
+    kv = KVPool(loaded.layers, len(sequences) * each, page_size, backends)
+    runner = ModelRunner(loaded, kv)
+    orders = [[*range(2 * each - 1, 0, -2)], [*range(0, 2 * each, 2)]]
+    orders += [[orders[0][0], *range(2 * each + 1, 3 * each)]] * (len(sequences) - 2)
     pages = [as_page_table(order) for order in orders]
     params = SamplingParams(temperature=0)
     requests = [LiveRequest(Request(str(i), ids, params)) for i, ids in enumerate(sequences)]
-    for step in _steps(length, _num_decodes(loaded)):
+    for step in _steps(length, _num_decodes(loaded), len(sequences)):
         chunks = [
-            Chunk(requests[s], start, end - start, pages[s], samples=end == length)
+            Chunk(
+                requests[s],
+                start,
+                end - start,
+                pages[s],
+                samples=end == length,
+                state=_state_plan(s, start, end) if loaded.states else None,
+            )
             for s, start, end in step
         ]
         batch = Batch.of(chunks, page_size)
@@ -214,3 +241,11 @@ def _paged(
         for sequence, start, end in step:
             yield sequence, start, rows[first : first + end - start]
             first += end - start
+
+
+def _state_plan(sequence: int, start: int, end: int) -> StatePlan:
+    """The third sequence begins with the first one's state after the tokens that they share."""
+    if sequence == 2 and start == _SHARED:
+        return StatePlan(_SNAPSHOT, ())
+    is_kept = sequence == 0 and start < _SHARED < end
+    return StatePlan(None, ((_SHARED, _SNAPSHOT),) if is_kept else ())

@@ -8,22 +8,20 @@ collect(pending) -> [Sampled | None]    waits for the device
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from metal_kernels.reading import evaluate
 from mlxserve.cache.kv import KVPool
-from mlxserve.cache.layout import StepLayout
 from mlxserve.errors import OutOfMemory
 from mlxserve.model.batch import Batch
 from mlxserve.model.embedding import Embedding
-from mlxserve.model.paged import RowSelector
+from mlxserve.model.forward import forward_of
+from mlxserve.model.load import LoadedModel
 from mlxserve.model.sampler import Draw, PendingSample, sample
-from mlxserve.model.step_graphs import StepGraphs
+from mlxserve.model.states import StateStore
 from mlxserve.request import Chunk, Pooling, Sampled
 from mlxserve.stats import MemoryUse
 
@@ -54,20 +52,15 @@ class ModelRunner:
     """Runs the model's forward over the pool. Lives on the engine's thread."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        selector: RowSelector,
-        kv: KVPool,
-        seed: int = 0,
-        memory_limit: int | None = None,
+        self, loaded: LoadedModel, kv: KVPool, seed: int = 0, memory_limit: int | None = None
     ) -> None:
         """`memory_limit`: bytes of device memory that a growing pool may use."""
         self._memory_limit = memory_limit
-        self._model = model
-        self._selector = selector
+        self._loaded = loaded
         self._kv = kv
+        self._states = StateStore(loaded.states)
+        self._forward = forward_of(loaded, kv, self._states)
         self._seed = seed
-        self._graphs = StepGraphs(partial(_forward, model), kv)
 
     def launch(self, chunks: Sequence[Chunk], previous: Pending | None = None) -> Pending:
         """Build the step's graph. If the pool's writes are in place, also start it."""
@@ -108,7 +101,8 @@ class ModelRunner:
         self, token_ids: Sequence[int], pooling: Pooling, dimensions: int | None
     ) -> Embedding:
         """A text to embed, in between steps and without the pool."""
-        return Embedding(self._model, self._selector, token_ids, pooling, dimensions)
+        loaded = self._loaded
+        return Embedding(loaded.model, loaded.selector, token_ids, pooling, dimensions)
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """`KVPool.copy_pages`, ordered after the steps launched so far and before the next one."""
@@ -137,18 +131,24 @@ class ModelRunner:
             mx.synchronize()
         except RuntimeError as error:  # of a step that is lost in any case
             log.warning("The device reports: %s", error)
+        self._states.clear()
         self._kv.restart(num_pages)
 
-    def check(self, num_pages: int) -> None:
-        """Audit the arrays of the pool against its number of pages. Raises AssertionError."""
+    def drop_states(self, snapshots: Iterable[int]) -> None:
+        """Give up these snapshots, and the states of requests that do not run any more."""
+        self._states.drop(snapshots)
+
+    def check(self, num_pages: int, state_ids: Collection[int] | None = None) -> None:
+        """Audit the arrays against the scheduler's pages and snapshots. Raises AssertionError."""
         assert self._kv.num_pages == num_pages, "the arrays have another number of pages"
         self._kv.check()
+        self._states.check(state_ids or ())
 
     def _refuse_too_many(self, num_pages: int) -> None:
         """Growing an array needs memory for the old and the new one at once."""
         if self._memory_limit is None:
             return
-        twice = max(array.nbytes for array in self._kv.arrays())
+        twice = max((array.nbytes for array in self._kv.arrays()), default=0)
         left = self._memory_limit - mx.get_active_memory() - twice + self._kv.nbytes
         if self._kv.nbytes_of(num_pages) > left:
             most = max(self._kv.num_pages, left // self._kv.nbytes_of(1))
@@ -178,29 +178,12 @@ class ModelRunner:
     def logits(self, batch: Batch, tokens: mx.array, *, all_rows: bool = False) -> mx.array:
         """(rows, vocabulary), not evaluated: the rows that sample (the last row if none does), or
         all rows."""
-        layout = StepLayout(
-            positions=mx.array(batch.positions),
-            slots=batch.slots,
-            num_decodes=batch.num_decodes,
-            decodes=batch.decodes,
-            chunks=batch.chunks,
-        )
         rows = batch.sample_rows.tolist() or [len(batch.tokens) - 1]
-        if all_rows or rows == list(range(len(batch.tokens))):
-            return self._graphs.logits(layout, tokens)
-        wanted = mx.array(rows)
-        self._selector.rows = wanted
-        try:
-            logits = _forward(self._model, self._kv, layout, tokens)
-        finally:
-            self._selector.rows = None
-        if logits.shape[0] != len(rows):
-            logits = logits[wanted]  # a head that is not wrapped computed every row
-        return logits
+        return self._forward.logits(batch, tokens, None if all_rows else rows)
 
     def _begin(self, pending: Pending) -> None:
         arrays = [pending.done] if pending.sample is None else pending.sample.arrays()
-        mx.async_eval(*arrays, *self._kv.arrays())  # type: ignore[no-untyped-call]
+        mx.async_eval(*arrays, *self._kv.arrays(), *self._states.arrays())  # type: ignore[no-untyped-call]
 
     @staticmethod
     def _lazy_rows(batch: Batch, previous: Pending | None) -> dict[Chunk, int]:
@@ -229,8 +212,3 @@ class ModelRunner:
         if seed is None:
             return (self._seed * 0x9E3779B97F4A7C15 + chunk.request.arrival + 1) & _MASK64
         return seed & _MASK64
-
-
-def _forward(model: nn.Module, kv: KVPool, layout: StepLayout, tokens: mx.array) -> mx.array:
-    logits: mx.array = model(tokens[:, None], cache=kv.layers(layout))
-    return logits[:, 0]

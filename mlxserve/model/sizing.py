@@ -19,7 +19,7 @@ from mlxserve.errors import InvalidConfig, OutOfMemory
 from mlxserve.model.batch import Batch
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.runner import ModelRunner
-from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
+from mlxserve.request import STATE_SLOTS, Chunk, LiveRequest, Request, as_page_table
 from mlxserve.sampling_params import SamplingParams
 
 log = logging.getLogger("mlxserve.sizing")
@@ -36,6 +36,7 @@ _MOST_MEASURED_ROWS = 2048
 # 512 rows and 1.23 at 2,048, in replays of MLX's rules for four models and four sizes of machine.
 _MARGIN = 1.25
 _DEFAULT_METAL_ROWS = 512
+_FEWEST_SLOTS, _MOST_SLOTS = 6, 1024  # of recurrent states
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +97,24 @@ def settle(
         )
     if config.num_pages is not None and device_memory is not None:
         _refuse_too_many_pages(config.num_pages, config.page_size, loaded, device_memory)
-    num_pages = config.num_pages
+    num_pages, num_slots = config.num_pages, config.num_state_slots
     if num_pages is None:
         assert step is not None, "the number of pages follows from a measured step"
+        left = memory_limit - loaded.weight_size - step.planned
+        if num_slots is None and loaded.states:
+            num_slots = fit_states(loaded, left)
         num_pages = fit_pages(
             loaded,
             step,
             page_size=config.page_size,
-            memory_limit=memory_limit,
+            memory_limit=memory_limit - (num_slots or 0) * loaded.state_nbytes,
             max_tokens=options.max_num_seqs * max_model_len,
         )
+    elif num_slots is None and loaded.states:
+        of_pages = num_pages * _page_bytes(loaded, config.page_size)
+        left = memory_limit - loaded.weight_size - (step.planned if step is not None else 0)
+        num_slots = fit_states(loaded, of_pages + of_pages // 3 if loaded.layers else left)
+    max_num_seqs = _limit_by_states(options.max_num_seqs, num_slots if loaded.states else None)
     num_tokens = num_pages * config.page_size
     if options.max_model_len is not None and max_model_len > num_tokens:
         raise InvalidConfig(
@@ -116,7 +125,40 @@ def settle(
         )
     if not options.enable_chunked_prefill:
         max_model_len = min(max_model_len, num_tokens)
-    return config.with_options(num_pages=num_pages, max_model_len=max_model_len)
+    return config.with_options(
+        num_pages=num_pages,
+        max_model_len=max_model_len,
+        num_state_slots=num_slots if loaded.states else None,
+        max_num_seqs=max_num_seqs,
+    )
+
+
+def fit_states(loaded: LoadedModel, cache_size: int) -> int:
+    """Slots for recurrent states in a cache of so many bytes, pages included.
+
+    A quarter of it; all of it for a model without attention, whose pages take no memory.
+    """
+    size = cache_size // 4 if loaded.layers else cache_size
+    wanted = size // max(1, loaded.state_nbytes)
+    num_slots = int(min(_MOST_SLOTS, max(_FEWEST_SLOTS, wanted)))
+    log.info("Recurrent states: %d slots of %.1f MiB", num_slots, loaded.state_nbytes / (1 << 20))
+    return num_slots
+
+
+def _limit_by_states(max_num_seqs: int, num_slots: int | None) -> int:
+    """The requests that can run, where each needs slots for its recurrent state."""
+    if num_slots is None or num_slots >= STATE_SLOTS * max_num_seqs:
+        return max_num_seqs
+    most = num_slots // STATE_SLOTS
+    log.warning(
+        "At most %d requests run at the same time instead of %d: memory is kept for %d recurrent "
+        "states, and each request needs %d. Raise num_state_slots or gpu_memory_utilization.",
+        most,
+        max_num_seqs,
+        num_slots,
+        STATE_SLOTS,
+    )
+    return most
 
 
 def first_pages(config: EngineConfig) -> int:
@@ -168,7 +210,9 @@ def fit_pages(
         loaded.weight_size / (1 << 30),
         page_bytes / (1 << 10),
     )
-    num_pages = min(left // page_bytes, max(2, -(-max_tokens // page_size)))
+    num_pages = max(2, -(-max_tokens // page_size))
+    if page_bytes or left <= 0:  # a model of recurrent layers alone has nothing in its pages
+        num_pages = min(left // max(1, page_bytes), num_pages)
     if num_pages < 2:
         raise OutOfMemory(
             f"{loaded.name}: the weights and a step of {step.num_rows} tokens leave no "
@@ -195,7 +239,9 @@ def measure_step(
     else:
         rows = min(_MEASURED_ROWS, num_rows)
         measured, seconds = _run_chunk(loaded, backends, config.page_size, rows)
+        # The measured chunk made one new state; each decode makes another.
         planned = measured * num_rows // rows
+        planned += config.scheduler.max_num_seqs * loaded.state_nbytes
     log.info(
         "Step of %d tokens: %.2f GiB planned, %.2f GiB measured with %d tokens in %.2f s",
         num_rows,
@@ -243,7 +289,7 @@ def _run_sampling(
     num_decodes, length = rows
     num_pages = num_decodes + -(-length // page_size) + 1  # one to copy to
     kv = KVPool(loaded.layers, num_pages, page_size, backends)
-    runner = ModelRunner(loaded.model, loaded.selector, kv)
+    runner = ModelRunner(loaded, kv)
     pages = [as_page_table([page]) for page in range(num_decodes)]
     seen = [0] * (start // page_size)
     pages.append(as_page_table([*seen, *range(num_decodes, num_pages - 1)]))
@@ -280,7 +326,7 @@ def _run_chunk(
     """(peak, seconds)."""
     pages = as_page_table(range(-(-rows // page_size)))
     kv = KVPool(loaded.layers, len(pages), page_size, backends)
-    runner = ModelRunner(loaded.model, loaded.selector, kv)
+    runner = ModelRunner(loaded, kv)
     request = LiveRequest(Request("sizing", [0] * rows, SamplingParams(temperature=0)))
     batch = Batch.of([Chunk(request, 0, rows, pages, samples=True)], page_size)
     before, began = _reset_peak(), time.perf_counter()

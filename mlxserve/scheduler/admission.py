@@ -76,6 +76,7 @@ class Admission:
             missing = self._tables.cache.matchable(request, len(cached)) if serves else []
             if self._followers.must_wait(request, missing):
                 waiting.remove(request)
+                self._tables.want_state(request, *self._followers.awaited_by(request))
                 num_parked_tokens += len(request.token_ids)
                 num_looks -= num_parked_tokens <= MAX_PARKED_TOKENS
                 continue

@@ -21,25 +21,37 @@ from itertools import takewhile
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.config import PageTail, SchedulerConfig
-from mlxserve.request import LiveRequest, Request, as_page_table
+from mlxserve.request import Chunk, LiveRequest, Request, StatePlan, as_page_table
 from mlxserve.scheduler.audit import check_ending, check_running
 from mlxserve.scheduler.copies import Copies, PageCopy
 from mlxserve.scheduler.pins import Pins
 from mlxserve.scheduler.prefix_cache import PrefixCache, Tail
+from mlxserve.scheduler.state_snapshots import StateSnapshots
 from mlxserve.scheduler.swap import LOAD_PAGES, Load, Save, Swap
 from mlxserve.stats import SchedulerStats
 
 
 class PageTables:
-    """Page tables of one pool. `pool`, `cache`, `pins` and `swap` are there for others to read."""
+    """Page tables of one pool. `pool`, `cache`, `pins`, `swap` and `snapshots` are there for others to
+    read."""
 
-    def __init__(self, config: SchedulerConfig, pool: PagePool, stats: SchedulerStats) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        pool: PagePool,
+        stats: SchedulerStats,
+        snapshots: StateSnapshots | None = None,
+    ) -> None:
+        """`snapshots`: of recurrent states; None for a model without them."""
         assert config.max_model_len is not None, "known once the model is loaded"
         self.pool = pool
+        self.snapshots = snapshots
+        # A tail ends in the middle of a page, where no state is kept.
         self.cache = PrefixCache(
             pool,
             is_on=config.enable_prefix_caching,
-            copies_tails=config.page_tail is PageTail.COPY,
+            copies_tails=config.page_tail is PageTail.COPY and snapshots is None,
+            snapshots=snapshots,
         )
         self.pins = Pins(pool, config.max_pinned_fraction)
         self.swap = Swap(pool)
@@ -120,6 +132,9 @@ class PageTables:
         # Before anything is allocated, which could evict them.
         self.pool.retain(cached)
         self.pool.retain([tail.page] if tail else [])
+        if self.snapshots is not None:
+            num_known, is_cached = self.cache.num_known(request), self.cache.serves(request)
+            self.snapshots.begin(request, len(cached), num_known, is_cached=is_cached)
         self.cache.forget(request)
         request.page_table = as_page_table(cached)
         num_copied = tail.num_tokens if tail else 0
@@ -196,10 +211,33 @@ class PageTables:
             table[index] = self.pool.adopt(request.page_hashes[index])
         request.page_table = table
 
+    # ---- recurrent states
+
+    def plan_state(self, request: LiveRequest, start: int, end: int) -> StatePlan | None:
+        """What the chunk from `start` to before `end` does with the request's recurrent state."""
+        return None if self.snapshots is None else self.snapshots.plan(request, start, end)
+
+    def commit_state(self, chunk: Chunk) -> None:
+        """The chunk has been computed, and its pages are published."""
+        if self.snapshots is not None:
+            self.snapshots.commit(chunk)
+
+    def want_state(self, request: LiveRequest, hash_: bytes, leader: LiveRequest) -> None:
+        """The request waits until `leader` has computed the page of this hash, and continues there."""
+        if self.snapshots is not None:
+            num_pages = request.page_hashes.index(hash_) + 1
+            self.snapshots.want(leader, num_pages * self.pool.page_size)
+
+    def pop_dropped_states(self) -> list[int]:
+        """Ids of snapshots that are not needed once the planned step is launched."""
+        return [] if self.snapshots is None else self.snapshots.pop_dropped()
+
     # ---- tables end
 
     def release(self, request: LiveRequest) -> None:
         """Give the request's pages back, or do so when the last step that uses them is read."""
+        if self.snapshots is not None:
+            self.snapshots.end(request)
         if request.num_in_flight:
             self._ending.add(request)
             return
@@ -300,8 +338,11 @@ class PageTables:
     # ---- the whole pool
 
     def reset(self) -> bool:
-        """As `PagePool.reset`."""
-        return self.pool.reset()
+        """As `PagePool.reset`; recurrent states are forgotten with their pages."""
+        is_done = self.pool.reset()
+        if self.snapshots is not None:
+            self.snapshots.drop_lost()
+        return is_done
 
     def resize(self, num_pages: int, running: Iterable[LiveRequest]) -> Mapping[int, int]:
         """Change the number of pages: where pages move, from old ids to new ones.
@@ -325,5 +366,7 @@ class PageTables:
         self.pool.check([*tables, *self._copies.held(), self._duplicates])
         self.cache.check()
         self._copies.check()
+        if self.snapshots is not None:
+            self.snapshots.check(running)
         check_running(running, self.pool, num_unread)
         check_ending(self._ending, self.pool, num_unread)

@@ -13,6 +13,7 @@ from mlxserve.cache.hashing import extend_hashes, page_hash, root
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import CacheMiss, CacheReport, LiveRequest
 from mlxserve.scheduler.explain import Explainer
+from mlxserve.scheduler.state_snapshots import StateSnapshots
 
 
 class Tail(NamedTuple):
@@ -49,8 +50,17 @@ class _Match:
 class PrefixCache:
     """Finds nothing where it is off, and tails only where they are copied."""
 
-    def __init__(self, pool: PagePool, *, is_on: bool, copies_tails: bool) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        *,
+        is_on: bool,
+        copies_tails: bool,
+        snapshots: StateSnapshots | None = None,
+    ) -> None:
+        """`snapshots`: of recurrent states, which limit what is found; None without such states."""
         self.is_on = is_on
+        self._snapshots = snapshots
         self._copies_tails = is_on and copies_tails
         self._pool = pool
         self._explainer = Explainer(pool)
@@ -114,7 +124,14 @@ class PrefixCache:
         skip = len(found.pages)
         if skip < len(request.page_hashes) and self._pool.is_known(request.page_hashes[skip]):
             found.add(self._pool.match(self.matchable(request), request.token_ids, skip=skip))
-        return found.pages
+        if self._snapshots is None:
+            return found.pages
+        return found.pages[: self._snapshots.num_usable(request.page_hashes, len(found.pages))]
+
+    def num_known(self, request: LiveRequest) -> int:
+        """Cached pages of a request that was matched, with or without a state behind them."""
+        found = self._matches.get(request)
+        return len(found.pages) if found is not None else 0
 
     def tail(self, request: LiveRequest, cached: Sequence[int]) -> Tail | None:
         """What could be copied after the `cached` pages that it matches. Holds as long as they do.
@@ -151,11 +168,18 @@ class PrefixCache:
 
     # ---- what is reported
 
-    def report(self, request: LiveRequest, num_pages: int, num_copied: int) -> CacheReport:
-        """Of a prompt of which `num_pages` were found, and `num_copied` tokens of the next page."""
+    def report(
+        self, request: LiveRequest, num_pages: int, num_copied: int, num_known: int
+    ) -> CacheReport:
+        """Of a prompt of which `num_pages` were found, and `num_copied` tokens of the next page.
+
+        `num_known`: pages that are cached, with or without a recurrent state behind them
+        """
         if not self.serves(request):
             return CacheReport(0, 0, 0, CacheMiss.OFF)
         found = self._explainer.report(request, self.matchable(request), num_pages)
+        if num_known > num_pages:
+            return replace(found, differs_at=found.num_tokens, reason=CacheMiss.NO_SNAPSHOT)
         num_tokens = found.num_tokens + num_copied
         differs_at = max(found.differs_at, num_tokens)
         return replace(found, num_tokens=num_tokens, differs_at=differs_at)

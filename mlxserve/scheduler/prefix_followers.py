@@ -84,6 +84,11 @@ class PrefixFollowers:
         self._awaited[request] = led[-1]
         return True
 
+    def awaited_by(self, request: LiveRequest) -> tuple[bytes, LiveRequest]:
+        """(hash of the page that a parked request waits for, who computes it)."""
+        hash_ = self._awaited[request]
+        return hash_, self._leaders[hash_]
+
     def _end(self, hash_: bytes) -> list[LiveRequest]:
         """The page of this hash is not being computed any more: the followers that waited for it."""
         self._leaders.pop(hash_, None)

@@ -51,10 +51,11 @@ from mlxserve.scheduler.page_tables import PageTables
 from mlxserve.scheduler.preemption import choose_victim
 from mlxserve.scheduler.prefix_followers import PrefixFollowers
 from mlxserve.scheduler.resize import PoolResize, check_resize
+from mlxserve.scheduler.state_snapshots import StateSnapshots
 from mlxserve.scheduler.step import Step
 from mlxserve.scheduler.swap import Load, Save, SwapPlan
 from mlxserve.scheduler.waiting import WaitingQueue, order
-from mlxserve.stats import SchedulerStats
+from mlxserve.stats import SchedulerStats, StateStats
 from mlxserve.work import WorkBudget
 
 logger = logging.getLogger("mlxserve.scheduler")
@@ -65,11 +66,16 @@ PREEMPTIONS_PER_WARNING = 50  # as in vLLM: an overload of minutes must not fill
 class Scheduler:
     """add, then schedule and update in turns; abort at any time between these calls."""
 
-    def __init__(self, config: SchedulerConfig, pool: PagePool) -> None:
+    def __init__(
+        self, config: SchedulerConfig, pool: PagePool, num_state_slots: int | None = None
+    ) -> None:
+        """`num_state_slots`: recurrent states that fit into memory; None for a model without them."""
         self.config = config
+        self._num_state_slots = num_state_slots
         self.is_aligned = config.page_aligned_scheduling and can_align(config, pool.page_size)
         self.num_steps = 0  # planned, empty ones included
         self._stats = SchedulerStats()
+        self._state_stats = StateStats()
         self._num_arrivals = 0
         # Of live requests, and of those that ended, as long as their callers hold them.
         self._page_hashes: WeakKeyDictionary[Request, list[bytes]] = WeakKeyDictionary()
@@ -79,7 +85,10 @@ class Scheduler:
         """Without requests, and with an empty pool."""
         config = self.config
         self.pool = pool  # to read; only the page tables change it
-        self.page_tables = PageTables(config, pool, self._stats)
+        snapshots = None
+        if self._num_state_slots is not None:
+            snapshots = StateSnapshots(self._num_state_slots, pool, self._state_stats)
+        self.page_tables = PageTables(config, pool, self._stats, snapshots)
         self.fair_share = FairShare()
         self.followers = PrefixFollowers(config.prefix_follow_pages, self._stats)
         self.admission = Admission(config, self.page_tables, self.followers, self._stats)
@@ -130,7 +139,9 @@ class Scheduler:
         self._page_hashes[asked] = request.page_hashes
         self.fair_share.arrive(asked.client)
         leader = self._live.get(asked.fork_of) if asked.fork_of is not None else None
-        if leader is not None and not leader.num_outputs:
+        # Where there are recurrent states, it finds the prompt's last page boundary instead.
+        is_fork = leader is not None and self._num_state_slots is None
+        if is_fork and leader is not None and not leader.num_outputs:
             assert request.token_ids == leader.token_ids, f"{request.id} has another prompt"
             assert asked.cache_salt == leader.asked.cache_salt, f"{request.id} has another salt"
             request.leader = leader
@@ -445,8 +456,29 @@ class Scheduler:
             for admitted in self.admission.choose(self._waiting, running, step, self.num_steps):
                 self._start(admitted, step)
         assert step.budget >= 0, "the step is overdrawn"
-        chunks = _launch(step)
+        chunks = self._launch(step)
         self._num_unread += bool(chunks)
+        return chunks
+
+    def _launch(self, step: Step) -> list[Chunk]:
+        """The chunks of a plan, from now on counted as computed."""
+        chunks = []
+        for request, share in step.plan.items():
+            start, num_known = request.num_computed, len(request.token_ids)
+            request.num_computed = end = start + share.num_tokens
+            request.num_in_flight += 1
+            request.is_deferred = False
+            chunks.append(
+                Chunk(
+                    request,
+                    start,
+                    share.num_tokens,
+                    request.page_table,
+                    samples=end >= num_known,
+                    is_lazy=start == num_known,
+                    state=self.page_tables.plan_state(request, start, end),
+                )
+            )
         return chunks
 
     def _limit_context(self) -> LimitContext:
@@ -519,6 +551,7 @@ class Scheduler:
 
     def _start(self, admitted: Admitted, step: Step) -> None:
         request, cached, tail, share = admitted
+        num_known = self.page_tables.cache.num_known(request)
         self._waiting.remove(request)
         self.page_tables.start(request, cached, tail)
         if self.page_tables.cache.serves(request):
@@ -529,7 +562,9 @@ class Scheduler:
         request.prefill_end = len(request.token_ids)
         if request.cache is None:
             num_copied = tail.num_tokens if tail else 0
-            request.cache = self.page_tables.cache.report(request, len(cached), num_copied)
+            request.cache = self.page_tables.cache.report(
+                request, len(cached), num_copied, num_known
+            )
         if share is None:
             self.page_tables.load(request)
             return
@@ -620,6 +655,15 @@ class Scheduler:
         if not self._num_unread:
             self.page_tables.release_duplicates()
 
+    def pop_dropped_states(self) -> list[int]:
+        """Snapshots of recurrent states that are not needed once the planned step is launched."""
+        return self.page_tables.pop_dropped_states()
+
+    def state_ids(self) -> set[int] | None:
+        """Ids of all snapshots that were planned and not dropped; None without recurrent states."""
+        snapshots = self.page_tables.snapshots
+        return None if snapshots is None else snapshots.ids()
+
     # ---- commit
 
     def update(self, chunks: Sequence[Chunk], sampled: Sequence[Sampled | None]) -> list[Output]:
@@ -640,6 +684,7 @@ class Scheduler:
                 request.token_ids.append(result.token_id)
             if chunk.end % page_size < chunk.length:  # it reached the end of a page
                 self._publish(chunk)
+            self.page_tables.commit_state(chunk)
             if is_finished:
                 self.page_tables.release(request)
             elif result is not None:
@@ -696,6 +741,10 @@ class Scheduler:
         self._stats.num_waiting = self._num_waiting()
         return self._stats.copy()
 
+    def state_stats(self) -> StateStats:
+        """A copy of the counters of recurrent states."""
+        return self._state_stats.copy()
+
     def check(self) -> None:
         """Audit requests and pool. Raises AssertionError."""
         live, running = list(self._live.values()), list(self._running.values())
@@ -730,27 +779,6 @@ def _ask_guides(requests: Sequence[LiveRequest]) -> None:
     for guide in [request.feed_guide() for request in guided]:
         if guide is not None:
             guide.ask()
-
-
-def _launch(step: Step) -> list[Chunk]:
-    """The chunks of a plan, from now on counted as computed."""
-    chunks = []
-    for request, share in step.plan.items():
-        start, num_known = request.num_computed, len(request.token_ids)
-        request.num_computed = end = start + share.num_tokens
-        request.num_in_flight += 1
-        request.is_deferred = False
-        chunks.append(
-            Chunk(
-                request,
-                start,
-                share.num_tokens,
-                request.page_table,
-                samples=end >= num_known,
-                is_lazy=start == num_known,
-            )
-        )
-    return chunks
 
 
 def _output(request: LiveRequest, result: Sampled | None = None) -> Output:

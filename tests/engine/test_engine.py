@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -67,8 +67,12 @@ class Recorder:
         assert all(source >= num_pages > target for source, target in moves.items())
         self.calls.append(f"resize {num_pages}, {len(moves)} moves")
 
-    def check(self, num_pages: int) -> None:
+    def drop_states(self, snapshots: Sequence[int]) -> None:
+        assert not snapshots, "there are no states"
+
+    def check(self, num_pages: int, state_ids: Collection[int] | None) -> None:
         assert num_pages > 0
+        assert state_ids is None
 
     def memory(self) -> MemoryUse:
         return MemoryUse(kv_cache=1, active=2, reserved=3, peak=4)

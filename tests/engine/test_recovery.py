@@ -362,13 +362,13 @@ def test_memory_refused_in_the_middle_of_growing_changes_nothing(
 
     async def backend_of(chat: Chat) -> Any:
         found: list[Any] = []
-        real = KVPool.layers
+        real = KVPool.layer
 
-        def looking(pool: KVPool, step: Any) -> Any:
+        def looking(pool: KVPool, index: int, step: Any) -> Any:
             found.append(pool.backends[0])
-            return real(pool, step)
+            return real(pool, index, step)
 
-        monkeypatch.setattr(KVPool, "layers", looking)
+        monkeypatch.setattr(KVPool, "layer", looking)
         await tokens(chat)
         monkeypatch.undo()
         return found[0]

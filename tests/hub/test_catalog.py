@@ -109,7 +109,7 @@ def test_the_estimated_step_of_the_embedded_model_matches_the_measured_one(cache
     from mlxserve.model.sizing import measure_step
 
     loaded = load(find_model(None), is_metal=False, memory_limit=1 << 34)
-    backend, _ = choose_attention("auto", loaded)
+    _, backend, _ = choose_attention("auto", loaded)
     measured = measure_step(EngineConfig(), loaded, backend, is_metal=False).planned
     assert 0.75 < entries()[0].step_size(4, has_scores=True) / measured < 1.35
 

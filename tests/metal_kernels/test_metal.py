@@ -128,7 +128,7 @@ def mixed_step() -> StepLayout:
 
 def run_step(kv: KVPool, step: StepLayout) -> None:
     rows = len(step.slots)
-    for layer in kv.layers(step):
+    for layer in [kv.layer(index, step) for index in range(len(kv.specs))]:
         layer.update_and_fetch(*(mx.zeros((rows, 2, 1, 64), mx.float16) for _ in range(2)))
         layer.attend(mx.zeros((rows, 4, 1, 64), mx.float16), scale=0.125)
 
@@ -234,7 +234,7 @@ def test_readers_beyond_what_a_writer_can_wait_for_queue_behind_one_another(
     """Every read precedes the next write, directly or through a later read."""
     step = mixed_step()
     run_step(kv, step)
-    layer = kv.layers(step)[0]
+    layer = kv.layer(0, step)
     for _ in range(5):
         layer.attend(mx.zeros((26, 4, 1, 64), mx.float16), scale=0.125)
     run_step(kv, step)

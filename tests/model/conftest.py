@@ -41,7 +41,7 @@ def _difference(loaded: LoadedModel, cuts: Sequence[int]) -> float:
     draw.shuffle(pages)
     tables = [as_page_table(pages[:each]), as_page_table(pages[each:])]
     kv = KVPool(loaded.layers, 2 * each, PAGE, REFERENCE)
-    runner = ModelRunner(loaded.model, loaded.selector, kv)
+    runner = ModelRunner(loaded, kv)
     requests = [
         LiveRequest(Request(str(i), ids, SamplingParams())) for i, ids in enumerate(prompts)
     ]

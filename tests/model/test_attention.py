@@ -41,7 +41,7 @@ def select_wrong(name: str, layers: Sequence[LayerShape]) -> list[CpuBackend]:
 
 
 def test_a_right_backend_is_taken(loaded: LoadedModel) -> None:
-    backends, difference = choose_attention("auto", loaded)
+    _, backends, difference = choose_attention("auto", loaded)
     assert len(backends) == len(loaded.layers)
     assert in_words(backends) in ("cpu", "metal")
     assert difference < 1e-4
@@ -52,7 +52,7 @@ def test_on_auto_wrong_kernels_give_way_to_plain_mlx_and_the_log_says_so(
 ) -> None:
     monkeypatch.setattr(attention, "select_backends", select_wrong)
     with caplog.at_level(logging.WARNING, "mlxserve.attention"):
-        backends, difference = choose_attention("auto", loaded)
+        _, backends, difference = choose_attention("auto", loaded)
     assert in_words(backends) == "cpu"
     assert difference < 1e-4
     assert "plain mlx" in caplog.text

@@ -251,17 +251,6 @@ def test_weights_that_fit_only_in_half_precision_are_refused_on_a_cpu(llama: Pat
     assert load_folder(llama, is_metal=True, memory_limit=limit).vocab_size
 
 
-@pytest.mark.parametrize(
-    "kind", ["gemma4", "gemma4_text", "gemma3n", "glm4_moe_lite", "gpt_bigcode"]
-)
-def test_a_known_unsupported_architecture_is_refused_before_its_weights_are_read(
-    kind: str, llama: Path
-) -> None:
-    rewrite(llama, model_type=kind)
-    (llama / "model.safetensors").write_bytes(b"")
-    assert f"{kind} models cannot be paged, because" in refusal(llama)
-
-
 MAMBA2 = {
     "model_type": "mamba2",
     "num_heads": 4,
@@ -282,12 +271,27 @@ MAMBA2 = {
 }
 
 
-def test_a_recurrent_model_is_refused_by_the_kind_of_its_cache() -> None:
+def test_a_recurrent_model_has_states_and_no_keys() -> None:
     from mlx_lm.models import mamba2
 
-    model = mamba2.Model(mamba2.ModelArgs.from_dict(MAMBA2))
-    with pytest.raises(UnsupportedModel, match="tiny: mamba2 models use a ArraysCache"):
-        prepare(model, MAMBA2, "tiny")
+    loaded = prepare(mamba2.Model(mamba2.ModelArgs.from_dict(MAMBA2)), MAMBA2, "tiny")
+    assert loaded.layers == ()
+    [spec, _] = loaded.states
+    assert [shape for shape, _ in spec.arrays] == [(3, 80), (4, 16, 8)]
+    assert loaded.state_nbytes == 2 * 4 * (3 * 80 + 4 * 16 * 8)
+
+
+def test_a_cache_of_another_kind_is_refused_by_its_name(
+    build_model: Callable[..., tuple[nn.Module, dict[str, Any]]],
+) -> None:
+    model, config = build_model("llama")
+
+    class OwnCache:
+        pass
+
+    model.make_cache = lambda: [OwnCache()]
+    with pytest.raises(UnsupportedModel, match=r"form of their own \(OwnCache\).* docs/models.md"):
+        prepare(model, config, "tiny")
 
 
 def test_a_layer_that_stores_no_keys_is_refused_by_its_number(
@@ -300,13 +304,15 @@ def test_a_layer_that_stores_no_keys_is_refused_by_its_number(
             return x
 
     model.model.layers[1].self_attn = Identity()
-    with pytest.raises(UnsupportedModel, match=r"layers \[1\] of this llama model store no keys"):
+    with pytest.raises(UnsupportedModel, match=r"layers \[1\] of this llama model store neither"):
         prepare(model, config, "tiny")
 
 
-def test_a_model_that_fails_on_two_tokens_is_refused_with_the_reason(
+def test_a_model_that_fails_on_its_first_tokens_is_refused_and_the_log_says_why(
     build_model: Callable[..., tuple[nn.Module, dict[str, Any]]],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("INFO", "mlxserve.caches")
     model, config = build_model("llama")
 
     class Raising(nn.Module):  # type: ignore[misc]
@@ -314,7 +320,6 @@ def test_a_model_that_fails_on_two_tokens_is_refused_with_the_reason(
             raise ValueError("no such thing\nin the second line")
 
     model.model.layers[2].self_attn = Raising()
-    with pytest.raises(
-        UnsupportedModel, match="tiny: the llama model fails on two tokens: no such"
-    ):
+    with pytest.raises(UnsupportedModel, match="this llama model fails on its first tokens"):
         prepare(model, config, "tiny")
+    assert "no such thing" in caplog.text

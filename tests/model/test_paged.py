@@ -78,8 +78,9 @@ def test_attention_inherited_from_another_module_is_replaced_there(
 
 
 def test_an_unsupported_attention_option_is_refused_by_name(
-    build_model: BuildModel, monkeypatch: pytest.MonkeyPatch
+    build_model: BuildModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "mlxserve.probe")
     model, config = build_model("llama")
     loaded = prepare(model, config, "tiny")
     paged = vars(llama)["scaled_dot_product_attention"]
@@ -90,8 +91,9 @@ def test_an_unsupported_attention_option_is_refused_by_name(
         return output
 
     monkeypatch.setattr(llama, "scaled_dot_product_attention", with_option)
-    with pytest.raises(UnsupportedModel, match="attention with dropout"):
+    with pytest.raises(UnsupportedModel, match="cannot be computed over pages"):
         probe(loaded, select_backend("cpu"))
+    assert "attention with dropout" in caplog.text
 
 
 # ---- rows that become logits

@@ -217,12 +217,17 @@ def test_nan_logits_are_caught(build_model: BuildModel) -> None:
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
-def test_a_layer_that_raises_is_refused_with_the_reason(
-    kind: type[nn.Module], reason: str, build_model: BuildModel
+def test_a_layer_that_raises_is_refused_and_the_log_says_why(
+    kind: type[nn.Module],
+    reason: str,
+    build_model: BuildModel,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("INFO", "mlxserve.probe")
     text = planted(kind, build_model)
-    assert "llama models do not work with a paged cache" in text
-    assert reason in text
+    assert "the attention of this llama model cannot be computed over pages" in text
+    assert reason not in text
+    assert reason in caplog.text
 
 
 # ---- half precision: a router's ties, and what is wrong all the same

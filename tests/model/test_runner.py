@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -31,7 +32,7 @@ def loaded(build_model: Callable[..., tuple[nn.Module, dict[str, Any]]]) -> Load
 
 def runner_of(loaded: LoadedModel, seed: int = 0, num_pages: int = 8) -> ModelRunner:
     kv = KVPool(loaded.layers, num_pages, PAGE, select_backend("cpu"))
-    return ModelRunner(loaded.model, loaded.selector, kv, seed)
+    return ModelRunner(loaded, kv, seed)
 
 
 def request(ids: Sequence[int], params: SamplingParams = GREEDY, arrival: int = 0) -> LiveRequest:
@@ -221,7 +222,7 @@ def test_logits_are_computed_for_sampling_rows_or_all_rows(loaded: LoadedModel) 
 
 def test_a_head_that_cannot_be_wrapped_gives_the_same_rows(loaded: LoadedModel) -> None:
     kv = KVPool(loaded.layers, 8, PAGE, select_backend("cpu"))
-    runner = ModelRunner(loaded.model, RowSelector(), kv)  # a selector that no head reads
+    runner = ModelRunner(replace(loaded, selector=RowSelector()), kv)  # which no head reads
     chunks = [chunk(request([5]), 0, 1, (1,)), chunk(request([7, 8, 9]), 0, 3, (0,))]
     batch = Batch.of(chunks, PAGE)
     found = np.array(runner.logits(batch, mx.array(batch.tokens)))
@@ -238,7 +239,7 @@ def test_a_failed_forward_leaves_no_rows_selected(loaded: LoadedModel) -> None:
     kv = KVPool(loaded.layers, 8, PAGE, select_backend("cpu"))
     batch = Batch.of([chunk(request([5, 6]), 0, 2, (1,))], PAGE)
     with pytest.raises(RuntimeError, match="out of order"):
-        ModelRunner(Failing(), loaded.selector, kv).logits(batch, mx.array(batch.tokens))
+        ModelRunner(replace(loaded, model=Failing()), kv).logits(batch, mx.array(batch.tokens))
     assert loaded.selector.rows is None
 
 
@@ -259,7 +260,7 @@ def test_a_step_is_started_at_launch_where_every_layer_writes_in_place(
     # One layer that may copy its pool is enough to wait for the step before.
     for backends, is_started in ((in_place, 1), ([*others, copying], 0), (copying, 0)):
         kv = KVPool(loaded.layers, 4, PAGE, backends)
-        runner = ModelRunner(loaded.model, loaded.selector, kv)
+        runner = ModelRunner(loaded, kv)
         started.clear()
         pending = runner.launch([chunk(request([5, 6]), 0, 2, (1,))])
         assert len(started) == is_started

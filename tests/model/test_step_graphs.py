@@ -103,7 +103,7 @@ class Steps:
         self, loaded: LoadedModel, backend: Backend, num_backed: int | None = None
     ) -> None:
         self.kv = KVPool(loaded.layers, 3 * PAGES_EACH, PAGE, backend, num_backed)
-        self.runner = ModelRunner(loaded.model, loaded.selector, self.kv)
+        self.runner = ModelRunner(loaded, self.kv)
         self._requests = []
         for at in range(3):
             ids = [(7 * position + at) % 200 for position in range(PAGE * PAGES_EACH)]

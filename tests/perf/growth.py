@@ -91,11 +91,11 @@ def step_curves(model: str, rounds: int) -> list[Curve]:
     is_metal = machine.is_metal()
     files = find_model(model)
     loaded = load(files, is_metal=is_metal, memory_limit=machine.memory().working_set)
-    backends, _ = choose_attention("auto", loaded)
+    loaded, backends, _ = choose_attention("auto", loaded)
     contexts = tuple(context for context in CONTEXTS if context <= loaded.max_length)
     num_pages = max(RUNNING[-1] * SHORT, contexts[-1]) // PAGE_SIZE
     kv = KVPool(loaded.layers, num_pages, PAGE_SIZE, backends)
-    runner = ModelRunner(loaded.model, loaded.selector, kv)
+    runner = ModelRunner(loaded, kv)
     clock = time.perf_counter if is_metal else time.process_time
 
     def step(running: int, context: int) -> float:

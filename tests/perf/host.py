@@ -29,6 +29,8 @@ from metal_kernels.kernels import Kernel, KernelSpec, Size
 from metal_kernels.metal import MetalBackend
 from mlxserve.bench.report import Figure, Report
 from mlxserve.cache.kv import KVPool, LayerSpec
+from mlxserve.model.caches import CacheTree
+from mlxserve.model.load import LoadedModel
 from mlxserve.model.paged import RowSelector, select_rows, use_paged_attention
 from mlxserve.model.runner import ModelRunner
 from mlxserve.model.step_graphs import TIMES_BEFORE
@@ -219,7 +221,8 @@ class Model:
         kv = KVPool([spec] * self.num_layers, num_pages, PAGE_SIZE, backend)
         k_pools = kv.arrays()[: self.num_layers]
         computed = backend.fences.state(k_pools)
-        runner = ModelRunner(self.paged, self.selector, kv)
+        caches = CacheTree.of_layers(kv.specs)
+        runner = ModelRunner(LoadedModel("host", self.paged, {}, caches, self.selector, 0, 0), kv)
         chunks = []
         for number, length in enumerate(lengths):
             # Only the pages that are written differ: nothing reads them.

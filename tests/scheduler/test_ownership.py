@@ -21,6 +21,7 @@ READS = frozenset(
         "find_tail",
         "hash_of",
         "is_exclusive",
+        "is_kept",
         "is_known",
         "is_pinned",
         "match",

@@ -25,6 +25,7 @@ _MISSES = {
     "evicted": "differs at token {at}: its pages were evicted",
     "other_salt": "nothing reused: cached under another cache salt",
     "below_one_page": "all full pages reused; the rest is under a page",
+    "no_snapshot": "cached beyond token {at}, but no recurrent state was kept there",
     "off": "nothing reused: the prefix cache is off",
 }
 

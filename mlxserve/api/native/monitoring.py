@@ -159,6 +159,12 @@ def _kv_stats(snapshot: Snapshot) -> dict[str, Any]:
             "hits": hits,
             "hit_rate": round(hits / queries, 4) if queries else 0.0,
         },
+        "recurrent_states": {
+            "slots": stats.states.num_slots,
+            "snapshots": stats.states.num_snapshots,
+            "restored": stats.states.num_restored,
+            "evicted": stats.states.num_evicted,
+        },
         "tokens_per_second": {
             "prefill": round(snapshot.prefill_rate, 2),
             "generation": round(snapshot.generation_rate, 2),

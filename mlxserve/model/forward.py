@@ -1,0 +1,155 @@
+"""A step's forward: the logits of its rows, with the caches that its layers are called with.
+
+    Rows        the model is called once: every token is a row of the batch, (T, 1)
+    Sequences   the model is called for each sequence, (1, tokens), as mlx-lm does: for models whose
+                attention needs a whole sequence. Decodes do not share a product, which is slower
+
+Both write to the same pages and leave the same states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache
+
+from mlxserve.cache import key_owners
+from mlxserve.cache.kv import KVPool
+from mlxserve.cache.layout import StepLayout
+from mlxserve.model.batch import Batch, tables_alone
+from mlxserve.model.gathered import GatheredKV
+from mlxserve.model.layer_state import LayerState
+from mlxserve.model.load import LoadedModel
+from mlxserve.model.states import Group, StateStore
+from mlxserve.model.step_graphs import StepGraphs
+
+
+class Forward(Protocol):
+    """What a runner calls. Lives on the engine's thread."""
+
+    def logits(self, batch: Batch, tokens: mx.array, rows: list[int] | None) -> mx.array:
+        """(rows, vocabulary), not evaluated; None for all rows. `tokens`: (T,)."""
+
+
+def forward_of(loaded: LoadedModel, kv: KVPool, states: StateStore) -> Forward:
+    return (Sequences if loaded.by_sequence else Rows)(loaded, kv, states)
+
+
+class Rows:
+    """All rows of a step in one call."""
+
+    def __init__(self, loaded: LoadedModel, kv: KVPool, states: StateStore) -> None:
+        self._loaded = loaded
+        self._kv = kv
+        self._states = states
+        # A partial of a function: a bound method would be a ring, which keeps the pool alive.
+        self._graphs = StepGraphs(partial(_call, loaded, ()), kv)
+
+    def logits(self, batch: Batch, tokens: mx.array, rows: list[int] | None) -> mx.array:
+        layout = StepLayout(
+            positions=mx.array(batch.positions),
+            slots=batch.slots,
+            num_decodes=batch.num_decodes,
+            decodes=batch.decodes,
+            chunks=batch.chunks,
+        )
+        if rows == list(range(len(batch.tokens))):
+            rows = None
+        if not self._states.specs:
+            if rows is None:
+                return self._graphs.logits(layout, tokens)
+            return self._of_rows(rows, (), layout, tokens)
+        groups = self._states.groups(batch.plan, batch.num_decodes)
+        logits = self._of_rows(rows, groups, layout, tokens)
+        self._states.commit(groups)
+        return logits
+
+    def _of_rows(
+        self, rows: list[int] | None, groups: Sequence[Group], layout: StepLayout, tokens: mx.array
+    ) -> mx.array:
+        selector = self._loaded.selector
+        selector.rows = wanted = None if rows is None else mx.array(rows)
+        try:
+            logits = _call(self._loaded, groups, self._kv, layout, tokens)
+        finally:
+            selector.rows = None
+        if rows is not None and logits.shape[0] != len(rows):
+            logits = logits[wanted]  # a head that is not wrapped computed every row
+        return logits
+
+
+def _call(
+    loaded: LoadedModel, groups: Sequence[Group], kv: KVPool, layout: StepLayout, tokens: mx.array
+) -> mx.array:
+    """(rows, vocabulary)."""
+
+    def state(index: int) -> LayerState:
+        num_arrays = len(loaded.states[index].arrays)
+        return LayerState(index, num_arrays, groups, layout.positions)
+
+    with key_owners.one_forward():
+        caches = loaded.caches.build(lambda index: kv.layer(index, layout), state)
+        logits: mx.array = loaded.model(tokens[:, None], cache=caches)
+    return logits[:, 0]
+
+
+class Sequences:
+    """One call for each chunk; several for one whose state is kept within it."""
+
+    def __init__(self, loaded: LoadedModel, kv: KVPool, states: StateStore) -> None:
+        self._loaded = loaded
+        self._kv = kv
+        self._states = states
+
+    def logits(self, batch: Batch, tokens: mx.array, rows: list[int] | None) -> mx.array:
+        groups = self._states.groups(batch.plan, 0)
+        outputs = []
+        for group in groups:
+            inside = range(group.first, group.end)
+            wanted = None if rows is None else [row - group.first for row in rows if row in inside]
+            outputs.append(self._of_group(group, batch, tokens[group.first : group.end], wanted))
+        self._states.commit(groups)
+        return mx.concatenate(outputs)
+
+    def _of_group(
+        self, group: Group, batch: Batch, tokens: mx.array, wanted: list[int] | None
+    ) -> mx.array:
+        """(rows of the group, vocabulary), or only those that are wanted."""
+        states = {
+            index: _arrays_cache(group.begin(index)) for index in range(len(self._states.specs))
+        }
+        layout = self._layout(group, batch)
+        caches = self._loaded.caches.build(
+            lambda index: GatheredKV(self._kv, index, layout, group.start), states.__getitem__
+        )
+        selector = self._loaded.selector
+        selector.rows = None if wanted is None else mx.array(wanted or [group.length - 1])
+        selector.axis = 1
+        try:
+            logits: mx.array = self._loaded.model(tokens[None], cache=caches)[0]
+        finally:
+            selector.rows, selector.axis = None, 0
+        for index, cache in states.items():
+            group.after[index] = cache.cache
+        if wanted is None:
+            return logits
+        if wanted and logits.shape[0] != len(wanted):
+            return logits[mx.array(wanted)]  # a head that is not wrapped computed every row
+        return logits[: len(wanted)]
+
+    def _layout(self, group: Group, batch: Batch) -> StepLayout:
+        [chunk] = group.chunks
+        where = slice(group.first, group.end)
+        end = group.start + group.length
+        tables = tables_alone(chunk, group.start, end, self._kv.page_size)
+        positions = mx.array(batch.positions[where])
+        return StepLayout(positions, batch.slots[where], num_decodes=0, decodes=None, chunks=tables)
+
+
+def _arrays_cache(arrays: list[mx.array]) -> ArraysCache:
+    cache = ArraysCache(len(arrays))
+    cache.cache = arrays.copy()
+    return cache

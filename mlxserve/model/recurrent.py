@@ -1,0 +1,81 @@
+"""Which modules of a model keep a recurrent state, and how they are called with a LayerState.
+
+The module that is given an ArraysCache and passes it on to no other module computes with it. Its
+class's `__call__` is wrapped once; any other cache gets the original, so a dense reference still
+runs in the same process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import mlx.nn as nn
+
+from mlxserve.model.layer_state import LayerState
+
+_CALL, _MARK = "__call__", "_mlxserve_plain_call"
+_finding = threading.Lock()  # the classes are changed meanwhile, for all models
+
+
+def use_groups(kinds: Iterable[type]) -> None:
+    """Make these classes of modules accept a LayerState. Idempotent."""
+    for kind in kinds:
+        if _MARK not in vars(kind):
+            plain: Any = getattr(kind, _CALL)
+            setattr(kind, _MARK, plain)
+            setattr(kind, _CALL, _in_groups(plain))
+
+
+def _in_groups(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, LayerState):
+                return value.run(partial(plain, self), args, kwargs)
+        return plain(self, *args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def finding_modules(model: nn.Module, caches: set[int]) -> Iterator[set[type]]:
+    """Collects, while the model is called, the classes of modules that compute with these caches.
+
+    `caches`: their ids
+    """
+    found: set[type] = set()
+    if not caches:
+        yield found
+        return
+    stack: list[tuple[set[int], set[int]]] = []  # caches a module was given, those it passed on
+
+    def watched(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            given = {id(value) for value in (*args, *kwargs.values()) if id(value) in caches}
+            for outer, passed_on in stack:
+                passed_on |= outer & given
+            frame: tuple[set[int], set[int]] = (given, set())
+            stack.append(frame)
+            try:
+                return plain(self, *args, **kwargs)
+            finally:
+                stack.pop()
+                if given - frame[1]:
+                    found.add(type(self))
+
+        return call
+
+    bases = {base for module in model.modules() for base in type(module).__mro__}
+    kinds = [k for k in bases if issubclass(k, nn.Module) and _CALL in vars(k)]
+    with _finding:
+        plain = {kind: vars(kind)[_CALL] for kind in kinds}
+        try:
+            for kind, call in plain.items():
+                setattr(kind, _CALL, watched(call))
+            yield found
+        finally:
+            for kind, call in plain.items():
+                setattr(kind, _CALL, call)

@@ -1,0 +1,223 @@
+"""StateStore: the recurrent states of running sequences, and snapshots of them by id.
+
+A recurrent layer keeps a few arrays of fixed size for a sequence instead of keys and values. They
+are never written in place: the layer returns new ones, so that a snapshot is a reference, and a step
+can be launched while the one before is still being computed. Decodes are rows of one stack: as long
+as the same sequences decode in the same order, the next step takes the stack as it is.
+
+    held        of each running request: a row of a stack, and the position it has reached
+    snapshots   by id, one row each; which ones exist is up to the scheduler
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import mlx.core as mx
+
+from mlxserve.request import Chunk, LiveRequest, RequestState
+
+Stack = list[list[mx.array]]  # [layer][array] (batch, ...)
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """One recurrent layer: (shape without the batch, dtype) of each of its arrays."""
+
+    arrays: tuple[tuple[tuple[int, ...], mx.Dtype], ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(prod(shape) * dtype.size for shape, dtype in self.arrays)
+
+
+@dataclass(slots=True)
+class _Held:
+    """A sequence's state: a row of a stack."""
+
+    stack: Stack
+    row: int
+    position: int  # tokens that it has seen
+
+    @property
+    def batch(self) -> int:
+        return len(self.stack[0][0])
+
+
+@dataclass(slots=True)
+class Group:
+    """Consecutive rows of a step that recurrent layers see as (batch, length).
+
+    The decodes of a step are one group; a chunk is one, or several if its state is kept within it.
+    """
+
+    first: int  # row of the step
+    batch: int
+    length: int
+    chunks: tuple[Chunk, ...]  # one for each row of the batch
+    start: int  # position of the first row, in a batch of one
+    before: Stack | None  # None: what `previous` leaves
+    previous: Group | None = None
+    keeps: tuple[tuple[int, int], ...] = ()  # (row of the batch, id of the snapshot)
+    after: list[list[mx.array] | None] = field(default_factory=list)  # what each layer has left
+
+    @property
+    def end(self) -> int:
+        """The row after its last one."""
+        return self.first + self.batch * self.length
+
+    def begin(self, layer: int) -> list[mx.array]:
+        """The arrays that a layer begins with, where it is called once for the group."""
+        if self.previous is None:
+            assert self.before is not None, "a sequence begins with a state"
+            return self.before[layer]
+        arrays = self.previous.after[layer]
+        assert arrays is not None, "groups run in order"
+        return arrays
+
+    @property
+    def positions(self) -> list[int]:
+        """Of the first token of each row of the batch."""
+        return [self.start] if self.batch == 1 else [chunk.start for chunk in self.chunks]
+
+
+class StateStore:
+    """Lives on the engine's thread."""
+
+    def __init__(self, specs: Sequence[StateSpec]) -> None:
+        self.specs = tuple(specs)
+        self._held: dict[LiveRequest, _Held] = {}
+        self._snapshots: dict[int, Stack] = {}
+        self._fresh: list[mx.array] = []
+
+    @property
+    def num_snapshots(self) -> int:
+        return len(self._snapshots)
+
+    @property
+    def nbytes(self) -> int:
+        """Of one sequence."""
+        return sum(spec.nbytes for spec in self.specs)
+
+    def drop(self, ids: Iterable[int]) -> None:
+        """Give up these snapshots, and the states of requests that do not run any more."""
+        for id_ in ids:
+            del self._snapshots[id_]
+        for request in [r for r in self._held if r.state is not RequestState.RUNNING]:
+            del self._held[request]
+
+    def clear(self) -> None:
+        self._held.clear()
+        self._snapshots.clear()
+        self._fresh = []
+
+    def check(self, ids: Iterable[int]) -> None:
+        """Audit: exactly these snapshots exist. Raises AssertionError."""
+        assert set(ids) == self._snapshots.keys(), "snapshots and the scheduler's ids differ"
+
+    # ---- a step
+
+    def groups(self, chunks: Sequence[Chunk], num_decodes: int) -> list[Group]:
+        """The step's rows in groups, with the states that they begin with."""
+        groups = []
+        if num_decodes:
+            decodes = tuple(chunks[:num_decodes])
+            keeps = [(row, id_) for row, chunk in enumerate(decodes) for _, id_ in _keeps(chunk)]
+            before = self._stack([self._before(chunk) for chunk in decodes])
+            start = decodes[0].start
+            groups.append(Group(0, num_decodes, 1, decodes, start, before, None, tuple(keeps)))
+        row = num_decodes
+        for chunk in chunks[num_decodes:]:
+            groups += self._segments(chunk, row)
+            row += chunk.length
+        for group in groups:
+            group.after = [None] * len(self.specs)
+        return groups
+
+    def _segments(self, chunk: Chunk, first: int) -> list[Group]:
+        """A chunk alone, whose first row is `first`, cut where its state is kept."""
+        groups: list[Group] = []
+        ids = dict(_keeps(chunk))
+        start = chunk.start
+        for end in sorted({*ids, chunk.end}):
+            before = None if groups else self._stack([self._before(chunk)])
+            keeps = ((0, ids[end]),) if end in ids else ()
+            previous = groups[-1] if groups else None
+            row = first + start - chunk.start
+            groups.append(Group(row, 1, end - start, (chunk,), start, before, previous, keeps))
+            start = end
+        return groups
+
+    def commit(self, groups: Sequence[Group]) -> None:
+        """The step's graph is built: its sequences have what their groups left."""
+        self._fresh = []
+        if not self.specs:
+            return
+        for group in groups:
+            stack = [layer for layer in group.after if layer is not None]
+            assert len(stack) == len(self.specs), "a recurrent layer was not called"
+            self._fresh += [array for layer in stack for array in layer]
+            for row, (chunk, start) in enumerate(zip(group.chunks, group.positions, strict=True)):
+                self._held[chunk.request] = _Held(stack, row, start + group.length)
+            for row, id_ in group.keeps:
+                self._snapshots[id_] = stack if group.batch == 1 else _row_of(stack, row)
+                self._fresh += [array for layer in self._snapshots[id_] for array in layer]
+
+    def arrays(self) -> list[mx.array]:
+        """What has to be computed with the step, or the graph would grow with every step."""
+        return self._fresh
+
+    def _before(self, chunk: Chunk) -> _Held | None:
+        """None for the beginning, where all is zeros."""
+        if not self.specs:
+            return None
+        if chunk.state is not None and chunk.state.restore is not None:
+            return _Held(self._snapshots[chunk.state.restore], 0, chunk.start)
+        if chunk.start == 0:
+            return None
+        held = self._held[chunk.request]
+        assert held.position == chunk.start, (
+            f"{chunk.request.id}: its state has seen {held.position} tokens, the chunk begins at "
+            f"{chunk.start}"
+        )
+        return held
+
+    def _stack(self, held: Sequence[_Held | None]) -> Stack:
+        """One stack of all of them; no copy if they are one already."""
+        stacks: dict[int, tuple[int, Stack]] = {}  # by identity: (its first row in the sum, it)
+        rows, total = [], 0
+        for one in held:
+            stack = one.stack if one is not None else None
+            if id(stack) not in stacks:
+                stacks[id(stack)] = total, stack if stack is not None else self._zeros()
+                total += one.batch if one is not None else 1
+            rows.append(stacks[id(stack)][0] + (one.row if one is not None else 0))
+        index = None if rows == list(range(total)) else mx.array(rows)
+        parts = [stack for _, stack in stacks.values()]
+        if len(parts) == 1 and index is None:
+            return parts[0]
+        return [
+            [_joined([part[layer][at] for part in parts], index) for at in range(len(spec.arrays))]
+            for layer, spec in enumerate(self.specs)
+        ]
+
+    def _zeros(self) -> Stack:
+        return [
+            [mx.zeros((1, *shape), dtype) for shape, dtype in spec.arrays] for spec in self.specs
+        ]
+
+
+def _joined(parts: list[mx.array], index: mx.array | None) -> mx.array:
+    whole = parts[0] if len(parts) == 1 else mx.concatenate(parts)
+    return whole if index is None else whole[index]
+
+
+def _row_of(stack: Stack, row: int) -> Stack:
+    """A copy: a view would keep the whole stack in memory."""
+    return [[mx.contiguous(array[row : row + 1]) for array in layer] for layer in stack]
+
+
+def _keeps(chunk: Chunk) -> Sequence[tuple[int, int]]:
+    return chunk.state.keeps if chunk.state is not None else ()

@@ -1,0 +1,230 @@
+"""StateSnapshots: after which pages the recurrent state of a sequence is kept, and for how long.
+
+A model with recurrent layers cannot continue from cached pages alone: it also needs the state behind
+the last of them. So pages count as found only up to the last one with a snapshot, and snapshots are
+taken where another prompt will probably continue:
+
+    the last page boundary of a prompt before its last token     the same prompt again
+    the last one at least `_TURN_END` tokens before its end      the next turn of a conversation:
+                                                                 templates end a prompt with a marker
+                                                                 that the next turn leaves out
+    where its cached pages ended that no snapshot is behind      a beginning that prompts share
+    where a follower waits for it                                the same, for prompts side by side
+    the end of a named prefix
+
+Each running request also owns its newest page boundary, which can be found once it has given up its
+pages. Here are only ids, by the hash of the page: whoever has the arrays keeps and drops what it is
+told. One slot is one state in memory; each running request takes two, for its own state and for its
+newest boundary.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from mlxserve.cache.pages import PagePool
+from mlxserve.request import STATE_SLOTS, Chunk, LiveRequest, StatePlan
+from mlxserve.stats import StateStats
+
+_TURN_END = 16  # tokens: "<|im_start|>assistant\n<think>\n" and the like
+
+
+class _Worth(IntEnum):
+    """The order in which snapshots are evicted."""
+
+    LOST = 0  # the page before it was evicted: it is not found until that is computed again
+    USUAL = 1
+    KEPT = 2  # its page is protected for some time
+    PINNED = 3  # of a named prefix
+
+
+@dataclass(slots=True)
+class _Running:
+    """Of a running request."""
+
+    is_cached: bool  # it finds snapshots, and leaves its own
+    restore: int | None = None  # the snapshot that its next chunk begins with
+    wanted: set[int] = field(default_factory=set)  # positions where others will continue
+    boundary: tuple[int, int] | None = None  # (position, id) of its own newest snapshot
+
+
+class StateSnapshots:
+    """Decides, and changes nothing but itself. `num_slots` states fit into memory."""
+
+    def __init__(self, num_slots: int, pool: PagePool, stats: StateStats) -> None:
+        self._pool = pool
+        self._stats = stats
+        self._stats.num_slots = num_slots
+        self._ids: OrderedDict[bytes, int] = (
+            OrderedDict()
+        )  # by page hash, least recently used first
+        self._running: dict[LiveRequest, _Running] = {}
+        self._unread: dict[int, bool] = {}  # ids in unread steps; whether others are to find them
+        self._dropped: list[int] = []
+        self._next_id = 0
+
+    # ---- what is found
+
+    def num_usable(self, hashes: Sequence[bytes], num_pages: int) -> int:
+        """How many of the first `num_pages` pages, which are cached, a state is known behind."""
+        while num_pages and hashes[num_pages - 1] not in self._ids:
+            num_pages -= 1
+        return num_pages
+
+    # ---- requests begin and end
+
+    def begin(
+        self, request: LiveRequest, num_pages: int, num_known: int, *, is_cached: bool
+    ) -> None:
+        """The request runs, from its first `num_pages` pages on; `num_known` pages are cached.
+
+        is_cached: whether it uses the prefix cache
+        """
+        page_size = self._pool.page_size
+        running = self._running[request] = _Running(is_cached)
+        if num_pages:
+            hash_ = request.page_hashes[num_pages - 1]
+            self._ids.move_to_end(hash_)  # only the one that is used, not those before it
+            running.restore = self._ids[hash_]
+            self._stats.num_restored += 1
+        if num_known > num_pages:
+            running.wanted.add(num_known * page_size)
+            self._stats.missed_tokens += (num_known - num_pages) * page_size
+        self._shrink()
+
+    def want(self, request: LiveRequest, position: int) -> None:
+        """Another request waits until this one has computed so many tokens; no-op unless it runs."""
+        if request in self._running:
+            self._running[request].wanted.add(position)
+
+    def end(self, request: LiveRequest) -> None:
+        """The request gives up its pages; its newest boundary can be found from now on."""
+        running = self._running.pop(request, None)
+        if running is not None and running.boundary is not None:
+            self._publish(request, *running.boundary)
+
+    # ---- steps
+
+    def plan(self, request: LiveRequest, start: int, end: int) -> StatePlan:
+        """What a chunk does with the state; `end` is the position after its last token."""
+        running = self._running[request]
+        restore, running.restore = running.restore, None
+        if not running.is_cached:
+            return StatePlan(None, ())
+        keeps = self._public(request, start, end)
+        if end % self._pool.page_size == 0 and end not in dict(keeps):
+            keeps.append((end, self._new_id(is_public=False)))
+        return StatePlan(restore, tuple(keeps))
+
+    def _public(self, request: LiveRequest, start: int, end: int) -> list[tuple[int, int]]:
+        """Snapshots for others in a chunk of the prompt, as far as there are slots."""
+        if start >= request.prefill_end:
+            return []
+        page_size, last = self._pool.page_size, request.prefill_end
+        wanted = {(last - 1) // page_size * page_size, (last - _TURN_END) // page_size * page_size}
+        wanted |= self._running[request].wanted
+        if request.asked.pins:
+            wanted.add(request.num_prompt // page_size * page_size)
+        return [
+            (position, self._new_id(is_public=True))
+            for position in sorted(wanted)
+            if start < position <= end and self._has_room()
+        ]
+
+    def _has_room(self) -> bool:
+        """For one more snapshot, after evicting one that is not pinned."""
+        while self._num_used >= self._stats.num_slots:
+            if not self._evict(_Worth.KEPT):
+                return False
+        return True
+
+    def _new_id(self, *, is_public: bool) -> int:
+        self._next_id += 1
+        self._unread[self._next_id] = is_public
+        return self._next_id
+
+    def commit(self, chunk: Chunk) -> None:
+        """The chunk has been computed: what it kept can be found, or belongs to its request."""
+        if chunk.state is None:
+            return
+        for position, id_ in chunk.state.keeps:
+            running = self._running.get(chunk.request)
+            if self._unread.pop(id_) or running is None:
+                self._publish(chunk.request, position, id_)
+            else:
+                if running.boundary is not None:
+                    self._dropped.append(running.boundary[1])
+                running.boundary = position, id_
+
+    def _publish(self, request: LiveRequest, position: int, id_: int) -> None:
+        """Unless its pages were not published: a token of the last one may have been dropped."""
+        hash_ = self._hash_before(request, position)
+        if hash_ is None or hash_ in self._ids or not self._pool.is_known(hash_):
+            self._dropped.append(id_)
+            return
+        self._ids[hash_] = id_
+        self._stats.num_snapshots = len(self._ids)
+        self._shrink()
+
+    def _hash_before(self, request: LiveRequest, position: int) -> bytes | None:
+        index = position // self._pool.page_size - 1
+        return request.page_hashes[index] if index < len(request.page_hashes) else None
+
+    # ---- slots
+
+    @property
+    def _num_used(self) -> int:
+        num_coming = sum(self._unread.values())
+        return len(self._ids) + num_coming + STATE_SLOTS * len(self._running)
+
+    def _shrink(self) -> None:
+        """Make room for what running requests need, even by snapshots of named prefixes."""
+        while self._num_used > self._stats.num_slots and self._evict(_Worth.PINNED):
+            pass
+
+    def _evict(self, most: _Worth) -> bool:
+        """Drop the least valuable snapshot, worth at most `most`. False if there is none."""
+        victim = min(self._ids, key=self._worth, default=None)
+        if victim is None or self._worth(victim) > most:
+            return False
+        self._drop(victim)
+        self._stats.num_evicted += 1
+        return True
+
+    def _worth(self, hash_: bytes) -> _Worth:
+        if not self._pool.is_known(hash_):
+            return _Worth.LOST
+        if self._pool.is_pinned(hash_):
+            return _Worth.PINNED
+        return _Worth.KEPT if self._pool.is_kept(hash_) else _Worth.USUAL
+
+    def _drop(self, hash_: bytes) -> None:
+        self._dropped.append(self._ids.pop(hash_))
+        self._stats.num_snapshots = len(self._ids)
+
+    def drop_lost(self) -> None:
+        """Drop the snapshots behind pages that are not cached any more."""
+        for hash_ in [hash_ for hash_ in self._ids if not self._pool.is_known(hash_)]:
+            self._drop(hash_)
+
+    def pop_dropped(self) -> list[int]:
+        """Ids not needed any more, once the step that was planned last is launched."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def ids(self) -> set[int]:
+        """Of all snapshots that were planned, and not named by `pop_dropped`."""
+        own = {r.boundary[1] for r in self._running.values() if r.boundary is not None}
+        return own | set(self._ids.values()) | self._unread.keys() | set(self._dropped)
+
+    def check(self, running: Sequence[LiveRequest]) -> None:
+        """Audit. Raises AssertionError."""
+        assert self._running.keys() == set(running), "a request has no state, or has ended"
+        assert len(set(self._ids.values())) == len(self._ids), "a snapshot has two names"
+        assert self._unread.keys().isdisjoint(self._ids.values()), (
+            "a snapshot could be found before its step was read"
+        )
+        assert self._num_used <= self._stats.num_slots or not self._ids, "too many snapshots"
