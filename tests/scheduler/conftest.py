@@ -40,6 +40,7 @@ from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.swap import Load
 from mlxserve.stats import PoolStats
 from mlxserve.work import WorkBudget
+from tests.scheduler.ghost_states import GhostStates
 
 VOCAB = 11
 EOS = 0
@@ -96,7 +97,16 @@ class GhostEngine:
     num_computed: int = 0
     num_copied: int = 0  # pages
     planned: bool = True  # whether the last plan had a chunk
+    states: GhostStates = field(init=False)
     trace: list[list[tuple[str, int, int]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.states = GhostStates(self.scheduler, ROOT)
+
+    @property
+    def copies_tails(self) -> bool:
+        """Not where there are recurrent states: a tail ends in the middle of a page."""
+        return self.scheduler.config.page_tail is PageTail.COPY and not self.states.are_kept
 
     # ---- what a caller does
 
@@ -227,7 +237,7 @@ class GhostEngine:
         """Of the pages that a named prefix pins: the last one only if tails are copied."""
         num_full, num_in_tail = divmod(prefix.num_prompt, self.scheduler.pool.page_size)
         hashes = self._page_hashes(prefix)[:num_full]
-        if num_in_tail and self.scheduler.config.page_tail is PageTail.COPY:
+        if num_in_tail and self.copies_tails:
             tail = prefix.token_ids[prefix.num_prompt - num_in_tail : prefix.num_prompt]
             parent = hashes[-1] if hashes else b""
             hashes.append(page_hash(parent, tail, prefix.asked.cache_salt))
@@ -260,6 +270,7 @@ class GhostEngine:
         self._judge_pins()
         self._judge_reports()
         self._judge_counts()
+        self.states.judge()
 
     # ---- what a test says
 
@@ -305,6 +316,7 @@ class GhostEngine:
         self.trace.append(self.spans(chunks))
         if chunks:
             self.unread.append((chunks, self._execute(chunks)))
+        self.states.drop()
         return chunks
 
     def _read(self) -> list[Output]:
@@ -397,6 +409,7 @@ class GhostEngine:
         self._judge_in_flight(chunks)
         for chunk in chunks:
             self._judge_attention(chunk, chunk.start)  # before anything of this step is written
+            self.states.run(chunk, self.prefixes[chunk.request])
         written: set[int] = set()
         for chunk in chunks:
             self._judge_written(chunk)
@@ -480,7 +493,7 @@ class GhostEngine:
             if (report := request.cache) is not None:
                 num_copied = report.num_tokens - report.num_pages * self.scheduler.pool.page_size
                 assert 0 <= num_copied < self.scheduler.pool.page_size
-                assert not num_copied or self.scheduler.config.page_tail is PageTail.COPY
+                assert not num_copied or self.copies_tails
                 assert report.num_tokens <= report.differs_at < request.num_prompt
                 assert report.num_tokens == request.num_cached
                 is_off = not self._serves(request)
@@ -498,7 +511,7 @@ class GhostEngine:
             num_full, num_in_tail = divmod(request.num_prompt, pool.page_size)
             found = pool.match(request.page_hashes[:num_full], request.token_ids)
             assert len(found) == num_full, f"a page of prefix {request.id} was evicted"
-            if num_in_tail and self.scheduler.config.page_tail is PageTail.COPY:
+            if num_in_tail and self.copies_tails:
                 page = pool.page_of(self._pinned_hashes(request)[-1])
                 wanted = request.asked.cache_salt, name_of(request.token_ids[: request.num_prompt])
                 last = page * pool.page_size + num_in_tail - 1
@@ -675,6 +688,7 @@ def make_engine() -> Callable[..., GhostEngine]:
         page_size: int = 4,
         hot_after_hits: int = 2,
         num_open: int | None = None,
+        num_state_slots: int | None = None,
         **options: object,
     ) -> GhostEngine:
         options = {
@@ -686,6 +700,6 @@ def make_engine() -> Callable[..., GhostEngine]:
         }
         num_open = num_open and min(num_open, num_pages)
         pool = PagePool(num_pages, page_size, hot_after_hits, num_open)
-        return GhostEngine(Scheduler(SchedulerConfig(**options), pool))
+        return GhostEngine(Scheduler(SchedulerConfig(**options), pool, num_state_slots))
 
     return make

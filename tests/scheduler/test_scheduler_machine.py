@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 
 from mlxserve.config import BudgetMode, PageTail, PreemptionMode
 from mlxserve.errors import InvalidRequest, PrefixQuotaExceeded, PromptTooLong, QueueFull
-from mlxserve.request import FinishReason
+from mlxserve.request import STATE_SLOTS, FinishReason
 
 PAGE_SIZE = 4
 MAX_MODEL_LEN = 48
@@ -77,8 +77,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.sampled_from([5, 6, 8, 13, 20, 64]),
         is_chunked=st.sampled_from([True, True, False]),
         disk_takes=st.sampled_from([None, None, 0, 1]),
+        num_snapshots=st.sampled_from([None, None, 0, 1, 5]),
     )
-    def build(self, options: dict, budget: int, is_chunked: bool, disk_takes: int | None) -> None:
+    def build(
+        self,
+        options: dict,
+        budget: int,
+        is_chunked: bool,
+        disk_takes: int | None,
+        num_snapshots: int | None,
+    ) -> None:
+        """`num_snapshots`: of recurrent states, beside those of running requests."""
+        if num_snapshots is not None:
+            options["num_state_slots"] = STATE_SLOTS * options["max_num_seqs"] + num_snapshots
+            options["preemption_mode"] = PreemptionMode.RECOMPUTE
         self.engine = self.make_engine(
             page_size=PAGE_SIZE,
             max_model_len=MAX_MODEL_LEN,

@@ -1,0 +1,68 @@
+"""GhostStates: recurrent states as names of prefixes, judged whenever a chunk begins.
+
+A state is right if it has seen exactly the tokens before the chunk, under its salt. That one rule
+catches a state of another position or request, a snapshot taken from a token that was dropped, one
+that is found too early or given up too early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mlxserve.request import Chunk, LiveRequest, RequestState
+from mlxserve.scheduler.scheduler import Scheduler
+
+State = tuple[bytes, int]  # (salt, prefix)
+
+
+@dataclass
+class GhostStates:
+    scheduler: Scheduler
+    root: int  # the name of the empty prefix
+    live: dict[LiveRequest, State] = field(default_factory=dict)
+    snapshots: dict[int, State] = field(default_factory=dict)
+    num_restored: int = 0
+
+    @property
+    def are_kept(self) -> bool:
+        return self.scheduler.state_ids() is not None
+
+    def run(self, chunk: Chunk, prefixes: Sequence[int]) -> None:
+        """`prefixes`: names of the request's prefixes by their last position."""
+        if not self.are_kept:
+            assert chunk.state is None
+            return
+        request, salt = chunk.request, chunk.request.asked.cache_salt
+        wanted = salt, prefixes[chunk.start - 1] if chunk.start else self.root
+        assert self._before(chunk) == wanted, (
+            f"{request.id} begins at {chunk.start} with the state of another prefix"
+        )
+        assert chunk.state is not None
+        for position, id_ in chunk.state.keeps:
+            assert chunk.start < position <= chunk.end, "kept outside of the chunk"
+            assert position % self.scheduler.pool.page_size == 0, "kept in the middle of a page"
+            assert id_ not in self.snapshots, "an id is used twice"
+            self.snapshots[id_] = salt, prefixes[position - 1]
+        self.live[request] = salt, prefixes[chunk.end - 1]
+
+    def _before(self, chunk: Chunk) -> State:
+        assert chunk.state is not None
+        if chunk.state.restore is not None:
+            self.num_restored += 1
+            return self.snapshots[chunk.state.restore]
+        if chunk.start == 0:
+            return chunk.request.asked.cache_salt, self.root
+        return self.live[chunk.request]
+
+    def drop(self) -> None:
+        """Once a step is launched."""
+        for id_ in self.scheduler.pop_dropped_states():
+            del self.snapshots[id_]
+        for request in [r for r in self.live if r.state is not RequestState.RUNNING]:
+            del self.live[request]
+
+    def judge(self) -> None:
+        """Exactly the snapshots exist that the scheduler counts, and no more than fit."""
+        if self.are_kept:
+            assert self.scheduler.state_ids() == self.snapshots.keys()
