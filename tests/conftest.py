@@ -85,6 +85,149 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
+# One of each kind of state that a layer may keep instead of keys and values of its own.
+STATEFUL: dict[str, dict[str, Any]] = {
+    # Gated delta rule; every fourth layer attends. The layers have experts.
+    "qwen3_next": {
+        "num_hidden_layers": 4,
+        "full_attention_interval": 2,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 3,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "decoder_sparse_step": 2,
+        "shared_expert_intermediate_size": 32,
+        "mlp_only_layers": [0],
+        "moe_intermediate_size": 32,
+        "partial_rotary_factor": 0.5,
+    },
+    # State spaces, and no attention.
+    "mamba2": {
+        "num_heads": 8,
+        "head_dim": 16,
+        "state_size": 16,
+        "ssm_state_size": 16,
+        "layer_norm_epsilon": 1e-5,
+        "conv_kernel": 3,
+        "n_groups": 2,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "time_step_limit": [0.01, 10.0],
+        "time_step_rank": 8,
+    },
+    # Two modules of a layer share one state.
+    "rwkv7": {
+        "head_dim": 16,
+        "norm_eps": 1e-5,
+        "a_low_rank_dim": 8,
+        "v_low_rank_dim": 8,
+        "gate_low_rank_dim": 8,
+        "decay_low_rank_dim": 8,
+        "tie_word_embeddings": False,
+    },
+    # Short convolutions.
+    "lfm2": {
+        "norm_eps": 1e-5,
+        "conv_bias": True,
+        "conv_L_cache": 3,
+        "block_dim": 64,
+        "block_ff_dim": 96,
+        "block_multiple_of": 32,
+        "block_ffn_dim_multiplier": 1.5,
+        "block_auto_adjust_ff_dim": True,
+        "full_attn_idxs": [1],
+    },
+    # A state and keys in the same layer.
+    "falcon_h1": {
+        "attention_bias": False,
+        "mamba_d_conv": 3,
+        "mamba_d_head": 16,
+        "mamba_d_ssm": 64,
+        "mamba_d_state": 16,
+        "mamba_n_groups": 1,
+        "mamba_n_heads": 4,
+        "mamba_expand": 1,
+        "mamba_chunk_size": 16,
+        "lm_head_multiplier": 0.5,
+        "mamba_rms_norm": True,
+        "rope_theta": 10000.0,
+    },
+}
+UNUSUAL: dict[str, dict[str, Any]] = {
+    # Latent attention.
+    "glm4_moe_lite": {
+        "moe_intermediate_size": 32,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 16,
+        "v_head_dim": 16,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "routed_scaling_factor": 1.0,
+        "topk_method": "noaux_tc",
+        "norm_topk_prob": True,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_layer_freq": 1,
+        "first_k_dense_replace": 1,
+        "rope_scaling": None,
+        "attention_bias": False,
+        "partial_rotary_factor": 1.0,
+        "num_key_value_heads": 4,
+    },
+    # Layers that attend over what an earlier one wrote.
+    "gemma4_text": {
+        "num_hidden_layers": 6,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "num_key_value_heads": 1,
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 16,
+        "sliding_window": 24,
+        "sliding_window_pattern": 3,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "final_logit_softcapping": 30.0,
+        "use_double_wide_mlp": True,
+        "rope_parameters": {
+            "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+            "sliding_attention": {"rope_theta": 10000.0},
+        },
+    },
+    # An index over all keys: served one sequence at a time.
+    "deepseek_v32": {
+        "moe_intermediate_size": 32,
+        "n_shared_experts": 1,
+        "n_routed_experts": 4,
+        "routed_scaling_factor": 1.0,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 16,
+        "v_head_dim": 16,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "norm_topk_prob": True,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_experts_per_tok": 2,
+        "moe_layer_freq": 1,
+        "first_k_dense_replace": 1,
+        "rope_scaling": None,
+        "attention_bias": False,
+        "index_topk": 24,
+        "index_head_dim": 16,
+        "index_n_heads": 2,
+        "num_key_value_heads": 4,
+    },
+}
+ARCHITECTURES |= STATEFUL | UNUSUAL
+
+
 def vocabulary_size() -> int:
     content = json.loads((model_path() / "tokenizer.json").read_text())
     ids = [*content["model"]["vocab"].values(), *(t["id"] for t in content["added_tokens"])]
@@ -97,6 +240,7 @@ def build_model(kind: str, seed: int = 1, **changes: Any) -> tuple[Any, dict[str
         **_BASE,
         "model_type": kind,
         "vocab_size": vocabulary_size(),
+        "vocab_size_per_layer_input": vocabulary_size(),
         **ARCHITECTURES[kind],
         **changes,
     }
@@ -112,7 +256,7 @@ def build_model(kind: str, seed: int = 1, **changes: Any) -> tuple[Any, dict[str
         if not mx.issubdtype(array.dtype, mx.floating):
             return array
         noise = mx.random.normal(array.shape)
-        return (noise * 0.3 + 1.0) if array.ndim == 1 else noise * array.shape[-1] ** -0.5
+        return (noise * 0.3 + 1.0) if array.ndim <= 1 else noise * array.shape[-1] ** -0.5
 
     model.update(tree_map(random, model.parameters()))
     mx.eval(model.parameters())
