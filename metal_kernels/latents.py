@@ -9,7 +9,7 @@ import numpy as np
 
 from metal_kernels import kernels
 from metal_kernels.kernels import FENCE, SMALLEST_INPUT, Dispatch, Kernels
-from metal_kernels.plans import Partitions, upload
+from metal_kernels.plans import Partitions, rounded, upload
 from metal_kernels.tables import SequenceTables
 
 # (dimensions of a latent, of a rotated key): DeepSeek V2 and V3, Kimi, GLM-4.7-Flash, LongCat, Ling;
@@ -24,9 +24,7 @@ _MERGE_THREADS = 128
 class LatentPlan:
     """Tiles of lines, a line being one query head of one row, with the keys that they see."""
 
-    num_tiles: int
     tiles: mx.array  # (tiles, 8), as paged_latent.metal lists them
-    num_partials: int  # 0 for chunks
     starts: mx.array | None  # of decodes: the first partition of each sequence, and after the last
 
     @classmethod
@@ -34,22 +32,16 @@ class LatentPlan:
         """Each partition of a context, and each `lines` heads."""
         cut = Partitions.of(tables, None, partition_size(heads))
         sequence, begin, end = cut.sequence, cut.begin, cut.end
-        blocks = np.arange(0, heads, lines)
-        tiles = np.empty((len(sequence), len(blocks), 8), np.int32)
-        per_partition = (
-            sequence,
-            sequence * heads,
-            None,
-            np.full(len(sequence), heads),
-            tables.context_lens[sequence].astype(np.int64) - 1,
-            begin,
-            end,
-            np.arange(len(sequence)) * heads,
-        )
-        for column, numbers in enumerate(per_partition):
-            tiles[:, :, column] = blocks if numbers is None else numbers[:, None]
-        num_tiles = len(sequence) * len(blocks)
-        return cls(num_tiles, upload(tiles.reshape(-1, 8)), len(sequence), upload(cut.starts))
+        count = len(sequence)
+        tiles = np.zeros((rounded(count), -(-heads // lines), 8), np.int32)
+        # Those without a partition see no key, and write a partial that is never read.
+        tiles[:, :, 2] = np.arange(0, heads, lines)
+        tiles[:, :, 3] = heads
+        tiles[:, :, 7] = np.arange(len(tiles))[:, None] * heads
+        positions = tables.context_lens[sequence] - 1
+        columns = np.stack([sequence, sequence * heads, positions, begin, end], axis=1)
+        tiles[:count, :, [0, 1, 4, 5, 6]] = columns[:, None]
+        return cls(upload(tiles.reshape(-1, 8)), upload(cut.starts))
 
     @classmethod
     def of_chunks(cls, tables: SequenceTables, heads: int, lines: int) -> LatentPlan:
@@ -72,7 +64,11 @@ class LatentPlan:
             positions[sequence] + last_line // heads + 1,
             first_query,
         )
-        return cls(len(sequence), upload(np.stack(columns, axis=1)), 0, None)
+        return cls(upload(np.stack(columns, axis=1)), None)
+
+    @property
+    def arrays(self) -> tuple[mx.array, ...]:
+        return (self.tiles,) if self.starts is None else (self.tiles, self.starts)
 
 
 class LatentAttention:
@@ -97,14 +93,18 @@ class LatentAttention:
         is_decode = rows == len(tables)
         lines = tile_lines(heads) if is_decode else _MOST_LINES
         make = LatentPlan.of_decodes if is_decode else LatentPlan.of_chunks
-        plan = tables.plan(("latent", heads, lines), lambda: make(tables, heads, lines))
+        tiles, *starts = tables.upload(
+            ("latent", heads, lines), lambda tables: make(tables, heads, lines).arrays
+        )
+        num_tiles = tiles.shape[0]
         numbers = self._numbers_of(scale)
         threads = 4 * lines * _dim_split(latent_dim)
         out = (rows, heads, latent_dim), dtype
-        partials = (plan.num_partials, heads, latent_dim + 4), mx.float32
+        num_partials = num_tiles // -(-heads // lines)
+        partials = (num_partials, heads, latent_dim + 4), mx.float32
         attend = self._kernels.dispatch(
             kernels.PAGED_LATENT,
-            {"page_tables": page_tables, "tiles": plan.tiles, "numbers": numbers},
+            {"page_tables": page_tables, "tiles": tiles, "numbers": numbers},
             {"out": partials if is_decode else out, "fence": FENCE},
             [
                 ("T", dtype),
@@ -114,14 +114,14 @@ class LatentAttention:
                 ("KEYS", tile_keys(latent_dim, rope_dim, dtype.size)),
                 ("IS_PARTIAL", int(is_decode)),
             ],
-            (threads, 1, plan.num_tiles),
+            (threads, 1, num_tiles),
             (threads, 1, 1),
         )
-        if plan.starts is None:
+        if not starts:
             return attend, None
         merge = self._kernels.dispatch(
             kernels.MERGE_PARTITIONS,
-            {"starts": plan.starts, "numbers": numbers, "sinks": self._without_sinks(heads, dtype)},
+            {"starts": starts[0], "numbers": numbers, "sinks": self._without_sinks(heads, dtype)},
             {"out": out},
             [("T", dtype), ("D", latent_dim)],
             (_MERGE_THREADS, heads, rows),

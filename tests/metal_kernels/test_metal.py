@@ -14,6 +14,7 @@ import pytest
 from metal_kernels import SequenceTables
 from metal_kernels.kernels import ALL, on_metal
 from metal_kernels.metal import MetalBackend
+from metal_kernels.tables import RecordedTables
 from mlxserve.cache.kv import KVPool, LayerSpec
 from mlxserve.cache.layout import StepLayout
 
@@ -182,6 +183,23 @@ def test_attention_over_latents_is_ordered_like_any_other_read(
     for write, reads in ((calls[1], calls[2:4]), (calls[5], calls[6:])):
         assert all(is_among(write.outputs["fence"], read.waits_for()) for read in reads)
     assert all(is_among(read.outputs["fence"], calls[4].waits_for()) for read in calls[2:4])
+
+
+def test_decodes_over_latents_are_planned_without_the_numbers_of_a_recorded_step(
+    backend: MetalBackend, metal: FakeMetal
+) -> None:
+    """They would be constants of the step's graph."""
+    k_pool, v_pool = (backend.new_pool(8, 1, PAGE_SIZE, dim, mx.float16) for dim in (512, 64))
+    q_latent, q_rope = (mx.zeros((2, 40, dim), mx.float16) for dim in (512, 64))
+    built = tables([20, 4], [1, 1])
+    backend.paged_latent(q_latent, q_rope, k_pool, v_pool, built, scale=0.1)
+    uploads = {key: arrays for key, (_, arrays) in built.uploads.items()}
+    recorded = RecordedTables(2, PAGE_SIZE, uploads)
+    backend.paged_latent(q_latent, q_rope, k_pool, v_pool, recorded, scale=0.1)
+    first, _, second, _ = metal.calls
+    assert second.grid == first.grid
+    for name in ("tiles", "page_tables"):
+        assert second.inputs[name] is first.inputs[name]
 
 
 def test_a_second_write_of_a_step_binds_the_fence_of_the_first(
