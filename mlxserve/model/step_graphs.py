@@ -32,7 +32,7 @@ log = logging.getLogger("mlxserve.model")
 
 # A recording costs as much as building four graphs; each use saves most of one.
 TIMES_BEFORE = 3  # that a step of these shapes is built before it is recorded
-MOST_GRAPHS = 128  # kept, the last used
+MOST_GRAPHS = 64  # kept, the last used; of 36 layers one takes 0.9 MB
 _MOST_COUNTED = 4096
 
 Forward: TypeAlias = Callable[[KVPool, StepLayout, mx.array], mx.array]
