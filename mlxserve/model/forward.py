@@ -23,7 +23,7 @@ from mlxserve.model.batch import Batch, tables_alone
 from mlxserve.model.gathered import GatheredKV
 from mlxserve.model.layer_state import LayerState
 from mlxserve.model.load import LoadedModel
-from mlxserve.model.states import Group, StateStore
+from mlxserve.model.states import Arrays, Group, StateStore
 from mlxserve.model.step_graphs import StepGraphs
 
 
@@ -119,7 +119,8 @@ class Sequences:
     ) -> mx.array:
         """(rows of the group, vocabulary), or only those that are wanted."""
         states = {
-            index: _arrays_cache(group.begin(index)) for index in range(len(self._states.specs))
+            index: _arrays_cache(group.begin(index, len(spec.arrays)))
+            for index, spec in enumerate(self._states.specs)
         }
         layout = self._layout(group, batch)
         caches = self._loaded.caches.build(
@@ -149,7 +150,7 @@ class Sequences:
         return StepLayout(positions, batch.slots[where], num_decodes=0, decodes=None, chunks=tables)
 
 
-def _arrays_cache(arrays: list[mx.array]) -> ArraysCache:
+def _arrays_cache(arrays: Arrays) -> ArraysCache:
     cache = ArraysCache(len(arrays))
-    cache.cache = arrays.copy()
+    cache.cache = list(arrays)
     return cache

@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
-from mlxserve.model.states import Group
+from mlxserve.model.states import Arrays, Group
 
 
 class LayerState:
@@ -46,11 +46,11 @@ class LayerState:
     def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A module's call, once for each group; its outputs as rows."""
         outputs = []
-        changed: dict[int, mx.array] = {}  # what this module did to the group before
+        changed: dict[int, mx.array | None] = {}  # what this module did to the group before
         for group in self._groups:
             before = self._before(group, changed)
             inner = ArraysCache(self._num_arrays)
-            inner.cache = before.copy()
+            inner.cache = list(before)
             outputs.append(
                 call(
                     *[self._of_group(value, group, inner) for value in args],
@@ -65,13 +65,13 @@ class LayerState:
             }
         return _as_rows(outputs, self._groups)
 
-    def _before(self, group: Group, changed: dict[int, mx.array]) -> list[mx.array]:
+    def _before(self, group: Group, changed: dict[int, mx.array | None]) -> Arrays:
         """The arrays that a group begins with.
 
         Several modules may share a layer's state (time mix and channel mix of RWKV): the second
         begins with what the first left, and from group to group takes over only what it changed.
         """
-        arrays = group.after[self._layer] or group.begin(self._layer)
+        arrays = group.after[self._layer] or group.begin(self._layer, self._num_arrays)
         if group.previous is None:
             return arrays
         return [changed.get(at, array) for at, array in enumerate(arrays)]

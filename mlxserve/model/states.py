@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from math import prod
 
 import mlx.core as mx
@@ -20,6 +21,9 @@ import mlx.core as mx
 from mlxserve.request import Chunk, LiveRequest, RequestState
 
 Stack = list[list[mx.array]]  # [layer][array] (batch, ...)
+# What a layer begins with: None is the beginning of a sequence, which to some layers is not the same
+# as zeros (the first token of RecurrentGemma's is scaled differently).
+Arrays = Sequence[mx.array | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +62,22 @@ class Group:
     length: int
     chunks: tuple[Chunk, ...]  # one for each row of the batch
     start: int  # position of the first row, in a batch of one
-    before: Stack | None  # None: what `previous` leaves
+    before: Stack | None  # None: the beginning of a sequence, or what `previous` leaves
     previous: Group | None = None
     keeps: tuple[tuple[int, int], ...] = ()  # (row of the batch, id of the snapshot)
-    after: list[list[mx.array] | None] = field(default_factory=list)  # what each layer has left
+    after: list[list[mx.array | None] | None] = field(default_factory=list)  # of each layer
 
     @property
     def end(self) -> int:
         """The row after its last one."""
         return self.first + self.batch * self.length
 
-    def begin(self, layer: int) -> list[mx.array]:
-        """The arrays that a layer begins with, where it is called once for the group."""
-        if self.previous is None:
-            assert self.before is not None, "a sequence begins with a state"
+    def begin(self, layer: int, num_arrays: int) -> Arrays:
+        """What a layer begins with, where it is called once for the group."""
+        if self.before is not None:
             return self.before[layer]
+        if self.previous is None:
+            return [None] * num_arrays
         arrays = self.previous.after[layer]
         assert arrays is not None, "groups run in order"
         return arrays
@@ -122,12 +127,11 @@ class StateStore:
     def groups(self, chunks: Sequence[Chunk], num_decodes: int) -> list[Group]:
         """The step's rows in groups, with the states that they begin with."""
         groups = []
-        if num_decodes:
-            decodes = tuple(chunks[:num_decodes])
-            keeps = [(row, id_) for row, chunk in enumerate(decodes) for _, id_ in _keeps(chunk)]
-            before = self._stack([self._before(chunk) for chunk in decodes])
-            start = decodes[0].start
-            groups.append(Group(0, num_decodes, 1, decodes, start, before, None, tuple(keeps)))
+        begin = 0
+        for is_first, some in groupby(chunks[:num_decodes], lambda chunk: chunk.start == 0):
+            for decodes in [(chunk,) for chunk in some] if is_first else [tuple(some)]:
+                groups.append(self._decodes(decodes, begin))
+                begin += len(decodes)
         row = num_decodes
         for chunk in chunks[num_decodes:]:
             groups += self._segments(chunk, row)
@@ -135,6 +139,14 @@ class StateStore:
         for group in groups:
             group.after = [None] * len(self.specs)
         return groups
+
+    def _decodes(self, chunks: tuple[Chunk, ...], first: int) -> Group:
+        """A batch of decodes, or a prompt of one token alone."""
+        held = [self._before(chunk) for chunk in chunks]
+        keeps = [(row, id_) for row, chunk in enumerate(chunks) for _, id_ in _keeps(chunk)]
+        return Group(
+            first, len(chunks), 1, chunks, chunks[0].start, self._stack(held), None, tuple(keeps)
+        )
 
     def _segments(self, chunk: Chunk, first: int) -> list[Group]:
         """A chunk alone, whose first row is `first`, cut where its state is kept."""
@@ -156,8 +168,10 @@ class StateStore:
         if not self.specs:
             return
         for group in groups:
-            stack = [layer for layer in group.after if layer is not None]
-            assert len(stack) == len(self.specs), "a recurrent layer was not called"
+            stack = [
+                self._filled(arrays, spec, group.batch)
+                for arrays, spec in zip(group.after, self.specs, strict=True)
+            ]
             self._fresh += [array for layer in stack for array in layer]
             for row, (chunk, start) in enumerate(zip(group.chunks, group.positions, strict=True)):
                 self._held[chunk.request] = _Held(stack, row, start + group.length)
@@ -165,12 +179,21 @@ class StateStore:
                 self._snapshots[id_] = stack if group.batch == 1 else _row_of(stack, row)
                 self._fresh += [array for layer in self._snapshots[id_] for array in layer]
 
+    @staticmethod
+    def _filled(arrays: Arrays | None, spec: StateSpec, batch: int) -> list[mx.array]:
+        """What a layer has left; zeros for what it did not set."""
+        assert arrays is not None, "a recurrent layer was not called"
+        return [
+            mx.zeros((batch, *shape), dtype) if array is None else array
+            for array, (shape, dtype) in zip(arrays, spec.arrays, strict=True)
+        ]
+
     def arrays(self) -> list[mx.array]:
         """What has to be computed with the step, or the graph would grow with every step."""
         return self._fresh
 
     def _before(self, chunk: Chunk) -> _Held | None:
-        """None for the beginning, where all is zeros."""
+        """None for the beginning of a sequence."""
         if not self.specs:
             return None
         if chunk.state is not None and chunk.state.restore is not None:
@@ -184,16 +207,18 @@ class StateStore:
         )
         return held
 
-    def _stack(self, held: Sequence[_Held | None]) -> Stack:
-        """One stack of all of them; no copy if they are one already."""
+    def _stack(self, held: Sequence[_Held | None]) -> Stack | None:
+        """One stack of all of them, without a copy if they are one already; None at a beginning."""
+        if held == [None]:
+            return None
         stacks: dict[int, tuple[int, Stack]] = {}  # by identity: (its first row in the sum, it)
         rows, total = [], 0
         for one in held:
-            stack = one.stack if one is not None else None
-            if id(stack) not in stacks:
-                stacks[id(stack)] = total, stack if stack is not None else self._zeros()
-                total += one.batch if one is not None else 1
-            rows.append(stacks[id(stack)][0] + (one.row if one is not None else 0))
+            assert one is not None, "a beginning is not in a batch"
+            if id(one.stack) not in stacks:
+                stacks[id(one.stack)] = total, one.stack
+                total += one.batch
+            rows.append(stacks[id(one.stack)][0] + one.row)
         index = None if rows == list(range(total)) else mx.array(rows)
         parts = [stack for _, stack in stacks.values()]
         if len(parts) == 1 and index is None:
@@ -201,11 +226,6 @@ class StateStore:
         return [
             [_joined([part[layer][at] for part in parts], index) for at in range(len(spec.arrays))]
             for layer, spec in enumerate(self.specs)
-        ]
-
-    def _zeros(self) -> Stack:
-        return [
-            [mx.zeros((1, *shape), dtype) for shape, dtype in spec.arrays] for spec in self.specs
         ]
 
 

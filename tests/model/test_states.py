@@ -1,0 +1,134 @@
+"""Recurrent states: what a step's groups begin with, and what is kept of them."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from mlxserve.model.states import StateSpec, StateStore
+from mlxserve.request import (
+    Chunk,
+    LiveRequest,
+    Request,
+    RequestState,
+    StatePlan,
+    as_page_table,
+)
+from mlxserve.sampling_params import SamplingParams
+
+SPECS = [StateSpec((((2,), mx.float32), ((3, 2), mx.float16)))]
+
+
+def request(name: str) -> LiveRequest:
+    live = LiveRequest(Request(name, [1] * 40, SamplingParams()))
+    live.state = RequestState.RUNNING
+    return live
+
+
+def chunk(live: LiveRequest, start: int, length: int = 1, plan: StatePlan | None = None) -> Chunk:
+    return Chunk(live, start, length, as_page_table(range(3)), False, state=plan)
+
+
+def run(store: StateStore, chunks: list[Chunk], num_decodes: int) -> list[tuple[int, int]]:
+    """A step whose layers add each row's tokens to its state; (batch, length) of the groups."""
+    groups = store.groups(chunks, num_decodes)
+    for group in groups:
+        before = group.begin(0, 2)
+        shapes = [(group.batch, *shape) for shape, _ in SPECS[0].arrays]
+        group.after[0] = [
+            (mx.zeros(shape, dtype) if array is None else array) + group.length
+            for array, shape, (_, dtype) in zip(before, shapes, SPECS[0].arrays, strict=True)
+        ]
+    store.commit(groups)
+    return [(group.batch, group.length) for group in groups]
+
+
+def seen(store: StateStore, live: LiveRequest, position: int) -> float:
+    """Tokens that a request's state has seen."""
+    [group] = store.groups([chunk(live, position)], 1)
+    before = group.begin(0, 2)[0]
+    assert before is not None
+    return float(before.reshape(-1)[0].item())
+
+
+def test_a_spec_knows_its_size() -> None:
+    assert SPECS[0].nbytes == 2 * 4 + 6 * 2
+
+
+def test_decodes_are_one_group_and_chunks_are_cut_where_their_state_is_kept() -> None:
+    store = StateStore(SPECS)
+    a, b, c = map(request, "abc")
+    assert run(store, [chunk(a, 0, 5), chunk(b, 0, 7)], 0) == [(1, 5), (1, 7)]
+    plan = StatePlan(None, ((16, 1), (32, 2)))
+    assert run(store, [chunk(a, 5), chunk(b, 7), chunk(c, 0, 40, plan)], 2) == [
+        (2, 1),
+        (1, 16),
+        (1, 16),
+        (1, 8),
+    ]
+    assert [seen(store, a, 6), seen(store, b, 8), seen(store, c, 40)] == [6, 8, 40]
+    store.check({1, 2})
+
+
+def test_a_sequence_begins_with_nothing_and_a_prompt_of_one_token_alone() -> None:
+    """Zeros are something else: the first token of RecurrentGemma is not scaled."""
+    store = StateStore(SPECS)
+    a, b, c = map(request, "abc")
+    run(store, [chunk(a, 0, 5), chunk(c, 0, 5)], 0)
+    groups = store.groups([chunk(a, 5), chunk(b, 0), chunk(c, 5)], 3)
+    assert [(group.first, group.batch) for group in groups] == [(0, 1), (1, 1), (2, 1)]
+    assert groups[1].begin(0, 2) == [None, None]
+    assert groups[0].before is not None
+
+
+def test_a_batch_that_stays_the_same_is_not_copied() -> None:
+    store = StateStore(SPECS)
+    a, b, c = map(request, "abc")
+    run(store, [chunk(live, 0, 5) for live in (a, b, c)], 0)
+    run(store, [chunk(live, 5) for live in (a, b, c)], 3)
+    [same] = store.groups([chunk(live, 6) for live in (a, b, c)], 3)
+    [again] = store.groups([chunk(live, 6) for live in (a, b, c)], 3)
+    [fewer] = store.groups([chunk(live, 6) for live in (a, c)], 2)
+    assert same.before is again.before
+    assert fewer.before is not None
+    assert [array.shape for array in fewer.before[0]] == [(2, 2), (2, 3, 2)]
+
+
+def test_a_request_continues_from_a_snapshot_of_another() -> None:
+    store = StateStore(SPECS)
+    a, b = map(request, "ab")
+    run(store, [chunk(a, 0, 20, StatePlan(None, ((16, 7),)))], 0)
+    run(store, [chunk(b, 16, 4, StatePlan(7, ()))], 0)
+    assert seen(store, b, 20) == 20
+
+
+def test_a_snapshot_of_a_decode_outlives_its_batch() -> None:
+    store = StateStore(SPECS)
+    a, b = map(request, "ab")
+    run(store, [chunk(a, 0, 15), chunk(b, 0, 9)], 0)
+    run(store, [chunk(a, 15, plan=StatePlan(None, ((16, 3),))), chunk(b, 9)], 2)
+    a.state = b.state = RequestState.FINISHED
+    store.drop([])
+    c = request("c")
+    run(store, [chunk(c, 16, 2, StatePlan(3, ()))], 0)
+    assert seen(store, c, 18) == 18
+
+
+def test_a_state_of_another_position_is_an_error() -> None:
+    store = StateStore(SPECS)
+    a = request("a")
+    run(store, [chunk(a, 0, 5)], 0)
+    with pytest.raises(AssertionError, match="has seen 5 tokens, the chunk begins at 4"):
+        store.groups([chunk(a, 4)], 1)
+
+
+def test_what_is_dropped_is_gone() -> None:
+    store = StateStore(SPECS)
+    a = request("a")
+    run(store, [chunk(a, 0, 20, StatePlan(None, ((16, 1),)))], 0)
+    store.drop([1])
+    store.check(())
+    a.state = RequestState.WAITING
+    store.drop([])
+    with pytest.raises(KeyError):
+        store.groups([chunk(a, 20)], 1)
