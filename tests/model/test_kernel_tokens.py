@@ -26,6 +26,7 @@ BuildModel = Callable[..., tuple[nn.Module, dict[str, Any]]]
 
 PAGE = 16
 NUM_ANSWER = 6
+LATENTS = {"kv_lora_rank": 256, "qk_rope_head_dim": 64}  # which the kernels take
 
 
 def answer(loaded: LoadedModel, backend: Backend, cuts: Sequence[int]) -> list[int]:
@@ -36,7 +37,7 @@ def answer(loaded: LoadedModel, backend: Backend, cuts: Sequence[int]) -> list[i
     pages = list(range(-(-(len(prompt) + NUM_ANSWER) // PAGE)))
     draw.shuffle(pages)
     kv = KVPool(loaded.layers, len(pages), PAGE, backend)
-    runner = ModelRunner(loaded.model, loaded.selector, kv)
+    runner = ModelRunner(loaded, kv)
     ends = range(len(prompt), len(prompt) + NUM_ANSWER)
     for start, end in (*pairwise(cuts), *pairwise(ends)):
         samples = end >= len(prompt)
@@ -84,3 +85,13 @@ def test_large_head_dimensions(head_dim: int, build_model: BuildModel) -> None:
     cuts = (0, 7, 40)
     assert answer(loaded, backend, cuts) == answer(loaded, ReferenceBackend(), cuts)
     assert {"paged_prefill", "paged_decode"} <= ran
+
+
+def test_latents(build_model: BuildModel) -> None:
+    """Chunks and decodes over latents, which the reference attends without tiles or partitions."""
+    loaded = prepare(*build_model("glm4_moe_lite", **LATENTS), "latents")
+    assert all(spec.is_latent for spec in loaded.layers)
+    backend, ran = emulated()
+    cuts = (0, 7, 70)
+    assert answer(loaded, backend, cuts) == answer(loaded, ReferenceBackend(), cuts)
+    assert {"paged_latent", "merge_partitions", "write_kv_pages", "write_kv_tokens"} <= ran
