@@ -20,7 +20,7 @@ TUNING = Path(__file__).parents[2] / "docs" / "tuning.md"
 
 
 @pytest.fixture(autouse=True)
-def no_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def empty_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
 
 
