@@ -325,6 +325,15 @@ def process_as_found(no_configuration: None, signals_as_in_a_terminal: None) -> 
 
 
 @pytest.fixture
+def on_metal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`machine` says that this is a Mac, also to engines of earlier tests that look at their memory."""
+    from mlxserve import machine
+
+    monkeypatch.setattr(machine, "is_metal", lambda: True)
+    monkeypatch.setattr(machine, "working_set", machine.total_memory)
+
+
+@pytest.fixture
 def logging_restored() -> Iterator[None]:
     """Undo what `logs.configure` does to the root logger and uvicorn's."""
     root, access = logging.root, logging.getLogger("uvicorn.access")

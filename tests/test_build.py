@@ -24,9 +24,8 @@ from mlxserve.sampling_params import SamplingParams
 
 
 @pytest.fixture
-def as_on_metal(monkeypatch: pytest.MonkeyPatch) -> None:
+def as_on_metal(on_metal: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine is built as for Metal, and computes on the CPU."""
-    monkeypatch.setattr(machine, "is_metal", lambda: True)
     monkeypatch.setattr(machine, "memory", lambda: Memory(4 << 30, 2 << 30))
     monkeypatch.setattr(machine, "limit_metal_memory", lambda *_: None)
 

@@ -34,9 +34,8 @@ def no_mac(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def mac(monkeypatch: pytest.MonkeyPatch) -> None:
+def mac(on_metal: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The emulator in place of Metal, and small sizes."""
-    monkeypatch.setattr(machine, "is_metal", lambda: True)
     monkeypatch.setattr(kernels, "on_metal", emulated_factory())
     proofs = partial(selftest.prove, loads=[replace(SMALL, dtype=d) for d in metal.DTYPES])
     monkeypatch.setattr(selftest, "prove", proofs)
