@@ -172,6 +172,6 @@ def test_a_plain_stream_beside_hostile_grammars_has_no_long_gap(chat: Chat) -> N
             gaps = [b - a for a, b in pairwise(seen)]
             alone, beside = max(gaps[20:usual]), max(gaps[usual:])
         print(f"largest gap alone {alone:.3f} s, beside {beside:.3f} s")
-        assert beside < max(0.5, 3 * alone)
+        assert beside < max(0.2, 3 * alone)
 
     asyncio.run(scenario())
