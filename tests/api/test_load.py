@@ -138,8 +138,8 @@ def test_two_keys_share_no_page(serve_real: Serve, real_chat: Chat) -> None:
             peer = open_.enter_context(socket.create_connection(("127.0.0.1", server.port), 60))
             peer.sendall(request_bytes(CHAT, body, key))
             peer.recv(100_000)
-            while b"content" not in peer.recv(100_000):
-                pass
+            while b"content" not in (piece := peer.recv(100_000)):
+                assert piece, "the answer was cut off"
         views = asyncio.run(real_chat.snapshot()).requests
         pages: dict[str, set[int]] = {}
         cached: dict[str, list[int]] = {}
