@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.scheduler import Scheduler
 
 ARCHITECTURES = json.loads(Path(__file__).with_name("architectures.json").read_text())
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "models.md"
 PAGE_SIZE, NUM_PAGES = 16, 64
 NUM_TOKENS = 24
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
@@ -127,3 +129,14 @@ def test_no_architecture_is_left_out_without_a_reason() -> None:
     }
     known = {name.split(".")[0] for name in ARCHITECTURES}
     assert defined - known == left_out.keys() & defined
+
+
+@pytest.mark.parametrize(
+    ("served", "heading"),
+    [("rows", "All rows of a step at once"), ("by sequence", "One sequence at a time")],
+)
+def test_the_documentation_lists_what_is_compared(served: str, heading: str) -> None:
+    text = DOCUMENTATION.read_text(encoding="utf-8")
+    listed = text.split(f"**{heading}**: ")[1].split("\n\n")[0]
+    names = {name.split(".")[0] for name, one in ARCHITECTURES.items() if one["served"] == served}
+    assert set(re.findall(r"`([^`]+)`", listed)) == names
