@@ -344,12 +344,18 @@ class StreamDecoder:
 
 
 def _load(path: Path, eos_token_ids: Sequence[int]) -> Any:
+    from huggingface_hub.errors import StrictDataclassError
     from mlx_lm.tokenizer_utils import load
 
     try:
         if not any(file for pattern in _TABLES for file in path.glob(pattern)):
             raise ValueError("there is no vocabulary file")
         return load(path, {"trust_remote_code": False}, eos_token_ids=list(eos_token_ids) or None)
+    except StrictDataclassError as error:  # transformers reads the model's config as well
+        raise UnsupportedModel(
+            f"config.json in {path} is refused by transformers: {in_one_line(error)}. Correct the "
+            "value, or download the model again."
+        ) from error
     except Exception as error:
         # The Rust library raises a bare Exception for a vocabulary that it cannot read.
         if type(error) is not Exception and not isinstance(error, _READ_ERRORS):

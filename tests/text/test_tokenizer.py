@@ -253,6 +253,14 @@ def test_an_unreadable_tokenizer_is_refused_and_the_required_files_named(
     assert "\n" not in str(caught.value)
 
 
+def test_a_config_that_transformers_refuses_is_named_with_its_value(folder: Path) -> None:
+    config = {"model_type": "gemma2", "vocab_size": "many"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match=r"config.json in .*vocab_size.*'many'") as caught:
+        Tokenizer(folder)
+    assert "\n" not in str(caught.value)
+
+
 def test_supports_tools_tells_whether_the_template_renders_tools(
     tokenizer_with: Callable[[list[str], str], Tokenizer],
 ) -> None:
