@@ -165,7 +165,8 @@ def test_the_load_reaches_almost_every_point(num_calls: dict[Point, int]) -> Non
     unreached = {str(point) for point, number in num_calls.items() if not number}
     assert unreached <= {
         *("Scheduler.abort", "Scheduler.abort_all", "Scheduler.unpin", "Scheduler.keep_pages"),
-        *("Scheduler.restart", "Scheduler.check", "Scheduler.limit_running"),
+        *("Scheduler.restart", "Scheduler.check", "Scheduler.state_ids"),
+        "Scheduler.limit_running",
         *("Scheduler.awaited_guide", "Timeline.restart"),
         *("Scheduler.preempt_to", "Scheduler.finish_load", "Scheduler.accepts"),
         *("ModelRunner.restart", "ModelRunner.check", "ModelRunner.write_pages"),

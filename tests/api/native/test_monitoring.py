@@ -116,6 +116,7 @@ def test_statistics_describe_the_cache(client, chat):
             "swap": 4096,
         },
         "prefix_cache": {"queries": 100, "hits": 40, "hit_rate": 0.4},
+        "recurrent_states": {"slots": 0, "snapshots": 0, "restored": 0, "evicted": 0},
         "tokens_per_second": {"prefill": 12.5, "generation": 3.0},
         "requests": {"running": 1, "waiting": 1},
         "num_preemptions": 1,
