@@ -57,10 +57,9 @@ class StateSnapshots:
     def __init__(self, num_slots: int, pool: PagePool, stats: StateStats) -> None:
         self._pool = pool
         self._stats = stats
-        self._stats.num_slots = num_slots
-        self._ids: OrderedDict[bytes, int] = (
-            OrderedDict()
-        )  # by page hash, least recently used first
+        self._stats.num_slots, self._stats.num_snapshots = num_slots, 0
+        # By page hash, least recently used first.
+        self._ids: OrderedDict[bytes, int] = OrderedDict()
         self._running: dict[LiveRequest, _Running] = {}
         self._unread: dict[int, bool] = {}  # ids in unread steps; whether others are to find them
         self._dropped: list[int] = []

@@ -155,6 +155,16 @@ def test_a_named_prefix_keeps_the_state_at_its_end(make_engine: MakeEngine) -> N
     assert answered(engine, [*prefix, 99]).num_cached == len(prefix)
 
 
+def test_after_a_failure_there_are_no_states(make_engine: MakeEngine) -> None:
+    engine = make_engine(num_state_slots=ROOMY)
+    answered(engine, list(range(1, 31)))
+    assert engine.scheduler.state_stats().num_snapshots == 2
+    engine.scheduler.restart()
+    stats = engine.scheduler.state_stats()
+    assert (stats.num_slots, stats.num_snapshots) == (ROOMY, 0)
+    assert engine.scheduler.state_ids() == set()
+
+
 # ---- planted bugs: the ghost states find each
 
 
