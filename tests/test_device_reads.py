@@ -8,7 +8,8 @@ listed here: reviewed, and never a device array.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 from metal_kernels.reading import DeviceError, evaluate, read, view
+from tests.device_errors import broken, in_a_thread
 
 ROOT = Path(__file__).parent.parent
 HELPER = "metal_kernels/reading.py"
@@ -133,15 +135,14 @@ def test_values_of_python_are_no_read(harmless: str) -> None:
     assert list(readers(harmless)) == []
 
 
-def broken() -> mx.array:
-    """An array whose computation fails."""
-    return mx.linalg.inv(mx.zeros((2, 2)), stream=mx.cpu) + 1
+def read_broken(reader: Callable[[mx.array], object]) -> None:
+    reader(broken() + 1)
 
 
 def test_an_error_of_the_device_is_raised_and_not_read_as_numbers() -> None:
     for reader in (read, view, evaluate):
         with pytest.raises(DeviceError, match=r"the device failed to compute an array: .*Inverse"):
-            reader(broken())
+            in_a_thread(partial(read_broken, reader))
 
 
 def test_a_read_is_a_copy_and_a_view_is_not() -> None:

@@ -24,6 +24,7 @@ from mlxserve.model.embedding import Embedding
 from mlxserve.model.runner import ModelRunner
 from mlxserve.scheduler.fairness import FairShare
 from mlxserve.scheduler.scheduler import Scheduler
+from tests.device_errors import broken
 from tests.reliability.faults import Fault, Point
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
@@ -327,15 +328,15 @@ def test_an_error_of_the_device_in_a_step_is_raised_and_never_read_as_tokens(
         wanted = await tokens(chat)
         real, num_calls = ModelRunner.logits, 0
 
-        def broken(runner: ModelRunner, batch: Any, ids: mx.array, **options: Any) -> mx.array:
+        def logits_of(runner: ModelRunner, batch: Any, ids: mx.array, **options: Any) -> mx.array:
             nonlocal num_calls
             num_calls += 1
             logits = real(runner, batch, ids, **options)
             if num_calls != at + 1:
                 return logits
-            return logits + mx.linalg.inv(mx.zeros((2, 2)), stream=mx.cpu).sum()
+            return logits + broken().sum()
 
-        monkeypatch.setattr(ModelRunner, "logits", broken)
+        monkeypatch.setattr(ModelRunner, "logits", logits_of)
         with pytest.raises(EngineFailed) as caught:
             await tokens(chat)
         assert "Inverse" in str(caught.value.__cause__)
