@@ -7,15 +7,18 @@ Reads only config files and file sizes. Never imports mlx and never uses the net
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from mlxserve.hub.embedded import MODEL_NAME, model_path
 from mlxserve.hub.files import text_config
+from mlxserve.hub.kv_shapes import KVShape, head_sizes, kv_shape
 
 
 class Origin(StrEnum):
@@ -32,16 +35,15 @@ class Entry:
     name: str
     source: Origin
     weight_size: int  # bytes
-    kv_heads: int  # key-value heads, summed over all layers
-    head_dim: int
+    kv: KVShape
     context: int  # tokens it was trained for; 0 if its config does not say
     num_heads: int = 0  # query heads per layer
     width: int = 0  # hidden size
     inner: int = 0  # intermediate size; for experts, the sum over those active for a token
 
     def kv_size(self, bytes_per_value: int) -> int:
-        """Bytes of keys and values per token; an upper bound, since it ignores sliding windows."""
-        return 2 * self.kv_heads * self.head_dim * bytes_per_value
+        """Bytes of keys and values per token."""
+        return self.kv.num_values * bytes_per_value
 
     def step_size(self, bytes_per_value: int, *, has_scores: bool) -> int:
         """Peak bytes of a step of 2,048 tokens, in addition to weights and cache.
@@ -96,10 +98,14 @@ def memory_fit(entry: Entry, *, context: int | None, memory: int, is_metal: bool
     bytes_per_value = 2 if is_metal else 4  # without Metal all computation is in float32
     made_for = entry.context or context or _USUAL_CONTEXT
     context = min(context or made_for, made_for)
-    per_token = max(1, entry.kv_size(bytes_per_value))
+    per_token = entry.kv_size(bytes_per_value)
     taken = entry.weight_size + entry.step_size(bytes_per_value, has_scores=not is_metal)
-    num_tokens = max(0, (memory - taken) // per_token)
-    needed = taken + context * per_token
+    if per_token == 0:  # a sequence of any length keeps as much
+        return MemoryFit(taken <= memory, context if taken <= memory else 0, taken, context)
+    # A quarter of the cache is for recurrent states (model/sizing.py).
+    of_cache = Fraction(3, 4) if entry.kv.has_states else Fraction(1)
+    num_tokens = max(0, int((memory - taken) * of_cache) // per_token)
+    needed = taken + math.ceil(context * per_token / of_cache)
     return MemoryFit(needed <= memory, num_tokens, needed, context)
 
 
@@ -155,18 +161,14 @@ def _entry(name: str, source: Origin, folder: Path) -> Entry | None:
         return None
     text = text_config(config)
     try:
-        num_heads = int(text["num_attention_heads"])
-        kv_heads = int(text.get("num_key_value_heads") or num_heads)
-        head_dim = int(text.get("head_dim") or int(text["hidden_size"]) // num_heads)
-        num_layers = int(text["num_hidden_layers"])
+        kv = kv_shape(text)
+        num_heads, _, width = head_sizes(text) if kv.num_values else (0, 0, text["hidden_size"])
         context = int(text.get("max_position_embeddings") or 0)
-        width = int(text.get("hidden_size") or num_heads * head_dim)
         inner = _inner(text, width)
         size = sum(file.stat().st_size for file in weights)
     except (KeyError, TypeError, ValueError, ZeroDivisionError, OSError):
         return None  # do not list a model that cannot be loaded
-    kv_heads *= num_layers
-    return Entry(name, source, size, kv_heads, head_dim, context, num_heads, width, inner)
+    return Entry(name, source, size, kv, context, num_heads, width, inner)
 
 
 def _inner(text: Mapping[str, Any], width: int) -> int:
@@ -187,4 +189,5 @@ def _json(file: Path) -> Mapping[str, Any]:
 def _suggestions() -> Iterator[Entry]:
     for name, billions, layers, kv_heads, head_dim, *rest in _KNOWN:
         size = int(billions * 1e9 * _BITS_PER_WEIGHT / 8)
-        yield Entry(name, Origin.SUGGESTED, size, layers * kv_heads, head_dim, *rest)
+        kv = KVShape(2 * layers * kv_heads * head_dim, has_states=False)
+        yield Entry(name, Origin.SUGGESTED, size, kv, *rest)

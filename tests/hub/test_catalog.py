@@ -11,6 +11,7 @@ from mlxserve.config import EngineConfig
 from mlxserve.hub.catalog import Entry, Origin, entries, memory_fit
 from mlxserve.hub.embedded import MODEL_NAME
 from mlxserve.hub.files import find_model
+from mlxserve.hub.kv_shapes import KVShape
 
 CONFIG = {
     "model_type": "qwen3",
@@ -20,6 +21,8 @@ CONFIG = {
     "head_dim": 128,
     "max_position_embeddings": 40_960,
 }
+KV = KVShape(36 * 8 * 128 * 2, has_states=False)
+SMALL = KVShape(20, has_states=False)
 
 
 @pytest.fixture
@@ -53,7 +56,7 @@ def test_a_downloaded_model_is_no_longer_suggested(cache: Path) -> None:
     assert entry.source is Origin.SUGGESTED
     put(cache / "models--mlx-community--Qwen3-4B-4bit" / "snapshots" / "abc")
     assert named(name) == Entry(
-        name, Origin.DOWNLOADED, 1000, 36 * 8, 128, 40_960, 32, 32 * 128, 4 * 32 * 128
+        name, Origin.DOWNLOADED, 1000, KV, 40_960, 32, 32 * 128, 4 * 32 * 128
     )
     assert sum(entry.name == name for entry in entries()) == 1
 
@@ -65,7 +68,7 @@ def test_folders_are_found_by_their_path(cache: Path, tmp_path: Path) -> None:
     assert (entry := named(str(ours))) is not None
     assert entry.source is Origin.FOLDER
     assert (entry := named(str(theirs))) is not None
-    assert entry.kv_heads == 2 * 8
+    assert entry.kv.num_values == KV.num_values // 18
 
 
 @pytest.mark.parametrize(
@@ -86,7 +89,7 @@ def test_an_incomplete_download_is_listed_as_a_suggestion(cache: Path) -> None:
 
 
 def test_weights_and_the_context_must_fit_together() -> None:
-    entry = Entry("m", Origin.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=0)
+    entry = Entry("m", Origin.FOLDER, weight_size=1000, kv=SMALL, context=0)
     assert entry.kv_size(2) == 40
     fit = memory_fit(entry, context=100, memory=5000, is_metal=True)
     assert (fit.fits, fit.num_tokens, fit.needed) == (True, 100, 5000)
@@ -95,8 +98,39 @@ def test_weights_and_the_context_must_fit_together() -> None:
     assert memory_fit(entry, context=1, memory=999, is_metal=True).num_tokens == 0
 
 
+def test_a_quarter_of_the_cache_is_for_recurrent_states() -> None:
+    entry = Entry("m", Origin.FOLDER, 1000, KVShape(20, has_states=True), 0)
+    fit = memory_fit(entry, context=75, memory=5000, is_metal=True)
+    assert (fit.fits, fit.num_tokens, fit.needed) == (True, 75, 5000)
+    assert not memory_fit(entry, context=76, memory=5000, is_metal=True).fits
+
+
+def test_a_model_without_attention_takes_any_context() -> None:
+    entry = Entry("m", Origin.FOLDER, 1000, KVShape(0, has_states=True), 0)
+    fit = memory_fit(entry, context=10**6, memory=1000, is_metal=True)
+    assert (fit.fits, fit.num_tokens, fit.needed) == (True, 10**6, 1000)
+    fit = memory_fit(entry, context=1, memory=999, is_metal=True)
+    assert (fit.fits, fit.num_tokens) == (False, 0)
+
+
+@pytest.mark.parametrize(
+    ("config", "kv"),
+    [
+        ({**CONFIG, "layer_types": ["linear_attention"] * 3 + ["full_attention"]}, 9),
+        ({**CONFIG, "linear_num_value_heads": 32, "full_attention_interval": 4}, 9),
+        ({"model_type": "mamba2", "num_hidden_layers": 4, "hidden_size": 64}, 0),
+    ],
+)
+def test_only_layers_with_attention_count(
+    cache: Path, tmp_path: Path, config: dict[str, object], kv: int
+) -> None:
+    put(tmp_path / "home/models/mine", config)
+    assert (entry := named(str(tmp_path / "home/models/mine"))) is not None
+    assert entry.kv == KVShape(kv * 8 * 128 * 2, has_states=True)
+
+
 def test_a_step_must_fit_as_well() -> None:
-    entry = Entry("m", Origin.FOLDER, 1000, 2, 5, 0, num_heads=1, width=1, inner=2)
+    entry = Entry("m", Origin.FOLDER, 1000, SMALL, 0, num_heads=1, width=1, inner=2)
     step = 2048 * (7 + 4) * 2
     fit = memory_fit(entry, context=10, memory=1000 + step + 400, is_metal=True)
     assert (fit.fits, fit.num_tokens, fit.needed) == (True, 10, 1000 + step + 400)
@@ -122,7 +156,7 @@ def test_only_active_experts_count_for_a_step(cache: Path, tmp_path: Path) -> No
 
 
 def test_the_requested_context_is_capped_at_the_models() -> None:
-    entry = Entry("m", Origin.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=50)
+    entry = Entry("m", Origin.FOLDER, weight_size=1000, kv=SMALL, context=50)
     assert memory_fit(entry, context=8192, memory=3000, is_metal=True).fits
 
 
@@ -132,26 +166,27 @@ def test_a_well_known_model_has_the_size_of_its_weights(cache: Path) -> None:
     assert entry.kv_size(2) == 144 << 10
 
 
-# Layers, vocabulary, whether embeddings are tied, experts and their intermediate size.
+# Layers, head size, vocabulary, whether embeddings are tied, experts and their intermediate size.
 SHAPES = {
-    "mlx-community/Qwen3-0.6B-4bit": (28, 151_936, True, 1, 3072),
-    "mlx-community/Llama-3.2-1B-Instruct-4bit": (16, 128_256, True, 1, 8192),
-    "mlx-community/Llama-3.2-3B-Instruct-4bit": (28, 128_256, True, 1, 8192),
-    "mlx-community/Qwen3-4B-4bit": (36, 151_936, True, 1, 9728),
-    "mlx-community/Mistral-7B-Instruct-v0.3-4bit": (32, 32_768, False, 1, 14_336),
-    "mlx-community/Qwen3-8B-4bit": (36, 151_936, False, 1, 12_288),
-    "mlx-community/Qwen3-14B-4bit": (40, 151_936, False, 1, 17_408),
-    "mlx-community/Qwen3-30B-A3B-4bit": (48, 151_936, False, 128, 768),
-    "mlx-community/Qwen3-32B-4bit": (64, 151_936, False, 1, 25_600),
+    "mlx-community/Qwen3-0.6B-4bit": (28, 128, 151_936, True, 1, 3072),
+    "mlx-community/Llama-3.2-1B-Instruct-4bit": (16, 64, 128_256, True, 1, 8192),
+    "mlx-community/Llama-3.2-3B-Instruct-4bit": (28, 128, 128_256, True, 1, 8192),
+    "mlx-community/Qwen3-4B-4bit": (36, 128, 151_936, True, 1, 9728),
+    "mlx-community/Mistral-7B-Instruct-v0.3-4bit": (32, 128, 32_768, False, 1, 14_336),
+    "mlx-community/Qwen3-8B-4bit": (36, 128, 151_936, False, 1, 12_288),
+    "mlx-community/Qwen3-14B-4bit": (40, 128, 151_936, False, 1, 17_408),
+    "mlx-community/Qwen3-30B-A3B-4bit": (48, 128, 151_936, False, 128, 768),
+    "mlx-community/Qwen3-32B-4bit": (64, 128, 151_936, False, 1, 25_600),
 }
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_suggested_model_weighs_what_its_shape_says(cache: Path, name: str) -> None:
-    layers, vocabulary, is_tied, experts, inner = SHAPES[name]
+    layers, head_dim, vocabulary, is_tied, experts, inner = SHAPES[name]
     entry = named(name)
     assert entry is not None
-    attention = 2 * entry.width * entry.head_dim * (entry.num_heads + entry.kv_heads // layers)
+    keys_and_values = entry.kv.num_values // layers
+    attention = entry.width * (2 * entry.num_heads * head_dim + keys_and_values)
     parameters = layers * (attention + experts * 3 * entry.width * inner)
     parameters += vocabulary * entry.width * (1 if is_tied else 2)
     assert entry.weight_size == pytest.approx(parameters * 4.5 / 8, rel=0.01)
@@ -162,11 +197,11 @@ def test_every_suggested_models_size_is_checked(cache: Path) -> None:
 
 
 def test_a_model_is_judged_with_its_full_context_unless_less_is_requested() -> None:
-    entry = Entry("m", Origin.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=100)
+    entry = Entry("m", Origin.FOLDER, weight_size=1000, kv=SMALL, context=100)
     assert memory_fit(entry, context=None, memory=5000, is_metal=True).context == 100
     assert memory_fit(entry, context=None, memory=5000, is_metal=True).fits
     assert not memory_fit(entry, context=None, memory=4999, is_metal=True).fits
     assert memory_fit(entry, context=50, memory=3000, is_metal=True).fits
     assert memory_fit(entry, context=200, memory=9000, is_metal=True).context == 100
-    silent = Entry("m", Origin.FOLDER, weight_size=1000, kv_heads=2, head_dim=5, context=0)
+    silent = Entry("m", Origin.FOLDER, weight_size=1000, kv=SMALL, context=0)
     assert memory_fit(silent, context=None, memory=5000, is_metal=True).context == 8192

@@ -1,0 +1,113 @@
+"""What a model keeps for each token of a sequence, read off its config.json.
+
+For listing models without importing mlx. What is served is measured (`model/caches.py`), and a
+test compares the two for every architecture. A window changes nothing: pages behind it are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Any
+
+Config = Mapping[str, Any]
+
+_RECURRENT_ONLY = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv7"})
+_BOTH_IN_A_LAYER = frozenset({"baichuan_m1", "falcon_h1", "longcat_flash_ngram", "plamo2"})
+_KINDS = ("layer_types", "layers_block_type", "block_types", "hybrid_override_pattern")
+# What these lists call a layer with attention; every other kind keeps no keys.
+_ATTENTION = frozenset({"attention", "full_attention", "sliding_attention", "chunked_attention"})
+_ATTENTION |= {"*", "hybrid", "global", "local", "sliding"}
+# Latent attention, of which mlx-lm keeps the expanded keys and values of all heads.
+_EXPANDED = frozenset({"deepseek_v2", "minicpm3", "youtu_llm"})
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What a model keeps of a sequence."""
+
+    num_values: int  # of keys and values for each token, over all layers
+    has_states: bool  # recurrent ones as well
+
+
+def kv_shape(text: Config) -> KVShape:
+    """The shape for the part of a config.json that is about text (`hub.files.text_config`).
+
+    Raises KeyError, TypeError, ValueError or ZeroDivisionError where the config does not say it.
+    """
+    num_layers = int(_first(text, "num_hidden_layers", "n_layers", "n_layer", "num_layers"))
+    if text.get("model_type") in _RECURRENT_ONLY:
+        return KVShape(0, has_states=True)
+    kinds = _kinds(text, num_layers)
+    num_reused = int(text.get("num_kv_shared_layers") or text.get("num_kv_reuse_layers") or 0)
+    own = kinds[: num_layers - num_reused]  # the last layers use the keys of others
+    num_values = sum(_values(text, kind) for kind in own if kind in _ATTENTION)
+    has_states = text.get("model_type") in _BOTH_IN_A_LAYER
+    return KVShape(num_values, has_states or any(kind not in _ATTENTION for kind in kinds))
+
+
+def head_sizes(text: Config) -> tuple[int, int, int]:
+    """(query heads, their size, hidden size). Raises as `kv_shape` does."""
+    num_heads = int(_first(text, "num_attention_heads", "n_head", "n_heads", "num_heads"))
+    width = text.get("hidden_size") or text.get("n_embd") or text.get("d_model")
+    head_dim = int(text.get("head_dim") or int(width or text["hidden_dim"]) // num_heads)
+    return num_heads, head_dim, int(width or num_heads * head_dim)
+
+
+def _kinds(text: Config, num_layers: int) -> list[str]:
+    """The kind of every layer."""
+    for key in _KINDS:
+        if listed := text.get(key):
+            return list(islice(cycle(map(str, listed)), num_layers))
+    attending = _attending(text, num_layers)
+    return ["full_attention" if i in attending else "recurrent" for i in range(num_layers)]
+
+
+def _attending(text: Config, num_layers: int) -> set[int]:
+    """The layers with attention, where the config does not list the kinds."""
+    every = set(range(num_layers))
+    for key in ("full_attn_idxs", "attn_layer_indices"):
+        if text.get(key):
+            return {int(index) for index in text[key]}
+    if linear := text.get("linear_attn_config"):  # it counts from one
+        return every - {int(number) - 1 for number in linear["kda_layers"]}
+    if types := text.get("attn_type_list"):
+        return {index for index, kind in enumerate(types) if kind}
+    if period := text.get("attn_layer_period"):
+        return set(range(int(text.get("attn_layer_offset") or 0), num_layers, int(period)))
+    if group := text.get("layer_group_size"):
+        whole = num_layers - num_layers % int(group)
+        return {index for index in every if (index + 1) % int(group) == 0 or index >= whole}
+    if text.get("linear_num_value_heads"):
+        interval = int(text.get("full_attention_interval") or 4)
+        return set(range(interval - 1, num_layers, interval))
+    return every
+
+
+def _values(text: Config, kind: str) -> int:
+    """Keys and values of a token in a layer."""
+    rank = text.get("kv_lora_rank")
+    if rank:
+        rotated, plain = int(text["qk_rope_head_dim"]), int(text["qk_nope_head_dim"])
+        if text.get("model_type") in _EXPANDED:
+            num_heads, head_dim, _ = head_sizes(text)
+            return num_heads * (plain + rotated + int(text.get("v_head_dim") or head_dim))
+        # A layer that chooses the keys it attends over keeps keys for choosing, in pairs of arrays.
+        chosen = 2 * int(text.get("index_head_dim") or 0)
+        return int(rank) + rotated + chosen
+    num_heads, head_dim, _ = head_sizes(text)
+    kv_heads = text.get("num_key_value_heads") or text.get("num_kv_heads")
+    kv_heads = kv_heads or text.get("num_attention_groups") or num_heads
+    if kind == "full_attention":
+        head_dim = int(text.get("global_head_dim") or head_dim)
+        kv_heads = text.get("num_global_key_value_heads") or kv_heads
+    return int(kv_heads) * (head_dim + int(text.get("v_head_dim") or head_dim))
+
+
+def _first(text: Config, *keys: str) -> Any:
+    """Of the first of these that the config has. Raises KeyError."""
+    for key in keys:
+        if text.get(key) is not None:
+            return text[key]
+    raise KeyError(keys[0])
