@@ -9,8 +9,9 @@ import itertools
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -23,6 +24,7 @@ from metal_kernels.metal import MetalBackend
 from mlxserve import LLM, SamplingParams
 from mlxserve.model import attention
 from tests.emulated import emulated_factory
+from tests.test_equality import dense_tokens, prompts_of, tokens
 
 GREEDY = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
 QUESTIONS = [
@@ -125,7 +127,35 @@ def test_emulated_kernels_give_the_tokens_that_plain_mlx_gives(
     factory = CountingFactory()
     give(monkeypatch, MetalBackend(factory))
     found = answers()
-    for name, tokens in expected.items():
-        assert found[name] == tokens, name
+    for name, wanted in expected.items():
+        assert found[name] == wanted, name
     assert len(set(map(tuple, found.values()))) == 1, "the configuration changed a token"
     assert set(factory.dispatches) == {spec.name for spec in ALL if spec not in UNUSED}
+
+
+# Every kind of layer with attention, in head dimensions that the kernels take.
+KINDS: dict[str, dict[str, Any]] = {
+    "qwen3_next": {"head_dim": 64},
+    "lfm2": {"hidden_size": 256, "block_dim": 256},
+    "falcon_h1": {"head_dim": 64},
+    "gemma4_text": {"head_dim": 64, "global_head_dim": 128},
+    "glm4_moe_lite": {"kv_lora_rank": 256, "qk_rope_head_dim": 64},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_latents_and_shared_keys_beside_emulated_kernels(
+    kind: str, write_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_model(tmp_path, kind, **KINDS[kind])
+    prompts = prompts_of(vocabulary=500)[::3]
+    expected = dense_tokens(folder, prompts)
+    factory = CountingFactory()
+    give(monkeypatch, MetalBackend(factory))
+    options = {"max_num_batched_tokens": 40, "max_num_seqs": 4, "num_pages": 11, **OPTIONS}
+    with LLM(str(folder), **options) as llm:
+        for _ in range(2):  # the second from the cache
+            assert tokens(llm, prompts) == expected
+        assert llm.stats().scheduler.num_preemptions > 0
+    assert factory.dispatches

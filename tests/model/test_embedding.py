@@ -14,6 +14,7 @@ from mlxserve.errors import InvalidParameter, InvalidRequest
 from mlxserve.model.embedding import Embedding
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.request import Pooling
+from tests.conftest import STATEFUL, UNUSUAL
 
 TEXT = [5, 9, 2, 7, 7, 3, 11, 4]
 
@@ -50,7 +51,10 @@ def load(build_model: BuildModel) -> Load:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("kind", ["llama", "qwen3_moe", "gemma3_text", "gpt_oss", "gemma2"])
+@pytest.mark.parametrize(
+    "kind",
+    ["llama", "qwen3_moe", "gemma3_text", "gpt_oss", "gemma2", "qwen3_next", "lfm2", "gemma4_text"],
+)
 def test_a_vector_is_the_normalised_pooled_last_hidden_state(
     load: Load, kind: str, tied: bool
 ) -> None:
@@ -59,6 +63,16 @@ def test_a_vector_is_the_normalised_pooled_last_hidden_state(
     for pooling, expected in ((Pooling.MEAN, hidden.mean(axis=0)), (Pooling.LAST, hidden[-1])):
         expected = expected / np.linalg.norm(expected)
         np.testing.assert_allclose(embed(model, TEXT, pooling), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [*STATEFUL, *UNUSUAL])
+def test_states_and_latents_go_from_one_piece_to_the_next(load: Load, kind: str) -> None:
+    text = TEXT * 5
+    whole = embed(load(kind), text, Pooling.MEAN)
+    assert np.linalg.norm(whole) == pytest.approx(1, abs=1e-5)
+    for num_tokens in (1, 7, 39):
+        pieces = embed(load(kind), text, Pooling.MEAN, num_tokens)
+        np.testing.assert_allclose(pieces, whole, atol=1e-4)
 
 
 @pytest.mark.parametrize("pooling", list(Pooling))
