@@ -46,7 +46,7 @@ class Rows:
         self._kv = kv
         self._states = states
         # A partial of a function: a bound method would be a ring, which keeps the pool alive.
-        self._graphs = StepGraphs(partial(_call, loaded, ()), kv)
+        self._graphs = StepGraphs(partial(_call, loaded), kv)
 
     def logits(self, batch: Batch, tokens: mx.array, rows: list[int] | None) -> mx.array:
         layout = StepLayout(
@@ -58,25 +58,24 @@ class Rows:
         )
         if rows == list(range(len(batch.tokens))):
             rows = None
-        if not self._states.specs:
-            if rows is None:
-                return self._graphs.logits(layout, tokens)
-            return self._of_rows(rows, (), layout, tokens)
-        groups = self._states.groups(batch.plan, batch.num_decodes)
-        logits = self._of_rows(rows, groups, layout, tokens)
+        groups = self._states.groups(batch.plan, batch.num_decodes) if self._states.specs else ()
+        if rows is None:
+            logits = self._graphs.logits(groups, layout, tokens)
+        else:
+            logits = self._of_rows(rows, groups, layout, tokens)
         self._states.commit(groups)
         return logits
 
     def _of_rows(
-        self, rows: list[int] | None, groups: Sequence[Group], layout: StepLayout, tokens: mx.array
+        self, rows: list[int], groups: Sequence[Group], layout: StepLayout, tokens: mx.array
     ) -> mx.array:
         selector = self._loaded.selector
-        selector.rows = wanted = None if rows is None else mx.array(rows)
+        selector.rows = wanted = mx.array(rows)
         try:
             logits = _call(self._loaded, groups, self._kv, layout, tokens)
         finally:
             selector.rows = None
-        if rows is not None and logits.shape[0] != len(rows):
+        if logits.shape[0] != len(rows):
             logits = logits[wanted]  # a head that is not wrapped computed every row
         return logits
 

@@ -67,6 +67,11 @@ class Group:
     keeps: tuple[tuple[int, int], ...] = ()  # (row of the batch, id of the snapshot)
     after: list[list[mx.array | None] | None] = field(default_factory=list)  # of each layer
 
+    @classmethod
+    def of_decodes(cls, num_rows: int, before: Stack) -> Group:
+        """Every row of a step, whatever their requests are."""
+        return cls(0, num_rows, 1, (), 0, before, after=[None] * len(before))
+
     @property
     def end(self) -> int:
         """The row after its last one."""

@@ -4,7 +4,8 @@ Building the graph of a step in Python takes longer than a GPU needs to compute 
 layer on x86. The graph of two steps of as many decodes is the same, but for arrays. So it is recorded by
 mx.compile, which builds it again without Python (7 us a layer), where Metal kernels write in place:
 
-    recorded(tokens, positions, moves, page tables, partitions, pools, fences) -> logits, fences
+    recorded(tokens, positions, moves, page tables, partitions, pools, fences, states)
+        -> logits, fences, states
 
 Whatever else the forward reads is a constant of the recording: weights, and nothing else. Pools and
 fences that were not passed are refused by mx.compile, numbers of the step by `RecordedTables`; a model
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias, cast
 
 import mlx.core as mx
@@ -27,6 +28,7 @@ from metal_kernels.tables import MakeArrays
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.layout import StepLayout
 from mlxserve.errors import in_one_line
+from mlxserve.model.states import Group, Stack
 
 log = logging.getLogger("mlxserve.model")
 
@@ -35,7 +37,7 @@ TIMES_BEFORE = 3  # that a step of these shapes is built before it is recorded
 MOST_GRAPHS = 64  # kept, the last used; of 36 layers one takes 0.9 MB
 _MOST_COUNTED = 4096
 
-Forward: TypeAlias = Callable[[KVPool, StepLayout, mx.array], mx.array]
+Forward: TypeAlias = Callable[[Sequence[Group], KVPool, StepLayout, mx.array], mx.array]
 Record: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -57,11 +59,15 @@ class StepGraphs:
         self._num_built: Counter[Hashable] = Counter()
         self._recorded: dict[Hashable, Callable[..., Any]] = {}  # the last used is the last
 
-    def logits(self, layout: StepLayout, tokens: mx.array) -> mx.array:
-        """(T, vocabulary), not evaluated."""
+    def logits(self, groups: Sequence[Group], layout: StepLayout, tokens: mx.array) -> mx.array:
+        """(T, vocabulary), not evaluated. The groups have what they leave, `after`."""
         decodes, backend = layout.decodes, self._backend
-        if backend is None or decodes is None or layout.chunks is not None:
-            return self._forward(self._kv, layout, tokens)
+        is_built = backend is None or decodes is None or layout.chunks is not None
+        # One group, or none where there are no states: beside others are sequences that begin.
+        if is_built or len(groups) > 1 or any(group.before is None for group in groups):
+            return self._forward(groups, self._kv, layout, tokens)
+        assert backend is not None
+        assert decodes is not None
         pools = self._kv.arrays()
         k_pools = pools[: len(self._kv.specs)]
         moves = backend.moves_of(layout.slots, decodes.page_size)
@@ -70,14 +76,19 @@ class StepGraphs:
         if build is not None:
             waits = backend.fences.state(k_pools)
             try:
-                logits, fences = build(tokens, layout.positions, step.arrays(), pools, waits)
+                before = [group.before for group in groups]
+                logits, fences, after = build(
+                    tokens, layout.positions, step.arrays(), pools, waits, before
+                )
             except Exception as error:  # of any kind: a model's code, run in an unusual way
                 log.info("Steps are built anew each time: %s", in_one_line(error), exc_info=error)
                 self._backend = None
             else:
                 backend.fences.resume(k_pools, fences)
+                for group, arrays in zip(groups, after, strict=True):
+                    group.after = arrays
                 return cast(mx.array, logits)
-        logits = self._forward(self._kv, layout, tokens)
+        logits = self._forward(groups, self._kv, layout, tokens)
         self._makers.update((key, make) for key, (make, _) in decodes.uploads.items())
         return logits
 
@@ -109,13 +120,15 @@ def _recording(
         arrays: list[mx.array],
         pools: list[mx.array],
         fences: list[list[mx.array]],
-    ) -> tuple[mx.array, list[list[mx.array]]]:
+        states: list[Stack],
+    ) -> tuple[mx.array, list[list[mx.array]], list[list[list[mx.array | None] | None]]]:
         inputs = like.over(arrays)
         k_pools = pools[: len(fences)]
         kernels = backend.recording(inputs, k_pools, fences)
         layout = StepLayout(positions, inputs.slots, like.num_rows, inputs.tables, None)
-        logits = forward(kv.over(pools, kernels), layout, tokens)
-        return logits, kernels.fences.state(k_pools)
+        groups = [Group.of_decodes(like.num_rows, before) for before in states]
+        logits = forward(groups, kv.over(pools, kernels), layout, tokens)
+        return logits, kernels.fences.state(k_pools), [group.after for group in groups]
 
     return step
 

@@ -96,6 +96,12 @@ def loaded(build_model: BuildModel) -> LoadedModel:
     return prepare(*build_model("gpt_oss", head_dim=64), "tiny")
 
 
+@pytest.fixture(scope="module", params=["qwen3_next", "falcon_h1"])
+def stateful(request: pytest.FixtureRequest, build_model: BuildModel) -> LoadedModel:
+    """Recurrent layers beside attention, and both in one layer."""
+    return prepare(*build_model(request.param, head_dim=64), "tiny")
+
+
 class Steps:
     """Steps of three sequences over a pool."""
 
@@ -133,12 +139,24 @@ def growing(begin: int, num_steps: int) -> list[Step]:
     return steps
 
 
-def test_a_recorded_step_equals_a_built_one_bit_by_bit(loaded: LoadedModel) -> None:
-    """Recorded kernels get the same inputs, fences among them, and no number of another step."""
+def from_the_beginning(num_steps: int) -> list[Step]:
+    """The same for states, which no position is skipped of; a third sequence joins the decodes."""
+    steps: list[list[tuple[int, int, int]]] = [[(0, 0, 56)], [(1, 0, 9)]]
+    for at in range(num_steps):
+        steps.append(list(decodes(56 + at, 9 + at)))
+        if at == 8:
+            steps[-1].append((2, 0, 20))
+        elif at > 8:
+            steps[-1].append((2, 11 + at, 12 + at))
+    return steps
+
+
+def num_recorded(loaded: LoadedModel, steps: Sequence[Step]) -> int:
+    """How many steps were not built in Python. All are compared with built ones."""
     built, recorded = HashingFactory(), HashingFactory()
     expected, found = (Steps(loaded, MetalBackend(f), num_backed=60) for f in (built, recorded))
-    num_recorded = 0
-    for number, step in enumerate(growing(56, 18)):
+    count = 0
+    for number, step in enumerate(steps):
         if number == 12:
             expected.kv.back(3 * PAGES_EACH)
             found.kv.back(3 * PAGES_EACH)
@@ -147,12 +165,26 @@ def test_a_recorded_step_equals_a_built_one_bit_by_bit(loaded: LoadedModel) -> N
             logits = expected.logits(step)
         calls = recorded.num_calls
         assert (found.logits(step) == logits).all()
-        num_recorded += recorded.num_calls == calls
-    assert num_recorded >= 6
+        count += recorded.num_calls == calls
+    return count
 
 
+def test_a_recorded_step_equals_a_built_one_bit_by_bit(loaded: LoadedModel) -> None:
+    """Recorded kernels get the same inputs, fences among them, and no number of another step."""
+    assert num_recorded(loaded, growing(56, 18)) >= 6
+
+
+def test_a_recorded_step_with_states_equals_a_built_one_bit_by_bit(stateful: LoadedModel) -> None:
+    """The logits of a step show the states that the one before has left."""
+    assert num_recorded(stateful, from_the_beginning(26)) >= 12
+
+
+@pytest.mark.parametrize("has_states", [False, True])
 def test_a_recorded_step_gives_the_logits_of_plain_mlx(
-    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    has_states: bool,
+    loaded: LoadedModel,
+    stateful: LoadedModel,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Emulated kernels cannot be recorded: the function that would be runs in their place."""
     recorded: list[object] = []
@@ -162,8 +194,10 @@ def test_a_recorded_step_gives_the_logits_of_plain_mlx(
         return step
 
     monkeypatch.setattr(step_graphs, "record", record)
-    plain, kernels = Steps(loaded, CpuBackend()), Steps(loaded, emulated_backend())
-    for step in [[(0, 0, 62)], [(1, 0, 9)], *growing(62, 8)]:
+    model = stateful if has_states else loaded
+    plain, kernels = Steps(model, CpuBackend()), Steps(model, emulated_backend())
+    steps = from_the_beginning(16) if has_states else [[(0, 0, 62)], [(1, 0, 9)], *growing(62, 8)]
+    for step in steps:
         expected = plain.logits(step)
         assert np.abs(kernels.logits(step) - expected).max() < 1e-4 * np.abs(expected).max()
     assert recorded

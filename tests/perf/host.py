@@ -15,8 +15,7 @@ from __future__ import annotations
 import gc
 import importlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -25,7 +24,6 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map
 
-from metal_kernels.kernels import Kernel, KernelSpec, Size
 from metal_kernels.metal import MetalBackend
 from mlxserve.bench.report import Figure, Report
 from mlxserve.cache.kv import KVPool, LayerSpec
@@ -36,6 +34,8 @@ from mlxserve.model.runner import ModelRunner
 from mlxserve.model.step_graphs import TIMES_BEFORE
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
 from mlxserve.sampling_params import SamplingParams
+from tests.perf import host_states
+from tests.perf.recording_factory import RecordingFactory, single_ops
 
 PAGE_SIZE = 32
 CONTEXT = 1_000
@@ -55,37 +55,6 @@ _COMMON = {
 GEOMETRIES: dict[str, dict[str, Any]] = {"qwen3": _COMMON, "llama": _COMMON}
 
 
-class RecordingFactory:
-    """Makes kernels that compute nothing. Their outputs depend on their inputs, as real ones do."""
-
-    def __init__(self) -> None:
-        self.num_calls = 0
-        self._outputs: dict[tuple[object, ...], mx.array] = {}
-
-    def __call__(self, spec: KernelSpec, source: str) -> Kernel:
-        def run(
-            *,
-            inputs: list[mx.array],
-            template: list[tuple[str, int | mx.Dtype]],
-            grid: Size,
-            threadgroup: Size,
-            output_shapes: list[tuple[int, ...]],
-            output_dtypes: list[mx.Dtype],
-        ) -> list[mx.array]:
-            self.num_calls += 1
-            outputs = [
-                self._outputs[each] if each in self._outputs else self._made(each)
-                for each in zip(output_shapes, output_dtypes, strict=True)
-            ]
-            made: list[mx.array] = mx.depends(outputs, inputs)
-            return made
-
-        return run
-
-    def _made(self, each: tuple[Any, ...]) -> mx.array:
-        return self._outputs.setdefault(each, mx.zeros(*each))
-
-
 @dataclass(frozen=True)
 class Contenders:
     """One step of a model, built by us and by mlx-lm."""
@@ -93,24 +62,6 @@ class Contenders:
     ours: Callable[[], object]
     theirs: Callable[[], object]
     factory: RecordingFactory
-
-
-@contextmanager
-def single_ops() -> Iterator[None]:
-    """Each op of mx.fast that the models use is one op, as on a GPU."""
-    names = ("rms_norm", "rope", "scaled_dot_product_attention")
-    old = {name: getattr(mx.fast, name) for name in names}
-
-    def one(first: mx.array, *_inputs: object, **_options: object) -> mx.array:
-        return mx.abs(first)
-
-    for name in names:
-        setattr(mx.fast, name, one)
-    try:
-        yield
-    finally:
-        for name, op in old.items():
-            setattr(mx.fast, name, op)
 
 
 def bench_host(*, decodes: Sequence[int], chunk: int, rounds: int, steps: int) -> Report:
@@ -125,6 +76,7 @@ def bench_host(*, decodes: Sequence[int], chunk: int, rounds: int, steps: int) -
         with single_ops():
             for name, contenders in workloads.items():
                 figures += _figures(name, contenders, rounds, steps)
+    figures += host_states.figures(decodes, rounds, steps)
     settings = {"context": CONTEXT, "page_size": PAGE_SIZE, "rounds": rounds, "steps": steps}
     return Report("host", settings, tuple(figures))
 

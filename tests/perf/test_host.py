@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.perf import host
+from tests.perf import host, host_states
+from tests.perf.recording_factory import single_ops
 
 SMALL = {**host.GEOMETRIES["qwen3"], "num_hidden_layers": 2, "vocab_size": 640}
 
@@ -12,13 +13,15 @@ SMALL = {**host.GEOMETRIES["qwen3"], "num_hidden_layers": 2, "vocab_size": 640}
 @pytest.fixture(autouse=True)
 def small_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "GEOMETRIES", {"qwen3": SMALL})
+    layers = {"num_hidden_layers": 4, "mlp_only_layers": [0, 1, 2, 3]}
+    monkeypatch.setattr(host_states, "GEOMETRY", {**host_states.GEOMETRY, **layers})
 
 
 def test_every_step_is_built_by_both_and_a_ratio_is_taken() -> None:
     report = host.bench_host(decodes=[1, 2], chunk=40, rounds=2, steps=1)
     names = [figure.name for figure in report.figures]
     for step in ("1 decodes", "2 decodes", "chunk of 40"):
-        assert [name for name in names if step in name][1:] == [
+        assert [name for name in names if name.startswith("qwen3") and step in name][1:] == [
             f"qwen3, {step}: mlx-lm",
             f"qwen3, {step}: ratio",
         ]
@@ -27,7 +30,17 @@ def test_every_step_is_built_by_both_and_a_ratio_is_taken() -> None:
 
 def test_a_step_calls_a_writing_and_two_reading_kernels_per_layer() -> None:
     model = host.Model.of("qwen3")
-    with host.single_ops():
+    with single_ops():
         contenders = model.decoding(2)
         contenders.ours()
         assert contenders.factory.num_calls == 3 * SMALL["num_hidden_layers"]
+
+
+def test_recurrent_layers_are_measured_beside_attention() -> None:
+    figures = list(host_states.figures([1, 2], rounds=2, steps=2))
+    assert [figure.name for figure in figures] == [
+        f"3 recurrent and 1 attention layers, {num} decodes: {what}"
+        for num in (1, 2)
+        for what in ("ours", "mlx-lm", "ratio")
+    ]
+    assert all(value > 0 for figure in figures for value in figure.values)
