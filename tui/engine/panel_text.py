@@ -79,6 +79,8 @@ def now_lines(stats: EngineStats) -> Content:
     cache = f"KV cache {size_words(stats.kv_cache_size)}"
     if stats.swap_size:
         cache += f" · on disk {size_words(stats.swap_size)}"
+    if stats.num_state_slots:
+        cache += f" · states kept {stats.num_snapshots:,} of {stats.num_state_slots:,}"
     preempted = f"preemptions {stats.num_preemptions:,} · cache hits {stats.hit_rate:.0%}"
     queue = f"running {stats.num_running} · waiting {stats.num_waiting}"
     return Content("\n").join(Content(line) for line in (queue, rates, preempted, memory, cache))

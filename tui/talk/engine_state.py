@@ -61,11 +61,14 @@ class EngineStats:
     active_size: int
     peak_size: int
     swap_size: int
+    num_state_slots: int  # 0 if the model has no recurrent states
+    num_snapshots: int
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> EngineStats:
         """Raises KeyError, TypeError or ValueError for malformed content."""
         rates, sizes = content["tokens_per_second"], content["bytes"]
+        states = content["recurrent_states"]
         return cls(
             num_running=int(content["requests"]["running"]),
             num_waiting=int(content["requests"]["waiting"]),
@@ -77,4 +80,6 @@ class EngineStats:
             active_size=int(sizes["active"]),
             peak_size=int(sizes["peak"]),
             swap_size=int(sizes["swap"]),
+            num_state_slots=int(states["slots"]),
+            num_snapshots=int(states["snapshots"]),
         )

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from tui.chat.messages import AnswerStats
@@ -65,11 +67,16 @@ def test_the_engine_s_statistics_are_shown() -> None:
         active_size=3 << 30,
         peak_size=5 << 30,
         swap_size=0,
+        num_state_slots=0,
+        num_snapshots=0,
     )
     words = now_lines(stats).plain
     for part in ("running 2 · waiting 5", "decode 42.1", "preemptions 1", "hits 84%", "5.0 GiB"):
         assert part in words
     assert "disk" not in words
+    assert "states" not in words
+    stateful = replace(stats, num_state_slots=1024, num_snapshots=17)
+    assert "KV cache 1.0 GiB · states kept 17 of 1,024" in now_lines(stateful).plain
 
 
 def test_the_legend_distinguishes_the_states_without_colour() -> None:
