@@ -25,7 +25,8 @@ def main() -> None:
     _prepare_signals()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     channel = _Channel(_take_stdin())
-    target, arguments, seconds, memory = channel.read()
+    target, arguments, seconds, memory, niceness = channel.read()
+    os.nice(niceness)
     _arm(seconds)
     try:
         worker = _make(target, arguments)

@@ -34,6 +34,8 @@ from mlxserve.helpers.job import Job
 from mlxserve.helpers.process import ChildProcess
 
 START_SECONDS = 60.0  # to import and make the target
+# For work that only its own request waits for: a third of the engine's share of a processor.
+BEHIND_THE_ENGINE = 5
 
 
 class Helper:
@@ -45,16 +47,18 @@ class Helper:
         *arguments: Any,
         name: str,
         memory: int,
+        niceness: int = 0,
         start_seconds: float = START_SECONDS,
     ) -> None:
         """target: "module:name" of what makes the object whose methods are the jobs
         arguments: for it, plain data
         name: for messages
         memory: bytes that jobs may need beyond what the child has when it is set up
+        niceness: how far the child gives way to this process where processors are scarce
         """
         self.name = name
         self.num_started = 0  # children; a new one has lost what the last one held
-        self._setup = pickle.dumps((target, arguments, start_seconds, memory))
+        self._setup = pickle.dumps((target, arguments, start_seconds, memory, niceness))
         self._memory = memory
         self._start_seconds = start_seconds
         self._turn = threading.Lock()  # held while there is a job

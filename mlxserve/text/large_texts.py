@@ -17,7 +17,7 @@ from jinja2 import TemplateError
 
 from mlxserve.errors import InvalidRequest
 from mlxserve.helpers.errors import HelperKilled, JobFailed
-from mlxserve.helpers.helper import Helper
+from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
 from mlxserve.text.templates import RenderedTooLong
 
 log = logging.getLogger("mlxserve.text")
@@ -36,6 +36,7 @@ class LargeTexts:
             list(eos_token_ids),
             name="large texts",
             memory=MEMORY,
+            niceness=BEHIND_THE_ENGINE,
         )
 
     def encode(self, text: str) -> list[int]:

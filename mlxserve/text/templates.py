@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from jinja2 import TemplateError
 
 from mlxserve.helpers.errors import HelperKilled, JobFailed
-from mlxserve.helpers.helper import Helper
+from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
 
 # Ten thousand messages take a quarter of a second, and a busy machine several times as long.
 SECONDS = 5.0
@@ -68,7 +68,10 @@ class HelperRenderer:
 
     def __init__(self) -> None:
         self._helper = Helper(
-            "mlxserve.text.template_worker:TemplateWorker", name="chat templates", memory=MEMORY
+            "mlxserve.text.template_worker:TemplateWorker",
+            name="chat templates",
+            memory=MEMORY,
+            niceness=BEHIND_THE_ENGINE,
         )
         self._literals: dict[str, str] = {}
 

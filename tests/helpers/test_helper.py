@@ -89,6 +89,12 @@ def test_a_child_that_was_started_long_before_its_first_job_is_not_late(
     assert helper.num_started == 1
 
 
+def test_the_child_gives_way_to_its_parent_if_asked(make: Callable[..., Helper]) -> None:
+    ours = os.nice(0)
+    assert psutil.Process(pid_of(make("one"))).nice() == ours
+    assert psutil.Process(pid_of(make("one", niceness=3))).nice() == min(ours + 3, 19)
+
+
 def test_large_arguments_and_results_pass(helper: Helper) -> None:
     text = "é" * (5 << 20)
     assert helper.call("echo", text, seconds=LONG) == text
@@ -198,7 +204,7 @@ def test_an_endless_job_is_killed_at_its_deadline(helper: Helper) -> None:
         helper.call("loop", seconds=0.5)
     assert caught.value.reason is KillReason.TIME
     assert 0.5 <= time.monotonic() - began < 30
-    assert not psutil.pid_exists(pid)
+    wait_until(lambda: not psutil.pid_exists(pid), "it lives")
     assert pid_of(helper) != pid
     assert helper.num_started == 2
 

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from mlxserve.errors import EngineStopped, InvalidParameter, QueueFull
 from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
-from mlxserve.helpers.helper import Helper
+from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
 from mlxserve.sampling_params import Structure, StructureKind
 from mlxserve.text.guidance.matcher_host import KEPT_BYTES
 from mlxserve.text.guidance.matchers import Grammar, Matchers
@@ -159,7 +159,13 @@ class Grammars:
             masks = Helper(_HOST, *arguments, name="masks", memory=MASK_BYTES)
             masks.start()  # beside the other one; from now on for the engine's thread alone
             self.matchers = Matchers(masks, self.vocab_size, self._remember)
-            self._helper = Helper(_HOST, *arguments, name="grammars", memory=COMPILE_BYTES)
+            self._helper = Helper(
+                _HOST,
+                *arguments,
+                name="grammars",
+                memory=COMPILE_BYTES,
+                niceness=BEHIND_THE_ENGINE,
+            )
         return self._helper
 
     def _killed(self, structure: Structure, error: HelperKilled) -> Exception:
