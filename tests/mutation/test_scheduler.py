@@ -26,6 +26,7 @@ from mlxserve.scheduler.pins import Pins
 from mlxserve.scheduler.prefix_cache import PrefixCache
 from mlxserve.scheduler.prefix_followers import PrefixFollowers
 from mlxserve.scheduler.scheduler import Scheduler
+from mlxserve.scheduler.state_snapshots import StateSnapshots
 from mlxserve.scheduler.swap import Swap
 from tests.scheduler import (
     test_admission,
@@ -71,6 +72,31 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
         "schedule",
         "self._num_unread += bool(chunks)",
         "self._num_unread += bool(chunks); [self._publish(chunk) for chunk in chunks]",
+    ),
+    "keep a state behind a token that was dropped": Bug(
+        StateSnapshots, "_publish", " or not self._pool.is_known(hash_)", ""
+    ),
+    "find a state before the step is read": Bug(
+        StateSnapshots,
+        "plan",
+        "keeps = self._public(request, start, end)",
+        "keeps = self._public(request, start, end)\n"
+        "    for position, id_ in keeps: self._publish(request, position, id_)",
+    ),
+    "count pages without a state behind them": Bug(
+        StateSnapshots, "num_usable", "hashes[num_pages - 1] not in self._ids", "False"
+    ),
+    "begin again with the snapshot": Bug(
+        StateSnapshots,
+        "plan",
+        "restore, running.restore = running.restore, None",
+        "restore = running.restore",
+    ),
+    "keep a state for another page": Bug(
+        StateSnapshots, "_hash_before", "// self._pool.page_size - 1", "// self._pool.page_size"
+    ),
+    "drop a state and keep its arrays": Bug(
+        StateSnapshots, "_drop", "self._dropped.append(self._ids.pop(hash_))", "self._ids.pop(hash_)"
     ),
     "release the head first": Bug(PagePool, "release", "reversed(pages)", "pages"),
     "forget the salt": Bug(PrefixCache, "hash", ", request.asked.cache_salt", ""),
