@@ -75,8 +75,9 @@ class PageTables:
         they would take what `owed` returns. `num_pages`: as if the pool had this number of pages.
         """
         num_pages = num_pages or self.pool.num_pages
-        if request.asked.skips_cache:
-            num_pages -= self.pins.num_pages
+        if request.asked.skips_cache or self.snapshots is not None:
+            # No state need be kept behind a pinned page, so it may have to compute them all again.
+            num_pages -= self.pins.num_beside(request)
         elif self.pins.num_pages:
             self._hash_beginning(request)
             num_pages -= self.pins.num_kept_from(request)

@@ -65,6 +65,12 @@ class Pins:
         )
         return self.num_pages - shared
 
+    def num_beside(self, request: LiveRequest) -> int:
+        """Pages that are or will be pinned for other requests than this one, its own prompt's among
+        them: what it cannot have if it has to compute its whole prompt."""
+        chain = self._promised.get(request.id, ())
+        return self.num_pages - sum(self._claims[hash_] == 1 for hash_ in chain)
+
     def reserve(self, request: LiveRequest, chain: tuple[bytes, ...]) -> None:
         """Claim the pages with these hashes. Raises PrefixQuotaExceeded; nothing happened then."""
         num_new = sum(hash_ not in self._claims for hash_ in chain)

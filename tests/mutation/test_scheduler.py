@@ -96,7 +96,10 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
         StateSnapshots, "_hash_before", "// self._pool.page_size - 1", "// self._pool.page_size"
     ),
     "drop a state and keep its arrays": Bug(
-        StateSnapshots, "_drop", "self._dropped.append(self._ids.pop(hash_))", "self._ids.pop(hash_)"
+        StateSnapshots,
+        "_drop",
+        "self._dropped.append(self._ids.pop(hash_))",
+        "self._ids.pop(hash_)",
     ),
     "release the head first": Bug(PagePool, "release", "reversed(pages)", "pages"),
     "forget the salt": Bug(PrefixCache, "hash", ", request.asked.cache_salt", ""),

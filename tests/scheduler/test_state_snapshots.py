@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mlxserve.errors import PromptTooLong
 from mlxserve.request import CacheMiss, Chunk, LiveRequest, StatePlan
 from mlxserve.scheduler.state_snapshots import StateSnapshots
 from tests.scheduler.conftest import GhostEngine
@@ -163,6 +164,28 @@ def test_after_a_failure_there_are_no_states(make_engine: MakeEngine) -> None:
     stats = engine.scheduler.state_stats()
     assert (stats.num_slots, stats.num_snapshots) == (ROOMY, 0)
     assert engine.scheduler.state_ids() == set()
+
+
+@pytest.mark.parametrize("pins", [False, True])
+def test_room_is_promised_as_if_no_state_were_kept_behind_pinned_pages(
+    pins: bool, make_engine: MakeEngine
+) -> None:
+    """The running request's slots may take the states of named prefixes, whose pages stay."""
+    prefix = list(range(1, 33))  # 8 pages
+    other = [*prefix[:16], *range(50, 66)]
+    for num_pages in (16, 17):
+        engine = make_engine(
+            num_pages=num_pages, num_state_slots=2, max_num_seqs=1, max_pinned_fraction=1.0
+        )
+        engine.add(prefix, 1, pins=True)
+        engine.drain()
+        if num_pages == 16:
+            with pytest.raises(PromptTooLong, match="beside 8 pinned pages"):
+                engine.add(other, 1, pins=pins)
+        else:
+            engine.add(other, 1, pins=pins)
+            engine.drain()
+            assert engine.scheduler.pool.num_pinned == (12 if pins else 8)
 
 
 # ---- planted bugs: the ghost states find each
