@@ -115,10 +115,7 @@ def test_no_architecture_is_left_out_without_a_reason() -> None:
         "muse_spark": "calls Metal kernels of its own",
         "phi3small": "its dense forward ends the process on this CPU",
         "deepseek_v41": "keeps a kind of cache of its own: refused",
-        "gear": "has no small configuration yet",
-        "kimi_k3": "has no small configuration yet",
         "olmo": "needs a package of its own",
-        "prism_hadamard_qwen35": "has no small configuration yet",
     }
     models = importlib.import_module("mlx_lm.models")
     [folder] = models.__path__
