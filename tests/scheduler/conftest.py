@@ -8,7 +8,7 @@ published before they are computed, and pages freed while a step still uses them
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -206,7 +206,7 @@ class GhostEngine:
         """By computing anew what each request and prefix needs."""
         scheduler = self.scheduler
         prefixes = [*self.pinned, *(request for request in self._live() if request.asked.pins)]
-        claims = {hash_ for prefix in prefixes for hash_ in self._pinned_hashes(prefix)}
+        claims = Counter(hash_ for prefix in prefixes for hash_ in self._pinned_hashes(prefix))
         if len(claims) > int(scheduler.config.max_pinned_fraction * num_pages):
             return True
 
@@ -214,11 +214,13 @@ class GhostEngine:
             page_size = scheduler.pool.page_size
             if request.asked.pins:
                 own = self._pinned_hashes(request)
-            elif request.asked.skips_cache:
+                if self.states.are_kept:  # it may have to compute what others have as well
+                    own = [hash_ for hash_ in own if claims[hash_] == 1]
+            elif request.asked.skips_cache or self.states.are_kept:
                 own = []
             else:
                 own = self._page_hashes(request)[: (request.num_prompt - 1) // page_size]
-            num_left = num_pages - len(claims - set(own))
+            num_left = num_pages - len(claims.keys() - set(own))
             return min(scheduler.config.max_model_len, num_left * page_size)
 
         return any(
