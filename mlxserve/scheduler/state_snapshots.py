@@ -159,9 +159,9 @@ class StateSnapshots:
                 running.boundary = position, id_
 
     def _publish(self, request: LiveRequest, position: int, id_: int) -> None:
-        """Unless its pages were not published: a token of the last one may have been dropped."""
+        """Unless a token of its last page was dropped, or the state is known."""
         hash_ = self._hash_before(request, position)
-        if hash_ is None or hash_ in self._ids or not self._pool.is_known(hash_):
+        if hash_ is None or hash_ in self._ids:
             self._dropped.append(id_)
             return
         self._ids[hash_] = id_

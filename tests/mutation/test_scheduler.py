@@ -36,6 +36,7 @@ from tests.scheduler import (
     test_prefix_cache,
     test_resize,
     test_scheduler,
+    test_state_snapshots,
     test_swap,
 )
 from tests.scheduler.conftest import make_engine as make_engine
@@ -72,9 +73,6 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
         "schedule",
         "self._num_unread += bool(chunks)",
         "self._num_unread += bool(chunks); [self._publish(chunk) for chunk in chunks]",
-    ),
-    "keep a state behind a token that was dropped": Bug(
-        StateSnapshots, "_publish", " or not self._pool.is_known(hash_)", ""
     ),
     "find a state before the step is read": Bug(
         StateSnapshots,
@@ -200,14 +198,6 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
     "forget to move a hash": Bug(
         PagePool, "_move", "self._hashes[target] = hash_ = self._hashes[source]", "hash_ = None"
     ),
-    "leave a remembered match over a resize": Bug(
-        PageTables,
-        "resize",
-        "self.cache.forget_all()",
-        "pass",
-        options={"num_pages": 9, "max_num_seqs": 5, "growth_pages": 0},
-    ),
-    "leave a copy over a resize": Bug(PageTables, "resize", "self._copies.renumber(moves)", "pass"),
     "leave the forks of a leader that ended": Bug(
         Scheduler, "_end", "self._waiting.add(new_leader)", "pass"
     ),
@@ -532,6 +522,20 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "request is not None and request.loading is load.run",
         "True",
         test_swap.test_an_abort_while_the_disk_is_read_frees_pages_and_disk,
+    ),
+    "keep a state behind a token that was dropped": Bug(
+        StateSnapshots,
+        "_hash_before",
+        "request.page_hashes[index] if index < len(request.page_hashes) else None",
+        "request.page_hashes[min(index, len(request.page_hashes) - 1)]",
+        test_state_snapshots.test_a_state_behind_a_token_that_was_dropped_is_not_kept,
+    ),
+    "resize and keep a remembered match": Bug(
+        PageTables,
+        "resize",
+        "self.cache.forget_all()",
+        "pass",
+        test_resize.test_what_waits_is_matched_anew,
     ),
     "resize without moving copies": Bug(
         PageTables,

@@ -116,6 +116,20 @@ def test_requests_that_skip_the_cache_keep_nothing(make_engine: MakeEngine) -> N
     assert engine.scheduler.state_ids() == set()
 
 
+def test_a_state_behind_a_token_that_was_dropped_is_not_kept(make_engine: MakeEngine) -> None:
+    engine = make_engine(num_state_slots=2, max_num_seqs=1)  # none but for the running request
+    prompt = list(range(1, 8))
+    request = engine.add(prompt, 9)
+    engine.launch()
+    engine.launch()  # the eighth token, which completes the second page
+    assert kept(engine, request.id) == [8]
+    engine.abort(request.id)  # before that token is read
+    while engine.unread:
+        engine.read()
+    assert engine.scheduler.state_stats().num_snapshots == 0
+    assert answered(engine, [*prompt, 9]).num_cached == 0
+
+
 def test_a_reset_forgets_the_states(make_engine: MakeEngine) -> None:
     engine = make_engine(num_state_slots=ROOMY)
     answered(engine, list(range(1, 31)))
