@@ -12,13 +12,13 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from mlxserve.errors import ModelNotFound, UnsupportedModel
 from mlxserve.hub.download import fetch_weights
 from mlxserve.hub.embedded import MODEL_NAME, model_path
+from mlxserve.hub.fingerprint import fingerprint
 from mlxserve.hub.model_config import check_model_config
 
 # The files downloaded from a repository: nothing executable.
@@ -51,12 +51,8 @@ class ModelFiles:
         return sum(file.stat().st_size for file in self.weights)
 
     def fingerprint(self) -> str:
-        """Identifies the configuration by content and the weights, unread, by size and time."""
-        digest = blake2b((self.path / "config.json").read_bytes(), digest_size=16)
-        for file in self.weights:
-            state = file.stat()
-            digest.update(f"{file.name}/{state.st_size}/{state.st_mtime_ns}".encode())
-        return digest.hexdigest()
+        """Identifies the model by its contents: a copy elsewhere has the same one. Raises OSError."""
+        return fingerprint(self.path, self.config, self.weights)
 
 
 def find_model(model: str | None, revision: str | None = None) -> ModelFiles:

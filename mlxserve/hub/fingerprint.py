@@ -1,0 +1,50 @@
+"""A model's fingerprint: what its files contain, whatever they are called and wherever they lie.
+
+The configuration and the tokenizer count whole. Weights are too large for that: their names, sizes and
+headers count, and samples of their numbers, so that a fine-tune of the same shapes is another model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+_LAYOUT = b"1"  # of what is hashed; another one makes every model another one
+_TOKENIZER = ("tokenizer*.json", "tokenizer.model", "vocab.*", "merges.txt", "*.tiktoken")
+_LENGTH_SIZE = 8  # bytes, before a safetensors header
+_MAX_HEADER = 100 << 20  # as safetensors itself allows
+_NUM_SAMPLES, _SAMPLE_SIZE = 16, 4096  # of each file of weights
+
+
+def fingerprint(folder: Path, config: Mapping[str, Any], weights: Sequence[Path]) -> str:
+    """32 hex digits. Reads all of the tokenizer and little of the weights. Raises OSError."""
+    digest = blake2b(_LAYOUT, digest_size=16)
+
+    def add(*parts: bytes) -> None:
+        for part in parts:
+            digest.update(len(part).to_bytes(8, "little") + part)
+
+    add(json.dumps(config, sort_keys=True).encode())
+    names = {file for pattern in _TOKENIZER for file in folder.glob(pattern)}
+    for file in sorted(names):
+        add(file.name.encode(), file.read_bytes())
+    for file in weights:
+        add(file.name.encode(), *_parts(file))
+    return digest.hexdigest()
+
+
+def _parts(file: Path) -> list[bytes]:
+    """Size, header and samples of a file of weights."""
+    size = file.stat().st_size
+    with file.open("rb") as content:
+        length = content.read(_LENGTH_SIZE)
+        header = content.read(min(int.from_bytes(length, "little"), _MAX_HEADER))
+        parts = [size.to_bytes(8, "little"), length, header]
+        first = content.tell()
+        for number in range(_NUM_SAMPLES):
+            content.seek(first + (size - first) * number // _NUM_SAMPLES)
+            parts.append(content.read(_SAMPLE_SIZE))
+    return parts
