@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import logging
-import os
+from hashlib import blake2b
 from pathlib import Path
 
 from mlxserve import machine
+from mlxserve.cache.disk import DiskTier
+from mlxserve.cache.disk_folder import default_bytes
+from mlxserve.cache.disk_folder import disk_folder as folder_of
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
-from mlxserve.cache.store import PageStore
 from mlxserve.chat import Chat
 from mlxserve.config import EngineConfig, PreemptionMode
 from mlxserve.engine.async_engine import AsyncEngine
+from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.memory import MemoryWatch
 from mlxserve.engine.pace import Pace
 from mlxserve.engine.trace import Trace
+from mlxserve.errors import InvalidConfig
 from mlxserve.hub.files import ModelFiles, find_model
 from mlxserve.hub.generation_config import read_generation_config
 from mlxserve.model.attention import choose_attention, in_words
@@ -34,6 +38,8 @@ from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.text.tokenizer import Tokenizer
 
 log = logging.getLogger("mlxserve.build")
+
+_INDEX_SECONDS = 1.0  # to list what is on disk; the rest is listed while the engine runs
 
 # The methods that a trace shows, and their names in it. Sampling is part of the step's graph: it is
 # built in "launch" and computed with the rest during "wait for the device" (on a CPU, "start").
@@ -55,11 +61,11 @@ def build_chat(config: EngineConfig, files: ModelFiles | None = None) -> Chat:
     tokenizer = Tokenizer(files.path, generation.eos_token_ids)
     tokenizer.prepare()
     trace = Trace(config.trace) if config.trace else None
-    vocab_sizes: list[int] = []  # found out on the engine's thread
+    found: list[tuple[int, Path | None]] = []  # out on the engine's thread
 
     def build() -> Engine:
         engine, vocab_size = build_engine(config, files, trace)
-        vocab_sizes.append(vocab_size)
+        found.append((vocab_size, engine.disk_folder))
         return engine
 
     engine = AsyncEngine(
@@ -73,7 +79,7 @@ def build_chat(config: EngineConfig, files: ModelFiles | None = None) -> Chat:
             relieve=machine.return_free_memory,
         ),
     )
-    [vocab_size] = vocab_sizes
+    [(vocab_size, disk_folder)] = found
     return Chat(
         engine,
         trace.timed(tokenizer, *_TOKENIZER_SPANS) if trace else tokenizer,
@@ -82,6 +88,7 @@ def build_chat(config: EngineConfig, files: ModelFiles | None = None) -> Chat:
         default_params=generation.default_params,
         fingerprint=files.fingerprint(),
         tool_keep_seconds=config.tool_keep_seconds,
+        prefix_file=disk_folder / "prefixes.json" if disk_folder else None,
     )
 
 
@@ -105,14 +112,15 @@ def build_engine(
     step = None
     if is_metal or config.num_pages is None:
         step = measure_step(config, loaded, backends, is_metal=is_metal)
-    config = _without_swap(config) if loaded.states else config
     config = settle(config, loaded, step, memory_limit, device_memory=most)
     assert config.num_pages is not None
     _limit_memory(config, step if is_metal else None)
     first = first_pages(config) if is_metal and not are_pages_chosen else None
     pool = PagePool(config.num_pages, config.page_size, config.hot_after_hits, first)
     kv = KVPool(loaded.layers, config.num_pages, config.page_size, backends, first)
-    scheduler = Scheduler(config.scheduler, pool, config.num_state_slots)
+    pace = pace or _pace(config, loaded, step if is_metal else None)
+    disk = _disk(config, files, loaded, kv, pace)
+    scheduler = Scheduler(config.scheduler, pool, config.num_state_slots, disk)
     log.info(
         "%s is loaded: KV cache %d tokens in %d pages of %d (%.1f MiB, now %.1f), context %d, "
         "attention by %s, probe difference %.1e",
@@ -127,30 +135,18 @@ def build_engine(
         difference,
     )
     runner = ModelRunner(loaded, kv, config.seed, memory_limit=most)
-    pace = pace or _pace(config, loaded, step if is_metal else None)
-    store = _store(config, files)
     if trace is None:
-        engine = Engine(scheduler, runner, pace, store=store)
+        engine = Engine(scheduler, runner, pace, disk=disk)
     else:
         engine = Engine(
             trace.timed(scheduler, _SCHEDULER_SPANS),
             trace.timed(runner, _RUNNER_SPANS),
             pace,
-            store=store,
+            disk=disk,
             trace=trace,
         )
         engine = trace.timed(engine, {"step": "step"})
     return engine, loaded.vocab_size
-
-
-def _without_swap(config: EngineConfig) -> EngineConfig:
-    if config.scheduler.preemption_mode is not PreemptionMode.SWAP:
-        return config
-    log.warning(
-        "preemption_mode=swap has no effect on this model: its recurrent states are not written to "
-        "disk, and pages are useless without them. Preempted requests are computed again."
-    )
-    return config.with_options(preemption_mode=PreemptionMode.RECOMPUTE)
 
 
 def _limit_memory(config: EngineConfig, step: StepPeak | None) -> None:
@@ -172,12 +168,41 @@ def _pace(config: EngineConfig, loaded: LoadedModel, step: StepPeak | None) -> P
     return pace
 
 
-def _store(config: EngineConfig, files: ModelFiles) -> PageStore | None:
-    if config.scheduler.preemption_mode is not PreemptionMode.SWAP:
+def _disk(
+    config: EngineConfig, files: ModelFiles, loaded: LoadedModel, kv: KVPool, pace: Pace
+) -> DiskCache | None:
+    """None where nothing is to be kept on disk, or the default folder cannot be used."""
+    is_swap = config.scheduler.preemption_mode is PreemptionMode.SWAP
+    folder = folder_of(config.disk_cache_dir)
+    if config.disk_cache_size is not None:
+        limit = int(config.disk_cache_size * (1 << 30))
+    else:
+        limit = default_bytes(folder) if is_swap else 0
+    if not limit or not config.scheduler.enable_prefix_caching:
         return None
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    base = (
-        Path(config.swap_dir).expanduser() if config.swap_dir else Path(cache, "mlxserve", "swap")
-    )
-    limit = int(config.swap_space * (1 << 30))
-    return PageStore(base, limit=limit, model=files.fingerprint())
+    if loaded.states:
+        log.info("Nothing is kept on disk: recurrent states of this model are not written there.")
+        return None
+    daily = config.disk_cache_daily_writes
+    try:
+        tier = DiskTier(
+            folder,
+            identity=_identity(files, kv),
+            model=files.name,
+            limit=limit,
+            daily_writes=10 * limit if daily is None else int(daily * (1 << 30)),
+        )
+    except InvalidConfig as error:
+        if config.disk_cache_dir or is_swap:
+            raise
+        log.warning("Nothing is kept on disk: %s", error)
+        return None
+    tier.flush(_INDEX_SECONDS)
+    return DiskCache(tier, pace, page_bytes=kv.nbytes_of(1), page_size=config.page_size)
+
+
+def _identity(files: ModelFiles, kv: KVPool) -> bytes:
+    """Equal where a page of one pool may be read into another: the model and how a page is laid out."""
+    layers = [(s.kv_heads, s.key_dim, s.value_dim, str(s.dtype)) for s in kv.specs]
+    layout = f"{files.fingerprint()}/{kv.page_size}/{layers}"
+    return blake2b(layout.encode(), digest_size=16).digest()

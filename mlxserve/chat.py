@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mlxserve.errors import (
@@ -24,9 +25,10 @@ from mlxserve.errors import (
     GrammarFailed,
     InvalidParameter,
     InvalidRequest,
+    MlxServeError,
     PromptTooLong,
-    UnknownPrefix,
 )
+from mlxserve.named_prefixes import NamedPrefix, NamedPrefixes
 from mlxserve.request import (
     FinishReason,
     Pooling,
@@ -56,6 +58,7 @@ log = logging.getLogger("mlxserve.chat")
 Observe: TypeAlias = Callable[[Delta], None]
 
 _DEFAULTS = RequestOptions()
+_RESTORE_PRIORITY = 1000  # of prefixes of before the start: after what people wait for
 _MARGIN = 4  # a text is refused unread if it has this many times more characters than can fit
 
 
@@ -156,15 +159,6 @@ class AnswerStream:
             raise GrammarFailed(f"The answer's grammar became too much work: {request.guide.error}")
 
 
-@dataclass(frozen=True, slots=True)
-class NamedPrefix:
-    """The tokens of a named prefix. Their pages are pinned under the request that computed them."""
-
-    token_ids: tuple[int, ...]
-    cache_salt: str | None
-    request_id: str
-
-
 class Chat:
     """A loaded model and its engine. Methods may be called from any event loop."""
 
@@ -178,8 +172,10 @@ class Chat:
         default_params: SamplingParams,
         fingerprint: str = "",
         tool_keep_seconds: float = 60.0,
+        prefix_file: Path | None = None,
     ) -> None:
         """fingerprint: names the model's weights, as models never share pages
+        prefix_file: where named prefixes outlive the process; None for nowhere
         tool_keep_seconds: as in EngineConfig
         """
         self.model_name = model_name
@@ -192,9 +188,8 @@ class Chat:
         self._tool_keep_seconds = tool_keep_seconds
         self._planner = Planner(tokenizer, vocab_size)
         self._numbers = itertools.count()
-        self._prefixes: dict[str, NamedPrefix] = {}
-        self._prefix_lock = threading.Lock()
-        self._warned: set[str] = set()  # prefixes that were named under another salt, by request
+        self._prefixes = NamedPrefixes(prefix_file)
+        self._warned: set[str] = set()  # prefixes that were named under another salt
 
     @property
     def max_model_len(self) -> int:
@@ -289,19 +284,21 @@ class Chat:
         A prompt is computed once for its answers, which have consecutive indices. `observe` as in
         AnswerStream. Raises what `submit` raises.
         """
+        salt = self._salt(options.cache_salt)
         if options.prefix_name is not None:
-            prefix = self._named(options.prefix_name)
+            prefix = self._prefixes.find(options.prefix_name)
             prompts = [(*prefix.token_ids, *prompt) for prompt in prompts]
-            salt = prefix.cache_salt if options.cache_salt is None else options.cache_salt
-            if salt != prefix.cache_salt:
-                self._warn_of_salt(options.prefix_name, prefix)
-            options = replace(options, cache_salt=salt)
+            salt = prefix.salt if options.cache_salt is None else salt
+            if salt != prefix.salt:
+                self._warn_of_salt(options.prefix_name)
         ids = self._request_ids(options.request_id, len(prompts) * params.n)
         answers: list[tuple[Request, DeltaDecoder]] = []
         for prompt in prompts:
             leader: str | None = None
             for choice in params.choices():
-                request = await self._request(prompt, choice, options, next(ids), fork_of=leader)
+                request = await self._request(
+                    prompt, choice, options, next(ids), salt=salt, fork_of=leader
+                )
                 decoder = self._decoder(prompt, request, options.turn, answer_index=len(answers))
                 answers.append((request, decoder))
                 leader = leader or request.id
@@ -329,6 +326,7 @@ class Chat:
         options: RequestOptions,
         request_id: str,
         *,
+        salt: bytes,
         fork_of: str | None = None,
         pins: bool = False,
         pin_share: float = 1.0,
@@ -343,8 +341,7 @@ class Chat:
             token_ids=list(prompt),
             params=params,
             stop_ids=self._tokenizer.eos_token_ids,
-            # The fingerprint has no zero byte: no salt can pass for another model's.
-            cache_salt=f"{self._fingerprint}\0{options.cache_salt or ''}".encode(),
+            cache_salt=salt,
             client=options.client,
             priority=options.priority,
             skips_cache=options.skip_prefix_cache,
@@ -449,13 +446,57 @@ class Chat:
         """
         if not name:
             raise InvalidParameter("prefix_name", "must not be empty")
+        salt = self._salt(cache_salt)
+        asked = NamedPrefix(tuple(token_ids), salt, client, max_share)
+        new = replace(asked, request_id=await self._compute(asked))
+        self._unpin(self._prefixes.put(name, new))
+        self._warned.discard(name)
+
+    def remove_prefix(self, name: str) -> None:
+        """Forget a named prefix, so that its pages may be evicted. Raises UnknownPrefix."""
+        self._unpin(self._prefixes.remove(name))
+        self._warned.discard(name)
+
+    def prefixes(self) -> dict[str, int]:
+        """Each named prefix and its number of tokens."""
+        return self._prefixes.sizes()
+
+    async def restore_prefixes(self, is_client: Callable[[str], bool] = lambda _: True) -> None:
+        """Compute the prefixes that were named before the start, or read their pages from disk.
+
+        They go after other requests. One whose client `is_client` does not know is forgotten; one
+        that does not fit any more keeps its name, and a warning says so.
+        """
+        for name, prefix in self._prefixes.missing():
+            if not is_client(prefix.client):
+                log.info("The prefix %r is forgotten, with the API key that added it", name)
+                self._prefixes.remove(name)
+                continue
+            try:
+                request_id = await self._compute(prefix, priority=_RESTORE_PRIORITY)
+            except EngineStopped:
+                return
+            except MlxServeError as error:
+                log.warning("The prefix %r is not kept in memory: %s", name, error)
+                continue
+            if not self._prefixes.computed(name, prefix, request_id):
+                self._engine.unpin(request_id)
+
+    async def _compute(self, prefix: NamedPrefix, *, priority: int = 0) -> str:
+        """The id of the request under which the pages of a prefix are pinned."""
         params = SamplingParams(max_tokens=1, temperature=0)
-        options = RequestOptions(cache_salt=cache_salt, client=client)
+        options = RequestOptions(client=prefix.client, priority=priority)
         [request_id] = self._request_ids(None, 1)
         request = await self._request(
-            token_ids, params, options, request_id, pins=True, pin_share=max_share
+            prefix.token_ids,
+            params,
+            options,
+            request_id,
+            salt=prefix.salt,
+            pins=True,
+            pin_share=prefix.max_share,
         )
-        answer = await self._submit([(request, self._decoder(token_ids, request, None))])
+        answer = await self._submit([(request, self._decoder(prefix.token_ids, request, None))])
         try:
             [output] = await answer.whole()
             if output.finish_reason is FinishReason.ABORT:
@@ -464,42 +505,28 @@ class Chat:
             await answer.aclose()
             self._engine.unpin(request_id)  # it may have ended just now
             raise
-        new = NamedPrefix(tuple(token_ids), cache_salt, request_id)
-        with self._prefix_lock:
-            old, self._prefixes[name] = self._prefixes.get(name), new
-        if old is not None:
-            self._warned.discard(old.request_id)
+        return request_id
+
+    def _unpin(self, old: NamedPrefix | None) -> None:
+        if old is not None and old.request_id is not None:
             self._engine.unpin(old.request_id)
 
-    def remove_prefix(self, name: str) -> None:
-        """Forget a named prefix, so that its pages may be evicted. Raises UnknownPrefix."""
-        with self._prefix_lock:
-            old = self._named(name)
-            del self._prefixes[name]
-            self._warned.discard(old.request_id)
-        self._engine.unpin(old.request_id)
+    def _salt(self, cache_salt: str | None) -> bytes:
+        """Of pages of this model. Another digest than of any other model with any salt."""
+        # The fingerprint has no zero byte: no salt can pass for another model's.
+        text = f"{self._fingerprint}\0{cache_salt or ''}"
+        return blake2b(text.encode(), digest_size=16).digest()
 
-    def prefixes(self) -> dict[str, int]:
-        """Each named prefix and its number of tokens."""
-        with self._prefix_lock:
-            return {name: len(prefix.token_ids) for name, prefix in self._prefixes.items()}
-
-    def _warn_of_salt(self, name: str, prefix: NamedPrefix) -> None:
+    def _warn_of_salt(self, name: str) -> None:
         """Once for each prefix."""
-        if prefix.request_id not in self._warned:
-            self._warned.add(prefix.request_id)
+        if name not in self._warned:
+            self._warned.add(name)
             log.warning(
                 "A request names the prefix %r, but has another cache_salt than it was added with: "
                 "such requests find none of its pages, and compute them. Leave cache_salt out, or "
                 "add the prefix with it.",
                 name,
             )
-
-    def _named(self, name: str) -> NamedPrefix:
-        prefix = self._prefixes.get(name)
-        if prefix is None:
-            raise UnknownPrefix.named(name, self._prefixes)
-        return prefix
 
     # ---- the engine
 
@@ -522,13 +549,14 @@ class Chat:
         """Since the engine last ended a step, or woke up without work."""
         return self._engine.seconds_since_beat()
 
-    async def reset_prefix_cache(self, *, force: bool = False) -> bool:
-        """Forget every cached page except those of named prefixes.
+    async def reset_prefix_cache(self, *, force: bool = False, disk: bool = False) -> bool:
+        """Forget every cached page except those of named prefixes; with `disk` also those on disk,
+        of this model.
 
         Returns False without doing anything while requests hold pages. `force` preempts them
         first: they compute their pages again, and their answers stay the same.
         """
-        return await self._engine.reset_prefix_cache(force=force)
+        return await self._engine.reset_prefix_cache(force=force, disk=disk)
 
     async def resize_cache(self, num_pages: int) -> Resized:
         """Resize the cache to `num_pages`, which frees memory or takes more of it.

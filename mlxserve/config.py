@@ -43,7 +43,7 @@ class PreemptionMode(Enum):
     """What happens to the computed pages of a preempted request."""
 
     RECOMPUTE = auto()  # released; those that are not evicted meanwhile are found again by hash
-    SWAP = auto()  # the same, but pages that only this request has are written to disk first
+    SWAP = auto()  # the same, but what is not on disk yet is written there first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +159,8 @@ class SchedulerConfig(Options):
     preemption_mode: Annotated[
         PreemptionMode,
         Option(
-            "What happens to a preempted request's pages: recompute them later, or swap those "
-            "that only it has to disk and read them back.",
+            "What happens to a preempted request's pages: recompute what is evicted before it goes "
+            "on, or swap them, to the disk cache, from which they are read back.",
             "Scheduling",
         ),
     ] = PreemptionMode.RECOMPUTE
@@ -310,16 +310,33 @@ class EngineConfig(Options):
             "A page that was found this often is evicted after others.", "Scheduling", "hits", ge=1
         ),
     ] = 2
-    swap_space: Annotated[
-        float, Option("Disk space for swapped pages.", "Scheduling", "GiB", gt=0)
-    ] = 4.0
-    swap_dir: Annotated[
+    disk_cache_size: Annotated[
+        float | None,
+        Option(
+            "Disk space for cached pages, of all models in the folder; 0 keeps none on disk.",
+            "Disk cache",
+            "GiB",
+            default="8 for serve and chat, at most a tenth of the free space; otherwise 0",
+            ge=0,
+        ),
+    ] = None
+    disk_cache_dir: Annotated[
         str | None,
         Option(
-            "Folder for swapped pages.",
-            "Scheduling",
+            "Folder of the disk cache.",
+            "Disk cache",
             "folder",
-            default="mlxserve/swap in the user's cache folder",
+            default="mlxserve/pages in the user's cache folder",
+        ),
+    ] = None
+    disk_cache_daily_writes: Annotated[
+        float | None,
+        Option(
+            "Most that is written to the disk cache in a day (UTC), as disks wear out.",
+            "Disk cache",
+            "GiB",
+            default="10 times disk_cache_size",
+            gt=0,
         ),
     ] = None
     memory_high: Annotated[
@@ -363,11 +380,27 @@ class EngineConfig(Options):
     ] = None
 
     def check_together(self) -> None:
+        if self.scheduler.preemption_mode is PreemptionMode.SWAP:
+            self._check_swap()
         if self.memory_critical < self.memory_high:
             raise InvalidConfig(
                 f"memory_critical ({self.memory_critical}) must be at least memory_high "
                 f"({self.memory_high}).",
                 option="memory_critical",
+            )
+
+    def _check_swap(self) -> None:
+        if not self.scheduler.enable_prefix_caching:
+            raise InvalidConfig(
+                "preemption_mode=swap finds pages by the prefix cache: turn enable_prefix_caching "
+                "on, or choose preemption_mode=recompute.",
+                option="preemption_mode",
+            )
+        if self.disk_cache_size == 0:
+            raise InvalidConfig(
+                "preemption_mode=swap writes to the disk cache: raise disk_cache_size, or choose "
+                "preemption_mode=recompute.",
+                option="disk_cache_size",
             )
 
     @property

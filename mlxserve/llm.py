@@ -164,6 +164,13 @@ class AsyncLLM:
         """Forget a named prefix. Raises UnknownPrefix."""
         self._chat.remove_prefix(name)
 
+    async def restore_prefixes(self) -> None:
+        """Compute the prefixes that were named before the start, or read them from the disk cache.
+
+        Their names are known without this, and their pages are found like any others.
+        """
+        await self._chat.restore_prefixes()
+
     def list_prefixes(self) -> dict[str, int]:
         """Each named prefix and its number of tokens."""
         return self._chat.prefixes()
@@ -171,13 +178,14 @@ class AsyncLLM:
     def stats(self) -> Stats:
         return self._chat.stats()
 
-    async def reset_prefix_cache(self, *, force: bool = False) -> bool:
-        """Forget every cached page except those of named prefixes.
+    async def reset_prefix_cache(self, *, force: bool = False, disk: bool = False) -> bool:
+        """Forget every cached page except those of named prefixes; with `disk` also those on disk,
+        of this model.
 
         Returns False and changes nothing while requests hold pages, unless `force`: running requests
         then release theirs and recompute them; their answers stay the same.
         """
-        return await self._chat.reset_prefix_cache(force=force)
+        return await self._chat.reset_prefix_cache(force=force, disk=disk)
 
     async def resize_cache(self, num_pages: int) -> Resized:
         """Resize the cache to `num_pages`; memory is returned to the machine, or taken from it.
@@ -245,6 +253,7 @@ class LLM:
         self._thread.start()
         # Runs at the latest when the object is collected, or the process ends.
         self._close = weakref.finalize(self, _shut_down, self._llm, self._loop, self._thread)
+        self._run(self._llm.restore_prefixes())
 
     @property
     def model_name(self) -> str:
@@ -327,15 +336,15 @@ class LLM:
         self._llm.remove_prefix(name)
 
     def list_prefixes(self) -> dict[str, int]:
-        """Each named prefix and its number of tokens."""
+        """Each named prefix and its number of tokens. With a disk cache also those of before."""
         return self._llm.list_prefixes()
 
     def stats(self) -> Stats:
         return self._llm.stats()
 
-    def reset_prefix_cache(self, *, force: bool = False) -> bool:
+    def reset_prefix_cache(self, *, force: bool = False, disk: bool = False) -> bool:
         """As AsyncLLM's."""
-        return self._run(self._llm.reset_prefix_cache(force=force))
+        return self._run(self._llm.reset_prefix_cache(force=force, disk=disk))
 
     def resize_cache(self, num_pages: int) -> Resized:
         """As AsyncLLM's."""

@@ -30,7 +30,9 @@ _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
 
 # Sections of `--help`.
-Panel: TypeAlias = Literal["Server", "Security", "Limits", "Model", "Memory", "Scheduling", "Log"]
+Panel: TypeAlias = Literal[
+    "Server", "Security", "Limits", "Model", "Memory", "Scheduling", "Disk cache", "Recovery", "Log"
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ class CacheMiss(StrEnum):
     EVICTED = "evicted"  # it was cached, but its pages were needed
     OTHER_SALT = "other_salt"  # this client computed it under another cache_salt
     BELOW_ONE_PAGE = "below_one_page"  # the rest does not fill a page, or is the last token
+    LOST = "lost"  # it was on disk, but could not be read
     NO_SNAPSHOT = "no_snapshot"  # its pages are cached, but no recurrent state behind them
     OFF = "off"  # prefix caching is off
 
@@ -65,6 +66,7 @@ class CacheReport:
     num_tokens: int  # in these pages, and in the copied part of one more
     differs_at: int  # position of the first token that was not cached
     reason: CacheMiss
+    num_from_disk: int = 0  # of the tokens, those that were read from disk
 
 
 class Guide(Protocol):
@@ -124,9 +126,8 @@ class Resized:
 
 @dataclass(frozen=True, slots=True)
 class PageRun:
-    """Consecutive pages of one request that are stored outside of the pool."""
+    """Consecutive pages of one request that are being read from disk."""
 
-    key: str
     first: int  # index in the request's page table
     hashes: tuple[bytes, ...]
 
@@ -196,8 +197,9 @@ class LiveRequest:
     num_lost: int = 0  # computed tokens that the last preemption gave up
     prefill_end: int = 0  # known tokens at the last admission; from there on it decodes
     page_table: PageTable = field(default_factory=as_page_table)
-    saved: PageRun | None = None  # pages of it that are on disk
+    disk_end: int = 0  # its pages up to this one are read from disk where they are not computed
     loading: PageRun | None = None  # those that are being read into its page table
+    has_resumed: bool = False  # it lost its pages once, and began again
     state: RequestState = RequestState.WAITING
     finish_reason: FinishReason | None = None
 

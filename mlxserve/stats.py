@@ -6,7 +6,7 @@ out copies; a copy is never changed. `Stats` is one copy of every group.
     scheduler ─ SchedulerStats ─┐
     pool ────── PoolStats ──────┤
     engine ──── StepStats ──────┼─ Stats ── /metrics, the log line, `LLM.stats()`
-    transfers ─ SwapStats ──────┤
+    disk ────── DiskStats ──────┤
     snapshots ─ StateStats ─────┘
 
 To add a number: add a field here and count it where it happens.
@@ -154,7 +154,7 @@ class SchedulerStats(StatsGroup):
     recomputed_tokens: Annotated[int, counter("Tokens computed again after a preemption.")] = 0
     swapped_tokens: Annotated[int, counter("Tokens whose pages the disk took in a preemption.")] = 0
     restored_tokens: Annotated[
-        int, counter("Tokens whose pages were read back from disk instead of computed again.")
+        int, counter("Tokens whose pages were read from disk instead of computed.")
     ] = 0
     align_deferrals: Annotated[
         int,
@@ -284,10 +284,29 @@ class StepStats(StatsGroup):
 
 
 @dataclass(slots=True)
-class SwapStats(StatsGroup):
-    """Preempted pages on disk now."""
+class DiskStats(StatsGroup):
+    """Of the disk cache: this model's pages now, and what was read and written since the start."""
 
-    num_bytes: Annotated[int, gauge("Bytes of pages on disk.", "swap_bytes")] = 0
+    num_pages: Annotated[int, gauge("Pages on disk.", "disk_cache_pages")] = 0
+    num_bytes: Annotated[int, gauge("Bytes of pages on disk.", "disk_cache_bytes")] = 0
+    limit: Annotated[
+        int, gauge("Most bytes on disk, of all models; 0 without.", "disk_cache_limit_bytes")
+    ] = 0
+    num_read: Annotated[int, counter("Pages read from disk.", "disk_cache_hits")] = 0
+    num_lost: Annotated[
+        int,
+        counter("Pages that were to be read, and were missing or damaged.", "disk_cache_lost"),
+    ] = 0
+    num_written: Annotated[int, counter("Pages written to disk.", "disk_cache_written")] = 0
+    bytes_read: Annotated[int, counter("Bytes read from disk.", "disk_cache_read_bytes")] = 0
+    bytes_written: Annotated[int, counter("Bytes written to disk.", "disk_cache_written_bytes")] = 0
+    written_today: Annotated[
+        int, gauge("Bytes written today (UTC), by every server.", "disk_cache_written_today_bytes")
+    ] = 0
+    read_rate: Annotated[
+        float,
+        gauge("Bytes per second of recent reads; 0 before the first.", "disk_cache_read_rate"),
+    ] = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,5 +316,5 @@ class Stats:
     scheduler: SchedulerStats = field(default_factory=SchedulerStats)
     pool: PoolStats = field(default_factory=PoolStats)
     engine: StepStats = field(default_factory=StepStats)
-    swap: SwapStats = field(default_factory=SwapStats)
+    disk: DiskStats = field(default_factory=DiskStats)
     states: StateStats = field(default_factory=StateStats)

@@ -345,8 +345,9 @@ def logging_restored() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Hide the options and keys of the user who runs the tests."""
+    """Hide the options and keys of the user who runs the tests, and leave the disk cache alone."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLXSERVE_DISK_CACHE_SIZE", "0")
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         yield
 

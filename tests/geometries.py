@@ -126,7 +126,8 @@ class _Forward:
         if chunk_rows := self._step.num_rows - step_rows:
             attended, read = _half(chunk_rows * width), pools
             if self._step.num_copied:
-                read = tuple(_half(self._step.num_copied * kv_width) for _ in range(2))
+                size = self._step.num_copied * kv_width
+                read = (_half(size), _half(size))
                 yield Operation(pools, read[0])
                 yield Operation((), read[1], 0)  # by the same dispatch
             yield Operation((q, *read), attended)

@@ -68,6 +68,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/text/__init__": "",
     "mlxserve/request_options": "mlxserve/errors mlxserve/sampling_params mlxserve/text/parsing",
+    "mlxserve/named_prefixes": "mlxserve/errors",
     "mlxserve/cache/__init__": "",
     "mlxserve/cache/hashing": "",
     "mlxserve/cache/runs": "",
@@ -78,7 +79,9 @@ ARROWS: dict[str, str] = {
     "mlxserve/cache/kv": (
         "metal_kernels mlxserve/errors mlxserve/cache/layout mlxserve/cache/key_owners"
     ),
-    "mlxserve/cache/store": "mlxserve/errors",
+    "mlxserve/cache/disk_files": "",
+    "mlxserve/cache/disk_folder": "",
+    "mlxserve/cache/disk": "mlxserve/errors mlxserve/cache/disk_files",
     "mlxserve/scheduler": (
         "mlxserve/errors mlxserve/stats mlxserve/config mlxserve/request mlxserve/work "
         "mlxserve/cache/hashing mlxserve/cache/pages"
@@ -90,18 +93,18 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/engine": (
         "mlxserve/errors mlxserve/stats mlxserve/request mlxserve/work mlxserve/cache/pages "
-        "mlxserve/cache/store mlxserve/scheduler mlxserve/model"
+        "mlxserve/cache/disk mlxserve/scheduler mlxserve/model"
     ),
     "mlxserve/chat": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/request "
         "mlxserve/text/parsing mlxserve/text/lanes mlxserve/text/templates "
         "mlxserve/text/tokenizer mlxserve/text/deltas mlxserve/text/guidance "
-        "mlxserve/request_options mlxserve/engine"
+        "mlxserve/request_options mlxserve/named_prefixes mlxserve/engine"
     ),
     "mlxserve/build": (
-        "mlxserve/config mlxserve/machine mlxserve/hub mlxserve/text/tokenizer "
-        "mlxserve/cache/pages mlxserve/cache/kv mlxserve/cache/store mlxserve/scheduler "
-        "mlxserve/model mlxserve/engine mlxserve/chat"
+        "mlxserve/errors mlxserve/config mlxserve/machine mlxserve/hub mlxserve/text/tokenizer "
+        "mlxserve/cache/pages mlxserve/cache/kv mlxserve/cache/disk_folder mlxserve/cache/disk "
+        "mlxserve/scheduler mlxserve/model mlxserve/engine mlxserve/chat"
     ),
     "mlxserve/llm": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config "
@@ -187,9 +190,9 @@ ARROWS: dict[str, str] = {
     "mlxserve/service": "mlxserve/errors",
     "mlxserve/cli": (
         "tui/opening tui mlxserve/version mlxserve/errors mlxserve/option mlxserve/config "
-        "mlxserve/machine mlxserve/hub mlxserve/text/deltas mlxserve/chat mlxserve/build "
-        "mlxserve/api/config mlxserve/api/access mlxserve/api/server mlxserve/api "
-        "mlxserve/doctor mlxserve/bench mlxserve/service"
+        "mlxserve/machine mlxserve/hub mlxserve/text/deltas mlxserve/cache/disk_files "
+        "mlxserve/cache/disk_folder mlxserve/chat mlxserve/build mlxserve/api/config mlxserve/api/access "
+        "mlxserve/api/server mlxserve/api mlxserve/doctor mlxserve/bench mlxserve/service"
     ),
     "mlxserve/__main__": "mlxserve/cli",
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import re
@@ -31,7 +30,6 @@ from mlxserve import (
     UnknownPrefix,
 )
 from mlxserve.api.metrics import Metrics
-from mlxserve.cache.store import PageStore
 from mlxserve.engine.async_engine import AsyncEngine
 from mlxserve.engine.output_stream import OutputStream
 from mlxserve.request import Request
@@ -200,26 +198,19 @@ def test_three_times_more_demand_than_pages_is_served_in_both_modes(
 ) -> None:
     demand = sum(-(-(len(prompt) + 44) // 16) for prompt in CROWD)
     assert demand > 3 * SMALL["num_pages"]
-    folder, swap = str(model_folder("llama")), tmp_path / "swap"
+    folder = str(model_folder("llama"))
     options = {**SMALL, "disable_log_stats": False, "log_stats_interval": 1e-6}
     caplog.set_level("INFO", "mlxserve.engine")
-    with LLM(folder, preemption_mode=mode, swap_dir=str(swap), **options) as tight:
+    with LLM(folder, preemption_mode=mode, disk_cache_dir=str(tmp_path), **options) as tight:
         outputs = tight.generate(CROWD, LONG, use_tqdm=False)
         tight.check()
         stats = tight.stats()
         page = bytes(Metrics(tight).response().body).decode()
-        left = list(swap.iterdir()) if mode == "swap" else []
     assert [output.token_ids for output in outputs] == answers
     assert stats.scheduler.num_preemptions > 0
     assert stats.pool.num_used == 0
     if mode == "swap":
         assert stats.scheduler.restored_tokens > 0
-        assert (
-            stats.scheduler.restored_tokens + stats.scheduler.recomputed_tokens
-            <= 2 * stats.scheduler.swapped_tokens
-        )
-        assert len(left) == 1
-        assert not left[0].exists()
     for counter in ("num_preemptions", "recomputed_tokens", "swapped_tokens", "restored_tokens"):
         value = float(getattr(stats.scheduler, counter))
         assert re.search(rf"^mlxserve:{counter}_total{{[^}}]*}} {value}$", page, re.MULTILINE)
@@ -237,49 +228,64 @@ def test_three_times_more_demand_than_pages_is_served_in_both_modes(
         assert warning in said or warning.replace("SWAP", "RECOMPUTE") in said
 
 
-@pytest.mark.parametrize("damage", ["gone", "cut off", "changed", "foreign", "never written"])
-def test_damaged_swap_files_change_no_answer(
-    model_folder: Callable[[str], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    answers: list[tuple[int, ...]],
-    damage: str,
+DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
+    "gone": lambda content: None,
+    "cut off": lambda content: content[: len(content) // 2],
+    "empty": lambda content: b"",
+    "changed": lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+    "of another format": lambda content: b"mlxpage1" + content[8:],
+}
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "foreign"])
+def test_damaged_pages_on_disk_change_no_answer(
+    model_folder: Callable[[str], Path], tmp_path: Path, damage: str
 ) -> None:
-    read, header = PageStore.answer_load, PageStore.page_header
+    folder, prompt = str(model_folder("llama")), [5] * 100
+    disk = {"disk_cache_size": 1, "disk_cache_dir": str(tmp_path)}
+    with LLM(folder, **disk, **SMALL) as before:
+        [wanted] = before.generate([prompt], LONG, use_tqdm=False)
+    files = sorted(tmp_path.rglob("*.page"))
+    assert len(files) >= 6
+    contents = [file.read_bytes() for file in files]
+    for number, file in enumerate(files):
+        if damage == "foreign":
+            file.write_bytes(contents[number - 1])
+        elif (content := DAMAGES[damage](contents[number])) is None:
+            file.unlink()
+        else:
+            file.write_bytes(content)
+    with LLM(folder, **disk, **SMALL) as after:
+        [found] = after.generate([prompt], LONG, use_tqdm=False)
+        after.check()
+    assert found.token_ids == wanted.token_ids
+    assert found.usage.cached_tokens == 0
 
-    def damaged(store: PageStore, key: str, *args: Any) -> None:
-        file = store.folder / f"{key}.pages"
-        if file.exists():  # and was not lost before
-            content = file.read_bytes()
-            if damage == "gone":
-                file.unlink()
-            elif damage == "cut off":
-                file.write_bytes(content[: len(content) // 2])
-            elif damage == "changed":
-                file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-            elif others := [other for other in store.folder.glob("*.pages") if other != file]:
-                file.write_bytes(others[0].read_bytes())
-            else:  # one page where another was
-                half = len(content) // 2
-                file.write_bytes(content[half:] + content[:half])
-        read(store, key, *args)
 
-    def full(store: PageStore, index: int, hash_: bytes, payload: bytes) -> bytes:
-        if damage == "never written":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return header(store, index, hash_, payload)
-
-    monkeypatch.setattr(PageStore, "answer_load", damaged)
-    monkeypatch.setattr(PageStore, "page_header", full)
-    folder, swap = str(model_folder("llama")), str(tmp_path / "swap")
-    with LLM(folder, preemption_mode="swap", swap_dir=swap, **SMALL) as tight:
-        outputs = tight.generate(CROWD, LONG, use_tqdm=False)
-        assert [output.token_ids for output in outputs] == answers
-        assert tight.stats().scheduler.num_preemptions > 0
-        assert tight.stats().scheduler.recomputed_tokens > 0
-    full_lines = [r for r in caplog.records if "No space left on device" in r.message]
-    assert len(full_lines) == (damage == "never written")
+def test_what_was_computed_is_read_from_disk_after_a_restart(
+    model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder, prompt = str(model_folder("llama")), [5] * 100
+    disk = {"disk_cache_size": 1, "disk_cache_dir": str(tmp_path)}
+    with LLM(folder, **disk, **SMALL) as before:
+        [wanted] = before.generate([prompt], LONG, use_tqdm=False)
+    with LLM(folder, **disk, **SMALL) as after:
+        [found] = after.generate([prompt], LONG, use_tqdm=False)
+        [other] = after.generate([prompt], LONG, use_tqdm=False, cache_salt="mine")
+        stats = after.stats()
+        assert after.reset_prefix_cache(disk=True)
+        assert after.stats().disk.num_pages == 0
+        [again] = after.generate([prompt], LONG, use_tqdm=False)
+    assert found.token_ids == other.token_ids == again.token_ids == wanted.token_ids
+    assert found.usage.cached_tokens == 96
+    assert found.usage.cache is not None
+    assert found.usage.cache.num_from_disk == 96
+    assert other.usage.cached_tokens == again.usage.cached_tokens == 0
+    assert (stats.disk.num_read, stats.disk.num_lost) == (6, 0)
+    with LLM(folder, **disk, **{**SMALL, "page_size": 32}) as larger:
+        [found] = larger.generate([prompt], LONG, use_tqdm=False)
+    assert found.token_ids == wanted.token_ids
+    assert found.usage.cached_tokens == 0  # pages of another size are other pages
 
 
 def test_usage_says_where_a_prompt_differs_from_what_was_cached(llm: LLM) -> None:

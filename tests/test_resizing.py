@@ -56,7 +56,7 @@ async def answers(llm: AsyncLLM, sizes: Sequence[int] = ()) -> list[tuple[int, .
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_answers_are_the_same_while_the_cache_grows_and_shrinks(mode: str, tmp_path: Any) -> None:
-    swap: dict[str, Any] = {"preemption_mode": mode, "swap_dir": str(tmp_path / "swap")}
+    swap: dict[str, Any] = {"preemption_mode": mode, "disk_cache_dir": str(tmp_path)}
 
     async def scenario() -> None:
         llm = AsyncLLM(**OPTIONS, **swap)
@@ -70,7 +70,7 @@ def test_answers_are_the_same_while_the_cache_grows_and_shrinks(mode: str, tmp_p
         assert llm.stats().scheduler.num_preemptions > 0, (
             "there was too little room for all of them"
         )
-        assert (llm.stats().scheduler.swapped_tokens > 0) == (mode == "swap")
+        assert (llm.stats().disk.num_written > 0) == (mode == "swap")
         await llm.resize_cache(few)
         assert llm.stats().pool.num_pinned == num_pinned
         one = await llm.generate("Yes or no?", GREEDY, prefix_name="rules")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlxserve.stats import Histogram, Rate, StepStats, SwapStats
+from mlxserve.stats import Histogram, PoolStats, Rate, StepStats
 
 
 def test_a_rate_is_that_of_the_last_seconds() -> None:
@@ -45,4 +45,6 @@ def test_a_copy_does_not_follow_what_is_counted_later() -> None:
 
 
 def test_a_group_takes_its_owners_attributes_by_name() -> None:
-    assert SwapStats.of(SimpleNamespace(num_bytes=7, other=1)) == SwapStats(num_bytes=7)
+    owner = SimpleNamespace(num_pages=7, num_free=3, num_used=4, other=1)
+    values = {name: getattr(owner, name, 0) for name in PoolStats.__match_args__}
+    assert PoolStats.of(SimpleNamespace(**values, other=1)) == PoolStats(**values)

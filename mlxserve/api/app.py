@@ -104,7 +104,7 @@ def create_app(
             Middleware(DrainCheck, drain=drain),
             Middleware(LimitCheck, limits=limits),
         ],
-        lifespan=partial(_follow_keys, keyring),
+        lifespan=partial(_beside, keyring, chat),
         exception_handlers={
             ApiError: _api_error,
             HTTPException: _http_error,
@@ -117,17 +117,27 @@ def create_app(
 
 
 @contextlib.asynccontextmanager
-async def _follow_keys(keyring: Keyring, _app: Starlette) -> AsyncIterator[None]:
-    """Look at the key file all the time, so that a revoked key loses what it has without a request."""
-    following = asyncio.ensure_future(_follow(keyring))
+async def _beside(keyring: Keyring, chat: Chat, _app: Starlette) -> AsyncIterator[None]:
+    """What is done beside the requests."""
+    tasks = [asyncio.ensure_future(work) for work in (_follow(keyring), _restore(keyring, chat))]
     try:
         yield
     finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _restore(keyring: Keyring, chat: Chat) -> None:
+    """Have the named prefixes of before the start ready, but for those of keys that are gone."""
+    try:
+        await chat.restore_prefixes(lambda key_id: not key_id or keyring.has(key_id))
+    except Exception:
+        logger.exception("Named prefixes of before the start are not ready")
 
 
 async def _follow(keyring: Keyring) -> None:
+    """Look at the key file all the time, so that a revoked key loses what it has without a request."""
     while True:
         await asyncio.sleep(KEYS_INTERVAL)
         try:

@@ -45,6 +45,7 @@ def cache_report(cache: CacheReport | None) -> dict[str, Any] | None:
     return {
         "num_pages": cache.num_pages,
         "num_tokens": cache.num_tokens,
+        "tokens_from_disk": cache.num_from_disk,
         "differs_at": cache.differs_at,
         "reason": str(cache.reason),
     }

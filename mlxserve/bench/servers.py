@@ -55,10 +55,18 @@ def our_server(
     options: Sequence[str] = (),
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Contender]:
-    """Run `mlxserve serve` with these options. Raises ServerFailed with the end of its log."""
+    """Run `mlxserve serve` with these options. Raises ServerFailed with the end of its log.
+
+    Its disk cache is off, and has a folder of its own if the options turn it on.
+    """
     command = [sys.executable, "-m", "mlxserve", "serve", "--model", model, "--exit-with-parent"]
-    command += ["--disable-log-stats", *options]
-    with run_child(name, command, "/ready", environment) as (url, child):
+    command += ["--disable-log-stats", "--disk-cache-size", "0"]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        run_child(
+            name, [*command, "--disk-cache-dir", folder, *options], "/ready", environment
+        ) as (url, child),
+    ):
         yield Contender(name, url, _first_model(url), child.start_seconds, child.process_id)
 
 

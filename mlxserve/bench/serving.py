@@ -96,7 +96,10 @@ WORKLOADS = {
             loads.preempt,
             (
                 Variant("recompute", _FEW_PAGES),
-                Variant("swap", (*_FEW_PAGES, "--preemption-mode", "swap")),
+                Variant(
+                    "swap",
+                    (*_FEW_PAGES, "--preemption-mode", "swap", "--disk-cache-size", "4"),
+                ),
                 Variant("enough pages"),
             ),
             "More answers than fit into memory.",

@@ -46,6 +46,7 @@ class PageState(IntEnum):
     SHARED = 2  # several holders
     CACHED = 3  # no holder, but findable by its hash
     PINNED = 4  # never evicted, held or not
+    STORED = 5  # cached, and on disk as well; the pool itself does not know
 
 
 class PagePool:
@@ -96,9 +97,7 @@ class PagePool:
     @property
     def num_free(self) -> int:
         """Pages that `allocate` can return: blank and cached ones."""
-        normal, hot, kept = self._cached
-        num_closed = self.num_pages - self.num_open
-        return len(self._blank) + num_closed + len(normal) + len(hot) + len(kept)
+        return self.num_blank + sum(map(len, self._cached))
 
     @property
     def num_used(self) -> int:
@@ -132,9 +131,22 @@ class PagePool:
             states[page] = pinned
         return bytes(states)
 
-    def eviction_order(self) -> list[int]:
-        """Cached pages, next to be evicted first."""
-        return list(chain.from_iterable(self._cached))
+    @property
+    def num_blank(self) -> int:
+        """Pages that can be allocated without evicting one."""
+        return len(self._blank) + self.num_pages - self.num_open
+
+    def eviction_order(self, count: int | None = None) -> list[int]:
+        """Cached pages, next to be evicted first; `count`: at most so many of them."""
+        return list(islice(chain.from_iterable(self._cached), count))
+
+    def pinned(self) -> list[int]:
+        """Pages of named prefixes, the first to be pinned first."""
+        return list(self._pin_counts)
+
+    def is_full(self, page: int) -> bool:
+        """Whether it can be found, and is not a tail."""
+        return len(self._tokens[page]) == 4 * self.page_size
 
     def hash_of(self, page: int) -> bytes | None:
         return self._hashes[page]

@@ -13,6 +13,7 @@ import typer
 from mlxserve.api.config import ServerConfig
 from mlxserve.cli import (
     bench,
+    cache,
     chat,
     doctor,
     key,
@@ -60,6 +61,7 @@ app.command(cls=PanelCommand)(with_settings(EngineConfig)(run.run))
 app.command(cls=chat.ChatCommand)(with_settings(EngineConfig)(chat.chat))
 app.command()(launch.launch)
 app.add_typer(prefix.app, name="prefix")
+app.add_typer(cache.app, name="cache")
 app.add_typer(key.app, name="key")
 app.add_typer(service.app, name="service")
 app.command(cls=PanelCommand)(with_settings(EngineConfig)(models.models))

@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from mlxserve.api.config import ServerConfig
+from mlxserve.cache.disk_folder import default_bytes, disk_folder
 from mlxserve.cli.building import build
 from mlxserve.cli.settings import Settings
 from mlxserve.cli.streams import forget_unwritten, open_closed_streams, say
@@ -34,7 +35,7 @@ def serve(
         if signal.getsignal(number) != signal.SIG_IGN:  # such as SIGHUP after `nohup`
             signal.signal(number, _leave)  # until the server installs its own handlers
     server = settings.build(ServerConfig)
-    config = settings.build(EngineConfig)
+    config = _with_disk_cache(settings.build(EngineConfig))
     from mlxserve import machine
     from mlxserve.api.access.policy import read_access
     from mlxserve.api.app import create_app
@@ -80,6 +81,13 @@ def serve(
     if watchdog.exit_code:
         print("error: the engine has failed; the log says why.", file=sys.stderr)
         sys.exit(watchdog.exit_code)
+
+
+def _with_disk_cache(config: EngineConfig) -> EngineConfig:
+    if config.disk_cache_size is not None:
+        return config
+    size = default_bytes(disk_folder(config.disk_cache_dir)) / (1 << 30)
+    return config.with_options(disk_cache_size=size)
 
 
 def _keep_what_is_loaded() -> None:

@@ -112,6 +112,7 @@ class AsyncEngine:
         self._failures = _Failures(max_failures)
         self._memory = memory
         self._has_failed = False
+        self._has_more = False  # to write to disk, while nothing else is to be done
         self._stopped: EngineStopped | None = None
         self._beat = time.monotonic()
         self._stats = Stats()
@@ -173,9 +174,9 @@ class AsyncEngine:
         """As `Engine.keep_pages`, at the next step boundary."""
         self._tell(lambda engine: engine.keep_pages(request, seconds))
 
-    async def reset_prefix_cache(self, *, force: bool = False) -> bool:
+    async def reset_prefix_cache(self, *, force: bool = False, disk: bool = False) -> bool:
         """As `Engine.reset_prefix_cache`."""
-        call = self._call(lambda engine: engine.reset_prefix_cache(force=force))
+        call = self._call(lambda engine: engine.reset_prefix_cache(force=force, disk=disk))
         done: bool = await asyncio.wrap_future(call)
         return done
 
@@ -268,7 +269,7 @@ class AsyncEngine:
             self._has_failed = True
         self._end(reason)
         try:
-            engine.close()
+            engine.close(keeps_pages=not self._has_failed)
             del engine
             _free_arrays()
         except Exception:
@@ -287,6 +288,9 @@ class AsyncEngine:
                     outputs = engine.step()
                     self._deliver(outputs)
                     engine.start()
+                elif is_open:
+                    self._has_more = False  # also if this fails
+                    self._has_more = engine.idle()
                 self._stats = engine.stats()
                 throughput.write(self._stats, time.monotonic())
             except Exception as error:  # noqa: BLE001  (logged there)
@@ -324,9 +328,8 @@ class AsyncEngine:
     def _take_calls(self, engine: Engine) -> bool:
         """Run the calls in the inbox; without other work, wait for one. False to end the engine."""
         try:
-            call = (
-                self._inbox.get_nowait() if engine.has_work else self._inbox.get(timeout=_HEARTBEAT)
-            )
+            is_busy = engine.has_work or self._has_more
+            call = self._inbox.get_nowait() if is_busy else self._inbox.get(timeout=_HEARTBEAT)
             while call is not None:
                 if (error := call.run(engine)) is not None:
                     self._audit(engine, error)

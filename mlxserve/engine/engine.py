@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 
-from mlxserve.cache.store import PageStore
+from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.engine.memory import MemoryLevel, MemoryWatch
 from mlxserve.engine.pace import EmbeddingPace, Pace, StepTimer
-from mlxserve.engine.snapshot import Snapshot, view
+from mlxserve.engine.snapshot import PageState, Snapshot, view
 from mlxserve.engine.timeline import Timeline
 from mlxserve.engine.trace import Trace
 from mlxserve.engine.transfers import Transfers
@@ -27,7 +28,7 @@ from mlxserve.model.embedding import Embedding
 from mlxserve.model.runner import ModelRunner, Pending
 from mlxserve.request import Chunk, FinishReason, LiveRequest, Output, Pooling, Request, Resized
 from mlxserve.scheduler.scheduler import Scheduler
-from mlxserve.stats import PoolStats, Stats, StepStats, SwapStats
+from mlxserve.stats import DiskStats, PoolStats, Stats, StepStats
 
 _GUIDE_SECONDS = 0.005  # to wait for a mask without looking at the inbox
 
@@ -41,7 +42,7 @@ class Engine:
         runner: ModelRunner,
         pace: Pace,
         clock: Callable[[], float] = time.perf_counter,
-        store: PageStore | None = None,
+        disk: DiskCache | None = None,
         trace: Trace | None = None,
     ) -> None:
         self._scheduler = scheduler
@@ -49,7 +50,8 @@ class Engine:
         self._pace = pace
         self._embedding_pace = EmbeddingPace(pace.target)
         self._clock = clock
-        self._transfers = Transfers(scheduler, runner, store, clock)
+        self._transfers = Transfers(scheduler, runner, disk, clock)
+        self._disk = disk
         self._trace = trace
         self._unread: Pending | None = None
         self._early: list[Output] = []  # read before the next step was launched
@@ -69,9 +71,17 @@ class Engine:
         """Longest prompt plus answer; `resize_cache` changes it."""
         return self._scheduler.max_model_len
 
-    def close(self) -> None:
-        """Remove what is on disk and end the trace. Nothing may be called afterwards."""
-        self._transfers.close()
+    @property
+    def disk_folder(self) -> Path | None:
+        """Where this model's pages are on disk; None for nowhere."""
+        return None if self._disk is None else self._disk.tier.folder
+
+    def close(self, *, keeps_pages: bool = True) -> None:
+        """End the trace, and with `keeps_pages` write cached pages to disk, for a bounded time.
+
+        Nothing may be called afterwards.
+        """
+        self._transfers.close(keeps_pages=keeps_pages)
         if self._trace is not None:
             self._trace.close()
 
@@ -114,8 +124,11 @@ class Engine:
         """Launch the next step and read the one before it: outputs of the latter."""
         self.start()
         self._scheduler.expire(self._clock())
-        if self._transfers.is_reading or self._scheduler.might_preempt():
+        unwritten = self._transfers.unwritten(is_idle=False)
+        if unwritten or self._transfers.is_reading or self._scheduler.might_preempt():
             self._read_early()
+        if unwritten:
+            self._transfers.write_pages(unwritten)
         self._back_pages()  # those that forks were given
         self._transfers.before_plan()
         chunks = self._scheduler.schedule(self._budget(), self._pace.work_budget())
@@ -130,6 +143,11 @@ class Engine:
             guide.wait(_GUIDE_SECONDS)
         self._counted(self._early)
         return self._pop_early()
+
+    def idle(self) -> bool:
+        """Without other work, write a few cached pages to disk; whether there may be more."""
+        unwritten = self._transfers.unwritten(is_idle=True)
+        return bool(unwritten) and self._transfers.write_pages(unwritten)
 
     def _back_pages(self) -> None:
         """Memory for the pages that were allocated for the first time. Raises OutOfMemory."""
@@ -215,8 +233,8 @@ class Engine:
         self._timer.disturb()
         return vector
 
-    def reset_prefix_cache(self, *, force: bool = False) -> bool:
-        """Forget every cached page except those of named prefixes.
+    def reset_prefix_cache(self, *, force: bool = False, disk: bool = False) -> bool:
+        """Forget every cached page except those of named prefixes; with `disk` also those on disk.
 
         False, and nothing happened, while requests hold pages. `force` preempts them first, and they
         compute their pages again.
@@ -225,6 +243,8 @@ class Engine:
             self._read_early()
         is_done = self._scheduler.reset_prefix_cache(force=force)
         self._runner.drop_states(self._scheduler.pop_dropped_states())
+        if is_done and disk and self._disk is not None:
+            self._disk.tier.clear()
         return is_done
 
     def resize_cache(self, num_pages: int) -> Resized:
@@ -285,9 +305,21 @@ class Engine:
             scheduler=self._scheduler.stats(),
             pool=PoolStats.of(self._scheduler.pool),
             engine=self._stats.copy(),
-            swap=SwapStats.of(self._transfers),
+            disk=DiskStats() if self._disk is None else DiskStats.of(self._disk.tier.use()),
             states=self._scheduler.state_stats(),
         )
+
+    def _page_states(self) -> bytes:
+        """The pool's, with those of its cached pages that are on disk as well."""
+        pool = self._scheduler.pool
+        if self._disk is None:
+            return pool.states()
+        states, cached = bytearray(pool.states()), pool.eviction_order()
+        are_stored = self._disk.tier.known(pool.hash_of(page) or b"" for page in cached)
+        for page, is_stored in zip(cached, are_stored, strict=True):
+            if is_stored and states[page] == PageState.CACHED:
+                states[page] = PageState.STORED
+        return bytes(states)
 
     def snapshot(self) -> Snapshot:
         """Requests and pages as they are now. Takes time by their number, so not after every step."""
@@ -298,7 +330,7 @@ class Engine:
             stats=self.stats(),
             memory=self._runner.memory(),
             page_size=self._scheduler.pool.page_size,
-            pages=self._scheduler.pool.states(),
+            pages=self._page_states(),
             requests=(
                 *(view(r, age=age(r, now), position=None) for r in running),
                 *(view(r, age=age(r, now), position=n) for n, r in enumerate(waiting, 1)),

@@ -70,6 +70,12 @@ class Pace:
         left = self.target - self._decode_time(num_decodes)
         return max(0, int(left / _nearest(self._token_seconds, context.bit_length())))
 
+    def prompt_seconds(self, num_tokens: int) -> float | None:
+        """To compute a prompt of so many tokens; None before the first one was measured."""
+        if not self._token_seconds:
+            return None
+        return num_tokens * _nearest(self._token_seconds, num_tokens.bit_length())
+
     def learn_speed(self, work: int, seconds: float) -> None:
         """Learn from `work` multiply-adds with prompt tokens among them."""
         newest = max(seconds, _LEAST_SECONDS) / work

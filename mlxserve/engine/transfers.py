@@ -1,64 +1,67 @@
-"""Transfers: moves what pages hold, as the scheduler plans it: within the pool, to disk and back.
+"""Transfers: moves what pages hold: within the pool, to disk and back.
 
     before_plan     pages that were read from disk, copies made by the last update
     before_launch   copies, saves and loads that the plan asks for
-    after_read      runs on disk that are not needed any more
+    write_pages     cached pages that are not on disk yet: before they are evicted, or while nothing runs
 
 Called by the engine between two steps, on its thread. The scheduler says what to move, the runner
-has the arrays, the store the files.
+has the arrays, the disk tier the files.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from mlxserve.cache.store import LoadedPages, PageStore
+from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.model.runner import ModelRunner
+from mlxserve.scheduler.disk_pages import LOAD_PAGES, Load, Save
 from mlxserve.scheduler.scheduler import Scheduler
-from mlxserve.scheduler.swap import LOAD_PAGES, Load, Save
 
-log = logging.getLogger("mlxserve.swap")
+log = logging.getLogger("mlxserve.disk")
 
+CLOSING_SECONDS = 4.0  # to write what is cached at the end
+WRITE_BYTES = 8 << 20  # written between two steps
 _WAIT_SECONDS = 0.05  # for the disk when nothing can be computed; then calls are taken again
-PATIENCE_SECONDS = 10.0  # then nothing more is asked of the disk, until it answers
+_PAUSE_SECONDS = 10.0  # after the disk has refused a page
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A load that the disk was asked for, and when it is given up."""
+
+    load: Load
+    deadline: float
 
 
 class Transfers:
-    """Without a `store` nothing is swapped, and the scheduler must not plan that."""
+    """Without a `disk` nothing leaves the memory, and the scheduler must not plan that."""
 
     def __init__(
         self,
         scheduler: Scheduler,
         runner: ModelRunner,
-        store: PageStore | None = None,
+        disk: DiskCache | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
-        self._store = store
+        self._disk = disk
         self._clock = clock
-        # With the times of the calls, in the order in which the store answers. A run may be loaded
-        # twice: its request lost the pages it was read into, and waits again.
-        self._loads: deque[tuple[Load, float]] = deque()
-        self._loaded: deque[LoadedPages] = deque()  # polled, but not written to the pool yet
-
-    @property
-    def num_bytes(self) -> int:
-        """On disk."""
-        return self._store.num_bytes if self._store is not None else 0
+        self._asked: dict[int, _Asked] = {}  # by the disk's ticket
+        self._write_after = 0.0  # the disk has refused pages, and is left alone until then
 
     @property
     def is_reading(self) -> bool:
         """Whether a request waits for pages that are being read."""
-        return any(self._scheduler.accepts(load) for load, _ in self._loads)
+        return any(self._scheduler.accepts(asked.load) for asked in self._asked.values())
 
     def before_plan(self) -> None:
         """While pages are being read from disk, every step must have been collected."""
-        if self._store is not None:
-            self._finish_loads(self._store)
+        if self._disk is not None:
+            self._finish_loads(self._disk)
         self._copy()
 
     def before_launch(self) -> None:
@@ -70,82 +73,90 @@ class Transfers:
         """`is_idle`: nothing was launched and nothing read, so wait a moment for the disk."""
         self.hand_over()
         if is_idle and self.is_reading:
-            assert self._store is not None
-            self._store.wait(_WAIT_SECONDS)
+            assert self._disk is not None
+            self._disk.tier.wait(_WAIT_SECONDS)
 
     def hand_over(self) -> None:
-        """Give the store what the scheduler planned since the last call."""
-        plan = self._scheduler.pop_swap_plan()
-        if self._store is None:
-            assert not plan, "there is nowhere to swap to"
+        """Give the disk what the scheduler planned since the last call."""
+        plan = self._scheduler.pop_disk_plan()
+        if self._disk is None:
+            assert not plan, "there is no disk"
             return
-        for key in plan.drops:
-            self._store.drop(key)
-        is_stalled = self._is_stalled()
         for save in plan.saves:
-            num_pages = 0 if is_stalled else self._save(self._store, save)
-            self._scheduler.finish_save(save, num_pages)
+            self._scheduler.finish_save(save, self._save(self._disk, save))
         for load in plan.loads:
-            if is_stalled:
-                self._scheduler.finish_load(load, 0)
-            else:
-                self._store.load(load.run.key, load.run.first, load.run.hashes)
-                self._loads.append((load, self._clock()))
+            ticket = self._disk.tier.load(load.run.hashes)
+            deadline = self._clock() + self._disk.patience(len(load.pages))
+            self._asked[ticket] = _Asked(load, deadline)
 
-    def _is_stalled(self) -> bool:
-        """Whether the disk owes an answer for too long: until then nothing more is asked of it."""
-        return bool(self._loads) and self._loads[0][1] < self._clock() - PATIENCE_SECONDS
+    def unwritten(self, *, is_idle: bool) -> list[tuple[bytes, int]]:
+        """(hash, page) of cached pages to write now: those that are evicted next, or of an idle
+        engine all that are not on disk. A few at a time."""
+        if self._disk is None or self._clock() < self._write_after:
+            return []
+        most = max(1, WRITE_BYTES // self._disk.page_bytes)
+        return self._scheduler.unwritten(most, is_idle=is_idle)
+
+    def write_pages(self, unwritten: Sequence[tuple[bytes, int]]) -> bool:
+        """Write cached pages; every step must have been collected. False if the disk refuses."""
+        assert self._disk is not None, "there is no disk"
+        hashes, pages = zip(*unwritten, strict=True)
+        payloads = self._runner.read_pages(pages)
+        num_taken = self._disk.tier.save(list(zip(hashes, payloads, strict=True)))
+        if num_taken < len(pages):
+            self._write_after = self._clock() + _PAUSE_SECONDS
+        return num_taken == len(pages)
 
     def restart(self) -> None:
-        """After a failure: what was swapped is not needed any more; answers to loads are dropped."""
-        if self._store is not None:
-            self._store.drop_all()
+        """After a failure: the requests that wait for pages are gone, or begin again."""
+        self._asked.clear()
 
-    def close(self) -> None:
-        """Remove what is on disk."""
-        if self._store is not None:
-            self._store.close()
+    def close(self, *, keeps_pages: bool) -> None:
+        """End the disk's thread. `keeps_pages`: write what is cached first, for a bounded time."""
+        if self._disk is None:
+            return
+        end = self._clock() + CLOSING_SECONDS
+        try:
+            while keeps_pages and self._clock() < end:
+                unwritten = self.unwritten(is_idle=True)
+                if not unwritten or not self.write_pages(unwritten):
+                    break
+        finally:
+            self._disk.tier.close(max(0.1, end - self._clock()))
 
     def _copy(self) -> None:
         if copies := self._scheduler.pop_copies():
             self._runner.copy_pages([c.source for c in copies], [c.target for c in copies])
 
-    def _save(self, store: PageStore, save: Save) -> int:
-        """How many of the pages the store takes: a few at a time, as they pass through memory."""
+    def _save(self, disk: DiskCache, save: Save) -> int:
+        """How many of the pages the disk takes: a few at a time, as they pass through memory."""
         for begin in range(0, len(save.pages), LOAD_PAGES):
             part = slice(begin, begin + LOAD_PAGES)
             payloads = self._runner.read_pages(save.pages[part])
-            first, hashes = save.run.first + begin, save.run.hashes[part]
-            num_taken = store.save(save.run.key, first, hashes, payloads)
+            num_taken = disk.tier.save(list(zip(save.hashes[part], payloads, strict=True)))
             if num_taken < len(payloads):
                 return begin + num_taken
         return len(save.pages)
 
-    def _finish_loads(self, store: PageStore) -> None:
-        """Write what has been read to the pages that wait for it."""
-        is_alive = store.is_alive  # asked first: the last answers come before the end
-        self._loaded += store.poll()
-        while self._loaded:
-            loaded, (load, _) = self._loaded.popleft(), self._loads.popleft()
-            assert (loaded.key, loaded.first) == (load.run.key, load.run.first), "out of order"
-            if not self._scheduler.accepts(load):
-                continue
-            num_pages = len(loaded.payloads)
-            if num_pages:
-                self._runner.write_pages(load.pages[:num_pages], loaded.payloads)
-            self._scheduler.finish_load(load, num_pages)
-        if not is_alive or self._is_stalled():
-            self._give_up()
-        if not is_alive:
-            self._loads.clear()
+    def _finish_loads(self, disk: DiskCache) -> None:
+        """Write what has been read to the pages that wait for it, and give up what takes too long."""
+        for answer in disk.poll():
+            asked = self._asked.pop(answer.ticket, None)
+            if asked is not None and self._scheduler.accepts(asked.load):
+                self._finish(asked.load, answer.payloads)
+        now = self._clock()
+        for ticket in [name for name, asked in self._asked.items() if asked.deadline < now]:
+            load = self._asked.pop(ticket).load
+            disk.give_up(ticket)
+            if self._scheduler.accepts(load):
+                log.info(
+                    "%d pages of request %s are computed, as the disk takes longer to return them",
+                    len(load.pages),
+                    load.request_id,
+                )
+                self._finish(load, ())
 
-    def _give_up(self) -> None:
-        """Compute again what the disk has not returned, and what it has just been asked for."""
-        lost = [load for load, _ in self._loads if self._scheduler.accepts(load)]
-        for load in lost:
-            self._scheduler.finish_load(load, 0)
-        if lost:
-            log.warning(
-                "Swapped pages do not come back from the disk and are computed again. Nothing is "
-                "swapped until it answers"
-            )
+    def _finish(self, load: Load, payloads: Sequence[bytes]) -> None:
+        if payloads:
+            self._runner.write_pages(load.pages[: len(payloads)], payloads)
+        self._scheduler.finish_load(load, len(payloads))

@@ -30,6 +30,7 @@ MAX_PARKED_TOKENS = 1 << 20
 class Admitted(NamedTuple):
     request: LiveRequest
     cached: list[int]  # pages it finds, from its first on
+    num_on_disk: int  # pages after these that it reads from disk
     tail: Tail | None  # and what it copies of the next one
     share: Limit | None  # None where it begins with pages from the disk
 
@@ -85,9 +86,10 @@ class Admission:
             if self._lacks_memory(request, cached, available):
                 passed.append(request)
                 continue
-            tail = self._tail(request, cached, available)
+            num_on_disk = self._tables.num_on_disk(request, len(cached))
+            tail = None if num_on_disk else self._tail(request, cached, available)
             start = len(cached) * self._pool.page_size + (tail.num_tokens if tail else 0)
-            share = self._first_share(request, start, step)
+            share = None if num_on_disk else self._first_share(request, start, step)
             if share is not None and share.reason is LimitReason.ALIGNMENT:
                 self.count_deferral(request)
                 continue
@@ -98,7 +100,7 @@ class Admission:
                 continue
             available -= self._num_needed(request, cached)
             available -= self._pool.num_idle([tail.page]) if tail else 0
-            yield Admitted(request, cached, tail, share)
+            yield Admitted(request, cached, num_on_disk, tail, share)
             self.count_overtaken(passed)
 
     def count_overtaken(self, passed: Sequence[LiveRequest]) -> None:
@@ -188,9 +190,7 @@ class Admission:
         spare = available - self._num_needed(request, cached)
         return tail if self._pool.num_idle([tail.page]) <= spare else None
 
-    def _first_share(self, request: LiveRequest, start: int, step: Step) -> Limit | None:
-        """None where it begins with pages from the disk."""
-        if self._tables.swap.num_restorable(request, start):
-            return None
-        end = self._tables.swap.end_of_chunk(request, start)
-        return limit(start, end, len(request.token_ids), step.budget_at(start), step.ctx)
+    @staticmethod
+    def _first_share(request: LiveRequest, start: int, step: Step) -> Limit:
+        end = len(request.token_ids)
+        return limit(start, end, end, step.budget_at(start), step.ctx)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlxserve.cache.pages import PagePool
-from mlxserve.request import LiveRequest, RequestState
+from mlxserve.request import CacheMiss, LiveRequest, RequestState
 
 
 def check_waiting(requests: Iterable[LiveRequest], max_overtakes: int) -> None:
@@ -34,12 +34,13 @@ def check_ending(requests: Iterable[LiveRequest], pool: PagePool, num_unread: in
 def _check_holder(request: LiveRequest, pool: PagePool, num_unread: int) -> None:
     name, table, num_computed = request.id, request.page_table, request.num_computed
     assert 0 <= request.num_in_flight <= num_unread, f"{name}: wrong number of steps in flight"
-    assert num_computed > 0 or request.num_preemptions > 0, f"{name} runs, but nothing is computed"
+    may_be_empty = request.num_preemptions > 0 or request.disk_end or _was_lost(request)
+    assert num_computed > 0 or may_be_empty, f"{name} runs, but nothing is computed"
     assert 0 <= num_computed <= len(request.token_ids) + 1, (
         f"{name}: wrong number of computed tokens"
     )
     assert not (request.loading and request.num_in_flight), f"{name} is loaded and computed at once"
-    assert not request.loading or request.saved, f"{name} is loaded, but nothing was saved"
+    assert not request.loading or request.disk_end, f"{name} is loaded, but has nothing on disk"
     assert len(table) * pool.page_size >= num_computed, f"{name}: table is too short"
     assert len(set(table)) == len(table), f"{name} has a page twice"
     assert request.num_cached < request.num_prompt, f"{name}: nothing was left to compute"
@@ -48,3 +49,8 @@ def _check_holder(request: LiveRequest, pool: PagePool, num_unread: int) -> None
             assert hash_ == request.page_hashes[index], f"{name} holds a page with other content"
             is_full = index < len(request.token_ids) // pool.page_size
             assert is_full, f"{name} holds a findable page with an unknown token"
+
+
+def _was_lost(request: LiveRequest) -> bool:
+    """Whether it was to begin with pages from disk, which could not be read."""
+    return request.cache is not None and request.cache.reason is CacheMiss.LOST

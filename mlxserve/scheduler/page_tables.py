@@ -24,15 +24,15 @@ from mlxserve.config import PageTail, SchedulerConfig
 from mlxserve.request import Chunk, LiveRequest, Request, StatePlan, as_page_table
 from mlxserve.scheduler.audit import check_ending, check_running
 from mlxserve.scheduler.copies import Copies, PageCopy
+from mlxserve.scheduler.disk_pages import LOAD_PAGES, Disk, DiskPages, Load, Save
 from mlxserve.scheduler.pins import Pins
 from mlxserve.scheduler.prefix_cache import PrefixCache, Tail
 from mlxserve.scheduler.state_snapshots import StateSnapshots
-from mlxserve.scheduler.swap import LOAD_PAGES, Load, Save, Swap
 from mlxserve.stats import SchedulerStats
 
 
 class PageTables:
-    """Page tables of one pool. `pool`, `cache`, `pins`, `swap` and `snapshots` are there for others to
+    """Page tables of one pool. `pool`, `cache`, `pins`, `disk` and `snapshots` are there for others to
     read."""
 
     def __init__(
@@ -41,8 +41,9 @@ class PageTables:
         pool: PagePool,
         stats: SchedulerStats,
         snapshots: StateSnapshots | None = None,
+        disk: Disk | None = None,
     ) -> None:
-        """`snapshots`: of recurrent states; None for a model without them."""
+        """`snapshots`: of recurrent states; None for a model without them. `disk`: None for none."""
         assert config.max_model_len is not None, "known once the model is loaded"
         self.pool = pool
         self.snapshots = snapshots
@@ -54,7 +55,7 @@ class PageTables:
             snapshots=snapshots,
         )
         self.pins = Pins(pool, config.max_pinned_fraction)
-        self.swap = Swap(pool)
+        self.disk = DiskPages(pool, disk)
         self._max_model_len = config.max_model_len
         self._stats = stats
         self._copies = Copies()
@@ -128,8 +129,13 @@ class PageTables:
 
     # ---- tables begin and grow
 
-    def start(self, request: LiveRequest, cached: Sequence[int], tail: Tail | None) -> None:
-        """Begin a table with the pages that were found, and their tokens as computed."""
+    def start(
+        self, request: LiveRequest, cached: Sequence[int], num_on_disk: int, tail: Tail | None
+    ) -> None:
+        """Begin a table with the pages that were found, and their tokens as computed.
+
+        `num_on_disk`: pages after these that are to be read.
+        """
         # Before anything is allocated, which could evict them.
         self.pool.retain(cached)
         self.pool.retain([tail.page] if tail else [])
@@ -140,6 +146,7 @@ class PageTables:
         request.page_table = as_page_table(cached)
         num_copied = tail.num_tokens if tail else 0
         request.num_computed = len(cached) * self.pool.page_size + num_copied
+        request.disk_end = len(cached) + num_on_disk if num_on_disk else 0
 
     def copy_tail(self, request: LiveRequest, tail: Tail) -> None:
         """Copy the tail that the request was started with to the page after the cached ones."""
@@ -239,6 +246,7 @@ class PageTables:
         """Give the request's pages back, or do so when the last step that uses them is read."""
         if self.snapshots is not None:
             self.snapshots.end(request)
+        request.loading, request.disk_end = None, 0
         if request.num_in_flight:
             self._ending.add(request)
             return
@@ -256,8 +264,6 @@ class PageTables:
     def end(self, request: LiveRequest) -> None:
         """Give up everything that an ended request holds or was promised."""
         self.cache.forget(request)
-        self.swap.drop(request)
-        request.loading = None
         self.pins.cancel(request)
         self.release(request)
 
@@ -272,42 +278,55 @@ class PageTables:
 
     # ---- the disk
 
+    def num_on_disk(self, request: LiveRequest, first: int) -> int:
+        """How many of its pages from `first` on are to be read from disk instead of computed."""
+        if self.snapshots is not None or not self.cache.serves(request):
+            return 0
+        return self.disk.num_found(self.cache.matchable(request, first))
+
     def save(self, request: LiveRequest) -> Save | None:
         """Have the pages that only this request holds written to disk, before it releases them."""
+        if not self.cache.serves(request):
+            return None
         self.cache.hash(request)
-        return self.swap.save(request)
+        return self.disk.save(request)
 
-    def finish_save(self, request: LiveRequest | None, save: Save, num_pages: int) -> None:
-        """The disk took the first `num_pages` pages of the run. The request may have ended."""
+    def finish_save(self, num_pages: int) -> None:
+        """The disk took this number of pages of a save."""
         self._stats.swapped_tokens += num_pages * self.pool.page_size
-        if request is not None:
-            self.swap.finish_save(request, save, num_pages)
 
     def load(self, request: LiveRequest) -> None:
-        """Have the next of the request's saved pages read, as far as free pages go."""
-        assert request.saved is not None, "nothing is saved"
+        """Have the next of the request's pages on disk read, as far as free pages go."""
         first = request.num_computed // self.pool.page_size
         room = len(request.page_table) - first + self.pool.num_free
-        end = min(request.saved.end, first + min(LOAD_PAGES, room))
+        end = min(request.disk_end, first + min(LOAD_PAGES, room))
         grown = self.grow(request, end * self.pool.page_size)
         assert grown, "there was room for them"
-        self.swap.load(request, end)
+        self.disk.load(request, end)
 
     def finish_load(self, request: LiveRequest, load: Load, num_pages: int) -> None:
-        """The first `num_pages` pages of the load hold what was saved; the others are lost."""
+        """The first `num_pages` pages of the load hold what was on disk; the others are lost."""
         assert request.loading is load.run, f"{request.id} does not wait for these pages"
-        assert request.saved is not None, "pages were read that were not saved"
         request.loading = None
         self.publish(request, load.run.first, load.run.first + num_pages)
         num_tokens = num_pages * self.pool.page_size
         request.num_computed += num_tokens
         self._stats.restored_tokens += num_tokens
-        if num_pages < len(load.run.hashes):
-            lost = self.swap.num_restorable(request, request.num_computed)
-            self._stats.recomputed_tokens += lost
-            self.swap.drop(request)
-        elif load.run.end == request.saved.end:
-            self.swap.drop(request)
+        is_lost = num_pages < len(load.run.hashes)
+        if not request.has_resumed:
+            self._count_read(request, num_pages, is_lost=is_lost)
+        if is_lost:
+            num_again = min(request.disk_end * self.pool.page_size, request.num_lost)
+            self._stats.recomputed_tokens += max(0, num_again - request.num_computed)
+            request.disk_end = 0
+
+    def _count_read(self, request: LiveRequest, num_pages: int, *, is_lost: bool) -> None:
+        """Pages of a prompt were read: the cache has found so much more of it."""
+        assert request.cache is not None, "reported when it was admitted"
+        num_tokens = num_pages * self.pool.page_size
+        request.num_cached += num_tokens
+        self._stats.prefix_hits += num_tokens
+        request.cache = self.cache.with_read(request.cache, num_pages, is_lost=is_lost)
 
     # ---- pages that stay
 

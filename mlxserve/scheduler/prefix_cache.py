@@ -136,10 +136,9 @@ class PrefixCache:
     def tail(self, request: LiveRequest, cached: Sequence[int]) -> Tail | None:
         """What could be copied after the `cached` pages that it matches. Holds as long as they do.
 
-        The last page of a prompt that is cached whole, or the end of a named prefix. None where
-        pages of the request are on disk, as they begin on a page boundary.
+        The last page of a prompt that is cached whole, or the end of a named prefix.
         """
-        if not self._copies_tails or request.saved is not None or not self.serves(request):
+        if not self._copies_tails or not self.serves(request):
             return None
         page_size, hashes, token_ids = self._pool.page_size, request.page_hashes, request.token_ids
         start, last = len(cached) * page_size, len(token_ids) - 1
@@ -169,20 +168,44 @@ class PrefixCache:
     # ---- what is reported
 
     def report(
-        self, request: LiveRequest, num_pages: int, num_copied: int, num_known: int
+        self,
+        request: LiveRequest,
+        num_pages: int,
+        num_copied: int,
+        num_known: int,
+        num_on_disk: int,
     ) -> CacheReport:
         """Of a prompt of which `num_pages` were found, and `num_copied` tokens of the next page.
 
-        `num_known`: pages that are cached, with or without a recurrent state behind them
+        num_known: pages that are cached, with or without a recurrent state behind them
+        num_on_disk: pages after those found that are being read, and are added by `with_read`
         """
         if not self.serves(request):
             return CacheReport(0, 0, 0, CacheMiss.OFF)
-        found = self._explainer.report(request, self.matchable(request), num_pages)
+        found = self._explainer.report(request, self.matchable(request), num_pages + num_on_disk)
+        if num_on_disk:
+            return replace(found, num_pages=num_pages, num_tokens=num_pages * self._pool.page_size)
         if num_known > num_pages:
             return replace(found, differs_at=found.num_tokens, reason=CacheMiss.NO_SNAPSHOT)
         num_tokens = found.num_tokens + num_copied
         differs_at = max(found.differs_at, num_tokens)
         return replace(found, num_tokens=num_tokens, differs_at=differs_at)
+
+    def with_read(self, report: CacheReport, num_pages: int, *, is_lost: bool) -> CacheReport:
+        """The report of a prompt of which `num_pages` more were read from disk.
+
+        `is_lost`: the next one could not be read.
+        """
+        num_tokens = num_pages * self._pool.page_size
+        found = replace(
+            report,
+            num_pages=report.num_pages + num_pages,
+            num_tokens=report.num_tokens + num_tokens,
+            num_from_disk=report.num_from_disk + num_tokens,
+        )
+        if is_lost:
+            return replace(found, differs_at=found.num_tokens, reason=CacheMiss.LOST)
+        return found
 
     def report_fork(self, fork: LiveRequest, num_pages: int) -> CacheReport:
         """Of a prompt that shares its full pages with the request it is a fork of."""

@@ -44,6 +44,7 @@ from mlxserve.scheduler.admission import Admission, Admitted
 from mlxserve.scheduler.alignment import can_align
 from mlxserve.scheduler.audit import check_waiting
 from mlxserve.scheduler.copies import PageCopy
+from mlxserve.scheduler.disk_pages import Disk, DiskPlan, Load, Save
 from mlxserve.scheduler.fairness import FairShare
 from mlxserve.scheduler.forks import Forks
 from mlxserve.scheduler.limit import DECODE, LimitContext, LimitReason, limit
@@ -53,7 +54,6 @@ from mlxserve.scheduler.prefix_followers import PrefixFollowers
 from mlxserve.scheduler.resize import PoolResize, check_resize
 from mlxserve.scheduler.state_snapshots import StateSnapshots
 from mlxserve.scheduler.step import Step
-from mlxserve.scheduler.swap import Load, Save, SwapPlan
 from mlxserve.scheduler.waiting import WaitingQueue, order
 from mlxserve.stats import SchedulerStats, StateStats
 from mlxserve.work import WorkBudget
@@ -67,10 +67,18 @@ class Scheduler:
     """add, then schedule and update in turns; abort at any time between these calls."""
 
     def __init__(
-        self, config: SchedulerConfig, pool: PagePool, num_state_slots: int | None = None
+        self,
+        config: SchedulerConfig,
+        pool: PagePool,
+        num_state_slots: int | None = None,
+        disk: Disk | None = None,
     ) -> None:
-        """`num_state_slots`: recurrent states that fit into memory; None for a model without them."""
+        """
+        num_state_slots: recurrent states that fit into memory; None for a model without them
+        disk: where pages are kept that leave memory; None to lose them
+        """
         self.config = config
+        self._disk = disk
         self._num_state_slots = num_state_slots
         self.is_aligned = config.page_aligned_scheduling and can_align(config, pool.page_size)
         self.num_steps = 0  # planned, empty ones included
@@ -88,7 +96,7 @@ class Scheduler:
         snapshots = None
         if self._num_state_slots is not None:
             snapshots = StateSnapshots(self._num_state_slots, pool, self._state_stats)
-        self.page_tables = PageTables(config, pool, self._stats, snapshots)
+        self.page_tables = PageTables(config, pool, self._stats, snapshots, self._disk)
         self.fair_share = FairShare()
         self.followers = PrefixFollowers(config.prefix_follow_pages, self._stats)
         self.admission = Admission(config, self.page_tables, self.followers, self._stats)
@@ -338,7 +346,7 @@ class Scheduler:
     def _wait_again(self, request: LiveRequest) -> None:
         """Queue a request that holds nothing, without the checks of its first arrival."""
         request.page_hashes[:] = request.asked.page_hashes
-        request.leader = request.saved = request.loading = None
+        request.leader = request.loading = None
         request.num_computed = request.num_lost = 0
         if request.asked.pins:
             self.page_tables.promise_pins(request)
@@ -383,14 +391,14 @@ class Scheduler:
         )
 
     def _preempt(self, request: LiveRequest) -> None:
-        """Requeue a request for lack of pages; in mode SWAP its own pages are saved first."""
+        """Requeue a request for lack of pages; in mode SWAP its own pages go to disk first."""
         request.num_preemptions += 1
         is_immune = request.num_preemptions == self.config.immune_after_preemptions
         self._stats.immune_requests += is_immune
-        save = None
+        save, is_on_disk = None, False
         if self.config.preemption_mode is PreemptionMode.SWAP:
             save = self.page_tables.save(request)
-        is_on_disk = request.saved is not None
+            is_on_disk = save is None and self.page_tables.num_on_disk(request, 0) > 0
         self._requeue(request)
         self._stats.num_preemptions += 1
         number = self._stats.num_preemptions
@@ -422,7 +430,6 @@ class Scheduler:
         self.page_tables.release(request)
         request.num_lost = request.num_computed
         request.num_computed = 0
-        request.loading = None
         request.state = RequestState.WAITING
         self._queue(self.followers.leave(request))
         del self._running[request.id]
@@ -535,13 +542,12 @@ class Scheduler:
             step.plan or not self._grow(request, start + 1, step)
         ):
             return
-        if self.page_tables.swap.num_restorable(request, start):
-            if not request.num_in_flight:
-                self.page_tables.load(request)
+        if self.page_tables.disk.num_left(request):
+            self.page_tables.load(request)
             return
         budget = min(step.budget_at(start), self.page_tables.room(request))
-        end = self.page_tables.swap.end_of_chunk(request, start)
-        share = limit(start, end, request.prefill_end, budget, step.ctx)
+        end = request.prefill_end
+        share = limit(start, end, end, budget, step.ctx)
         if share.reason is LimitReason.ALIGNMENT:
             self.admission.count_deferral(request)
         if start + share.num_tokens >= request.prefill_end and not request.can_sample():
@@ -550,10 +556,10 @@ class Scheduler:
             step.add(request, share)
 
     def _start(self, admitted: Admitted, step: Step) -> None:
-        request, cached, tail, share = admitted
+        request, cached, num_on_disk, tail, share = admitted
         num_known = self.page_tables.cache.num_known(request)
         self._waiting.remove(request)
-        self.page_tables.start(request, cached, tail)
+        self.page_tables.start(request, cached, num_on_disk, tail)
         if self.page_tables.cache.serves(request):
             self.followers.lead(request, request.page_hashes[len(cached) :])
         self._running[request.id] = request
@@ -563,7 +569,7 @@ class Scheduler:
         if request.cache is None:
             num_copied = tail.num_tokens if tail else 0
             request.cache = self.page_tables.cache.report(
-                request, len(cached), num_copied, num_known
+                request, len(cached), num_copied, num_known, num_on_disk
             )
         if share is None:
             self.page_tables.load(request)
@@ -576,10 +582,13 @@ class Scheduler:
 
     def _count_hits(self, request: LiveRequest) -> None:
         num_hits = request.num_computed
+        num_read = self.page_tables.disk.num_left(request)
+        request.has_resumed = request.has_run
         if not request.has_run:
             request.num_cached = num_hits
             # Only here: what a preemption makes it compute again is not charged to its client.
-            self.fair_share.charge(request.asked.client, prefill=len(request.token_ids) - num_hits)
+            num_missing = len(request.token_ids) - num_hits - num_read
+            self.fair_share.charge(request.asked.client, prefill=num_missing)
             self._stats.prompt_tokens += len(request.token_ids)
             if self.page_tables.cache.serves(request):
                 self._stats.prefix_queries += len(request.token_ids)
@@ -588,8 +597,6 @@ class Scheduler:
             if self.page_tables.cache.serves(request):
                 self._stats.resumed_queries += len(request.token_ids)
                 self._stats.resumed_hits += num_hits
-            first = request.saved.first * self.pool.page_size if request.saved else 0
-            num_read = self.page_tables.swap.num_restorable(request, max(num_hits, first))
             self._stats.recomputed_tokens += max(0, request.num_lost - num_hits - num_read)
 
     # ---- samples of one prompt
@@ -631,13 +638,21 @@ class Scheduler:
         after that their sources may be written to."""
         return self.page_tables.pop_copies()
 
-    def pop_swap_plan(self) -> SwapPlan:
+    def pop_disk_plan(self) -> DiskPlan:
         """What to move between the pool and the disk before the planned step is launched."""
-        return self.page_tables.swap.pop_plan()
+        return self.page_tables.disk.pop_plan()
+
+    def unwritten(self, most: int, *, is_idle: bool) -> list[tuple[bytes, int]]:
+        """Up to `most` (hash, page) that should be on disk and are not, for the engine to write.
+
+        Of all pages that no request holds, or unless the engine `is_idle`, of those about to be evicted.
+        """
+        disk = self.page_tables.disk
+        return disk.unwritten(most) if is_idle else disk.endangered(most)
 
     def finish_save(self, save: Save, num_pages: int) -> None:
-        """The disk took the first `num_pages` pages of this run."""
-        self.page_tables.finish_save(self._live.get(save.request_id), save, num_pages)
+        """The disk took the first `num_pages` pages of this save."""
+        self.page_tables.finish_save(num_pages)
         if self._unwarned is not None and self._unwarned[0] is save:
             _warn(save.request_id, self._unwarned[1], is_swapped=num_pages > 0)
             self._unwarned = None
@@ -648,7 +663,7 @@ class Scheduler:
         return request is not None and request.loading is load.run
 
     def finish_load(self, load: Load, num_pages: int) -> None:
-        """The first `num_pages` pages of the load hold what was saved; the others are lost."""
+        """The first `num_pages` pages of the load hold what was on disk; the others are lost."""
         request, first = self._live[load.request_id], load.run.first
         self.page_tables.finish_load(request, load, num_pages)
         self._queue(self.followers.pages_published(request.page_hashes[first : first + num_pages]))

@@ -22,7 +22,7 @@ from mlxserve.errors import (
 from mlxserve.request import FinishReason, Pooling, Resized, TokenLogprob, check_num_pages
 from mlxserve.request_options import RequestOptions
 from mlxserve.sampling_params import SamplingParams
-from mlxserve.stats import MemoryUse, PoolStats, SchedulerStats, Stats, SwapStats
+from mlxserve.stats import DiskStats, MemoryUse, PoolStats, SchedulerStats, Stats
 from mlxserve.text.deltas import Delta, Usage
 
 HOLD = object()  # in a script: wait until `FakeChat.release` is called
@@ -217,7 +217,13 @@ class FakeChat:
     def prefixes(self) -> dict[str, int]:
         return {name: len(token_ids) for name, token_ids in self.named.items()}
 
-    async def reset_prefix_cache(self, *, force: bool = False) -> bool:
+    are_files_deleted = False
+
+    async def restore_prefixes(self, is_client: Callable[[str], bool] = lambda _: True) -> None:
+        """Nothing was named before."""
+
+    async def reset_prefix_cache(self, *, force: bool = False, disk: bool = False) -> bool:
+        self.are_files_deleted |= disk
         return force or self.stats().scheduler.num_running == 0
 
     async def resize_cache(self, num_pages: int) -> Resized:
@@ -250,7 +256,18 @@ class FakeChat:
                 num_running=running, num_preemptions=1, prefix_queries=100, prefix_hits=40
             ),
             pool=PoolStats(num_pages=8, num_free=6, num_used=2),
-            swap=SwapStats(num_bytes=4096),
+            disk=DiskStats(
+                num_pages=2,
+                num_bytes=4096,
+                limit=8192,
+                num_read=3,
+                num_lost=1,
+                num_written=5,
+                bytes_read=6144,
+                bytes_written=10_240,
+                written_today=6000,
+                read_rate=1000.4,
+            ),
         )
 
     def is_alive(self) -> bool:

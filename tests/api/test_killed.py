@@ -1,7 +1,7 @@
 """After a kill at any moment the next process can use the files, and every confirmed key is there.
 
 The writers are forks of a small process, because two hundred starts of a server would take minutes;
-what they do to the disk is what a server does: pages of preempted requests, and keys.
+what they do to the disk is what a server does: cached pages, and keys.
 """
 
 from __future__ import annotations
@@ -16,21 +16,25 @@ SCRIPT = '''
 import os, random, signal, sys, time
 from pathlib import Path
 from mlxserve.api.access.keys import KeyFile, Scope
-from mlxserve.cache.store import PageStore
+from mlxserve.cache.disk import DiskTier
 
 base, loops = Path(sys.argv[1]), int(sys.argv[2])
 rng = random.Random(22)
-file, swap = KeyFile(base / "keys.json"), base / "swap"
-HASH, PAGE = b"h" * 16, b"page" * 4_096
+file, pages = KeyFile(base / "keys.json"), base / "pages"
+OPTIONS = {"identity": b"i" * 16, "limit": 20 * 17_000, "daily_writes": 1 << 40}
+
+
+def page(name):
+    return name * 1_024
 
 
 def write(loop, said):
-    """Like a server: removes the files of killed processes, then writes until it is killed."""
-    store = PageStore(swap, limit=1 << 40, model="m")
+    """Like a server: writes until it is killed."""
+    tier = DiskTier(pages, **OPTIONS)
     number = 0
     while True:
-        store.save(str(number), 0, [HASH] * 4, [PAGE] * 4)
-        store.drop(str(number - 3))
+        name = rng.randbytes(16)
+        tier.save([(name, page(name))])
         name = f"{loop}.{number}"
         file.create(name, Scope.USER)
         os.write(said, f"+{name}\\n".encode())
@@ -66,16 +70,16 @@ for loop in range(loops):
     assert not lost, (loop, lost)
     assert len(found - kept) <= 2 * (loop + 1), found  # made or unmade, and not yet said
 
-store = PageStore(swap, limit=1 << 40, model="m")
-assert [each for each in swap.iterdir() if each.is_dir()] == [store.folder], list(swap.iterdir())
-store.save("new", 0, [HASH] * 2, [PAGE] * 2)
-store.load("new", 0, [HASH] * 2)
-deadline = time.monotonic() + 30
-while not (loaded := store.poll()):
-    assert time.monotonic() < deadline
-    store.wait(0.1)
-assert loaded[0].payloads == (PAGE, PAGE)
-store.close()
+tier = DiskTier(pages, **OPTIONS)
+assert tier.flush(60)
+names = [bytes.fromhex(each.stem) for each in pages.rglob("*.page")]
+assert names and tier.use().num_pages == len(names)
+for name in names:
+    tier.load([name])
+assert tier.flush(60)
+assert [answer.payloads for answer in tier.poll()] == [(page(name),) for name in names]
+assert tier.use().num_lost == 0
+tier.close()
 print("sound", loops, len(kept))
 '''
 

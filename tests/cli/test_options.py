@@ -49,7 +49,8 @@ def test_each_option_has_one_owner() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_without_flags_nothing_is_given() -> None:
+def test_without_flags_nothing_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLXSERVE_DISK_CACHE_SIZE")  # set for all tests
     settings = parse()
     assert settings.flags == {}
     assert settings.build(EngineConfig) == EngineConfig()

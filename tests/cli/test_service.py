@@ -104,7 +104,7 @@ def test_systemd_starts_serve_with_the_options_and_restarts_it_only_after_a_fail
     monkeypatch.chdir(home)
     (home / "a.toml").write_text("port = 8123\n")
     code, out, err = run(
-        "service", "install", "--config", "a.toml", "--alias", "a b", "--swap-dir", "swap",
+        "service", "install", "--config", "a.toml", "--alias", "a b", "--disk-cache-dir", "pages",
         "--no-enable-prefix-caching", "--drain-seconds", "30",
     )  # fmt: skip
     assert (code, str(linux) in out, str(home / ".local/state/mlxserve/service.log") in out) == (
@@ -117,7 +117,7 @@ def test_systemd_starts_serve_with_the_options_and_restarts_it_only_after_a_fail
     [start] = (line for line in lines if line.startswith("ExecStart="))
     assert start.startswith(f"ExecStart={sys.executable} -m mlxserve serve --config ")
     assert f'"{home}/a.toml"' in start
-    assert f'--swap-dir "{home}/swap"' in start
+    assert f'--disk-cache-dir "{home}/pages"' in start
     assert '--alias "a b"' in start
     assert "--no-enable-prefix-caching" in start
     assert "Restart=on-failure" in lines

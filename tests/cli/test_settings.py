@@ -107,7 +107,7 @@ def test_a_mistake_in_the_file_names_the_file_and_the_option(
         ("MLXSERVE_MAX_NUM_SEQ", "3", "MLXSERVE_MAX_NUM_SEQ .*max_num_seqs"),
         ("MLXSERVE_SEED", "x", r"seed must be a whole number.* got 'x' \(set by MLXSERVE_SEED\)"),
         ("MLXSERVE_DISABLE_LOG_STATS", "maybe", "must be true or false"),
-        ("MLXSERVE_SWAP_SPACE", "much", "must be a number"),
+        ("MLXSERVE_DISK_CACHE_SIZE", "much", "must be a number"),
         ("MLXSERVE_PAGE_SIZE", "7", r"page_size must be one of .*set by MLXSERVE_PAGE_SIZE"),
     ],
 )

@@ -43,5 +43,5 @@ def test_a_preempted_request_computes_its_answer_again_too() -> None:
 def test_pages_that_are_read_from_disk_are_loading() -> None:
     running = request()
     running.state, running.prefill_end = RequestState.RUNNING, 100
-    running.loading = PageRun("key", 0, (b"hash",))
+    running.loading = PageRun(0, (b"hash",))
     assert view(running, age=0, position=None).phase is Phase.LOADING

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,12 +9,21 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from mlxserve.cache.disk import DiskTier
 from mlxserve.cache.pages import PagePool
-from mlxserve.cache.store import PageStore
 from mlxserve.config import PreemptionMode, SchedulerConfig
 from mlxserve.engine import transfers
+from mlxserve.engine.disk_cache import DiskCache
+from mlxserve.engine.pace import Pace
 from mlxserve.engine.transfers import Transfers
-from mlxserve.request import Chunk, LiveRequest, Request, RequestState, Sampled
+from mlxserve.request import (
+    Chunk,
+    LiveRequest,
+    Request,
+    RequestState,
+    Sampled,
+    as_page_table,
+)
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.scheduler import Scheduler
 
@@ -23,6 +31,7 @@ if TYPE_CHECKING:
     from mlxserve.model.runner import ModelRunner
 
 PAGE = 16
+SIZE = 16  # bytes of a page
 
 
 class Memory:
@@ -44,30 +53,31 @@ class Memory:
 
 
 def content(request: LiveRequest, index: int) -> bytes:
-    return f"{request.id:>8}{index:>8}".encode()
+    """Requests of one letter have the same tokens, and so the same pages."""
+    return f"{request.id[0]:>8}{index:>8}".encode()
 
 
 class World:
     def __init__(
-        self, store: PageStore, num_pages: int, clock: Callable[[], float] = time.monotonic
+        self, tier: DiskTier, num_pages: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         config = SchedulerConfig(
             max_num_batched_tokens=512,
             max_num_seqs=8,
             max_model_len=512,
-            enable_prefix_caching=False,
             preemption_mode=PreemptionMode.SWAP,
         )
-        self.scheduler = Scheduler(config, PagePool(num_pages, PAGE))
+        disk = DiskCache(tier, Pace(None), page_bytes=SIZE, page_size=PAGE)
+        self.scheduler = Scheduler(config, PagePool(num_pages, PAGE), disk=disk)
         self.memory = Memory()
-        self.store = store
+        self.tier = tier
         runner = cast("ModelRunner", self.memory)
-        self.transfers = Transfers(self.scheduler, runner, store, clock)
+        self.transfers = Transfers(self.scheduler, runner, disk, clock)
         self.requests: list[LiveRequest] = []
 
     def add(self, name: str, length: int, max_tokens: int) -> LiveRequest:
         params = SamplingParams(max_tokens=max_tokens, temperature=0)
-        request = self.scheduler.add(Request(name, [ord(name)] * length, params))
+        request = self.scheduler.add(Request(name, [ord(name[0])] * length, params))
         self.requests.append(request)
         return request
 
@@ -81,6 +91,13 @@ class World:
         self.check()
         self.transfers.after_read(is_idle=not chunks)
 
+    def drain(self) -> None:
+        for _ in range(5000):
+            if not self.scheduler.has_work:
+                return
+            self.step()
+        raise AssertionError("no progress")
+
     def check(self) -> None:
         """Pages that count as computed hold what their request would have computed."""
         self.scheduler.check()
@@ -89,145 +106,184 @@ class World:
                 for index in range(request.num_computed // PAGE):
                     assert self.memory.pages[request.page_table[index]] == content(request, index)
 
+    def write_all(self) -> None:
+        """As an idle engine."""
+        while unwritten := self.transfers.unwritten(is_idle=True):
+            assert self.transfers.write_pages(unwritten)
+
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[PageStore]:
-    store = PageStore(tmp_path / "swap", limit=1 << 20, model="m")
-    yield store
-    store.close()
+def tier(tmp_path: Path) -> Iterator[DiskTier]:
+    tier = DiskTier(tmp_path / "pages", identity=b"i" * 16, limit=1 << 20, daily_writes=1 << 30)
+    yield tier
+    tier.close()
 
 
-def test_requests_with_too_little_memory_are_served_through_the_disk(store: PageStore) -> None:
-    world = World(store, num_pages=12)
-    serve(world)
-    assert world.scheduler.stats().restored_tokens > 0
-    store.load("", 0, [])  # answered after everything before it was done
-    store.wait(60)
-    assert store.num_bytes == 0
-
-
-def test_a_run_that_is_loaded_twice_is_answered_twice(
-    store: PageStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-    load = store.load
-
-    def count(key: str, first: int, hashes: Sequence[bytes]) -> None:
-        asked.append(key)
-        load(key, first, hashes)
-
-    monkeypatch.setattr(store, "load", count)
-    world = World(store, num_pages=10)
-    first, second = world.add("a", 60, 400), world.add("b", 60, 400)
-    while not (first.num_preemptions or second.num_preemptions):
-        world.step()
-    victim, other = (first, second) if first.num_preemptions else (second, first)
-    world.scheduler.abort(other.id)
-    world.scheduler.schedule()
-    world.transfers.hand_over()
-    assert victim.loading is not None
-    assert world.scheduler.reset_prefix_cache(force=True)  # takes the pages it waits for
-    assert victim.loading is None
-    world.scheduler.schedule()
-    world.transfers.hand_over()
-    first_run, second_run = asked
-    assert first_run == second_run
-    for _ in range(1000):
-        if not world.scheduler.has_work:
-            break
-        world.step()
-    assert not world.transfers.is_reading
-    assert len(victim.token_ids) == 160
-
-
-def serve(world: World) -> None:
-    """Six requests in too little memory, to their end."""
-    for name in "abcdef":
+def serve(world: World, names: str = "abcdef") -> None:
+    """Requests in too little memory, to their end."""
+    for name in names:
         world.add(name, 20, 100)
-    for _ in range(5000):
-        if not world.scheduler.has_work:
-            break
-        world.step()
+    world.drain()
     assert all(len(request.token_ids) == 120 for request in world.requests)
     assert world.scheduler.stats().num_preemptions > 3
 
 
-def test_requests_do_not_wait_for_a_disk_that_stalls(
-    store: PageStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(transfers, "PATIENCE_SECONDS", 0.01)
-    pipe = store.folder / "stalled.pages"
-    os.mkfifo(pipe)  # opening it blocks the store's thread, until it is read
-    assert store.save("stalled", 0, [b"h" * 16], [b"x"])
-    world = World(store, num_pages=12)
+def test_requests_with_too_little_memory_are_served_through_the_disk(tier: DiskTier) -> None:
+    world = World(tier, num_pages=12)
     serve(world)
-    assert world.scheduler.stats().restored_tokens == 0
-    assert not world.transfers.is_reading
-    assert "do not come back from the disk and are computed again" in caplog.text
-    assert pipe.read_bytes()
+    stats = world.scheduler.stats()
+    assert stats.restored_tokens > 0
+    assert stats.swapped_tokens > 0
 
 
-def test_requests_do_not_wait_for_pages_that_are_never_read(
-    store: PageStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(transfers, "PATIENCE_SECONDS", 0.01)
-    monkeypatch.setattr(store, "load", lambda *_: None)
-    world = World(store, num_pages=12)
-    serve(world)
-    assert world.scheduler.stats().restored_tokens == 0
-    assert not world.transfers.is_reading
-    assert "do not come back from the disk and are computed again" in caplog.text
+def test_what_an_engine_left_on_disk_is_read_by_the_next(tier: DiskTier) -> None:
+    world = World(tier, num_pages=32)
+    world.add("a", 200, 1)
+    world.drain()
+    world.write_all()
+    assert tier.flush(60)
+    after = World(tier, num_pages=32)
+    request = after.add("a1", 200, 1)
+    after.drain()
+    assert request.num_cached == 192
+    assert request.cache is not None
+    assert request.cache.num_from_disk == 192
 
 
-def test_a_disk_that_hangs_is_waited_for_once(
-    store: PageStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_only_what_is_not_on_disk_yet_is_written(tier: DiskTier) -> None:
+    world = World(tier, num_pages=32)
+    world.add("a", 200, 1)
+    world.drain()
+    world.write_all()
+    assert tier.flush(60)
+    assert tier.use().num_written == 12
+    assert world.transfers.unwritten(is_idle=True) == []
+
+
+def test_a_disk_that_refuses_is_left_alone_for_a_while(tmp_path: Path) -> None:
     now = 0.0
-    loads: list[tuple[str, int, Sequence[bytes]]] = []
-    answer = store.load
-    monkeypatch.setattr(store, "load", lambda *load: loads.append(load))
-    world = World(store, num_pages=12, clock=lambda: now)
-    waited = 0
-    for name in "abcdef":
-        world.add(name, 20, 100)
-    while world.scheduler.has_work:
-        world.step()
-        now += 1.0
-        waited += any(request.loading for request in world.requests)
-    assert world.scheduler.stats().num_preemptions > 3
-    assert 0 < waited <= 11
-    assert len([r for r in caplog.records if "Nothing is swapped until" in r.message]) == 1
-    swapped = world.scheduler.stats().swapped_tokens
-    monkeypatch.setattr(store, "load", answer)
-    for load in loads:  # the disk answers again
-        answer(*load)
-        store.wait(60)
-        world.transfers.before_plan()
-    world.requests.clear()
-    serve(world)
-    assert world.scheduler.stats().swapped_tokens > swapped
+    tier = DiskTier(tmp_path, identity=b"i" * 16, limit=0, daily_writes=1 << 30)
+    try:
+        world = World(tier, num_pages=32, clock=lambda: now)
+        world.add("a", 200, 1)
+        world.drain()
+        assert not world.transfers.write_pages(world.transfers.unwritten(is_idle=True))
+        assert world.transfers.unwritten(is_idle=True) == []
+        now = 60.0
+        assert world.transfers.unwritten(is_idle=True)
+    finally:
+        tier.close()
 
 
-WRONG = {  # calls on which the store's thread fails
-    "save": lambda save: (
-        lambda key, first, hashes, payloads: save(key, first, ["not bytes"] * len(hashes), payloads)
-    ),
-    "load": lambda load: lambda key, first, hashes: load(key, first, [None] * len(hashes)),
-    "drop": lambda drop: lambda _: drop("not a file name\0"),
-}
+def test_closing_writes_what_is_cached(tier: DiskTier) -> None:
+    world = World(tier, num_pages=32)
+    world.add("a", 200, 1)
+    world.drain()
+    world.transfers.close(keeps_pages=True)
+    assert tier.use().num_written == 12
 
 
-@pytest.mark.parametrize("call", WRONG)
-def test_requests_outlive_the_stores_thread(
-    store: PageStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
+def test_closing_after_a_failure_writes_nothing(tier: DiskTier) -> None:
+    world = World(tier, num_pages=32)
+    world.add("a", 200, 1)
+    world.drain()
+    world.transfers.close(keeps_pages=False)
+    assert tier.use().num_written == 0
+
+
+def test_closing_takes_a_bounded_time(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(0, 1_000_000, 4))  # seconds pass with every look at the clock
+    monkeypatch.setattr(transfers, "WRITE_BYTES", SIZE)
+    world = World(tier, num_pages=32, clock=lambda: float(next(now)))
+    world.add("a", 200, 1)
+    world.drain()
+    world.transfers.close(keeps_pages=True)
+    assert tier.use().num_written < 12
+
+
+def on_disk(tier: DiskTier) -> None:
+    """A prompt of 12 full pages on disk, and in no memory."""
+    world = World(tier, num_pages=32)
+    world.add("a", 200, 1)
+    world.drain()
+    world.write_all()
+    assert tier.flush(60)
+
+
+def test_a_request_does_not_wait_for_pages_that_do_not_come(
+    tier: DiskTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(store, call, WRONG[call](getattr(store, call)))
-    world = World(store, num_pages=12)
-    serve(world)
-    assert not store.is_alive
+    caplog.set_level("INFO")
+    on_disk(tier)
+    now, held = 0.0, []
+    poll = tier.poll
+    monkeypatch.setattr(tier, "poll", lambda: [held.append(answer) for answer in poll()] and [])
+    world = World(tier, num_pages=32, clock=lambda: now)
+    request = world.add("a1", 200, 1)
+    world.step()
+    assert request.loading is not None
+    assert world.transfers.is_reading
+    now = 1.0
+    world.drain()
+    assert request.num_cached == 0
     assert not world.transfers.is_reading
-    store.close()
-    assert not store.folder.exists()
-    assert len([r for r in caplog.records if "Swapping has failed" in r.message]) == 1
-    assert not store.save("x", 0, [b"h" * 16], [b"late"])
-    assert store.num_bytes == 0
+    assert "12 pages of request a1 are computed" in caplog.text
+    assert world.scheduler.reset_prefix_cache()
+    late = world.add("a2", 200, 1)  # nothing is asked of a disk that owes an answer
+    world.drain()
+    assert late.num_cached == 0
+    assert tier.flush(60)
+    late_answers = [*held, *poll()]
+    assert late_answers
+    monkeypatch.setattr(tier, "poll", lambda: late_answers)
+    world.transfers.before_plan()  # too late: goes nowhere
+    monkeypatch.setattr(tier, "poll", poll)
+    assert world.scheduler.reset_prefix_cache()
+    again = world.add("a3", 200, 1)
+    world.drain()
+    assert again.num_cached == 192
+
+
+def test_a_request_that_was_aborted_leaves_its_pages_alone(tier: DiskTier) -> None:
+    on_disk(tier)
+    world = World(tier, num_pages=32)
+    request = world.add("a1", 200, 1)
+    chunks = world.scheduler.schedule()
+    assert not chunks
+    world.transfers.before_launch()
+    world.scheduler.abort(request.id)
+    other = world.add("b", 200, 30)
+    assert tier.flush(60)
+    world.drain()
+    assert len(other.token_ids) == 230
+
+
+def test_after_a_failure_no_answer_is_taken(tier: DiskTier) -> None:
+    on_disk(tier)
+    world = World(tier, num_pages=32)
+    world.add("a1", 200, 1)
+    world.scheduler.schedule()
+    world.transfers.before_launch()
+    assert world.transfers.is_reading
+    world.transfers.restart()
+    assert not world.transfers.is_reading
+    tier.wait(60)
+    world.transfers.before_plan()
+    assert not world.memory.pages
+
+
+@pytest.mark.parametrize("seconds", [1e-9, 1e9])
+def test_what_is_computed_faster_is_not_read(tier: DiskTier, seconds: float) -> None:
+    pace = Pace(None)
+    disk = DiskCache(tier, pace, page_bytes=SIZE, page_size=PAGE)
+    assert disk.pays(PAGE)  # nothing is known yet
+    assert disk.patience(1) > 0
+    on_disk(tier)
+    world = World(tier, num_pages=32)
+    request = world.add("a1", 200, 1)
+    world.drain()
+    assert tier.use().read_rate
+    assert disk.pays(PAGE)
+    pace.observe([Chunk(request, 0, 192, as_page_table(), samples=False)], seconds)
+    assert disk.pays(192) == (seconds > 1)
+    assert (disk.patience(12) > 1) == (seconds > 1)

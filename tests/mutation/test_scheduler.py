@@ -18,26 +18,26 @@ from hypothesis import Phase
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.cache.runs import RunSet
-from mlxserve.config import PageTail, PreemptionMode
+from mlxserve.config import PageTail
 from mlxserve.scheduler import limit, preemption
 from mlxserve.scheduler.admission import Admission
+from mlxserve.scheduler.disk_pages import DiskPages
 from mlxserve.scheduler.page_tables import PageTables
 from mlxserve.scheduler.pins import Pins
 from mlxserve.scheduler.prefix_cache import PrefixCache
 from mlxserve.scheduler.prefix_followers import PrefixFollowers
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.state_snapshots import StateSnapshots
-from mlxserve.scheduler.swap import Swap
 from tests.scheduler import (
     test_admission,
     test_differential,
+    test_disk_pages,
     test_forks,
     test_pitfalls,
     test_prefix_cache,
     test_resize,
     test_scheduler,
     test_state_snapshots,
-    test_swap,
 )
 from tests.scheduler.conftest import make_engine as make_engine
 from tests.scheduler.test_scheduler_machine import run_machine
@@ -249,12 +249,26 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
         "return []",
         options={"num_pages": 24, "enable_prefix_caching": True},
     ),
-    "leave pages on disk": Bug(
+    "read pages of another position": Bug(
+        DiskPages,
+        "load",
+        "request.page_table[first:end]",
+        "request.page_table[: end - first]",
+        options={"num_pages": 24, "enable_prefix_caching": True},
+    ),
+    "believe that all pages came back from disk": Bug(
         PageTables,
-        "end",
-        "self.swap.drop(request)",
-        "pass",
-        options={"num_pages": 6, "preemption_mode": PreemptionMode.SWAP},
+        "finish_load",
+        "num_tokens = num_pages * self.pool.page_size",
+        "num_tokens = len(load.run.hashes) * self.pool.page_size",
+        options={"num_pages": 24, "enable_prefix_caching": True},
+    ),
+    "write a page that is not full": Bug(
+        DiskPages,
+        "_unwritten",
+        "if self._pool.is_full(page)",
+        "if True",
+        options={"num_pages": 24, "enable_prefix_caching": True},
     ),
 }
 
@@ -494,34 +508,55 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "chunk.end",
         test_prefix_cache.test_a_page_whose_last_token_was_dropped_is_not_published,
     ),
-    "believe that everything was read": Bug(
+    "go on as if nothing was lost": Bug(
         PageTables,
         "finish_load",
-        "num_tokens = num_pages * self.pool.page_size",
-        "num_tokens = len(load.run.hashes) * self.pool.page_size",
-        test_swap.test_what_the_disk_lost_is_computed_again,
+        "is_lost = num_pages < len(load.run.hashes)",
+        "is_lost = False",
+        test_disk_pages.test_what_the_disk_lost_is_computed_and_said,
         {"at_most": 1},
     ),
-    "save other pages": Bug(
-        Swap,
+    "save what others hold": Bug(
+        DiskPages,
         "save",
-        "pages[first:]",
-        "pages[: end - first]",
-        test_swap.test_pages_that_others_hold_are_not_saved,
+        "self._pool.is_exclusive(page) and",
+        "True and",
+        test_disk_pages.test_pages_that_others_hold_are_not_saved,
     ),
-    "compute what is on disk": Bug(
-        Swap,
-        "end_of_chunk",
-        "if start < saved_start",
-        "if False",
-        test_swap.test_what_was_evicted_before_the_saved_pages_is_computed_up_to_them,
+    "save again what is on disk": Bug(
+        DiskPages,
+        "save",
+        "is_own and not self._disk.num_leading([hash_])",
+        "is_own",
+        test_disk_pages.test_what_is_on_disk_already_is_not_saved_again,
+    ),
+    "read what is computed faster": Bug(
+        DiskPages,
+        "num_found",
+        "not self._disk.pays(num_pages * self._pool.page_size)",
+        "False",
+        test_disk_pages.test_what_is_computed_faster_is_not_read,
+    ),
+    "write the oldest pages first": Bug(
+        DiskPages,
+        "unwritten",
+        "*reversed(self._pool.eviction_order())",
+        "*self._pool.eviction_order()",
+        test_disk_pages.test_pages_are_written_newest_first_while_nothing_runs,
+    ),
+    "write all pages beside work": Bug(
+        DiskPages,
+        "endangered",
+        "max(0, num_soon)",
+        "None",
+        test_disk_pages.test_beside_work_only_pages_about_to_be_evicted_are_written,
     ),
     "accept pages that no request waits for": Bug(
         Scheduler,
         "accepts",
         "request is not None and request.loading is load.run",
         "True",
-        test_swap.test_an_abort_while_the_disk_is_read_frees_pages_and_disk,
+        test_disk_pages.test_an_abort_while_the_disk_is_read_frees_the_pages,
     ),
     "keep a state behind a token that was dropped": Bug(
         StateSnapshots,
@@ -567,12 +602,12 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         test_scheduler.test_a_prompt_without_a_page_waits_while_others_are_computed,
     ),
     "believe that the disk took everything": Bug(
-        Swap,
+        Scheduler,
         "finish_save",
-        "num_pages == len(save.run.hashes)",
-        "True",
-        test_swap.test_only_what_the_disk_took_counts_as_swapped,
-        {"disk_takes": 0},
+        "self.page_tables.finish_save(num_pages)",
+        "self.page_tables.finish_save(len(save.pages))",
+        test_disk_pages.test_only_what_the_disk_took_counts_as_swapped,
+        {"takes": 0},
     ),
     # Plans that differ from those of a scheduler that looks at everything.
     "another plan: count free hits as free": Bug(

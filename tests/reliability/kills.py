@@ -2,7 +2,7 @@
 
     python -m tests.reliability kills --times 200
 
-Each server has a pool that is too small for its clients, so that it swaps to disk, and a client that
+Each server has a pool that is too small for its clients, so that it writes pages to disk, and a client that
 needs the helper process of grammars. It is killed after a random number of events of its streams.
 """
 
@@ -92,9 +92,9 @@ def kill_again_and_again(
     num_events = num_cut = 0
     wrong: list[str] = []
     leftovers: list[str] = []
-    swap = folder / "swap"
     flags = ("--model", str(model), "--num-pages", "60", "--page-size", "16")
-    flags += ("--preemption-mode", "swap", "--swap-dir", str(swap), "--max-num-seqs", "8")
+    flags += ("--preemption-mode", "swap", "--max-num-seqs", "8")
+    flags += ("--disk-cache-size", "1", "--disk-cache-dir", str(folder / "pages"))
     for kill in range(times + 1):
         with served(folder / "stderr", *flags) as server:
             found = [_answer(server, prompt) for prompt in _PROMPTS]
@@ -115,10 +115,6 @@ def kill_again_and_again(
         num_events += sum(client.num_events for client in clients)
         num_cut += len(clients)
     assert expected is not None
-    left = [each.name for each in swap.iterdir()] if swap.exists() else []
-    # The last server was ended by SIGKILL as well, and is followed by none that removes its folder.
-    if len(left) > 1:
-        leftovers.append(f"swap folders: {left}")
     return KillReport(times, num_events, num_cut, tuple(wrong), tuple(leftovers))
 
 

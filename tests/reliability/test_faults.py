@@ -18,7 +18,7 @@ import pytest
 
 from mlxserve import MlxServeError, SamplingParams
 from mlxserve.build import build_chat
-from mlxserve.cache.store import PageStore
+from mlxserve.cache.disk import DiskTier
 from mlxserve.chat import Chat, RequestOutput
 from mlxserve.config import EngineConfig
 from mlxserve.engine.engine import Engine
@@ -33,10 +33,10 @@ from tests.reliability.faults import Fault, Point, all_planted, points_of
 
 ERRORS = (RuntimeError, MemoryError, OSError)
 # Not called while requests are served: at the end, or by tests.
-ENDS = frozenset({"close", "page_header"})
+ENDS = frozenset({"close"})
 POINTS: list[Point] = [
     point
-    for owner in (ModelRunner, Scheduler, Transfers, PageStore, Engine, Embedding, Timeline, Pace)
+    for owner in (ModelRunner, Scheduler, Transfers, DiskTier, Engine, Embedding, Timeline, Pace)
     for point in points_of(owner, but=ENDS)
 ] + [
     *(Point(Tokenizer, name) for name in ("encode", "render", "decode", "stream")),
@@ -51,7 +51,7 @@ KEY_POINTS = [
     Point(Scheduler, "schedule"),
     Point(Scheduler, "update"),
     Point(Transfers, "hand_over"),
-    Point(PageStore, "save"),
+    Point(DiskTier, "save"),
     Point(StreamDecoder, "push"),
 ]
 NUM_PAIRS = int(os.environ.get("FAULT_PAIRS", "40"))
@@ -76,7 +76,7 @@ class Subject:
             "num_pages": NUM_PAGES,
             "page_size": 16,
             "preemption_mode": "swap",
-            "swap_dir": str(folder),
+            "disk_cache_dir": str(folder),
             "max_engine_failures": 1_000_000,
             "disable_log_stats": True,
         }
@@ -145,7 +145,7 @@ class Subject:
 
 @pytest.fixture(scope="module")
 def subject(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
-    subject = Subject(tmp_path_factory.mktemp("swap"))
+    subject = Subject(tmp_path_factory.mktemp("pages"))
     yield subject
     subject.chat.close()
 
@@ -171,7 +171,8 @@ def test_the_load_reaches_almost_every_point(num_calls: dict[Point, int]) -> Non
         *("Scheduler.preempt_to", "Scheduler.finish_load", "Scheduler.accepts"),
         *("ModelRunner.restart", "ModelRunner.check", "ModelRunner.write_pages"),
         *("ModelRunner.copy_pages", "Transfers.restart"),
-        *("PageStore.drop_all", "PageStore.wait", "PageStore.load", "PageStore.answer_load"),
+        *("DiskTier.clear", "DiskTier.resize", "DiskTier.known", "DiskTier.wait"),
+        *("DiskTier.flush", "Engine.idle", "Scheduler.finish_save"),  # all is on disk already
         *("Engine.restart", "Engine.check", "Engine.abort", "Engine.abort_all", "Engine.unpin"),
         *("Engine.keep_pages", "Tokenizer.decode"),
         "Pace.learn_speed",  # on Metal

@@ -9,10 +9,10 @@ published before they are computed, and pages freed while a step still uses them
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from itertools import accumulate
+from itertools import accumulate, takewhile
 
 import pytest
 
@@ -35,9 +35,9 @@ from mlxserve.request import (
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.admission import MAX_CANDIDATES
 from mlxserve.scheduler.copies import PageCopy
+from mlxserve.scheduler.disk_pages import Load
 from mlxserve.scheduler.resize import PoolResize
 from mlxserve.scheduler.scheduler import Scheduler
-from mlxserve.scheduler.swap import Load
 from mlxserve.stats import PoolStats
 from mlxserve.work import WorkBudget
 from tests.scheduler.ghost_states import GhostStates
@@ -76,8 +76,25 @@ def answer(request: LiveRequest, max_model_len: int) -> tuple[list[int], FinishR
 
 
 @dataclass
+class GhostDisk:
+    """What is on disk: for each hash the content of a page's slots."""
+
+    pages: dict[bytes, list[tuple[bytes, int]]] = field(default_factory=dict)
+    takes: int | None = None  # at most this many pages of each save
+    is_fast: bool = True  # faster than computing
+
+    def num_leading(self, hashes: Sequence[bytes]) -> int:
+        return sum(1 for _ in takewhile(self.pages.__contains__, hashes))
+
+    def pays(self, num_tokens: int) -> bool:
+        assert num_tokens > 0, "asked about nothing"
+        return self.is_fast
+
+
+@dataclass
 class GhostEngine:
     scheduler: Scheduler
+    disk: GhostDisk = field(default_factory=GhostDisk)
     slots: dict[int, tuple[bytes, int]] = field(default_factory=dict)  # slot -> (salt, prefix)
     unread: deque[tuple[list[Chunk], list[Sampled | None]]] = field(default_factory=deque)
     prefixes: dict[LiveRequest, list[int]] = field(
@@ -88,9 +105,7 @@ class GhostEngine:
     answers: dict[str, list[int]] = field(default_factory=dict)
     tables: dict[LiveRequest, tuple[int, ...]] = field(default_factory=dict)
     reports: dict[str, CacheReport | None] = field(default_factory=dict)
-    disk: dict[str, dict[int, list[tuple[bytes, int]]]] = field(default_factory=dict)
-    disk_takes: int | None = None  # at most this many pages of each run
-    num_saved: int = 0  # pages that the disk took
+    num_saved: int = 0  # pages of preempted requests that the disk took
     loads: list[Load] = field(default_factory=list)
     pinned: list[LiveRequest] = field(default_factory=list)  # named prefixes, computed
     promises: dict[LiveRequest, int] = field(default_factory=dict)  # tokens it may have in any case
@@ -348,8 +363,6 @@ class GhostEngine:
             turns += 1
             assert turns < 10_000, "the scheduler makes no progress"
         assert not self.unread
-        self._transfer()
-        assert not self.disk, "pages are left on disk"
         assert self.ends.keys() == self.requests.keys(), "a request never ended"
         assert self.scheduler.pool.num_used == self.scheduler.pool.num_pinned, "pages are lost"
 
@@ -373,32 +386,38 @@ class GhostEngine:
     # ---- the disk
 
     def _transfer(self) -> None:
-        """Save and drop at once; loads end later."""
-        plan = self.scheduler.pop_swap_plan()
-        for key in plan.drops:
-            self.disk.pop(key)
+        """Save at once; loads end later."""
+        plan = self.scheduler.pop_disk_plan()
         for save in plan.saves:
             assert not self.unread, "pages are saved while a step is unread"
-            assert len(save.pages) == len(save.run.hashes)
-            pages = save.pages[: self.disk_takes]
+            pages = dict(list(zip(save.hashes, save.pages, strict=True))[: self.disk.takes])
+            self._write_to_disk(pages)
             self.num_saved += len(pages)
-            self.disk[save.run.key] = dict(
-                enumerate(([self.slots[s] for s in self._slots(p)] for p in pages), save.run.first)
-            )
             self.scheduler.finish_save(save, len(pages))
         self.loads += plan.loads
 
+    def _write_to_disk(self, pages: Mapping[bytes, int]) -> None:
+        for hash_, page in pages.items():
+            assert hash_ not in self.disk.pages, f"page {page} is written twice"
+            self.disk.pages[hash_] = [self.slots[slot] for slot in self._slots(page)]
+
+    def clean(self, count: int, *, is_idle: bool = True) -> None:
+        """Write pages that no request holds, as an engine does between two steps."""
+        while self.unread:
+            self._read()
+        self._write_to_disk(dict(self.scheduler.unwritten(count, is_idle=is_idle)))
+        self.audit()
+
     def finish_load(self, load: Load, at_most: int | None = None) -> None:
-        """Write the first `at_most` saved pages of a load, if its request still waits for it."""
+        """Write the first `at_most` pages of a load that are on disk, if a request waits for it."""
         self.loads.remove(load)
         if not self.scheduler.accepts(load):
             return
-        pages = load.pages[:at_most]
-        for index, page in enumerate(pages, load.run.first):
-            held = self.disk[load.run.key][index]
-            for slot, content in zip(self._slots(page), held, strict=True):
+        num_pages = self.disk.num_leading(load.run.hashes[:at_most])
+        for hash_, page in zip(load.run.hashes[:num_pages], load.pages, strict=False):
+            for slot, content in zip(self._slots(page), self.disk.pages[hash_], strict=True):
                 self.slots[slot] = content
-        self.scheduler.finish_load(load, len(pages))
+        self.scheduler.finish_load(load, num_pages)
         self.audit()
 
     def _slots(self, page: int) -> range:
@@ -691,6 +710,7 @@ def make_engine() -> Callable[..., GhostEngine]:
         hot_after_hits: int = 2,
         num_open: int | None = None,
         num_state_slots: int | None = None,
+        disk: GhostDisk | None = None,
         **options: object,
     ) -> GhostEngine:
         options = {
@@ -702,6 +722,7 @@ def make_engine() -> Callable[..., GhostEngine]:
         }
         num_open = num_open and min(num_open, num_pages)
         pool = PagePool(num_pages, page_size, hot_after_hits, num_open)
-        return GhostEngine(Scheduler(SchedulerConfig(**options), pool, num_state_slots))
+        disk = disk or GhostDisk()
+        return GhostEngine(Scheduler(SchedulerConfig(**options), pool, num_state_slots, disk), disk)
 
     return make

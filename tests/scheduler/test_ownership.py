@@ -21,6 +21,7 @@ READS = frozenset(
         "find_tail",
         "hash_of",
         "is_exclusive",
+        "is_full",
         "is_kept",
         "is_known",
         "is_pinned",
@@ -29,6 +30,7 @@ READS = frozenset(
         "num_idle",
         "num_unchanged",
         "page_of",
+        "pinned",
         "ref_count",
         "renewed",  # makes another one
         "states",

@@ -87,9 +87,7 @@ def test_p06_holders_of_restored_pages_go_before_requests_without_any(
     make_engine: Callable,
 ) -> None:
     """vllm#44560: loaded requests, holding all their pages, waited for a head that found none."""
-    engine = make_engine(
-        num_pages=8, preemption_mode=PreemptionMode.SWAP, enable_prefix_caching=False
-    )
+    engine = make_engine(num_pages=8, preemption_mode=PreemptionMode.SWAP)
     for number in range(3):
         engine.add([number] * 9, 16)
     while not engine.loads:
@@ -110,7 +108,6 @@ def test_p07_a_request_that_is_read_from_disk_counts_as_running(make_engine: Cal
     engine = make_engine(
         num_pages=8,
         max_num_seqs=2,
-        enable_prefix_caching=False,
         preemption_mode=PreemptionMode.SWAP,
     )
     for number in range(2):

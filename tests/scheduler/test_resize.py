@@ -246,7 +246,7 @@ def test_requests_without_room_in_a_smaller_pool_are_preempted(
     assert [r.state for r in requests].count(RequestState.WAITING) == 2
     assert "preempted by PreemptionMode." in caplog.text
     assert mode.name in caplog.text
-    assert bool(engine.disk) == (mode is PreemptionMode.SWAP)
+    assert bool(engine.disk.pages) == (mode is PreemptionMode.SWAP)
     engine.drain()
     assert all(len(answer) == 16 for answer in engine.answers.values())
 
@@ -267,20 +267,19 @@ def test_forks_that_have_no_page_of_their_own_give_way_as_well(make_engine: Call
 
 
 def test_pages_that_are_being_read_from_disk_are_asked_for_again(make_engine: Callable) -> None:
-    engine = make_engine(
-        num_pages=14, preemption_mode=PreemptionMode.SWAP, enable_prefix_caching=False
-    )
-    requests = [engine.add([number] * 9, 24) for number in range(3)]
-    run_until(engine, lambda: any(r.num_preemptions for r in requests))
-    victim = next(r for r in requests if r.num_preemptions)
-    engine.resize(40)
-    engine.launch()
-    assert victim.loading
-    assert max(victim.page_table) >= 20
-    engine.resize(20)
-    assert victim.loading is None
+    engine = make_engine(num_pages=40)
+    prompt = [*range(100, 122)]
+    engine.add(prompt, 1)
     engine.drain()
-    assert [len(answer) for answer in engine.answers.values()] == [24] * 3
+    engine.clean(100)
+    assert engine.reset()
+    request = engine.add(prompt, 4)
+    engine.launch()
+    assert request.loading
+    engine.resize(20)
+    assert request.loading is None
+    engine.drain()
+    assert engine.scheduler.stats().restored_tokens == 20
 
 
 def test_up_and_down_again_leaves_everything_as_it_was(make_engine: Callable) -> None:

@@ -98,7 +98,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_chunked_prefill=is_chunked,
             **options,
         )
-        self.engine.disk_takes = disk_takes
+        self.engine.disk.takes = disk_takes
 
     @rule(
         prompt=prompts,
@@ -198,6 +198,29 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), at_most=st.sampled_from([None, None, 0, 1]))
     def finish_load(self, data: st.DataObject, at_most: int | None) -> None:
         self.engine.finish_load(data.draw(st.sampled_from(self.engine.loads)), at_most)
+
+    @rule(count=st.integers(1, 12), is_idle=st.booleans())
+    def write_to_disk(self, count: int, is_idle: bool) -> None:
+        self.engine.clean(count, is_idle=is_idle)
+
+    @rule()
+    def start_anew(self) -> None:
+        """As a server that was stopped in order: everything is on disk, nothing in memory."""
+        self.engine.drain()
+        self.engine.clean(1000)
+        self.engine.reset()
+
+    @precondition(lambda self: self.engine.disk.pages)
+    @rule(data=st.data(), count=st.integers(1, 4))
+    def lose_on_disk(self, data: st.DataObject, count: int) -> None:
+        """The disk forgets pages, whether they are being read or not."""
+        pages = self.engine.disk.pages
+        for hash_ in data.draw(st.permutations(sorted(pages)))[:count]:
+            del pages[hash_]
+
+    @rule(is_fast=st.booleans())
+    def change_disk_speed(self, is_fast: bool) -> None:
+        self.engine.disk.is_fast = is_fast
 
     @rule()
     def drain(self) -> None:

@@ -128,9 +128,10 @@ def engine_stats(*, running: int = 0, waiting: int = 0) -> dict[str, Any]:
     """A reply of `/api/v1/kv/stats`."""
     return {
         "page_size": 32,
-        "bytes": {"kv_cache": 1 << 30, "active": 3 << 30, "peak": 5 << 30, "swap": 0},
+        "bytes": {"kv_cache": 1 << 30, "active": 3 << 30, "peak": 5 << 30},
         "prefix_cache": {"hit_rate": 0.84},
         "recurrent_states": {"slots": 0, "snapshots": 0, "restored": 0, "evicted": 0},
+        "disk_cache": {"bytes": 0, "limit": 0},
         "tokens_per_second": {"prefill": 1200.4, "generation": 42.25},
         "requests": {"running": running, "waiting": waiting},
         "num_preemptions": 3,

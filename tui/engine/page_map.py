@@ -1,7 +1,7 @@
 """A replica of the server's page map, and its folding into the cells of a picture.
 
 The events are those of `/api/v1/kv/map`: a snapshot, then deltas. Page states are its letters:
-f free, a held by one request, s shared by several, c cached, p pinned.
+f free, a held by one request, s shared by several, c cached, d cached and on disk as well, p pinned.
 
 The last page table of a finished request is kept, so that the pages of a chat are still shown
 while they are only cached. A page is dropped from it when it becomes free, or when another request
@@ -19,10 +19,10 @@ from typing import Any
 
 from tui.talk.errors import ChatError
 
-STATES = "fcasp"  # weakest to strongest: a cell of a folded map shows the strongest
+STATES = "fdcasp"  # weakest to strongest: a cell of a folded map shows the strongest
 MAX_PAGES = 1 << 24
 _MAX_PAST = 64  # finished requests whose page tables are kept
-_RUNS = re.compile(r"([fascp])([0-9]{1,9})")
+_RUNS = re.compile(r"([fascpd])([0-9]{1,9})")
 _RANKS = bytes.maketrans(STATES.encode(), bytes(range(len(STATES))))
 
 

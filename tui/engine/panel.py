@@ -50,6 +50,7 @@ class PageGrid(Widget):
     PageGrid {
         height: 1fr;
         .page-f { color: $text-quiet; }
+        .page-d { color: $secondary; }
         .page-c { color: $secondary; }
         .page-a { color: $success; }
         .page-s { color: $primary; }

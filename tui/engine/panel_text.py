@@ -10,19 +10,28 @@ from tui.engine.page_map import FoldedMap, PageMapReplica
 from tui.talk.engine_state import EngineStats
 
 # Distinct shapes, so that the map is readable without colour.
-GLYPHS = {"f": "·", "c": "□", "a": "■", "s": "◆", "p": "▲"}
+GLYPHS = {"f": "·", "d": "▣", "c": "□", "a": "■", "s": "◆", "p": "▲"}
 STYLES = {
     "f": "$text-quiet",
+    "d": "$secondary",
     "c": "$secondary",
     "a": "$success",
     "s": "$primary",
     "p": "$accent",
 }
-_NAMES = {"f": "free", "c": "cached", "a": "active", "s": "shared", "p": "pinned"}
+_NAMES = {
+    "f": "free",
+    "d": "also on disk",
+    "c": "cached",
+    "a": "active",
+    "s": "shared",
+    "p": "pinned",
+}
 
 _MISSES = {
     "new_text": "differs at token {at}: new text",
     "evicted": "differs at token {at}: its pages were evicted",
+    "lost": "not reused from token {at} on: its pages on disk are unreadable",
     "other_salt": "nothing reused: cached under another cache salt",
     "below_one_page": "all full pages reused; the rest is under a page",
     "no_snapshot": "cached beyond token {at}, but no recurrent state was kept there",
@@ -77,8 +86,8 @@ def now_lines(stats: EngineStats) -> Content:
     rates = f"prefill {stats.prefill_rate:,.0f} tok/s · decode {stats.decode_rate:,.1f} tok/s"
     memory = f"memory {size_words(stats.active_size)}, peak {size_words(stats.peak_size)}"
     cache = f"KV cache {size_words(stats.kv_cache_size)}"
-    if stats.swap_size:
-        cache += f" · on disk {size_words(stats.swap_size)}"
+    if stats.disk_limit:
+        cache += f" · on disk {size_words(stats.disk_size)} of {size_words(stats.disk_limit)}"
     if stats.num_state_slots:
         cache += f" · states kept {stats.num_snapshots:,} of {stats.num_state_slots:,}"
     preempted = f"preemptions {stats.num_preemptions:,} · cache hits {stats.hit_rate:.0%}"
@@ -89,7 +98,8 @@ def now_lines(stats: EngineStats) -> Content:
 def legend(pages: PageMapReplica, num_own: int, folded: FoldedMap) -> Content:
     """The signs of the map, and the number of pages in each state."""
     signs = [_sign(state, pages.count(state)) for state in "asc"]
-    rest = [_sign(state, pages.count(state)) for state in "pf"]
+    on_disk = "d" if pages.count("d") else ""
+    rest = [_sign(state, pages.count(state)) for state in "pf" + on_disk]
     own = Content.assemble(("■", "reverse"), f" this chat {num_own:,}")
     scale = f"{pages.num_pages:,} pages of {pages.page_size} tokens"
     if folded.pages_per_cell > 1:

@@ -60,7 +60,8 @@ class EngineStats:
     kv_cache_size: int
     active_size: int
     peak_size: int
-    swap_size: int
+    disk_size: int
+    disk_limit: int  # 0 if nothing is kept on disk
     num_state_slots: int  # 0 if the model has no recurrent states
     num_snapshots: int
 
@@ -68,7 +69,7 @@ class EngineStats:
     def of(cls, content: Mapping[str, Any]) -> EngineStats:
         """Raises KeyError, TypeError or ValueError for malformed content."""
         rates, sizes = content["tokens_per_second"], content["bytes"]
-        states = content["recurrent_states"]
+        states, disk = content["recurrent_states"], content["disk_cache"]
         return cls(
             num_running=int(content["requests"]["running"]),
             num_waiting=int(content["requests"]["waiting"]),
@@ -79,7 +80,8 @@ class EngineStats:
             kv_cache_size=int(sizes["kv_cache"]),
             active_size=int(sizes["active"]),
             peak_size=int(sizes["peak"]),
-            swap_size=int(sizes["swap"]),
+            disk_size=int(disk["bytes"]),
+            disk_limit=int(disk["limit"]),
             num_state_slots=int(states["slots"]),
             num_snapshots=int(states["snapshots"]),
         )

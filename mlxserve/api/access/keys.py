@@ -225,6 +225,11 @@ class Keyring:
         """
         self._on_revoked.append(tell)
 
+    def has(self, key_id: str) -> bool:
+        """Whether the key with this id is valid."""
+        self.refresh()
+        return any(key.id == key_id for key in (*self._fixed, *self._filed))
+
     def find(self, secret: str) -> Key | None:
         """The key with this text. Compares with all of them, in constant time."""
         self.refresh()

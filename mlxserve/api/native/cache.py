@@ -1,6 +1,7 @@
 """Changes of the cache while the server runs. They need the scope admin.
 
-POST /api/v1/cache/reset   evict all cached pages; ?force=true even while requests hold pages
+POST /api/v1/cache/reset   evict all cached pages; ?force=true even while requests hold pages,
+                           ?disk=true also those on disk
 POST /api/v1/cache/resize  {"num_pages": N}: give memory back to the machine, or take more of it
 """
 
@@ -34,15 +35,12 @@ class Cache:
         ]
 
     async def reset(self, request: Request) -> Response:
-        """Evicts every cached page. While requests hold pages, only with `force`."""
+        """Evicts every cached page, with `disk` also from there. While requests hold pages, only
+        with `force`."""
         require_admin(request)
-        force = request.query_params.get("force", "false")
-        if force not in ("true", "false"):
-            raise ApiError(
-                400, "force: must be true or false.", param="force", code="invalid_value"
-            )
+        force, disk = _flag(request, "force"), _flag(request, "disk")
         try:
-            is_done = await self._chat.reset_prefix_cache(force=force == "true")
+            is_done = await self._chat.reset_prefix_cache(force=force, disk=disk)
         except MlxServeError as error:
             raise from_engine(error) from error
         if not is_done:
@@ -76,3 +74,11 @@ class Cache:
             "forgotten_pages": resized.num_forgotten,
         }
         return json_response(reply, headers=self._unknown_fields.warn(asked.unknown_fields))
+
+
+def _flag(request: Request, name: str) -> bool:
+    """Raises ApiError 400."""
+    value = request.query_params.get(name, "false")
+    if value not in ("true", "false"):
+        raise ApiError(400, f"{name}: must be true or false.", param=name, code="invalid_value")
+    return value == "true"

@@ -145,14 +145,17 @@ def _kv_stats(snapshot: Snapshot) -> dict[str, Any]:
     phases = [one.phase for one in snapshot.requests]
     return {
         "page_size": snapshot.page_size,
-        "pages": {"total": total, **count, "used": total - count["free"] - count["cached"]},
+        "pages": {
+            "total": total,
+            **count,
+            "used": total - count["free"] - count["cached"] - count["stored"],
+        },
         "bytes": {
             "kv_cache": snapshot.memory.kv_cache,
             "page": snapshot.memory.kv_cache // total,
             "active": snapshot.memory.active,
             "reserved": snapshot.memory.reserved,
             "peak": snapshot.memory.peak,
-            "swap": stats.swap.num_bytes,
         },
         "prefix_cache": {
             "queries": queries,
@@ -164,6 +167,16 @@ def _kv_stats(snapshot: Snapshot) -> dict[str, Any]:
             "snapshots": stats.states.num_snapshots,
             "restored": stats.states.num_restored,
             "evicted": stats.states.num_evicted,
+        },
+        "disk_cache": {
+            "pages": stats.disk.num_pages,
+            "bytes": stats.disk.num_bytes,
+            "limit": stats.disk.limit,
+            "read": stats.disk.num_read,
+            "written": stats.disk.num_written,
+            "lost": stats.disk.num_lost,
+            "written_today": stats.disk.written_today,
+            "read_rate": round(stats.disk.read_rate),
         },
         "tokens_per_second": {
             "prefill": round(snapshot.prefill_rate, 2),

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from mlxserve.api.server.sse import named_event
 from mlxserve.engine.snapshot import RequestView, Snapshot
 
-LETTERS = "fascp"  # by PageState
+LETTERS = "fascpd"  # by PageState
 MAX_RUNS = 10_000
 
 States = NDArray[np.uint8]

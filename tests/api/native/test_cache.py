@@ -31,8 +31,12 @@ def test_the_cache_is_reset_unless_requests_run(client: TestClient, chat: FakeCh
     reply = client.post("/api/v1/cache/reset")
     assert (reply.status_code, reply.json()["error"]["code"]) == (409, "busy")
     assert client.post("/api/v1/cache/reset?force=true").json() == {"status": "ok"}
-    refused = client.post("/api/v1/cache/reset?force=1")
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "force")
+    assert not chat.are_files_deleted
+    assert client.post("/api/v1/cache/reset?force=true&disk=true").json() == {"status": "ok"}
+    assert chat.are_files_deleted
+    for name in ("force", "disk"):
+        refused = client.post(f"/api/v1/cache/reset?{name}=1")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
 
 
 def test_a_resize_reports_the_new_cache(client: TestClient) -> None:

@@ -105,6 +105,7 @@ def test_statistics_describe_the_cache(client, chat):
             "shared": 1,
             "cached": 1,
             "pinned": 1,
+            "stored": 0,
             "used": 3,
         },
         "bytes": {
@@ -113,10 +114,19 @@ def test_statistics_describe_the_cache(client, chat):
             "active": 9000,
             "reserved": 10,
             "peak": 9500,
-            "swap": 4096,
         },
         "prefix_cache": {"queries": 100, "hits": 40, "hit_rate": 0.4},
         "recurrent_states": {"slots": 0, "snapshots": 0, "restored": 0, "evicted": 0},
+        "disk_cache": {
+            "pages": 2,
+            "bytes": 4096,
+            "limit": 8192,
+            "read": 3,
+            "written": 5,
+            "lost": 1,
+            "written_today": 6000,
+            "read_rate": 1000,
+        },
         "tokens_per_second": {"prefill": 12.5, "generation": 3.0},
         "requests": {"running": 1, "waiting": 1},
         "num_preemptions": 1,
@@ -256,10 +266,16 @@ def test_the_number_of_open_maps_is_bounded(client, chat, monkeypatch):
 
 
 def test_usage_reports_what_the_cache_did(client, chat):
-    report = CacheReport(3, 48, 50, CacheMiss.NEW_TEXT)
+    report = CacheReport(3, 48, 50, CacheMiss.NEW_TEXT, num_from_disk=16)
     usage = Usage(100, 1, 48, cache=report)
     chat.script = [Delta("x", (1,), (), FinishReason.STOP, usage)]
-    told = {"num_pages": 3, "num_tokens": 48, "differs_at": 50, "reason": "new_text"}
+    told = {
+        "num_pages": 3,
+        "num_tokens": 48,
+        "tokens_from_disk": 16,
+        "differs_at": 50,
+        "reason": "new_text",
+    }
     hello = {"messages": [{"role": "user", "content": "Hi"}]}
     asked = [
         ("/v1/chat/completions", hello),

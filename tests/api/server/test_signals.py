@@ -71,15 +71,14 @@ def wait_for_log(process: Process, text: str) -> None:
 
 
 def test_a_closed_terminal_stops_the_server_like_sigterm(start: Start, tmp_path: Path) -> None:
-    swap = tmp_path / "swap"
-    flags = ("--drain-seconds", "0", "--preemption-mode", "swap", "--swap-dir", str(swap))
+    flags = ("--drain-seconds", "0", "--disk-cache-size", "1", "--disk-cache-dir", str(tmp_path))
     with start(*flags) as process, send_endless_request(process, stream=True) as peer:
-        process.wait_for_metric("num_requests_running", 1)
-        assert any(entry.is_dir() for entry in swap.iterdir())
+        while process.metric("generation_tokens_total") < 64:  # two pages
+            pass
         process.popen.send_signal(signal.SIGHUP)
         assert b'"error":{"message":"The server is stopping.' in rest_of(peer)
         assert process.popen.wait(timeout=60) == 0
-        assert not any(entry.is_dir() for entry in swap.iterdir())
+        assert list(tmp_path.rglob("*.page"))  # the conversation is on disk
 
 
 def test_a_server_started_with_nohup_ignores_that_its_terminal_was_closed(start: Start) -> None:

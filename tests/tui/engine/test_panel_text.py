@@ -66,7 +66,8 @@ def test_the_engine_s_statistics_are_shown() -> None:
         kv_cache_size=1 << 30,
         active_size=3 << 30,
         peak_size=5 << 30,
-        swap_size=0,
+        disk_size=0,
+        disk_limit=0,
         num_state_slots=0,
         num_snapshots=0,
     )
@@ -86,7 +87,7 @@ def test_the_legend_distinguishes_the_states_without_colour() -> None:
         {"page_size": 32, "num_pages": 9, "pages": "p1a2s1c3f2", "requests": [], "gone": []},
     )
     words = legend(page_map, 4, page_map.fold(3, ())).plain
-    assert len(set(GLYPHS.values())) == 5
+    assert len(set(GLYPHS.values())) == 6
     for part in ("▲ pinned 1", "■ active 2", "◆ shared 1", "□ cached 3", "· free 2"):
         assert part in words
     assert "this chat 4" in words

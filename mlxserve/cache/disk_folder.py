@@ -1,0 +1,26 @@
+"""Where the disk cache lies, and how large it may be where nobody says so."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+DEFAULT_BYTES = 8 << 30
+_LARGEST_SHARE = 0.1  # of what is free on the disk
+
+
+def disk_folder(asked: str | None) -> Path:
+    """The folder that was `asked` for, or mlxserve/pages in the user's cache folder."""
+    if asked:
+        return Path(asked).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache, "mlxserve", "pages")
+
+
+def default_bytes(folder: Path) -> int:
+    """8 GiB, or a tenth of what is free on the folder's disk if that is less."""
+    there = next((one for one in (folder, *folder.parents) if one.exists()), None)
+    if there is None:
+        return DEFAULT_BYTES
+    return min(DEFAULT_BYTES, int(shutil.disk_usage(there).free * _LARGEST_SHARE))

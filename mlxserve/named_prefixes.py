@@ -1,0 +1,145 @@
+"""NamedPrefixes: which prefixes have a name, also after a restart.
+
+    named ──▶ computed, or read from disk ──▶ its pages are pinned
+      ▲                                            │
+      └────────── the file, at the next start ◀────┘
+
+A name is known as soon as the file is read; its pages follow. The file has tokens and a digest of the
+salt, so that nobody learns a salt from it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from array import array
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mlxserve.errors import UnknownPrefix
+
+log = logging.getLogger("mlxserve.prefixes")
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPrefix:
+    """The tokens of a named prefix. Their pages are pinned under the request that computed them."""
+
+    token_ids: tuple[int, ...]
+    salt: bytes  # of its pages: a digest
+    client: str = ""  # who added it
+    max_share: float = 1.0  # of the pages that prefixes may have, for this client
+    request_id: str | None = None  # None if its pages were not computed since the start
+
+
+class NamedPrefixes:
+    """Prefixes by name. Methods may be called from any thread."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        """`file`: where they are kept; None for this process only. A damaged file is kept aside."""
+        self._file = file
+        self._lock = threading.Lock()
+        self._prefixes = dict(_read(file)) if file is not None else {}
+
+    def sizes(self) -> dict[str, int]:
+        """The names, and the number of tokens of each."""
+        with self._lock:
+            return {name: len(prefix.token_ids) for name, prefix in self._prefixes.items()}
+
+    def find(self, name: str) -> NamedPrefix:
+        """Raises UnknownPrefix."""
+        with self._lock:
+            return self._find(name)
+
+    def put(self, name: str, prefix: NamedPrefix) -> NamedPrefix | None:
+        """Name a prefix; the one that had the name before."""
+        with self._lock:
+            old, self._prefixes[name] = self._prefixes.get(name), prefix
+            self._write()
+            return old
+
+    def remove(self, name: str) -> NamedPrefix:
+        """Raises UnknownPrefix."""
+        with self._lock:
+            old = self._find(name)
+            del self._prefixes[name]
+            self._write()
+            return old
+
+    def missing(self) -> list[tuple[str, NamedPrefix]]:
+        """Those whose pages were not computed since the start."""
+        with self._lock:
+            return [item for item in self._prefixes.items() if item[1].request_id is None]
+
+    def computed(self, name: str, prefix: NamedPrefix, request_id: str) -> bool:
+        """One of the missing was computed. False if it was removed or replaced meanwhile."""
+        with self._lock:
+            if self._prefixes.get(name) is not prefix:
+                return False
+            self._prefixes[name] = replace(prefix, request_id=request_id)
+            return True
+
+    def _find(self, name: str) -> NamedPrefix:
+        prefix = self._prefixes.get(name)
+        if prefix is None:
+            raise UnknownPrefix.named(name, self._prefixes)
+        return prefix
+
+    def _write(self) -> None:
+        """Replace the file; it is whole or the one before. A disk that refuses is said in the log."""
+        if self._file is None:
+            return
+        entries = {name: _entry(prefix) for name, prefix in self._prefixes.items()}
+        text = json.dumps({"version": _VERSION, "prefixes": entries})
+        unfinished = self._file.with_name(f".{os.getpid()}-{self._file.name}")
+        try:
+            with open(
+                os.open(unfinished, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w"
+            ) as out:
+                out.write(text)
+            os.replace(unfinished, self._file)
+        except OSError as error:
+            log.warning("Named prefixes are lost at the end of this process: %s", error)
+
+
+def _entry(prefix: NamedPrefix) -> dict[str, Any]:
+    content = asdict(prefix)
+    del content["request_id"]
+    return {**content, "salt": prefix.salt.hex()}
+
+
+def _read(file: Path) -> Iterator[tuple[str, NamedPrefix]]:
+    try:
+        content = json.loads(file.read_bytes())
+        if content["version"] != _VERSION:
+            raise ValueError(f"its version is {content['version']}")
+        found = [(str(name), _prefix(entry)) for name, entry in content["prefixes"].items()]
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        log.warning("Named prefixes of before cannot be read from %s: %s", file, error)
+        _set_aside(file)
+        return
+    yield from found
+
+
+def _prefix(entry: dict[str, Any]) -> NamedPrefix:
+    """Raises ValueError, KeyError, TypeError, OverflowError."""
+    token_ids = tuple(array("i", entry["token_ids"]))
+    if not token_ids or min(token_ids) < 0:
+        raise ValueError("a prefix has no tokens")
+    salt, share = bytes.fromhex(entry["salt"]), float(entry["max_share"])
+    return NamedPrefix(token_ids, salt, str(entry["client"]), share)
+
+
+def _set_aside(file: Path) -> None:
+    try:
+        os.replace(file, file.with_name(f"{file.name}.damaged"))
+    except OSError as error:
+        log.debug("%s cannot be renamed: %s", file, error)

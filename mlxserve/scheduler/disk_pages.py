@@ -1,0 +1,136 @@
+"""DiskPages: the second floor of the prefix cache. Which pages go to disk, and which come back.
+
+    in memory ── preempted, in mode SWAP: Save ──▶ on disk      (others are written by the engine)
+        ▲                                            │
+        └──── Load ◀── a request that finds them ◀───┘          (where that fails, it computes them)
+
+A page on disk is found by its hash, behind the last page that is found in memory. A request whose
+pages are being read holds the pages that they are read to, and the plan skips it until they are
+there. So no request that holds pages waits for one that holds none (vllm#44560).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Protocol
+
+from mlxserve.cache.pages import PagePool
+from mlxserve.request import LiveRequest, PageRun
+
+LOAD_PAGES = 32  # read at once for one request; bounds the memory of pages on their way
+_SOON = 64  # pages that can be allocated before one of those evicted next is lost
+
+
+class Disk(Protocol):
+    """What is on disk, by the hashes of pages. It may be lost at any time."""
+
+    def num_leading(self, hashes: Sequence[bytes], /) -> int:
+        """How many of these pages are there, from the first one on."""
+
+    def pays(self, num_tokens: int, /) -> bool:
+        """Whether so many tokens are probably read faster than they are computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Write these pages of the pool to disk, before anything else is written to them."""
+
+    request_id: str
+    hashes: tuple[bytes, ...]
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Read the pages of `run` into these pages of the pool."""
+
+    request_id: str
+    run: PageRun
+    pages: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class DiskPlan:
+    """What the engine has to do before it launches the step that was planned."""
+
+    saves: list[Save] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.saves or self.loads)
+
+
+class DiskPages:
+    """Plans the moves. What a request reads is in the request: `disk_end`, `loading`."""
+
+    def __init__(self, pool: PagePool, disk: Disk | None) -> None:
+        self._pool = pool
+        self._disk = disk
+        self._plan = DiskPlan()
+
+    def pop_plan(self) -> DiskPlan:
+        """What was planned since the last call."""
+        plan, self._plan = self._plan, DiskPlan()
+        return plan
+
+    def num_found(self, hashes: Sequence[bytes]) -> int:
+        """How many of these pages are to be read, from the first one on, instead of computed."""
+        if self._disk is None:
+            return 0
+        num_pages = self._disk.num_leading(hashes)
+        if not num_pages or not self._disk.pays(num_pages * self._pool.page_size):
+            return 0
+        return num_pages
+
+    def save(self, request: LiveRequest) -> Save | None:
+        """Have its full pages written that no other request holds, and that are not on disk.
+
+        None if there are none.
+        """
+        if self._disk is None:
+            return None
+        pages: dict[bytes, int] = {}
+        for hash_, page in zip(request.page_hashes, request.page_table, strict=False):
+            is_own = self._pool.is_exclusive(page) and self._pool.hash_of(page) == hash_
+            if is_own and not self._disk.num_leading([hash_]):
+                pages[hash_] = page
+        if not pages:
+            return None
+        save = Save(request.id, tuple(pages), tuple(pages.values()))
+        self._plan.saves.append(save)
+        return save
+
+    def unwritten(self, most: int) -> list[tuple[bytes, int]]:
+        """(hash, page) of pages that are not on disk and are not being written to: those of named
+        prefixes, then the ones evicted last; up to `most`."""
+        return self._unwritten([*self._pool.pinned(), *reversed(self._pool.eviction_order())], most)
+
+    def endangered(self, most: int) -> list[tuple[bytes, int]]:
+        """(hash, page) of pages that are not on disk and will be evicted soon; up to `most`."""
+        num_soon = _SOON - self._pool.num_blank
+        return self._unwritten(self._pool.eviction_order(max(0, num_soon)), most)
+
+    def _unwritten(self, pages: Iterable[int], most: int) -> list[tuple[bytes, int]]:
+        if self._disk is None:
+            return []
+        hashed = ((self._pool.hash_of(page), page) for page in pages if self._pool.is_full(page))
+        missing = (
+            (hash_, page)
+            for hash_, page in hashed
+            if hash_ is not None and not self._disk.num_leading([hash_])
+        )
+        return list(islice(missing, most))
+
+    def num_left(self, request: LiveRequest) -> int:
+        """Tokens that the request goes on to read, from the one after its last computed one."""
+        return max(0, request.disk_end * self._pool.page_size - request.num_computed)
+
+    def load(self, request: LiveRequest, end: int) -> None:
+        """Have its pages up to page `end` read into its page table, after what is computed."""
+        first = request.num_computed // self._pool.page_size
+        assert first < end <= request.disk_end, "nothing is to be read"
+        request.loading = PageRun(first, tuple(request.page_hashes[first:end]))
+        pages = tuple(request.page_table[first:end])
+        self._plan.loads.append(Load(request.id, request.loading, pages))

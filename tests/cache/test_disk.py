@@ -1,0 +1,535 @@
+"""DiskTier: a record comes back exactly as it was saved, or not at all, and nobody waits for it."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from mlxserve.cache import disk
+from mlxserve.cache.disk import DiskTier
+from mlxserve.cache.disk_files import HEADER_SIZE, DiskFiles
+from mlxserve.errors import InvalidConfig
+
+IDENTITY = b"i" * 16
+PAGE = 1000  # bytes of a payload
+RECORD = PAGE + HEADER_SIZE
+LONG = 60.0  # seconds, for what takes none
+
+Make = Callable[..., DiskTier]
+
+
+def name(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def payload(number: int) -> bytes:
+    return number.to_bytes(4, "big") * (PAGE // 4)
+
+
+def records(*numbers: int) -> list[tuple[bytes, bytes]]:
+    return [(name(number), payload(number)) for number in numbers]
+
+
+def read(tier: DiskTier, *numbers: int) -> list[bytes]:
+    """The leading records that come back."""
+    ticket = tier.load([name(number) for number in numbers])
+    assert tier.flush(LONG)
+    [answer] = tier.poll()
+    assert answer.ticket == ticket
+    return list(answer.payloads)
+
+
+class Gated(DiskFiles):
+    """Stands still in `write` and `read` until the gate is opened, and then fails if told to."""
+
+    def __init__(self, base: Path, identity: bytes = IDENTITY) -> None:
+        super().__init__(base, identity)
+        self.gate, self.entered = threading.Event(), threading.Event()
+        self.gate.set()
+        self.error: int | None = None
+        self.order: list[str] = []
+
+    def write(self, name: bytes, payload: bytes) -> None:
+        self._pass(f"write {int.from_bytes(name, 'big')}")
+        super().write(name, payload)
+
+    def read(self, name: bytes) -> bytes:
+        self._pass(f"read {int.from_bytes(name, 'big')}")
+        return super().read(name)
+
+    def _pass(self, what: str) -> None:
+        self.entered.set()
+        assert self.gate.wait(LONG)
+        self.order.append(what)
+        if self.error is not None:
+            raise OSError(self.error, os.strerror(self.error))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    made: list[DiskTier] = []
+
+    def tier(**options: object) -> DiskTier:
+        defaults = {"identity": IDENTITY, "limit": 1 << 20, "daily_writes": 1 << 30}
+        made.append(DiskTier(tmp_path, **{**defaults, **options}))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield tier
+    for one in made:
+        one.close()
+
+
+# ---- what comes back
+
+
+def test_what_was_saved_comes_back_also_from_another_process(make: Make, tmp_path: Path) -> None:
+    tier = make()
+    assert tier.save(records(1, 2, 3)) == 3
+    assert read(tier, 1, 2, 3) == [payload(1), payload(2), payload(3)]
+    tier.close()
+    after = make()
+    assert after.flush(LONG)
+    assert after.num_leading([name(1), name(2), name(4), name(3)]) == 2
+    assert after.known([name(4), name(3)]) == [False, True]
+    assert read(after, 1, 2, 3) == [payload(1), payload(2), payload(3)]
+    files = list(tmp_path.rglob("*.page"))
+    assert len(files) == 3
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+    assert {file.parent.stat().st_mode & 0o777 for file in files} == {0o700}
+    use = after.use()
+    assert (use.num_pages, use.num_bytes, use.total_bytes) == (3, 3 * RECORD, 3 * RECORD)
+    assert (use.num_read, use.bytes_read) == (3, 3 * PAGE)
+    assert use.read_rate > 0
+
+
+def test_a_record_is_there_at_once_and_is_read_before_it_is_written(
+    make: Make, tmp_path: Path
+) -> None:
+    files = Gated(tmp_path)
+    tier = make(files=files)
+    assert tier.flush(LONG)
+    files.gate.clear()
+    tier.save(records(1, 2))
+    assert files.entered.wait(LONG)
+    assert tier.num_leading([name(1), name(2)]) == 2
+    tier.load([name(2), name(1)])
+    files.gate.set()
+    assert tier.flush(LONG)
+    assert tier.poll()[0].payloads == (payload(2), payload(1))
+
+
+def test_loads_go_before_writes(make: Make, tmp_path: Path) -> None:
+    files = Gated(tmp_path)
+    tier = make(files=files)
+    tier.save(records(1))
+    assert tier.flush(LONG)
+    files.gate.clear()
+    files.entered.clear()
+    tier.save(records(2, 3))
+    assert files.entered.wait(LONG)
+    tier.load([name(1)])
+    files.gate.set()
+    assert tier.flush(LONG)
+    assert files.order == ["write 1", "write 2", "read 1", "write 3"]
+
+
+def test_a_record_is_written_once(make: Make) -> None:
+    tier = make()
+    tier.save(records(1))
+    assert tier.save(records(1, 2)) == 2
+    assert tier.flush(LONG)
+    assert tier.save(records(1, 2)) == 2
+    assert tier.flush(LONG)
+    assert tier.use().num_written == 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:-1],
+        lambda content: content[: HEADER_SIZE - 1],
+        lambda content: b"",
+        lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+        lambda content: content + b"x",
+        lambda content: content[:9] + bytes([content[9] ^ 1]) + content[10:],
+    ],
+)
+def test_a_damaged_record_is_lost_with_those_after_it(
+    make: Make, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    tier = make()
+    tier.save(records(1, 2, 3))
+    assert tier.flush(LONG)
+    file = DiskFiles(tmp_path, IDENTITY).path(name(2))
+    file.write_bytes(damage(file.read_bytes()))
+    assert read(tier, 1, 2, 3) == [payload(1)]
+    assert tier.use().num_lost == 1
+    assert tier.num_leading([name(2)]) == 0
+    assert not file.exists()
+    assert len([r for r in caplog.records if "cannot be used" in r.message]) == 1
+    assert tier.save(records(2)) == 1
+    assert read(tier, 1, 2, 3) == [payload(1), payload(2), payload(3)]
+
+
+def test_a_file_that_vanished_is_lost_and_no_longer_promised(make: Make, tmp_path: Path) -> None:
+    tier = make()
+    tier.save(records(1))
+    assert tier.flush(LONG)
+    DiskFiles(tmp_path, IDENTITY).path(name(1)).unlink()
+    assert read(tier, 1) == []
+    assert tier.num_leading([name(1)]) == 0
+    assert tier.use().num_bytes == 0
+
+
+def test_another_model_never_reads_it(make: Make, tmp_path: Path) -> None:
+    tier, other = make(), make(identity=b"j" * 16)
+    tier.save(records(1))
+    assert tier.flush(LONG)
+    assert other.num_leading([name(1)]) == 0
+    assert read(other, 1) == []
+    foreign = DiskFiles(tmp_path, b"j" * 16).path(name(1))
+    foreign.parent.mkdir(parents=True)
+    foreign.write_bytes(DiskFiles(tmp_path, IDENTITY).path(name(1)).read_bytes())
+    assert read(other, 1) == []
+
+
+def test_a_record_under_another_name_is_not_it(make: Make, tmp_path: Path) -> None:
+    tier, files = make(), DiskFiles(tmp_path, IDENTITY)
+    tier.save(records(1, 2))
+    assert tier.flush(LONG)
+    files.path(name(2)).write_bytes(files.path(name(1)).read_bytes())
+    assert read(tier, 2) == []
+
+
+# ---- room
+
+
+def test_the_least_recently_used_are_deleted_for_room(make: Make, tmp_path: Path) -> None:
+    tier, files = make(limit=10 * RECORD), DiskFiles(tmp_path, IDENTITY)
+    tier.save(records(*range(8)))
+    assert tier.flush(LONG)
+    for number in range(8):
+        os.utime(files.path(name(number)), (1e9 + number, 1e9 + number))
+    tier.close()
+    tier = make(limit=10 * RECORD)
+    assert tier.flush(LONG)
+    assert read(tier, 0) == [payload(0)]  # used now
+    tier.save(records(8, 9, 10))
+    assert tier.flush(LONG)
+    known = tier.known([name(number) for number in range(11)])
+    assert known == [True, False, False, *[True] * 8]
+    assert {file.stem for file in tmp_path.rglob("*.page")} == {
+        name(number).hex() for number, is_known in enumerate(known) if is_known
+    }
+    assert tier.use().num_deleted == 2
+
+
+def test_other_models_and_processes_count(make: Make, tmp_path: Path) -> None:
+    other = make(identity=b"j" * 16)
+    other.save(records(1, 2, 3))
+    assert other.flush(LONG)
+    for file in tmp_path.rglob("*.page"):
+        os.utime(file, (1e9, 1e9))
+    tier = make(limit=4 * RECORD)
+    assert tier.flush(LONG)
+    assert tier.use().total_bytes == 3 * RECORD
+    tier.save(records(4, 5))
+    assert tier.flush(LONG)
+    assert tier.num_leading([name(4), name(5)]) == 2
+    assert len(list(tmp_path.rglob("*.page"))) <= 4
+    assert len(read(other, 1, 2, 3)) < 3
+
+
+def test_a_smaller_limit_deletes_at_once(make: Make, tmp_path: Path) -> None:
+    tier = make()
+    tier.save(records(*range(10)))
+    assert tier.flush(LONG)
+    tier.resize(4 * RECORD)
+    while len(list(tmp_path.rglob("*.page"))) > 4:
+        assert tier.is_alive
+    assert tier.flush(LONG)
+    assert tier.use().num_pages <= 4
+
+
+def test_a_record_larger_than_the_limit_is_refused(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = make(limit=RECORD - 1)
+    assert tier.save(records(1)) == 0
+    assert tier.save(records(2)) == 0
+    assert len([r for r in caplog.records if "disk_cache_size" in r.message]) == 1
+
+
+def test_clear_forgets_this_model_at_once_and_deletes_its_files(make: Make, tmp_path: Path) -> None:
+    tier, other = make(), make(identity=b"j" * 16)
+    for each in (tier, other):
+        each.save(records(1, 2))
+        assert each.flush(LONG)
+    tier.clear()
+    assert tier.num_leading([name(1)]) == 0
+    assert tier.flush(LONG)
+    assert len(list(tmp_path.rglob("*.page"))) == 2
+    assert tier.save(records(1)) == 1
+    assert read(tier, 1) == [payload(1)]
+    tier.clear(all_models=True)
+    assert tier.flush(LONG)
+    assert not list(tmp_path.rglob("*.page"))
+
+
+def test_what_was_under_way_while_it_was_cleared_is_gone(make: Make, tmp_path: Path) -> None:
+    files = Gated(tmp_path)
+    tier = make(files=files)
+    assert tier.flush(LONG)
+    files.gate.clear()
+    tier.save(records(1, 2))
+    assert files.entered.wait(LONG)
+    tier.clear()
+    files.gate.set()
+    assert tier.flush(LONG)
+    assert tier.known([name(1), name(2)]) == [False, False]
+    assert not list(tmp_path.rglob("*.page"))
+
+
+# ---- a disk that fails
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_a_disk_that_refuses_is_said_once_and_tried_again(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, error: int
+) -> None:
+    files, clock = Gated(tmp_path), Clock()
+    tier = make(files=files, clock=clock)
+    files.error = error
+    for number in range(3):
+        tier.save(records(number))
+        assert tier.flush(LONG)
+        assert tier.num_leading([name(number)]) == 0
+    assert tier.save(records(5)) == 0
+    warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert os.strerror(error) in warnings[0].message
+    clock.now += disk.RETRY_SECONDS
+    files.error = None
+    assert tier.save(records(5)) == 1
+    assert read(tier, 5) == [payload(5)]
+    tier.close()
+    assert not list(tmp_path.rglob("*.new"))
+
+
+def test_a_write_that_fails_leaves_no_file(make: Make, tmp_path: Path) -> None:
+    files = DiskFiles(tmp_path, IDENTITY)
+    files.prepare()
+    target = files.path(name(1))
+    target.mkdir(parents=True)  # so that the rename fails
+    with pytest.raises(OSError, match="directory"):
+        files.write(name(1), payload(1))
+    assert not list(tmp_path.rglob("*.new"))
+
+
+def test_a_disk_that_stands_still_is_given_up_once_and_taken_back(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    files, clock = Gated(tmp_path), Clock()
+    tier = make(files=files, clock=clock)
+    tier.save(records(1, 2))
+    assert tier.flush(LONG)
+    files.gate.clear()
+    files.entered.clear()
+    tickets = [tier.load([name(1)])]
+    assert files.entered.wait(LONG)
+    tickets.append(tier.load([name(2)]))
+    assert tier.poll() == []
+    clock.now += disk.STALL_SECONDS + 1
+    assert [(a.ticket, a.payloads) for a in tier.poll()] == [(ticket, ()) for ticket in tickets]
+    assert tier.num_leading([name(1)]) == 0
+    assert tier.save(records(3)) == 0
+    late = tier.load([name(1)])
+    assert [answer.ticket for answer in tier.poll()] == [late]
+    assert len([r for r in caplog.records if "has not answered" in r.message]) == 1
+    files.gate.set()
+    while tier.num_leading([name(1)]) == 0:
+        assert tier.is_alive
+    assert tier.poll() == []  # nobody waits for what came late
+    assert read(tier, 1, 2) == [payload(1), payload(2)]
+    assert len([r for r in caplog.records if "answers again" in r.message]) == 1
+
+
+def test_a_bug_of_the_thread_ends_it_and_answers_everybody(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = Gated(tmp_path)
+    tier = make(files=files)
+    tier.save(records(1))
+    assert tier.flush(LONG)
+    files.read = None  # type: ignore[assignment]
+    ticket = tier.load([name(1)])
+    tier.wait(LONG)
+    assert [(answer.ticket, answer.payloads) for answer in tier.poll()] == [(ticket, ())]
+    while tier.is_alive:
+        pass
+    assert tier.save(records(2)) == 0
+    assert tier.num_leading([name(1)]) == 0
+    assert tier.poll() == []
+    assert tier.load([name(1)]) == ticket + 1
+    assert [answer.payloads for answer in tier.poll()] == [()]
+    assert len([r for r in caplog.records if "has failed" in r.message]) == 1
+
+
+def test_too_much_on_its_way_is_refused(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "STAGED_BYTES", 3 * RECORD)
+    files = Gated(tmp_path)
+    tier = make(files=files)
+    assert tier.flush(LONG)
+    files.gate.clear()
+    assert tier.save(records(1, 2, 3, 4, 5)) == 3
+    files.gate.set()
+    assert tier.flush(LONG)
+    assert tier.save(records(4, 5)) == 2
+
+
+def test_a_folder_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(InvalidConfig, match="Choose another disk_cache_dir"):
+        DiskTier(file, identity=IDENTITY, limit=1, daily_writes=1)
+
+
+def test_a_closed_tier_takes_and_returns_nothing(make: Make) -> None:
+    tier = make()
+    tier.save(records(1))
+    tier.close()
+    assert tier.save(records(2)) == 0
+    tier.load([name(1)])
+    assert [answer.payloads for answer in tier.poll()] == [()]
+    tier.close()
+    assert read(make(), 1) == [payload(1)]
+
+
+# ---- wear
+
+
+def test_a_day_has_a_bound_that_outlives_the_process(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    days = ["2026-11-23"]
+    options = {"daily_writes": 3 * RECORD, "today": lambda: days[-1]}
+    tier = make(**options)
+    assert tier.save(records(1, 2)) == 2
+    assert tier.flush(LONG)
+    tier.close()
+    tier = make(**options)
+    assert tier.use().written_today == 2 * RECORD
+    assert tier.save(records(3, 4)) == 1
+    assert tier.save(records(4)) == 0
+    assert len([r for r in caplog.records if "disk_cache_daily_writes" in r.message]) == 1
+    assert tier.flush(LONG)
+    days.append("2026-11-24")
+    assert tier.use().written_today == 0
+    assert tier.save(records(4)) == 1
+    assert tier.flush(LONG)
+    tier.close()
+    assert make(**options).use().written_today == RECORD
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"day": "2026-11-23"}', b"\xff"])
+def test_a_damaged_count_of_the_day_is_none(make: Make, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "writes.json").write_bytes(content)
+    assert make(today=lambda: "2026-11-23").use().written_today == 0
+
+
+# ---- what other processes leave
+
+
+def test_unfinished_files_of_the_dead_are_removed(make: Make, tmp_path: Path) -> None:
+    folder = tmp_path / IDENTITY.hex() / "00"
+    folder.mkdir(parents=True)
+    old, new, odd = folder / ".1-0.new", folder / ".2-0.new", folder / "not a name.page"
+    for file in (old, new, odd):
+        file.write_bytes(b"x")
+    os.utime(old, (1e9, 1e9))
+    tier = make()
+    assert tier.flush(LONG)
+    assert not old.exists()
+    assert new.exists()
+    assert tier.use().num_pages == 0
+
+
+class Records(RuleBasedStateMachine):
+    """Whatever happens, what comes back is what was saved."""
+
+    folder: Path
+
+    @initialize(limit=st.sampled_from([4 * RECORD, 1 << 20]))
+    def start(self, limit: int) -> None:
+        self.limit = limit
+        self.open()
+
+    def open(self) -> None:
+        self.tier = DiskTier(self.folder, identity=IDENTITY, limit=self.limit, daily_writes=1 << 40)
+
+    @rule(numbers=st.lists(st.integers(0, 9), max_size=4))
+    def save(self, numbers: Sequence[int]) -> None:
+        assert self.tier.save(records(*numbers)) == len(numbers)
+
+    @rule(numbers=st.lists(st.integers(0, 9), max_size=4))
+    def load(self, numbers: Sequence[int]) -> None:
+        found = read(self.tier, *numbers)
+        assert found == [payload(number) for number in numbers[: len(found)]]
+
+    @rule(number=st.integers(0, 9), cut=st.integers(0, RECORD), is_gone=st.booleans())
+    def damage(self, number: int, cut: int, is_gone: bool) -> None:
+        assert self.tier.flush(LONG)
+        file = DiskFiles(self.folder, IDENTITY).path(name(number))
+        if file.exists():
+            content = file.read_bytes()
+            file.unlink()
+            if not is_gone:
+                file.write_bytes(content[:cut])
+
+    @rule(is_all=st.booleans())
+    def clear(self, is_all: bool) -> None:
+        self.tier.clear(all_models=is_all)
+        assert self.tier.known([name(number) for number in range(10)]) == [False] * 10
+
+    @rule()
+    def restart(self) -> None:
+        self.tier.close()
+        self.open()
+
+    @rule()
+    def judge_room(self) -> None:
+        assert self.tier.flush(LONG)
+        assert self.tier.use().total_bytes <= self.limit
+
+    def teardown(self) -> None:
+        self.tier.clear()
+        self.tier.close()
+
+
+def test_whatever_happens_a_record_is_right_or_absent(tmp_path: Path) -> None:
+    from hypothesis import settings
+    from hypothesis.stateful import run_state_machine_as_test
+
+    Records.folder = tmp_path
+    run_state_machine_as_test(
+        Records, settings=settings(max_examples=30, stateful_step_count=15, deadline=None)
+    )

@@ -1,0 +1,351 @@
+"""Pages on disk: found behind those in memory, read, and computed again where they are lost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from mlxserve.config import PreemptionMode
+from mlxserve.request import CacheMiss, LiveRequest
+from mlxserve.scheduler import disk_pages
+
+SWAP = {"preemption_mode": PreemptionMode.SWAP}
+
+
+def crowd(engine: object, count: int = 3, prompt: int = 9, answer: int = 16) -> list[LiveRequest]:
+    """More requests than the pool has pages for."""
+    return [engine.add([number] * prompt, answer) for number in range(count)]
+
+
+def preempt_one(engine: object) -> LiveRequest:
+    """Step until a request is preempted."""
+    while True:
+        engine.launch()
+        for request in engine.requests.values():
+            if request.num_preemptions and not request.page_table:
+                return request
+        engine.read()
+
+
+def read_something(engine: object) -> None:
+    """Step until a page is being read from disk."""
+    while not engine.loads:
+        while engine.unread:
+            engine.read()
+        engine.launch()
+
+
+def written(engine: object, token_ids: list[int]) -> None:
+    """Have a prompt on disk, and nothing in memory."""
+    engine.add(token_ids, 1)
+    engine.drain()
+    engine.clean(1000)
+    assert engine.reset()
+
+
+# ---- preemption
+
+
+def test_three_times_more_demand_than_pages_is_served_in_both_modes(make_engine: Callable) -> None:
+    answers, computed = [], []
+    for mode in PreemptionMode:
+        engine = make_engine(num_pages=8, preemption_mode=mode)
+        crowd(engine, count=6, prompt=5, answer=11)
+        engine.drain()
+        answers.append(engine.answers)
+        computed.append(engine.num_computed)
+        stats = engine.scheduler.stats()
+        assert stats.num_preemptions > 0
+        assert (stats.swapped_tokens > 0) == (mode is PreemptionMode.SWAP)
+        assert (stats.restored_tokens > 0) == (mode is PreemptionMode.SWAP)
+    assert answers[0] == answers[1]
+    assert computed[1] < computed[0]
+
+
+def test_the_victims_full_pages_are_saved_and_the_warning_names_the_mode(
+    make_engine: Callable, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    engine = make_engine(num_pages=8, **SWAP)
+    crowd(engine)
+    victim = preempt_one(engine)
+    assert engine.disk.num_leading(victim.page_hashes) == victim.num_lost // 4
+    assert "is preempted by PreemptionMode.SWAP mode because" in caplog.text
+    engine.drain()
+    stats = engine.scheduler.stats()
+    assert stats.recomputed_tokens <= 3 * stats.num_preemptions
+
+
+def test_pages_that_others_hold_are_not_saved(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=12, **SWAP)
+    shared = list(range(100, 116))
+    engine.add([*shared, 1], 1)
+    engine.drain()
+    for number in range(3):
+        engine.add([*shared, number, 7], 20)
+    victim = preempt_one(engine)
+    assert not engine.disk.num_leading(victim.page_hashes[:1])
+    assert engine.disk.num_leading(victim.page_hashes[4:]) > 0
+    engine.drain()
+
+
+def test_what_is_on_disk_already_is_not_saved_again(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=8, **SWAP)
+    for number in range(3):
+        written(engine, [number] * 9)
+    crowd(engine)
+    engine.drain()  # the ghost refuses a page that it has
+    assert engine.scheduler.stats().swapped_tokens > 0
+
+
+def test_a_hit_in_the_pool_comes_before_the_disk(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=8, **SWAP)
+    requests = crowd(engine)
+    victim = preempt_one(engine)
+    for request in requests:
+        if request is not victim:
+            engine.abort(request.id)
+    engine.drain()
+    stats = engine.scheduler.stats()
+    assert stats.resumed_hits > 0
+    assert stats.resumed_hits + stats.restored_tokens == victim.num_lost // 4 * 4
+
+
+@pytest.mark.parametrize("takes", [0, 1])
+def test_only_what_the_disk_took_counts_as_swapped(
+    make_engine: Callable, caplog: pytest.LogCaptureFixture, takes: int
+) -> None:
+    caplog.set_level(logging.WARNING)
+    engine = make_engine(num_pages=8, **SWAP)
+    engine.disk.takes = takes
+    crowd(engine)
+    victim = preempt_one(engine)
+    assert victim.num_lost >= 8
+    assert engine.scheduler.stats().swapped_tokens == 4 * takes
+    mode = "SWAP" if takes else "RECOMPUTE"
+    assert f"is preempted by PreemptionMode.{mode} mode because" in caplog.text
+    engine.drain()
+    assert engine.scheduler.stats().recomputed_tokens > 0
+
+
+@pytest.mark.parametrize("mode", PreemptionMode)
+def test_one_preemption_in_fifty_is_logged_with_the_number_of_all(
+    make_engine: Callable, caplog: pytest.LogCaptureFixture, mode: PreemptionMode
+) -> None:
+    caplog.set_level(logging.WARNING)
+    engine = make_engine(num_pages=8, growth_pages=0, preemption_mode=mode)
+    while engine.scheduler.stats().num_preemptions <= 101:
+        crowd(engine)
+        engine.drain()
+    lines = [record.message for record in caplog.records if "is preempted" in record.message]
+    numbers = [line.rpartition("total_cumulative_preemption_cnt=")[2] for line in lines]
+    assert numbers[:3] == ["1", "51", "101"]
+    assert len(numbers) == 1 + (engine.scheduler.stats().num_preemptions - 1) // 50
+
+
+# ---- reading
+
+
+def test_a_prompt_on_disk_is_read_but_for_what_fills_no_page(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=16)
+    prompt = list(range(100, 122))
+    written(engine, prompt)
+    num_computed = engine.num_computed
+    request = engine.add(prompt, 1)
+    engine.drain()
+    assert engine.num_computed == num_computed + 2
+    assert request.num_cached == 20
+    assert request.cache is not None
+    assert (request.cache.num_tokens, request.cache.num_from_disk) == (20, 20)
+    stats = engine.scheduler.stats()
+    assert (stats.prefix_hits, stats.restored_tokens, stats.recomputed_tokens) == (20, 20, 0)
+
+
+def test_pages_on_disk_follow_those_in_memory(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=16)
+    prompt = list(range(100, 122))
+    written(engine, prompt)
+    engine.add(prompt[:9], 1)
+    engine.drain()
+    request = engine.add(prompt, 1)
+    engine.drain()
+    assert request.cache is not None
+    assert (request.cache.num_tokens, request.cache.num_from_disk) == (20, 12)
+
+
+def test_what_is_computed_faster_is_not_read(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=16)
+    prompt = list(range(100, 122))
+    written(engine, prompt)
+    engine.disk.is_fast = False
+    request = engine.add(prompt, 1)
+    engine.drain()
+    assert request.num_cached == 0
+    assert engine.scheduler.stats().restored_tokens == 0
+
+
+def test_a_request_that_skips_the_cache_reads_nothing(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=16)
+    prompt = list(range(100, 122))
+    written(engine, prompt)
+    engine.add(prompt, 1, skips_cache=True)
+    engine.drain()
+    assert engine.scheduler.stats().restored_tokens == 0
+
+
+def test_another_salt_finds_nothing(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=16)
+    prompt = list(range(100, 122))
+    written(engine, prompt)
+    engine.add(prompt, 1, salt=b"other")
+    engine.drain()
+    assert engine.scheduler.stats().restored_tokens == 0
+
+
+def test_a_request_that_waits_for_the_disk_holds_its_pages_and_others_continue(
+    make_engine: Callable,
+) -> None:
+    engine = make_engine(num_pages=16)
+    prompt = list(range(100, 122))
+    written(engine, prompt)
+    other = engine.add([7] * 9, 4)
+    waiting = engine.add(prompt, 1)
+    read_something(engine)
+    assert waiting.loading is not None
+    assert len(waiting.page_table) == len(waiting.loading.hashes) == 5
+    while engine.unread:
+        engine.read()
+    assert {chunk.request for chunk in engine.launch()} == {other}
+    engine.drain()
+
+
+@pytest.mark.parametrize("at_most", [0, 1])
+def test_what_the_disk_lost_is_computed_and_said(make_engine: Callable, at_most: int) -> None:
+    engine = make_engine(num_pages=16)
+    prompt = list(range(100, 122))
+    written(engine, prompt)
+    request = engine.add(prompt, 1)
+    read_something(engine)
+    engine.finish_load(engine.loads[0], at_most)
+    assert request.num_computed == 4 * at_most
+    assert not request.disk_end
+    engine.drain()
+    assert request.cache is not None
+    assert request.cache.reason is CacheMiss.LOST
+    assert request.cache.differs_at == request.num_cached == 4 * at_most
+
+
+@pytest.mark.parametrize("at_most", [0, 1])
+def test_a_victims_pages_that_were_lost_count_as_recomputed(
+    make_engine: Callable, at_most: int
+) -> None:
+    engine = make_engine(num_pages=8, **SWAP)
+    requests = crowd(engine)
+    victim = preempt_one(engine)
+    for request in requests:
+        if request is not victim:
+            engine.abort(request.id)
+    while engine.unread:
+        engine.read()
+    assert engine.reset()
+    read_something(engine)
+    before = engine.scheduler.stats().recomputed_tokens
+    engine.finish_load(engine.loads[0], at_most)
+    assert victim.num_computed == 4 * at_most
+    after = engine.scheduler.stats().recomputed_tokens
+    assert after - before == victim.num_lost // 4 * 4 - 4 * at_most
+    engine.drain()
+
+
+def test_an_abort_while_the_disk_is_read_frees_the_pages(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=16)
+    prompt = list(range(100, 122))
+    written(engine, prompt)
+    request = engine.add(prompt, 1)
+    read_something(engine)
+    (load,) = engine.loads
+    engine.abort(request.id)
+    assert not request.page_table
+    assert not engine.scheduler.accepts(load)
+    engine.finish_load(load)  # comes too late, and is dropped
+    engine.drain()
+
+
+def test_a_long_run_is_read_in_parts(
+    make_engine: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlxserve.scheduler.page_tables.LOAD_PAGES", 2)
+    assert disk_pages.LOAD_PAGES > 2
+    engine = make_engine(num_pages=16)
+    prompt = list(range(100, 122))
+    written(engine, prompt)
+    engine.add(prompt, 1)
+    sizes = []
+    while engine.scheduler.has_work:
+        engine.step()
+        sizes += [len(load.pages) for load in engine.loads]
+    assert sizes == [2, 2, 1]
+
+
+def test_a_prompt_that_others_wait_for_is_read_once(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=32, prefix_follow_pages=1)
+    prompt = list(range(100, 122))
+    written(engine, prompt)
+    for number in range(3):
+        engine.add([*prompt, number], 4)
+    engine.drain()
+    assert engine.scheduler.stats().restored_tokens == 20
+
+
+# ---- writing
+
+
+def test_pages_are_written_newest_first_while_nothing_runs(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=16)
+    old, new = engine.add([1] * 9, 1), engine.add([2] * 9, 1)
+    engine.drain()
+    engine.clean(2)
+    assert engine.disk.num_leading(new.page_hashes) == 2
+    assert not engine.disk.num_leading(old.page_hashes)
+    engine.clean(1000)
+    assert engine.disk.num_leading(old.page_hashes) == 2
+    assert engine.scheduler.unwritten(1000, is_idle=True) == []
+
+
+def test_named_prefixes_are_written_first(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=16)
+    prefix = engine.add([1] * 8, 1, pins=True)
+    engine.drain()
+    engine.add([2] * 9, 1)
+    engine.drain()
+    engine.clean(2)
+    assert engine.disk.num_leading(prefix.page_hashes) == 2
+
+
+def test_a_tail_is_not_written(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=16)
+    engine.add([1] * 10, 1, pins=True)
+    engine.drain()
+    assert len(engine.scheduler.unwritten(1000, is_idle=True)) == 2
+
+
+def test_beside_work_only_pages_about_to_be_evicted_are_written(make_engine: Callable) -> None:
+    roomy, tight = make_engine(num_pages=200), make_engine(num_pages=16)
+    for engine in (roomy, tight):
+        engine.add([1] * 9, 1)
+        engine.drain()
+    assert roomy.scheduler.unwritten(1000, is_idle=False) == []
+    hashes = [hash_ for hash_, _ in tight.scheduler.unwritten(1000, is_idle=False)]
+    [request] = tight.requests.values()
+    assert hashes == request.page_hashes[1::-1]  # its end is evicted before its beginning
+
+
+def test_a_pool_without_a_disk_plans_no_moves(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=16)
+    engine.scheduler.page_tables.disk = disk_pages.DiskPages(engine.scheduler.pool, None)
+    engine.add([1] * 9, 1)
+    engine.drain()
+    assert engine.scheduler.unwritten(1000, is_idle=True) == []
+    assert not engine.scheduler.pop_disk_plan()
