@@ -171,6 +171,25 @@ def startup(
     finish(bench_startup(model_folder(model), against=against or [], pairs=pairs), json)
 
 
+@app.command()
+def restart(
+    model: ModelOption = "synthetic:llama-100m",
+    pairs: Annotated[int, typer.Option(min=1, help="Rounds, each with two servers.")] = 3,
+    tokens: Annotated[int, typer.Option(min=64, help="Length of the prompt.")] = 8192,
+    json: JsonOption = None,
+) -> None:
+    """Seconds to the first token of a long prompt: cold, from memory, from disk after a restart."""
+    from rich.console import Console
+
+    from mlxserve.bench.restart import bench_restart
+
+    with Console(stderr=True).status("") as status:
+        report = bench_restart(
+            model_folder(model), pairs=pairs, num_tokens=tokens, progress=status.update
+        )
+    finish(report, json)
+
+
 def model_folder(model: str) -> str:
     """The folder of a synthetic model, written if it is missing; any other name unchanged."""
     return str(synthetic_model(model)) if model.startswith(PREFIX) else model

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import TracebackType
@@ -70,16 +70,16 @@ class LoadClient:
 
     async def ask(
         self,
-        prompt: str,
+        prompt: str | Sequence[int],
         max_tokens: int,
         *,
         label: str = "",
         on_text: Callable[[TimedRequest], None] = lambda _: None,
         fields: Mapping[str, Any] = {},
     ) -> TimedRequest:
-        """Send a prompt and read the whole answer, decoded greedily unless `fields` override it.
+        """Send a prompt, text or token ids, and read the whole answer.
 
-        Errors are recorded, not raised. An exception from `on_text` closes the connection.
+        It is decoded greedily unless `fields` override that. Errors are recorded, not raised. An exception from `on_text` closes the connection.
         """
         request = TimedRequest(label, time.perf_counter())
         self.requests.append(request)

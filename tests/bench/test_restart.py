@@ -1,0 +1,23 @@
+"""A prompt is timed cold, from memory and from disk, on servers that share a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mlxserve.bench.restart import bench_restart
+
+
+@pytest.mark.slow
+def test_the_second_server_finds_what_the_first_computed(
+    write_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = write_model(tmp_path, "llama", max_position_embeddings=4_096)
+    report = bench_restart(str(model), pairs=1, num_tokens=600)
+    figures = {figure.name: figure for figure in report.figures}
+    assert [len(figure.values) for figure in report.figures] == [1] * 6
+    cold, disk = (figures[f"first token {name}"].median for name in ("cold", "from disk"))
+    assert figures["cold : from disk"].median == pytest.approx(cold / disk)
+    assert figures["tokens found after the restart"].median >= 512
