@@ -21,12 +21,13 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice, takewhile
 from pathlib import Path
 
 from mlxserve.cache.disk_files import HEADER_SIZE, DiskFiles, FoundFile, UnsoundRecord
+from mlxserve.cache.disk_index import DiskIndex
 from mlxserve.errors import InvalidConfig
 
 log = logging.getLogger("mlxserve.disk")
@@ -72,30 +73,6 @@ class _Load:
     names: tuple[bytes, ...]
 
 
-@dataclass(slots=True)
-class _Index:
-    """The records that are on disk, by file."""
-
-    files: dict[Path, FoundFile] = field(default_factory=dict)
-    names: dict[bytes, int] = field(default_factory=dict)  # this identity's, with their sizes
-    num_bytes: int = 0  # this identity's
-    total: int = 0
-
-    def add(self, file: FoundFile, name: bytes | None) -> None:
-        self.remove(file.path, name)
-        self.files[file.path] = file
-        self.total += file.size
-        if name is not None:
-            self.names[name] = file.size
-            self.num_bytes += file.size
-
-    def remove(self, path: Path, name: bytes | None) -> None:
-        if (old := self.files.pop(path, None)) is not None:
-            self.total -= old.size
-            if name is not None:
-                self.num_bytes -= self.names.pop(name)
-
-
 class DiskTier:
     """Records of one identity below `base`, which other identities and processes may share."""
 
@@ -132,7 +109,7 @@ class DiskTier:
             ) from error
         # The rest is for both threads, under `_change`.
         self._change = threading.Condition()
-        self._index = _Index()
+        self._index = DiskIndex()
         self._staged: OrderedDict[bytes, bytes] = OrderedDict()  # written in this order
         self._staged_bytes = 0
         self._loads: deque[_Load] = deque()
@@ -231,7 +208,7 @@ class DiskTier:
         """Forget this identity's records, or all of them; their files are deleted soon."""
         with self._change:
             self._generation += 1
-            self._index = _Index()
+            self._index = DiskIndex()
             self._scanned_at = None  # what is left of the others is found again
             self._staged.clear()
             self._staged_bytes = 0
@@ -341,7 +318,7 @@ class DiskTier:
         finally:
             with self._change:
                 self._is_alive = False
-                self._index = _Index()
+                self._index = DiskIndex()
                 self._staged.clear()
                 self._answer_all()
 
@@ -518,17 +495,11 @@ class DiskTier:
         if is_old:
             self._scan()
         with self._change:
-            limit = self._use.limit
-            left = self._index.total + size - int(limit * (1 - _ROOM))
-            victims: list[Path] = []
-            is_full = self._index.total + size > limit
-            by_use = sorted(self._index.files.values(), key=lambda file: file.used)
-            for file in by_use if is_full else ():
-                if left <= 0:
-                    break
-                left -= file.size
-                victims.append(file.path)
-                self._index.remove(file.path, self._files.name_of(file.path))
+            limit, needed = self._use.limit, self._index.total + size
+            is_full = needed > limit
+            victims = self._index.least_used(needed - int(limit * (1 - _ROOM)) if is_full else 0)
+            for path in victims:
+                self._index.remove(path, self._files.name_of(path))
             self._use = replace(self._use, num_deleted=self._use.num_deleted + len(victims))
         for path in victims:
             self._delete(path)

@@ -61,7 +61,8 @@ class DiskFiles:
 
     def prepare(self) -> None:
         """Make the folder, and see whether it can be written to."""
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for folder in (self.base, self.folder):  # parents would get the usual mode
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         probe = self._unfinished(self.folder)
         self._write(probe, self._model.encode())
         os.replace(probe, self.folder / _MODEL)

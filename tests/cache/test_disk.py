@@ -111,7 +111,8 @@ def test_what_was_saved_comes_back_also_from_another_process(make: Make, tmp_pat
     files = list(tmp_path.rglob("*.page"))
     assert len(files) == 3
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
-    assert {file.parent.stat().st_mode & 0o777 for file in files} == {0o700}
+    folders = {folder for file in files for folder in (file.parent, file.parents[1])}
+    assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
     use = after.use()
     assert (use.num_pages, use.num_bytes, use.total_bytes) == (3, 3 * RECORD, 3 * RECORD)
     assert (use.num_read, use.bytes_read) == (3, 3 * PAGE)
@@ -404,6 +405,12 @@ def test_too_much_on_its_way_is_refused(
     files.gate.set()
     assert tier.flush(LONG)
     assert tier.save(records(4, 5)) == 2
+
+
+def test_a_new_folder_is_for_its_owner_alone(tmp_path: Path) -> None:
+    base = tmp_path / "cache" / "pages"
+    DiskTier(base, identity=IDENTITY, limit=1, daily_writes=1).close()
+    assert base.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_folder_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:

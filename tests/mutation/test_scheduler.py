@@ -8,10 +8,7 @@ any more fails, too: plant the bug anew where the rule is now.
 from __future__ import annotations
 
 import inspect
-import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from types import ModuleType
 
 import pytest
 from hypothesis import Phase
@@ -28,6 +25,7 @@ from mlxserve.scheduler.prefix_cache import PrefixCache
 from mlxserve.scheduler.prefix_followers import PrefixFollowers
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.state_snapshots import StateSnapshots
+from tests.mutation.bug import Bug
 from tests.scheduler import (
     test_admission,
     test_differential,
@@ -43,26 +41,6 @@ from tests.scheduler.conftest import make_engine as make_engine
 from tests.scheduler.test_scheduler_machine import run_machine
 
 pytestmark = pytest.mark.mutation
-
-
-@dataclass(frozen=True)
-class Bug:
-    """`line` of a method or function, which must occur once, is replaced by `mistake`."""
-
-    owner: type | ModuleType
-    method: str
-    line: str
-    mistake: str
-    claim: Callable[..., object] | None = None  # the test that fails
-    options: dict[str, object] = field(default_factory=dict)  # of the claim, or of the machine
-
-    def plant(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        function = getattr(self.owner, self.method)
-        source = textwrap.dedent(inspect.getsource(function))
-        assert source.count(self.line) == 1, f"{self.line!r} is not one place in {self.method}"
-        namespace: dict[str, object] = {}
-        exec(source.replace(self.line, self.mistake), function.__globals__, namespace)
-        monkeypatch.setattr(self.owner, self.method, namespace[self.method])
 
 
 # ---- found by the state machine
@@ -507,6 +485,21 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "min(chunk.end, len(request.token_ids))",
         "chunk.end",
         test_prefix_cache.test_a_page_whose_last_token_was_dropped_is_not_published,
+    ),
+    "continue without the state that was on disk": Bug(
+        PageTables,
+        "finish_load",
+        "self._begin_again(request, self.snapshots)",
+        "pass",
+        test_disk_pages.test_without_its_state_everything_is_computed_again,
+        {"lost": "state"},
+    ),
+    "read the state with every part": Bug(
+        DiskPages,
+        "load",
+        "has_states and end == request.disk_end",
+        "has_states",
+        test_disk_pages.test_a_run_in_parts_has_its_state_at_the_end,
     ),
     "go on as if nothing was lost": Bug(
         PageTables,
