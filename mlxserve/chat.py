@@ -464,13 +464,12 @@ class Chat:
     async def restore_prefixes(self, is_client: Callable[[str], bool] = lambda _: True) -> None:
         """Compute the prefixes that were named before the start, or read their pages from disk.
 
-        They go after other requests. One whose client `is_client` does not know is forgotten; one
-        that does not fit any more keeps its name, and a warning says so.
+        They go after other requests. One whose client `is_client` does not know stays in the file,
+        as another server may know the client; for one that does not fit any more a warning says so.
         """
         for name, prefix in self._prefixes.missing():
             if not is_client(prefix.client):
-                log.info("The prefix %r is forgotten, with the API key that added it", name)
-                self._prefixes.remove(name)
+                log.info("The prefix %r is of an API key that this server does not have", name)
                 continue
             try:
                 request_id = await self._compute(prefix, priority=_RESTORE_PRIORITY)

@@ -61,7 +61,7 @@ class NamedPrefixes:
         """Name a prefix; the one that had the name before."""
         with self._lock:
             old, self._prefixes[name] = self._prefixes.get(name), prefix
-            self._write()
+            self._write(name, prefix)
             return old
 
     def remove(self, name: str) -> NamedPrefix:
@@ -69,7 +69,7 @@ class NamedPrefixes:
         with self._lock:
             old = self._find(name)
             del self._prefixes[name]
-            self._write()
+            self._write(name, None)
             return old
 
     def missing(self) -> list[tuple[str, NamedPrefix]]:
@@ -91,11 +91,18 @@ class NamedPrefixes:
             raise UnknownPrefix.named(name, self._prefixes)
         return prefix
 
-    def _write(self) -> None:
-        """Replace the file; it is whole or the one before. A disk that refuses is said in the log."""
+    def _write(self, name: str, prefix: NamedPrefix | None) -> None:
+        """Change one name in the file, which another server of this model may have changed as well.
+
+        The file is whole or the one before. A disk that refuses is said in the log.
+        """
         if self._file is None:
             return
-        entries = {name: _entry(prefix) for name, prefix in self._prefixes.items()}
+        saved = dict(_read(self._file))
+        saved.pop(name, None)
+        if prefix is not None:
+            saved[name] = prefix
+        entries = {each: _entry(one) for each, one in saved.items()}
         text = json.dumps({"version": _VERSION, "prefixes": entries})
         unfinished = self._file.with_name(f".{os.getpid()}-{self._file.name}")
         try:

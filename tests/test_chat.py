@@ -28,7 +28,7 @@ from mlxserve.hub.embedded import model_path
 from mlxserve.request import CacheMiss, CacheReport, FinishReason, Output, Pooling
 from mlxserve.request_options import RequestOptions
 from mlxserve.sampling_params import SamplingParams
-from mlxserve.text.deltas import Delta, DeltaDecoder
+from mlxserve.text.deltas import Delta, DeltaDecoder, Usage
 from mlxserve.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -477,3 +477,83 @@ def test_a_cancelled_embedding_leaves_the_engine_consistent(chat: Chat) -> None:
 
     run(give_up())
     assert run(chat.embed([5, 6], dimensions=4))
+
+
+# ---- named prefixes of before the start
+
+
+@pytest.fixture
+def build_again(
+    model_folder: Callable[[str], Path], tmp_path: Path
+) -> Iterator[Callable[..., Chat]]:
+    """Chats that follow each other over one disk cache."""
+    built: list[Chat] = []
+
+    def build(**options: Any) -> Chat:
+        for before in built:
+            before.close()
+        defaults = {"model": str(model_folder("llama")), "num_pages": 64, "page_size": 16}
+        disk = {"disk_cache_size": 1, "disk_cache_dir": str(tmp_path), "disable_log_stats": True}
+        built.append(build_chat(EngineConfig().with_options(**{**defaults, **disk, **options})))
+        return built[-1]
+
+    yield build
+    for one in built:
+        one.close()
+
+
+LAW = list(range(100, 150))
+
+
+def test_a_prefix_of_before_the_start_is_known_at_once_and_pinned_later(
+    build_again: Callable[..., Chat],
+) -> None:
+    run(build_again().add_prefix("law", LAW, cache_salt="mine"))
+    chat = build_again()
+    assert chat.prefixes() == {"law": 50}
+    assert chat.stats().pool.num_pinned == 0
+
+    async def ask() -> Usage:
+        stream = await chat.submit([7, 8], GREEDY, RequestOptions(prefix_name="law"))
+        [output] = await stream.whole()
+        return output.usage
+
+    assert run(ask()).cached_tokens == 48  # read from disk, and not pinned yet
+    run(chat.restore_prefixes())
+    run(chat.check())
+    assert chat.stats().pool.num_pinned == 4
+    assert run(ask()).cached_tokens == 50  # and its last page, which is not full
+    run(chat.restore_prefixes())  # there is nothing left to do
+    chat.remove_prefix("law")
+    run(chat.check())
+    assert chat.stats().pool.num_pinned == 0
+    assert build_again().prefixes() == {}
+
+
+def test_a_prefix_of_an_unknown_client_waits_for_a_server_that_knows_it(
+    build_again: Callable[..., Chat],
+) -> None:
+    chat = build_again()
+    for number, client in enumerate(("here", "gone")):
+        run(chat.add_prefix(f"{client}/law", [number, *LAW], client=client))
+    chat = build_again()
+    run(chat.restore_prefixes(lambda client: client == "here"))
+    assert chat.stats().pool.num_pinned == 4
+    chat = build_again()
+    run(chat.restore_prefixes())
+    run(chat.check())
+    assert chat.stats().pool.num_pinned == 8
+
+
+def test_a_prefix_that_does_not_fit_any_more_keeps_its_name(
+    build_again: Callable[..., Chat], caplog: pytest.LogCaptureFixture
+) -> None:
+    run(build_again().add_prefix("law", LAW))
+    chat = build_again(max_pinned_fraction=0)
+    run(chat.restore_prefixes())
+    assert chat.prefixes() == {"law": 50}
+    assert "'law' is not kept in memory" in caplog.text
+    chat = build_again()
+    run(chat.restore_prefixes())
+    run(chat.check())
+    assert chat.stats().pool.num_pinned == 4

@@ -44,6 +44,15 @@ def test_a_removed_or_replaced_one_stays_so(file: Path) -> None:
         before.remove("terms")
 
 
+def test_two_servers_of_a_model_share_the_file(file: Path) -> None:
+    one, other = NamedPrefixes(file), NamedPrefixes(file)
+    one.put("rules", RULES)
+    other.put("terms", TERMS)
+    assert NamedPrefixes(file).sizes() == {"rules": 3, "terms": 1}
+    one.remove("rules")
+    assert NamedPrefixes(file).sizes() == {"terms": 1}
+
+
 def test_what_was_changed_while_it_was_computed_is_not_computed(file: Path) -> None:
     NamedPrefixes(file).put("rules", RULES)
     prefixes = NamedPrefixes(file)

@@ -129,7 +129,7 @@ async def _beside(keyring: Keyring, chat: Chat, _app: Starlette) -> AsyncIterato
 
 
 async def _restore(keyring: Keyring, chat: Chat) -> None:
-    """Have the named prefixes of before the start ready, but for those of keys that are gone."""
+    """Have the named prefixes of before the start ready, but for those of keys that are not ours."""
     try:
         await chat.restore_prefixes(lambda key_id: not key_id or keyring.has(key_id))
     except Exception:
