@@ -180,14 +180,11 @@ def _disk(
         limit = default_bytes(folder) if is_swap else 0
     if not limit or not config.scheduler.enable_prefix_caching:
         return None
-    if loaded.states:
-        log.info("Nothing is kept on disk: recurrent states of this model are not written there.")
-        return None
     daily = config.disk_cache_daily_writes
     try:
         tier = DiskTier(
             folder,
-            identity=_identity(files, kv),
+            identity=_identity(files, loaded, kv),
             model=files.name,
             limit=limit,
             daily_writes=10 * limit if daily is None else int(daily * (1 << 30)),
@@ -201,8 +198,10 @@ def _disk(
     return DiskCache(tier, pace, page_bytes=kv.nbytes_of(1), page_size=config.page_size)
 
 
-def _identity(files: ModelFiles, kv: KVPool) -> bytes:
-    """Equal where a page of one pool may be read into another: the model and how a page is laid out."""
+def _identity(files: ModelFiles, loaded: LoadedModel, kv: KVPool) -> bytes:
+    """Equal where what one engine wrote may be read by another: the model, and how pages and states
+    are laid out."""
     layers = [(s.kv_heads, s.key_dim, s.value_dim, str(s.dtype)) for s in kv.specs]
-    layout = f"{files.fingerprint()}/{kv.page_size}/{layers}"
+    states = [[(shape, str(dtype)) for shape, dtype in spec.arrays] for spec in loaded.states or ()]
+    layout = f"{files.fingerprint()}/{kv.page_size}/{layers}/{states}"
     return blake2b(layout.encode(), digest_size=16).digest()

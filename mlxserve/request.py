@@ -197,6 +197,7 @@ class LiveRequest:
     num_lost: int = 0  # computed tokens that the last preemption gave up
     prefill_end: int = 0  # known tokens at the last admission; from there on it decodes
     page_table: PageTable = field(default_factory=as_page_table)
+    disk_first: int = 0  # its pages before this one were in memory when it began
     disk_end: int = 0  # its pages up to this one are read from disk where they are not computed
     loading: PageRun | None = None  # those that are being read into its page table
     has_resumed: bool = False  # it lost its pages once, and began again

@@ -43,6 +43,7 @@ REVIEWED: dict[str, set[str]] = {
     "mlxserve/cache/kv.py": {"payload"},
     "mlxserve/model/batch.py": {"chunk.page_table"},
     "mlxserve/model/runner.py": {"batch.sample_rows"},
+    "mlxserve/model/states.py": {"payload[begin:end]"},
     "mlxserve/model/sampler.py": {"outputs", "b''.join(masks.values())"},
 }
 

@@ -81,7 +81,8 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/cache/disk_files": "",
     "mlxserve/cache/disk_folder": "",
-    "mlxserve/cache/disk": "mlxserve/errors mlxserve/cache/disk_files",
+    "mlxserve/cache/disk_index": "mlxserve/cache/disk_files",
+    "mlxserve/cache/disk": ("mlxserve/errors mlxserve/cache/disk_files mlxserve/cache/disk_index"),
     "mlxserve/scheduler": (
         "mlxserve/errors mlxserve/stats mlxserve/config mlxserve/request mlxserve/work "
         "mlxserve/cache/hashing mlxserve/cache/pages"

@@ -112,3 +112,36 @@ def test_a_request_of_a_higher_class_goes_first_and_both_answers_are_right(
         assert llm.generate([PROMPTS[0]], long, use_tqdm=False)[0].token_ids == tuple(found)
         assert llm.stats().scheduler.num_preemptions > 0
         llm.check()
+
+
+def test_states_and_pages_are_read_from_disk_after_a_restart(
+    folder: Path, tmp_path: Path, expected: Answers
+) -> None:
+    options = {"num_pages": 64, "page_size": 16, "max_num_seqs": 4, "disable_log_stats": True}
+    disk = {"disk_cache_size": 1, "disk_cache_dir": str(tmp_path)}
+    prompt = max(PROMPTS, key=len)
+    wanted = expected[PROMPTS.index(prompt)]
+    for is_first in (True, False):
+        with LLM(str(folder), **options, **disk) as llm:
+            [output] = llm.generate([prompt], GREEDY, use_tqdm=False)
+            llm.check()
+            num_restored = llm.stats().states.num_restored
+        assert output.token_ids == wanted
+        assert output.usage.cache is not None
+        num_full = (len(prompt) - 1) // 16 * 16
+        assert output.usage.cache.num_from_disk == (0 if is_first else num_full)
+        assert num_restored == (not is_first)
+
+
+def test_what_is_lost_on_disk_is_computed(folder: Path, tmp_path: Path, expected: Answers) -> None:
+    options = {"num_pages": 64, "page_size": 16, "max_num_seqs": 4, "disable_log_stats": True}
+    disk = {"disk_cache_size": 1, "disk_cache_dir": str(tmp_path)}
+    prompt = max(PROMPTS, key=len)
+    for _ in range(2):
+        with LLM(str(folder), **options, **disk) as llm:
+            [output] = llm.generate([prompt], GREEDY, use_tqdm=False)
+            llm.check()
+        assert output.token_ids == expected[PROMPTS.index(prompt)]
+        assert output.usage.cached_tokens == 0
+        for file in tmp_path.rglob("*73.page"):  # states: the hash, and an "s"
+            file.write_bytes(file.read_bytes()[:-1])

@@ -17,6 +17,11 @@ from mlxserve.engine.pace import Pace
 _LEAST_SECONDS = 0.5  # to wait for a read that is not longer than computing the pages
 
 
+def state_name(hash_: bytes) -> bytes:
+    """The record of the recurrent state behind the page of this hash."""
+    return hash_ + b"s"
+
+
 class DiskCache:
     """The pages of one model on disk, with the times to read and to compute them."""
 
@@ -31,6 +36,10 @@ class DiskCache:
     def num_leading(self, hashes: Sequence[bytes], /) -> int:
         """How many of these pages are on disk, from the first one on."""
         return self.tier.num_leading(hashes)
+
+    def has_state(self, hash_: bytes, /) -> bool:
+        """Whether the recurrent state behind this page is on disk."""
+        return self.tier.num_leading([state_name(hash_)]) == 1
 
     def pays(self, num_tokens: int, /) -> bool:
         """Whether so many tokens are probably read faster than they are computed.

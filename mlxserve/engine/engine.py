@@ -145,9 +145,10 @@ class Engine:
         return self._pop_early()
 
     def idle(self) -> bool:
-        """Without other work, write a few cached pages to disk; whether there may be more."""
-        unwritten = self._transfers.unwritten(is_idle=True)
-        return bool(unwritten) and self._transfers.write_pages(unwritten)
+        """Without other work, write a few cached pages or states to disk; whether there may be more."""
+        if unwritten := self._transfers.unwritten(is_idle=True):
+            return self._transfers.write_pages(unwritten)
+        return self._transfers.write_states()
 
     def _back_pages(self) -> None:
         """Memory for the pages that were allocated for the first time. Raises OutOfMemory."""

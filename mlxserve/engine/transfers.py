@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mlxserve.engine.disk_cache import DiskCache
+from mlxserve.engine.disk_cache import DiskCache, state_name
 from mlxserve.model.runner import ModelRunner
 from mlxserve.scheduler.disk_pages import LOAD_PAGES, Load, Save
 from mlxserve.scheduler.scheduler import Scheduler
@@ -24,6 +24,8 @@ log = logging.getLogger("mlxserve.disk")
 
 CLOSING_SECONDS = 4.0  # to write what is cached at the end
 WRITE_BYTES = 8 << 20  # written between two steps
+_MOST_PAGES = 256  # written at once, however small
+_STATES = 2  # recurrent states written at once: each may be as large as a hundred pages
 _WAIT_SECONDS = 0.05  # for the disk when nothing can be computed; then calls are taken again
 _PAUSE_SECONDS = 10.0  # after the disk has refused a page
 
@@ -52,6 +54,7 @@ class Transfers:
         self._clock = clock
         self._asked: dict[int, _Asked] = {}  # by the disk's ticket
         self._write_after = 0.0  # the disk has refused pages, and is left alone until then
+        self._last_write = -1  # the scheduler's step since which nothing is left to write
 
     @property
     def is_reading(self) -> bool:
@@ -85,7 +88,10 @@ class Transfers:
         for save in plan.saves:
             self._scheduler.finish_save(save, self._save(self._disk, save))
         for load in plan.loads:
-            ticket = self._disk.tier.load(load.run.hashes)
+            names = list(load.run.hashes)
+            if load.with_state:
+                names.append(state_name(names[-1]))
+            ticket = self._disk.tier.load(names)
             deadline = self._clock() + self._disk.patience(len(load.pages))
             self._asked[ticket] = _Asked(load, deadline)
 
@@ -94,8 +100,15 @@ class Transfers:
         engine all that are not on disk. A few at a time."""
         if self._disk is None or self._clock() < self._write_after:
             return []
-        most = max(1, WRITE_BYTES // self._disk.page_bytes)
-        return self._scheduler.unwritten(most, is_idle=is_idle)
+        step = self._scheduler.num_steps
+        if is_idle and step == self._last_write:
+            return []
+        # Pages of a model without attention are empty: their hashes alone lead to its states.
+        most = min(_MOST_PAGES, max(1, WRITE_BYTES // max(1, self._disk.page_bytes)))
+        found = self._scheduler.unwritten(most, is_idle=is_idle)
+        if is_idle and not found:
+            self._last_write = step
+        return found
 
     def write_pages(self, unwritten: Sequence[tuple[bytes, int]]) -> bool:
         """Write cached pages; every step must have been collected. False if the disk refuses."""
@@ -106,6 +119,19 @@ class Transfers:
         if num_taken < len(pages):
             self._write_after = self._clock() + _PAUSE_SECONDS
         return num_taken == len(pages)
+
+    def write_states(self) -> bool:
+        """Without other work, write a few recurrent states; whether there may be more."""
+        if self._disk is None or self._clock() < self._write_after:
+            return False
+        records = [
+            (state_name(hash_), self._runner.read_state(id_))
+            for hash_, id_ in self._scheduler.unwritten_states(_STATES)
+        ]
+        if self._disk.tier.save(records) < len(records):
+            self._write_after = self._clock() + _PAUSE_SECONDS
+            return False
+        return bool(records)
 
     def restart(self) -> None:
         """After a failure: the requests that wait for pages are gone, or begin again."""
@@ -119,7 +145,7 @@ class Transfers:
         try:
             while keeps_pages and self._clock() < end:
                 unwritten = self.unwritten(is_idle=True)
-                if not unwritten or not self.write_pages(unwritten):
+                if not (self.write_pages(unwritten) if unwritten else self.write_states()):
                     break
         finally:
             self._disk.tier.close(max(0.1, end - self._clock()))
@@ -157,6 +183,10 @@ class Transfers:
                 self._finish(load, ())
 
     def _finish(self, load: Load, payloads: Sequence[bytes]) -> None:
-        if payloads:
-            self._runner.write_pages(load.pages[: len(payloads)], payloads)
-        self._scheduler.finish_load(load, len(payloads))
+        """`payloads`: of the pages, and then perhaps of the state behind them."""
+        pages, states = payloads[: len(load.pages)], payloads[len(load.pages) :]
+        if pages:
+            self._runner.write_pages(load.pages[: len(pages)], pages)
+        state_id = self._scheduler.finish_load(load, len(pages), has_state=bool(states))
+        if state_id is not None:
+            self._runner.write_state(state_id, states[0])

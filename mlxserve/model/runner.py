@@ -166,6 +166,14 @@ class ModelRunner:
         """`KVPool.write_pages`."""
         self._kv.write_pages(pages, payloads)
 
+    def read_state(self, state_id: int) -> bytes:
+        """`StateStore.read`. Every step must have been collected."""
+        return self._states.read(state_id)
+
+    def write_state(self, state_id: int, payload: bytes) -> None:
+        """`StateStore.write`."""
+        self._states.write(state_id, payload)
+
     def memory(self) -> MemoryUse:
         """What is allocated now, according to mlx."""
         return MemoryUse(

@@ -17,7 +17,9 @@ from itertools import groupby
 from math import prod
 
 import mlx.core as mx
+import numpy as np
 
+from metal_kernels.reading import evaluate, read
 from mlxserve.request import Chunk, LiveRequest, RequestState
 
 Stack = list[list[mx.array]]  # [layer][array] (batch, ...)
@@ -126,6 +128,28 @@ class StateStore:
     def check(self, ids: Iterable[int]) -> None:
         """Audit: exactly these snapshots exist. Raises AssertionError."""
         assert set(ids) == self._snapshots.keys(), "snapshots and the scheduler's ids differ"
+
+    # ---- snapshots as bytes
+
+    def read(self, id_: int) -> bytes:
+        """A snapshot: its arrays one after another. No step may be under way."""
+        arrays = [array for layer in self._snapshots[id_] for array in layer]
+        return b"".join(read(array.reshape(-1).view(mx.uint8)).tobytes() for array in arrays)
+
+    def write(self, id_: int, payload: bytes) -> None:
+        """A snapshot under a new id, of what `read` returned for a model with the same states."""
+        begin, stack = 0, []
+        for spec in self.specs:
+            layer = []
+            for shape, dtype in spec.arrays:
+                end = begin + prod(shape) * dtype.size
+                part = np.frombuffer(payload[begin:end], np.uint8)
+                layer.append(mx.array(part).view(dtype).reshape(1, *shape))
+                begin = end
+            stack.append(layer)
+        assert begin == len(payload), "a state of another model"
+        evaluate(*(array for layer in stack for array in layer))
+        self._snapshots[id_] = stack
 
     # ---- a step
 

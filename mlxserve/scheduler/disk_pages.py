@@ -29,6 +29,9 @@ class Disk(Protocol):
     def num_leading(self, hashes: Sequence[bytes], /) -> int:
         """How many of these pages are there, from the first one on."""
 
+    def has_state(self, hash_: bytes, /) -> bool:
+        """Whether the recurrent state behind this page is there."""
+
     def pays(self, num_tokens: int, /) -> bool:
         """Whether so many tokens are probably read faster than they are computed."""
 
@@ -44,11 +47,15 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Read the pages of `run` into these pages of the pool."""
+    """Read the pages of `run` into these pages of the pool.
+
+    with_state: and the recurrent state behind the last one
+    """
 
     request_id: str
     run: PageRun
     pages: tuple[int, ...]
+    with_state: bool = False
 
 
 @dataclass(slots=True)
@@ -75,11 +82,16 @@ class DiskPages:
         plan, self._plan = self._plan, DiskPlan()
         return plan
 
-    def num_found(self, hashes: Sequence[bytes]) -> int:
-        """How many of these pages are to be read, from the first one on, instead of computed."""
+    def num_found(self, hashes: Sequence[bytes], *, with_state: bool = False) -> int:
+        """How many of these pages are to be read, from the first one on, instead of computed.
+
+        with_state: only as far as a recurrent state is known behind them
+        """
         if self._disk is None:
             return 0
         num_pages = self._disk.num_leading(hashes)
+        while with_state and num_pages and not self._disk.has_state(hashes[num_pages - 1]):
+            num_pages -= 1
         if not num_pages or not self._disk.pays(num_pages * self._pool.page_size):
             return 0
         return num_pages
@@ -123,14 +135,25 @@ class DiskPages:
         )
         return list(islice(missing, most))
 
+    def unwritten_states(self, states: Iterable[bytes], most: int) -> list[bytes]:
+        """Those of these pages whose state is not on disk; up to `most`."""
+        if self._disk is None:
+            return []
+        disk = self._disk
+        return list(islice((hash_ for hash_ in states if not disk.has_state(hash_)), most))
+
     def num_left(self, request: LiveRequest) -> int:
         """Tokens that the request goes on to read, from the one after its last computed one."""
         return max(0, request.disk_end * self._pool.page_size - request.num_computed)
 
-    def load(self, request: LiveRequest, end: int) -> None:
-        """Have its pages up to page `end` read into its page table, after what is computed."""
+    def load(self, request: LiveRequest, end: int, *, has_states: bool = False) -> None:
+        """Have its pages up to page `end` read into its page table, after what is computed.
+
+        has_states: with the last of them also the recurrent state
+        """
         first = request.num_computed // self._pool.page_size
         assert first < end <= request.disk_end, "nothing is to be read"
         request.loading = PageRun(first, tuple(request.page_hashes[first:end]))
         pages = tuple(request.page_table[first:end])
-        self._plan.loads.append(Load(request.id, request.loading, pages))
+        with_state = has_states and end == request.disk_end
+        self._plan.loads.append(Load(request.id, request.loading, pages, with_state))

@@ -141,11 +141,15 @@ class PageTables:
         self.pool.retain([tail.page] if tail else [])
         if self.snapshots is not None:
             num_known, is_cached = self.cache.num_known(request), self.cache.serves(request)
-            self.snapshots.begin(request, len(cached), num_known, is_cached=is_cached)
+            if num_on_disk:  # its state is read with them
+                self.snapshots.begin(request, 0, 0, is_cached=is_cached)
+            else:
+                self.snapshots.begin(request, len(cached), num_known, is_cached=is_cached)
         self.cache.forget(request)
         request.page_table = as_page_table(cached)
         num_copied = tail.num_tokens if tail else 0
         request.num_computed = len(cached) * self.pool.page_size + num_copied
+        request.disk_first = len(cached)
         request.disk_end = len(cached) + num_on_disk if num_on_disk else 0
 
     def copy_tail(self, request: LiveRequest, tail: Tail) -> None:
@@ -280,9 +284,19 @@ class PageTables:
 
     def num_on_disk(self, request: LiveRequest, first: int) -> int:
         """How many of its pages from `first` on are to be read from disk instead of computed."""
-        if self.snapshots is not None or not self.cache.serves(request):
+        if not self.cache.serves(request):
             return 0
-        return self.disk.num_found(self.cache.matchable(request, first))
+        hashes = self.cache.matchable(request, first)
+        return self.disk.num_found(hashes, with_state=self.snapshots is not None)
+
+    def unwritten_states(self, most: int) -> list[tuple[bytes, int]]:
+        """(hash of the page before, id) of states that are not on disk, the last used first."""
+        if self.snapshots is None:
+            return []
+        known = self.snapshots.known()
+        return [
+            (hash_, known[hash_]) for hash_ in self.disk.unwritten_states(reversed(known), most)
+        ]
 
     def save(self, request: LiveRequest) -> Save | None:
         """Have the pages that only this request holds written to disk, before it releases them."""
@@ -302,23 +316,47 @@ class PageTables:
         end = min(request.disk_end, first + min(LOAD_PAGES, room))
         grown = self.grow(request, end * self.pool.page_size)
         assert grown, "there was room for them"
-        self.disk.load(request, end)
+        self.disk.load(request, end, has_states=self.snapshots is not None)
 
-    def finish_load(self, request: LiveRequest, load: Load, num_pages: int) -> None:
-        """The first `num_pages` pages of the load hold what was on disk; the others are lost."""
+    def finish_load(
+        self, request: LiveRequest, load: Load, num_pages: int, *, has_state: bool = False
+    ) -> int | None:
+        """The first `num_pages` pages of the load hold what was on disk; the others are lost.
+
+        has_state: the recurrent state behind them came, too; the id under which it is to be kept
+        """
         assert request.loading is load.run, f"{request.id} does not wait for these pages"
         request.loading = None
         self.publish(request, load.run.first, load.run.first + num_pages)
         num_tokens = num_pages * self.pool.page_size
         request.num_computed += num_tokens
+        is_lost = num_pages < len(load.run.hashes) or load.with_state != has_state
+        if self.snapshots is not None:
+            if is_lost:
+                self._begin_again(request, self.snapshots)
+            elif not has_state:
+                return None  # more pages are to come
+            num_pages = 0 if is_lost else load.run.end - request.disk_first
+            num_tokens = num_pages * self.pool.page_size
         self._stats.restored_tokens += num_tokens
-        is_lost = num_pages < len(load.run.hashes)
         if not request.has_resumed:
             self._count_read(request, num_pages, is_lost=is_lost)
         if is_lost:
             num_again = min(request.disk_end * self.pool.page_size, request.num_lost)
             self._stats.recomputed_tokens += max(0, num_again - request.num_computed)
             request.disk_end = 0
+        if self.snapshots is None or is_lost:
+            return None
+        return self.snapshots.came(request, request.num_computed)
+
+    def _begin_again(self, request: LiveRequest, snapshots: StateSnapshots) -> None:
+        """Without a state behind them pages are useless: give up all but those before one in memory."""
+        num_pages = snapshots.num_usable(request.page_hashes, request.disk_first)
+        snapshots.resume(request, num_pages)
+        table = request.page_table
+        self.pool.release(table[num_pages:])
+        request.page_table = table[:num_pages]
+        request.num_computed = num_pages * self.pool.page_size
 
     def _count_read(self, request: LiveRequest, num_pages: int, *, is_lost: bool) -> None:
         """Pages of a prompt were read: the cache has found so much more of it."""

@@ -662,13 +662,23 @@ class Scheduler:
         request = self._live.get(load.request_id)
         return request is not None and request.loading is load.run
 
-    def finish_load(self, load: Load, num_pages: int) -> None:
-        """The first `num_pages` pages of the load hold what was on disk; the others are lost."""
+    def finish_load(self, load: Load, num_pages: int, *, has_state: bool = False) -> int | None:
+        """The first `num_pages` pages of the load hold what was on disk; the others are lost.
+
+        has_state: the recurrent state came as well; the id under which it is to be kept from now on,
+        or None if it is not needed
+        """
         request, first = self._live[load.request_id], load.run.first
-        self.page_tables.finish_load(request, load, num_pages)
+        state_id = self.page_tables.finish_load(request, load, num_pages, has_state=has_state)
         self._queue(self.followers.pages_published(request.page_hashes[first : first + num_pages]))
         if not self._num_unread:
             self.page_tables.release_duplicates()
+        return state_id
+
+    def unwritten_states(self, most: int) -> list[tuple[bytes, int]]:
+        """Up to `most` (hash of the page before, id) of recurrent states that should be on disk and
+        are not, for an idle engine to write."""
+        return self.page_tables.unwritten_states(most)
 
     def pop_dropped_states(self) -> list[int]:
         """Snapshots of recurrent states that are not needed once the planned step is launched."""

@@ -85,14 +85,34 @@ class StateSnapshots:
         page_size = self._pool.page_size
         running = self._running[request] = _Running(is_cached)
         if num_pages:
-            hash_ = request.page_hashes[num_pages - 1]
-            self._ids.move_to_end(hash_)  # only the one that is used, not those before it
-            running.restore = self._ids[hash_]
-            self._stats.num_restored += 1
+            self._restore(request, num_pages)
         if num_known > num_pages:
             running.wanted.add(num_known * page_size)
             self._stats.missed_tokens += (num_known - num_pages) * page_size
         self._shrink()
+
+    def _restore(self, request: LiveRequest, num_pages: int) -> None:
+        hash_ = request.page_hashes[num_pages - 1]
+        self._ids.move_to_end(hash_)  # only the one that is used, not those before it
+        self._running[request].restore = self._ids[hash_]
+        self._stats.num_restored += 1
+
+    def came(self, request: LiveRequest, position: int) -> int:
+        """The state behind `position` was read: the request begins with it, under the id returned."""
+        running = self._running[request]
+        self._next_id += 1
+        running.boundary, running.restore = (position, self._next_id), self._next_id
+        self._stats.num_restored += 1
+        return self._next_id
+
+    def resume(self, request: LiveRequest, num_pages: int) -> None:
+        """What was read was of no use: the request begins after `num_pages`, which has a state."""
+        if num_pages:
+            self._restore(request, num_pages)
+
+    def known(self) -> OrderedDict[bytes, int]:
+        """Ids by the hash of the page before the state, the least recently used first."""
+        return self._ids
 
     def want(self, request: LiveRequest, position: int) -> None:
         """Another request waits until this one has computed so many tokens; no-op unless it runs."""

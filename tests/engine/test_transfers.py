@@ -39,6 +39,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.pages: dict[int, bytes] = {}
+        self.states: dict[int, bytes] = {}  # of prompts: their letter and position
 
     def read_pages(self, pages: Sequence[int]) -> list[bytes]:
         return [self.pages[page] for page in pages]
@@ -46,10 +47,18 @@ class Memory:
     def write_pages(self, pages: Sequence[int], payloads: Sequence[bytes]) -> None:
         self.pages.update(zip(pages, payloads, strict=True))
 
+    def read_state(self, state_id: int) -> bytes:
+        return self.states[state_id]
+
+    def write_state(self, state_id: int, payload: bytes) -> None:
+        self.states[state_id] = payload
+
     def compute(self, chunks: Sequence[Chunk]) -> None:
         for chunk in chunks:
             for index in range(chunk.start // PAGE, -(-chunk.end // PAGE)):
                 self.pages[chunk.page_table[index]] = content(chunk.request, index)
+            for position, id_ in chunk.state.keeps if chunk.state else ():
+                self.states[id_] = state(chunk.request, position)
 
 
 def content(request: LiveRequest, index: int) -> bytes:
@@ -57,9 +66,17 @@ def content(request: LiveRequest, index: int) -> bytes:
     return f"{request.id[0]:>8}{index:>8}".encode()
 
 
+def state(request: LiveRequest, position: int) -> bytes:
+    return f"{request.id[0]:>8}{position:>8} tokens".encode()
+
+
 class World:
     def __init__(
-        self, tier: DiskTier, num_pages: int, clock: Callable[[], float] = time.monotonic
+        self,
+        tier: DiskTier,
+        num_pages: int,
+        clock: Callable[[], float] = time.monotonic,
+        num_state_slots: int | None = None,
     ) -> None:
         config = SchedulerConfig(
             max_num_batched_tokens=512,
@@ -68,7 +85,7 @@ class World:
             preemption_mode=PreemptionMode.SWAP,
         )
         disk = DiskCache(tier, Pace(None), page_bytes=SIZE, page_size=PAGE)
-        self.scheduler = Scheduler(config, PagePool(num_pages, PAGE), disk=disk)
+        self.scheduler = Scheduler(config, PagePool(num_pages, PAGE), num_state_slots, disk)
         self.memory = Memory()
         self.tier = tier
         runner = cast("ModelRunner", self.memory)
@@ -110,6 +127,8 @@ class World:
         """As an idle engine."""
         while unwritten := self.transfers.unwritten(is_idle=True):
             assert self.transfers.write_pages(unwritten)
+        while self.transfers.write_states():
+            pass
 
 
 @pytest.fixture
@@ -150,6 +169,27 @@ def test_what_an_engine_left_on_disk_is_read_by_the_next(tier: DiskTier) -> None
     assert request.cache.num_from_disk == 192
 
 
+def test_a_recurrent_state_is_read_behind_its_pages(tier: DiskTier) -> None:
+    world = World(tier, num_pages=32, num_state_slots=20)
+    world.add("a", 200, 1)
+    world.drain()
+    world.write_all()
+    assert tier.flush(60)
+    num_pages, num_states = 12, len(world.scheduler.state_ids() or ())
+    assert tier.use().num_written == num_pages + num_states
+    after = World(tier, num_pages=32, num_state_slots=20)
+    request = after.add("a1", 200, 1)
+    while request.loading is None:
+        after.step()
+    while request.loading is not None:
+        after.transfers.before_plan()
+    assert request.num_computed == 192
+    assert after.memory.states == {id_: state(request, 192) for id_ in after.memory.states}
+    assert after.memory.states.keys() == after.scheduler.state_ids()
+    after.drain()
+    assert request.num_cached == 192
+
+
 def test_only_what_is_not_on_disk_yet_is_written(tier: DiskTier) -> None:
     world = World(tier, num_pages=32)
     world.add("a", 200, 1)
@@ -158,6 +198,29 @@ def test_only_what_is_not_on_disk_yet_is_written(tier: DiskTier) -> None:
     assert tier.flush(60)
     assert tier.use().num_written == 12
     assert world.transfers.unwritten(is_idle=True) == []
+
+
+def test_an_idle_engine_looks_for_pages_to_write_once(
+    tier: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tier, num_pages=32)
+    world.add("a", 200, 1)
+    world.drain()
+    world.write_all()
+    looks: list[int] = []
+    unwritten = world.scheduler.unwritten
+
+    def count(most: int, *, is_idle: bool) -> list[tuple[bytes, int]]:
+        looks.append(most)
+        return unwritten(most, is_idle=is_idle)
+
+    monkeypatch.setattr(world.scheduler, "unwritten", count)
+    assert world.transfers.unwritten(is_idle=True) == []
+    assert looks == []
+    world.add("b", 200, 1)
+    world.drain()
+    assert world.transfers.unwritten(is_idle=True)
+    assert len(looks) == 1
 
 
 def test_a_disk_that_refuses_is_left_alone_for_a_while(tmp_path: Path) -> None:
@@ -218,6 +281,7 @@ def test_a_request_does_not_wait_for_pages_that_do_not_come(
     now, held = 0.0, []
     poll = tier.poll
     monkeypatch.setattr(tier, "poll", lambda: [held.append(answer) for answer in poll()] and [])
+    monkeypatch.setattr(tier, "wait", lambda _: None)
     world = World(tier, num_pages=32, clock=lambda: now)
     request = world.add("a1", 200, 1)
     world.step()

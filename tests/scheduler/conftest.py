@@ -80,11 +80,17 @@ class GhostDisk:
     """What is on disk: for each hash the content of a page's slots."""
 
     pages: dict[bytes, list[tuple[bytes, int]]] = field(default_factory=dict)
+    states: dict[bytes, tuple[bytes, int]] = field(
+        default_factory=dict
+    )  # behind a page, by its hash
     takes: int | None = None  # at most this many pages of each save
     is_fast: bool = True  # faster than computing
 
     def num_leading(self, hashes: Sequence[bytes]) -> int:
         return sum(1 for _ in takewhile(self.pages.__contains__, hashes))
+
+    def has_state(self, hash_: bytes) -> bool:
+        return hash_ in self.states
 
     def pays(self, num_tokens: int) -> bool:
         assert num_tokens > 0, "asked about nothing"
@@ -406,6 +412,9 @@ class GhostEngine:
         while self.unread:
             self._read()
         self._write_to_disk(dict(self.scheduler.unwritten(count, is_idle=is_idle)))
+        for hash_, id_ in self.scheduler.unwritten_states(count) if is_idle else ():
+            assert hash_ not in self.disk.states, "a state is written twice"
+            self.disk.states[hash_] = self.states.snapshots[id_]
         self.audit()
 
     def finish_load(self, load: Load, at_most: int | None = None) -> None:
@@ -417,7 +426,12 @@ class GhostEngine:
         for hash_, page in zip(load.run.hashes[:num_pages], load.pages, strict=False):
             for slot, content in zip(self._slots(page), self.disk.pages[hash_], strict=True):
                 self.slots[slot] = content
-        self.scheduler.finish_load(load, num_pages)
+        has_state = load.with_state and num_pages == len(load.pages)
+        state = self.disk.states.get(load.run.hashes[-1]) if has_state else None
+        id_ = self.scheduler.finish_load(load, num_pages, has_state=state is not None)
+        assert (id_ is None) == (state is None)
+        if id_ is not None and state is not None:
+            self.states.snapshots[id_] = state
         self.audit()
 
     def _slots(self, page: int) -> range:

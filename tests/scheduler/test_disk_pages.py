@@ -299,6 +299,102 @@ def test_a_prompt_that_others_wait_for_is_read_once(make_engine: Callable) -> No
     assert engine.scheduler.stats().restored_tokens == 20
 
 
+# ---- recurrent states
+
+
+def test_a_prompt_is_read_up_to_its_last_state(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=32, num_state_slots=12)
+    prompt = list(range(100, 122))
+    written(engine, prompt)
+    num_computed = engine.num_computed
+    request = engine.add([*prompt, 7, 8, 9], 4)
+    engine.drain()
+    assert engine.num_computed == num_computed + 5 + 3  # behind the 20 that were read
+    assert request.cache is not None
+    assert (request.cache.num_tokens, request.cache.num_from_disk) == (20, 20)
+    assert engine.states.num_restored == 1
+    assert engine.scheduler.state_stats().num_restored == 1
+
+
+def test_pages_without_a_state_behind_them_are_not_read(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=32, num_state_slots=12)
+    prompt = list(range(100, 122))
+    written(engine, prompt)
+    engine.disk.states.clear()
+    request = engine.add(prompt, 1)
+    engine.drain()
+    assert request.num_cached == 0
+    assert engine.scheduler.stats().restored_tokens == 0
+
+
+@pytest.mark.parametrize("lost", ["state", "page"])
+def test_without_its_state_everything_is_computed_again(make_engine: Callable, lost: str) -> None:
+    engine = make_engine(num_pages=32, num_state_slots=12)
+    prompt = list(range(100, 122))
+    written(engine, prompt)
+    request = engine.add(prompt, 1)
+    read_something(engine)
+    [load] = engine.loads
+    assert load.with_state
+    if lost == "state":
+        del engine.disk.states[load.run.hashes[-1]]
+        engine.finish_load(load)
+    else:
+        engine.finish_load(load, 3)
+    assert request.num_computed == 0
+    assert not request.page_table
+    engine.drain()
+    assert request.cache is not None
+    assert request.cache.reason is CacheMiss.LOST
+    assert request.num_cached == 0
+    assert engine.scheduler.stats().restored_tokens == 0
+
+
+def test_a_run_in_parts_has_its_state_at_the_end(
+    make_engine: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlxserve.scheduler.page_tables.LOAD_PAGES", 2)
+    engine = make_engine(num_pages=32, num_state_slots=12)
+    prompt = list(range(100, 122))
+    written(engine, prompt)
+    request = engine.add(prompt, 1)
+    parts = []
+    while engine.scheduler.has_work:
+        engine.step()
+        parts += [(len(load.pages), load.with_state) for load in engine.loads]
+    assert parts == [(2, False), (2, False), (1, True)]
+    assert request.num_cached == 20
+
+
+def test_what_is_lost_leaves_the_state_in_memory(make_engine: Callable) -> None:
+    """The request goes on behind the pages whose state was never gone."""
+    engine = make_engine(num_pages=32, num_state_slots=12)
+    prompt = list(range(100, 122))
+    written(engine, prompt)
+    engine.add(prompt[:9], 1)
+    engine.drain()
+    request = engine.add(prompt, 1)
+    read_something(engine)
+    [load] = engine.loads
+    assert load.run.first == 2
+    engine.finish_load(load, 1)
+    assert request.num_computed == 8
+    assert len(request.page_table) == 2
+    engine.drain()
+    assert request.num_cached == 8
+
+
+def test_states_are_written_once_the_last_used_first(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=32, num_state_slots=12)
+    old, new = engine.add([1] * 9, 1), engine.add([2] * 9, 1)
+    engine.drain()
+    [(hash_, _)] = engine.scheduler.unwritten_states(1)
+    assert hash_ in {old.page_hashes[1], new.page_hashes[1]}
+    engine.clean(1000)
+    assert engine.disk.states.keys() >= {old.page_hashes[1], new.page_hashes[1]}
+    assert engine.scheduler.unwritten_states(1000) == []
+
+
 # ---- writing
 
 

@@ -90,7 +90,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         """`num_snapshots`: of recurrent states, beside those of running requests."""
         if num_snapshots is not None:
             options["num_state_slots"] = STATE_SLOTS * options["max_num_seqs"] + num_snapshots
-            options["preemption_mode"] = PreemptionMode.RECOMPUTE
         self.engine = self.make_engine(
             page_size=PAGE_SIZE,
             max_model_len=MAX_MODEL_LEN,
@@ -217,6 +216,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         pages = self.engine.disk.pages
         for hash_ in data.draw(st.permutations(sorted(pages)))[:count]:
             del pages[hash_]
+            self.engine.disk.states.pop(hash_, None)
+
+    @precondition(lambda self: self.engine.disk.states)
+    @rule(data=st.data())
+    def lose_a_state_on_disk(self, data: st.DataObject) -> None:
+        """But not its page."""
+        del self.engine.disk.states[data.draw(st.sampled_from(sorted(self.engine.disk.states)))]
 
     @rule(is_fast=st.booleans())
     def change_disk_speed(self, is_fast: bool) -> None:
