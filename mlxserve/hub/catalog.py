@@ -88,6 +88,50 @@ _KNOWN = (
     ("mlx-community/Qwen3-32B-4bit", 32.76, 64, 8, 128, 40_960, 64, 5120, 25_600),
 )
 _BITS_PER_WEIGHT = 4.5
+# Models whose layers differ from each other. Name, GB of weights, keys and values per token over all
+# layers, whether there are recurrent states, context, query heads, hidden size, inner values as `Entry`.
+_KNOWN_MIXED = (
+    (
+        "mlx-community/LFM2-8B-A1B-4bit",
+        4.69,
+        6 * 2 * 8 * 64,
+        True,
+        128_000,
+        32,
+        2048,
+        4 * (1792 + 2048),
+    ),
+    (
+        "mlx-community/gpt-oss-20b-MXFP4-Q8",
+        12.1,
+        24 * 2 * 8 * 64,
+        False,
+        131_072,
+        64,
+        2880,
+        4 * 2 * 2880,
+    ),
+    (
+        "mlx-community/GLM-4.7-Flash-4bit",
+        16.9,
+        47 * (512 + 64),
+        False,
+        202_752,
+        20,
+        2048,
+        4 * (1536 + 2048),
+    ),
+    (
+        "mlx-community/Qwen3-Next-80B-A3B-Instruct-4bit",
+        44.8,
+        12 * 2 * 2 * 256,
+        True,
+        262_144,
+        16,
+        2048,
+        10 * (512 + 2048),
+    ),
+)
 
 
 def memory_fit(entry: Entry, *, context: int | None, memory: int, is_metal: bool) -> MemoryFit:
@@ -186,8 +230,14 @@ def _json(file: Path) -> Mapping[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _suggestions() -> Iterator[Entry]:
+def _suggestions() -> list[Entry]:
+    """The smallest first."""
+    found = []
     for name, billions, layers, kv_heads, head_dim, *rest in _KNOWN:
         size = int(billions * 1e9 * _BITS_PER_WEIGHT / 8)
         kv = KVShape(2 * layers * kv_heads * head_dim, has_states=False)
-        yield Entry(name, Origin.SUGGESTED, size, kv, *rest)
+        found.append(Entry(name, Origin.SUGGESTED, size, kv, *rest))
+    for name, size_gb, num_values, has_states, *rest in _KNOWN_MIXED:
+        kv = KVShape(num_values, has_states=has_states)
+        found.append(Entry(name, Origin.SUGGESTED, int(size_gb * 1e9), kv, *rest))
+    return sorted(found, key=lambda entry: entry.weight_size)

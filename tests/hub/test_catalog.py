@@ -192,8 +192,95 @@ def test_a_suggested_model_weighs_what_its_shape_says(cache: Path, name: str) ->
     assert entry.weight_size == pytest.approx(parameters * 4.5 / 8, rel=0.01)
 
 
+# (Billions of parameters, bits of each on average, what their config.json says.)
+MIXED = {
+    "mlx-community/LFM2-8B-A1B-4bit": (
+        8.34,
+        4.5,
+        {
+            "model_type": "lfm2_moe",
+            "num_hidden_layers": 24,
+            "layer_types": [
+                "full_attention" if layer in (2, 6, 10, 14, 18, 21) else "conv"
+                for layer in range(24)
+            ],
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "hidden_size": 2048,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1792,
+            "max_position_embeddings": 128_000,
+        },
+    ),
+    "mlx-community/gpt-oss-20b-MXFP4-Q8": (
+        20.9,
+        4.63,  # experts in MXFP4, the others in 8 bits
+        {
+            "model_type": "gpt_oss",
+            "num_hidden_layers": 24,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "hidden_size": 2880,
+            "num_experts_per_tok": 4,
+            "intermediate_size": 2880,
+            "max_position_embeddings": 131_072,
+        },
+    ),
+    "mlx-community/GLM-4.7-Flash-4bit": (
+        29.9,
+        4.5,
+        {
+            "model_type": "glm4_moe_lite",
+            "num_hidden_layers": 47,
+            "num_attention_heads": 20,
+            "num_key_value_heads": 20,
+            "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "hidden_size": 2048,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1536,
+            "max_position_embeddings": 202_752,
+        },
+    ),
+    "mlx-community/Qwen3-Next-80B-A3B-Instruct-4bit": (
+        79.7,
+        4.5,
+        {
+            "model_type": "qwen3_next",
+            "num_hidden_layers": 48,
+            "full_attention_interval": 4,
+            "linear_num_value_heads": 32,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "hidden_size": 2048,
+            "num_experts_per_tok": 10,
+            "moe_intermediate_size": 512,
+            "max_position_embeddings": 262_144,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_a_suggestion_is_judged_as_if_it_was_here(cache: Path, tmp_path: Path, name: str) -> None:
+    billions, bits, config = MIXED[name]
+    put(tmp_path / "home/models/mine", config)
+    here, suggested = named(str(tmp_path / "home/models/mine")), named(name)
+    assert here is not None
+    assert suggested is not None
+    assert suggested.kv == here.kv
+    assert (suggested.context, suggested.num_heads) == (here.context, here.num_heads)
+    assert (suggested.width, suggested.inner) == (here.width, here.inner)
+    assert suggested.weight_size == pytest.approx(billions * 1e9 * bits / 8, rel=0.01)
+
+
 def test_every_suggested_models_size_is_checked(cache: Path) -> None:
-    assert {e.name for e in entries() if e.source is Origin.SUGGESTED} == SHAPES.keys()
+    suggested = {e.name for e in entries() if e.source is Origin.SUGGESTED}
+    assert suggested == SHAPES.keys() | MIXED.keys()
 
 
 def test_a_model_is_judged_with_its_full_context_unless_less_is_requested() -> None:
