@@ -538,6 +538,7 @@ def test_a_prefix_of_an_unknown_client_waits_for_a_server_that_knows_it(
         run(chat.add_prefix(f"{client}/law", [number, *LAW], client=client))
     chat = build_again()
     run(chat.restore_prefixes(lambda client: client == "here"))
+    run(chat.check())  # and the stats are those behind it
     assert chat.stats().pool.num_pinned == 4
     chat = build_again()
     run(chat.restore_prefixes())

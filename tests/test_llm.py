@@ -274,6 +274,7 @@ def test_what_was_computed_is_read_from_disk_after_a_restart(
         [other] = after.generate([prompt], LONG, use_tqdm=False, cache_salt="mine")
         stats = after.stats()
         assert after.reset_prefix_cache(disk=True)
+        after.check()  # and the stats are those behind the reset
         assert after.stats().disk.num_pages == 0
         [again] = after.generate([prompt], LONG, use_tqdm=False)
     assert found.token_ids == other.token_ids == again.token_ids == wanted.token_ids
