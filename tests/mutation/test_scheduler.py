@@ -237,8 +237,8 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
     "believe that all pages came back from disk": Bug(
         PageTables,
         "finish_load",
-        "num_tokens = num_pages * self.pool.page_size",
-        "num_tokens = len(load.run.hashes) * self.pool.page_size",
+        "request.num_computed += num_tokens",
+        "request.num_computed += len(load.run.hashes) * self.pool.page_size",
         options={"num_pages": 24, "enable_prefix_caching": True},
     ),
     "write a page that is not full": Bug(
