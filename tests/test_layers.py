@@ -192,7 +192,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/cli": (
         "tui/opening tui mlxserve/version mlxserve/errors mlxserve/option mlxserve/config "
         "mlxserve/machine mlxserve/hub mlxserve/text/deltas mlxserve/cache/disk_files "
-        "mlxserve/cache/disk_folder mlxserve/chat mlxserve/build mlxserve/api/config mlxserve/api/access "
+        "mlxserve/cache/disk_folder mlxserve/cache/disk_index mlxserve/chat mlxserve/build mlxserve/api/config mlxserve/api/access "
         "mlxserve/api/server mlxserve/api mlxserve/doctor mlxserve/bench mlxserve/service"
     ),
     "mlxserve/__main__": "mlxserve/cli",

@@ -12,6 +12,7 @@ import typer
 
 from mlxserve.cache.disk_files import FoundFile, model_of, scan
 from mlxserve.cache.disk_folder import disk_folder
+from mlxserve.cache.disk_index import DiskIndex
 from mlxserve.errors import InvalidRequest
 
 app = typer.Typer(
@@ -76,15 +77,11 @@ def resize(
 
     A server that runs keeps to its own --disk-cache-size, and may write more again.
     """
-    files = sorted(scan(disk_folder(folder)), key=lambda file: file.used)
-    excess = sum(file.size for file in files) - int(size * (1 << 30))
-    victims = []
-    for file in files:
-        if excess <= 0:
-            break
-        excess -= file.size
-        victims.append(file)
-    _delete(victims)
+    index = DiskIndex()
+    for file in scan(disk_folder(folder)):
+        index.add(file, None)
+    victims = index.least_used(index.total - int(size * (1 << 30)))
+    _delete([index.files[path] for path in victims])
 
 
 def _by_model(base: Path) -> dict[str, list[FoundFile]]:

@@ -115,10 +115,7 @@ class Transfers:
         assert self._disk is not None, "there is no disk"
         hashes, pages = zip(*unwritten, strict=True)
         payloads = self._runner.read_pages(pages)
-        num_taken = self._disk.tier.save(list(zip(hashes, payloads, strict=True)))
-        if num_taken < len(pages):
-            self._write_after = self._clock() + _PAUSE_SECONDS
-        return num_taken == len(pages)
+        return self._offer(self._disk, list(zip(hashes, payloads, strict=True)))
 
     def write_states(self) -> bool:
         """Without other work, write a few recurrent states; whether there may be more."""
@@ -128,10 +125,14 @@ class Transfers:
             (state_name(hash_), self._runner.read_state(id_))
             for hash_, id_ in self._scheduler.unwritten_states(_STATES)
         ]
-        if self._disk.tier.save(records) < len(records):
+        return self._offer(self._disk, records) and bool(records)
+
+    def _offer(self, disk: DiskCache, records: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Whether the disk takes all of them; if not, it is left alone for a while."""
+        is_taken = disk.tier.save(records) == len(records)
+        if not is_taken:
             self._write_after = self._clock() + _PAUSE_SECONDS
-            return False
-        return bool(records)
+        return is_taken
 
     def restart(self) -> None:
         """After a failure: the requests that wait for pages are gone, or begin again."""
