@@ -61,7 +61,7 @@ def build_chat(config: EngineConfig, files: ModelFiles | None = None) -> Chat:
     tokenizer = Tokenizer(files.path, generation.eos_token_ids)
     tokenizer.prepare()
     trace = Trace(config.trace) if config.trace else None
-    found: list[tuple[int, Path | None]] = []  # out on the engine's thread
+    found: list[tuple[int, Path | None]] = []  # filled on the engine's thread
 
     def build() -> Engine:
         engine, vocab_size = build_engine(config, files, trace)
@@ -86,7 +86,7 @@ def build_chat(config: EngineConfig, files: ModelFiles | None = None) -> Chat:
         model_name=files.name,
         vocab_size=vocab_size,
         default_params=generation.default_params,
-        fingerprint=files.fingerprint(),
+        fingerprint=files.fingerprint,
         tool_keep_seconds=config.tool_keep_seconds,
         prefix_file=disk_folder / "prefixes.json" if disk_folder else None,
     )
@@ -203,5 +203,5 @@ def _identity(files: ModelFiles, loaded: LoadedModel, kv: KVPool) -> bytes:
     are laid out."""
     layers = [(s.kv_heads, s.key_dim, s.value_dim, str(s.dtype)) for s in kv.specs]
     states = [[(shape, str(dtype)) for shape, dtype in spec.arrays] for spec in loaded.states or ()]
-    layout = f"{files.fingerprint()}/{kv.page_size}/{layers}/{states}"
+    layout = f"{files.fingerprint}/{kv.page_size}/{layers}/{states}"
     return blake2b(layout.encode(), digest_size=16).digest()

@@ -5,7 +5,7 @@
       └────────── the file, at the next start ◀────┘
 
 A name is known as soon as the file is read; its pages follow. The file has tokens and a digest of the
-salt, so that nobody learns a salt from it.
+salt, so it does not reveal the salt.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class NamedPrefixes:
     def _write(self, name: str, prefix: NamedPrefix | None) -> None:
         """Change one name in the file, which another server of this model may have changed as well.
 
-        The file is whole or the one before. A disk that refuses is said in the log.
+        The file is replaced atomically. A failed write is logged.
         """
         if self._file is None:
             return

@@ -271,7 +271,7 @@ class DiskTier:
         self._change.notify_all()
 
     def _refuses(self, size: int) -> tuple[str, str] | None:
-        """What kind of reason there is not to write so many bytes now, and a sentence for the log."""
+        """Why `size` more bytes cannot be accepted now: (kind, reason for the log); None if they can."""
         if size > self._use.limit:
             return "size", f"a page of {size} bytes is more than disk_cache_size allows"
         if self._staged_bytes + size > STAGED_BYTES:

@@ -148,7 +148,7 @@ class DiskFiles:
 
 
 def _folders(folder: Path, name: re.Pattern[str]) -> list[Path]:
-    """Those that we made: nothing else is looked at, whatever folder somebody names."""
+    """Subfolders named like those of a disk cache; all others are ignored."""
     try:
         found = list(os.scandir(folder))
     except FileNotFoundError:

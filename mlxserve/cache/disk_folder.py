@@ -1,4 +1,4 @@
-"""Where the disk cache lies, and how large it may be where nobody says so."""
+"""The folder of the disk cache, and its default size."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class DiskIndex:
                 self.num_bytes -= self.names.pop(name)
 
     def least_used(self, num_bytes: int) -> list[Path]:
-        """The records used least recently, so many that they have at least `num_bytes`, or all."""
+        """The least recently used records, with at least `num_bytes` together; or all records."""
         found: list[Path] = []
         for file in sorted(self.files.values(), key=lambda each: each.used):
             if num_bytes <= 0:

@@ -137,7 +137,7 @@ class PagePool:
         return len(self._blank) + self.num_pages - self.num_open
 
     def eviction_order(self, count: int | None = None) -> list[int]:
-        """Cached pages, next to be evicted first; `count`: at most so many of them."""
+        """Cached pages, next to be evicted first; `count`: the maximum number."""
         return list(islice(chain.from_iterable(self._cached), count))
 
     def pinned(self) -> list[int]:

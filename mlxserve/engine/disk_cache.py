@@ -42,7 +42,7 @@ class DiskCache:
         return self.tier.num_leading([state_name(hash_)]) == 1
 
     def pays(self, num_tokens: int, /) -> bool:
-        """Whether so many tokens are probably read faster than they are computed.
+        """Whether reading the pages of `num_tokens` is probably faster than computing them.
 
         Not while the disk owes an answer that was given up.
         """
@@ -55,11 +55,11 @@ class DiskCache:
         return num_tokens / self._page_size * self.page_bytes / rate < seconds
 
     def patience(self, num_pages: int) -> float:
-        """Seconds to wait for so many pages that are being read, before they are computed."""
+        """Seconds to wait for a read of `num_pages` before computing them instead."""
         return max(_LEAST_SECONDS, self._pace.prompt_seconds(num_pages * self._page_size) or 0.0)
 
     def give_up(self, ticket: int) -> None:
-        """Nobody waits for this load any more."""
+        """Note that this load is no longer waited for."""
         self._overdue.add(ticket)
 
     def poll(self) -> list[DiskAnswer]:

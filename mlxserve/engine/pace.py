@@ -71,7 +71,7 @@ class Pace:
         return max(0, int(left / _nearest(self._token_seconds, context.bit_length())))
 
     def prompt_seconds(self, num_tokens: int) -> float | None:
-        """To compute a prompt of so many tokens; None before the first one was measured."""
+        """Estimated seconds to compute a prompt; None before the first measurement."""
         if not self._token_seconds:
             return None
         return num_tokens * _nearest(self._token_seconds, num_tokens.bit_length())

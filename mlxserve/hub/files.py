@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ _CODE_KEYS = ("model_file", "auto_map")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, for what is cached
 class ModelFiles:
     """A checked model folder. `name` is the model's name in the API."""
 
@@ -50,6 +51,7 @@ class ModelFiles:
     def weight_size(self) -> int:
         return sum(file.stat().st_size for file in self.weights)
 
+    @cached_property
     def fingerprint(self) -> str:
         """Identifies the model by its contents: a copy elsewhere has the same one. Raises OSError."""
         return fingerprint(self.path, self.config, self.weights)

@@ -1,4 +1,4 @@
-"""A model's fingerprint: what its files contain, whatever they are called and wherever they lie.
+"""A model's fingerprint, from the contents of its files; their folder and times do not matter.
 
 The configuration and the tokenizer count whole. Weights are too large for that: their names, sizes and
 headers count, and samples of their numbers, so that a fine-tune of the same shapes is another model.

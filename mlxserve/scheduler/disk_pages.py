@@ -33,7 +33,7 @@ class Disk(Protocol):
         """Whether the recurrent state behind this page is there."""
 
     def pays(self, num_tokens: int, /) -> bool:
-        """Whether so many tokens are probably read faster than they are computed."""
+        """Whether reading the pages of `num_tokens` is probably faster than computing them."""
 
 
 @dataclass(frozen=True, slots=True)
