@@ -15,6 +15,7 @@ and nothing is asked of it until it answers. Knows neither arrays nor requests.
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -35,6 +36,7 @@ log = logging.getLogger("mlxserve.disk")
 STAGED_BYTES = 256 << 20  # maximum in memory, waiting to be written
 STALL_SECONDS = 10.0  # of one operation; then the disk is given up
 RETRY_SECONDS = 60.0  # after a write has failed
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)
 _SCAN_FILES = 256  # added to the index at once
 _SCAN_SECONDS = 60.0  # after which sizes are looked up again before anything is deleted
 _ROOM = 0.05  # of the limit that is made free at once
@@ -116,7 +118,7 @@ class DiskTier:
         self._answers: deque[DiskAnswer] = deque()
         self._tickets: set[int] = set()  # of loads that were not answered yet
         self._next_ticket = 0
-        self._to_clear: bool | None = None  # True: records of all identities
+        self._is_clearing = False
         self._generation = 0  # how often the index was cleared
         self._scanned_at: float | None = None
         self._began: float | None = None  # the operation that is under way
@@ -204,21 +206,15 @@ class DiskTier:
         with self._change:
             return self._change.wait_for(lambda: self._is_idle() or not self._works(), seconds)
 
-    def clear(self, *, all_models: bool = False) -> None:
-        """Forget this identity's records, or all of them; their files are deleted soon."""
+    def clear(self) -> None:
+        """Forget this identity's records; their files are deleted soon."""
         with self._change:
             self._generation += 1
             self._index = DiskIndex()
             self._scanned_at = None  # what is left of the others is found again
             self._staged.clear()
             self._staged_bytes = 0
-            self._to_clear = all_models or bool(self._to_clear)
-            self._change.notify_all()
-
-    def resize(self, limit: int) -> None:
-        """Change the most bytes below the folder; what is too much is deleted soon."""
-        with self._change:
-            self._use = replace(self._use, limit=limit)
+            self._is_clearing = True
             self._change.notify_all()
 
     def use(self) -> DiskUse:
@@ -296,7 +292,7 @@ class DiskTier:
 
     def _is_idle(self) -> bool:
         is_scanned = self._scanned_at is not None
-        return is_scanned and not (self._staged or self._tickets or self._to_clear is not None)
+        return is_scanned and not (self._staged or self._tickets or self._is_clearing)
 
     def _has_to_do(self) -> bool:
         is_too_much = self._index.total > self._use.limit
@@ -327,11 +323,11 @@ class DiskTier:
         with self._change:
             load = self._loads.popleft() if self._loads else None
             staged = next(iter(self._staged.items()), None)
-            to_clear, is_scanned = self._to_clear, self._scanned_at is not None
+            is_clearing, is_scanned = self._is_clearing, self._scanned_at is not None
         if load is not None:
             self._read(load)
-        elif to_clear is not None:
-            self._delete_all(all_models=to_clear)
+        elif is_clearing:
+            self._delete_all()
         elif not is_scanned:
             self._scan()
         elif staged is not None:
@@ -386,7 +382,7 @@ class DiskTier:
             self._change.notify_all()
 
     def _read_one(self, name: bytes) -> bytes | None:
-        """None if it is lost, and forgotten then."""
+        """None if it cannot be read; it is forgotten, unless only this process lacks something."""
         try:
             with self._operation():
                 payload = self._files.read(name)
@@ -395,6 +391,9 @@ class DiskTier:
                 self._index.add(FoundFile(self._files.path(name), size, time.time()), name)
             return payload
         except (OSError, UnsoundRecord) as error:
+            if isinstance(error, OSError) and error.errno in _PASSING:
+                log.debug("A page cannot be read now: %s", error)
+                return None
             with self._change:
                 self._index.remove(self._files.path(name), name)
                 self._use = replace(self._use, num_lost=self._use.num_lost + 1)
@@ -508,7 +507,9 @@ class DiskTier:
         with self._change:
             return self._index.total + size > self._use.limit
 
-    def _delete_all(self, *, all_models: bool) -> None:
+    def _delete_all(self) -> None:
+        with self._change:
+            generation = self._generation
         try:
             with self._operation():
                 found = [file.path for file in self._files.scan()]
@@ -516,11 +517,11 @@ class DiskTier:
             log.warning("The disk cache cannot be listed: %s", error)
             found = []
         for path in found:
-            if all_models or self._files.name_of(path) is not None:
+            if self._files.name_of(path) is not None:
                 self._delete(path)
         with self._change:
-            if self._to_clear == all_models:
-                self._to_clear = None
+            if generation == self._generation:
+                self._is_clearing = False
             self._change.notify_all()
 
     def _delete(self, path: Path) -> None:

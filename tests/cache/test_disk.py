@@ -258,10 +258,11 @@ def test_other_models_and_processes_count(make: Make, tmp_path: Path) -> None:
 
 
 def test_a_smaller_limit_deletes_at_once(make: Make, tmp_path: Path) -> None:
-    tier = make()
-    tier.save(records(*range(10)))
-    assert tier.flush(LONG)
-    tier.resize(4 * RECORD)
+    before = make()
+    before.save(records(*range(10)))
+    assert before.flush(LONG)
+    before.close()
+    tier = make(limit=4 * RECORD)
     while len(list(tmp_path.rglob("*.page"))) > 4:
         assert tier.is_alive
     assert tier.flush(LONG)
@@ -288,9 +289,7 @@ def test_clear_forgets_this_model_at_once_and_deletes_its_files(make: Make, tmp_
     assert len(list(tmp_path.rglob("*.page"))) == 2
     assert tier.save(records(1)) == 1
     assert read(tier, 1) == [payload(1)]
-    tier.clear(all_models=True)
-    assert tier.flush(LONG)
-    assert not list(tmp_path.rglob("*.page"))
+    assert read(other, 1, 2) == [payload(1), payload(2)]
 
 
 def test_what_was_under_way_while_it_was_cleared_is_gone(make: Make, tmp_path: Path) -> None:
@@ -308,6 +307,25 @@ def test_what_was_under_way_while_it_was_cleared_is_gone(make: Make, tmp_path: P
 
 
 # ---- a disk that fails
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM])
+def test_a_page_that_cannot_be_opened_now_is_not_lost(
+    number: int, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = DiskFiles(tmp_path, IDENTITY)
+    tier = make(files=files)
+    tier.save(records(1))
+    assert tier.flush(LONG)
+    with monkeypatch.context() as patch:
+
+        def refuse(_: bytes) -> bytes:
+            raise OSError(number, "no more of them")
+
+        patch.setattr(files, "read", refuse)
+        assert read(tier, 1) == []
+    assert tier.use().num_lost == 0
+    assert read(tier, 1) == [payload(1)]
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EIO])
@@ -512,9 +530,9 @@ class Records(RuleBasedStateMachine):
             if not is_gone:
                 file.write_bytes(content[:cut])
 
-    @rule(is_all=st.booleans())
-    def clear(self, is_all: bool) -> None:
-        self.tier.clear(all_models=is_all)
+    @rule()
+    def clear(self) -> None:
+        self.tier.clear()
         assert self.tier.known([name(number) for number in range(10)]) == [False] * 10
 
     @rule()
