@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
 from mlxserve.chat import Chat
 from mlxserve.config import EngineConfig, PreemptionMode
+from mlxserve.distributed.crew import Crew
+from mlxserve.distributed.environment import ranks_on_this_machine
+from mlxserve.distributed.gathering import gather, split_of
+from mlxserve.distributed.lead import Lead
 from mlxserve.engine.async_engine import AsyncEngine
 from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.engine.engine import Engine
@@ -62,9 +67,10 @@ def build_chat(config: EngineConfig, files: ModelFiles | None = None) -> Chat:
     tokenizer.prepare()
     trace = Trace(config.trace) if config.trace else None
     found: list[tuple[int, Path | None]] = []  # filled on the engine's thread
+    lead = gather(config, files) if config.num_ranks > 1 else None
 
     def build() -> Engine:
-        engine, vocab_size = build_engine(config, files, trace)
+        engine, vocab_size = build_engine(config, files, trace, lead=lead)
         found.append((vocab_size, engine.disk_folder))
         return engine
 
@@ -78,6 +84,7 @@ def build_chat(config: EngineConfig, files: ModelFiles | None = None) -> Chat:
             critical=config.memory_critical,
             relieve=machine.return_free_memory,
         ),
+        lead=lead,
     )
     [(vocab_size, disk_folder)] = found
     return Chat(
@@ -93,32 +100,22 @@ def build_chat(config: EngineConfig, files: ModelFiles | None = None) -> Chat:
 
 
 def build_engine(
-    config: EngineConfig, files: ModelFiles, trace: Trace | None = None, pace: Pace | None = None
+    config: EngineConfig,
+    files: ModelFiles,
+    trace: Trace | None = None,
+    pace: Pace | None = None,
+    lead: Lead | None = None,
 ) -> tuple[Engine, int]:
     """(engine, vocabulary size), built on the thread that will run it.
 
-    `pace` replaces the one made from the config.
+    `pace` replaces the one made from the config. `lead`: where this is rank 0 of several.
     """
-    memory = machine.memory()
-    are_pages_chosen = config.num_pages is not None
-    memory_limit = int(memory.working_set * config.gpu_memory_utilization)
-    is_metal = machine.is_metal()
-    config = default_step_budget(config, is_metal=is_metal)
-    loaded = load(files, is_metal=is_metal, memory_limit=memory_limit)
-    loaded, backends, difference = choose_attention(config.attention_backend, loaded)
-    # A number of pages that is asked for, at the start or in a resize, is bounded by all memory, not
-    # by gpu_memory_utilization.
-    most = memory.working_set if is_metal else memory.total
-    step = None
-    if is_metal or config.num_pages is None:
-        step = measure_step(config, loaded, backends, is_metal=is_metal)
-    config = settle(config, loaded, step, memory_limit, device_memory=most)
+    crew = None if lead is None else lead.join(split_of(config), config.distributed_backend)
+    part = build_part(config, files, crew)
+    config, loaded, kv = part.config, part.loaded, part.kv
     assert config.num_pages is not None
-    _limit_memory(config, step if is_metal else None)
-    first = first_pages(config) if is_metal and not are_pages_chosen else None
-    pool = PagePool(config.num_pages, config.page_size, config.hot_after_hits, first)
-    kv = KVPool(loaded.layers, config.num_pages, config.page_size, backends, first)
-    pace = pace or _pace(config, loaded, step if is_metal else None)
+    pool = PagePool(config.num_pages, config.page_size, config.hot_after_hits, part.first_pages)
+    pace = pace or _pace(config, loaded, part.step)
     disk = _disk(config, files, loaded, kv, pace)
     scheduler = Scheduler(config.scheduler, pool, config.num_state_slots, disk)
     log.info(
@@ -131,12 +128,12 @@ def build_engine(
         kv.nbytes_of(config.num_pages) / (1 << 20),
         kv.nbytes / (1 << 20),
         scheduler.max_model_len,
-        in_words(backends),
-        difference,
+        in_words(kv.backends),
+        part.difference,
     )
-    runner = ModelRunner(loaded, kv, config.seed, memory_limit=most)
+    runner = ModelRunner(loaded, kv, config.seed, memory_limit=part.device_memory, lead=lead)
     if trace is None:
-        engine = Engine(scheduler, runner, pace, disk=disk)
+        engine = Engine(scheduler, runner, pace, disk=disk, lead=lead)
     else:
         engine = Engine(
             trace.timed(scheduler, _SCHEDULER_SPANS),
@@ -144,9 +141,57 @@ def build_engine(
             pace,
             disk=disk,
             trace=trace,
+            lead=lead,
         )
         engine = trace.timed(engine, {"step": "step"})
+    if lead is not None:
+        lead.watch()
     return engine, loaded.vocab_size
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What every rank builds, each over its part of the model.
+
+    config         with the sizes that all ranks have agreed on
+    step           as measured on Metal; None elsewhere
+    first_pages    that have memory from the start; None for all
+    device_memory  bytes that a growing pool may use
+    """
+
+    config: EngineConfig
+    loaded: LoadedModel
+    kv: KVPool
+    difference: float
+    step: StepPeak | None
+    first_pages: int | None
+    device_memory: int
+
+
+def build_part(config: EngineConfig, files: ModelFiles, crew: Crew | None) -> Part:
+    memory = machine.memory()
+    num_here = 1 if crew is None else ranks_on_this_machine()
+    are_pages_chosen = config.num_pages is not None
+    memory_limit = int(memory.working_set * config.gpu_memory_utilization) // num_here
+    is_metal = machine.is_metal()
+    config = default_step_budget(config, is_metal=is_metal)
+    loaded = load(files, is_metal=is_metal, memory_limit=memory_limit, crew=crew)
+    loaded, backends, difference = choose_attention(config.attention_backend, loaded)
+    # A number of pages that is asked for, at the start or in a resize, is bounded by all memory, not
+    # by gpu_memory_utilization.
+    most = (memory.working_set if is_metal else memory.total) // num_here
+    step = None
+    if is_metal or config.num_pages is None:
+        step = measure_step(config, loaded, backends, is_metal=is_metal)
+    config = settle(config, loaded, step, memory_limit, device_memory=most)
+    assert config.num_pages is not None
+    step = step if is_metal else None
+    _limit_memory(config, step)
+    first = first_pages(config) if is_metal and not are_pages_chosen else None
+    kv = KVPool(loaded.layers, config.num_pages, config.page_size, backends, first)
+    if crew is not None:
+        crew.least(0)  # all are ready
+    return Part(config, loaded, kv, difference, step, first, most)
 
 
 def _limit_memory(config: EngineConfig, step: StepPeak | None) -> None:

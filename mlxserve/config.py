@@ -339,6 +339,64 @@ class EngineConfig(Options):
             gt=0,
         ),
     ] = None
+    tensor_parallel_size: Annotated[
+        int,
+        Option(
+            "Split the model by attention heads over this many ranks, one on each machine.",
+            "Parallel",
+            "ranks",
+            ge=1,
+            le=64,
+            short="-tp",
+        ),
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        int,
+        Option(
+            "Split the model by layers over this many ranks, one on each machine.",
+            "Parallel",
+            "ranks",
+            ge=1,
+            le=64,
+            short="-pp",
+        ),
+    ] = 1
+    hostfile: Annotated[
+        str | None,
+        Option(
+            "The machines, in mlx.launch's format.",
+            "Parallel",
+            "file",
+            default="all ranks on this machine",
+        ),
+    ] = None
+    distributed_backend: Annotated[
+        str,
+        Option(
+            "What mlx.distributed communicates by.",
+            "Parallel",
+            choices=("any", "ring", "jaccl", "mpi"),
+        ),
+    ] = "any"
+    master_port: Annotated[
+        int,
+        Option(
+            "Port of rank 0 on which the other ranks are told what to compute.",
+            "Parallel",
+            ge=1,
+            le=65535,
+        ),
+    ] = 29501
+    distributed_timeout_seconds: Annotated[
+        float,
+        Option(
+            "How long ranks may take to come, a rank may be silent, and a step of several ranks may "
+            "take; then the engine ends.",
+            "Parallel",
+            "seconds",
+            gt=0,
+        ),
+    ] = 60.0
     memory_high: Annotated[
         float,
         Option(
@@ -382,6 +440,8 @@ class EngineConfig(Options):
     def check_together(self) -> None:
         if self.scheduler.preemption_mode is PreemptionMode.SWAP:
             self._check_swap()
+        if self.num_ranks > 1:
+            self._check_ranks()
         if self.memory_critical < self.memory_high:
             raise InvalidConfig(
                 f"memory_critical ({self.memory_critical}) must be at least memory_high "
@@ -402,6 +462,30 @@ class EngineConfig(Options):
                 "preemption_mode=recompute.",
                 option="disk_cache_size",
             )
+
+    def _check_ranks(self) -> None:
+        if min(self.tensor_parallel_size, self.pipeline_parallel_size) > 1:
+            raise InvalidConfig(
+                "tensor_parallel_size and pipeline_parallel_size cannot both be above 1: mlx's "
+                "groups cannot be divided. Choose one of them.",
+                option="pipeline_parallel_size",
+            )
+        if self.disk_cache_size:
+            raise InvalidConfig(
+                "disk_cache_size works with one rank only, because each rank has a part of every "
+                "page. Leave it out, or set it to 0.",
+                option="disk_cache_size",
+            )
+        if self.scheduler.preemption_mode is PreemptionMode.SWAP:
+            raise InvalidConfig(
+                "preemption_mode=swap works with one rank only. Choose preemption_mode=recompute.",
+                option="preemption_mode",
+            )
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that compute together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def itl_target(self) -> float | None:

@@ -25,6 +25,7 @@ from tqdm import tqdm
 from mlxserve import machine
 from mlxserve.chat import RequestOutput
 from mlxserve.config import EngineConfig
+from mlxserve.distributed.environment import own_rank
 from mlxserve.engine.worker import result_of
 from mlxserve.errors import EngineStopped, InvalidParameter, InvalidRequest
 from mlxserve.request import Resized
@@ -52,12 +53,18 @@ class AsyncLLM:
         """Load a model: a folder, a Hugging Face repository id, or None for the embedded model.
 
         `options` are those of `mlxserve serve`, such as max_num_seqs=16; they change `config`.
-        Raises InvalidConfig, ModelNotFound, UnsupportedModel, OutOfMemory.
+        Raises InvalidConfig, ModelNotFound, UnsupportedModel, OutOfMemory, and EngineStopped if the
+        other ranks of a model do not come. On a rank above 0 this follows rank 0, and then ends the
+        process.
         """
         if model is not None:
             options["model"] = model
         self.config = (config or EngineConfig()).with_options(**options)
         machine.import_mlx_lm()
+        if self.config.num_ranks > 1 and own_rank():
+            from mlxserve.rank import run_worker
+
+            run_worker(self.config)  # does not return
         from mlxserve.build import build_chat  # imports mlx and mlx-lm
 
         self._chat = build_chat(self.config)

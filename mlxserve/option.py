@@ -31,7 +31,16 @@ _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
 # Sections of `--help`.
 Panel: TypeAlias = Literal[
-    "Server", "Security", "Limits", "Model", "Memory", "Scheduling", "Disk cache", "Recovery", "Log"
+    "Server",
+    "Security",
+    "Limits",
+    "Model",
+    "Memory",
+    "Scheduling",
+    "Disk cache",
+    "Parallel",
+    "Recovery",
+    "Log",
 ]
 
 
@@ -227,6 +236,20 @@ def options_of(schema: type[Options]) -> tuple[NamedOption, ...]:
             found += options_of(hint)
     _found[schema] = tuple(found)
     return _found[schema]
+
+
+def given_options(config: Options) -> dict[str, Any]:
+    """The options that are not the defaults, by name, those of nested configs included: values that
+    JSON can hold."""
+    default = type(config)()
+    given: dict[str, Any] = {}
+    for field in fields(config):  # type: ignore[arg-type]
+        value = getattr(config, field.name)
+        if isinstance(value, Options):
+            given |= given_options(value)
+        elif value != getattr(default, field.name):
+            given[field.name] = value.name.lower() if isinstance(value, Enum) else value
+    return given
 
 
 # Not functools.cache: to mypy the class of a dataclass that compares is not hashable.

@@ -7,6 +7,7 @@ out copies; a copy is never changed. `Stats` is one copy of every group.
     pool ────── PoolStats ──────┤
     engine ──── StepStats ──────┼─ Stats ── /metrics, the log line, `LLM.stats()`
     disk ────── DiskStats ──────┤
+    workers ─── RankStats ──────┤
     snapshots ─ StateStats ─────┘
 
 To add a number: add a field here and count it where it happens.
@@ -309,6 +310,22 @@ class DiskStats(StatsGroup):
     ] = 0.0
 
 
+@dataclass(slots=True)
+class RankStats(StatsGroup):
+    """Of the other ranks, by their numbers, as of their last signs of life."""
+
+    num_frames: Annotated[
+        Counter[str], gauge("What a rank has been told and has done.", "rank_frames", label="rank")
+    ] = field(default_factory=Counter)
+    memory_active: Annotated[
+        Counter[str], gauge("Bytes that a rank's arrays take.", "rank_memory_bytes", label="rank")
+    ] = field(default_factory=Counter)
+    memory_peak: Annotated[
+        Counter[str],
+        gauge("Most bytes that they have taken.", "rank_memory_peak_bytes", label="rank"),
+    ] = field(default_factory=Counter)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
     """A copy of every group, taken between two steps."""
@@ -318,3 +335,4 @@ class Stats:
     engine: StepStats = field(default_factory=StepStats)
     disk: DiskStats = field(default_factory=DiskStats)
     states: StateStats = field(default_factory=StateStats)
+    ranks: RankStats = field(default_factory=RankStats)

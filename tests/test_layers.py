@@ -87,14 +87,44 @@ ARROWS: dict[str, str] = {
         "mlxserve/errors mlxserve/stats mlxserve/config mlxserve/request mlxserve/work "
         "mlxserve/cache/hashing mlxserve/cache/pages"
     ),
+    "mlxserve/distributed/__init__": "",
+    "mlxserve/distributed/environment": "mlxserve/errors",
+    "mlxserve/distributed/wire": "mlxserve/request",
+    "mlxserve/distributed/crew": ("metal_kernels mlxserve/errors mlxserve/distributed/environment"),
+    "mlxserve/distributed/heads": "mlxserve/errors mlxserve/distributed/crew",
+    "mlxserve/distributed/layers": "mlxserve/errors mlxserve/distributed/crew",
+    "mlxserve/distributed/local": "mlxserve/distributed/environment",
+    "mlxserve/distributed/meeting": (
+        "mlxserve/errors mlxserve/distributed/wire mlxserve/distributed/crew"
+    ),
+    "mlxserve/distributed/follower": (
+        "mlxserve/distributed/wire mlxserve/distributed/crew mlxserve/distributed/meeting"
+    ),
+    "mlxserve/distributed/lead": (
+        "mlxserve/errors mlxserve/stats mlxserve/request mlxserve/distributed/environment "
+        "mlxserve/distributed/wire mlxserve/distributed/crew mlxserve/distributed/local "
+        "mlxserve/distributed/meeting"
+    ),
+    "mlxserve/distributed/gathering": (
+        "mlxserve/version mlxserve/errors mlxserve/option mlxserve/config mlxserve/hub "
+        "mlxserve/distributed/environment mlxserve/distributed/local "
+        "mlxserve/distributed/meeting mlxserve/distributed/lead"
+    ),
     "mlxserve/model": (
         "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config "
         "mlxserve/request mlxserve/work mlxserve/hub mlxserve/cache/layout "
-        "mlxserve/cache/key_owners mlxserve/cache/kv"
+        "mlxserve/cache/key_owners mlxserve/cache/kv mlxserve/distributed/environment "
+        "mlxserve/distributed/crew mlxserve/distributed/heads mlxserve/distributed/layers "
+        "mlxserve/distributed/lead"
+    ),
+    "mlxserve/distributed/worker": (
+        "metal_kernels mlxserve/errors mlxserve/cache/kv mlxserve/distributed/wire "
+        "mlxserve/distributed/crew mlxserve/distributed/follower mlxserve/model"
     ),
     "mlxserve/engine": (
         "mlxserve/errors mlxserve/stats mlxserve/request mlxserve/work mlxserve/cache/pages "
-        "mlxserve/cache/disk mlxserve/scheduler mlxserve/model"
+        "mlxserve/cache/disk mlxserve/scheduler mlxserve/model "
+        "mlxserve/distributed/lead"
     ),
     "mlxserve/chat": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/request "
@@ -105,12 +135,20 @@ ARROWS: dict[str, str] = {
     "mlxserve/build": (
         "mlxserve/errors mlxserve/config mlxserve/machine mlxserve/hub mlxserve/text/tokenizer "
         "mlxserve/cache/pages mlxserve/cache/kv mlxserve/cache/disk_folder mlxserve/cache/disk "
-        "mlxserve/scheduler mlxserve/model mlxserve/engine mlxserve/chat"
+        "mlxserve/scheduler mlxserve/model mlxserve/engine mlxserve/chat "
+        "mlxserve/distributed/environment mlxserve/distributed/crew mlxserve/distributed/gathering mlxserve/distributed/lead"
     ),
+    "mlxserve/rank": (
+        "mlxserve/errors mlxserve/config mlxserve/hub mlxserve/distributed/environment "
+        "mlxserve/distributed/crew mlxserve/distributed/meeting mlxserve/distributed/follower "
+        "mlxserve/distributed/gathering mlxserve/distributed/worker mlxserve/build"
+    ),
+    "mlxserve/distributed/__main__": "mlxserve/config mlxserve/machine mlxserve/rank",
     "mlxserve/llm": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config "
         "mlxserve/request mlxserve/machine mlxserve/text/parsing mlxserve/text/lanes "
-        "mlxserve/text/deltas mlxserve/request_options mlxserve/engine mlxserve/chat mlxserve/build"
+        "mlxserve/text/deltas mlxserve/request_options mlxserve/engine mlxserve/chat mlxserve/build "
+        "mlxserve/distributed/environment mlxserve/rank"
     ),
     "mlxserve/__init__": (
         "mlxserve/version mlxserve/errors mlxserve/sampling_params mlxserve/stats "
@@ -193,7 +231,8 @@ ARROWS: dict[str, str] = {
         "tui/opening tui mlxserve/version mlxserve/errors mlxserve/option mlxserve/config "
         "mlxserve/machine mlxserve/hub mlxserve/text/deltas mlxserve/cache/disk_files "
         "mlxserve/cache/disk_folder mlxserve/cache/disk_index mlxserve/chat mlxserve/build mlxserve/api/config mlxserve/api/access "
-        "mlxserve/api/server mlxserve/api mlxserve/doctor mlxserve/bench mlxserve/service"
+        "mlxserve/api/server mlxserve/api mlxserve/doctor mlxserve/bench mlxserve/service "
+        "mlxserve/distributed/environment mlxserve/rank"
     ),
     "mlxserve/__main__": "mlxserve/cli",
 }

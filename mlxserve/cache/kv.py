@@ -132,6 +132,10 @@ class KVPool:
         """The cache that a layer is called with in this step."""
         return LayerKV(self, index, self.specs[index], step)
 
+    def elsewhere(self, window: int | None, step: StepLayout) -> LayerKV:
+        """The cache of a layer that another rank has: masks are made from it, and it is not written."""
+        return LayerKV(self, -1, LayerSpec(0, 0, 0, mx.float32, window), step)
+
     def over(self, arrays: Sequence[mx.array], backend: Backend) -> KVPool:
         """The same layers over other arrays, in the order of `arrays`, for one step."""
         other = copy(self)

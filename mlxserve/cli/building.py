@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 from mlxserve.config import EngineConfig
+from mlxserve.errors import EngineStopped
 
 if TYPE_CHECKING:
     from mlxserve.chat import Chat
@@ -19,4 +22,10 @@ def build(config: EngineConfig) -> Chat:
     machine.import_mlx_lm()
     from mlxserve.build import build_chat  # imports mlx and mlx-lm
 
-    return build_chat(config, files)
+    try:
+        return build_chat(config, files)
+    except EngineStopped as error:
+        if config.num_ranks > 1:  # the engine's thread may wait for another rank for ever
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            os._exit(1)
+        raise

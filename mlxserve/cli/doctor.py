@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mlxserve.cli.ranks import replace_by_launcher
 from mlxserve.cli.remote import Url, url_of
+from mlxserve.distributed.environment import own_rank
 from mlxserve.errors import InvalidConfig, MlxServeError
 
 if TYPE_CHECKING:
@@ -45,11 +47,26 @@ def doctor(
             f"{_DEFAULT_MODEL}, random weights."
         ),
     ] = None,
+    hostfile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Measure the connection of these machines instead, in mlx.launch's format.",
+        ),
+    ] = None,
+    distributed_backend: Annotated[
+        str, typer.Option(help="With --hostfile: any, ring, jaccl or mpi.")
+    ] = "any",
 ) -> None:
     """Check this machine and this installation.
 
     Prints a table that can be pasted into a bug report. Exits with 1 if a check fails.
     """
+    if (rank := own_rank()) is not None:
+        _time_ranks(rank, distributed_backend)
+        return
+    if hostfile is not None:
+        replace_by_launcher(hostfile, distributed_backend)
     if url is not None and not security:
         raise InvalidConfig("--url only applies to --security. Add --security, or omit --url.")
     if report is not None and security:
@@ -64,6 +81,17 @@ def doctor(
         is_well = _diagnose()
     if not is_well:
         sys.exit(1)
+
+
+def _time_ranks(rank: int, backend: str) -> None:
+    from mlxserve import machine
+
+    machine.prepare()
+    from mlxserve.doctor.ranks import time_ranks  # imports mlx
+
+    for finding in time_ranks(backend):
+        if rank == 0:
+            print(finding, flush=True)
 
 
 def _report(path: Path, model: str) -> bool:

@@ -14,6 +14,7 @@ import typer
 from mlxserve.api.config import ServerConfig
 from mlxserve.cache.disk_folder import default_bytes, disk_folder
 from mlxserve.cli.building import build
+from mlxserve.cli.ranks import replace_by_launcher
 from mlxserve.cli.settings import Settings
 from mlxserve.cli.streams import forget_unwritten, open_closed_streams, say
 from mlxserve.config import EngineConfig
@@ -35,7 +36,11 @@ def serve(
         if signal.getsignal(number) != signal.SIG_IGN:  # such as SIGHUP after `nohup`
             signal.signal(number, _leave)  # until the server installs its own handlers
     server = settings.build(ServerConfig)
-    config = _with_disk_cache(settings.build(EngineConfig))
+    config = settings.build(EngineConfig)
+    if config.num_ranks > 1:
+        _join_ranks(config)
+    else:
+        config = _with_disk_cache(config)
     from mlxserve import machine
     from mlxserve.api.access.policy import read_access
     from mlxserve.api.app import create_app
@@ -79,8 +84,27 @@ def serve(
             chat.close()
             forget_unwritten()
     if watchdog.exit_code:
-        print("error: the engine has failed; the log says why.", file=sys.stderr)
+        print("error: the engine has failed; the log says why.", file=sys.stderr, flush=True)
+        if config.num_ranks > 1:  # the engine's thread may wait for another rank for ever
+            os._exit(watchdog.exit_code)
         sys.exit(watchdog.exit_code)
+
+
+def _join_ranks(config: EngineConfig) -> None:
+    """Go on as rank 0; be another rank, if a launcher started this process as one; or replace this
+    process by the launcher. Raises InvalidConfig."""
+    from mlxserve.distributed.environment import own_rank
+
+    rank = own_rank()
+    if rank:
+        from mlxserve import machine
+
+        machine.import_mlx_lm()
+        from mlxserve.rank import run_worker  # imports mlx
+
+        run_worker(config)
+    if rank is None and config.hostfile is not None:
+        replace_by_launcher(config.hostfile, config.distributed_backend)
 
 
 def _with_disk_cache(config: EngineConfig) -> EngineConfig:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import gc
 import logging
 import queue
@@ -18,10 +19,11 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any
 
+from mlxserve.distributed.lead import Lead
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.memory import MemoryWatch
 from mlxserve.engine.output_stream import OutputStream, hand_over
@@ -36,6 +38,7 @@ log = logging.getLogger("mlxserve.engine")
 
 _MINUTE = 60.0  # seconds
 _HEARTBEAT = 1.0  # seconds between two signs of life of an idle engine
+_STUCK_SECONDS = 5.0  # for a thread that may wait for a lost rank for ever
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,28 +102,39 @@ class AsyncEngine:
         log_interval: float | None = None,
         max_failures: int = 5,
         memory: MemoryWatch | None = None,
+        lead: Lead | None = None,
     ) -> None:
         """Build the engine on its thread and wait until it is ready. Raises what `build` raises.
 
         log_interval: seconds between log lines about throughput; None for no lines
         max_failures: failures within a minute with which the engine ends
         memory: what limits the requests that run where memory is short; None for nothing
+        lead: the engine's other ranks; one that is lost ends it
         """
         self._inbox: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._streams: dict[str, OutputStream] = {}  # by request id; only for the engine's thread
         self._log_interval = log_interval
         self._failures = _Failures(max_failures)
         self._memory = memory
+        self._lead = lead
         self._has_failed = False
         self._has_more = False  # to write to disk, while nothing else is to be done
         self._stopped: EngineStopped | None = None
         self._beat = time.monotonic()
         self._stats = Stats()
         self.max_model_len = 0  # longest prompt plus answer, as of the last change
-        ready: Future[None] = Future()
+        self._ready: Future[None] = Future()
+        self._ending = threading.Lock()
+        if lead is not None:
+            lead.attach(self.fail, self.seconds_since_beat)
         self._worker = WORKERS.hire()
-        self._ended = self._worker.start(lambda: self._run(build, ready))
-        result_of(ready)
+        self._ended = self._worker.start(lambda: self._run(build))
+        try:
+            result_of(self._ready)
+        except BaseException:
+            if lead is not None:
+                self._ended.wait(_STUCK_SECONDS)  # other ranks are told to end
+            raise
         atexit.register(self.close)
 
     async def submit(self, requests: Sequence[Request]) -> OutputStream:
@@ -226,12 +240,23 @@ class AsyncEngine:
         """Since the thread last ended a step, or woke up without work."""
         return time.monotonic() - self._beat
 
+    def fail(self, reason: str) -> None:
+        """End the engine from any thread, because its own may wait for another rank for ever."""
+        log.error("The engine has failed and ends: %s", reason)
+        stopped = EngineStopped(f"The engine failed: {reason}. Start the server again.")
+        self._has_failed = True
+        self._end(stopped)
+        self._inbox.put(None)
+        with contextlib.suppress(InvalidStateError):  # it was ready
+            self._ready.set_exception(stopped)
+
     def close(self) -> None:
         """Abort every request and end the thread. Idempotent."""
         atexit.unregister(self.close)
         self._inbox.put(None)
         if threading.current_thread() is not self._worker.thread:
-            self._ended.wait()
+            is_stuck = self._lead is not None and self._has_failed
+            self._ended.wait(_STUCK_SECONDS if is_stuck else None)
 
     def _call(self, work: Callable[[Engine], Any]) -> Future[Any]:
         """Run `work` on the engine's thread at the next step boundary."""
@@ -250,16 +275,25 @@ class AsyncEngine:
 
         self._call(work).add_done_callback(report)
 
-    def _run(self, build: Callable[[], Engine], ready: Future[None]) -> None:
+    def _run(self, build: Callable[[], Engine]) -> None:
+        try:
+            self._build_and_run(build)
+        finally:
+            if self._lead is not None:
+                self._lead.close()
+
+    def _build_and_run(self, build: Callable[[], Engine]) -> None:
         try:
             engine = build()
             self.max_model_len = engine.max_model_len
             self._beat = time.monotonic()  # loading may have taken minutes
         except BaseException as error:  # noqa: BLE001  (raised again by the thread that waits)
             self._stopped = EngineStopped("The engine could not be built.")
-            ready.set_exception(error)
+            with contextlib.suppress(InvalidStateError):  # `fail` was first
+                self._ready.set_exception(error)
             return
-        ready.set_result(None)
+        with contextlib.suppress(InvalidStateError):
+            self._ready.set_result(None)
         reason = EngineStopped("The engine was closed.")
         try:
             self._loop(engine)
@@ -278,7 +312,7 @@ class AsyncEngine:
     def _loop(self, engine: Engine) -> None:
         throughput = ThroughputLog(self._log_interval)
         is_open = True
-        while is_open:
+        while is_open and self._stopped is None:
             outputs: list[Output] = []
             try:
                 is_open = self._take_calls(engine)
@@ -305,7 +339,7 @@ class AsyncEngine:
         one too many.
         """
         while True:
-            if self._failures.is_one_too_many():
+            if not engine.can_restart or self._failures.is_one_too_many():
                 raise error
             log.error("The engine failed; it begins again with an empty cache", exc_info=error)
             # The frames of the failed step hold arrays, and the arrays their memory.
@@ -359,7 +393,8 @@ class AsyncEngine:
             hand_over(loop, items)
 
     def _end(self, reason: EngineStopped) -> None:
-        self._stopped = reason
+        with self._ending:
+            self._stopped = reason = self._stopped or reason  # the first one counts
         for stream in set(self._streams.values()):
             hand_over(stream.loop, [(stream, reason)])
         self._streams.clear()

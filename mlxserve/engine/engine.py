@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from mlxserve.distributed.lead import Lead
 from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.engine.memory import MemoryLevel, MemoryWatch
 from mlxserve.engine.pace import EmbeddingPace, Pace, StepTimer
@@ -28,7 +29,7 @@ from mlxserve.model.embedding import Embedding
 from mlxserve.model.runner import ModelRunner, Pending
 from mlxserve.request import Chunk, FinishReason, LiveRequest, Output, Pooling, Request, Resized
 from mlxserve.scheduler.scheduler import Scheduler
-from mlxserve.stats import DiskStats, PoolStats, Stats, StepStats
+from mlxserve.stats import DiskStats, PoolStats, RankStats, Stats, StepStats
 
 _GUIDE_SECONDS = 0.005  # to wait for a mask without looking at the inbox
 
@@ -44,8 +45,10 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         disk: DiskCache | None = None,
         trace: Trace | None = None,
+        lead: Lead | None = None,
     ) -> None:
         self._scheduler = scheduler
+        self._lead = lead
         self._runner = runner
         self._pace = pace
         self._embedding_pace = EmbeddingPace(pace.target)
@@ -72,6 +75,11 @@ class Engine:
         return self._scheduler.max_model_len
 
     @property
+    def can_restart(self) -> bool:
+        """Whether it can go on after a failure; not if other ranks may wait in a collective."""
+        return self._lead is None
+
+    @property
     def disk_folder(self) -> Path | None:
         """Where this model's pages are on disk; None for nowhere."""
         return None if self._disk is None else self._disk.tier.folder
@@ -81,6 +89,8 @@ class Engine:
 
         Nothing may be called afterwards.
         """
+        if self._lead is not None and keeps_pages:
+            self._read_early()  # the other ranks are computing it
         self._transfers.close(keeps_pages=keeps_pages)
         if self._trace is not None:
             self._trace.close()
@@ -308,6 +318,7 @@ class Engine:
             engine=self._stats.copy(),
             disk=DiskStats() if self._disk is None else DiskStats.of(self._disk.tier.use()),
             states=self._scheduler.state_stats(),
+            ranks=RankStats() if self._lead is None else self._lead.stats(),
         )
 
     def _page_states(self) -> bytes:

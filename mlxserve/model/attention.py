@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from metal_kernels import Backend, LayerShape, select_backends
+from mlxserve.cache.kv import Backends
+from mlxserve.distributed.environment import Split
 from mlxserve.errors import InvalidConfig, UnsupportedModel
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.probe import probe
@@ -31,6 +34,9 @@ def choose_attention(name: str, loaded: LoadedModel) -> AttentionChoice:
     one sequence at a time in plain mlx, for models whose attention needs whole sequences. The log
     says what is slower and why. Raises InvalidConfig, and UnsupportedModel for a model that cannot be
     paged.
+
+    Several ranks choose the same, by the largest difference of all of them. They do not try one
+    sequence at a time: its forwards are several chains of collectives.
     """
     shapes = [
         LayerShape(spec.key_dim, spec.value_dim, spec.dtype, spec.is_latent)
@@ -44,14 +50,13 @@ def choose_attention(name: str, loaded: LoadedModel) -> AttentionChoice:
     attempts = [(loaded, backends)]
     if name == "auto" and any(backend.name != "cpu" for backend in backends):
         attempts.append((loaded, plain))
-    if name in ("auto", "cpu"):
+    if name in ("auto", "cpu") and loaded.crew is None:
         attempts.append((replace(loaded, by_sequence=True), plain))
     reasons: list[UnsupportedModel] = []
     for model, tried in attempts:
-        try:
-            difference = probe(model, tried)
-        except UnsupportedModel as error:
-            reasons.append(error)
+        difference, reason = _probed(model, tried)
+        if reason is not None:
+            reasons.append(reason)
             continue
         if model.by_sequence:
             log.warning(
@@ -63,6 +68,23 @@ def choose_attention(name: str, loaded: LoadedModel) -> AttentionChoice:
             log.warning("Attention runs in plain mlx, which is slower: %s", reasons[0])
         return AttentionChoice(model, tried, difference)
     raise reasons[-1]
+
+
+def _probed(loaded: LoadedModel, backends: Backends) -> tuple[float, UnsupportedModel | None]:
+    """(the largest difference, why it is refused), as all ranks agree."""
+    difference, reason = math.inf, None
+    try:
+        difference = probe(loaded, backends)
+    except UnsupportedModel as error:
+        reason = error
+    if loaded.crew is None:
+        return difference, reason
+    if reason is not None and loaded.crew.split is Split.LAYERS:
+        raise reason  # it may have left the others in the middle of a forward
+    worst = loaded.crew.largest(difference)
+    if reason is None and worst == math.inf:
+        reason = UnsupportedModel(f"{loaded.name}: its attention is wrong on another rank.")
+    return worst, reason
 
 
 def in_words(backends: Sequence[Backend]) -> str:

@@ -5,6 +5,7 @@ leaf is replaced for a step:
 
     KVCache, RotatingKVCache, ChunkedKVCache    keys and values: pages
     ArraysCache                                 a recurrent state: a slot for each sequence
+    any of them, of another rank's layer        nothing but what masks are made from
 
 What kind a leaf is, and its shapes, come from short dense forwards (`look_at`).
 """
@@ -29,6 +30,9 @@ from mlx_lm.models.cache import (
 
 from metal_kernels.reading import evaluate
 from mlxserve.cache.kv import LayerSpec
+from mlxserve.distributed.crew import Crew
+from mlxserve.distributed.environment import Split
+from mlxserve.distributed.layers import is_elsewhere
 from mlxserve.errors import UnsupportedModel
 from mlxserve.model import recurrent
 from mlxserve.model.paged import watching_attention
@@ -66,7 +70,15 @@ class StateLeaf:
     index: int
 
 
-Node: TypeAlias = "KVLeaf | StateLeaf | tuple[Node, ...]"
+@dataclass(frozen=True, slots=True)
+class ElsewhereLeaf:
+    """A cache of a layer that another rank has: keys and values with that window, or a state."""
+
+    is_state: bool
+    window: int | None = None
+
+
+Node: TypeAlias = "KVLeaf | StateLeaf | ElsewhereLeaf | tuple[Node, ...]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,24 +94,57 @@ class CacheTree:
         """Of a model whose layers have nothing but keys and values, one pair each."""
         return cls(tuple(map(KVLeaf, range(len(layers)))), tuple(layers))
 
-    def build(self, kv: Callable[[int], Any], state: Callable[[int], Any]) -> list[Any]:
+    @property
+    def has_states(self) -> bool:
+        """Whether a layer of any rank keeps a recurrent state."""
+        return any(
+            isinstance(leaf, StateLeaf) or (isinstance(leaf, ElsewhereLeaf) and leaf.is_state)
+            for leaf in _flat(self.nodes)
+        )
+
+    @property
+    def windows(self) -> list[int]:
+        """Of the layers of all ranks that have one."""
+        found = [spec.window for spec in self.layers]
+        found += [leaf.window for leaf in _flat(self.nodes) if isinstance(leaf, ElsewhereLeaf)]
+        return [window for window in found if window is not None]
+
+    def build(
+        self,
+        kv: Callable[[int], Any],
+        state: Callable[[int], Any],
+        elsewhere: Callable[[ElsewhereLeaf], Any] | None = None,
+    ) -> list[Any]:
         """The list to call the model with: `kv` and `state` make a leaf from its index."""
-        return [_replacement(node, kv, state) for node in self.nodes]
+
+        def made(node: Node) -> Any:
+            if isinstance(node, KVLeaf):
+                return kv(node.index)
+            if isinstance(node, StateLeaf):
+                return state(node.index)
+            if isinstance(node, ElsewhereLeaf):
+                assert elsewhere is not None, "all layers are this process's"
+                return elsewhere(node)
+            return CacheList(*map(made, node))
+
+        return [made(node) for node in self.nodes]
 
 
-def _replacement(node: Node, kv: Callable[[int], Any], state: Callable[[int], Any]) -> Any:
-    if isinstance(node, KVLeaf):
-        return kv(node.index)
-    if isinstance(node, StateLeaf):
-        return state(node.index)
-    return CacheList(*[_replacement(inner, kv, state) for inner in node])
+def _flat(nodes: Sequence[Node]) -> Iterator[KVLeaf | StateLeaf | ElsewhereLeaf]:
+    for node in nodes:
+        if isinstance(node, tuple):
+            yield from _flat(node)
+        else:
+            yield node
 
 
-def look_at(model: nn.Module, name: str, kind: str) -> tuple[CacheTree, int]:
+def look_at(
+    model: nn.Module, name: str, kind: str, crew: Crew | None = None
+) -> tuple[CacheTree, int]:
     """(the model's caches, vocabulary size), from a forward of two tokens and one of a third.
 
     config.json may omit shapes: the architecture's class has defaults. Prepares recurrent modules
-    for LayerState. Raises UnsupportedModel.
+    for LayerState. Raises UnsupportedModel. `crew`: the ranks that have parts of it.
     """
     caches = make_prompt_cache(model)
     leaves = list(_leaves(caches))
@@ -119,17 +164,43 @@ def look_at(model: nn.Module, name: str, kind: str) -> tuple[CacheTree, int]:
             evaluate(logits)
     except _MODEL_ERRORS as error:
         log.info("%s: the model fails on three tokens", name, exc_info=error)
+        reason = "its files do not fit together, or mlx-lm cannot run it on this machine"
+        if crew is not None:
+            reason = f"it may not be possible to split its kind by {crew.split}"
         raise UnsupportedModel(
-            f"{name}: this {kind} model fails on its first tokens: its files do not fit together, or "
-            "mlx-lm cannot run it on this machine. The log has the details."
+            f"{name}: this {kind} model fails on its first tokens: {reason}. The log has the details."
         ) from error
-    if unused := [index for index, cache in enumerate(leaves) if cache.empty()]:
+    owners = [int(not cache.empty() and not is_elsewhere(cache)) for cache in leaves]
+    if crew is not None:
+        _check_split(crew, owners, f"{name}: {kind} models")
+        owners = [owner or is_elsewhere(cache) for owner, cache in zip(owners, leaves, strict=True)]
+    if unused := [index for index, owner in enumerate(owners) if not owner]:
         raise UnsupportedModel(
             f"{name}: layers {unused} of this {kind} model store neither keys and values nor a "
             f"state, and mlxserve does not know how to page it. Models that work: {MODELS_PAGE}."
         )
     recurrent.use_groups(modules)
     return _tree(caches, seen.latent), int(logits.shape[-1])
+
+
+def _check_split(crew: Crew, owned: Sequence[int], what: str) -> None:
+    """The probe cannot see a wrong split, because both of its sides are split.
+
+    Raises UnsupportedModel unless every layer's cache was filled by all ranks, or by one if each has
+    layers of its own.
+    """
+    wanted = 1 if crew.split is Split.LAYERS else crew.size
+    ranks = crew.all_of(owned)
+    if any(sum(owners) != wanted for owners in zip(*ranks, strict=True)):
+        raise UnsupportedModel(
+            f"{what} cannot be split by {crew.split}: a layer would be computed by several ranks, or "
+            "by none."
+        )
+    if not all(map(any, ranks)):
+        raise UnsupportedModel(
+            f"{what} cannot be split over {crew.size} ranks: one would have no attention layer. Use "
+            "fewer."
+        )
 
 
 def _tree(caches: Sequence[Any], latent: set[int]) -> CacheTree:
@@ -143,6 +214,8 @@ def _node(cache: Any, latent: set[int], layers: list[LayerSpec], states: list[St
     """What stands for a cache; its shapes are added to those of the others."""
     if type(cache) is CacheList:
         return tuple(_node(inner, latent, layers, states) for inner in cache.caches)
+    if is_elsewhere(cache):
+        return ElsewhereLeaf(type(cache) is ArraysCache, _window(cache))
     if type(cache) is ArraysCache:
         states.append(StateSpec(tuple((tuple(a.shape[1:]), a.dtype) for a in cache.cache)))
         return StateLeaf(len(states) - 1)
@@ -159,12 +232,15 @@ def _leaves(caches: Sequence[Any]) -> Iterator[Any]:
 
 
 def _spec(cache: Any, *, is_latent: bool) -> LayerSpec:
-    window = cache.max_size if isinstance(cache, RotatingKVCache) else None
     return LayerSpec(
         kv_heads=cache.keys.shape[1],
         key_dim=cache.keys.shape[-1],
         value_dim=cache.values.shape[-1],
         dtype=cache.keys.dtype,
-        window=window,
+        window=_window(cache),
         is_latent=is_latent,
     )
+
+
+def _window(cache: Any) -> int | None:
+    return cache.max_size if isinstance(cache, RotatingKVCache) else None

@@ -17,9 +17,10 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
 from mlxserve.cache import key_owners
-from mlxserve.cache.kv import KVPool
+from mlxserve.cache.kv import KVPool, LayerKV
 from mlxserve.cache.layout import StepLayout
 from mlxserve.model.batch import Batch, tables_alone
+from mlxserve.model.caches import ElsewhereLeaf
 from mlxserve.model.gathered import GatheredKV
 from mlxserve.model.layer_state import LayerState
 from mlxserve.model.load import LoadedModel
@@ -46,7 +47,9 @@ class Rows:
         self._kv = kv
         self._states = states
         # A partial of a function: a bound method would be a ring, which keeps the pool alive.
-        self._graphs = StepGraphs(partial(_call, loaded), kv)
+        # Steps of several ranks are not recorded: a graph that is built again must not change the
+        # order of its collectives, which nobody has tried.
+        self._graphs = StepGraphs(partial(_call, loaded), kv, is_recorded=loaded.crew is None)
 
     def logits(self, batch: Batch, tokens: mx.array, rows: list[int] | None) -> mx.array:
         layout = StepLayout(
@@ -58,7 +61,7 @@ class Rows:
         )
         if rows == list(range(len(batch.tokens))):
             rows = None
-        groups = self._states.groups(batch.plan, batch.num_decodes) if self._states.specs else ()
+        groups = self._states.groups(batch.plan, batch.num_decodes) if self._states.is_used else ()
         if rows is None:
             logits = self._graphs.logits(groups, layout, tokens)
         else:
@@ -89,8 +92,13 @@ def _call(
         num_arrays = len(loaded.states[index].arrays)
         return LayerState(index, num_arrays, groups, layout.positions)
 
+    def elsewhere(leaf: ElsewhereLeaf) -> LayerState | LayerKV:
+        if leaf.is_state:
+            return LayerState(-1, 0, groups, layout.positions)
+        return kv.elsewhere(leaf.window, layout)
+
     with key_owners.one_forward():
-        caches = loaded.caches.build(lambda index: kv.layer(index, layout), state)
+        caches = loaded.caches.build(lambda index: kv.layer(index, layout), state, elsewhere)
         logits: mx.array = loaded.model(tokens[:, None], cache=caches)
     return logits[:, 0]
 

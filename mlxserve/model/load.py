@@ -21,6 +21,10 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.utils import dequantize_model, load_model
 
 from mlxserve.cache.kv import LayerSpec
+from mlxserve.distributed.crew import Crew
+from mlxserve.distributed.environment import Split
+from mlxserve.distributed.heads import drop_head, split_by_heads
+from mlxserve.distributed.layers import split_by_layers
 from mlxserve.errors import OutOfMemory, UnsupportedModel, in_one_line
 from mlxserve.hub.files import ModelFiles, text_config
 from mlxserve.hub.headers import check_weights
@@ -50,6 +54,7 @@ class LoadedModel:
     vocab_size   number of logits per row
     max_length   positions the model was trained for
     by_sequence  the model is called once for each sequence of a step, not once for all rows
+    crew         the ranks that it is divided among; None if all of it is here
     """
 
     name: str
@@ -60,6 +65,7 @@ class LoadedModel:
     vocab_size: int
     max_length: int
     by_sequence: bool = False
+    crew: Crew | None = None
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:
@@ -72,9 +78,22 @@ class LoadedModel:
         return self.caches.states
 
     @property
+    def has_states(self) -> bool:
+        """Whether it has recurrent states, here or on another rank."""
+        return self.caches.has_states
+
+    @property
     def dtype(self) -> mx.Dtype:
         """What the layers compute in."""
         return self.layers[0].dtype if self.layers else self.states[0].arrays[0][1]
+
+    def least(self, number: int) -> int:
+        """The least of all ranks' numbers, which all of them ask for now."""
+        return number if self.crew is None else self.crew.least(number)
+
+    def most(self, number: int) -> int:
+        """The most of all ranks' numbers."""
+        return number if self.crew is None else self.crew.most(number)
 
     @property
     def state_nbytes(self) -> int:
@@ -86,20 +105,21 @@ class LoadedModel:
         return sum(array.nbytes for _, array in tree_flatten(self.model.parameters()))
 
 
-def load(files: ModelFiles, *, is_metal: bool, memory_limit: int) -> LoadedModel:
+def load(
+    files: ModelFiles, *, is_metal: bool, memory_limit: int, crew: Crew | None = None
+) -> LoadedModel:
     """Load the weights and prepare the model. `memory_limit` is in bytes.
+
+    With a `crew`, whose other ranks load theirs now, only this rank's part is read from disk: what is
+    never evaluated is never read.
 
     On Metal weights stay as stored. On a CPU they are converted to float32, quantised ones only if
     they fit: half-precision and 4-bit matmuls run at 1-3 GFLOP/s there, float32 at 145.
 
     Raises UnsupportedModel, OutOfMemory.
     """
-    if files.weight_size > memory_limit:
-        raise OutOfMemory(
-            f"{files.name}: the weights need {_gib(files.weight_size)}, but only "
-            f"{_gib(memory_limit)} of memory may be used. Choose a smaller or more strongly "
-            "quantised model, or raise gpu_memory_utilization."
-        )
+    if crew is None:
+        _refuse_too_large(files.weight_size, files.name, memory_limit)
     for file in files.weights:
         check_weights(file, files.name)
     try:
@@ -107,18 +127,49 @@ def load(files: ModelFiles, *, is_metal: bool, memory_limit: int) -> LoadedModel
     except _READ_ERRORS as error:
         raise UnsupportedModel(f"{files.name} cannot be loaded: {in_one_line(error)}") from error
     if not is_metal:
-        model = _in_float32(model, files.name, memory_limit)
-    mx.eval(model.parameters())
-    return prepare(model, config, files.name)
+        model = _in_float32(model, files.name, memory_limit * (1 if crew is None else crew.size))
+    if crew is None:
+        mx.eval(model.parameters())
+    else:
+        _keep_part(model, crew, files.name, str(config.get("model_type")), memory_limit)
+    return prepare(model, config, files.name, crew)
 
 
-def prepare(model: nn.Module, config: Mapping[str, Any], name: str) -> LoadedModel:
+def _keep_part(model: nn.Module, crew: Crew, name: str, kind: str, memory_limit: int) -> None:
+    """Leave this rank's part in a model that is not evaluated, and evaluate it."""
+    if crew.split is Split.HEADS:
+        split_by_heads(model, crew, name, kind)
+    else:
+        split_by_layers(model, crew, name)
+    if not crew.is_lead:
+        drop_head(model)
+    arrays = [array for _, array in tree_flatten(model.parameters())]
+    _refuse_too_large(sum(array.nbytes for array in arrays), name, memory_limit)
+    for array in arrays:  # one by one: a tensor is read whole, and cut
+        mx.eval(array)
+        mx.clear_cache()
+
+
+def _refuse_too_large(size: int, name: str, memory_limit: int) -> None:
+    """Raises OutOfMemory."""
+    if size > memory_limit:
+        raise OutOfMemory(
+            f"{name}: the weights need {_gib(size)}, but only {_gib(memory_limit)} of memory may be "
+            "used. Choose a smaller or more strongly quantised model, or raise "
+            "gpu_memory_utilization."
+        )
+
+
+def prepare(
+    model: nn.Module, config: Mapping[str, Any], name: str, crew: Crew | None = None
+) -> LoadedModel:
     """Prepare a model in memory for the paged path. Raises UnsupportedModel."""
     use_paged_attention(model)
-    caches, vocab_size = look_at(model, name, str(config.get("model_type")))
+    caches, vocab_size = look_at(model, name, str(config.get("model_type")), crew)
     selector = RowSelector()
     select_rows(model, selector)
-    return LoadedModel(name, model, config, caches, selector, vocab_size, _max_length(config, name))
+    length = _max_length(config, name)
+    return LoadedModel(name, model, config, caches, selector, vocab_size, length, crew=crew)
 
 
 def _max_length(config: Mapping[str, Any], name: str) -> int:

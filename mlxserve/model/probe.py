@@ -135,7 +135,7 @@ def _sequences(loaded: LoadedModel) -> list[list[int]]:
     draw = random.Random(0)
     length = _length(loaded)
     sequences = [[draw.randrange(loaded.vocab_size) for _ in range(length)] for _ in range(2)]
-    if loaded.states:
+    if loaded.has_states:
         sequences.append(sequences[0][:_SHARED] + sequences[1][_SHARED:])
     return sequences
 
@@ -164,7 +164,7 @@ def _relative(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
 
 def _length(loaded: LoadedModel) -> int:
     """Length of each sequence: slightly longer than the smallest window, if that is short."""
-    windows = [spec.window for spec in loaded.layers if spec.window is not None]
+    windows = loaded.caches.windows
     of_config = text_config(loaded.config).get("sliding_window")
     if isinstance(of_config, int):
         windows.append(of_config)
@@ -177,7 +177,7 @@ def _num_decodes(loaded: LoadedModel) -> int:
     """Tokens at the end of each sequence that are computed one by one."""
     if loaded.dtype != mx.float32:
         return _HALF_DECODES
-    return _STATE_DECODES if loaded.states else 1
+    return _STATE_DECODES if loaded.has_states else 1
 
 
 def _steps(length: int, num_decodes: int, num_sequences: int) -> list[Step]:
@@ -230,7 +230,7 @@ def _paged(
                 end - start,
                 pages[s],
                 samples=end == length,
-                state=_state_plan(s, start, end) if loaded.states else None,
+                state=_state_plan(s, start, end) if loaded.has_states else None,
             )
             for s, start, end in step
         ]

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
 from metal_kernels.reading import evaluate
 from mlxserve.cache.kv import KVPool
+from mlxserve.distributed.lead import Lead
 from mlxserve.errors import OutOfMemory
 from mlxserve.model.batch import Batch
 from mlxserve.model.embedding import Embedding
@@ -52,13 +53,22 @@ class ModelRunner:
     """Runs the model's forward over the pool. Lives on the engine's thread."""
 
     def __init__(
-        self, loaded: LoadedModel, kv: KVPool, seed: int = 0, memory_limit: int | None = None
+        self,
+        loaded: LoadedModel,
+        kv: KVPool,
+        seed: int = 0,
+        memory_limit: int | None = None,
+        lead: Lead | None = None,
     ) -> None:
-        """`memory_limit`: bytes of device memory that a growing pool may use."""
+        """
+        memory_limit: bytes of device memory that a growing pool may use
+        lead: where this is rank 0 of several, which tells the others what it does before it does it
+        """
         self._memory_limit = memory_limit
         self._loaded = loaded
         self._kv = kv
-        self._states = StateStore(loaded.states)
+        self._lead = lead
+        self._states = StateStore(loaded.states, is_used=loaded.has_states)
         self._forward = forward_of(loaded, kv, self._states)
         self._seed = seed
 
@@ -73,11 +83,15 @@ class ModelRunner:
         """The step's graph, which nothing has begun to compute."""
         batch = Batch.of(chunks, self._kv.page_size)
         lazy = self._lazy_rows(batch, previous)
+        if self._lead is not None:
+            self._lead.step(chunks, lazy)
         logits = self.logits(batch, self._tokens(batch, previous, lazy))
         if batch.sampling:
             draws = tuple(self._draw(chunk, lazy) for chunk in batch.sampling)
             previous_ids = previous.sample.ids if previous and previous.sample else None
             result = sample(logits, draws, previous_ids)
+            if self._lead is not None:
+                result = replace(result, ids=self._lead.share(result.ids))
             return Pending(tuple(chunks), draws, result, result.ids)
         return Pending(tuple(chunks), (), None, mx.argmax(logits, axis=-1))
 
@@ -102,10 +116,14 @@ class ModelRunner:
     ) -> Embedding:
         """A text to embed, in between steps and without the pool."""
         loaded = self._loaded
-        return Embedding(loaded.model, loaded.selector, token_ids, pooling, dimensions)
+        return Embedding(
+            loaded.model, loaded.selector, token_ids, pooling, dimensions, lead=self._lead
+        )
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """`KVPool.copy_pages`, ordered after the steps launched so far and before the next one."""
+        if self._lead is not None:
+            self._lead.copy_pages(sources, targets)
         self._kv.copy_pages(sources, targets)
 
     def resize(self, num_pages: int, moves: Mapping[int, int]) -> None:
@@ -114,12 +132,16 @@ class ModelRunner:
         Raises OutOfMemory, and changes nothing, if the device cannot hold that many pages.
         """
         if num_pages > self._kv.num_pages:
-            self._refuse_too_many(num_pages)
+            self.refuse_too_many(num_pages)
+        if self._lead is not None:
+            self._lead.resize(num_pages, moves)
         self._kv.resize(num_pages, moves)
 
     def back(self, num_pages: int) -> None:
         """`KVPool.back`: before a step, a copy or a write uses the first `num_pages` pages."""
         if num_pages > self._kv.num_backed:
+            if self._lead is not None:
+                self._lead.back(num_pages)
             self._kv.back(num_pages)
 
     def restart(self, num_pages: int) -> None:
@@ -136,7 +158,10 @@ class ModelRunner:
 
     def drop_states(self, snapshots: Iterable[int]) -> None:
         """Give up these snapshots, and the states of requests that do not run any more."""
-        self._states.drop(snapshots)
+        snapshots = list(snapshots)
+        ended = self._states.drop(snapshots)
+        if self._lead is not None and (snapshots or ended):
+            self._lead.drop_states(snapshots, [request.arrival for request in ended])
 
     def check(self, num_pages: int, state_ids: Collection[int] | None = None) -> None:
         """Audit the arrays against the scheduler's pages and snapshots. Raises AssertionError."""
@@ -144,8 +169,10 @@ class ModelRunner:
         self._kv.check()
         self._states.check(state_ids or ())
 
-    def _refuse_too_many(self, num_pages: int) -> None:
-        """Growing an array needs memory for the old and the new one at once."""
+    def refuse_too_many(self, num_pages: int) -> None:
+        """Growing an array needs memory for the old and the new one at once. Raises OutOfMemory."""
+        if self._lead is not None:
+            self._lead.refuse_too_many(num_pages)
         if self._memory_limit is None:
             return
         twice = max((array.nbytes for array in self._kv.arrays()), default=0)
@@ -190,7 +217,10 @@ class ModelRunner:
         return self._forward.logits(batch, tokens, None if all_rows else rows)
 
     def _begin(self, pending: Pending) -> None:
-        arrays = [pending.done] if pending.sample is None else pending.sample.arrays()
+        self.compute([pending.done] if pending.sample is None else pending.sample.arrays())
+
+    def compute(self, arrays: Sequence[mx.array]) -> None:
+        """Let the device begin with them, and with what a step has written."""
         mx.async_eval(*arrays, *self._kv.arrays(), *self._states.arrays())  # type: ignore[no-untyped-call]
 
     @staticmethod

@@ -101,20 +101,23 @@ def settle(
     if num_pages is None:
         assert step is not None, "the number of pages follows from a measured step"
         left = memory_limit - loaded.weight_size - step.planned
-        if num_slots is None and loaded.states:
-            num_slots = fit_states(loaded, left)
-        num_pages = fit_pages(
-            loaded,
-            step,
-            page_size=config.page_size,
-            memory_limit=memory_limit - (num_slots or 0) * loaded.state_nbytes,
-            max_tokens=options.max_num_seqs * max_model_len,
+        if num_slots is None and loaded.has_states:
+            num_slots = loaded.least(fit_states(loaded, left))
+        num_pages = loaded.least(
+            fit_pages(
+                loaded,
+                step,
+                page_size=config.page_size,
+                memory_limit=memory_limit - (num_slots or 0) * loaded.state_nbytes,
+                max_tokens=options.max_num_seqs * max_model_len,
+            )
         )
-    elif num_slots is None and loaded.states:
+    elif num_slots is None and loaded.has_states:
         of_pages = num_pages * _page_bytes(loaded, config.page_size)
         left = memory_limit - loaded.weight_size - (step.planned if step is not None else 0)
         num_slots = fit_states(loaded, of_pages + of_pages // 3 if loaded.layers else left)
-    max_num_seqs = _limit_by_states(options.max_num_seqs, num_slots if loaded.states else None)
+        num_slots = loaded.least(num_slots)
+    max_num_seqs = _limit_by_states(options.max_num_seqs, num_slots if loaded.has_states else None)
     num_tokens = num_pages * config.page_size
     if options.max_model_len is not None and max_model_len > num_tokens:
         raise InvalidConfig(
@@ -128,7 +131,7 @@ def settle(
     return config.with_options(
         num_pages=num_pages,
         max_model_len=max_model_len,
-        num_state_slots=num_slots if loaded.states else None,
+        num_state_slots=num_slots if loaded.has_states else None,
         max_num_seqs=max_num_seqs,
     )
 
@@ -231,7 +234,10 @@ def measure_step(
         step = measured_rows(num_rows, config.scheduler.max_num_seqs)
         rows, measured = sum(step), 0
         longest = min(config.scheduler.max_model_len or loaded.max_length, loaded.max_length)
-        for positions in copied_positions(loaded.layers, step[1], longest):
+        seen = copied_positions(loaded.layers, step[1], longest)
+        if loaded.crew is not None:  # the same forwards on every rank
+            seen = [loaded.most(max(seen))]
+        for positions in seen:
             start = (positions - step[1]) // config.page_size * config.page_size
             found, seconds = _run_sampling(loaded, backends, config.page_size, step, start)
             measured = max(measured, found)

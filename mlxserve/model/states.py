@@ -44,12 +44,9 @@ class _Held:
     """A sequence's state: a row of a stack."""
 
     stack: Stack
+    batch: int  # rows of the stack
     row: int
     position: int  # tokens that it has seen
-
-    @property
-    def batch(self) -> int:
-        return len(self.stack[0][0])
 
 
 @dataclass(slots=True)
@@ -98,8 +95,10 @@ class Group:
 class StateStore:
     """Lives on the engine's thread."""
 
-    def __init__(self, specs: Sequence[StateSpec]) -> None:
+    def __init__(self, specs: Sequence[StateSpec], *, is_used: bool | None = None) -> None:
+        """`is_used`: whether the model has recurrent states; some of its ranks may have none."""
         self.specs = tuple(specs)
+        self.is_used = bool(specs) if is_used is None else is_used
         self._held: dict[LiveRequest, _Held] = {}
         self._snapshots: dict[int, Stack] = {}
         self._fresh: list[mx.array] = []
@@ -113,12 +112,14 @@ class StateStore:
         """Of one sequence."""
         return sum(spec.nbytes for spec in self.specs)
 
-    def drop(self, ids: Iterable[int]) -> None:
-        """Give up these snapshots, and the states of requests that do not run any more."""
+    def drop(self, ids: Iterable[int]) -> list[LiveRequest]:
+        """Give up these snapshots, and the states of requests that do not run any more: the latter."""
         for id_ in ids:
             del self._snapshots[id_]
-        for request in [r for r in self._held if r.state is not RequestState.RUNNING]:
+        ended = [r for r in self._held if r.state is not RequestState.RUNNING]
+        for request in ended:
             del self._held[request]
+        return ended
 
     def clear(self) -> None:
         self._held.clear()
@@ -194,7 +195,7 @@ class StateStore:
     def commit(self, groups: Sequence[Group]) -> None:
         """The step's graph is built: its sequences have what their groups left."""
         self._fresh = []
-        if not self.specs:
+        if not self.is_used:
             return
         for group in groups:
             stack = [
@@ -203,7 +204,7 @@ class StateStore:
             ]
             self._fresh += [array for layer in stack for array in layer]
             for row, (chunk, start) in enumerate(zip(group.chunks, group.positions, strict=True)):
-                self._held[chunk.request] = _Held(stack, row, start + group.length)
+                self._held[chunk.request] = _Held(stack, group.batch, row, start + group.length)
             for row, id_ in group.keeps:
                 self._snapshots[id_] = stack if group.batch == 1 else _row_of(stack, row)
                 self._fresh += [array for layer in self._snapshots[id_] for array in layer]
@@ -223,10 +224,10 @@ class StateStore:
 
     def _before(self, chunk: Chunk) -> _Held | None:
         """None for the beginning of a sequence."""
-        if not self.specs:
+        if not self.is_used:
             return None
         if chunk.state is not None and chunk.state.restore is not None:
-            return _Held(self._snapshots[chunk.state.restore], 0, chunk.start)
+            return _Held(self._snapshots[chunk.state.restore], 1, 0, chunk.start)
         if chunk.start == 0:
             return None
         held = self._held[chunk.request]

@@ -50,11 +50,11 @@ def record(step: Callable[..., Any]) -> Callable[..., Any]:
 class StepGraphs:
     """The graphs of a model's steps over one pool. Lives on the engine's thread."""
 
-    def __init__(self, forward: Forward, kv: KVPool) -> None:
+    def __init__(self, forward: Forward, kv: KVPool, *, is_recorded: bool = True) -> None:
         """`forward`: logits of all rows of (T,) tokens, from nothing but its arguments."""
         self._forward = forward
         self._kv = kv
-        self._backend = _recordable(kv)  # None if steps are not recorded
+        self._backend = _recordable(kv) if is_recorded else None  # None if steps are not recorded
         self._makers: dict[Hashable, MakeArrays] = {}  # of what the layers upload
         self._num_built: Counter[Hashable] = Counter()
         self._recorded: dict[Hashable, Callable[..., Any]] = {}  # the last used is the last

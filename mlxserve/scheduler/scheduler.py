@@ -791,7 +791,7 @@ def _warn(request_id: str, number: int, *, is_swapped: bool) -> None:
     logger.warning(
         "Request %s is preempted by %s mode because there is not enough KV cache space. "
         "This can affect the end-to-end performance. Increase gpu_memory_utilization or "
-        "decrease max_num_seqs or max_num_batched_tokens. total_cumulative_preemption_cnt=%d",
+        "tensor_parallel_size, or decrease max_num_seqs or max_num_batched_tokens. total_cumulative_preemption_cnt=%d",
         request_id,
         PreemptionMode.SWAP if is_swapped else PreemptionMode.RECOMPUTE,
         number,

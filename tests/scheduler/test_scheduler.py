@@ -208,7 +208,8 @@ def test_a_preemption_is_logged_in_full_and_counted(
     assert caplog.messages == [
         "Request 7 is preempted by PreemptionMode.RECOMPUTE mode because there is not enough KV "
         "cache space. This can affect the end-to-end performance. Increase gpu_memory_utilization "
-        "or decrease max_num_seqs or max_num_batched_tokens. total_cumulative_preemption_cnt=1"
+        "or tensor_parallel_size, or decrease max_num_seqs or max_num_batched_tokens. "
+        "total_cumulative_preemption_cnt=1"
     ]
     stats = engine.scheduler.stats()
     assert stats.num_preemptions == 1

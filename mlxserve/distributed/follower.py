@@ -1,0 +1,80 @@
+"""Follower: a worker's connection to rank 0. The process ends with it.
+
+A thread of its own reads, because the worker may be waiting in a collective that never ends when
+rank 0 goes away; so that thread ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import Iterator
+
+import mlx.core as mx
+
+from mlxserve.distributed.crew import Crew
+from mlxserve.distributed.meeting import prove_member
+from mlxserve.distributed.wire import BEAT_BODY, Channel, Frame, Kind
+
+BEAT_SECONDS = 1.0
+WORKER_FAILED = 70  # exit codes of a worker
+LEAD_LOST = 71
+_CLOSE_SECONDS = 5.0  # in which a worker ends by itself once it is told to
+
+
+class Follower:
+    """Lives in a worker."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._sending = threading.Lock()
+        self._inbox: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._ended = threading.Event()
+        self.reached = 0  # number of the last frame that was acted on
+
+    def join(self, crew: Crew) -> None:
+        """Prove to be a member of the group. From now on the process ends with the connection, and
+        rank 0 is told each second that it lives."""
+        prove_member(crew, self._channel)
+        for work in (self._read, self._beat):
+            name = f"mlxserve-follower{work.__name__}"
+            threading.Thread(target=work, name=name, daemon=True).start()
+
+    def frames(self) -> Iterator[Frame]:
+        """Until rank 0 closes."""
+        while (frame := self._inbox.get()) is not None:
+            yield frame
+            self.reached = frame.number
+        self._ended.set()
+
+    def send(self, kind: Kind, body: bytes = b"") -> None:
+        """Raises OSError."""
+        with self._sending:
+            self._channel.send(kind, body)
+
+    def fail(self, reason: str) -> bool:
+        """Tell rank 0 why this rank ends; whether it could be told."""
+        with contextlib.suppress(OSError):
+            self.send(Kind.ERROR, reason.encode())
+            return True
+        return False
+
+    def _read(self) -> None:
+        try:
+            while (frame := self._channel.receive()).kind is not Kind.CLOSE:
+                self._inbox.put(frame)
+        except OSError:
+            os._exit(LEAD_LOST)
+        self._inbox.put(None)
+        if not self._ended.wait(_CLOSE_SECONDS):  # it waits for a step that rank 0 has given up
+            os._exit(0)
+
+    def _beat(self) -> None:
+        try:
+            while not self._ended.wait(BEAT_SECONDS):
+                memory = mx.get_active_memory(), mx.get_peak_memory()
+                self.send(Kind.BEAT, BEAT_BODY.pack(self.reached, *memory))
+        except OSError:  # the other thread sees it, too
+            return

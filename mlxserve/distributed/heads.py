@@ -1,0 +1,96 @@
+"""A model's part by attention heads: mlx-lm's own `shard`, behind the checks that it does not make.
+
+Each rank has some heads of every layer, and some columns of every feed-forward part; two sums over all
+ranks in each layer put the results together. The head stays whole, on rank 0 alone: to gather logits
+costs as much as half of it saves for one row, and more for several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxserve.distributed.crew import Crew
+from mlxserve.errors import UnsupportedModel, in_one_line
+
+# The names that mlx-lm's modules give to what `shard` divides.
+_KV_HEADS = dict.fromkeys(("n_kv_heads", "num_key_value_heads", "num_kv_heads"), "heads of keys")
+_HEADS = {
+    **dict.fromkeys(("n_heads", "num_attention_heads", "num_heads"), "attention heads"),
+    **_KV_HEADS,
+    "num_k_heads": "heads of recurrent keys",
+    "num_v_heads": "heads of recurrent values",
+}
+
+
+def split_by_heads(model: nn.Module, crew: Crew, name: str, kind: str) -> None:
+    """Leave this rank's part in `model`, whose weights are not evaluated. Raises UnsupportedModel."""
+    if not hasattr(model, "shard"):
+        raise UnsupportedModel(
+            f"{name}: {kind} models cannot be split by heads (mlx-lm has no `shard` for them). Use "
+            "pipeline_parallel_size, which splits by layers."
+        )
+    for attention in model.modules():
+        counts = {n: v for n, v in vars(attention).items() if isinstance(v, int) and v > 0}
+        for kv_heads in _KV_HEADS:
+            count = counts.get(kv_heads, crew.size)
+            if "k_proj" in attention and count < crew.size and crew.size % count == 0:
+                _repeat_kv_heads(attention, kv_heads, crew.size // count)
+        for heads, words in _HEADS.items():
+            if heads in counts and getattr(attention, heads) % crew.size:
+                raise UnsupportedModel(
+                    f"{name} has {counts[heads]} {words}, which tensor_parallel_size={crew.size} "
+                    f"does not divide. Sizes that do: {_in_words(_divisors(counts[heads]))}."
+                )
+    try:
+        model.shard(crew.group)
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
+        raise UnsupportedModel(
+            f"{name} cannot be split over tensor_parallel_size={crew.size} ranks: "
+            f"{in_one_line(error)}. Try fewer ranks, or pipeline_parallel_size."
+        ) from error
+
+
+def _repeat_kv_heads(attention: nn.Module, name: str, times: int) -> None:
+    """Fewer heads of keys than ranks: several ranks keep the same one."""
+    count = getattr(attention, name)
+    for projection in (attention.k_proj, attention.v_proj):
+        for key, value in projection.parameters().items():
+            if isinstance(value, mx.array):
+                rows = value.reshape(count, value.shape[0] // count, *value.shape[1:])
+                projection[key] = mx.repeat(rows, times, axis=0).reshape(-1, *value.shape[1:])
+    setattr(attention, name, count * times)
+
+
+def _divisors(count: int) -> Iterator[int]:
+    return (size for size in range(2, count + 1) if count % size == 0)
+
+
+def _in_words(numbers: Iterator[int]) -> str:
+    return ", ".join(map(str, numbers)) or "none"
+
+
+class NoHead(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
+    """Logits of a rank that samples nothing: ones, once everything before them is computed."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self._vocab_size = vocab_size
+
+    def __call__(self, hidden: mx.array) -> mx.array:
+        one = mx.depends(mx.ones((1,) * hidden.ndim, hidden.dtype), hidden)
+        logits: mx.array = mx.broadcast_to(one, (*hidden.shape[:-1], self._vocab_size))
+        return logits
+
+
+def drop_head(model: nn.Module) -> None:
+    """Have a worker compute no logits: its `lm_head`, or its tied embedding's `as_linear`."""
+    modules = list(model.modules())
+    for module in modules:
+        if isinstance(head := module.get("lm_head"), nn.Module):
+            module.lm_head = NoHead(head.weight.shape[0])
+    for module in modules:
+        if hasattr(module, "as_linear"):
+            module.as_linear = NoHead(module.weight.shape[0]).__call__

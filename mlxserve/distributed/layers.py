@@ -1,0 +1,152 @@
+"""A model's part by layers, without code for any architecture.
+
+    rank N-1   embedding, first layers ──> ... ──> rank 0   last layers, head
+
+Every layer keeps its place in the model's list, so that indices, masks and caches stay right: another
+rank's layer is replaced by `Elsewhere`, which returns what it is given, and the layers at the edges of
+a part by `Stage`, which receives before its layer or sends after it. Tokens enter at the last rank
+because the ring sends to neighbours only, and rank 0 samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache
+
+from mlxserve.distributed.crew import Crew
+from mlxserve.errors import UnsupportedModel
+
+_MARK = "_mlxserve_elsewhere"
+_PAIRS = (KVCache, RotatingKVCache, ChunkedKVCache)
+
+
+class Elsewhere(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
+    """A layer of another rank."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        dict.__setitem__(self, "_layer", layer)  # hidden: its weights are not this rank's
+
+    def __call__(self, x: mx.array, *args: Any, **options: Any) -> mx.array:
+        for value in (*args, *options.values()):
+            for cache in _leaves(value):
+                _pass_by(cache, x.shape[1])
+        return x
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name] if name in self else getattr(self["_layer"], name)
+
+
+class Stage(nn.Module):  # type: ignore[misc]
+    """A layer at an edge of this rank's part."""
+
+    def __init__(
+        self, layer: nn.Module, crew: Crew, source: int | None, target: int | None
+    ) -> None:
+        """source, target: the ranks that it receives from and sends to, None for neither."""
+        super().__init__()
+        dict.__setitem__(self, "layer", layer)
+        self._crew = (crew,)  # not a module
+        self._ends = source, target
+
+    def __call__(self, x: mx.array, *args: Any, **options: Any) -> mx.array:
+        (crew,), (source, target) = self._crew, self._ends
+        if source is not None:
+            x = crew.receive_like(x, source)
+        x = self.layer(x, *args, **options)
+        return x if target is None else crew.send(x, target)
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name] if name in self else getattr(self["layer"], name)
+
+
+class NoEmbedding(nn.Module):  # type: ignore[misc]
+    """Where tokens do not enter: only the shape matters, what is computed with is received."""
+
+    def __init__(self, width: int, dtype: mx.Dtype) -> None:
+        super().__init__()
+        self._width, self._dtype = width, dtype
+
+    def __call__(self, tokens: mx.array) -> mx.array:
+        return mx.zeros((*tokens.shape, self._width), self._dtype)
+
+
+def split_by_layers(model: nn.Module, crew: Crew, name: str) -> None:
+    """Leave this rank's part in `model`, whose weights are not evaluated. Raises UnsupportedModel."""
+    layers = list(model.layers)
+    if len(layers) < crew.size:
+        raise UnsupportedModel(
+            f"{name} has {len(layers)} layers, fewer than pipeline_parallel_size={crew.size}."
+        )
+    mine = parts(len(layers), crew.size)[crew.rank]
+    replaced: dict[int, nn.Module] = {}
+    for index, layer in enumerate(layers):
+        if index not in mine:
+            replaced[id(layer)] = Elsewhere(layer)
+            continue
+        source = crew.rank + 1 if index == mine[0] and crew.rank < crew.size - 1 else None
+        target = crew.rank - 1 if index == mine[-1] and crew.rank > 0 else None
+        if source is not None or target is not None:
+            replaced[id(layer)] = Stage(layer, crew, source, target)
+    for found in _lists(
+        model
+    ):  # `model.layers` may be a copy of the one that the model runs through
+        found[:] = [replaced.get(id(layer), layer) for layer in found]
+    if not crew.has_embedding:
+        _drop_embedding(model)
+
+
+def parts(count: int, size: int) -> list[range]:
+    """The layers of each rank. Low ranks have the last ones, and one more where sizes differ."""
+    base, extra = divmod(count, size)
+    lengths = [base + (rank < extra) for rank in range(size)]
+    ends = [sum(lengths[rank:]) for rank in range(size)]
+    return [range(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+
+
+def is_elsewhere(cache: Any) -> bool:
+    """Whether a dense cache was given to a layer of another rank."""
+    return hasattr(cache, _MARK)
+
+
+def _pass_by(cache: Any, num_tokens: int) -> None:
+    """Move a dense cache on as its layer would: models make all masks from one layer's cache."""
+    setattr(cache, _MARK, True)
+    if isinstance(cache, _PAIRS):
+        nothing = mx.zeros((1, 1, num_tokens, 1))
+        cache.update_and_fetch(nothing, nothing)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, CacheList):
+        for inner in value.caches:
+            yield from _leaves(inner)
+    elif isinstance(value, (*_PAIRS, ArraysCache)):
+        yield value
+
+
+def _lists(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """Every list of the model that has its layers."""
+    known = {id(layer) for layer in model.layers}
+    for module in list(model.modules()):
+        for value in module.values():
+            if isinstance(value, list) and any(id(layer) in known for layer in value):
+                yield value
+
+
+def _drop_embedding(model: nn.Module) -> None:
+    """Not where the embedding is also the head."""
+    modules = list(model.modules())
+    if not any(isinstance(module.get("lm_head"), nn.Module) for module in modules):
+        return
+    for module in modules:
+        inner = module.get("embed_tokens")
+        if isinstance(inner, (nn.Embedding, nn.QuantizedEmbedding)):
+            is_packed = isinstance(inner, nn.QuantizedEmbedding)
+            width = inner.dims if is_packed else inner.weight.shape[-1]
+            dtype = (inner.scales if is_packed else inner.weight).dtype
+            module.embed_tokens = NoEmbedding(width, dtype)

@@ -1,0 +1,186 @@
+"""Lead: rank 0's connections to the workers: what it tells them, and how it learns that one is lost.
+
+A worker is lost when its connection ends, when it says ERROR, and when it has been silent for the
+timeout. Nothing brings it back: `on_loss` is called once, from another thread than the engine's, which
+may be waiting for that worker in a collective.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import mlx.core as mx
+
+from mlxserve.distributed.crew import Crew
+from mlxserve.distributed.environment import Split
+from mlxserve.distributed.local import LocalRanks
+from mlxserve.distributed.meeting import prove_lead
+from mlxserve.distributed.wire import BEAT_BODY, Channel, Kind, PlanEncoder, as_int32
+from mlxserve.errors import EngineStopped, OutOfMemory
+from mlxserve.request import Chunk
+from mlxserve.stats import RankStats
+
+_ERROR_SECONDS = 1.0  # in which rank 0 meets an error of all ranks itself
+_TICK = 0.5  # seconds between two looks at the engine
+
+
+class Lead:
+    """Lives in rank 0. Its methods are called on the engine's thread, where nothing else is said."""
+
+    def __init__(
+        self,
+        channels: Mapping[int, Channel],
+        timeout: float,
+        local: LocalRanks | None = None,
+    ) -> None:
+        """
+        timeout: seconds that a worker may be silent, and that a step may take
+        local: the workers, where rank 0 has started them
+        """
+        self._channels = dict(channels)
+        self._timeout = timeout
+        self._local = local
+        self._on_loss: Callable[[str], None] = _not_attached
+        self._silence: Callable[[], float] = lambda: 0.0
+        self._crew: Crew | None = None
+        self._lost = threading.Lock()  # taken once
+        self._closing = threading.Event()
+        self._encoder = PlanEncoder()
+        self._answers: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+        self._num_texts = 0
+        self._stats = RankStats()
+
+    # ---- life
+
+    def attach(self, on_loss: Callable[[str], None], silence: Callable[[], float]) -> None:
+        """
+        on_loss: called once, with the reason
+        silence: seconds since the engine last ended a step, or woke up without work
+        """
+        self._on_loss, self._silence = on_loss, silence
+
+    def join(self, split: Split, backend: str) -> Crew:
+        """Join the group, as all workers do now. From then on a lost worker is noticed.
+
+        Raises EngineStopped.
+        """
+        self._crew = crew = Crew(split, len(self._channels) + 1, backend)
+        prove_lead(crew, self._channels, self._timeout)
+        for rank, channel in self._channels.items():
+            channel.set_timeout(self._timeout)
+            name = f"mlxserve-rank-{rank}"
+            threading.Thread(
+                target=self._listen, args=(rank, channel), name=name, daemon=True
+            ).start()
+        return crew
+
+    def watch(self) -> None:
+        """From now on a step that takes longer than the timeout counts as a loss."""
+        threading.Thread(target=self._watch, name="mlxserve-rank-watch", daemon=True).start()
+
+    def close(self) -> None:
+        """Let the workers end, and wait for those on this machine. Idempotent."""
+        if not self._closing.is_set():
+            self._closing.set()
+            self._tell(Kind.CLOSE)
+        if self._local is not None:
+            self._local.end()
+
+    def stats(self) -> RankStats:
+        return self._stats.copy()
+
+    # ---- what workers are told
+
+    def step(self, chunks: Sequence[Chunk], sources: Mapping[Chunk, int]) -> None:
+        """`sources`: for each lazy chunk, the row of the step before that samples its token."""
+        self._tell(Kind.STEP, self._encoder.encode(chunks, sources))
+
+    def share(self, ids: mx.array) -> mx.array:
+        """`Crew.share`, at the end of a step that samples."""
+        assert self._crew is not None, "the group has not met"
+        return self._crew.share(ids)
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self._tell(Kind.COPY, as_int32([*sources, *targets]))
+
+    def back(self, num_pages: int) -> None:
+        self._tell(Kind.BACK, as_int32([num_pages]))
+
+    def refuse_too_many(self, num_pages: int) -> None:
+        """Raises OutOfMemory if a worker has no memory for that many pages."""
+        self._tell(Kind.ASK_SIZE, as_int32([num_pages]))
+        for _ in self._channels:
+            try:
+                rank, refusal = self._answers.get(timeout=self._timeout)
+            except queue.Empty:
+                raise EngineStopped("A rank does not say how many pages it can have.") from None
+            if refusal:
+                raise OutOfMemory(f"Rank {rank}: {refusal}")
+
+    def resize(self, num_pages: int, moves: Mapping[int, int]) -> None:
+        self._tell(Kind.RESIZE, as_int32([num_pages, *moves, *moves.values()]))
+
+    def drop_states(self, snapshots: Sequence[int], requests: Iterable[int]) -> None:
+        """`requests`: numbers of those that have ended."""
+        self._tell(Kind.DROP, as_int32([len(snapshots), *snapshots, *requests]))
+
+    def begin_text(self) -> int:
+        """The number of a text to embed."""
+        self._num_texts += 1
+        return self._num_texts
+
+    def embed(self, text: int, token_ids: Sequence[int]) -> None:
+        """The next tokens of a text; none if it is done."""
+        self._tell(Kind.EMBED, as_int32([text, *token_ids]))
+
+    def _tell(self, kind: Kind, body: bytes = b"") -> None:
+        for rank, channel in self._channels.items():
+            try:
+                channel.send(kind, body)
+            except OSError as error:
+                self._lose(f"rank {rank} cannot be reached ({error})")
+
+    # ---- what workers say
+
+    def _listen(self, rank: int, channel: Channel) -> None:
+        try:
+            while True:
+                frame = channel.receive()
+                if frame.kind is Kind.BEAT:
+                    self._count(str(rank), *BEAT_BODY.unpack(frame.body))
+                elif frame.kind is Kind.MOST_PAGES:
+                    self._answers.put((rank, frame.body.decode()))
+                elif frame.kind is Kind.ERROR:
+                    self._closing.wait(_ERROR_SECONDS)
+                    return self._lose(f"rank {rank}: {frame.body.decode(errors='replace')}")
+        except TimeoutError:
+            self._lose(f"rank {rank} has been silent for {self._timeout:g} s")
+        except (OSError, ValueError) as error:
+            self._lose(f"rank {rank} is gone ({error})")
+
+    def _count(self, rank: str, num_frames: int, active: int, peak: int) -> None:
+        self._stats.num_frames[rank] = num_frames
+        self._stats.memory_active[rank] = active
+        self._stats.memory_peak[rank] = peak
+
+    def _watch(self) -> None:
+        while not self._closing.wait(_TICK):
+            if self._silence() > self._timeout:
+                self._lose(f"a step has not ended for {self._timeout:g} s")
+                return
+
+    def _lose(self, reason: str) -> None:
+        if self._closing.is_set() or not self._lost.acquire(blocking=False):
+            return
+        self._on_loss(reason)
+        self._closing.set()
+        if self._local is not None:
+            self._local.kill()
+        for channel in self._channels.values():  # at which the others end
+            channel.close()
+
+
+def _not_attached(reason: str) -> None:
+    raise EngineStopped(reason)

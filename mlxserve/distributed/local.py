@@ -1,0 +1,100 @@
+"""LocalRanks: the other ranks of an engine on this machine, as child processes of rank 0.
+
+For tests, and to try a split out: they share one machine's memory bandwidth, so nothing gets faster.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from mlxserve.distributed.environment import HOSTFILE, MASTER_ADDR, MASTER_PORT, RANK
+
+log = logging.getLogger("mlxserve.distributed")
+
+_HOST = "127.0.0.1"
+_END_SECONDS = 5.0  # for all of them together
+_COMMAND = (sys.executable, "-m", "mlxserve.distributed")
+
+
+class LocalRanks:
+    """Ends with `end` or `kill`; a rank also ends when rank 0 does."""
+
+    def __init__(self, processes: Iterable[subprocess.Popen[bytes]], hostfile: Path) -> None:
+        self._processes = list(processes)
+        self._hostfile = hostfile
+
+    @classmethod
+    def start(cls, size: int, options: Mapping[str, object]) -> LocalRanks:
+        """Make this process rank 0 of `size`, by its environment, and start the others.
+
+        options: of the engine, as they are given to EngineConfig
+        """
+        places = _free_addresses(size + 1)
+        handle, name = tempfile.mkstemp(prefix="mlxserve-hosts-", suffix=".json")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump([[place] for place in places[:size]], file)
+        port = places[size].rpartition(":")[2]
+        shared = {HOSTFILE: name, MASTER_ADDR: _HOST, MASTER_PORT: port}
+        os.environ |= {RANK: "0", **shared}
+        processes = []
+        for rank in range(1, size):
+            environment = {**os.environ, RANK: str(rank), **_threads(size)}
+            process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, env=environment)
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(options).encode())
+            process.stdin.close()
+            processes.append(process)
+        log.warning(
+            "All %d ranks run on this machine, where they share its memory bandwidth: nothing gets "
+            "faster. Use hostfile for several machines.",
+            size,
+        )
+        return cls(processes, Path(name))
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(process.pid for process in self._processes)
+
+    def end(self) -> None:
+        """Wait for them, as they were told to end, and kill those that have not. Idempotent."""
+        deadline = time.monotonic() + _END_SECONDS
+        for process in tuple(self._processes):
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                log.warning("Process %d of a rank did not end, and is killed.", process.pid)
+        self.kill()
+
+    def kill(self) -> None:
+        """At once: one may be stopped, or wait in a collective for ever. Idempotent."""
+        for process in tuple(self._processes):
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        self._processes.clear()
+        self._hostfile.unlink(missing_ok=True)
+        for name in (RANK, HOSTFILE, MASTER_ADDR, MASTER_PORT):
+            os.environ.pop(name, None)
+
+
+def _threads(size: int) -> dict[str, str]:
+    """Of a BLAS, so that ranks do not take one another's cores."""
+    number = str(max(1, (os.cpu_count() or 1) // size))
+    return {name: os.environ.get(name, number) for name in ("MKL_NUM_THREADS", "OMP_NUM_THREADS")}
+
+
+def _free_addresses(count: int) -> list[str]:
+    servers = [socket.create_server((_HOST, 0)) for _ in range(count)]
+    places = [f"{_HOST}:{server.getsockname()[1]}" for server in servers]
+    for server in servers:
+        server.close()
+    return places

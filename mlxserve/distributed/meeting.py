@@ -1,0 +1,222 @@
+"""The ranks meet on TCP connections before any of them calls mx.distributed.init.
+
+    worker ── HELLO ──> lead      rank, versions, fingerprint of the model, options
+           <── GO ──────          every rank has come: all call init now
+           ── MEMBER ──>          the 32 bytes that rank 0 said over the group
+
+`init` waits without an end for a rank that never comes, and holds the interpreter's lock meanwhile, so
+that not even a thread could say which one is missing. MEMBER shows that the connection belongs to a
+member of the group, and not to whoever else has reached the port.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import queue
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from mlxserve.distributed.crew import Crew
+from mlxserve.distributed.wire import VERSION, Channel, Kind, ProtocolError
+from mlxserve.errors import EngineStopped
+
+log = logging.getLogger("mlxserve.distributed")
+
+_HELLO_SECONDS = 5.0  # for a HELLO, once its connection is accepted
+_RETRY_SECONDS = 0.1  # until a worker tries again to connect
+_SECRET_SIZE = 32
+_MAX_BACKLOG = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a worker is. All but its rank must be rank 0's."""
+
+    rank: int
+    versions: Mapping[str, str]  # of packages
+    model: str  # fingerprint of the model's contents
+    options: Mapping[str, str]  # those of the engine that all ranks must share
+
+    def encode(self) -> bytes:
+        return json.dumps({"protocol": VERSION, **asdict(self)}).encode()
+
+    @classmethod
+    def decode(cls, body: bytes) -> Hello:
+        """Raises ProtocolError."""
+        try:
+            fields = json.loads(body)
+            protocol = fields.pop("protocol")
+            hello = cls(**fields)
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise ProtocolError("no HELLO") from error
+        if not isinstance(hello.rank, int) or not isinstance(hello.versions, Mapping):
+            raise ProtocolError("no HELLO")
+        if protocol != VERSION:
+            hello = Hello(hello.rank, {**hello.versions, "protocol": str(protocol)}, "", {})
+        return hello
+
+    def objection(self, own: Hello) -> str | None:
+        """Why this rank cannot work with rank 0, whose hello is `own`; None if it can."""
+        for package in {*self.versions, *own.versions}:
+            theirs, ours = self.versions.get(package), own.versions.get(package)
+            if theirs != ours:
+                return (
+                    f"Rank {self.rank} has {package} {theirs or 'not at all'}, and rank 0 has "
+                    f"{ours or 'none'}. Install the same versions on every machine."
+                )
+        if self.model != own.model:
+            return (
+                f"Rank {self.rank} has another model than rank 0, or another version of it. Give "
+                "every machine the same files."
+            )
+        for name in {*self.options, *own.options}:
+            theirs, ours = self.options.get(name), own.options.get(name)
+            if theirs != ours:
+                return (
+                    f"Rank {self.rank} was started with {name}={theirs}, and rank 0 with "
+                    f"{name}={ours}. Start all ranks with the same options."
+                )
+        return None
+
+
+def wait_for_workers(
+    address: tuple[str, int], size: int, own: Hello, timeout: float
+) -> dict[int, Channel]:
+    """Rank 0's side: the connection of each worker, once all have come.
+
+    Raises EngineStopped, which names the ranks that are missing, or why one cannot take part.
+    """
+    arrivals: queue.SimpleQueue[tuple[Hello, Channel]] = queue.SimpleQueue()
+    try:
+        server = socket.create_server(address, backlog=_MAX_BACKLOG)
+    except OSError as error:
+        raise EngineStopped(
+            f"Rank 0 cannot wait for the others at {address[0]}:{address[1]}: {error}. Choose "
+            "another master_port."
+        ) from error
+    with server:
+        accepting = threading.Thread(
+            target=_accept, args=(server, arrivals), name="mlxserve-meeting", daemon=True
+        )
+        accepting.start()
+        try:
+            return _all_of(arrivals, size, own, timeout)
+        finally:
+            server.shutdown(socket.SHUT_RDWR)  # wakes the thread
+
+
+def _all_of(
+    arrivals: queue.SimpleQueue[tuple[Hello, Channel]], size: int, own: Hello, timeout: float
+) -> dict[int, Channel]:
+    found: dict[int, Channel] = {}
+    deadline = time.monotonic() + timeout
+    try:
+        while len(found) < size - 1:
+            try:
+                hello, channel = arrivals.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                missing = sorted({*range(1, size)} - found.keys())
+                raise EngineStopped(
+                    f"Ranks {missing} of {size} have not come within {timeout:g} s "
+                    "(distributed_timeout_seconds)."
+                ) from None
+            if not 0 < hello.rank < size or hello.rank in found:
+                channel.close()
+                raise EngineStopped(
+                    f"A process came as rank {hello.rank} of {size}, which "
+                    + ("has come already." if hello.rank in found else "does not exist.")
+                )
+            found[hello.rank] = channel
+            if (objection := hello.objection(own)) is not None:
+                channel.send(Kind.ERROR, objection.encode())
+                raise EngineStopped(objection)
+        for channel in found.values():
+            channel.send(Kind.GO)
+    except BaseException:
+        for channel in found.values():
+            channel.close()
+        raise
+    return found
+
+
+def _accept(server: socket.socket, arrivals: queue.SimpleQueue[tuple[Hello, Channel]]) -> None:
+    while True:
+        try:
+            connection, (host, *_) = server.accept()
+        except OSError:  # closed
+            return
+        name = "mlxserve-hello"
+        threading.Thread(
+            target=_greet, args=(connection, host, arrivals), name=name, daemon=True
+        ).start()
+
+
+def _greet(
+    connection: socket.socket, host: str, arrivals: queue.SimpleQueue[tuple[Hello, Channel]]
+) -> None:
+    channel = Channel(connection)
+    try:
+        channel.set_timeout(_HELLO_SECONDS)
+        frame = channel.receive()
+        if frame.kind is not Kind.HELLO:
+            raise ProtocolError("no HELLO")
+        hello = Hello.decode(frame.body)
+        channel.set_timeout(None)
+    except OSError as error:
+        log.warning("A connection from %s is not a rank's: %s", host, error)
+        channel.close()
+        return
+    arrivals.put((hello, channel))
+
+
+def report_to_lead(address: tuple[str, int], hello: Hello, timeout: float) -> Channel:
+    """A worker's side: its connection, once every rank has come. Raises EngineStopped."""
+    deadline = time.monotonic() + timeout
+    where = f"{address[0]}:{address[1]}"
+    while True:
+        try:
+            channel = Channel(socket.create_connection(address, timeout=timeout))
+            break
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise EngineStopped(f"Rank 0 is not at {where}: {error}.") from error
+            time.sleep(_RETRY_SECONDS)
+    try:
+        channel.send(Kind.HELLO, hello.encode())
+        frame = channel.receive()
+    except OSError as error:
+        channel.close()
+        raise EngineStopped(f"Rank 0 at {where} has ended: {error}.") from error
+    if frame.kind is not Kind.GO:
+        channel.close()
+        raise EngineStopped(frame.body.decode(errors="replace") or "Rank 0 refused this rank.")
+    channel.set_timeout(None)
+    return channel
+
+
+def prove_lead(crew: Crew, channels: Mapping[int, Channel], timeout: float) -> None:
+    """Rank 0's side of MEMBER. Raises EngineStopped."""
+    secret = secrets.token_bytes(_SECRET_SIZE)
+    crew.from_lead([*secret])
+    for rank, channel in channels.items():
+        try:
+            channel.set_timeout(timeout)
+            frame = channel.receive()
+            channel.set_timeout(None)
+        except OSError as error:
+            raise EngineStopped(f"Rank {rank} is gone: {error}.") from error
+        if frame.kind is Kind.ERROR:
+            raise EngineStopped(f"Rank {rank}: {frame.body.decode(errors='replace')}")
+        if frame.kind is not Kind.MEMBER or not hmac.compare_digest(frame.body, secret):
+            raise EngineStopped(f"The connection of rank {rank} belongs to another process.")
+
+
+def prove_member(crew: Crew, channel: Channel) -> None:
+    """A worker's side of MEMBER."""
+    channel.send(Kind.MEMBER, bytes(crew.from_lead([0] * _SECRET_SIZE)))

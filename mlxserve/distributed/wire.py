@@ -1,0 +1,292 @@
+"""What rank 0 tells its workers: frames on a TCP connection beside mx.distributed.
+
+    frame   [ body length u32 | kind u8 | 3 bytes 0 | number u32 ] body          little-endian
+
+A STEP's body is int32. A page table is sent as the difference to the one that the request had in the
+step before; a request that was not in it sends its whole table.
+
+    [ chunks, requests of the step before, new pages, tokens, numbers about states ]
+    [ start, length, flags, source, request, kept, new ] of each chunk
+    [ new pages ] [ tokens of chunks that are not lazy ] [ restore, count, (position, id) x count ]
+
+    flags    1 samples, 2 is lazy, 4 has a plan for its recurrent state
+    source   row of the step before that samples the lazy token, else -1
+    request  its number of arrival
+    kept     pages taken over from its table in the step before, which new ones follow
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+
+import numpy as np
+
+from mlxserve.request import Chunk, PageTable, RequestState, StatePlan
+
+VERSION = 1
+MAX_BODY = 1 << 28  # bytes
+_HEADER = struct.Struct("<IBxxxI")
+_PIECE = 1 << 20  # bytes read at once
+_FIELDS, _COLUMNS = 5, 7  # of a plan's head, and of each chunk
+
+
+class Kind(IntEnum):
+    """What a frame says. The comment has its body and who sends it."""
+
+    HELLO = 1  # worker: JSON, see meeting.py
+    GO = 2  # lead: every rank has come
+    MEMBER = 3  # worker: the 32 bytes that were said over the group
+    STEP = 4  # lead: a plan
+    COPY = 5  # lead: int32 source pages, target pages
+    BACK = 6  # lead: int32 pages that need memory
+    ASK_SIZE = 7  # lead: int32 pages; asks for MOST_PAGES
+    MOST_PAGES = 8  # worker: UTF-8, empty or why it cannot have as many
+    RESIZE = 9  # lead: int32 pages, then sources and targets of moves
+    DROP = 10  # lead: int32 count of snapshots, snapshots, requests that have ended
+    EMBED = 11  # lead: int32 number of the text, its next tokens; without tokens the text is done
+    CLOSE = 12  # lead
+    BEAT = 13  # worker, each second: BEAT_BODY
+    ERROR = 14  # worker: UTF-8; it ends
+
+
+BEAT_BODY = struct.Struct("<IQQ")  # frame it has reached, bytes active, peak
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    kind: Kind
+    number: int
+    body: bytes
+
+
+class ProtocolError(ConnectionError):
+    """The other side sent what no rank of this version sends."""
+
+
+class Channel:
+    """One connection. One thread sends at a time, and another may receive."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._number = 0
+
+    def send(self, kind: Kind, body: bytes = b"") -> int:
+        """The frame's number. Raises OSError."""
+        self._number += 1
+        self._socket.sendall(_HEADER.pack(len(body), kind, self._number) + body)
+        return self._number
+
+    def receive(self) -> Frame:
+        """Raises ConnectionError at the end, TimeoutError as `set_timeout` says."""
+        length, kind, number = _HEADER.unpack(self._exactly(_HEADER.size))
+        if length > MAX_BODY or kind not in Kind._value2member_map_:
+            raise ProtocolError(f"a frame of kind {kind} with {length} bytes")
+        return Frame(Kind(kind), number, self._exactly(length))
+
+    def set_timeout(self, seconds: float | None) -> None:
+        """How long `receive` and `send` wait at most; None for ever."""
+        self._socket.settimeout(seconds)
+
+    def close(self) -> None:
+        """Idempotent. Whoever waits in `receive` gets a ConnectionError."""
+        with contextlib.suppress(OSError):  # it has ended already
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _exactly(self, length: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < length:
+            part = self._socket.recv(min(length - len(parts), _PIECE))
+            if not part:
+                raise ConnectionError("the connection has ended")
+            parts += part
+        return bytes(parts)
+
+
+def as_int32(numbers: Iterable[int]) -> bytes:
+    found = array("i", numbers)
+    if sys.byteorder == "big":
+        found.byteswap()
+    return found.tobytes()
+
+
+def from_int32(body: bytes) -> array[int]:
+    """Raises ProtocolError."""
+    found = array("i")
+    try:
+        found.frombytes(body)
+    except ValueError as error:
+        raise ProtocolError(f"a body of {len(body)} bytes") from error
+    if sys.byteorder == "big":
+        found.byteswap()
+    return found
+
+
+class _Flags(IntFlag):
+    SAMPLES = 1
+    IS_LAZY = 2
+    HAS_STATE = 4
+
+
+class PlanEncoder:
+    """Rank 0's side. Remembers the page tables of one step."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, PageTable] = {}
+
+    def encode(self, chunks: Sequence[Chunk], sources: Mapping[Chunk, int]) -> bytes:
+        """`sources`: for each lazy chunk, the row of the step before that samples its token."""
+        rows = array("i")
+        pages, tokens, states = array("i"), array("i"), array("i")
+        now: dict[int, PageTable] = {}
+        for chunk in chunks:
+            table, number = chunk.page_table, chunk.request.arrival
+            old = self._last.get(number)
+            kept = 0 if old is None else len(table) if old is table else _num_common(old, table)
+            pages.extend(table[kept:])
+            flags = chunk.samples * _Flags.SAMPLES | chunk.is_lazy * _Flags.IS_LAZY
+            if not chunk.is_lazy:
+                tokens.extend(chunk.request.token_ids[chunk.start : chunk.end])
+            if chunk.state is not None:
+                flags |= _Flags.HAS_STATE
+                states.extend(_of_state(chunk.state))
+            source = sources.get(chunk, -1)
+            rows.extend((chunk.start, chunk.length, flags, source, number, kept, len(table) - kept))
+            now[number] = table
+        head = (len(chunks), len(self._last), len(pages), len(tokens), len(states))
+        self._last = now
+        return as_int32(array("i", head) + rows + pages + tokens + states)
+
+
+def _of_state(plan: StatePlan) -> list[int]:
+    restore = -1 if plan.restore is None else plan.restore
+    return [restore, len(plan.keeps), *(number for keep in plan.keeps for number in keep)]
+
+
+class ToldRequest:
+    """A worker's stand-in for a LiveRequest: what a forward needs of it."""
+
+    __slots__ = ("arrival", "id", "state", "token_ids")
+
+    def __init__(self, number: int) -> None:
+        self.arrival = number
+        self.id = f"request {number}"
+        self.state = RequestState.RUNNING
+        self.token_ids = _Piece()
+
+
+class _Piece:
+    """The tokens of one chunk, under the positions that they have in the whole text."""
+
+    __slots__ = ("start", "tokens")
+
+    def __init__(self) -> None:
+        self.start = 0
+        self.tokens = array("i")
+
+    def __getitem__(self, where: int | slice) -> int | array[int]:
+        if isinstance(where, int):
+            return self.tokens[where - self.start]
+        return self.tokens[where.start - self.start : where.stop - self.start]
+
+
+class PlanDecoder:
+    """A worker's side: chunks as `Batch.of` takes them."""
+
+    def __init__(self, *, has_states: bool) -> None:
+        """`has_states`: a recurrent state belongs to its request, so requests that are not in a step
+        are kept until `forget`."""
+        self._has_states = has_states
+        self._last: dict[int, PageTable] = {}
+        self._requests: dict[int, ToldRequest] = {}
+
+    def decode(self, body: bytes) -> tuple[list[Chunk], dict[Chunk, int]]:
+        """(chunks, the source of each lazy one). Raises ProtocolError for a plan that does not
+        follow the one before."""
+        numbers = from_int32(body)
+        try:
+            return self._decoded(numbers)
+        except (IndexError, KeyError, ValueError) as error:
+            raise ProtocolError("a plan that does not follow the one before") from error
+
+    def forget(self, requests: Iterable[int]) -> None:
+        """These have ended, or lost their states."""
+        for number in requests:
+            if (request := self._requests.pop(number, None)) is not None:
+                request.state = RequestState.FINISHED
+
+    def _decoded(self, numbers: array[int]) -> tuple[list[Chunk], dict[Chunk, int]]:
+        count, num_known, num_pages, num_tokens, num_states = numbers[:_FIELDS]
+        page = _FIELDS + count * _COLUMNS
+        token = page + num_pages
+        state = token + num_tokens
+        if num_known != len(self._last) or state + num_states != len(numbers):
+            raise ValueError("other lengths")
+        chunks: list[Chunk] = []
+        sources: dict[Chunk, int] = {}
+        tables: dict[int, PageTable] = {}
+        for at in range(_FIELDS, page, _COLUMNS):
+            start, length, bits, source, number, kept, new = numbers[at : at + _COLUMNS]
+            flags = _Flags(bits)
+            old = self._last[number] if kept else array("i")
+            if kept > len(old):
+                raise ValueError("a table that is shorter")
+            fresh = numbers[page : page + new]
+            page += new
+            tables[number] = old if kept == len(old) and not new else old[:kept] + fresh
+            request = self._request(number)
+            if _Flags.IS_LAZY not in flags:
+                request.token_ids.start = start
+                request.token_ids.tokens = numbers[token : token + length]
+                token += length
+            plan = None
+            if _Flags.HAS_STATE in flags:
+                plan, state = _state_plan(numbers, state)
+            chunk = Chunk(
+                request,  # type: ignore[arg-type]  # has what a forward needs
+                start,
+                length,
+                tables[number],
+                _Flags.SAMPLES in flags,
+                _Flags.IS_LAZY in flags,
+                plan,
+            )
+            chunks.append(chunk)
+            if chunk.is_lazy:
+                sources[chunk] = source
+        self._last = tables
+        if not self._has_states:
+            self._requests = {number: self._requests[number] for number in tables}
+        return chunks, sources
+
+    def _request(self, number: int) -> ToldRequest:
+        if number not in self._requests:
+            self._requests[number] = ToldRequest(number)
+        return self._requests[number]
+
+
+def _state_plan(numbers: array[int], at: int) -> tuple[StatePlan, int]:
+    """(the plan that begins there, where the next one does)."""
+    restore, count = numbers[at], numbers[at + 1]
+    end = at + 2 + 2 * count
+    pairs = numbers[at + 2 : end]
+    keeps = tuple(zip(pairs[::2], pairs[1::2], strict=True))
+    return StatePlan(None if restore < 0 else restore, keeps), end
+
+
+def _num_common(old: PageTable, new: PageTable) -> int:
+    """Pages that both begin with."""
+    length = min(len(old), len(new))
+    if old[:length] == new[:length]:
+        return length
+    differs = np.frombuffer(old, np.int32)[:length] != np.frombuffer(new, np.int32)[:length]
+    return int(np.argmax(differs))

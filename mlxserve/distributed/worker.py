@@ -1,0 +1,121 @@
+"""Worker: the loop of every rank but 0, which does what it is told, in order.
+
+It begins each step at once, holds at most two, and takes the next frame without waiting for the
+device. It samples nothing: the ids of a step come from rank 0 as part of the graph, so that the next
+step can be built before they are known.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+
+from metal_kernels.reading import evaluate
+from mlxserve.cache.kv import KVPool
+from mlxserve.distributed.crew import Crew
+from mlxserve.distributed.follower import Follower
+from mlxserve.distributed.wire import Frame, Kind, PlanDecoder, from_int32
+from mlxserve.errors import OutOfMemory
+from mlxserve.model.batch import Batch
+from mlxserve.model.load import LoadedModel
+from mlxserve.model.runner import ModelRunner
+
+_MOST_UNREAD = 2  # steps that may be under way
+
+
+class Worker:
+    """Lives on the thread that computes."""
+
+    def __init__(
+        self,
+        crew: Crew,
+        follower: Follower,
+        loaded: LoadedModel,
+        kv: KVPool,
+        memory_limit: int | None = None,
+    ) -> None:
+        self._crew = crew
+        self._follower = follower
+        self._model = loaded.model
+        self._kv = kv
+        self._runner = ModelRunner(loaded, kv, memory_limit=memory_limit)
+        self._decoder = PlanDecoder(has_states=loaded.has_states)
+        self._ids: mx.array | None = None  # of the last step that sampled
+        self._unread: list[mx.array] = []  # one small array of each step that may be under way
+        self._texts: dict[int, list[Any]] = {}  # caches of texts that are being embedded
+
+    def run(self) -> None:
+        """Until rank 0 closes."""
+        acts = {
+            Kind.STEP: self._step,
+            Kind.COPY: self._copy,
+            Kind.BACK: self._back,
+            Kind.ASK_SIZE: self._say_size,
+            Kind.RESIZE: self._resize,
+            Kind.DROP: self._drop,
+            Kind.EMBED: self._embed,
+        }
+        for frame in self._follower.frames():
+            acts[frame.kind](frame)
+        self._wait()
+
+    def _step(self, frame: Frame) -> None:
+        chunks, sources = self._decoder.decode(frame.body)
+        batch = Batch.of(chunks, self._kv.page_size)
+        tokens = mx.array(batch.tokens)
+        if batch.lazy:
+            assert self._ids is not None, "a lazy token needs a step that sampled"
+            where = mx.array([sources[chunk] for chunk in batch.lazy])
+            tokens[mx.array(batch.lazy_rows)] = self._ids[where]
+        done = self._runner.logits(batch, tokens)[:, 0]  # after all collectives of the forward
+        if batch.sampling:
+            # Not before `done`: what is sent first over a connection must be received first.
+            nothing = mx.depends(mx.zeros(len(batch.sampling), mx.int32), done)
+            self._ids = done = self._crew.share(nothing)
+        if not self._kv.writes_in_place or len(self._unread) == _MOST_UNREAD:
+            self._wait()
+        self._runner.compute([done])
+        self._unread.append(done)
+
+    def _wait(self) -> None:
+        evaluate(*self._unread)
+        self._unread.clear()
+
+    def _copy(self, frame: Frame) -> None:
+        pages = from_int32(frame.body)
+        half = len(pages) // 2
+        self._runner.copy_pages(pages[:half], pages[half:])
+
+    def _back(self, frame: Frame) -> None:
+        self._runner.back(from_int32(frame.body)[0])
+
+    def _say_size(self, frame: Frame) -> None:
+        refusal = ""
+        try:
+            self._runner.refuse_too_many(from_int32(frame.body)[0])
+        except OutOfMemory as error:
+            refusal = str(error)
+        self._follower.send(Kind.MOST_PAGES, refusal.encode())
+
+    def _resize(self, frame: Frame) -> None:
+        num_pages, *moves = from_int32(frame.body)
+        half = len(moves) // 2
+        self._wait()
+        self._kv.settle()
+        self._kv.resize(num_pages, dict(zip(moves[:half], moves[half:], strict=True)))
+
+    def _drop(self, frame: Frame) -> None:
+        count, *numbers = from_int32(frame.body)
+        self._decoder.forget(numbers[count:])
+        self._runner.drop_states(numbers[:count])
+
+    def _embed(self, frame: Frame) -> None:
+        text, *token_ids = from_int32(frame.body)
+        if not token_ids:
+            self._texts.pop(text, None)
+            return
+        if text not in self._texts:
+            self._texts[text] = make_prompt_cache(self._model)
+        evaluate(self._model(mx.array([token_ids]), cache=self._texts[text]))

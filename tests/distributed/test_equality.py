@@ -1,0 +1,133 @@
+"""Several ranks answer what one process does: by heads and by layers, in every way it can be asked."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlxserve import machine
+from tests.conftest import ARCHITECTURES
+from tests.distributed.workload import Answers, answers, answers_of_ranks, launcher
+
+# Kinds with `shard` in mlx-lm, and kinds whose layers hand on nothing but hidden states.
+BY_HEADS = ("llama", "qwen3_moe", "qwen2", "qwen3", "gpt_oss")
+# Their layers hand on more than hidden states, or they are served one sequence at a time.
+NOT_BY_LAYERS = ("gemma4_text", "rwkv7", "deepseek_v32")
+BY_LAYERS = tuple(kind for kind in ARCHITECTURES if kind not in NOT_BY_LAYERS)
+QUICK = {("tensor", "llama"), ("pipeline", "gemma3_text"), ("pipeline", "qwen3_next")}
+CASES = [
+    *(("tensor", kind) for kind in BY_HEADS),
+    *(("pipeline", kind) for kind in BY_LAYERS),
+]
+
+Alone = Callable[[str], Answers]
+
+
+@pytest.fixture(scope="session")
+def alone(model_folder: Callable[[str], Path]) -> Alone:
+    """What one process answers, computed once for each kind."""
+    found: dict[str, Answers] = {}
+
+    def of(kind: str) -> Answers:
+        if kind not in found:
+            found[kind] = answers(model_folder(kind))
+        return found[kind]
+
+    return of
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+def same(found: Answers, wanted: Answers, size: int = 2) -> None:
+    assert found["ranks"] == [str(rank) for rank in range(1, size)]
+    for name, wanted_part in wanted.items():
+        if name == "embedding":
+            assert found[name] == pytest.approx(wanted_part, abs=2e-3)
+        elif name == "logprobs":
+            assert found[name][0][0] == wanted_part[0][0]
+            assert found[name][0][1] == pytest.approx(wanted_part[0][1], abs=5e-3)
+        elif name not in {"ranks", "num_preemptions"}:
+            assert found[name] == wanted_part, name
+    assert found["num_preemptions"] > 0
+
+
+@pytest.mark.parametrize(
+    ("split", "kind"),
+    [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
+)
+def test_two_ranks_answer_what_one_process_does(
+    split: str, kind: str, model_folder: Callable[[str], Path], alone: Alone
+) -> None:
+    options: dict[str, Any] = {f"{split}_parallel_size": 2}
+    same(answers_of_ranks(model_folder(kind), **options), alone(kind))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", ["tensor", "pipeline"])
+def test_ranks_that_mlx_launch_starts_answer_the_same(
+    split: str, model_folder: Callable[[str], Path], alone: Alone, free_port: int
+) -> None:
+    options: dict[str, Any] = {f"{split}_parallel_size": 2, "master_port": free_port}
+    same(answers_of_ranks(model_folder("qwen3"), launcher(2), **options), alone("qwen3"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", ["tensor", "pipeline"])
+def test_ranks_whose_kernels_write_in_place_answer_the_same(
+    split: str, write_model: Callable[..., Path], tmp_path: Path, free_port: int
+) -> None:
+    folder = write_model(tmp_path, "llama", head_dim=64)  # the kernels' smallest
+    options: dict[str, Any] = {
+        f"{split}_parallel_size": 2,
+        "master_port": free_port,
+        "emulated": True,
+    }
+    same(answers_of_ranks(folder, launcher(2), **options), answers(folder))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", ["tensor", "pipeline"])
+def test_four_ranks_answer_the_same(
+    split: str, write_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """With two heads of keys on four ranks, and five layers: one rank has two."""
+    folder = write_model(tmp_path, "llama", num_hidden_layers=5)
+    options: dict[str, Any] = {f"{split}_parallel_size": 4}
+    same(answers_of_ranks(folder, **options), answers(folder), 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", ["tensor", "pipeline"])
+def test_a_quantised_model_is_divided_as_it_is(
+    split: str, write_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    import mlx.nn as nn
+    from mlx.utils import tree_flatten
+    from mlx_lm.utils import load_model
+
+    folder = write_model(tmp_path, "llama", intermediate_size=128)
+    whole_size = (folder / "model.safetensors").stat().st_size
+    model, config = load_model(folder)
+    nn.quantize(model, group_size=32, bits=4)
+    mx.save_safetensors(
+        str(folder / "model.safetensors"),
+        dict(tree_flatten(model.parameters())),
+        metadata={"format": "mlx"},
+    )
+    config["quantization"] = {"group_size": 32, "bits": 4}
+    (folder / "config.json").write_text(json.dumps(config))
+    # So little memory that a CPU keeps the weights as they are.
+    share = 0.4 * whole_size / machine.memory().working_set
+    options: dict[str, Any] = {f"{split}_parallel_size": 2, "gpu_memory_utilization": share}
+    same(answers_of_ranks(folder, **options), answers(folder, gpu_memory_utilization=share))

@@ -1,0 +1,153 @@
+"""What clients see when a rank fails: a sentence soon, and no process is left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.api.server.process import ROOT, Process, send_endless_request, served
+from tests.distributed.test_equality import NOT_BY_LAYERS
+
+SECONDS = 15.0  # --distributed-timeout-seconds
+SIZES = ("--num-pages", "400", "--max-num-seqs", "4", "--disable-log-stats")
+
+StartRanks = Callable[..., contextlib.AbstractContextManager[tuple[Process, psutil.Process]]]
+
+
+@pytest.fixture(scope="module")
+def ranks(write_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> StartRanks:
+    """A server of two ranks and its worker's process, both ended at the end of the block."""
+    model = write_model(tmp_path_factory.mktemp("long"), "llama", max_position_embeddings=8_000)
+
+    @contextlib.contextmanager
+    def start(*flags: str) -> Iterator[tuple[Process, psutil.Process]]:
+        log = tmp_path_factory.mktemp("log") / "stderr"
+        timeout = ("--distributed-timeout-seconds", str(SECONDS))
+        with served(log, "--model", str(model), *SIZES, "-tp", "2", *timeout, *flags) as process:
+            [worker] = [
+                child
+                for child in psutil.Process(process.popen.pid).children()
+                if "mlxserve.distributed" in child.cmdline()
+            ]
+            try:
+                yield process, worker
+            finally:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    worker.kill()
+
+    return start
+
+
+def read_until_end(peer: object) -> bytes:
+    data = b""
+    while piece := peer.recv(65_536):  # type: ignore[attr-defined]
+        data += piece
+    return data
+
+
+def test_two_ranks_answer_over_http_and_end_when_they_are_told_to(ranks: StartRanks) -> None:
+    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "ignore_eos": True}
+    with ranks() as (process, worker):
+        status, text = process.request("POST", "/v1/chat/completions", body)
+        assert status == 200, text
+        assert json.loads(text)["usage"]["completion_tokens"] == 8
+        _, metrics = process.request("GET", "/metrics")
+        assert "mlxserve:rank_memory_bytes{" in metrics
+        assert 'rank="1"' in metrics
+        assert process.stop() == (0, "")
+        assert worker.wait(10) is None or not worker.is_running()
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_worker_ends_the_server_with_a_sentence(
+    fault: signal.Signals, ranks: StartRanks
+) -> None:
+    reason = "rank 1 is gone" if fault is signal.SIGKILL else "rank 1 has been silent"
+    with ranks() as (process, worker):
+        with send_endless_request(process, stream=True) as peer:
+            assert peer.recv(20)
+            worker.send_signal(fault)
+            began = time.monotonic()
+            told = read_until_end(peer).decode()
+        assert "The engine failed: " + reason in told
+        assert time.monotonic() - began < SECONDS + 5
+        assert process.popen.wait(30) == 70
+        assert reason in process.log.read_text()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.wait(10)
+        assert not worker.is_running()
+
+
+def test_a_worker_ends_when_rank_0_does(ranks: StartRanks) -> None:
+    with ranks() as (process, worker), send_endless_request(process, stream=True) as peer:
+        assert peer.recv(20)
+        process.popen.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.wait(10)
+        assert not worker.is_running()
+
+
+def serve_fails(*flags: str, **environment: str) -> tuple[int, str]:
+    """The exit code and stderr of a server that cannot start."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mlxserve", "serve", "--port", "0", *flags],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts.json"
+    hosts.write_text(json.dumps([["127.0.0.1:29817"], ["127.0.0.1:29818"]]))
+    code, text = serve_fails(
+        *("-tp", "2", "--distributed-timeout-seconds", "1", "--master-port", "29819"),
+        MLX_RANK="0",
+        MLX_HOSTFILE=str(hosts),
+    )
+    assert code == 1
+    assert "Ranks [1] of 2 have not come within 1 s" in text
+    assert "Traceback" not in text
+
+
+def test_a_size_that_does_not_divide_is_refused_and_leaves_no_process(
+    model_folder: Callable[[str], Path],
+) -> None:
+    code, text = serve_fails("--model", str(model_folder("llama")), "-tp", "3")
+    assert code == 1
+    assert "tensor_parallel_size=3 does not divide. Sizes that do: 2, 4." in text
+    assert "Traceback" not in text
+    left = [p for p in psutil.process_iter(["cmdline"]) if _is_rank_of(p, os.getpid())]
+    assert left == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", NOT_BY_LAYERS)
+def test_a_kind_that_cannot_be_split_by_layers_is_refused(
+    kind: str, model_folder: Callable[[str], Path]
+) -> None:
+    code, text = serve_fails("--model", str(model_folder(kind)), "-pp", "2")
+    assert code == 1
+    assert f"{kind} model" in text.splitlines()[-1]
+    assert text.splitlines()[-1].startswith("error: ")
+
+
+def _is_rank_of(process: psutil.Process, pid: int) -> bool:
+    with contextlib.suppress(psutil.Error):
+        parents = [parent.pid for parent in process.parents()]
+        return pid in parents and "mlxserve.distributed" in (process.info["cmdline"] or [])
+    return False

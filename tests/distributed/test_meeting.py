@@ -1,0 +1,168 @@
+"""How ranks find one another, and why they do not: each reason is a sentence for people."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mlxserve.distributed.environment import lead_address, own_rank, ranks_on_this_machine
+from mlxserve.distributed.meeting import Hello, report_to_lead, wait_for_workers
+from mlxserve.distributed.wire import Channel, Kind
+from mlxserve.errors import EngineStopped, InvalidConfig
+
+HELLO = Hello(0, {"mlx": "1", "mlxserve": "2"}, "abc", {"page_size": "16"})
+
+
+def free_address() -> tuple[str, int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        name: tuple[str, int] = server.getsockname()
+    return name
+
+
+def worker(address: tuple[str, int], hello: Hello) -> Callable[[], Channel | EngineStopped]:
+    """A worker that reports in a thread; a function that waits for its result."""
+    results: list[Channel | EngineStopped] = []
+
+    def report() -> None:
+        try:
+            results.append(report_to_lead(address, hello, 10))
+        except EngineStopped as error:
+            results.append(error)
+
+    thread = threading.Thread(target=report)
+    thread.start()
+
+    def result() -> Channel | EngineStopped:
+        thread.join()
+        return results[0]
+
+    return result
+
+
+def test_all_ranks_meet_whatever_else_connects() -> None:
+    address = free_address()
+    results = [worker(address, replace(HELLO, rank=rank)) for rank in (2, 1)]
+    stranger_done = threading.Event()
+
+    def stranger() -> None:
+        while not stranger_done.is_set():
+            try:
+                with socket.create_connection(address, timeout=5) as connection:
+                    connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                    stranger_done.set()
+            except OSError:
+                continue
+
+    thread = threading.Thread(target=stranger)
+    thread.start()
+    channels = wait_for_workers(address, 3, HELLO, 10)
+    stranger_done.set()
+    thread.join()
+    assert sorted(channels) == [1, 2]
+    for result in results:
+        found = result()
+        assert isinstance(found, Channel)
+        found.close()
+    for channel in channels.values():
+        channel.close()
+
+
+def test_rank_0_names_the_ranks_that_do_not_come() -> None:
+    address = free_address()
+    result = worker(address, replace(HELLO, rank=2))
+    with pytest.raises(EngineStopped, match=r"Ranks \[1, 3\] of 4 have not come within 1 s"):
+        wait_for_workers(address, 4, HELLO, 1.0)
+    assert isinstance(result(), EngineStopped)
+
+
+@pytest.mark.parametrize(
+    ("hello", "reason"),
+    [
+        (
+            replace(HELLO, versions={"mlx": "3", "mlxserve": "2"}),
+            "Rank 1 has mlx 3, and rank 0 has 1",
+        ),
+        (replace(HELLO, model="xyz"), "Rank 1 has another model than rank 0"),
+        (
+            replace(HELLO, options={"page_size": "32"}),
+            "Rank 1 was started with page_size=32, and rank 0 with page_size=16",
+        ),
+    ],
+)
+def test_a_rank_that_differs_is_refused_on_both_sides(hello: Hello, reason: str) -> None:
+    address = free_address()
+    result = worker(address, replace(hello, rank=1))
+    with pytest.raises(EngineStopped, match=reason):
+        wait_for_workers(address, 2, HELLO, 10)
+    found = result()
+    assert isinstance(found, EngineStopped)
+    assert reason in str(found)
+
+
+@pytest.mark.parametrize("rank", [0, 2, -1])
+def test_a_rank_that_does_not_exist_is_refused(rank: int) -> None:
+    address = free_address()
+    result = worker(address, replace(HELLO, rank=rank))
+    with pytest.raises(EngineStopped, match=rf"came as rank {rank} of 2, which does not exist"):
+        wait_for_workers(address, 2, HELLO, 10)
+    assert isinstance(result(), EngineStopped)
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        with pytest.raises(EngineStopped, match=f"{address[1]}.*Choose another master_port"):
+            wait_for_workers(address, 2, HELLO, 1)
+
+
+def test_a_worker_says_where_rank_0_should_be() -> None:
+    address = free_address()
+    with pytest.raises(EngineStopped, match=f"Rank 0 is not at 127.0.0.1:{address[1]}"):
+        report_to_lead(address, replace(HELLO, rank=1), 0.3)
+
+
+def test_a_worker_is_told_why_it_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        result = worker(server.getsockname(), replace(HELLO, rank=1))
+        lead = Channel(server.accept()[0])
+        assert lead.receive().kind is Kind.HELLO
+        lead.send(Kind.ERROR, b"another model")
+        found = result()
+        lead.close()
+    assert isinstance(found, EngineStopped)
+    assert str(found) == "another model"
+
+
+def test_the_environment_says_which_rank_this_is_and_where_rank_0_is(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts.json"
+    hosts.write_text(json.dumps([["10.0.0.1:5000"], ["10.0.0.2:5000"], ["10.0.0.1:5001"]]))
+    ring = {"MLX_RANK": "2", "MLX_HOSTFILE": str(hosts)}
+    assert own_rank({}) is None
+    assert own_rank(ring) == 2
+    assert own_rank({"OMPI_COMM_WORLD_RANK": "3"}) == 3
+    assert lead_address(29501, ring) == ("10.0.0.1", 29501)
+    assert lead_address(29501, {"MLX_JACCL_COORDINATOR": "10.0.0.9:32323"}) == ("10.0.0.9", 29501)
+    assert lead_address(29501, {"MASTER_ADDR": "mac", "MASTER_PORT": "7"}) == ("mac", 7)
+    assert ranks_on_this_machine(ring) == 2
+    assert ranks_on_this_machine({**ring, "MLX_RANK": "1"}) == 1
+    assert ranks_on_this_machine({}) == 1
+
+
+@pytest.mark.parametrize(
+    "environment", [{}, {"MLX_HOSTFILE": "/nowhere"}, {"MLX_HOSTFILE": "{folder}/hosts.json"}]
+)
+def test_an_environment_that_names_no_rank_0_is_refused(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "hosts.json").write_text("{}")
+    filled = {name: text.format(folder=tmp_path) for name, text in environment.items()}
+    with pytest.raises(InvalidConfig):
+        lead_address(29501, filled)
+    with pytest.raises(InvalidConfig, match="MLX_RANK must be a number, got 'two'"):
+        own_rank({"MLX_RANK": "two"})

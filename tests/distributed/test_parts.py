@@ -1,0 +1,148 @@
+"""Which part of a model a rank has, and the sentences for models that cannot be divided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from mlxserve.config import EngineConfig
+from mlxserve.distributed.crew import Crew
+from mlxserve.distributed.environment import Split
+from mlxserve.distributed.heads import NoHead, drop_head, split_by_heads
+from mlxserve.distributed.layers import Elsewhere, NoEmbedding, Stage, parts, split_by_layers
+from mlxserve.errors import InvalidConfig, UnsupportedModel
+
+import mlx.core as mx  # isort: skip
+
+BuildModel = Callable[..., tuple[Any, dict[str, Any]]]
+
+
+class Group:
+    """As mlx's, of a process that is alone."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank, self._size = rank, size
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+
+class Alone:
+    """A crew whose other ranks are never reached, because nothing is computed."""
+
+    def __init__(self, split: Split, rank: int, size: int) -> None:
+        self.split, self.rank, self.size = split, rank, size
+        self.group = Group(rank, size)
+        self.is_lead = rank == 0
+        self.has_embedding = split is Split.HEADS or rank == size - 1
+
+
+def crew(split: Split, rank: int, size: int) -> Crew:
+    return cast(Crew, Alone(split, rank, size))
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "wanted"),
+    [
+        (4, 2, [(2, 4), (0, 2)]),
+        (5, 2, [(2, 5), (0, 2)]),
+        (3, 3, [(2, 3), (1, 2), (0, 1)]),
+        (7, 3, [(4, 7), (2, 4), (0, 2)]),
+    ],
+)
+def test_rank_0_has_the_last_layers_and_low_ranks_one_more(
+    count: int, size: int, wanted: list[tuple[int, int]]
+) -> None:
+    assert [(part.start, part.stop) for part in parts(count, size)] == wanted
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_rank_keeps_its_layers_and_no_weights_of_others(
+    rank: int, build_model: BuildModel
+) -> None:
+    model, _ = build_model("llama", num_hidden_layers=6, tie_word_embeddings=False)
+    whole = [layer.parameters() for layer in model.layers]
+    split_by_layers(model, crew(Split.LAYERS, rank, 3), "it")
+    if rank:
+        drop_head(model)
+    kinds = [type(layer) for layer in model.layers]
+    mine = [index for index, kind in enumerate(kinds) if kind is not Elsewhere]
+    assert mine == list(parts(6, 3)[rank])
+    assert kinds.count(Stage) == (1 if rank in (0, 2) else 2)
+    for index, layer in enumerate(model.layers):
+        kept = layer.parameters()
+        assert bool(kept) == (index in mine)
+        if index in mine:
+            assert kept.get("layer", kept).keys() == whole[index].keys()
+    assert isinstance(model.lm_head, NoHead) == (rank != 0)
+    assert isinstance(model.model.embed_tokens, NoEmbedding) == (rank != 2)
+
+
+def test_an_embedding_that_is_also_the_head_stays(build_model: BuildModel) -> None:
+    model, _ = build_model("llama", tie_word_embeddings=True)
+    split_by_layers(model, crew(Split.LAYERS, 0, 2), "it")
+    assert not isinstance(model.model.embed_tokens, NoEmbedding)
+    drop_head(model)
+    hidden = mx.zeros((2, 1, 64))
+    logits = model.model.embed_tokens.as_linear(hidden)
+    assert logits.shape == (2, 1, model.model.embed_tokens.weight.shape[0])
+
+
+def test_more_ranks_than_layers_are_refused(build_model: BuildModel) -> None:
+    model, _ = build_model("llama")
+    with pytest.raises(
+        UnsupportedModel, match="it has 3 layers, fewer than pipeline_parallel_size=4"
+    ):
+        split_by_layers(model, crew(Split.LAYERS, 0, 4), "it")
+
+
+def test_heads_that_do_not_divide_are_refused_with_the_sizes_that_do(
+    build_model: BuildModel,
+) -> None:
+    model, _ = build_model("llama")
+    with pytest.raises(UnsupportedModel, match=r"4 attention heads.*=3 does not divide.*: 2, 4\."):
+        split_by_heads(model, crew(Split.HEADS, 0, 3), "it", "llama")
+
+
+def test_a_kind_that_mlx_lm_cannot_split_by_heads_is_refused(build_model: BuildModel) -> None:
+    model, _ = build_model("phi3")
+    with pytest.raises(UnsupportedModel, match=r"phi3 models cannot be split by heads.*pipeline"):
+        split_by_heads(model, crew(Split.HEADS, 0, 2), "it", "phi3")
+
+
+def test_fewer_heads_of_keys_than_ranks_are_repeated(build_model: BuildModel) -> None:
+    model, _ = build_model("llama")
+    attention = model.layers[0].self_attn
+    keys = attention.k_proj.weight
+    split_by_heads(model, crew(Split.HEADS, 3, 4), "it", "llama")
+    assert (attention.n_heads, attention.n_kv_heads) == (1, 1)
+    assert mx.array_equal(attention.k_proj.weight, keys[16:]).item()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (
+            {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+            "cannot both be above 1",
+        ),
+        (
+            {"tensor_parallel_size": 2, "disk_cache_size": 1.0},
+            "disk_cache_size works with one rank",
+        ),
+        (
+            {"pipeline_parallel_size": 2, "preemption_mode": "swap"},
+            "preemption_mode=swap works with",
+        ),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size must be"),
+        ({"distributed_backend": "nccl"}, "distributed_backend must be one of any, ring"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidConfig, match=reason):
+        EngineConfig().with_options(**options)

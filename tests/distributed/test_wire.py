@@ -1,0 +1,193 @@
+"""A plan on the wire: what a worker decodes is what rank 0 planned, and nothing else is accepted."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxserve.distributed.wire import (
+    Channel,
+    Kind,
+    PlanDecoder,
+    PlanEncoder,
+    ProtocolError,
+    as_int32,
+    from_int32,
+)
+from mlxserve.model.batch import Batch
+from mlxserve.request import Chunk, LiveRequest, Request, StatePlan, as_page_table
+from mlxserve.sampling_params import SamplingParams
+
+PAGE_SIZE = 16
+
+
+class Conversation:
+    """A request of a growing text, as the scheduler would move it on."""
+
+    def __init__(self, number: int) -> None:
+        ids = [(number * 31 + i) % 997 for i in range(400)]
+        self.live = LiveRequest(Request(str(number), ids, SamplingParams()), arrival=number)
+        self.pages = as_page_table()
+        self.done = 0
+
+    def chunk(self, length: int, first_page: int, *, samples: bool, state: bool) -> Chunk:
+        need = -(-(self.done + length) // PAGE_SIZE)
+        if need > len(self.pages):
+            new = range(first_page, first_page + need - len(self.pages))
+            self.pages = self.pages + as_page_table(new)
+        plan = StatePlan(self.done or None, ((self.done + length, first_page),)) if state else None
+        chunk = Chunk(self.live, self.done, length, self.pages, samples, state=plan)
+        self.done += length
+        return chunk
+
+
+def steps() -> st.SearchStrategy[list[list[tuple[int, int, bool, bool, bool]]]]:
+    """(request, length, samples, has a state plan, begins again with other pages) of each chunk."""
+    chunk = st.tuples(
+        st.integers(1, 6), st.integers(1, 40), st.booleans(), st.booleans(), st.booleans()
+    )
+    step = st.lists(chunk, min_size=1, max_size=6, unique_by=lambda one: one[0])
+    return st.lists(step, min_size=1, max_size=8)
+
+
+@given(steps())
+def test_any_sequence_of_plans_decodes_to_equal_batches(
+    plans: list[list[tuple[int, int, bool, bool, bool]]],
+) -> None:
+    encoder, decoder = PlanEncoder(), PlanDecoder(has_states=True)
+    requests: dict[int, Conversation] = {}
+    page = 0
+    for plan in plans:
+        chunks = []
+        for number, length, samples, state, again in plan:
+            if number not in requests or again or requests[number].done + length > 400:
+                requests[number] = Conversation(number)
+            chunks.append(requests[number].chunk(length, page, samples=samples, state=state))
+            page += 8
+        chunks.sort(key=lambda chunk: chunk.length > 1)
+        told, sources = decoder.decode(encoder.encode(chunks, {}))
+        assert sources == {}
+        assert [chunk.state for chunk in told] == [chunk.state for chunk in chunks]
+        assert_equal(Batch.of(told, PAGE_SIZE), Batch.of(chunks, PAGE_SIZE))
+
+
+def assert_equal(found: Batch, wanted: Batch) -> None:
+    for name in ("tokens", "positions", "slots", "sample_rows", "lazy_rows"):
+        assert np.array_equal(getattr(found, name), getattr(wanted, name)), name
+    assert found.num_decodes == wanted.num_decodes
+    for name in ("decodes", "chunks"):
+        tables, expected = getattr(found, name), getattr(wanted, name)
+        assert (tables is None) == (expected is None)
+        if tables is not None:
+            assert np.array_equal(tables.page_tables, expected.page_tables)
+            assert np.array_equal(tables.context_lens, expected.context_lens)
+            assert np.array_equal(tables.query_starts, expected.query_starts)
+
+
+def live(number: int, length: int = 64) -> LiveRequest:
+    return LiveRequest(Request(str(number), list(range(length)), SamplingParams()), arrival=number)
+
+
+def test_a_lazy_token_comes_from_a_row_of_the_step_before() -> None:
+    encoder, decoder = PlanEncoder(), PlanDecoder(has_states=False)
+    request, table = live(1), as_page_table([4, 2, 7, 9, 1])
+    first = Chunk(request, 60, 4, table, samples=True)
+    decoder.decode(encoder.encode([first], {}))
+    lazy = Chunk(request, 64, 1, table, samples=True, is_lazy=True)
+    [told], sources = decoder.decode(encoder.encode([lazy], {lazy: 3}))
+    assert sources == {told: 3}
+    assert (told.is_lazy, told.start, told.page_table) == (True, 64, table)
+
+
+def test_a_table_that_has_not_changed_is_not_sent_again() -> None:
+    encoder = PlanEncoder()
+    request, table = live(1), as_page_table(range(2_000))
+    whole = encoder.encode([Chunk(request, 60, 1, table, samples=True)], {})
+    again = encoder.encode([Chunk(request, 61, 1, table, samples=True)], {})
+    assert len(whole) > 8_000
+    assert len(again) < 64
+
+
+def test_a_request_that_ended_is_forgotten_and_one_that_pauses_is_not() -> None:
+    encoder, decoder = PlanEncoder(), PlanDecoder(has_states=True)
+    table = as_page_table([0])
+    [first], _ = decoder.decode(encoder.encode([Chunk(live(1), 0, 4, table, samples=False)], {}))
+    decoder.decode(encoder.encode([Chunk(live(2), 0, 4, table, samples=False)], {}))
+    [again], _ = decoder.decode(encoder.encode([Chunk(live(1), 4, 4, table, samples=False)], {}))
+    assert again.request is first.request
+    decoder.forget([1])
+    [new], _ = decoder.decode(encoder.encode([Chunk(live(1), 0, 4, table, samples=False)], {}))
+    assert new.request is not first.request
+
+
+def plan_of(numbers: Sequence[int]) -> bytes:
+    return as_int32(numbers)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\x01\x00\x00",  # not whole numbers
+        plan_of([1, 1, 0, 0, 0, 0, 1, 0, -1, 5, 0, 0]),  # of a step that was not told
+        plan_of([1, 0, 0, 0, 0, 0, 1, 0, -1, 5, 3, 0]),  # keeps pages that are not known
+        plan_of([9, 0, 0, 0, 0, 0, 1, 0, -1, 5, 0, 0]),  # fewer chunks than it says
+        plan_of([1, 0, 0, 1, 0, 0, 1, 0, -1, 5, 0, 0]),  # fewer tokens than it says
+        plan_of([-1, 0, 0, 0, 0]),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused(body: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        PlanDecoder(has_states=False).decode(body)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel, socket.socket]]:
+    """Two channels of one connection, and the second one's socket."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+    first, second = Channel(one), Channel(other)
+    yield first, second, other
+    first.close()
+    second.close()
+
+
+def test_frames_arrive_whole_and_in_order(
+    ends: tuple[Channel, Channel, socket.socket],
+) -> None:
+    first, second, _ = ends
+    first.send(Kind.GO)
+    first.send(Kind.COPY, as_int32([1, -2, 2**31 - 1]))
+    go, copy = second.receive(), second.receive()
+    assert (go.kind, go.number, go.body) == (Kind.GO, 1, b"")
+    assert (copy.kind, copy.number) == (Kind.COPY, 2)
+    assert from_int32(copy.body) == array("i", [1, -2, 2**31 - 1])
+
+
+@pytest.mark.parametrize(
+    "head", [struct.pack("<IBxxxI", 1 << 31, 4, 1), struct.pack("<IBxxxI", 0, 99, 1)]
+)
+def test_a_forged_head_is_refused(
+    head: bytes, ends: tuple[Channel, Channel, socket.socket]
+) -> None:
+    first, _, raw = ends
+    raw.sendall(head)
+    with pytest.raises(ProtocolError):
+        first.receive()
+
+
+def test_the_end_of_a_connection_is_an_error(
+    ends: tuple[Channel, Channel, socket.socket],
+) -> None:
+    first, second, _ = ends
+    second.close()
+    with pytest.raises(ConnectionError):
+        first.receive()

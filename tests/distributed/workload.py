@@ -1,0 +1,164 @@
+"""What an engine of one rank or several answers: everything that a rank could get wrong, in order.
+
+`python -m tests.distributed.workload FOLDER OPTIONS` prints the answers as JSON, because
+mx.distributed knows one group in the life of a process. Started by a launcher as another rank than 0, it
+follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mlxserve import SamplingParams, machine
+from mlxserve.config import EngineConfig
+from mlxserve.distributed.environment import own_rank
+from mlxserve.request import Pooling
+from mlxserve.sampling_params import Structure, StructureKind
+
+ROOT = Path(__file__).parents[2]
+PAGES = 40  # of 16 tokens: too few for all requests at once
+_NUM_TOKENS = 12
+_SECONDS = 240.0
+
+Answers = dict[str, Any]
+
+
+def _prompts() -> list[list[int]]:
+    """Six prompts, of which three share two pages and a half."""
+    draw = random.Random(11)
+
+    def tokens(length: int) -> list[int]:
+        return [draw.randrange(500) for _ in range(length)]
+
+    shared = tokens(40)
+    return [shared + tokens(n) for n in (3, 9, 24)] + [tokens(n) for n in (1, 33, 70)]
+
+
+def _params(**options: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=_NUM_TOKENS, ignore_eos=True, **options)
+
+
+async def _answers(config: EngineConfig) -> Answers:
+    from mlxserve.build import build_chat
+
+    chat = build_chat(config)
+
+    async def ask(prompt: Sequence[int], params: SamplingParams) -> list[Any]:
+        stream = await chat.submit_all([prompt], params)
+        outputs = await stream.whole()
+        return [
+            [list(one.token_ids), [round(item.logprob, 3) for item in one.logprobs or ()]]
+            for one in outputs
+        ]
+
+    prompts = _prompts()
+    greedy = _params(temperature=0)
+    seeded = _params(temperature=0.8, top_p=0.9, seed=5, repetition_penalty=1.2)
+    guided = SamplingParams(
+        max_tokens=_NUM_TOKENS,
+        temperature=0,
+        structure=Structure(StructureKind.REGEX, "[a-c]{4,9}"),
+    )
+    found: Answers = {}
+    try:
+        found["alone"] = await ask(prompts[0], greedy)
+        found["together"] = await asyncio.gather(*(ask(prompt, greedy) for prompt in prompts))
+        found["from the cache"] = await ask(prompts[2], greedy)
+        found["seeded"] = await asyncio.gather(*(ask(prompt, seeded) for prompt in prompts))
+        found["two answers"] = await ask(prompts[5], _params(temperature=0.7, seed=3, n=2))
+        found["logprobs"] = await ask(prompts[4], _params(temperature=0, logprobs=2))
+        found["guided"] = await ask(prompts[3], guided)
+        vector = await chat.embed(prompts[5], pooling=Pooling.MEAN)
+        found["embedding"] = [round(number, 4) for number in vector[:16]]
+        running = asyncio.gather(
+            *(ask(prompt, _params(temperature=0, seed=1)) for prompt in prompts),
+            ask(prompts[0], seeded),
+        )
+        await asyncio.sleep(0)
+        await chat.resize_cache(PAGES + 24)
+        await chat.resize_cache(PAGES - 12)
+        found["resized"] = await running
+        long = SamplingParams(max_tokens=50, temperature=0, ignore_eos=True)
+        found["preempted"] = await asyncio.gather(*(ask(prompt, long) for prompt in prompts))
+        await chat.check()
+        stats = chat.stats()
+        found["num_preemptions"] = stats.scheduler.num_preemptions
+        found["ranks"] = sorted(stats.ranks.num_frames)
+    finally:
+        chat.close()
+    return found
+
+
+def answers(folder: Path, *, emulated: bool = False, **options: Any) -> Answers:
+    """In this process, which must be the only rank, or be a process of its own.
+
+    `emulated`: by the Metal kernels in the emulator, which write in place
+    """
+    machine.import_mlx_lm()
+    if emulated:
+        _use_emulator()
+    config = EngineConfig().with_options(
+        **{
+            "model": str(folder),
+            "num_pages": PAGES,
+            "page_size": 16,
+            "max_num_seqs": 16,
+            "max_num_batched_tokens": 48,
+            "disable_log_stats": True,
+            "distributed_timeout_seconds": 120.0,
+            **options,
+        }
+    )
+    if own_rank():
+        from mlxserve.rank import run_worker
+
+        run_worker(config)
+    return asyncio.run(_answers(config))
+
+
+def _use_emulator() -> None:
+    """For the life of this process."""
+    from mlxserve.model import attention
+    from tests.emulated import emulated_backend
+
+    backend = emulated_backend()
+    setattr(attention, "select_backends", lambda _name, shapes: (backend,) * len(shapes))  # noqa: B010
+
+
+def answers_of_ranks(folder: Path, launcher: Sequence[str] = (), **options: Any) -> Answers:
+    """In processes of their own: rank 0 starts the others, or `launcher` starts all."""
+    module = [sys.executable, "-m", "tests.distributed.workload", str(folder), json.dumps(options)]
+    done = subprocess.run(
+        [*launcher, *module],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        env={**os.environ, "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3_000:]
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    found: Answers = json.loads(line)
+    return found
+
+
+def launcher(size: int) -> list[str]:
+    """mlx.launch for ranks on this machine."""
+    program = Path(sys.executable).with_name("mlx.launch")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    return [str(program), "-n", str(size), "-p", str(port), "--backend", "ring", "--"]
+
+
+if __name__ == "__main__":
+    print(json.dumps(answers(Path(sys.argv[1]), **json.loads(sys.argv[2]))))
