@@ -38,6 +38,18 @@ def gap(
 
 
 @app.command()
+def ranks(
+    model: ModelOption = "synthetic:llama-100m",
+    runs: Annotated[int, typer.Option(min=1, help="Runs of each kind, interleaved.")] = 3,
+    json: JsonOption = None,
+) -> None:
+    """What two ranks on this machine cost, by heads and by layers, beside one process."""
+    from tests.perf.ranks import bench_ranks
+
+    _finish(bench_ranks(model_folder(model), runs), json)
+
+
+@app.command()
 def record(
     out: Annotated[Path, typer.Option(help="Write one JSON line per step to this file.")],
     model: ModelOption = "synthetic:llama-100m",
