@@ -51,7 +51,14 @@ class SchedulerConfig(Options):
     """What the scheduler decides by. Raises InvalidConfig."""
 
     max_num_seqs: Annotated[
-        int, Option("Most requests that run at the same time.", "Scheduling", "requests", ge=1)
+        int,
+        Option(
+            "Most requests that run at the same time.",
+            "Scheduling",
+            "requests",
+            ge=1,
+            is_basic=True,
+        ),
     ] = 64
     max_num_batched_tokens: Annotated[
         int | None,
@@ -77,6 +84,7 @@ class SchedulerConfig(Options):
             "tokens",
             ge=2,
             default="the model's own, or less if the KV cache holds less",
+            is_basic=True,
         ),
     ] = None
     max_overtakes: Annotated[
@@ -215,6 +223,7 @@ class EngineConfig(Options):
             "folder or repository",
             default="the embedded model",
             short="-m",
+            is_basic=True,
         ),
     ] = None
     revision: Annotated[
@@ -235,6 +244,7 @@ class EngineConfig(Options):
             "Memory",
             gt=0,
             le=1,
+            is_basic=True,
         ),
     ] = 0.9
     wired_limit: Annotated[
@@ -318,6 +328,7 @@ class EngineConfig(Options):
             "GiB",
             default="8 for serve and chat, at most a tenth of the free space; otherwise 0",
             ge=0,
+            is_basic=True,
         ),
     ] = None
     disk_cache_dir: Annotated[

@@ -61,6 +61,7 @@ class Option:
     choices: tuple[Any, ...] = ()
     default: str = ""
     short: str = ""
+    is_basic: bool = False  # shown by `--help`; all others by `--help-all`
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +219,7 @@ def unknown_option(name: str, known: Iterable[str]) -> InvalidConfig:
     import difflib
 
     near = difflib.get_close_matches(name, known, n=2, cutoff=0.6)
-    advice = f" Did you mean {' or '.join(near)}?" if near else " See `mlxserve serve --help`."
+    advice = f" Did you mean {' or '.join(near)}?" if near else " See `mlxserve serve --help-all`."
     return InvalidConfig(f"there is no option {name[:80]!r}.{advice}")
 
 

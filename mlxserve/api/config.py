@@ -20,13 +20,16 @@ class ServerConfig(Options):
             "Address to listen on. Any but this machine's own needs an API key.",
             "Server",
             "address",
+            is_basic=True,
         ),
     ] = "127.0.0.1"
     port: Annotated[
-        int, Option("Port to listen on; 0 takes a free one.", "Server", ge=0, le=65_535)
+        int,
+        Option("Port to listen on; 0 takes a free one.", "Server", ge=0, le=65_535, is_basic=True),
     ] = 8000
     alias: Annotated[
-        tuple[str, ...], Option("Another name for the model; may be repeated.", "Server")
+        tuple[str, ...],
+        Option("Another name for the model; may be repeated.", "Server", is_basic=True),
     ] = ()
     drain_seconds: Annotated[
         float,
@@ -140,6 +143,9 @@ class ServerConfig(Options):
     log_level: Annotated[
         str,
         Option(
-            "Least important messages to log.", "Log", choices=("debug", "info", "warning", "error")
+            "Least important messages to log.",
+            "Log",
+            choices=("debug", "info", "warning", "error"),
+            is_basic=True,
         ),
     ] = "info"

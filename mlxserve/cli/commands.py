@@ -6,9 +6,10 @@ immediate and `mlxserve chat` never loads mlx.
 
 # Annotations are read by typer at run time, so this file does not postpone them.
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from mlxserve.api.config import ServerConfig
 from mlxserve.cli import (
@@ -29,11 +30,32 @@ from mlxserve.cli.options import PanelCommand, with_settings
 from mlxserve.config import EngineConfig
 from mlxserve.version import __version__
 
+# What other tools call our commands, and where to find what they have and we do not.
+_OTHER_NAMES = {"ls": "models", "list": "models", "download": "pull"}
+_HINTS = {
+    "ps": "`mlxserve service status` shows the service; GET /health a running server.",
+    "stop": "`mlxserve service uninstall` stops the service; Ctrl+C a server in a terminal.",
+    "rm": "`hf cache rm` deletes a downloaded model.",
+    "show": "`mlxserve models` lists the models.",
+}
+
+
+class Commands(TyperGroup):
+    """Knows a command also by the names that other tools give it."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = super().get_command(ctx, _OTHER_NAMES.get(cmd_name, cmd_name))
+        if found is None and cmd_name in _HINTS:
+            ctx.fail(f"There is no command {cmd_name!r}. {_HINTS[cmd_name]}")
+        return found
+
+
 app = typer.Typer(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     help="A local inference server for Apple Silicon: paged, prefix-cached KV, chunked prefill.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -49,16 +71,38 @@ def _options(
     _version: Annotated[
         bool,
         typer.Option(
-            "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
+            "--version",
+            "-V",
+            help="Show the version and exit.",
+            callback=_show_version,
+            is_eager=True,
         ),
     ] = False,
 ) -> None:
     """Options before the command."""
 
 
-app.command(cls=PanelCommand)(with_settings(ServerConfig, EngineConfig)(serve.serve))
-app.command(cls=PanelCommand)(with_settings(EngineConfig)(run.run))
-app.command(cls=chat.ChatCommand)(with_settings(EngineConfig)(chat.chat))
+_SERVE_EXAMPLES = """\
+mlxserve serve                                       the included small model
+mlxserve serve -m mlx-community/Qwen3-4B-4bit        a model of Hugging Face
+mlxserve serve -m ./my-model --port 9000             a folder
+"""
+_RUN_EXAMPLES = """\
+mlxserve run "Why is the sky blue?"
+git diff | mlxserve run "Write a commit message"
+mlxserve run                                         open the chat
+"""
+_CHAT_EXAMPLES = """\
+mlxserve chat                                        with a server of its own
+mlxserve chat -m mlx-community/Qwen3-4B-4bit
+mlxserve chat --url http://127.0.0.1:8000            with a server that runs
+"""
+
+app.command(cls=PanelCommand, epilog=_SERVE_EXAMPLES)(
+    with_settings(ServerConfig, EngineConfig)(serve.serve)
+)
+app.command(cls=PanelCommand, epilog=_RUN_EXAMPLES)(with_settings(EngineConfig)(run.run))
+app.command(cls=chat.ChatCommand, epilog=_CHAT_EXAMPLES)(with_settings(EngineConfig)(chat.chat))
 app.command()(launch.launch)
 app.add_typer(prefix.app, name="prefix")
 app.add_typer(cache.app, name="cache")

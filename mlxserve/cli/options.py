@@ -24,23 +24,44 @@ from mlxserve.option import NamedOption, Options, options_of
 SCHEMAS: tuple[type[Options], ...] = (ServerConfig, EngineConfig)
 
 
+_ALL = "mlxserve.help_all"  # of a context's `meta`
+_BASIC = {option.name for s in SCHEMAS for option in options_of(s) if option.declared.is_basic}
+
+
 class PanelCommand(TyperCommand):
-    """Plain help, with the options grouped under their panels' names.
+    """Plain help: the command's own options and the basic ones, or all, grouped by their panels.
 
     typer's own panels are tables that cut long flags at 80 columns: --max-num-batched-t…
     """
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
+        shows_all = ctx.meta.get(_ALL, False)
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None:
-                kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
-                panel = getattr(parameter, "rich_help_panel", None) or kind
-                sections.setdefault(panel, []).append(record)
+            panel = getattr(parameter, "rich_help_panel", None)
+            if record is None or not (shows_all or panel is None or parameter.name in _BASIC):
+                continue
+            kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            title = panel if panel is not None and shows_all else kind
+            sections.setdefault(title, []).append(record)
         for title, records in sections.items():
             with formatter.section(title):
                 formatter.write_dl(records)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """The examples, as they are."""
+        if self.epilog:
+            with formatter.section("Examples"):
+                for line in self.epilog.splitlines():
+                    formatter.write(f"  {line}\n")
+
+
+def _show_all(ctx: typer.Context, asked: bool) -> None:
+    if asked:
+        ctx.meta[_ALL] = True
+        print(ctx.get_help())
+        raise typer.Exit
 
 
 def with_settings(*schemas: type[Options]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -58,9 +79,24 @@ def with_settings(*schemas: type[Options]) -> Callable[[Callable[..., None]], Ca
         ],
     )
 
+    help_all = inspect.Parameter(
+        "help_all",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False,
+        annotation=Annotated[
+            bool,
+            typer.Option(
+                "--help-all",
+                help="Show all options and exit.",
+                is_eager=True,
+                callback=_show_all,
+            ),
+        ],
+    )
+
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
-        def with_flags(*, config: Path | None, **given: Any) -> None:
+        def with_flags(*, config: Path | None, help_all: bool, **given: Any) -> None:  # noqa: ARG001
             asked = {name: _value(given.pop(name)) for name in flags}
             command(**given, settings=Settings.read(SCHEMAS, asked, os.environ, config))
 
@@ -72,7 +108,7 @@ def with_settings(*schemas: type[Options]) -> Callable[[Callable[..., None]], Ca
         with_flags.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [
                 parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-                for parameter in (*own, config, *flags.values())
+                for parameter in (*own, config, *flags.values(), help_all)
             ]
         )
         return with_flags

@@ -14,6 +14,7 @@ import typer
 
 from mlxserve.cli.building import build
 from mlxserve.cli.settings import Settings
+from mlxserve.cli.terminal import run_terminal
 from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidRequest
 
@@ -36,7 +37,9 @@ def run(
         bool, typer.Option("--stats", help="Print speed and cached tokens to stderr.")
     ] = False,
 ) -> None:
-    """Answer one prompt on the terminal or in a pipe."""
+    """Answer one prompt on the terminal or in a pipe; without one, open the chat."""
+    if prompt is None and sys.stdin.isatty() and (system, max_tokens, temperature) == (None,) * 3:
+        run_terminal(settings, None, None)
     config = settings.build(EngineConfig)
     from mlxserve.api.server import logs
 

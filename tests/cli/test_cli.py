@@ -10,8 +10,30 @@ from mlxserve.version import __version__
 from tests.cli.commands import Run, error_line, mlxserve, python
 
 
-def test_version_prints_the_version() -> None:
-    assert mlxserve("--version") == (0, f"mlxserve {__version__}\n", "")
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_version_prints_the_version(flag: str) -> None:
+    assert mlxserve(flag) == (0, f"mlxserve {__version__}\n", "")
+
+
+@pytest.mark.parametrize("command", [(), ("serve",), ("key", "create")])
+def test_h_is_help(command: tuple[str, ...]) -> None:
+    assert mlxserve(*command, "-h") == mlxserve(*command, "--help")
+
+
+@pytest.mark.parametrize(("name", "words"), [("ps", "service status"), ("rm", "hf cache rm")])
+def test_a_command_of_other_tools_has_a_hint(name: str, words: str) -> None:
+    outcome = mlxserve(name)
+    assert outcome.code == 2
+    assert f"There is no command {name!r}" in outcome.err
+    assert words in outcome.err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_command_has_a_completion_for_each_shell(shell: str) -> None:
+    outcome = mlxserve("--show-completion", shell)
+    assert outcome.code == 0
+    assert "_MLXSERVE_COMPLETE=" in outcome.out
+    assert "BENCH" not in outcome.out
 
 
 def test_help_imports_neither_mlx_nor_a_server() -> None:

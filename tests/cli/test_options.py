@@ -33,7 +33,7 @@ def parse(*flags: str) -> Any:
 
 
 def test_help_shows_each_flag_with_its_unit_text_and_default_in_its_panel(run: Run) -> None:
-    code, text, _ = run("serve", "--help")
+    code, text, _ = run("serve", "--help-all")
     assert code == 0
     scheduling = " ".join(text[text.index("\nScheduling:\n") :].split())
     assert re.search(r"--max-num-seqs <requests> Most requests [^-]* \[default: 64\]", scheduling)
@@ -42,6 +42,18 @@ def test_help_shows_each_flag_with_its_unit_text_and_default_in_its_panel(run: R
         for option in options_of(schema):
             assert f"\n{option.declared.panel}:\n" in text
             assert re.search(rf"--{option.name.replace('_', '-')}\b", text), option.name
+
+
+@pytest.mark.parametrize("command", ["serve", "run", "chat", "models"])
+def test_help_is_short_and_leads_to_all_options(command: str, run: Run) -> None:
+    code, text, _ = run(command, "--help")
+    assert code == 0
+    assert "--help-all" in text
+    assert "--model" in text
+    assert "--page-tail" not in text
+    assert len(text.splitlines()) <= 50
+    if command != "models":
+        assert f"\n  mlxserve {command}" in text[text.index("\nExamples:\n") :]
 
 
 def test_each_option_has_one_owner() -> None:

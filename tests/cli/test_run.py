@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlxserve.cli import run as run_command
+from mlxserve.cli.settings import Settings
 from mlxserve.request import FinishReason
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.deltas import Delta, Usage
@@ -113,6 +114,20 @@ def test_run_without_an_argument_or_with_a_dash_reads_the_pipe(
     chat = scripted("fine")
     assert run("run", *arguments, stdin="Hello there\n") == (0, "fine\n", "")
     assert chat.messages == [{"role": "user", "content": "Hello there"}]
+
+
+def test_run_without_a_prompt_on_a_terminal_opens_the_chat(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+
+    def open_chat(settings: Settings, *_: object) -> None:
+        opened.append(settings.flags)
+        sys.exit(0)
+
+    monkeypatch.setattr("mlxserve.cli.run.run_terminal", open_chat)
+    assert run("run", "--num-pages", "9", stdin=None) == (0, "", "")
+    assert opened == [{"num_pages": 9}]
 
 
 def test_run_on_a_terminal_does_not_wait_for_input(

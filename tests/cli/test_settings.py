@@ -84,7 +84,7 @@ def test_a_variable_is_read_as_its_options_type() -> None:
     ("text", "words"),
     [
         ("max_num_seq = 3\n", "Did you mean max_num_seqs"),
-        ("zzz = 3\n", "See `mlxserve serve --help`"),
+        ("zzz = 3\n", "See `mlxserve serve --help-all`"),
         ("[engine]\nseed = 1\n", "no option 'engine'"),
         ("seed = \n", "cannot be read"),
         ("seed = 'x'\n", r"seed must be a whole number.*set in .*config.toml"),

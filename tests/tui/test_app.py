@@ -997,3 +997,37 @@ def test_find_goes_from_the_last_match_to_earlier_ones(terminal: Run, home: Home
         await t.until_shown("No match in this chat")
 
     terminal(story)
+
+
+def test_tab_goes_to_the_last_message(terminal: Run, server: "FakeServer") -> None:
+    async def story(t: "Terminal") -> None:
+        for text in ("one", "two", "three"):
+            await t.ask(text)
+            await t.until_ready()
+        await t.press("tab")
+        assert t.app.focused is t.views[-1]
+        await t.press("tab")
+        assert t.app.focused is t.composer
+
+    terminal(story)
+
+
+@pytest.mark.parametrize("key", ["ctrl+c", "escape"])
+def test_a_dialog_is_closed(key: str, terminal: Run) -> None:
+    async def story(t: "Terminal") -> None:
+        await t.press("f1")
+        await t.until(lambda: isinstance(t.app.screen, HelpDialog))
+        await t.press(key)
+        await t.until(lambda: not isinstance(t.app.screen, HelpDialog))
+
+    terminal(story)
+
+
+def test_ctrl_q_quits_from_a_dialog(terminal: Run) -> None:
+    async def story(t: "Terminal") -> None:
+        await t.press("f1")
+        await t.until(lambda: isinstance(t.app.screen, HelpDialog))
+        await t.press("ctrl+q")
+        await t.until(lambda: not t.app.is_running)
+
+    terminal(story)

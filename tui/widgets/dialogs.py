@@ -27,7 +27,11 @@ from tui.sanitise import one_line
 Row = tuple[str, str, str]  # a command or key, the key of a command, its help
 _TITLE_WIDTH = 26
 _BEFORE_MATCH = 16  # characters of a message shown before a match
-_CLOSE: list[BindingType] = [Binding("escape", "dismiss", "Close", show=False)]
+_CLOSE: list[BindingType] = [
+    Binding("escape", "dismiss", "Close", show=False),
+    Binding("ctrl+c", "dismiss", "Close", show=False, priority=True),
+    Binding("ctrl+q", "app.quit", "Quit", show=False, priority=True),
+]
 
 
 @dataclass(frozen=True, slots=True)

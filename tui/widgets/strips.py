@@ -88,7 +88,8 @@ class StripView(Widget):
         if span is None:
             return strip
         start, end = span
-        style = self.screen.get_component_rich_style("screen--selection")
+        # Its background alone: Textual gives the text the same colour, and it could not be read.
+        style = Style(bgcolor=self.screen.get_component_rich_style("screen--selection").bgcolor)
         return self._restyled(strip, [(start, len(strip.text) if end == -1 else end)], style)
 
     def _with_marks(self, strip: Strip) -> Strip:

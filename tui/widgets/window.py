@@ -110,12 +110,12 @@ class ChatWindow(Vertical):
     def focus_message(self, step: int) -> None:
         """Focus the previous or next message; after the last, the composer."""
         views = self.transcript.views
-        if self.app.focused in views:
-            at = views.index(self.app.focused) + step
-            if at >= len(views):
-                self.composer.focus()
-            elif at >= 0:
-                views[at].focus()
+        at = views.index(self.app.focused) if self.app.focused in views else len(views)
+        at += step
+        if at >= len(views):
+            self.composer.focus()
+        elif at >= 0:
+            views[at].focus()
 
     # Suggestions
 

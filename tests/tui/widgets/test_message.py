@@ -111,6 +111,7 @@ def test_a_selection_is_highlighted_and_returns_its_text() -> None:
         assert marked.text.startswith(plain.text)
         grounds = {s.style.bgcolor for s in marked if s.style and s.text.strip()}
         assert len(grounds) == 2, "a part of the line has another background"
+        assert all(s.style.color != s.style.bgcolor for s in marked if s.style and s.text.strip())
 
     view = AnswerView(message(Role.ASSISTANT, "one, two\n\nthree"), ALONE, PALETTE)
     look(view, select)
