@@ -150,7 +150,7 @@ def build_engine(
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class EnginePart:
     """What every rank builds, each over its part of the model.
 
     config         with the sizes that all ranks have agreed on
@@ -168,7 +168,7 @@ class Part:
     device_memory: int
 
 
-def build_part(config: EngineConfig, files: ModelFiles, crew: Crew | None) -> Part:
+def build_part(config: EngineConfig, files: ModelFiles, crew: Crew | None) -> EnginePart:
     memory = machine.memory()
     num_here = 1 if crew is None else ranks_on_this_machine()
     are_pages_chosen = config.num_pages is not None
@@ -191,7 +191,7 @@ def build_part(config: EngineConfig, files: ModelFiles, crew: Crew | None) -> Pa
     kv = KVPool(loaded.layers, config.num_pages, config.page_size, backends, first)
     if crew is not None:
         crew.least(0)  # all are ready
-    return Part(config, loaded, kv, difference, step, first, most)
+    return EnginePart(config, loaded, kv, difference, step, first, most)
 
 
 def _limit_memory(config: EngineConfig, step: StepPeak | None) -> None:

@@ -16,7 +16,7 @@ from mlxserve.distributed.environment import lead_address, own_rank
 from mlxserve.distributed.follower import WORKER_FAILED, Follower
 from mlxserve.distributed.gathering import hello_of, split_of
 from mlxserve.distributed.meeting import report_to_lead
-from mlxserve.distributed.worker import Worker
+from mlxserve.distributed.worker import RankWorker
 from mlxserve.errors import MlxServeError, in_one_line
 from mlxserve.hub.files import find_model
 
@@ -42,7 +42,7 @@ def run_worker(config: EngineConfig) -> NoReturn:
         crew = Crew(split_of(config), config.num_ranks, config.distributed_backend)
         follower.join(crew)
         part = build_part(config, files, crew)
-        Worker(crew, follower, part.loaded, part.kv, part.device_memory).run()
+        RankWorker(crew, follower, part.loaded, part.kv, part.device_memory).run()
     except BaseException as error:
         log.debug("Rank %d has failed", rank, exc_info=error)
         text = str(error)

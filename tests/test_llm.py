@@ -221,7 +221,8 @@ def test_three_times_more_demand_than_pages_is_served_in_both_modes(
         warning = (
             f"Request 7 is preempted by PreemptionMode.{mode.upper()} mode because there is not "
             "enough KV cache space. This can affect the end-to-end performance. Increase "
-            "gpu_memory_utilization or decrease max_num_seqs or max_num_batched_tokens. "
+            "gpu_memory_utilization or tensor_parallel_size, or decrease max_num_seqs or "
+            "max_num_batched_tokens. "
             f"total_cumulative_preemption_cnt={number}"
         )
         # A victim without a full page of its own has nothing to swap.

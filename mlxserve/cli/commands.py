@@ -56,6 +56,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="A local inference server for Apple Silicon: paged, prefix-cached KV, chunked prefill.",
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
 )
 

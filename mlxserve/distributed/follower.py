@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from mlxserve.distributed.crew import Crew
 from mlxserve.distributed.meeting import prove_member
-from mlxserve.distributed.wire import BEAT_BODY, Channel, Frame, Kind
+from mlxserve.distributed.wire import BEAT_BODY, Channel, FrameKind, RankFrame
 
 BEAT_SECONDS = 1.0
 WORKER_FAILED = 70  # exit codes of a worker
@@ -30,7 +30,7 @@ class Follower:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._sending = threading.Lock()
-        self._inbox: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[RankFrame | None] = queue.SimpleQueue()
         self._ended = threading.Event()
         self.reached = 0  # number of the last frame that was acted on
 
@@ -42,14 +42,14 @@ class Follower:
             name = f"mlxserve-follower{work.__name__}"
             threading.Thread(target=work, name=name, daemon=True).start()
 
-    def frames(self) -> Iterator[Frame]:
+    def frames(self) -> Iterator[RankFrame]:
         """Until rank 0 closes."""
         while (frame := self._inbox.get()) is not None:
             yield frame
             self.reached = frame.number
         self._ended.set()
 
-    def send(self, kind: Kind, body: bytes = b"") -> None:
+    def send(self, kind: FrameKind, body: bytes = b"") -> None:
         """Raises OSError."""
         with self._sending:
             self._channel.send(kind, body)
@@ -57,13 +57,13 @@ class Follower:
     def fail(self, reason: str) -> bool:
         """Tell rank 0 why this rank ends; whether it could be told."""
         with contextlib.suppress(OSError):
-            self.send(Kind.ERROR, reason.encode())
+            self.send(FrameKind.ERROR, reason.encode())
             return True
         return False
 
     def _read(self) -> None:
         try:
-            while (frame := self._channel.receive()).kind is not Kind.CLOSE:
+            while (frame := self._channel.receive()).kind is not FrameKind.CLOSE:
                 self._inbox.put(frame)
         except OSError:
             os._exit(LEAD_LOST)
@@ -75,6 +75,6 @@ class Follower:
         try:
             while not self._ended.wait(BEAT_SECONDS):
                 memory = mx.get_active_memory(), mx.get_peak_memory()
-                self.send(Kind.BEAT, BEAT_BODY.pack(self.reached, *memory))
+                self.send(FrameKind.BEAT, BEAT_BODY.pack(self.reached, *memory))
         except OSError:  # the other thread sees it, too
             return

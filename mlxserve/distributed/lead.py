@@ -17,7 +17,7 @@ from mlxserve.distributed.crew import Crew
 from mlxserve.distributed.environment import Split
 from mlxserve.distributed.local import LocalRanks
 from mlxserve.distributed.meeting import prove_lead
-from mlxserve.distributed.wire import BEAT_BODY, Channel, Kind, PlanEncoder, as_int32
+from mlxserve.distributed.wire import BEAT_BODY, Channel, FrameKind, PlanEncoder, as_int32
 from mlxserve.errors import EngineStopped, OutOfMemory
 from mlxserve.request import Chunk
 from mlxserve.stats import RankStats
@@ -84,7 +84,7 @@ class Lead:
         """Let the workers end, and wait for those on this machine. Idempotent."""
         if not self._closing.is_set():
             self._closing.set()
-            self._tell(Kind.CLOSE)
+            self._tell(FrameKind.CLOSE)
         if self._local is not None:
             self._local.end()
 
@@ -95,7 +95,7 @@ class Lead:
 
     def step(self, chunks: Sequence[Chunk], sources: Mapping[Chunk, int]) -> None:
         """`sources`: for each lazy chunk, the row of the step before that samples its token."""
-        self._tell(Kind.STEP, self._encoder.encode(chunks, sources))
+        self._tell(FrameKind.STEP, self._encoder.encode(chunks, sources))
 
     def share(self, ids: mx.array) -> mx.array:
         """`Crew.share`, at the end of a step that samples."""
@@ -103,14 +103,14 @@ class Lead:
         return self._crew.share(ids)
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        self._tell(Kind.COPY, as_int32([*sources, *targets]))
+        self._tell(FrameKind.COPY, as_int32([*sources, *targets]))
 
     def back(self, num_pages: int) -> None:
-        self._tell(Kind.BACK, as_int32([num_pages]))
+        self._tell(FrameKind.BACK, as_int32([num_pages]))
 
     def refuse_too_many(self, num_pages: int) -> None:
         """Raises OutOfMemory if a worker has no memory for that many pages."""
-        self._tell(Kind.ASK_SIZE, as_int32([num_pages]))
+        self._tell(FrameKind.ASK_SIZE, as_int32([num_pages]))
         for _ in self._channels:
             try:
                 rank, refusal = self._answers.get(timeout=self._timeout)
@@ -120,11 +120,11 @@ class Lead:
                 raise OutOfMemory(f"Rank {rank}: {refusal}")
 
     def resize(self, num_pages: int, moves: Mapping[int, int]) -> None:
-        self._tell(Kind.RESIZE, as_int32([num_pages, *moves, *moves.values()]))
+        self._tell(FrameKind.RESIZE, as_int32([num_pages, *moves, *moves.values()]))
 
     def drop_states(self, snapshots: Sequence[int], requests: Iterable[int]) -> None:
         """`requests`: numbers of those that have ended."""
-        self._tell(Kind.DROP, as_int32([len(snapshots), *snapshots, *requests]))
+        self._tell(FrameKind.DROP, as_int32([len(snapshots), *snapshots, *requests]))
 
     def begin_text(self) -> int:
         """The number of a text to embed."""
@@ -133,9 +133,9 @@ class Lead:
 
     def embed(self, text: int, token_ids: Sequence[int]) -> None:
         """The next tokens of a text; none if it is done."""
-        self._tell(Kind.EMBED, as_int32([text, *token_ids]))
+        self._tell(FrameKind.EMBED, as_int32([text, *token_ids]))
 
-    def _tell(self, kind: Kind, body: bytes = b"") -> None:
+    def _tell(self, kind: FrameKind, body: bytes = b"") -> None:
         for rank, channel in self._channels.items():
             try:
                 channel.send(kind, body)
@@ -148,11 +148,11 @@ class Lead:
         try:
             while True:
                 frame = channel.receive()
-                if frame.kind is Kind.BEAT:
+                if frame.kind is FrameKind.BEAT:
                     self._count(str(rank), *BEAT_BODY.unpack(frame.body))
-                elif frame.kind is Kind.MOST_PAGES:
+                elif frame.kind is FrameKind.MOST_PAGES:
                     self._answers.put((rank, frame.body.decode()))
-                elif frame.kind is Kind.ERROR:
+                elif frame.kind is FrameKind.ERROR:
                     self._closing.wait(_ERROR_SECONDS)
                     return self._lose(f"rank {rank}: {frame.body.decode(errors='replace')}")
         except TimeoutError:

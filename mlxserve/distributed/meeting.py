@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from mlxserve.distributed.crew import Crew
-from mlxserve.distributed.wire import VERSION, Channel, Kind, ProtocolError
+from mlxserve.distributed.wire import VERSION, Channel, FrameKind, ProtocolError
 from mlxserve.errors import EngineStopped
 
 log = logging.getLogger("mlxserve.distributed")
@@ -134,10 +134,10 @@ def _all_of(
                 )
             found[hello.rank] = channel
             if (objection := hello.objection(own)) is not None:
-                channel.send(Kind.ERROR, objection.encode())
+                channel.send(FrameKind.ERROR, objection.encode())
                 raise EngineStopped(objection)
         for channel in found.values():
-            channel.send(Kind.GO)
+            channel.send(FrameKind.GO)
     except BaseException:
         for channel in found.values():
             channel.close()
@@ -164,7 +164,7 @@ def _greet(
     try:
         channel.set_timeout(_HELLO_SECONDS)
         frame = channel.receive()
-        if frame.kind is not Kind.HELLO:
+        if frame.kind is not FrameKind.HELLO:
             raise ProtocolError("no HELLO")
         hello = Hello.decode(frame.body)
         channel.set_timeout(None)
@@ -188,12 +188,12 @@ def report_to_lead(address: tuple[str, int], hello: Hello, timeout: float) -> Ch
                 raise EngineStopped(f"Rank 0 is not at {where}: {error}.") from error
             time.sleep(_RETRY_SECONDS)
     try:
-        channel.send(Kind.HELLO, hello.encode())
+        channel.send(FrameKind.HELLO, hello.encode())
         frame = channel.receive()
     except OSError as error:
         channel.close()
         raise EngineStopped(f"Rank 0 at {where} has ended: {error}.") from error
-    if frame.kind is not Kind.GO:
+    if frame.kind is not FrameKind.GO:
         channel.close()
         raise EngineStopped(frame.body.decode(errors="replace") or "Rank 0 refused this rank.")
     channel.set_timeout(None)
@@ -211,12 +211,12 @@ def prove_lead(crew: Crew, channels: Mapping[int, Channel], timeout: float) -> N
             channel.set_timeout(None)
         except OSError as error:
             raise EngineStopped(f"Rank {rank} is gone: {error}.") from error
-        if frame.kind is Kind.ERROR:
+        if frame.kind is FrameKind.ERROR:
             raise EngineStopped(f"Rank {rank}: {frame.body.decode(errors='replace')}")
-        if frame.kind is not Kind.MEMBER or not hmac.compare_digest(frame.body, secret):
+        if frame.kind is not FrameKind.MEMBER or not hmac.compare_digest(frame.body, secret):
             raise EngineStopped(f"The connection of rank {rank} belongs to another process.")
 
 
 def prove_member(crew: Crew, channel: Channel) -> None:
     """A worker's side of MEMBER."""
-    channel.send(Kind.MEMBER, bytes(crew.from_lead([0] * _SECRET_SIZE)))
+    channel.send(FrameKind.MEMBER, bytes(crew.from_lead([0] * _SECRET_SIZE)))

@@ -37,7 +37,7 @@ _PIECE = 1 << 20  # bytes read at once
 _FIELDS, _COLUMNS = 5, 7  # of a plan's head, and of each chunk
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame says. The comment has its body and who sends it."""
 
     HELLO = 1  # worker: JSON, see meeting.py
@@ -60,8 +60,8 @@ BEAT_BODY = struct.Struct("<IQQ")  # frame it has reached, bytes active, peak
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    kind: Kind
+class RankFrame:
+    kind: FrameKind
     number: int
     body: bytes
 
@@ -79,18 +79,18 @@ class Channel:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._number = 0
 
-    def send(self, kind: Kind, body: bytes = b"") -> int:
+    def send(self, kind: FrameKind, body: bytes = b"") -> int:
         """The frame's number. Raises OSError."""
         self._number += 1
         self._socket.sendall(_HEADER.pack(len(body), kind, self._number) + body)
         return self._number
 
-    def receive(self) -> Frame:
+    def receive(self) -> RankFrame:
         """Raises ConnectionError at the end, TimeoutError as `set_timeout` says."""
         length, kind, number = _HEADER.unpack(self._exactly(_HEADER.size))
-        if length > MAX_BODY or kind not in Kind._value2member_map_:
+        if length > MAX_BODY or kind not in FrameKind._value2member_map_:
             raise ProtocolError(f"a frame of kind {kind} with {length} bytes")
-        return Frame(Kind(kind), number, self._exactly(length))
+        return RankFrame(FrameKind(kind), number, self._exactly(length))
 
     def set_timeout(self, seconds: float | None) -> None:
         """How long `receive` and `send` wait at most; None for ever."""
@@ -175,13 +175,17 @@ def _of_state(plan: StatePlan) -> list[int]:
 class ToldRequest:
     """A worker's stand-in for a LiveRequest: what a forward needs of it."""
 
-    __slots__ = ("arrival", "id", "state", "token_ids")
+    __slots__ = ("arrival", "has_ended", "id", "token_ids")
 
     def __init__(self, number: int) -> None:
         self.arrival = number
         self.id = f"request {number}"
-        self.state = RequestState.RUNNING
         self.token_ids = _Piece()
+        self.has_ended = False
+
+    @property
+    def state(self) -> RequestState:
+        return RequestState.FINISHED if self.has_ended else RequestState.RUNNING
 
 
 class _Piece:
@@ -222,7 +226,7 @@ class PlanDecoder:
         """These have ended, or lost their states."""
         for number in requests:
             if (request := self._requests.pop(number, None)) is not None:
-                request.state = RequestState.FINISHED
+                request.has_ended = True
 
     def _decoded(self, numbers: array[int]) -> tuple[list[Chunk], dict[Chunk, int]]:
         count, num_known, num_pages, num_tokens, num_states = numbers[:_FIELDS]

@@ -1,4 +1,4 @@
-"""Worker: the loop of every rank but 0, which does what it is told, in order.
+"""RankWorker: the loop of every rank but 0, which does what it is told, in order.
 
 It begins each step at once, holds at most two, and takes the next frame without waiting for the
 device. It samples nothing: the ids of a step come from rank 0 as part of the graph, so that the next
@@ -16,7 +16,7 @@ from metal_kernels.reading import evaluate
 from mlxserve.cache.kv import KVPool
 from mlxserve.distributed.crew import Crew
 from mlxserve.distributed.follower import Follower
-from mlxserve.distributed.wire import Frame, Kind, PlanDecoder, from_int32
+from mlxserve.distributed.wire import FrameKind, PlanDecoder, RankFrame, from_int32
 from mlxserve.errors import OutOfMemory
 from mlxserve.model.batch import Batch
 from mlxserve.model.load import LoadedModel
@@ -25,7 +25,7 @@ from mlxserve.model.runner import ModelRunner
 _MOST_UNREAD = 2  # steps that may be under way
 
 
-class Worker:
+class RankWorker:
     """Lives on the thread that computes."""
 
     def __init__(
@@ -49,19 +49,19 @@ class Worker:
     def run(self) -> None:
         """Until rank 0 closes."""
         acts = {
-            Kind.STEP: self._step,
-            Kind.COPY: self._copy,
-            Kind.BACK: self._back,
-            Kind.ASK_SIZE: self._say_size,
-            Kind.RESIZE: self._resize,
-            Kind.DROP: self._drop,
-            Kind.EMBED: self._embed,
+            FrameKind.STEP: self._step,
+            FrameKind.COPY: self._copy,
+            FrameKind.BACK: self._back,
+            FrameKind.ASK_SIZE: self._say_size,
+            FrameKind.RESIZE: self._resize,
+            FrameKind.DROP: self._drop,
+            FrameKind.EMBED: self._embed,
         }
         for frame in self._follower.frames():
             acts[frame.kind](frame)
         self._wait()
 
-    def _step(self, frame: Frame) -> None:
+    def _step(self, frame: RankFrame) -> None:
         chunks, sources = self._decoder.decode(frame.body)
         batch = Batch.of(chunks, self._kv.page_size)
         tokens = mx.array(batch.tokens)
@@ -83,35 +83,35 @@ class Worker:
         evaluate(*self._unread)
         self._unread.clear()
 
-    def _copy(self, frame: Frame) -> None:
+    def _copy(self, frame: RankFrame) -> None:
         pages = from_int32(frame.body)
         half = len(pages) // 2
         self._runner.copy_pages(pages[:half], pages[half:])
 
-    def _back(self, frame: Frame) -> None:
+    def _back(self, frame: RankFrame) -> None:
         self._runner.back(from_int32(frame.body)[0])
 
-    def _say_size(self, frame: Frame) -> None:
+    def _say_size(self, frame: RankFrame) -> None:
         refusal = ""
         try:
             self._runner.refuse_too_many(from_int32(frame.body)[0])
         except OutOfMemory as error:
             refusal = str(error)
-        self._follower.send(Kind.MOST_PAGES, refusal.encode())
+        self._follower.send(FrameKind.MOST_PAGES, refusal.encode())
 
-    def _resize(self, frame: Frame) -> None:
+    def _resize(self, frame: RankFrame) -> None:
         num_pages, *moves = from_int32(frame.body)
         half = len(moves) // 2
         self._wait()
         self._kv.settle()
         self._kv.resize(num_pages, dict(zip(moves[:half], moves[half:], strict=True)))
 
-    def _drop(self, frame: Frame) -> None:
+    def _drop(self, frame: RankFrame) -> None:
         count, *numbers = from_int32(frame.body)
         self._decoder.forget(numbers[count:])
         self._runner.drop_states(numbers[:count])
 
-    def _embed(self, frame: Frame) -> None:
+    def _embed(self, frame: RankFrame) -> None:
         text, *token_ids = from_int32(frame.body)
         if not token_ids:
             self._texts.pop(text, None)

@@ -339,7 +339,8 @@ class AsyncEngine:
         one too many.
         """
         while True:
-            if not engine.can_restart or self._failures.is_one_too_many():
+            # With other ranks there is no second beginning: they may wait in a collective.
+            if self._lead is not None or self._failures.is_one_too_many():
                 raise error
             log.error("The engine failed; it begins again with an empty cache", exc_info=error)
             # The frames of the failed step hold arrays, and the arrays their memory.

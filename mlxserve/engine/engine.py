@@ -75,11 +75,6 @@ class Engine:
         return self._scheduler.max_model_len
 
     @property
-    def can_restart(self) -> bool:
-        """Whether it can go on after a failure; not if other ranks may wait in a collective."""
-        return self._lead is None
-
-    @property
     def disk_folder(self) -> Path | None:
         """Where this model's pages are on disk; None for nowhere."""
         return None if self._disk is None else self._disk.tier.folder

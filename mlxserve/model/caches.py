@@ -116,18 +116,24 @@ class CacheTree:
         elsewhere: Callable[[ElsewhereLeaf], Any] | None = None,
     ) -> list[Any]:
         """The list to call the model with: `kv` and `state` make a leaf from its index."""
+        return [_replacement(node, kv, state, elsewhere) for node in self.nodes]
 
-        def made(node: Node) -> Any:
-            if isinstance(node, KVLeaf):
-                return kv(node.index)
-            if isinstance(node, StateLeaf):
-                return state(node.index)
-            if isinstance(node, ElsewhereLeaf):
-                assert elsewhere is not None, "all layers are this process's"
-                return elsewhere(node)
-            return CacheList(*map(made, node))
 
-        return [made(node) for node in self.nodes]
+def _replacement(
+    node: Node,
+    kv: Callable[[int], Any],
+    state: Callable[[int], Any],
+    elsewhere: Callable[[ElsewhereLeaf], Any] | None,
+) -> Any:
+    # Not a closure that calls itself: such a ring would keep a step's arrays until it is collected.
+    if isinstance(node, KVLeaf):
+        return kv(node.index)
+    if isinstance(node, StateLeaf):
+        return state(node.index)
+    if isinstance(node, ElsewhereLeaf):
+        assert elsewhere is not None, "all layers are this process's"
+        return elsewhere(node)
+    return CacheList(*[_replacement(inner, kv, state, elsewhere) for inner in node])
 
 
 def _flat(nodes: Sequence[Node]) -> Iterator[KVLeaf | StateLeaf | ElsewhereLeaf]:

@@ -28,14 +28,6 @@ def test_a_command_of_other_tools_has_a_hint(name: str, words: str) -> None:
     assert words in outcome.err
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_command_has_a_completion_for_each_shell(shell: str) -> None:
-    outcome = mlxserve("--show-completion", shell)
-    assert outcome.code == 0
-    assert "_MLXSERVE_COMPLETE=" in outcome.out
-    assert "BENCH" not in outcome.out
-
-
 def test_help_imports_neither_mlx_nor_a_server() -> None:
     code = (
         "import sys; sys.argv = ['mlxserve', '--help']\n"

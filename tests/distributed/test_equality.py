@@ -21,9 +21,19 @@ BY_HEADS = ("llama", "qwen3_moe", "qwen2", "qwen3", "gpt_oss")
 NOT_BY_LAYERS = ("gemma4_text", "rwkv7", "deepseek_v32")
 BY_LAYERS = tuple(kind for kind in ARCHITECTURES if kind not in NOT_BY_LAYERS)
 QUICK = {("tensor", "llama"), ("pipeline", "gemma3_text"), ("pipeline", "qwen3_next")}
+SLOW = {
+    *(("tensor", kind) for kind in ("qwen3_moe", "gpt_oss")),
+    *(("pipeline", kind) for kind in ("gpt_oss", "gemma2", "falcon_h1", "glm4_moe_lite")),
+}
 CASES = [
     *(("tensor", kind) for kind in BY_HEADS),
     *(("pipeline", kind) for kind in BY_LAYERS),
+]
+
+# One way in each run of the suite, the other with the table of all kinds.
+SPLITS = [
+    pytest.param("tensor", marks=pytest.mark.slow),
+    pytest.param("pipeline", marks=pytest.mark.ranks),
 ]
 
 Alone = Callable[[str], Answers]
@@ -62,9 +72,14 @@ def same(found: Answers, wanted: Answers, size: int = 2) -> None:
     assert found["num_preemptions"] > 0
 
 
+def marks(case: tuple[str, str]) -> tuple[pytest.MarkDecorator, ...]:
+    if case in QUICK:
+        return ()
+    return (pytest.mark.slow if case in SLOW else pytest.mark.ranks,)
+
+
 @pytest.mark.parametrize(
-    ("split", "kind"),
-    [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
+    ("split", "kind"), [pytest.param(*case, marks=marks(case)) for case in CASES]
 )
 def test_two_ranks_answer_what_one_process_does(
     split: str, kind: str, model_folder: Callable[[str], Path], alone: Alone
@@ -73,8 +88,7 @@ def test_two_ranks_answer_what_one_process_does(
     same(answers_of_ranks(model_folder(kind), **options), alone(kind))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("split", ["tensor", "pipeline"])
+@pytest.mark.parametrize("split", SPLITS)
 def test_ranks_that_mlx_launch_starts_answer_the_same(
     split: str, model_folder: Callable[[str], Path], alone: Alone, free_port: int
 ) -> None:
@@ -82,8 +96,7 @@ def test_ranks_that_mlx_launch_starts_answer_the_same(
     same(answers_of_ranks(model_folder("qwen3"), launcher(2), **options), alone("qwen3"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("split", ["tensor", "pipeline"])
+@pytest.mark.parametrize("split", SPLITS)
 def test_ranks_whose_kernels_write_in_place_answer_the_same(
     split: str, write_model: Callable[..., Path], tmp_path: Path, free_port: int
 ) -> None:
@@ -96,8 +109,7 @@ def test_ranks_whose_kernels_write_in_place_answer_the_same(
     same(answers_of_ranks(folder, launcher(2), **options), answers(folder))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("split", ["tensor", "pipeline"])
+@pytest.mark.parametrize("split", SPLITS)
 def test_four_ranks_answer_the_same(
     split: str, write_model: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -107,8 +119,7 @@ def test_four_ranks_answer_the_same(
     same(answers_of_ranks(folder, **options), answers(folder), 4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("split", ["tensor", "pipeline"])
+@pytest.mark.parametrize("split", SPLITS)
 def test_a_quantised_model_is_divided_as_it_is(
     split: str, write_model: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from mlxserve.distributed.environment import lead_address, own_rank, ranks_on_this_machine
 from mlxserve.distributed.meeting import Hello, report_to_lead, wait_for_workers
-from mlxserve.distributed.wire import Channel, Kind
+from mlxserve.distributed.wire import Channel, FrameKind
 from mlxserve.errors import EngineStopped, InvalidConfig
 
 HELLO = Hello(0, {"mlx": "1", "mlxserve": "2"}, "abc", {"page_size": "16"})
@@ -131,8 +131,8 @@ def test_a_worker_is_told_why_it_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         result = worker(server.getsockname(), replace(HELLO, rank=1))
         lead = Channel(server.accept()[0])
-        assert lead.receive().kind is Kind.HELLO
-        lead.send(Kind.ERROR, b"another model")
+        assert lead.receive().kind is FrameKind.HELLO
+        lead.send(FrameKind.ERROR, b"another model")
         found = result()
         lead.close()
     assert isinstance(found, EngineStopped)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mlxserve.distributed.wire import (
     Channel,
-    Kind,
+    FrameKind,
     PlanDecoder,
     PlanEncoder,
     ProtocolError,
@@ -164,11 +164,11 @@ def test_frames_arrive_whole_and_in_order(
     ends: tuple[Channel, Channel, socket.socket],
 ) -> None:
     first, second, _ = ends
-    first.send(Kind.GO)
-    first.send(Kind.COPY, as_int32([1, -2, 2**31 - 1]))
+    first.send(FrameKind.GO)
+    first.send(FrameKind.COPY, as_int32([1, -2, 2**31 - 1]))
     go, copy = second.receive(), second.receive()
-    assert (go.kind, go.number, go.body) == (Kind.GO, 1, b"")
-    assert (copy.kind, copy.number) == (Kind.COPY, 2)
+    assert (go.kind, go.number, go.body) == (FrameKind.GO, 1, b"")
+    assert (copy.kind, copy.number) == (FrameKind.COPY, 2)
     assert from_int32(copy.body) == array("i", [1, -2, 2**31 - 1])
 
 

@@ -87,7 +87,7 @@ async def _answers(config: EngineConfig) -> Answers:
         await chat.resize_cache(PAGES + 24)
         await chat.resize_cache(PAGES - 12)
         found["resized"] = await running
-        long = SamplingParams(max_tokens=50, temperature=0, ignore_eos=True)
+        long = SamplingParams(max_tokens=120, temperature=0, ignore_eos=True)
         found["preempted"] = await asyncio.gather(*(ask(prompt, long) for prompt in prompts))
         await chat.check()
         stats = chat.stats()

@@ -46,7 +46,7 @@ def ranks(
     """What two ranks on this machine cost, by heads and by layers, beside one process."""
     from tests.perf.ranks import bench_ranks
 
-    _finish(bench_ranks(model_folder(model), runs), json)
+    _finish(bench_ranks(Path(model_folder(model)), runs), json)
 
 
 @app.command()

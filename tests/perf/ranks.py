@@ -38,7 +38,7 @@ def bench_ranks(model: Path, runs: int) -> Report:
         for key in results[0]:
             unit = "MB" if "memory" in key else "ms"
             figures.append(Figure(f"{name}: {key}", unit, tuple(one[key] for one in results)))
-    return Report("ranks", {"model": model.name, "runs": runs}, tuple(figures))
+    return Report("ranks", {"model": str(model), "runs": runs}, tuple(figures))
 
 
 def plan_figures() -> list[Figure]:

@@ -102,7 +102,7 @@ class Composer(TextArea):
             self._send()
         elif event.key == "tab":  # the last message: Textual would focus the first one
             self._consume(event)
-            self.app.action_focus_message(-1)
+            await self.app.run_action("app.focus_message(-1)")
         elif event.key in _NEW_LINE_KEYS:
             self._consume(event)
             self.insert("\n")
