@@ -38,7 +38,7 @@ from mlxserve.request import (
     check_num_pages,
 )
 from mlxserve.request_options import RequestOptions
-from mlxserve.sampling_params import SamplingParams
+from mlxserve.sampling_params import MAX_BIAS, SamplingParams
 from mlxserve.stats import Stats
 from mlxserve.text.deltas import Delta, DeltaDecoder, Usage
 from mlxserve.text.guidance.planner import Planner
@@ -335,7 +335,7 @@ class Chat:
         self._check(prompt, params)
         if options.turn is not None:
             self._check_tools(options.turn)
-            params = self._without_calls(params, options.turn)
+            params = self._with_calls_as_asked(params, options.turn)
         return Request(
             id=request_id,
             token_ids=list(prompt),
@@ -368,12 +368,18 @@ class Chat:
             self._tokenizer, request.params, request.stop_ids, parser, answer_index=answer_index
         )
 
-    def _without_calls(self, params: SamplingParams, turn: AssistantTurn) -> SamplingParams:
-        """Forbid the marker of a call where tools are shown but none may be called."""
+    def _with_calls_as_asked(self, params: SamplingParams, turn: AssistantTurn) -> SamplingParams:
+        """Forbid the marker of a call where tools are shown but none may be called; allow it where
+        they may be, if the model's defaults forbid it."""
         marker = self._tokenizer.markup.call_start
-        if turn.may_call or not turn.tools or len(marker) != 1:
+        if not turn.tools or len(marker) != 1:
             return params
-        return replace(params, logit_bias={**params.logit_bias, marker[0]: -1e4})
+        biases = dict(params.logit_bias)
+        if not turn.may_call:
+            biases[marker[0]] = -MAX_BIAS
+        elif params.logit_bias == self.default_params.logit_bias:
+            biases.pop(marker[0], None)
+        return replace(params, logit_bias=biases)
 
     def _check_tools(self, turn: AssistantTurn) -> None:
         if turn.may_call and not self._tokenizer.markup.can_call:

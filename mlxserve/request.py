@@ -30,6 +30,7 @@ class FinishReason(StrEnum):
     STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
     LENGTH = "length"  # max_tokens, or the end of the context
     TOOL_CALLS = "tool_calls"  # the model ended its turn, having called a tool
+    REPETITION = "repetition"  # it repeated itself (SamplingParams.stop_on_repetition)
     ABORT = "abort"  # the client went away
 
 

@@ -9,6 +9,8 @@ from enum import StrEnum
 
 from mlxserve.errors import InvalidParameter
 
+MAX_BIAS = 1e4  # of a token; with its negative a token is never chosen
+
 
 class StructureKind(StrEnum):
     JSON_OBJECT = "json_object"  # any
@@ -45,6 +47,7 @@ class SamplingParams:
     stop: strings that end the answer and are not part of it
     stop_token_ids: tokens that end it
     ignore_eos: keep going past the model's own end (benchmarks)
+    stop_on_repetition: end an answer that repeats the same tokens over and over
     repetition_penalty: divides the logits of tokens seen in prompt or answer (CTRL; 1 is off)
     presence_penalty, frequency_penalty: subtracted once, or per occurrence, for tokens of the answer
     logit_bias: added to the logits of these token ids
@@ -65,6 +68,7 @@ class SamplingParams:
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    stop_on_repetition: bool = False
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -100,8 +104,9 @@ class SamplingParams:
             check_whole(self.seed, "seed", -(2**63), 2**64 - 1)
         _strings(self.stop, "stop", self.MAX_STOP_STRINGS)
         _whole_all(self.stop_token_ids, "stop_token_ids")
-        if not isinstance(self.ignore_eos, bool):
-            raise InvalidParameter("ignore_eos", f"must be True or False, got {self.ignore_eos!r}")
+        for name in ("ignore_eos", "stop_on_repetition"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise InvalidParameter(name, f"must be True or False, got {value!r}")
         _number(self.repetition_penalty, "repetition_penalty", 0.01, 100.0)
         _number(self.presence_penalty, "presence_penalty", -100.0, 100.0)
         _number(self.frequency_penalty, "frequency_penalty", -100.0, 100.0)
@@ -111,7 +116,7 @@ class SamplingParams:
             )
         _whole_all(self.logit_bias, "logit_bias")
         for bias in self.logit_bias.values():
-            _number(bias, "logit_bias", -1e4, 1e4)
+            _number(bias, "logit_bias", -MAX_BIAS, MAX_BIAS)
         if self.logprobs is not None:
             check_whole(self.logprobs, "logprobs", 0, self.MAX_LOGPROBS)
         if not isinstance(self.structure, Structure | None):

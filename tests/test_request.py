@@ -60,10 +60,11 @@ def test_a_chunk_ends_where_its_tokens_do() -> None:
     assert not chunk.is_lazy
 
 
-def test_finish_reasons_are_the_apis_words() -> None:
+def test_finish_reasons_are_the_apis_words_but_for_repetition() -> None:
     assert [str(reason) for reason in FinishReason] == [
         "stop",
         "length",
         "tool_calls",
+        "repetition",
         "abort",
     ]

@@ -42,6 +42,7 @@ BAD: dict[str, tuple[object, ...]] = {
     ),
     "logprobs": (-1, 21, 1.0, "1", True),
     "ignore_eos": ("yes", 1, None),
+    "stop_on_repetition": ("yes", 1, None),
     "structure": ("json_object", {"type": "object"}),
 }
 GOOD: dict[str, tuple[object, ...]] = {
@@ -61,6 +62,7 @@ GOOD: dict[str, tuple[object, ...]] = {
     "logit_bias": ({}, {0: 1}, {2**31 - 1: -1e4}),
     "logprobs": (None, 0, 20),
     "ignore_eos": (True, False),
+    "stop_on_repetition": (True, False),
     "structure": (None, Structure(StructureKind.JSON_OBJECT)),
 }
 

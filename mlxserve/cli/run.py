@@ -46,7 +46,7 @@ def run(
     logs.configure("warning")
     messages = [{"role": "system", "content": system}] if system is not None else []
     messages.append({"role": "user", "content": whole_prompt(prompt)})
-    given = {"max_tokens": max_tokens, "temperature": temperature}
+    given = {"max_tokens": max_tokens, "temperature": temperature, "stop_on_repetition": True}
     chat = build(config)
     try:
         report = asyncio.run(_stream_answer(chat, messages, given))

@@ -1,4 +1,4 @@
-"""A model's generation_config.json: its end tokens and recommended sampling parameters."""
+"""A model's generation_config.json: its end tokens, and the sampling parameters of its makers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from mlxserve.errors import InvalidParameter
 from mlxserve.hub.files import ModelFiles
-from mlxserve.sampling_params import SamplingParams
+from mlxserve.sampling_params import MAX_BIAS, SamplingParams
 
 log = logging.getLogger("mlxserve.hub")
 
@@ -54,6 +54,11 @@ def _params(content: Mapping[str, Any]) -> SamplingParams:
         chosen = {
             name: content[name] for name in _SAMPLING if isinstance(content.get(name), (int, float))
         }
+    if isinstance(longest := content.get("max_new_tokens"), int):
+        chosen["max_tokens"] = longest
+    if isinstance(suppressed := content.get("suppress_tokens"), list):
+        ids = [token_id for token_id in suppressed if isinstance(token_id, int)]
+        chosen["logit_bias"] = dict.fromkeys(ids, -MAX_BIAS)
     try:
         return SamplingParams(**chosen)
     except InvalidParameter as error:

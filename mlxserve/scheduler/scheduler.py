@@ -51,6 +51,7 @@ from mlxserve.scheduler.limit import DECODE, LimitContext, LimitReason, limit
 from mlxserve.scheduler.page_tables import PageTables
 from mlxserve.scheduler.preemption import choose_victim
 from mlxserve.scheduler.prefix_followers import PrefixFollowers
+from mlxserve.scheduler.repetition import repeats_itself
 from mlxserve.scheduler.resize import PoolResize, check_resize
 from mlxserve.scheduler.state_snapshots import StateSnapshots
 from mlxserve.scheduler.step import Step
@@ -737,6 +738,8 @@ class Scheduler:
             self._finish(request, FinishReason.STOP)
         elif num_known >= self.page_tables.max_length(request):
             self._finish(request, FinishReason.LENGTH)
+        elif _is_in_loop(request):
+            self._finish(request, FinishReason.REPETITION)
         return _output(request, result)
 
     def _finish(self, request: LiveRequest, reason: FinishReason) -> None:
@@ -795,6 +798,15 @@ def _warn(request_id: str, number: int, *, is_swapped: bool) -> None:
         request_id,
         PreemptionMode.SWAP if is_swapped else PreemptionMode.RECOMPUTE,
         number,
+    )
+
+
+def _is_in_loop(request: LiveRequest) -> bool:
+    params = request.asked.params
+    return (
+        params.stop_on_repetition
+        and request.num_outputs >= params.min_tokens
+        and repeats_itself(request.token_ids, request.num_prompt)
     )
 
 

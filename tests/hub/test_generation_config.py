@@ -9,7 +9,7 @@ import pytest
 
 from mlxserve.hub.files import ModelFiles
 from mlxserve.hub.generation_config import GenerationConfig, read_generation_config
-from mlxserve.sampling_params import SamplingParams
+from mlxserve.sampling_params import MAX_BIAS, SamplingParams
 
 
 def read(folder: Path, content: Any, config: dict[str, Any] | None = None) -> GenerationConfig:
@@ -43,7 +43,16 @@ def test_generation_config_goes_before_config_about_the_tokens_that_end_an_answe
     assert read(tmp_path, generation, config).eos_token_ids == ids
 
 
-@pytest.mark.parametrize("content", [{"temperature": -1}, {"top_p": 7}])
+def test_the_makers_limit_and_suppressed_tokens_are_defaults(tmp_path: Path) -> None:
+    content = {"do_sample": False, "max_new_tokens": 256, "suppress_tokens": [7, 9, "x", None]}
+    assert read(tmp_path, content).default_params == SamplingParams(
+        temperature=0.0, max_tokens=256, logit_bias={7: -MAX_BIAS, 9: -MAX_BIAS}
+    )
+    nothing = {"max_new_tokens": None, "suppress_tokens": None}
+    assert read(tmp_path, nothing).default_params == SamplingParams()
+
+
+@pytest.mark.parametrize("content", [{"temperature": -1}, {"top_p": 7}, {"max_new_tokens": 0}])
 def test_values_out_of_range_leave_the_defaults_and_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, content: dict[str, Any]
 ) -> None:

@@ -82,6 +82,11 @@ def test_generation_stops_at_the_end_of_a_turn() -> None:
     assert read("config.json")["eos_token_id"] == end
 
 
+def test_calls_are_suppressed_where_no_tools_are_given() -> None:
+    marker = tokenizer().token_to_id("<tool_call>")
+    assert read("generation_config.json")["suppress_tokens"] == [marker]
+
+
 def test_finding_the_model_imports_neither_mlx_nor_torch() -> None:
     code = (
         "import sys, mlxserve.hub.embedded as embedded; assert embedded.model_path().is_dir();"

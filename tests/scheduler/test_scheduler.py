@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -272,6 +273,21 @@ def test_a_stop_token_ends_a_request(make_engine: Callable) -> None:
     assert (output.num_prompt, output.num_cached) == (2, 0)
     assert request.is_finished
     assert not scheduler.has_work
+
+
+def test_an_answer_that_repeats_itself_ends_where_that_was_asked(make_engine: Callable) -> None:
+    def length(**params: Any) -> tuple[int, FinishReason | None]:
+        scheduler = make_engine(num_pages=128, max_model_len=400).scheduler
+        scheduler.add(Request("x", [1], SamplingParams(max_tokens=300, **params)))
+        for count in range(1, 301):
+            [output] = scheduler.update(scheduler.schedule(), [Sampled(count % 2)])
+            if output.finish_reason is not None:
+                return count, output.finish_reason
+        return 0, None
+
+    assert length() == (300, FinishReason.LENGTH)
+    assert length(stop_on_repetition=True) == (208, FinishReason.REPETITION)
+    assert length(stop_on_repetition=True, min_tokens=230) == (240, FinishReason.REPETITION)
 
 
 def test_ignoring_the_models_end_does_not_ignore_the_callers_stop_tokens(

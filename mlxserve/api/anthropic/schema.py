@@ -38,6 +38,16 @@ MIN_THINKING_BUDGET = 1_024
 BILLING_LINE = "x-anthropic-billing-header:"
 _SEPARATOR = "\n\n"  # between blocks of text: each is a paragraph
 _UNREADABLE = ("image", "file", "container_upload")
+_SAMPLING = (
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop_on_repetition",
+)
 
 
 class _Block(StrictModel):
@@ -375,8 +385,8 @@ class CountTokensRequest(RequestBody):
 
 
 class MessagesRequest(CountTokensRequest):
-    """The body of `POST /v1/messages`. `min_tokens`, `min_p`, `seed`, `cache_salt`,
-    `skip_prefix_cache` and `priority` are extensions."""
+    """The body of `POST /v1/messages`. `min_tokens`, `min_p`, `seed`, `stop_on_repetition`,
+    `cache_salt`, `skip_prefix_cache` and `priority` are extensions."""
 
     max_tokens: Annotated[int, Field(ge=1, le=MAX_MAX_TOKENS)]
     stream: bool | None = None
@@ -386,6 +396,7 @@ class MessagesRequest(CountTokensRequest):
     min_p: float | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_MAX_TOKENS)] | None = None
     seed: int | None = None
+    stop_on_repetition: bool | None = None
     stop_sequences: Annotated[list[str], Field(fail_fast=True)] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
@@ -401,8 +412,7 @@ class MessagesRequest(CountTokensRequest):
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
         """The model's defaults, overridden by the given fields. Raises ApiError 400."""
-        names = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
         given["stop"] = tuple(self.stop_sequences or ())
         given["structure"] = self.output_config.format if self.output_config else None
         return sampling_params(defaults, given, _field_named)

@@ -38,6 +38,7 @@ _SAMPLING = (
     "stop",
     "stop_token_ids",
     "ignore_eos",
+    "stop_on_repetition",
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
@@ -68,6 +69,7 @@ class GenerationFields(RequestBody):
     stop: Annotated[tuple[str, ...], PlainValidator(stop_strings)] = ()
     stop_token_ids: Annotated[list[int], Field(fail_fast=True, max_length=256)] | None = None
     ignore_eos: bool | None = None
+    stop_on_repetition: bool | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
@@ -92,7 +94,8 @@ class GenerationFields(RequestBody):
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
         """The model's defaults, overridden by the given fields. Raises ApiError 400."""
-        given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
+        sent = self.model_fields_set.intersection(_SAMPLING)
+        given = {name: getattr(self, name) for name in sent if getattr(self, name) is not None}
         given["structure"] = self.structure()
         return sampling_params(defaults, {**given, **self._own_sampling()}, self._field_named)
 

@@ -6,7 +6,7 @@ and renders `Delta` as events and `RequestOutput` as JSON. It reads no socket an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from mlxserve.api.answers import Answers
 from mlxserve.api.errors import ApiError
 from mlxserve.api.server.sse import DONE, KEEPALIVE, TextEvents, event
 from mlxserve.api.usage import Tokens, cache_report
-from mlxserve.request import TokenLogprob
+from mlxserve.request import FinishReason, TokenLogprob
 from mlxserve.text.parsing.turn import ToolCallDelta
 from mlxserve.version import __version__
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 FINGERPRINT = f"mlxserve-{__version__}"
 LOWEST_LOGPROB = -9999.0  # JSON has no infinity; the value other servers send for it
 _REPLACEMENT = "\ufffd"
+_NOT_YET: Mapping[str, Any] = {"finish_reason": None}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,7 +121,7 @@ class ChatReply(_Reply):
         for call in delta.tool_calls:
             yield event(self._delta(index, {"tool_calls": [_call_piece(call)]}))
         if delta.finish_reason is not None:
-            yield event(self._delta(index, {}, finish_reason=str(delta.finish_reason)))
+            yield event(self._delta(index, {}, ending=_ending(delta.finish_reason)))
 
     def usage_chunk(self, tokens: Tokens) -> dict[str, Any]:
         return self._usage_chunk("chat.completion.chunk", tokens)
@@ -131,7 +132,7 @@ class ChatReply(_Reply):
                 "index": index,
                 "message": _message(output),
                 "logprobs": self._logprobs(output.logprobs or ()),
-                "finish_reason": str(output.finish_reason),
+                **_ending(output.finish_reason),
             }
             for index, output in enumerate(outputs)
         ]
@@ -146,13 +147,13 @@ class ChatReply(_Reply):
         delta: dict[str, Any],
         *,
         logprobs: Sequence[TokenLogprob] = (),
-        finish_reason: str | None = None,
+        ending: Mapping[str, Any] = _NOT_YET,
     ) -> dict[str, Any]:
         choice = {
             "index": index,
             "delta": delta,
             "logprobs": self._logprobs(logprobs) if logprobs else None,
-            "finish_reason": finish_reason,
+            **ending,
         }
         return self._chunk("chat.completion.chunk", [choice])
 
@@ -181,38 +182,46 @@ class CompletionReply(_Reply):
     def events(self, delta: Delta) -> Iterator[bytes]:
         index = delta.answer_index
         if self.wants_logprobs and (delta.text or delta.logprobs):
-            yield event(self._text(index, delta.text, delta.logprobs, None))
+            yield event(self._text(index, delta.text, delta.logprobs))
         elif delta.text:
             yield self._text_event(
-                index, "text", delta.text, lambda place: self._text(index, place, None, None)
+                index, "text", delta.text, lambda place: self._text(index, place, None)
             )
         if delta.finish_reason is not None:
-            yield event(self._text(index, "", None, str(delta.finish_reason)))
+            yield event(self._text(index, "", None, _ending(delta.finish_reason)))
 
     def usage_chunk(self, tokens: Tokens) -> dict[str, Any]:
         return self._usage_chunk("text_completion", tokens)
 
     def rendered(self, outputs: Sequence[RequestOutput], tokens: Tokens) -> dict[str, Any]:
         choices = [
-            self._choice(index, output.text, output.logprobs, str(output.finish_reason))
+            self._choice(index, output.text, output.logprobs, _ending(output.finish_reason))
             for index, output in enumerate(outputs)
         ]
         return {**self._object("text_completion", choices), "usage": usage(tokens)}
 
     def _text(
-        self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, reason: str | None
+        self,
+        index: int,
+        text: str,
+        logprobs: Sequence[TokenLogprob] | None,
+        ending: Mapping[str, Any] = _NOT_YET,
     ) -> dict[str, Any]:
-        return self._chunk("text_completion", [self._choice(index, text, logprobs, reason)])
+        return self._chunk("text_completion", [self._choice(index, text, logprobs, ending)])
 
     def _choice(
-        self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, reason: str | None
+        self,
+        index: int,
+        text: str,
+        logprobs: Sequence[TokenLogprob] | None,
+        ending: Mapping[str, Any],
     ) -> dict[str, Any]:
         shows_logprobs = self.wants_logprobs and logprobs is not None
         return {
             "index": index,
             "text": text,
             "logprobs": self._logprobs(index, logprobs or ()) if shows_logprobs else None,
-            "finish_reason": reason,
+            **ending,
         }
 
     def _logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -232,6 +241,13 @@ class CompletionReply(_Reply):
             ],
             "text_offset": offsets,
         }
+
+
+def _ending(reason: FinishReason) -> dict[str, Any]:
+    """Why a choice ended; where OpenAI has no word for it, in `stop_reason`, as vLLM does."""
+    if reason is FinishReason.REPETITION:
+        return {"finish_reason": str(FinishReason.STOP), "stop_reason": str(reason)}
+    return {"finish_reason": str(reason)}
 
 
 def _message(answer: RequestOutput) -> dict[str, Any]:

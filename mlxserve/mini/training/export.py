@@ -18,11 +18,13 @@ def export(network: Network, folder: Path, dtype: torch.dtype = torch.bfloat16) 
     """Write config.json, generation_config.json and model.safetensors next to the tokenizer."""
     tokenizer = load_tokenizer(folder)
     end, padding = tokenizer.token_to_id(END), tokenizer.token_to_id(END_OF_TEXT)
+    call = tokenizer.token_to_id("<tool_call>")  # which the engine allows where tools are given
     ids = {"eos_token_id": end, "pad_token_id": padding}
     precision = {"torch_dtype": str(dtype).removeprefix("torch.")}
     _write_json(folder / "config.json", {**network.shape.config(), **ids, **precision})
     sampling = {"do_sample": False, "temperature": 0.0, "max_new_tokens": 256}
-    _write_json(folder / "generation_config.json", {**ids, **sampling})
+    suppressed = {"suppress_tokens": [call]}
+    _write_json(folder / "generation_config.json", {**ids, **sampling, **suppressed})
     weights = {name: value.to(dtype).contiguous() for name, value in network.state_dict().items()}
     path = folder / "model.safetensors"
     save_file(weights, path, metadata={"format": "mlx"})

@@ -225,6 +225,7 @@ def test_a_truncated_call_returns_its_incomplete_input_as_text(
         (FinishReason.LENGTH, None, 10, "max_tokens"),
         (FinishReason.LENGTH, None, 9, "model_context_window_exceeded"),
         (FinishReason.TOOL_CALLS, None, 3, "tool_use"),
+        (FinishReason.REPETITION, None, 3, "end_turn"),
     ],
 )
 def test_each_finish_reason_has_its_stop_reason(

@@ -173,6 +173,18 @@ def test_a_chat_stream_has_openais_order(client):
     }
 
 
+def test_an_answer_that_was_ended_for_repeating_itself_says_so(client, chat):
+    chat.script = [Delta("a a a", (1,), (), FinishReason.REPETITION, Usage(2, 1, 0))]
+    asked = {"stop_on_repetition": True}
+    for path, body in ((CHAT, HELLO), (COMPLETIONS, {"prompt": "x"})):
+        [choice] = client.post(path, json={**body, **asked}).json()["choices"]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "repetition")
+        *_, last, _ = events(client.post(path, json={**body, **asked, "stream": True}).text)
+        [choice] = last["choices"]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "repetition")
+    assert all(one.params.stop_on_repetition for one in chat.submitted)
+
+
 def test_a_stream_without_include_usage_does_not_mention_usage(client):
     *chunks, _ = events(client.post(CHAT, json={**HELLO, "stream": True}).text)
     assert chunks

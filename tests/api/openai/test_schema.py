@@ -37,6 +37,7 @@ def test_every_sampling_field_is_a_request_field() -> None:
         "stop": ["a", "b"],
         "stop_token_ids": [1, 2],
         "ignore_eos": True,
+        "stop_on_repetition": True,
         "repetition_penalty": 1.1,
         "presence_penalty": 0.2,
         "frequency_penalty": -0.3,
@@ -54,6 +55,13 @@ def test_the_models_defaults_apply_to_missing_fields() -> None:
     assert chat(top_k=1, temperature=None).sampling(DEFAULTS) == SamplingParams(
         temperature=0.7, top_k=1
     )
+
+
+def test_the_models_suppressed_tokens_stay_unless_a_request_has_biases_of_its_own() -> None:
+    defaults = SamplingParams(logit_bias={7: -1e4}, max_tokens=256)
+    assert chat().sampling(defaults) == defaults
+    assert chat(logit_bias={"3": 5}).sampling(defaults).logit_bias == {3: 5}
+    assert chat(logit_bias={}).sampling(defaults).logit_bias == {}
 
 
 def test_zero_is_a_value() -> None:
