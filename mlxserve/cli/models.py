@@ -25,6 +25,7 @@ def models(settings: Settings, json: Json = False) -> None:
     """
     from mlxserve import machine
     from mlxserve.hub import catalog
+    from mlxserve.hub.known_models import REPOSITORIES, short_name
 
     engine = settings.build(EngineConfig)
     memory = int(machine.memory().working_set * engine.gpu_memory_utilization)
@@ -34,12 +35,13 @@ def models(settings: Settings, json: Json = False) -> None:
         for entry in catalog.entries()
     ]
     if json:
-        cards = [_card(entry, fit) for entry, fit in rows]
+        cards = [card_of(entry, fit) for entry, fit in rows]
         print(json_format.dumps({"memory": memory, "context": context, "models": cards}))
         return
     for entry, fit in rows:
         size = f"{entry.weight_size / 1e9:.2f} GB"
-        print(f"{entry.name:46} {entry.source:10} {size:>9}  {_in_words(fit)}")
+        short = short_name(entry.name) if entry.name in REPOSITORIES else ""
+        print(f"{entry.name:46} {short:15} {entry.source:10} {size:>9}  {_in_words(fit)}")
 
 
 def _in_words(fit: "MemoryFit") -> str:
@@ -48,7 +50,7 @@ def _in_words(fit: "MemoryFit") -> str:
     return "fits" if fit.fits else f"{fit.num_tokens:,} of {fit.context:,} tokens"
 
 
-def _card(entry: "Entry", fit: "MemoryFit") -> dict[str, Any]:
+def card_of(entry: "Entry", fit: "MemoryFit") -> dict[str, Any]:
     return {
         "name": entry.name,
         "source": str(entry.source),

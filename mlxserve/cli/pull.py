@@ -9,19 +9,25 @@ import threading
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mlxserve.cli.models import Json
+from mlxserve.cli.models import Json, card_of
 from mlxserve.errors import MlxServeError
+
+if TYPE_CHECKING:
+    from mlxserve.hub.files import ModelFiles
 
 _REPORT_SECONDS = 0.5
 
 
 def pull(
     name: Annotated[
-        str, typer.Argument(help="A repository id, such as mlx-community/Qwen3-4B-4bit.")
+        str,
+        typer.Argument(
+            help="A short name (qwen3:4b) or a repository (mlx-community/Qwen3-4B-4bit)."
+        ),
     ],
     json: Json = False,
 ) -> None:
@@ -31,7 +37,10 @@ def pull(
     if json:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     from mlxserve.hub.files import pull_model
+    from mlxserve.hub.known_models import repository_of
 
+    if not Path(name).expanduser().exists():
+        name = repository_of(name) or name
     done = threading.Event()
     reporting = threading.Thread(target=_report, args=(name, done), name="pull-report", daemon=True)
     if json:
@@ -48,9 +57,23 @@ def pull(
         if json:
             reporting.join()
     if json:
-        _say(path=str(files.path))
+        _say(path=str(files.path), **_card(files))
     else:
-        print(f"{name} is in {files.path}")
+        print(f"{files.name} is in {files.path}")
+
+
+def _card(files: "ModelFiles") -> dict[str, Any]:
+    """As `mlxserve models --json` has it, and the memory there is; empty if it cannot be judged."""
+    from mlxserve import machine
+    from mlxserve.config import EngineConfig
+    from mlxserve.hub import catalog
+
+    entry = catalog.entry_of(files.name, catalog.Origin.DOWNLOADED, files.path)
+    if entry is None:
+        return {"name": files.name}
+    memory = int(machine.memory().working_set * EngineConfig().gpu_memory_utilization)
+    fit = catalog.memory_fit(entry, context=None, memory=memory, is_metal=machine.is_metal())
+    return {**card_of(entry, fit), "memory": memory}
 
 
 def _report(name: str, done: threading.Event) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from mlxserve.hub.embedded import MODEL_NAME, model_path
 from mlxserve.hub.files import text_config
+from mlxserve.hub.known_models import BITS_PER_WEIGHT, KNOWN, KNOWN_MIXED
 from mlxserve.hub.kv_shapes import KVShape, head_sizes, kv_shape
 
 
@@ -71,67 +72,6 @@ class MemoryFit:
 
 _STEP_TOKENS = 2048  # the default of `max_num_batched_tokens`
 _USUAL_CONTEXT = 8192  # tokens, for a model whose config does not say what it was trained for
-# Name, billions of parameters, layers, key-value heads, head size, context, query heads, hidden and
-# intermediate size, as in the model's config.json. The number of parameters follows from these and
-# the vocabulary size (tests/hub/test_catalog.py computes it). The 4-bit files have 4.5 bits per
-# weight, including embeddings: each group of 64 has a 16-bit scale and a 16-bit bias. Norms are too
-# small to count.
-_KNOWN = (
-    ("mlx-community/Qwen3-0.6B-4bit", 0.6, 28, 8, 128, 40_960, 16, 1024, 3072),
-    ("mlx-community/Llama-3.2-1B-Instruct-4bit", 1.24, 16, 8, 64, 131_072, 32, 2048, 8192),
-    ("mlx-community/Llama-3.2-3B-Instruct-4bit", 3.21, 28, 8, 128, 131_072, 24, 3072, 8192),
-    ("mlx-community/Qwen3-4B-4bit", 4.02, 36, 8, 128, 40_960, 32, 2560, 9728),
-    ("mlx-community/Mistral-7B-Instruct-v0.3-4bit", 7.25, 32, 8, 128, 32_768, 32, 4096, 14_336),
-    ("mlx-community/Qwen3-8B-4bit", 8.19, 36, 8, 128, 40_960, 32, 4096, 12_288),
-    ("mlx-community/Qwen3-14B-4bit", 14.77, 40, 8, 128, 40_960, 40, 5120, 17_408),
-    ("mlx-community/Qwen3-30B-A3B-4bit", 30.53, 48, 4, 128, 40_960, 32, 2048, 8 * (768 + 2048)),
-    ("mlx-community/Qwen3-32B-4bit", 32.76, 64, 8, 128, 40_960, 64, 5120, 25_600),
-)
-_BITS_PER_WEIGHT = 4.5
-# Models whose layers differ from each other. Name, GB of weights, keys and values per token over all
-# layers, whether there are recurrent states, context, query heads, hidden size, inner values as `Entry`.
-_KNOWN_MIXED = (
-    (
-        "mlx-community/LFM2-8B-A1B-4bit",
-        4.69,
-        6 * 2 * 8 * 64,
-        True,
-        128_000,
-        32,
-        2048,
-        4 * (1792 + 2048),
-    ),
-    (
-        "mlx-community/gpt-oss-20b-MXFP4-Q8",
-        12.1,
-        24 * 2 * 8 * 64,
-        False,
-        131_072,
-        64,
-        2880,
-        4 * 2 * 2880,
-    ),
-    (
-        "mlx-community/GLM-4.7-Flash-4bit",
-        16.9,
-        47 * (512 + 64),
-        False,
-        202_752,
-        20,
-        2048,
-        4 * (1536 + 2048),
-    ),
-    (
-        "mlx-community/Qwen3-Next-80B-A3B-Instruct-4bit",
-        44.8,
-        12 * 2 * 2 * 256,
-        True,
-        262_144,
-        16,
-        2048,
-        10 * (512 + 2048),
-    ),
-)
 
 
 def memory_fit(entry: Entry, *, context: int | None, memory: int, is_metal: bool) -> MemoryFit:
@@ -156,8 +96,8 @@ def memory_fit(entry: Entry, *, context: int | None, memory: int, is_metal: bool
 def entries() -> list[Entry]:
     """Every model once: bundled, downloaded, in local folders, then the missing well-known ones."""
     found: dict[str, Entry] = {}
-    for name, source, folder in _places():
-        entry = _entry(name, source, folder)
+    for name, source, folder in places():
+        entry = entry_of(name, source, folder)
         if entry is not None:
             found.setdefault(name, entry)
     for suggestion in _suggestions():
@@ -175,7 +115,7 @@ def hub_cache() -> Path:
     return Path(home).expanduser() / "hub"
 
 
-def _places() -> Iterator[tuple[str, Origin, Path]]:
+def places() -> Iterator[tuple[str, Origin, Path]]:
     """(name, source, folder) of every candidate."""
     yield MODEL_NAME, Origin.BUNDLED, model_path()
     for repository in sorted(hub_cache().glob("models--*--*")):
@@ -195,7 +135,7 @@ def _newest_first(folder: Path) -> list[Path]:
     return sorted(folder.glob("*"), key=lambda path: path.stat().st_mtime, reverse=True)
 
 
-def _entry(name: str, source: Origin, folder: Path) -> Entry | None:
+def entry_of(name: str, source: Origin, folder: Path) -> Entry | None:
     """The model in a folder; None if it is incomplete or in a format we do not read."""
     config = _json(folder / "config.json")
     weights = sorted(folder.glob("model*.safetensors"))
@@ -233,11 +173,11 @@ def _json(file: Path) -> Mapping[str, Any]:
 def _suggestions() -> list[Entry]:
     """The smallest first."""
     found = []
-    for name, billions, layers, kv_heads, head_dim, *rest in _KNOWN:
-        size = int(billions * 1e9 * _BITS_PER_WEIGHT / 8)
+    for name, billions, layers, kv_heads, head_dim, *rest in KNOWN:
+        size = int(billions * 1e9 * BITS_PER_WEIGHT / 8)
         kv = KVShape(2 * layers * kv_heads * head_dim, has_states=False)
         found.append(Entry(name, Origin.SUGGESTED, size, kv, *rest))
-    for name, size_gb, num_values, has_states, *rest in _KNOWN_MIXED:
+    for name, size_gb, num_values, has_states, *rest in KNOWN_MIXED:
         kv = KVShape(num_values, has_states=has_states)
         found.append(Entry(name, Origin.SUGGESTED, int(size_gb * 1e9), kv, *rest))
     return sorted(found, key=lambda entry: entry.weight_size)

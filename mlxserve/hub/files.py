@@ -20,6 +20,7 @@ from mlxserve.errors import ModelNotFound, UnsupportedModel
 from mlxserve.hub.download import fetch_weights
 from mlxserve.hub.embedded import MODEL_NAME, model_path
 from mlxserve.hub.fingerprint import fingerprint
+from mlxserve.hub.known_models import repository_of, suggestions
 from mlxserve.hub.model_config import check_model_config
 
 # The files downloaded from a repository: nothing executable.
@@ -69,12 +70,26 @@ def find_model(model: str | None, revision: str | None = None) -> ModelFiles:
         return check_folder(path.resolve(), path.resolve().name)
     if path is not None:
         raise ModelNotFound(f"{model} is a file. Name the folder that contains the model's files.")
-    if not _REPOSITORY.fullmatch(model):
-        raise ModelNotFound(
-            f"{model!r} is neither an existing folder nor a Hugging Face repository id (such as "
-            "mlx-community/Qwen3-4B-4bit)."
-        )
+    model = _repository(model)
     return check_folder(_download(model, revision), model)
+
+
+def _repository(model: str) -> str:
+    """The repository that a name means. Raises ModelNotFound."""
+    if _REPOSITORY.fullmatch(model):
+        return model
+    if (repository := repository_of(model)) is not None:
+        return repository
+    raise ModelNotFound(
+        f"{model!r} is neither an existing folder nor a Hugging Face repository id (such as "
+        f"mlx-community/Qwen3-4B-4bit).{did_you_mean(model)}"
+    )
+
+
+def did_you_mean(model: str) -> str:
+    """A sentence with the names that may have been meant; empty if none is close."""
+    found = suggestions(model)
+    return f" Did you mean {' or '.join(found)}?" if found else ""
 
 
 def check_folder(path: Path, name: str) -> ModelFiles:
@@ -138,7 +153,8 @@ def _read_json(file: Path, name: str) -> dict[str, Any]:
 
 def pull_model(model: str) -> ModelFiles:
     """Like `find_model`, but an interrupted download is kept and resumed."""
-    if _existing(model) is None and _REPOSITORY.fullmatch(model):
+    if _existing(model) is None and model != MODEL_NAME:
+        model = _repository(model)
         with _as_model_not_found(model, None):
             fetch_weights(model)
     return find_model(model)
@@ -178,14 +194,20 @@ def _as_model_not_found(repository: str, revision: str | None) -> Iterator[None]
     except RepositoryNotFoundError as error:
         raise ModelNotFound(
             f"There is no folder or Hugging Face repository {repository!r} (or it is private)."
+            f"{did_you_mean(repository)}"
         ) from error
     except HFValidationError as error:
         raise ModelNotFound(
             f"{repository!r} is neither an existing folder nor a valid repository id: {error}"
         ) from error
     # HTTPError is the HTTP client's own; failures during a transfer are raised as one.
-    except (LocalEntryNotFoundError, HTTPError, OSError) as error:
+    except LocalEntryNotFoundError as error:
         raise ModelNotFound(
-            f"{repository} is not on this machine and cannot be downloaded now "
-            f"({type(error).__name__}). Check the network connection, or name a local folder."
+            f"{repository} is not on this machine, and huggingface.co cannot be reached. Check the "
+            "network connection, or name a local folder."
+        ) from error
+    except (HTTPError, OSError) as error:
+        raise ModelNotFound(
+            f"{repository} cannot be downloaded now: {str(error).splitlines()[0] or type(error).__name__}. "
+            "Check the network connection and the free disk space, or name a local folder."
         ) from error

@@ -194,7 +194,15 @@ def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_network")
 def test_without_a_network_a_missing_repository_is_not_found() -> None:
     text = not_found("some-org/some-model")
-    assert "some-org/some-model is not on this machine and cannot be downloaded now" in text
+    assert (
+        "some-org/some-model is not on this machine, and huggingface.co cannot be reached" in text
+    )
+
+
+@pytest.mark.usefixtures("no_network")
+def test_a_short_name_means_its_repository() -> None:
+    assert "mlx-community/Qwen3-4B-4bit is not on this machine" in not_found("qwen3:4b")
+    assert "Did you mean qwen3:0.6b or qwen3:4b" in not_found("qwen3")
 
 
 @pytest.mark.usefixtures("no_network")
@@ -222,8 +230,11 @@ def response(status: int) -> Any:
             "no folder or Hugging Face repository",
         ),
         (errors.HfHubHTTPError("x", response=response(500)), "cannot be downloaded now"),
-        (errors.HTTPError("the connection broke"), "cannot be downloaded now (HTTPError)"),
-        (OSError(28, "No space left on device"), "cannot be downloaded now (OSError)"),
+        (
+            errors.HTTPError("the connection broke"),
+            "cannot be downloaded now: the connection broke",
+        ),
+        (OSError(28, "No space left on device"), "No space left on device. Check the network"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+
+from mlxserve.hub.known_models import REPOSITORIES, repository_of, short_name, suggestions
+
+
+def test_every_known_model_has_a_short_name_of_its_own() -> None:
+    names = [short_name(repository) for repository in REPOSITORIES]
+    assert len(set(names)) == len(names)
+    assert all(
+        repository_of(name) == repository
+        for name, repository in zip(names, REPOSITORIES, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("repository", "name"),
+    [
+        ("mlx-community/Qwen3-0.6B-4bit", "qwen3:0.6b"),
+        ("mlx-community/Llama-3.2-1B-Instruct-4bit", "llama3.2:1b"),
+        ("mlx-community/Mistral-7B-Instruct-v0.3-4bit", "mistral:7b"),
+        ("mlx-community/Qwen3-30B-A3B-4bit", "qwen3:30b"),
+        ("mlx-community/gpt-oss-20b-MXFP4-Q8", "gpt-oss:20b"),
+        ("mlx-community/GLM-4.7-Flash-4bit", "glm-4.7-flash"),
+        ("mlx-community/Qwen3-Next-80B-A3B-Instruct-4bit", "qwen3-next:80b"),
+    ],
+)
+def test_short_names_are_spelled_as_people_spell_them(repository: str, name: str) -> None:
+    assert repository_of(name) == repository
+
+
+@pytest.mark.parametrize("spelling", ["Qwen3:4B", "qwen3-4b", "qwen3-4b-4bit", "QWEN3_4B"])
+def test_spelling_does_not_matter(spelling: str) -> None:
+    assert repository_of(spelling) == "mlx-community/Qwen3-4B-4bit"
+
+
+@pytest.mark.parametrize("name", ["", "qwen3", "4b", "no-such-model", "a/b/c", "x" * 5000, "\0"])
+def test_other_names_mean_nothing(name: str) -> None:
+    assert repository_of(name) is None
+
+
+def test_a_family_is_answered_with_its_sizes() -> None:
+    assert suggestions("llama3.2") == ["llama3.2:1b", "llama3.2:3b"]
+    assert set(suggestions("Qwen3")) >= {"qwen3:0.6b", "qwen3:4b", "qwen3:32b"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("lama3.2:1b", "llama3.2:1b"), ("qwen3-8", "qwen3:8b"), ("gptoss", "gpt-oss:20b")],
+)
+def test_a_misspelled_name_is_answered_with_close_ones(typed: str, meant: str) -> None:
+    assert meant in suggestions(typed)
+
+
+@pytest.mark.parametrize("name", ["", "c", "a/b/c", "x" * 5000, "no-such-model"])
+def test_nothing_is_suggested_for_what_resembles_nothing(name: str) -> None:
+    assert suggestions(name) == []
