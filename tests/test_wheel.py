@@ -36,6 +36,7 @@ LEFT_OUT = (
 )
 NEEDED = (
     "metal_kernels/msl/paged_decode.metal",
+    "mlxserve/api/page/index.html",
     "mlxserve/mini/model/config.json",
     "mlxserve/mini/model/model.safetensors",
     "mlxserve/mini/model/tokenizer.json",

@@ -42,6 +42,7 @@ from mlxserve.api.native.tokenization import Tokenization
 from mlxserve.api.openai.embeddings import Embeddings
 from mlxserve.api.openai.routes import OpenAI
 from mlxserve.api.openapi import OpenAPI
+from mlxserve.api.page.routes import WebPage
 from mlxserve.api.prefix_names import PrefixNames
 from mlxserve.api.responses.routes import Responses
 from mlxserve.api.server.drain import Drain, DrainCheck
@@ -61,12 +62,13 @@ def create_app(
     chat: Chat,
     *,
     aliases: Sequence[str] = (),
+    unlisted_names: Sequence[str] = (),
     access: AccessPolicy | None = None,
     drain: Drain | None = None,
     open_requests: OpenRequests | None = None,
 ) -> Starlette:
-    """The API over one model, which is also known as `aliases`. `drain` and `open_requests` are
-    shared with the server."""
+    """The API over one model, which is also known as `aliases`, and by names that are not listed.
+    `drain` and `open_requests` are shared with the server."""
     access = access or AccessPolicy()
     drain = drain or Drain()
     open_requests = open_requests or OpenRequests()
@@ -75,7 +77,7 @@ def create_app(
     keyring = access.keyring()
     prefix_names = PrefixNames(chat, keyring, access.max_prefix_share_per_key)
     keyring.on_revoked(lambda key: open_requests.end(_revoked(), key.id))
-    names = ModelNames(chat.model_name, tuple(aliases))
+    names = ModelNames(chat.model_name, tuple(aliases), tuple(unlisted_names))
     service = Service(chat, names, metrics, prefix_names)
     routes = [
         *OpenAI(service).routes(),
@@ -90,7 +92,7 @@ def create_app(
         *Status(chat, metrics, drain).routes(),
     ]
     app = Starlette(
-        routes=[*routes, *OpenAPI(routes).routes()],
+        routes=[*routes, *OpenAPI(routes).routes(), *WebPage().routes()],
         middleware=[
             Middleware(RequestId),
             Middleware(

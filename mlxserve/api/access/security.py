@@ -23,7 +23,8 @@ from mlxserve.api.errors import ApiError, error_response, speaks_anthropic
 from mlxserve.request import ANONYMOUS
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
-OPEN_PATHS = ("/health",)  # answered without a key, for process monitors
+# Answered without a key: for process monitors, and the page, which asks for the key it then sends.
+OPEN_PATHS = ("/health", "/")
 POLLED_PATHS = ("/metrics", "/ready", "/version")  # all that a key of the scope metrics may read
 _HOST = re.compile(r"(?P<name>[a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.ASCII)
 

@@ -16,6 +16,7 @@ class ModelNames:
 
     own: str
     aliases: Sequence[str] = ()
+    unlisted: Sequence[str] = ()  # accepted, but not shown, such as a path on this machine
 
     def check(self, name: str | None, *, is_anthropic: bool = False) -> None:
         """Raises ApiError 404 for an unknown name.
@@ -25,7 +26,7 @@ class ModelNames:
         known = (self.own, *self.aliases)
         if is_anthropic and name is not None and name.startswith(CLAUDE):
             return
-        if name is not None and name not in known:
+        if name is not None and name not in known and name not in self.unlisted:
             raise ApiError(
                 404,
                 f"The model {name[:100]!r} is not served here. Served: "

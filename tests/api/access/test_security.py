@@ -144,11 +144,11 @@ def test_no_page_is_allowed_by_default(client: TestClient) -> None:
     assert not [name for name in reply.headers if name.startswith("access-control")]
 
 
-def test_every_route_but_health_needs_a_key(chat: FakeChat) -> None:
+def test_every_route_but_health_and_the_page_needs_a_key(chat: FakeChat) -> None:
     client = client_of(chat, api_keys=["first-key", "second-key"])
     for method, path in [*all_routes(chat), ("GET", "/nowhere")]:
         reply = client.request(method, path)
-        assert reply.status_code == (200 if path == "/health" else 401), path
+        assert reply.status_code == (200 if path in ("/health", "/") else 401), path
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,190 @@
+"""The page at `/` in headless Chromium, on real servers with the bundled model.
+
+Needs a Chromium of the system (`.ci/run` installs one); without one these tests say so and are
+skipped. Playwright drives it and downloads nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.api.server.process import Process, served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.slow
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+ANSWER = re.compile(r"tokens/s|prompt tokens")
+PATIENCE = 60_000  # milliseconds
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine: the page was not run in a browser")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+class Visit:
+    """One page, and what went wrong in it."""
+
+    def __init__(self, page: Page, url: str) -> None:
+        self.page = page
+        self.errors: list[str] = []
+        self.hosts: set[str] = set()
+        self.is_alone = False  # the server is gone on purpose: requests may fail
+        page.set_default_timeout(PATIENCE)
+        page.on("console", lambda message: self._note(message.type, message.text))
+        page.on("pageerror", lambda error: self._note("error", str(error)))
+        page.on("request", lambda request: self.hosts.add(urlsplit(request.url).netloc))
+        page.goto(url)
+
+    def _note(self, kind: str, text: str) -> None:
+        if kind == "error" and not self.is_alone:
+            self.errors.append(text)
+
+    def ask(self, text: str) -> None:
+        self.page.fill("#text", text)
+        self.page.press("#text", "Enter")
+
+    def wait_for_answers(self, count: int) -> None:
+        self.page.wait_for_function(
+            "count => document.querySelectorAll('.assistant .note').length >= count", arg=count
+        )
+
+    def until(self, state: str) -> None:
+        self.page.wait_for_function(
+            "words => document.getElementById('state').textContent.includes(words)", arg=state
+        )
+
+
+Open = Callable[..., contextlib.AbstractContextManager[Visit]]
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Open:
+    @contextlib.contextmanager
+    def opened(url: str, scheme: str = "light", **viewport: int) -> Iterator[Visit]:
+        size = {"width": 1280, "height": 800, **viewport}
+        context = browser.new_context(color_scheme=scheme, viewport=size)  # type: ignore[arg-type]
+        try:
+            yield Visit(context.new_page(), url)
+        finally:
+            context.close()
+
+    return opened
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Process]:
+    with served(tmp_path / "log", "--num-pages", "256") as process:
+        yield process
+
+
+def test_an_answer_streams_and_the_map_moves(server: Process, visit: Open) -> None:
+    with visit(server.url) as seen:
+        page = seen.page
+        seen.until("Ready")
+        assert page.inner_text("#model") == "mlxserve-mini"
+        page.wait_for_function(
+            "() => document.getElementById('pages').textContent.includes('of 256')"
+        )
+        before = page.evaluate("document.getElementById('map').toDataURL()")
+        seen.ask("Hello")
+        seen.wait_for_answers(1)
+        assert "mlxserve-mini" in page.inner_text(".assistant")
+        assert ANSWER.search(page.inner_text(".assistant .note"))
+        page.wait_for_function(
+            "before => document.getElementById('map').toDataURL() !== before", arg=before
+        )
+        seen.ask("What is a page?")
+        seen.wait_for_answers(2)
+        note = page.locator(".assistant .note").last.inner_text()
+        assert re.search(r"cached [1-9]\d* of", note), "the second prompt begins with the first"
+        assert re.search(r"\d+ / 4,096 tokens", page.inner_text("#context"))
+        page.click("#new")
+        assert page.locator(".message").count() == 0
+        assert seen.errors == []
+        assert seen.hosts == {urlsplit(server.url).netloc}
+
+
+def test_markup_in_an_answer_stays_text(server: Process, visit: Open) -> None:
+    with visit(server.url) as seen:
+        seen.until("Ready")
+        seen.ask("Repeat: <img src=x onerror=alert(1)> and `code`")
+        seen.wait_for_answers(1)
+        assert seen.page.locator(".message img").count() == 0
+        assert "<img src=x" in seen.page.inner_text(".user")
+        assert seen.errors == []
+
+
+def test_it_survives_a_restarted_server(tmp_path: Path, visit: Open) -> None:
+    with served(tmp_path / "one", "--num-pages", "256") as first:
+        port = str(first.port)
+        with visit(first.url) as seen:
+            seen.until("Ready")
+            seen.ask("Hello")
+            seen.wait_for_answers(1)
+            seen.is_alone = True
+            first.stop()
+            seen.until("does not answer")
+            with served(tmp_path / "two", "--port", port, "--num-pages", "128"):
+                seen.until("Ready")
+                seen.is_alone = False
+                seen.page.wait_for_function(
+                    "() => document.getElementById('pages').textContent.includes('of 128')"
+                )
+                seen.ask("Hello again")
+                seen.wait_for_answers(2)
+                assert seen.page.locator(".message").count() == 4
+
+
+def test_a_key_is_asked_for(tmp_path: Path, visit: Open) -> None:
+    with (
+        served(
+            tmp_path / "log",
+            "--num-pages",
+            "256",
+            env={"MLXSERVE_API_KEY": "a-secret-of-this-test"},
+        ) as server,
+        visit(server.url) as seen,
+    ):
+        seen.is_alone = True  # Chromium logs the 401
+        seen.page.wait_for_selector("#key", state="visible")
+        seen.page.fill("#key-text", "a-secret-of-this-test")
+        seen.page.press("#key-text", "Enter")
+        seen.until("Ready")
+        seen.ask("Hello")
+        seen.wait_for_answers(1)
+        assert "a-secret" not in seen.page.content()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_it_fits_the_window_in_both_schemes(
+    server: Process, visit: Open, scheme: str, width: int
+) -> None:
+    with visit(server.url, scheme, width=width) as seen:
+        seen.until("Ready")
+        overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert seen.page.evaluate(overflow) == 0
+        colour = seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        levels = [int(part) for part in re.findall(r"\d+", colour)[:3]]
+        assert (sum(levels) < 3 * 100) == (scheme == "dark")
