@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
@@ -30,8 +32,9 @@ from tui.actions.server_link import ServerLink
 from tui.chat.export import export, file_name, target
 from tui.chat.messages import CAN_CONTINUE, Role, StoredMessage
 from tui.chat.open_chat import OpenChat
+from tui.chat.sampling import NAMES, PRESET, Sampling, SamplingRefused, preset
 from tui.chat.store import Store, StoreError
-from tui.commands import COMMANDS, Command, looks_like_command, parse
+from tui.commands import COMMANDS, Command, key_words, looks_like_command, parse
 from tui.engine.panel import PanelInput
 from tui.engine.placement import PanelPlacement
 from tui.home import Home
@@ -41,11 +44,13 @@ from tui.opening import FirstFrame
 from tui.paint.theme import DARK, LIGHT
 from tui.takeover import driver_after
 from tui.talk.connection import Connector
+from tui.talk.errors import ChatError
 from tui.talk.models import ModelCatalog
 from tui.widgets.composer import Composer
-from tui.widgets.dialogs import ChatsDialog, HelpDialog
+from tui.widgets.dialogs import ChatChoice, ChatsDialog, HelpDialog
 from tui.widgets.message import MessageView
 from tui.widgets.transcript import Transcript
+from tui.widgets.welcome import BUNDLED, MAX_RECENT, Welcome, WelcomeFacts, best_of
 from tui.widgets.window import ChatWindow
 
 _FIND = "/find "
@@ -72,6 +77,8 @@ class ChatApp(App[None]):
         *,
         theme_name: str = DARK.name,
         warning: str = "",
+        notice: str = "",
+        continues: bool = False,
         models: ModelCatalog | None = None,
         frame: FirstFrame | None = None,
     ) -> None:
@@ -81,20 +88,32 @@ class ChatApp(App[None]):
         self.theme = theme_name if theme_name in (DARK.name, LIGHT.name) else DARK.name
         self._home = home
         self._warning = warning
+        self._notice = notice
+        self._continues = continues  # opens the last chat
         self._open_chat = OpenChat(store)
         self.window = ChatWindow()
         self.link = ServerLink(
             connector, self.window, partial(self.run_worker, group="connect"), self._connected
         )
         self.answering = Answering(
-            self._open_chat, self.link, self.window, partial(self.run_worker, group="operation")
+            self._open_chat,
+            self.link,
+            self.window,
+            partial(self.run_worker, group="operation"),
+            self._show_header,
         )
         self.browsing = Browsing(self._open_chat, self.answering, self.window, self._opened)
+        self._models = models or ModelCatalog()
         self._model_switch = ModelSwitch(
-            self, self.link, self.answering, models or ModelCatalog(), self._show_model
+            self,
+            self.link,
+            self.answering,
+            self._models,
+            self._show_header,
+            partial(self.run_worker, group="model", exclusive=True),
         )
         self._copying = Copying(self)
-        self._draft = Draft(self, self.window)
+        self._draft = Draft(self, self.window, self._open_chat)
         self._panel_placement = PanelPlacement(self, self._panel_input)
         self._editing: StoredMessage | None = None
         self._is_quitting = False
@@ -111,17 +130,36 @@ class ChatApp(App[None]):
         self.window.composer.focus()
         await self.window.show(self._open_chat)
         self._hint()
-        if self._warning:
-            await self.window.transcript.say(self._warning, is_error=True)
+        if self._warning or self._notice:
+            words = self._warning or self._notice
+            await self.window.transcript.say(words, is_error=bool(self._warning))
+        await self._draft.restore()
+        if self._continues:
+            await self._open_last_chat()
         self.call_after_refresh(self._begin)
 
     def _begin(self) -> None:
         """Start what the first picture does not need."""
         self.link.connect()
+        self.run_worker(self.link.watch(), group="watch")
         self.run_worker(self._load_history())
         self.run_worker(self._panel_placement.watch_pages(), group="pages")
         for module in ("markdown_it", "tui.paint.syntax"):
             self.run_worker(partial(import_in_turn, module), thread=True)
+
+    async def _open_last_chat(self) -> None:
+        try:
+            chats = await self._open_chat.chats()
+        except StoreError as error:
+            self.notify(str(error), severity="error", markup=False)
+            return
+        if chats:
+            self.browsing.open(ChatChoice(chats[0].id))
+
+    @property
+    def has_chat(self) -> bool:
+        """Whether a chat is open that has messages."""
+        return self._open_chat.chat is not None
 
     def on_resize(self, event: Resize) -> None:
         self._panel_placement.resized(event.size)
@@ -134,25 +172,70 @@ class ChatApp(App[None]):
         screen: Screen[object],  # noqa: ARG002 (the palette passes it)
     ) -> Iterable[SystemCommand]:
         for command in COMMANDS:
-            yield SystemCommand(command.title, command.help, partial(self._run, command, ""))
+            keys = " ".join(key_words(key) for key in command.keys)
+            title = f"/{command.name}  {keys}".rstrip()
+            yield SystemCommand(title, command.help, partial(self._run, command, ""))
 
     def _hint(self) -> None:
         self.window.hint(is_editing=self._editing is not None)
 
-    def _show_model(self) -> None:
-        self.window.show_model(self.link.model, has_system=bool(self._open_chat.system))
+    def _show_header(self) -> None:
+        self.window.show_header(
+            self.link.model,
+            self.answering.context_use,
+            self.link.address,
+            [
+                *(["with a system prompt"] if self._open_chat.system else []),
+                self.answering.sampling.words,
+            ],
+        )
 
     def _connected(self) -> None:
         """Called after connecting, successful or not."""
-        self._show_model()
+        self._show_header()
         if self.link.connection is None:
             self.answering.return_queue()
+        else:
+            self.answering.ask_again()
+            self.run_worker(self._fill_welcome(), group="welcome", exclusive=True)
         self.answering.send_next()
+
+    async def _fill_welcome(self) -> None:
+        """What an empty chat says, once the model is known; looking for a larger one takes a while."""
+        facts = WelcomeFacts(self.link.model)
+        try:
+            facts = replace(facts, recent=(await self._open_chat.chats())[:MAX_RECENT])
+        except StoreError as error:
+            self.notify(str(error), severity="error", markup=False)
+        self.window.transcript.welcome(facts)
+        if facts.model != BUNDLED or not self.link.can_change_model:
+            return
+        try:
+            best = best_of(await self._models.find())
+        except ChatError:
+            return  # the list of models, on demand, says why
+        self.window.transcript.welcome(replace(facts, recommended=best))
+
+    @on(Welcome.Asked)
+    def _idea_asked(self, event: Welcome.Asked) -> None:
+        self.window.composer.focus()
+        self._send(event.text)
+
+    @on(Welcome.Opened)
+    def _recent_opened(self, event: Welcome.Opened) -> None:
+        self.browsing.open(ChatChoice(event.chat_id))
+
+    @on(Welcome.Wanted)
+    def _model_wanted(self, event: Welcome.Wanted) -> None:
+        self.window.composer.focus()
+        self._model_switch.choose(event.model.name)
 
     def _opened(self) -> None:
         """Called after another chat or branch was opened."""
         self._stop_editing()
-        self._show_model()
+        self._show_header()
+        if self._open_chat.chat is None:
+            self.run_worker(self._fill_welcome(), group="welcome", exclusive=True)
 
     # Messages
 
@@ -182,6 +265,12 @@ class ChatApp(App[None]):
         else:
             self.answering.send(message)
 
+    @on(Composer.SentNothing)
+    def _sent_nothing(self) -> None:
+        """Enter, when the chat is full, goes on with less of it."""
+        if self.answering.is_full:
+            self.answering.run_when_connected(self.answering.go_on_shorter)
+
     @on(ChatWindow.Chosen)
     async def _chosen(self, event: ChatWindow.Chosen) -> None:
         await self._run(event.command, "")
@@ -199,7 +288,18 @@ class ChatApp(App[None]):
     def _retry(self, event: MessageView.Retry) -> None:
         question = self._question(event.message)
         if question is not None:
+            self._say_what_moves(question)
             self.answering.run_when_connected(partial(self.answering.reply, question))
+
+    def _say_what_moves(self, question: StoredMessage) -> None:
+        """Messages behind an answer that is regenerated stay with its old version."""
+        path = self._open_chat.path
+        later = len(path) - path.index(question) - 2 if question in path else 0
+        if later > 0:
+            noun = "message stays" if later == 1 else "messages stay"
+            self.notify(
+                f"{later} later {noun} with the version before: Alt+Left shows it.", markup=False
+            )
 
     def _question(self, message: StoredMessage) -> StoredMessage | None:
         """The message if it is a question, else the question that it answers."""
@@ -227,6 +327,8 @@ class ChatApp(App[None]):
 
     async def _load_history(self) -> None:
         self.window.composer.use_history(await self._open_chat.history())
+        self.answering.sampling = Sampling.from_text(await self._open_chat.setting("sampling"))
+        self._show_header()
 
     # Commands
 
@@ -305,6 +407,28 @@ class ChatApp(App[None]):
         else:
             self._draft.begin(f"/system {self._open_chat.system}")
 
+    async def action_set_sampling(self, argument: str = "") -> None:
+        """Change how answers are sampled; without an argument, show how."""
+        name, _, value = argument.partition(" ")
+        sampling = self.answering.sampling
+        if not name:
+            set_now = sampling.words or "nothing; the model's defaults apply"
+            self.notify(f"Set: {set_now}. Names: {', '.join(NAMES)}, {PRESET}.", markup=False)
+            return
+        try:
+            changed = (
+                preset(self._home.presets, value.strip())
+                if name == PRESET
+                else sampling.changed(name, value.strip())
+            )
+        except SamplingRefused as error:
+            self._draft.begin(f"/set {argument}")
+            self.notify(str(error), severity="error", markup=False)
+            return
+        self.answering.sampling = changed
+        self._show_header()
+        await self._remember("sampling", changed.as_text())
+
     def action_thinking(self) -> None:
         is_open = self.answering.is_thinking_open = not self.answering.is_thinking_open
         for view in self.window.transcript.answers():
@@ -324,6 +448,12 @@ class ChatApp(App[None]):
             )
         else:
             self.answering.run_when_connected(partial(self.answering.continue_answer, path[-1]))
+
+    def action_compact(self) -> None:
+        if self._open_chat.path:
+            self.answering.run_when_connected(self.answering.compact)
+        else:
+            self.notify("This chat is empty: send a message first.", markup=False)
 
     def action_export(self, argument: str = "") -> None:
         chat = self._open_chat.chat
@@ -365,11 +495,11 @@ class ChatApp(App[None]):
     def action_theme(self) -> None:
         self.theme = LIGHT.name if self.theme == DARK.name else DARK.name
         self.window.transcript.use_palette(self.window.palette)
-        self.run_worker(self._remember_theme(self.theme))
+        self.run_worker(self._remember("theme", self.theme))
 
-    async def _remember_theme(self, name: str) -> None:
+    async def _remember(self, name: str, value: str) -> None:
         try:
-            await self._open_chat.set_setting("theme", name)
+            await self._open_chat.set_setting(name, value)
         except StoreError as error:
             self.notify(str(error), severity="error", markup=False)
 
@@ -384,6 +514,9 @@ class ChatApp(App[None]):
             self.window.transcript.scroll_page_up()
         else:
             self.window.transcript.scroll_page_down()
+
+    def action_scroll_to_end(self) -> None:
+        self.window.transcript.follow()
 
     # Quitting
 
@@ -408,6 +541,8 @@ class ChatApp(App[None]):
         self._is_quitting = True
         await self.answering.finish()
         await self.link.close()
+        with suppress(StoreError):  # there is no screen any more to report it on
+            await self._draft.keep()
         await self._open_chat.close()
         self.exit()
 

@@ -28,6 +28,10 @@ COLOURS: dict[str, Colours] = {
         "number": "#F5A97F",  # in code
         "found": "#16181F",  # search results
         "found-background": "#EED49F",
+        "owner-0": "#A6DA95",  # of requests and their pages
+        "owner-1": "#F5A97F",
+        "owner-2": "#7DC4E4",
+        "owner-3": "#F5BDE6",
     },
     LIGHT: {
         "background": "#FAFAF7",
@@ -48,5 +52,9 @@ COLOURS: dict[str, Colours] = {
         "number": "#9A4A00",
         "found": "#22252E",
         "found-background": "#FFDF8A",
+        "owner-0": "#2B6E36",
+        "owner-1": "#9A4A00",
+        "owner-2": "#0B6E7F",
+        "owner-3": "#A3367A",
     },
 }

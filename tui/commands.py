@@ -46,6 +46,12 @@ COMMANDS: tuple[Command, ...] = (
         "continue_answer",
     ),
     Command(
+        "compact",
+        "Compact",
+        "Summarise the start to free context",
+        "compact",
+    ),
+    Command(
         "edit",
         "Edit",
         "Edit and resend your last message",
@@ -82,6 +88,14 @@ COMMANDS: tuple[Command, ...] = (
         "system",
         (),
         "[TEXT|off]",
+    ),
+    Command(
+        "set",
+        "Sampling",
+        "Set temperature, seed …; `off` resets",
+        "set_sampling",
+        (),
+        "[NAME VALUE]",
     ),
     Command(
         "attach",
@@ -143,6 +157,7 @@ COMPOSER_KEYS: tuple[tuple[str, str], ...] = (
     ("Up, Down", "Earlier messages, from the first or last line"),
     ("Tab, Shift+Tab", "Move to the messages and back"),
     ("PageUp, PageDown", "Scroll"),
+    ("Ctrl+End", "Go to the end of the chat"),
 )
 
 MESSAGE_KEYS: tuple[tuple[str, str], ...] = (

@@ -27,6 +27,10 @@ class Home:
         return self.folder / "logs"
 
     @property
+    def presets(self) -> Path:
+        return self.folder / "presets.toml"
+
+    @property
     def exports(self) -> Path:
         return self.folder / "exports"
 

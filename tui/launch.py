@@ -23,6 +23,8 @@ def main(
     engine_args: Sequence[str] = (),
     server_args: Sequence[str] = (),
     frame: FirstFrame | None = None,
+    notice: str = "",
+    continues: bool = False,
 ) -> int:
     """Run the terminal until the user quits. Returns the process's exit code.
 
@@ -31,6 +33,8 @@ def main(
     engine_args: engine options, for a server started here and for judging which models fit
     server_args: further flags for `mlxserve serve` when a server is started here
     frame: the opening frame, if it is on the screen already
+    notice: shown below the welcome
+    continues: open the last chat
     """
     streams = (sys.stdin, sys.stdout, sys.stderr)
     if not all(stream.isatty() for stream in streams) or os.environ.get("TERM") == "dumb":
@@ -50,13 +54,19 @@ def main(
     connector = Connector(options, home)
     try:
         connector.begin()
-        return _show(connector, home, engine_args, frame)
+        return _show(connector, home, engine_args, frame, notice, continues=continues)
     finally:
         connector.stop_server()
 
 
 def _show(
-    connector: Connector, home: Home, engine_args: Sequence[str], frame: FirstFrame | None
+    connector: Connector,
+    home: Home,
+    engine_args: Sequence[str],
+    frame: FirstFrame | None,
+    notice: str,
+    *,
+    continues: bool,
 ) -> int:
     from tui.app import ChatApp  # takes a second, while the server loads
     from tui.talk.models import ModelCatalog
@@ -69,12 +79,16 @@ def _show(
         home,
         theme_name=theme_name,
         warning=warning,
+        notice=notice,
+        continues=continues,
         models=ModelCatalog(options=engine_args),
         frame=frame,
     )
     if frame is not None:
         frame.restore_signals()  # from here on the app handles them
     app.run()
+    if app.has_chat and not warning:
+        print("Saved. `mlxserve chat -c` goes on with this chat.")
     return app.return_code or 0
 
 

@@ -28,6 +28,7 @@ from tui.chat.store import Store
 from tui.home import Home
 from tui.talk.client import ChatClient
 from tui.talk.connection import ConnectOptions, Connector, ConnectProgress, ServerConnection
+from tui.talk.models import ServedModel
 from tui.talk.pieces import Finish, Piece, TextPiece
 
 PIECES_PER_SECOND = 100
@@ -68,6 +69,8 @@ class ScriptedClient(ChatClient):
         *,
         model: str,
         continues: bool = False,
+        stops_loops: bool = False,
+        fields: Mapping[str, float | int | str] | None = None,
     ) -> AsyncGenerator[Piece, None]:
         async with aclosing(pieces_of(self._text, self._seconds)) as pieces:
             async for piece in pieces:
@@ -83,7 +86,7 @@ class ScriptedConnector(Connector):
         self._client = client
 
     async def connect(self, report: Callable[[ConnectProgress], None]) -> ServerConnection:
-        return ServerConnection(self._client, ["scripted"], "scripted")
+        return ServerConnection(self._client, [ServedModel("scripted")], "scripted")
 
 
 class TextualMarkdownApp(App[None]):

@@ -153,6 +153,7 @@ class FakeServer:
 
     def __init__(self) -> None:
         self.models = ["small", "large"]
+        self.model_fields: dict[str, Any] = {}  # of every model's card, beside its id
         self.health: tuple[int, dict[str, Any]] = (200, {"status": "ok"})
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
@@ -205,7 +206,8 @@ class FakeServer:
                 if self.path == "/health":
                     self._reply(*fake.health)
                 elif self.path == "/v1/models":
-                    self._reply(200, {"data": [{"id": model} for model in fake.models]})
+                    cards = [{"id": model, **fake.model_fields} for model in fake.models]
+                    self._reply(200, {"data": cards})
                 elif self.path in fake.engine:
                     self._reply(200, fake.engine[self.path])
                 elif self.path == "/api/v1/kv/map" and fake.map:
@@ -565,6 +567,11 @@ class Pane:
 
 
 Story = Callable[[Terminal], Awaitable[None]]
+
+
+@pytest.fixture
+def new_terminal() -> Callable[[ChatApp, Pilot[None]], Terminal]:
+    return Terminal
 
 
 @pytest.fixture

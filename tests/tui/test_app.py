@@ -1,3 +1,4 @@
+import asyncio
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from textual.events import Paste
 from textual.screen import Screen
 from textual.widgets import OptionList
 
+from tui.app import ChatApp
 from tui.chat.messages import Role, State
 from tui.chat.store import Store
 from tui.home import Home
@@ -100,6 +102,19 @@ def test_enter_sends_and_other_keys_start_a_new_line(terminal: Run, server: "Fak
         await t.until(lambda: len(server.requests) == 1)
         assert server.requests[0]["messages"][0]["content"] == "a b\nc\nd"
         assert t.composer.text == ""
+
+    terminal(story)
+
+
+def test_enter_sends_also_when_the_list_of_commands_empties_at_that_moment(
+    terminal: Run, server: "FakeServer"
+) -> None:
+    async def story(t: "Terminal") -> None:
+        await t.type("/mod")
+        await t.until_shown("/model [NAME]")
+        t.composer.write("no command")  # as a paste, whose effect on the list comes later
+        await t.press("enter")
+        await t.until(lambda: len(server.requests) == 1)
 
     terminal(story)
 
@@ -355,7 +370,7 @@ def test_keys_act_on_the_focused_message(terminal: Run, server: "FakeServer") ->
         await t.until(lambda: t.messages == ["one", "Yes."])
         await t.until_shown("version 2 of 2")
         await t.until_ready()
-        await t.press("shift+tab", "left")
+        await t.press("left")  # the focus has stayed there
         await t.until(lambda: t.messages == ["one", "Yes.", "two", "Yes."])
 
     terminal(story)
@@ -851,17 +866,46 @@ def test_an_editor_that_cannot_open_is_reported(terminal: Run) -> None:
     terminal(story)
 
 
-def test_a_server_that_dies_is_reported_with_its_log_and_restarted(
-    server: "FakeServer", scripts: SimpleNamespace, home: Home, play: Callable[..., None]
-) -> None:
+def own_server(server: "FakeServer", home: Home) -> Callable[..., ServerProcess]:
+    """Starts a program that only prints the fake server's address."""
     home.create()
     script = home.folder / "serve"
     script.write_text(f"echo mlxserve is ready at {server.url}\nexec cat > /dev/null\n")
 
-    def create(model: str | None, server_args: Sequence[str], home: Home) -> ServerProcess:
+    def create(_model: str | None, _server_args: Sequence[str], home: Home) -> ServerProcess:
         return ServerProcess(["sh", str(script)], home.new_log("a.log"))
 
-    server.script(scripts.say("half"), scripts.hang_up, reason=None)
+    return create
+
+
+def test_a_question_is_asked_again_when_its_server_has_died(
+    server: "FakeServer", scripts: SimpleNamespace, home: Home, play: Callable[..., None]
+) -> None:
+    gate = scripts.Gate()
+    server.script(scripts.say("half"), gate, scripts.hang_up, reason=None)
+    connector = Connector(ConnectOptions(), home, own_server(server, home))
+
+    async def story(t: "Terminal") -> None:
+        await t.until_ready()
+        await t.ask("why?")
+        await t.until_shown("half")
+        process = connector.server
+        assert process is not None
+        process.stop()
+        gate.open()
+        await t.until(lambda: t.messages == ["why?", "Yes."])
+        await t.until_ready()
+        assert "version 2 of 2" in t.screen
+        assert "✗" not in t.screen
+
+    play(story, connector)
+    connector.stop_server()
+
+
+def test_a_server_that_dies_is_restarted_once_and_then_reported_with_its_log(
+    server: "FakeServer", home: Home, play: Callable[..., None]
+) -> None:
+    create = own_server(server, home)
     connector = Connector(ConnectOptions(), home, create)
 
     async def story(t: "Terminal") -> None:
@@ -869,12 +913,18 @@ def test_a_server_that_dies_is_reported_with_its_log_and_restarted(
         process = connector.server
         assert process is not None
         process.stop()
-        await t.ask("why?")
         await t.until_shown("The server was killed by signal")
-        assert t.messages[-1] == "half"
-        await t.press("ctrl+r")
         await t.until(lambda: connector.server is not process)
         await t.until_ready()
+        again = connector.server
+        assert again is not None
+        again.stop()
+        await t.until(lambda: "Not connected" in t.status)
+        await t.until_shown("The full log is")
+        await t.press("ctrl+r")
+        await t.until(lambda: connector.server is not again)
+        await t.until_ready()
+        assert "The full log is" not in t.screen
 
     play(story, connector)
     connector.stop_server()
@@ -1029,5 +1079,128 @@ def test_ctrl_q_quits_from_a_dialog(terminal: Run) -> None:
         await t.until(lambda: isinstance(t.app.screen, HelpDialog))
         await t.press("ctrl+q")
         await t.until(lambda: not t.app.is_running)
+
+    terminal(story)
+
+
+def test_sampling_is_set_shown_sent_and_remembered(
+    terminal: Run, server: "FakeServer", home: Home
+) -> None:
+    home.create()
+    home.presets.write_text("[creative]\ntemperature = 1.1\n")
+
+    async def story(t: "Terminal") -> None:
+        await t.ask("/set")
+        await t.until_shown("the model's defaults apply")
+        await t.ask("/set temperature 0.3")
+        await t.until_shown("temperature 0.3 ·")
+        await t.ask("why?")
+        await t.until(lambda: len(server.requests) == 1)
+        assert server.requests[0]["temperature"] == 0.3
+        await t.until_ready()
+        await t.ask("/set temperature warm")
+        await t.until_shown("temperature is a number from 0 to 100")
+        assert t.composer.text == "/set temperature warm"
+        t.composer.write("")
+        await t.ask("/set preset creative")
+        await t.until_shown("temperature 1.1 ·")
+
+    async def again(t: "Terminal") -> None:
+        await t.until_shown("temperature 1.1 ·")
+        await t.ask("/set temperature off")
+        await t.until(lambda: "temperature 1.1" not in t.screen)
+
+    terminal(story)
+    terminal(again)
+
+
+def test_the_last_chat_is_continued_and_a_draft_is_kept(
+    server: "FakeServer", home: Home, new_terminal: Callable[..., "Terminal"]
+) -> None:
+    async def play(story: Callable[["Terminal"], Any], *, continues: bool) -> ChatApp:
+        connector = Connector(ConnectOptions(url=server.url), home)
+        app = ChatApp(connector, Store.open(home.chats), home, continues=continues)
+        async with app.run_test(size=(100, 30), notifications=True) as pilot:
+            t = new_terminal(app, pilot)
+            await t.until_ready()
+            await story(t)
+            await app.action_quit()
+        return app
+
+    async def first(t: "Terminal") -> None:
+        await t.ask("why?")
+        await t.until(lambda: t.messages[-1:] == ["Yes."])
+        await t.type("half a thought")
+
+    async def second(t: "Terminal") -> None:
+        await t.until(lambda: t.messages == ["why?", "Yes."])
+        assert t.composer.text == "half a thought"
+        t.composer.write("")
+
+    async def third(t: "Terminal") -> None:
+        assert t.messages == []
+        assert t.composer.text == ""
+
+    assert asyncio.run(play(first, continues=False)).has_chat
+    assert asyncio.run(play(second, continues=True)).has_chat
+    assert not asyncio.run(play(third, continues=False)).has_chat
+
+
+def test_a_mentioned_file_that_does_not_exist_is_pointed_out_once(
+    terminal: Run, server: "FakeServer"
+) -> None:
+    async def story(t: "Terminal") -> None:
+        await t.ask("read @missing.txt")
+        await t.until_shown("There is no file missing.txt")
+        assert server.requests == []
+        assert t.composer.text == "read @missing.txt"
+        await t.press("enter")
+        await t.until(lambda: len(server.requests) == 1)
+
+    terminal(story)
+
+
+def test_scrolled_up_the_end_is_one_key_away(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+) -> None:
+    server.script(scripts.say("\n\n".join(f"line {number}" for number in range(80))))
+
+    async def story(t: "Terminal") -> None:
+        await t.ask("count")
+        await t.until_shown("line 79")
+        await t.until_ready()
+        assert "more lines" not in t.screen
+        await t.press("pageup", "pageup")
+        await t.until_shown("more lines · Ctrl+End")
+        await t.press("ctrl+end")
+        await t.until_shown("line 79")
+        await t.until(lambda: "more lines" not in t.screen)
+
+    terminal(story)
+
+
+def test_regenerating_an_earlier_answer_says_where_the_later_messages_are(
+    terminal: Run, server: "FakeServer"
+) -> None:
+    async def story(t: "Terminal") -> None:
+        for text in ("one", "two"):
+            await t.ask(text)
+            await t.until(lambda: t.messages[-1:] == ["Yes."] and "Ready" in t.status)
+        await t.press("tab", "up", "up", "r")
+        await t.until_shown("2 later messages stay with the version before: Alt+Left")
+        await t.until(lambda: t.messages == ["one", "Yes."])
+        assert isinstance(t.app.focused, AnswerView)
+        await t.until_ready()
+        await t.press("alt+left")
+        await t.until(lambda: t.messages == ["one", "Yes.", "two", "Yes."])
+
+    terminal(story)
+
+
+def test_the_palette_knows_the_names_of_the_commands(terminal: Run) -> None:
+    async def story(t: "Terminal") -> None:
+        await t.press("ctrl+p")
+        await t.type("retry")
+        await t.until_shown("/retry  Ctrl+R")
 
     terminal(story)

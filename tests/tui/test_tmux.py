@@ -25,6 +25,9 @@ pytestmark = [
 ]
 
 
+WHOLE_PANEL = ("F4", "F4")  # in a window of this width, a strip comes first
+
+
 class Brake:
     """Stops a process most of the time, so that an answer takes seconds.
 
@@ -93,7 +96,7 @@ def test_a_day_in_the_terminal(pane: "Pane", home: Home, tmp_path: Path) -> None
     pane.until_ready()
     pane.press("M-Left")
     pane.until_shown("version 1 of 2")
-    pane.press("F4")
+    pane.press(*WHOLE_PANEL)
     pane.until_shown("pages of 32 tokens")
     assert "reused" in pane.screen
     pane.press("Escape")
@@ -186,7 +189,7 @@ def test_the_panel_shows_shared_and_reused_pages(pane: "Pane", home: Home, tmp_p
         pane.ask("What is a page?")
         pane.until_shown("first token")
         pane.until_ready()
-        pane.press("F4")
+        pane.press(*WHOLE_PANEL)
         pane.until_shown("pages of 32 tokens")
         assert number_in(r"shared ([\d,]+)", pane.screen) == 0
         pane.press("Escape")
@@ -196,7 +199,7 @@ def test_the_panel_shows_shared_and_reused_pages(pane: "Pane", home: Home, tmp_p
             for each in (other, pane):
                 each.ask("What can you do?")
                 each.until(is_writing)
-            pane.press("F4")
+            pane.press(*WHOLE_PANEL)
             pane.until(lambda screen: number_in(r"shared ([\d,]+)", screen) > 0)
             assert number_in(r"this chat ([\d,]+)", pane.screen) > 0
         pane.press("Escape")
@@ -207,7 +210,7 @@ def test_the_panel_shows_shared_and_reused_pages(pane: "Pane", home: Home, tmp_p
         pane.ask(" " + "And what can you not do at all? " * 12)  # longer than a page
         pane.until_shown("version 2 of 2")
         pane.until_ready()
-        pane.press("F4")
+        pane.press(*WHOLE_PANEL)
         screen = pane.until_shown("differs at token")
         reused, prompt, differs = (
             number_in(pattern, screen)

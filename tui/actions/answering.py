@@ -8,19 +8,24 @@ One operation at a time (`Operations`); messages sent meanwhile wait in the queu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 
 from tui.actions.server_link import ServerLink
+from tui.actions.shortening import FULL, Shortening
+from tui.chat.context import ContextUse
 from tui.chat.live_answer import AnswerPhase, LiveAnswer
-from tui.chat.messages import Role, State, StoredMessage, wire_messages
+from tui.chat.messages import Role, State, StoredMessage
 from tui.chat.open_chat import OpenChat
 from tui.chat.operations import Operation, Operations
 from tui.chat.progress import stage_words, watch_progress
+from tui.chat.sampling import Sampling
 from tui.chat.stats_text import seconds_words, stats_lines
 from tui.chat.store import StoreError
 from tui.talk.connection import ServerConnection
+from tui.talk.errors import ContextFull
+from tui.talk.pieces import Piece
 from tui.widgets.message import AnswerView
 from tui.widgets.window import ChatWindow
 
@@ -36,15 +41,21 @@ class Answering:
         link: ServerLink,
         window: ChatWindow,
         run: Callable[[Coroutine[None, None, None]], object],
+        show_header: Callable[[], None],
     ) -> None:
         self._open_chat = open_chat
         self._link = link
         self._window = window
         self._operations = Operations(run)
+        self._show_header = show_header
         self._queue: list[str] = []
         self._has_reported_unsaved = False
+        self._shortening = Shortening(open_chat, link, window)
+        self._full_chat: int | None = None  # the chat whose last question did not fit
+        self._lost: StoredMessage | None = None  # an answer whose server ended
         self._request_ids: dict[int, str] = {}  # chat id -> the server's id of its last answer
         self.is_thinking_open = False
+        self.sampling = Sampling()
 
     @property
     def is_busy(self) -> bool:
@@ -69,6 +80,12 @@ class Answering:
             return self._operations.answer.request_id
         chat = self._open_chat.chat
         return None if chat is None else self._request_ids.get(chat.id)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the open chat's last question was refused because it did not fit."""
+        chat = self._open_chat.chat
+        return chat is not None and chat.id == self._full_chat
 
     # Operations
 
@@ -138,13 +155,37 @@ class Answering:
         if connection is None:
             await self._show_not_connected()
             return
+        self._full_chat = None
+        stays_on_message = self._window.is_on_message
         message = await self._open_chat.begin_answer(question, connection.model)
         await self._window.show(self._open_chat)
-        path = self._open_chat.path[:-1]
-        pieces = connection.client.stream(
-            wire_messages(path, self._open_chat.system), model=connection.model
-        )
+        pieces = self._pieces(connection)
+        if stays_on_message and (view := self._window.transcript.view(message.id)) is not None:
+            view.focus()
+        else:
+            self._window.composer.focus()
         await self._follow(LiveAnswer(message, pieces, self._save), connection)
+
+    async def go_on_shorter(self) -> None:
+        """Ask the last question again, without the oldest messages."""
+        if await self._shortening.leave_out_oldest():
+            await self._shortened()
+
+    async def compact(self) -> None:
+        """Put a summary in place of the oldest messages."""
+        if await self._shortening.summarise():
+            await self._shortened()
+        self.show_ready()
+
+    async def _shortened(self) -> None:
+        last = self._open_chat.path[-1]
+        await self._window.show(self._open_chat)
+        if last.role is Role.USER:
+            await self.reply(last)
+        else:
+            await self._window.transcript.say(
+                "From now on the model gets a summary of the messages above, which stay here."
+            )
 
     async def continue_answer(self, answer: StoredMessage) -> None:
         """Continue an answer that was stopped or cut off."""
@@ -152,14 +193,22 @@ class Answering:
         if connection is None:
             await self._show_not_connected()
             return
+        self._window.composer.focus()
         continued = replace(answer, state=State.WRITING, error="")
         await self._open_chat.save(continued)
-        pieces = connection.client.stream(
-            wire_messages(self._open_chat.path, self._open_chat.system),
-            model=connection.model,
-            continues=True,
-        )
+        pieces = self._pieces(connection, continues=True)
         await self._follow(LiveAnswer(continued, pieces, self._save), connection)
+
+    def _pieces(
+        self, connection: ServerConnection, *, continues: bool = False
+    ) -> AsyncGenerator[Piece, None]:
+        return connection.client.stream(
+            self._open_chat.wire(),
+            model=connection.model,
+            continues=continues,
+            stops_loops=connection.is_ours,
+            fields=self.sampling.fields,
+        )
 
     async def _show_not_connected(self) -> None:
         """The connection was lost while the operation waited."""
@@ -170,7 +219,6 @@ class Answering:
 
     async def _follow(self, answer: LiveAnswer, connection: ServerConnection) -> None:
         window = self._window
-        window.composer.focus()
         view = window.transcript.view(answer.message.id)
         assert isinstance(view, AnswerView), "the answer was just added"
         self._has_reported_unsaved = False
@@ -186,10 +234,31 @@ class Answering:
             ticker.stop()
             if answer.request_id is not None:
                 self._request_ids[answer.message.chat_id] = answer.request_id
+        if isinstance(answer.failure, ContextFull) and not message.text:
+            await self._show_full(message, answer.failure)
+            return
         await view.finish(message)
         self._show_end(message)
-        if message.state is State.FAILED and (reason := self._link.why_server_stopped()):
-            await window.transcript.say(reason, is_error=True)
+        if message.state is State.FAILED and self._link.has_lost(connection):
+            self._lost = message
+            if reason := self._link.why_server_stopped():
+                await window.transcript.say(reason, is_error=True)
+
+    def ask_again(self) -> None:
+        """Regenerate the answer that was lost with its server, now that there is another one."""
+        lost, self._lost = self._lost, None
+        question = None if lost is None else self._open_chat.question_of(lost)
+        if question is not None and self._open_chat.path[-1].id == (lost and lost.id):
+            self.run(partial(self.reply, question))
+
+    async def _show_full(self, message: StoredMessage, failure: ContextFull) -> None:
+        """Nothing was answered, so nothing is kept but the question."""
+        self._full_chat = message.chat_id
+        await self._open_chat.remove(message)
+        await self._window.show(self._open_chat)
+        await self._window.transcript.say(f"{failure}\n{FULL}", is_error=True)
+        self._window.status.say("This chat is full", style="$error")
+        self.return_queue()
 
     async def _save(self, message: StoredMessage) -> None:
         try:
@@ -222,6 +291,25 @@ class Answering:
         elif message.state is State.STOPPED:
             status.say("Stopped · /continue resumes · Ctrl+R retries")
         else:
-            status.say("Ready")
+            self.show_ready()
             return
         self.return_queue()
+
+    def show_ready(self) -> None:
+        """Say that the next message can be sent, and whether there is room for many more."""
+        use = self.context_use
+        if use is None or self._link.is_lost:
+            return
+        words = "Ready"
+        if use.is_nearly_full:
+            words += f" · {use.fraction:.0%} of the context is used · /compact frees it"
+        self._window.status.say(words)
+        self._show_header()
+
+    @property
+    def context_use(self) -> ContextUse | None:
+        """Of the model's context, by the open chat; None while not connected."""
+        connection = self._link.connection
+        if connection is None:
+            return None
+        return ContextUse(self._open_chat.used_tokens, connection.context)

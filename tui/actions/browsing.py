@@ -93,12 +93,15 @@ class Browsing:
         self._opened()
         await self._window.show(self._open_chat)
         self._window.status.show_stats(())
-        self._window.composer.focus()
+        self._answering.show_ready()
+        # Behind the focus that Textual moves when the widget that had it is removed.
+        self._window.call_after_refresh(self._window.composer.focus)
 
     async def _open(self, choice: ChatChoice) -> None:
         window = self._window
         await self._open_chat.open(choice.chat_id, choice.message_id)
         self._opened()
+        self._answering.show_ready()
         await window.show(self._open_chat, choice.message_id)
         view = None if choice.message_id is None else window.transcript.view(choice.message_id)
         if view is None:

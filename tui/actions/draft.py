@@ -9,16 +9,39 @@ from textual.app import App, SuspendNotSupported
 
 from tui.actions.editor import EditorFailed, edit_in_editor
 from tui.chat.attachment import AttachmentRefused, as_markdown
-from tui.chat.mentions import with_files
+from tui.chat.mentions import missing_files, with_files
+from tui.chat.open_chat import OpenChat
+from tui.chat.store import StoreError
 from tui.widgets.window import ChatWindow
+
+_SETTING = "draft"
 
 
 class Draft:
     """Shows a notice if something cannot be put into the composer."""
 
-    def __init__(self, app: App[None], window: ChatWindow) -> None:
+    def __init__(self, app: App[None], window: ChatWindow, open_chat: OpenChat) -> None:
         self._app = app
         self._window = window
+        self._open_chat = open_chat
+        self._asked_about = ""  # a message that mentions a file that does not exist
+
+    async def restore(self) -> None:
+        """Put back what was not sent when the terminal was left."""
+        try:
+            text = await self._open_chat.setting(_SETTING)
+            if text:
+                await self._open_chat.set_setting(_SETTING, "")
+        except StoreError as error:
+            self._app.notify(str(error), severity="error", markup=False)
+            return
+        if text and not self._window.composer.text:
+            self._window.composer.write(text)
+
+    async def keep(self) -> None:
+        """Save the composer's text for the next start. Raises StoreError."""
+        if self._window.composer.text.strip():
+            await self._open_chat.set_setting(_SETTING, self._window.composer.text)
 
     def begin(self, text: str) -> None:
         """Put this into the composer, for the user to complete."""
@@ -39,6 +62,15 @@ class Draft:
 
     def with_files(self, text: str) -> str | None:
         """The text with the files it mentions. If one cannot be read: None, and the text is put back."""
+        missing = missing_files(text, Path.cwd())
+        if missing and text != self._asked_about:
+            self._asked_about = text
+            self._window.composer.write(text)
+            words = (
+                f"There is no file {missing[0]}. Press Enter again to send the message as it is."
+            )
+            self._app.notify(words, severity="warning", markup=False)
+            return None
         try:
             return with_files(text, Path.cwd())
         except AttachmentRefused as error:

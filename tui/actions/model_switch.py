@@ -1,17 +1,27 @@
-"""Switches models: to one of the server's, or to another one by restarting the server."""
+"""Switches models: to one of the server's, or to another one by restarting the server.
+
+/model NAME ─ resolve, download, compare with memory ─ stop the server ─ start it with NAME
+              the old model answers meanwhile         └─ it fails: start it with the old one
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
 from functools import partial
 
 from textual.app import App
 
 from tui.actions.answering import Answering
 from tui.actions.server_link import ServerLink
+from tui.chat.stats_text import seconds_words
 from tui.sanitise import one_line
-from tui.talk.models import Model, ModelCatalog, ModelOrigin
+from tui.talk.errors import ChatError
+from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin
 from tui.widgets.models_dialog import ModelsDialog
+
+_MIN_MEASURED = 1.0  # seconds of a download before its speed is shown
 
 
 class ModelSwitch:
@@ -24,12 +34,15 @@ class ModelSwitch:
         answering: Answering,
         models: ModelCatalog,
         switched: Callable[[], None],
+        run: Callable[[Coroutine[None, None, None]], object],
     ) -> None:
+        """run: starts a coroutine in the background, in place of the last one"""
         self._app = app
         self._link = link
         self._answering = answering
         self._models = models
         self._switched = switched
+        self._run = run
 
     def choose(self, name: str) -> None:
         """Switch to the model with this name; without a name, show a list."""
@@ -44,7 +57,7 @@ class ModelSwitch:
         elif name in served:
             self._use(Model(name, ModelOrigin.SERVER))
         elif can_change:
-            self._use(Model(name, ModelOrigin.FOLDER))
+            self._run(self._get_ready(name))
         else:
             known = ", ".join(one_line(model, 60) for model in served[:8])
             self._app.notify(f"The server has no such model. It has: {known}.", markup=False)
@@ -56,5 +69,47 @@ class ModelSwitch:
         if connection is not None and model.name in connection.models:
             connection.model = model.name
             self._switched()
+        elif model.refusal:
+            self._keep(model.refusal)
         else:
             self._answering.run(partial(self._link.restart, model.name))
+
+    async def _get_ready(self, name: str) -> None:
+        """Find or download the model while the old one goes on answering, then switch."""
+        words = one_line(name, 60)
+        self._say(f"Looking for {words}")
+        started, first = time.monotonic(), None
+        try:
+            async with aclosing(self._models.download(name)) as steps:
+                async for step in steps:
+                    if isinstance(step, Model):
+                        self._use(step)
+                        return
+                    first = step.done if first is None else first
+                    seconds = time.monotonic() - started
+                    self._say(f"Downloading {words} {_speed(step, first, seconds)}", step.fraction)
+        except ChatError as error:
+            self._keep(str(error))
+
+    def _say(self, words: str, progress: float | None = None) -> None:
+        if not self._answering.is_answering:
+            self._link.say(words, progress)
+
+    def _keep(self, why: str) -> None:
+        """The old model goes on, if there is one."""
+        old = one_line(self._link.model, 60)
+        self._app.notify(f"{why} {old} goes on." if old else why, severity="error", markup=False)
+        if not self._answering.is_answering:
+            self._answering.show_ready()
+
+
+def _speed(step: Downloaded, first: int, seconds: float) -> str:
+    """`0.8 of 2.3 GB, 34 MB/s, 45 s left`, as far as it is known."""
+    size = f"{step.done / 1e9:.1f} GB"
+    if step.total is not None:
+        size = f"{step.done / 1e9:.1f} of {step.total / 1e9:.1f} GB"
+    rate = (step.done - first) / seconds if seconds > _MIN_MEASURED else 0.0
+    if rate <= 0:
+        return size
+    left = "" if step.total is None else f", {seconds_words((step.total - step.done) / rate)} left"
+    return f"{size}, {rate / 1e6:.0f} MB/s{left}"

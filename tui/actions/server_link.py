@@ -6,11 +6,15 @@ Shows on the screen what it waits for.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 
-from tui.talk.connection import Connector, ConnectProgress, ServerConnection
+from tui.talk.connection import ConnectOptions, Connector, ConnectProgress, ServerConnection
 from tui.talk.errors import ChatError
 from tui.widgets.window import ChatWindow
+
+_WATCH_SECONDS = 0.5  # between looks at the server's process
+_RESTART_SECONDS = 60.0  # a server that exits again this soon is not restarted
 
 
 class ServerLink:
@@ -29,12 +33,18 @@ class ServerLink:
         self._after = after  # called after connecting, successful or not
         self._is_connecting = False
         self._has_failed = False
+        self._before: ConnectOptions | None = None  # while another model is being started
         self.connection: ServerConnection | None = None
 
     @property
     def model(self) -> str:
         """The model that is asked; empty while not connected."""
         return "" if self.connection is None else self.connection.model
+
+    @property
+    def address(self) -> str:
+        """The server's, without the scheme; empty while not connected."""
+        return "" if self.connection is None else self.connection.client.url.partition("://")[2]
 
     @property
     def is_lost(self) -> bool:
@@ -46,6 +56,10 @@ class ServerLink:
         server = self._connector.server
         return server is not None and not server.is_running
 
+    def has_lost(self, connection: ServerConnection) -> bool:
+        """Whether the server behind this connection is gone."""
+        return connection is not self.connection or self._has_exited
+
     def connect(self) -> None:
         """Connect in the background. Does nothing while already connecting."""
         if not self._is_connecting:
@@ -56,18 +70,51 @@ class ServerLink:
     def can_change_model(self) -> bool:
         return self._connector.can_change_model
 
+    def say(self, words: str, progress: float | None = None) -> None:
+        """Show what is waited for."""
+        self._window.status.say(words, progress=progress)
+
     async def restart(self, model: str) -> None:
-        """Restart the server that was started here with another model."""
-        self._window.status.say("Stopping the server")
+        """Restart the server that was started here with another model; with the old one again if
+        that fails."""
+        old = self._connector.options
+        await self._use(old.with_model(model))
+        self._before = old
+        self.connect()
+
+    async def _use(self, options: ConnectOptions) -> None:
+        self.say("Stopping the server")
         await self.close()
         await asyncio.to_thread(self._connector.stop_server)
-        self._connector.use_model(model)
-        self.connect()
+        self._connector.options = options
 
     async def close(self) -> None:
         connection, self.connection = self.connection, None
         if connection is not None:
             await connection.client.close()
+
+    async def watch(self) -> None:
+        """Notice when the server that was started here exits, and restart it, unless it was
+        restarted a moment ago."""
+        restarted = -_RESTART_SECONDS
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            if self._is_connecting or self.connection is None or not self._has_exited:
+                continue
+            server = self._connector.server
+            assert server is not None, "it has exited"
+            reason = self.why_server_stopped()
+            await self.close()
+            if time.monotonic() - restarted < _RESTART_SECONDS:
+                await self._fail(reason)
+                continue
+            restarted = time.monotonic()
+            self._window.notify(
+                f"The server {server.ending}, and is restarted. Its log is {server.log}",
+                severity="warning",
+                markup=False,
+            )
+            self.connect()
 
     def why_server_stopped(self) -> str:
         """Why the server started here has exited; empty if it has not."""
@@ -81,16 +128,33 @@ class ServerLink:
             await window.transcript.clear_notices()
         self._has_failed = False
         try:
-            self.connection = await self._connector.connect(self._report)
+            await self._connect_or_go_back()
         except ChatError as error:
-            self._has_failed = True
-            window.status.say("Not connected · Ctrl+R reconnects", style="$error")
-            await window.transcript.say(str(error), is_error=True)
+            await self._fail(str(error))
         else:
             window.status.say("Ready")
         finally:
             self._is_connecting = False
         self._after()
+
+    async def _fail(self, reason: str) -> None:
+        self._has_failed = True
+        self._window.status.say("Not connected · Ctrl+R reconnects", style="$error")
+        await self._window.transcript.say(reason, is_error=True)
+
+    async def _connect_or_go_back(self) -> None:
+        """Raises ChatError if neither the new model nor the one before can be served."""
+        before, self._before = self._before, None
+        try:
+            self.connection = await self._connector.connect(self._report)
+        except ChatError as error:
+            if before is None:
+                raise
+            await self._use(before)
+            self.connection = await self._connector.connect(self._report)
+            await self._window.transcript.say(
+                f"The other model did not start, so the one before goes on. {error}", is_error=True
+            )
 
     def _report(self, waiting: ConnectProgress) -> None:
         self._window.status.say(waiting.words, progress=waiting.progress)

@@ -18,6 +18,8 @@ from tui.talk.engine_state import Progress
 from tui.talk.errors import ChatError
 from tui.talk.pieces import Began, Finish, Piece, TextPiece, ThinkingPiece, ToolPiece, UsagePiece
 
+_ENDS = {"length": State.CUT, "repetition": State.REPEATED}  # by the reason of `Finish`
+
 
 class AnswerPhase(Enum):
     WAITING = auto()  # for the first piece
@@ -83,6 +85,7 @@ class LiveAnswer:
         self._usage = UsagePiece(None, None, None)
         self._state = State.WRITING
         self._error = ""
+        self.failure: ChatError | None = None  # why it failed, if it did
         self._reading: asyncio.Task[None] | None = None
         self._is_stopped = False
         self.phase = AnswerPhase.WAITING
@@ -180,7 +183,7 @@ class LiveAnswer:
             case UsagePiece():
                 self._usage = piece
             case Finish(reason):
-                self._state = State.CUT if reason == "length" else State.DONE
+                self._state = _ENDS.get(reason, State.DONE)
                 self._text.pieces.extend(_shown(tool) for tool in self._tools.values())
 
     def _arrived(self, phase: AnswerPhase) -> None:
@@ -197,7 +200,7 @@ class LiveAnswer:
             return
         error = reading.exception()
         if isinstance(error, ChatError):
-            self._state, self._error = State.FAILED, str(error)
+            self._state, self._error, self.failure = State.FAILED, str(error), error
         elif error is not None:
             self._state, self._error = State.FAILED, f"Internal error of the terminal: {error!r}"
             raise error

@@ -14,6 +14,9 @@ from tui.chat.attachment import as_markdown
 
 MAX_COMPLETIONS = 50
 _MENTION = re.compile(r"(?<!\S)@(\S+)")
+_FILE_NAME = re.compile(
+    r"[\w./~-]*(/[\w.-]+|[\w-]\.[a-z0-9]{1,4})"
+)  # and no code, such as @app.get("/")
 _TYPED = re.compile(r"(?:^|\s)@(\S*)$")
 
 
@@ -54,6 +57,15 @@ def with_files(text: str, folder: Path) -> str:
 
     text = _MENTION.sub(attach, text)
     return "\n\n".join([text, *blocks.values()]).rstrip() if blocks else text
+
+
+def missing_files(text: str, folder: Path) -> list[str]:
+    """Mentions that look like the path of a file, but of none that exists."""
+    return [
+        found[1]
+        for found in _MENTION.finditer(text)
+        if _FILE_NAME.fullmatch(found[1]) and not (folder / os.path.expanduser(found[1])).exists()
+    ]
 
 
 def _fits(name: str, start: str) -> bool:

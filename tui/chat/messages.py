@@ -22,6 +22,7 @@ class State(StrEnum):
     WRITING = "writing"
     DONE = "done"
     CUT = "cut"  # at the length limit
+    REPEATED = "repeated"  # itself, so that the server ended it
     STOPPED = "stopped"  # by the user; the text so far is kept
     FAILED = "failed"  # in the server or the connection; the text so far is kept
 
@@ -70,6 +71,15 @@ class StoredMessage:
     created_at: float = 0.0  # seconds since the epoch
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """The start of a chat that the model no longer gets, because the context was full."""
+
+    last_id: int  # its last message
+    newest_id: int  # the chat's newest message when it was left out
+    summary: str = ""  # what the model gets instead
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRecord:
     id: int
@@ -78,6 +88,7 @@ class ChatRecord:
     updated_at: float
     leaf_id: int | None = None  # the last message of the branch shown last
     system: str = ""  # the system prompt
+    left_out: LeftOut | None = None
 
 
 @dataclass(frozen=True, slots=True)

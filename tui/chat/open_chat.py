@@ -10,8 +10,19 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from tui.chat.messages import ChatRecord, Role, State, StoredMessage, Version
+from tui.chat.context import last_to_go, num_left_out, used_tokens
+from tui.chat.messages import (
+    ChatRecord,
+    LeftOut,
+    Role,
+    State,
+    StoredMessage,
+    Version,
+    wire_messages,
+)
 from tui.chat.store import SearchHit, Store
+
+_SUMMARY = "Summary of the conversation so far:"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,6 +52,47 @@ class OpenChat:
     def system(self) -> str:
         """The system prompt."""
         return self._system if self.chat is None else self.chat.system
+
+    @property
+    def left_out(self) -> LeftOut | None:
+        return None if self.chat is None else self.chat.left_out
+
+    @property
+    def num_left_out(self) -> int:
+        """How many of the messages of `path` the model no longer gets."""
+        return num_left_out(self.path, self.left_out)
+
+    @property
+    def used_tokens(self) -> int:
+        """Of the context, by what the model gets with the next question."""
+        return used_tokens(self.path, self.left_out)
+
+    def last_to_go(self, kept: int) -> StoredMessage | None:
+        """As `context.last_to_go`."""
+        return last_to_go(self.path, self.left_out, kept)
+
+    def wire(self, last: StoredMessage | None = None) -> list[dict[str, str]]:
+        """What the model gets: the system prompt, a summary of what was left out, and the messages
+        behind that, up to `last`."""
+        messages = self.path[self.num_left_out :]
+        if last is not None:
+            messages = messages[: messages.index(last) + 1]
+        summary = self.left_out.summary if self.left_out is not None and self.num_left_out else ""
+        parts = [self.system, f"{_SUMMARY}\n{summary}" if summary else ""]
+        return wire_messages(messages, "\n\n".join(part for part in parts if part))
+
+    async def leave_out(self, last: StoredMessage, summary: str = "") -> None:
+        """From now on the model gets the messages behind this one only."""
+        assert self.chat is not None, "there are messages"
+        newest = max(message.id for message in self.path)
+        left_out = LeftOut(last.id, newest, summary)
+        await self._call(self._store.leave_out, self.chat.id, left_out)
+        self.chat = await self._call(self._store.chat, self.chat.id)
+
+    async def remove(self, answer: StoredMessage) -> None:
+        """Delete an answer at the end of the branch."""
+        await self._call(self._store.remove, answer)
+        await self._show(answer.parent_id)
 
     async def set_system(self, system: str) -> None:
         if self.chat is None:

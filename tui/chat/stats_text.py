@@ -7,6 +7,7 @@ from tui.chat.messages import AnswerStats, State, StoredMessage, Version
 _ENDINGS = {
     State.STOPPED: "stopped",
     State.CUT: "cut off at the length limit",
+    State.REPEATED: "stopped: it repeated itself",
 }
 
 

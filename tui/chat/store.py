@@ -16,7 +16,15 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tui.chat.messages import AnswerStats, ChatRecord, Role, State, StoredMessage, Version
+from tui.chat.messages import (
+    AnswerStats,
+    ChatRecord,
+    LeftOut,
+    Role,
+    State,
+    StoredMessage,
+    Version,
+)
 from tui.sanitise import one_line
 
 CHECKPOINT_SECONDS = 1.0
@@ -83,6 +91,11 @@ MIGRATIONS: tuple[str, ...] = (
     """
     ALTER TABLE messages ADD COLUMN differs_at INTEGER;
     ALTER TABLE messages ADD COLUMN miss TEXT NOT NULL DEFAULT '';
+    """,
+    """
+    ALTER TABLE chats ADD COLUMN left_out_last INTEGER;
+    ALTER TABLE chats ADD COLUMN left_out_newest INTEGER;
+    ALTER TABLE chats ADD COLUMN summary TEXT NOT NULL DEFAULT '';
     """,
 )
 
@@ -179,6 +192,13 @@ class Store:
         with self._write() as db:
             db.execute("UPDATE chats SET system = ? WHERE id = ?", (system, chat_id))
 
+    def leave_out(self, chat_id: int, left_out: LeftOut) -> None:
+        with self._write() as db:
+            db.execute(
+                "UPDATE chats SET left_out_last = ?, left_out_newest = ?, summary = ? WHERE id = ?",
+                (left_out.last_id, left_out.newest_id, left_out.summary, chat_id),
+            )
+
     def delete(self, chat_id: int) -> None:
         with self._write() as db:
             db.execute("DELETE FROM chats WHERE id = ?", (chat_id,))
@@ -244,6 +264,14 @@ class Store:
             ).rowcount
         if not written:
             raise StoreError(_DELETED)
+
+    def remove(self, message: StoredMessage) -> None:
+        """Delete an answer that has nothing below it; its question ends the branch then."""
+        with self._write() as db:
+            db.execute(
+                "UPDATE chats SET leaf_id = ? WHERE id = ?", (message.parent_id, message.chat_id)
+            )
+            db.execute("DELETE FROM messages WHERE id = ?", (message.id,))
 
     def path(self, leaf_id: int | None) -> list[StoredMessage]:
         """The branch that ends with this message, from its root."""
@@ -421,6 +449,9 @@ def _chat(row: sqlite3.Row) -> ChatRecord:
         updated_at=row["updated_at"],
         leaf_id=row["leaf_id"],
         system=row["system"],
+        left_out=None
+        if row["left_out_last"] is None
+        else LeftOut(row["left_out_last"], row["left_out_newest"], row["summary"]),
     )
 
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tui.talk.errors import ChatError
@@ -111,8 +111,10 @@ class PageMapReplica:
                 if past.get(page, at) != at:
                     del past[page]
 
-    def fold(self, num_cells: int, own: Collection[int]) -> FoldedMap:
-        """Fold the map into at most `num_cells` cells."""
+    def fold(
+        self, num_cells: int, own: Collection[int], colour: Callable[[str], int] = lambda _: 0
+    ) -> FoldedMap:
+        """Fold the map into at most `num_cells` cells. `colour`: of a request's own pages."""
         per_cell = max(1, -(-self.num_pages // max(1, num_cells)))
         ranks = bytes(self._states).translate(_RANKS)
         strongest = [max(ranks[at : at + per_cell]) for at in range(0, len(ranks), per_cell)]
@@ -120,7 +122,17 @@ class PageMapReplica:
             "".join(STATES[rank] for rank in strongest),
             frozenset(page // per_cell for page in own),
             per_cell,
+            self._owners(per_cell, colour),
         )
+
+    def _owners(self, per_cell: int, colour: Callable[[str], int]) -> dict[int, int]:
+        active = ord("a")
+        return {
+            page // per_cell: colour(name)
+            for name, table in self._tables.items()
+            for page in table
+            if self._states[page] == active
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +142,7 @@ class FoldedMap:
     cells: str
     own: frozenset[int]  # cells that contain a page of the open chat
     pages_per_cell: int
+    owners: Mapping[int, int] = field(default_factory=dict)  # colour of cells that a request holds
 
 
 def _decoded(runs: str) -> bytes:

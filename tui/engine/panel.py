@@ -6,6 +6,7 @@ It polls the statistics only while it is on the screen.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -22,7 +23,16 @@ from textual.widgets import Static
 from tui.chat.messages import AnswerStats
 from tui.engine.page_map import FoldedMap
 from tui.engine.page_watch import PageWatch, ignore_change
-from tui.engine.panel_text import GLYPHS, answer_lines, legend, now_lines
+from tui.engine.panel_text import (
+    GLYPHS,
+    NUM_OWNERS,
+    answer_lines,
+    legend,
+    now_lines,
+    owner_of,
+    request_lines,
+)
+from tui.talk.engine_state import EngineStats
 from tui.talk.errors import ChatError, NoEngine
 
 if TYPE_CHECKING:
@@ -31,6 +41,10 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.5
 _RETRY_SECONDS = 2.0  # after a failure
+STRIP = "strip"  # class of a panel that has a few rows only
+HISTORY = 60  # polls that the sparklines show
+_MAX_REQUESTS = 5
+_NEEDED_HEIGHT = 26  # rows of the panel, beyond which requests are listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +59,10 @@ class PanelInput:
 class PageGrid(Widget):
     """One sign per page, or per group of pages where there is less room."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {f"page-{state}" for state in GLYPHS}
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        *(f"page-{state}" for state in GLYPHS),
+        *(f"owner-{number}" for number in range(NUM_OWNERS)),
+    }
     DEFAULT_CSS = """
     PageGrid {
         height: 1fr;
@@ -55,6 +72,10 @@ class PageGrid(Widget):
         .page-a { color: $success; }
         .page-s { color: $primary; }
         .page-p { color: $accent; }
+        .owner-0 { color: $owner-0; }
+        .owner-1 { color: $owner-1; }
+        .owner-2 { color: $owner-2; }
+        .owner-3 { color: $owner-3; }
     }
     """
 
@@ -76,12 +97,18 @@ class PageGrid(Widget):
         if folded is None:
             return Strip.blank(width, self.rich_style)
         styles = {s: self.get_component_rich_style(f"page-{s}", partial=True) for s in GLYPHS}
+        owned = [
+            self.get_component_rich_style(f"owner-{number}", partial=True)
+            for number in range(NUM_OWNERS)
+        ]
         own = Style(reverse=True)
         row = range(y * width, min((y + 1) * width, len(folded.cells)))
-        segments = [
-            Segment(GLYPHS[cell], styles[cell] + own if at in folded.own else styles[cell])
-            for at, cell in ((at, folded.cells[at]) for at in row)
-        ]
+        segments = []
+        for at in row:
+            cell = folded.cells[at]
+            has_owner = cell == "a" and at in folded.owners
+            style = owned[folded.owners[at]] if has_owner else styles[cell]
+            segments.append(Segment(GLYPHS[cell], style + own if at in folded.own else style))
         strip = Strip(segments, len(row)).simplify()
         return strip.adjust_cell_length(width).apply_style(self.rich_style)
 
@@ -100,12 +127,14 @@ class EnginePanel(Vertical):
         yield Static(id="last-answer", markup=False)
         yield Static("Now", classes="heading", markup=False)
         yield Static(id="now", markup=False)
+        yield Static(id="requests", markup=False)
         yield Static("Pages", classes="heading", id="pages-heading", markup=False)
         yield PageGrid()
         yield Static(id="legend", markup=False)
 
     def on_mount(self) -> None:
         self.show_missing("Not connected yet.")
+        self.query_one("#requests").display = False
         self.set_interval(_POLL_SECONDS, self.show_answer)
         self._watch.changed = self._show_pages
         self._watch.ask_again()
@@ -151,8 +180,17 @@ class EnginePanel(Vertical):
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _follow_numbers(self, engine: EngineClient) -> None:
+        history: deque[EngineStats] = deque(maxlen=HISTORY)
         while self._panel_input().engine is engine:
-            self._update("#now", now_lines(await engine.stats()))
+            history.append(await engine.stats())
+            width = self.content_size.width
+            self._update("#now", now_lines(history[-1], tuple(history), width))
+            own = self._panel_input().request_id
+            most = max(0, min(_MAX_REQUESTS, self.size.height - _NEEDED_HEIGHT))
+            live = await engine.requests() if most else []
+            self._update("#requests", request_lines(live, own, width, most))
+            for shown in self.query("#requests"):  # none while the panel closes
+                shown.display = bool(live) and not self.has_class(STRIP)
             await asyncio.sleep(_POLL_SECONDS)
 
     def _show_pages(self) -> None:
@@ -160,12 +198,12 @@ class EnginePanel(Vertical):
             return  # while the panel closes, its children are removed first
         pages = self._watch.pages
         grid, has_pages = grids.first(), pages.num_pages > 0
-        self.query_one("#pages-heading").display = has_pages
+        self.query_one("#pages-heading").display = has_pages and not self.has_class(STRIP)
         self.query_one("#legend").display = has_pages
         if not has_pages or not grid.num_cells:
             grid.show(None)
             return
         own = pages.pages_of(self._panel_input().request_id)
-        folded = pages.fold(grid.num_cells, own)
+        folded = pages.fold(grid.num_cells, own, owner_of)
         grid.show(folded)
         self._update("#legend", legend(pages, len(own), folded))

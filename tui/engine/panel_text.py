@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from zlib import crc32
+
 from textual.content import Content
 
 from tui.chat.messages import AnswerStats
 from tui.chat.stats_text import seconds_words
 from tui.engine.page_map import FoldedMap, PageMapReplica
-from tui.talk.engine_state import EngineStats
+from tui.talk.engine_state import EngineStats, Progress, RequestStage
 
 # Distinct shapes, so that the map is readable without colour.
 GLYPHS = {"f": "·", "d": "▣", "c": "□", "a": "■", "s": "◆", "p": "▲"}
@@ -18,6 +21,14 @@ STYLES = {
     "a": "$success",
     "s": "$primary",
     "p": "$accent",
+}
+NUM_OWNERS = 4  # colours for requests
+_BARS = "▁▂▃▄▅▆▇█"
+_DOING = {
+    RequestStage.QUEUED: "waiting",
+    RequestStage.LOADING: "loading",
+    RequestStage.PREFILLING: "reading",
+    RequestStage.DECODING: "writing",
 }
 _NAMES = {
     "f": "free",
@@ -81,9 +92,25 @@ def _miss_words(answer_stats: AnswerStats) -> str:
     )
 
 
-def now_lines(stats: EngineStats) -> Content:
-    """The engine right now."""
-    rates = f"prefill {stats.prefill_rate:,.0f} tok/s · decode {stats.decode_rate:,.1f} tok/s"
+def sparkline(values: Sequence[float]) -> str:
+    """The values as bars of up to a cell, the largest the highest."""
+    top = max(values, default=0)
+    return "".join(_BARS[round((len(_BARS) - 1) * value / top) if top else 0] for value in values)
+
+
+def now_lines(stats: EngineStats, history: Sequence[EngineStats] = (), width: int = 0) -> Content:
+    """The engine right now, and its speeds over the last seconds as far as there is room."""
+    prefill = f"prefill {stats.prefill_rate:,.0f} tok/s"
+    decode = f"decode {stats.decode_rate:,.1f} tok/s"
+    room = max(0, width - max(len(prefill), len(decode)) - 1)
+    past = history[-room:] if room else ()
+    rates = Content("\n").join(
+        Content.assemble(words.ljust(width - len(past)), (sparkline(values), "$primary"))
+        for words, values in (
+            (prefill, [one.prefill_rate for one in past]),
+            (decode, [one.decode_rate for one in past]),
+        )
+    )
     memory = f"memory {size_words(stats.active_size)}, peak {size_words(stats.peak_size)}"
     cache = f"KV cache {size_words(stats.kv_cache_size)}"
     if stats.disk_limit:
@@ -92,7 +119,39 @@ def now_lines(stats: EngineStats) -> Content:
         cache += f" · states kept {stats.num_snapshots:,} of {stats.num_state_slots:,}"
     preempted = f"preemptions {stats.num_preemptions:,} · cache hits {stats.hit_rate:.0%}"
     queue = f"running {stats.num_running} · waiting {stats.num_waiting}"
-    return Content("\n").join(Content(line) for line in (queue, rates, preempted, memory, cache))
+    lines = (Content(queue), rates, *(Content(line) for line in (preempted, memory, cache)))
+    return Content("\n").join(lines)
+
+
+def request_lines(requests: Sequence[Progress], own: str | None, width: int, most: int) -> Content:
+    """A line for each of the first requests: whose it is, how far its prompt is, its answer."""
+    lines = []
+    for one in requests[:most]:
+        name = "this chat" if one.request_id == own else one.request_id[:9]
+        words = f" {name:9} {_DOING[one.stage]}"
+        if one.stage is RequestStage.QUEUED and one.position is not None:
+            words += f" {one.position}"
+        if one.stage is RequestStage.DECODING:
+            words += f" {one.num_outputs:,} tokens, {one.num_pages:,} pages"
+        parts: list[Content | tuple[str, str]] = [("■", owner_style(one.request_id)), (words, "")]
+        if (fraction := one.fraction) is not None:
+            room = max(4, min(16, width - len(words) - 7))
+            full = round(room * fraction)
+            parts += [(" " + "━" * full, "$primary"), ("┄" * (room - full), "$text-quiet")]
+            parts.append((f" {fraction:.0%}", ""))
+        lines.append(Content.assemble(*parts))
+    if len(requests) > most > 0:
+        lines[-1:] = [_quiet(f"and {len(requests) - most + 1} more")]
+    return Content("\n").join(lines)
+
+
+def owner_style(request_id: str) -> str:
+    """The colour of a request and of its pages, always the same."""
+    return f"$owner-{owner_of(request_id)}"
+
+
+def owner_of(request_id: str) -> int:
+    return crc32(request_id.encode()) % NUM_OWNERS
 
 
 def legend(pages: PageMapReplica, num_own: int, folded: FoldedMap) -> Content:

@@ -1,4 +1,9 @@
-"""Where the engine panel is shown: beside the chat, on a screen of its own, or not at all."""
+"""Where the engine panel is shown: beside the chat, as a strip above the input where the window is
+narrow, on a screen of its own, or not at all.
+
+    wide     F4  beside the chat ─ F4 ─ closed
+    narrow   F4  a strip ─ F4 ─ a screen of its own ─ F4, Esc ─ closed
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,9 @@ from textual.geometry import Size
 from textual.screen import Screen
 
 from tui.engine.page_watch import PageWatch
-from tui.engine.panel import EnginePanel, PanelInput
+from tui.engine.panel import STRIP, EnginePanel, PanelInput
+
+_STRIP_HEIGHT = 20  # rows of a window from which a strip leaves room for the chat
 
 
 class EngineScreen(Screen[None]):
@@ -49,7 +56,10 @@ class PanelPlacement:
         if isinstance(app.screen, EngineScreen):
             app.pop_screen()
         elif self._beside:
+            is_strip = self._beside.first().has_class(STRIP)
             await self._beside.remove()
+            if is_strip and len(app.screen_stack) == 1:
+                await self._show_alone()
         elif len(app.screen_stack) == 1:
             await self._show(app.size)
 
@@ -58,17 +68,27 @@ class PanelPlacement:
         if isinstance(self._app.screen, EngineScreen) and _has_room_beside(size):
             self._app.pop_screen()
             self._app.run_worker(self._show(size), group="engine-panel")
-        elif self._beside and not _has_room_beside(size):
-            self._beside.remove()
-            if len(self._app.screen_stack) == 1:
-                self._app.run_worker(self._show(size), group="engine-panel")
+        elif self._beside and self._beside.first().has_class(STRIP) == _has_room_beside(size):
+            self._app.run_worker(self._move(size), group="engine-panel")
+
+    async def _move(self, size: Size) -> None:
+        await self._beside.remove()
+        if len(self._app.screen_stack) == 1:
+            await self._show(size)
 
     async def _show(self, size: Size) -> None:
+        window = self._app.screen_stack[0]
+        panel = EnginePanel(self._panel_input, self._watch)
         if _has_room_beside(size):
-            main = self._app.screen_stack[0].query_one("#main")
-            await main.mount(EnginePanel(self._panel_input, self._watch))
+            await window.query_one("#main").mount(panel)
+        elif size.height >= _STRIP_HEIGHT:
+            panel.add_class(STRIP)
+            await window.query_one("#bottom").mount(panel, before=0)
         else:
-            await self._app.push_screen(EngineScreen(EnginePanel(self._panel_input, self._watch)))
+            await self._show_alone()
+
+    async def _show_alone(self) -> None:
+        await self._app.push_screen(EngineScreen(EnginePanel(self._panel_input, self._watch)))
 
     @property
     def _beside(self) -> DOMQuery[EnginePanel]:

@@ -23,6 +23,7 @@ from tui.sanitise import clean
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
+    from markdown_it.rules_inline import StateInline
     from markdown_it.token import Token
 
 # Lines of an open fence or list that are repainted on each flush, which then takes some 10 ms.
@@ -117,6 +118,17 @@ def _commonmark() -> MarkdownIt:
     return MarkdownIt("commonmark", {"html": False, "maxNesting": _MAX_NESTING})
 
 
+def _formula(state: StateInline, silent: bool) -> bool:
+    r"""Keep the signs around a formula, \( \) and \[ \], which CommonMark takes for escapes."""
+    sign = state.src[state.pos : state.pos + 2]
+    if sign not in (r"\(", r"\)", r"\[", r"\]") or state.pos + 2 > state.posMax:
+        return False
+    if not silent:
+        state.pending += sign
+    state.pos += 2
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class PaintedBlock:
     block: Block
@@ -129,6 +141,7 @@ class Parser:
     def __init__(self) -> None:
         # HTML is shown as text; autolinks need no extra dependency.
         self._parser = _commonmark().enable(["table", "strikethrough"])
+        self._parser.inline.ruler.before("escape", "formula", _formula)
         self._references: dict[str, Any] = {}
 
     @property

@@ -66,6 +66,7 @@ def _theme(name: str, *, dark: bool) -> Theme:
             "scrollbar-background-active": c["background"],
             "scrollbar-corner-color": c["background"],
             "text-quiet": c["quiet"],
+            **{name: colour for name, colour in c.items() if name.startswith("owner-")},
             "block-cursor-background": c["highlight"],
             "block-cursor-foreground": c["foreground"],
             "block-cursor-text-style": "none",

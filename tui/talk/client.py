@@ -17,12 +17,15 @@ import httpx
 from tui.sanitise import one_line, well_formed
 from tui.talk.engine_client import EngineClient
 from tui.talk.errors import ChatError
+from tui.talk.models import ServedModel
 from tui.talk.pieces import Began, Finish, Piece, TextPiece, ThinkingPiece, ToolPiece, UsagePiece
 from tui.talk.wire import check, events, explained, json_object, said, start_of
 
 # Prefill of a long prompt may take minutes without a byte, so a stream has no read timeout:
 # the status line counts the seconds, and Esc stops it.
 _STREAM_TIMEOUT = httpx.Timeout(10.0, read=None)
+_NO_FIELDS: Mapping[str, float | int | str] = {}
+_REPETITION = "repetition"  # of our server's `stop_reason`
 _QUESTION_TIMEOUT = httpx.Timeout(10.0)
 
 
@@ -83,32 +86,43 @@ class ChatClient:
             progress=float(progress) if isinstance(progress, int | float) else None,
         )
 
-    async def models(self) -> list[str]:
-        """The names of the server's models. Raises ChatError."""
+    async def models(self) -> list[ServedModel]:
+        """The server's models. Raises ChatError."""
         with explained(self.url):
             reply = await self._http.get("/v1/models")
             check(reply.status_code, reply.content, self.url)
         data = json_object(reply.content).get("data")
         entries = data if isinstance(data, list) else []
-        return [str(entry["id"]) for entry in entries if isinstance(entry, dict) and "id" in entry]
+        return [_served(entry) for entry in entries if isinstance(entry, dict) and "id" in entry]
 
     async def stream(
-        self, messages: Sequence[Mapping[str, str]], *, model: str, continues: bool = False
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        model: str,
+        continues: bool = False,
+        stops_loops: bool = False,
+        fields: Mapping[str, float | int | str] = _NO_FIELDS,
     ) -> AsyncGenerator[Piece, None]:
         """The answer to the conversation, piece by piece. Raises ChatError.
 
         Closing the iterator closes the connection, which stops the request on the server.
 
         continues: the answer continues the last message, which is the assistant's
+        stops_loops: end an answer that repeats itself; for servers that know the field
+        fields: further fields of the request, such as temperature
         """
         body: dict[str, object] = {
             "model": model,
             "messages": list(messages),
             "stream": True,
             "stream_options": {"include_usage": True},
+            **fields,
         }
         if continues:
             body["continue_final_message"] = True
+        if stops_loops:
+            body["stop_on_repetition"] = True
         is_finished = False
         with explained(self.url):
             async with self._http.stream(
@@ -175,7 +189,9 @@ def _pieces(chunk: Mapping[str, Any]) -> list[Piece]:
             delta = choice.get("delta")
             pieces.extend(_delta_pieces(delta if isinstance(delta, dict) else {}))
             if isinstance(reason := choice.get("finish_reason"), str):
-                pieces.append(Finish(reason))
+                pieces.append(
+                    Finish(_REPETITION if choice.get("stop_reason") == _REPETITION else reason)
+                )
     if isinstance(usage := chunk.get("usage"), dict):
         pieces.append(_usage(usage))
     return pieces
@@ -209,6 +225,11 @@ def _usage(usage: Mapping[str, Any]) -> UsagePiece:
         differs_at=_count(cache.get("differs_at")),
         miss=one_line(well_formed(str(cache.get("reason", ""))), 40),
     )
+
+
+def _served(entry: Mapping[str, Any]) -> ServedModel:
+    context = _count(entry.get("max_model_len")) or _count(entry.get("context_length"))
+    return ServedModel(str(entry["id"]), context, entry.get("owned_by") == "mlxserve")
 
 
 def _count(value: object) -> int | None:

@@ -21,6 +21,7 @@ from tui.talk.server_process import ServerProcess
 
 if TYPE_CHECKING:
     from tui.talk.client import ChatClient
+    from tui.talk.models import ServedModel
 
 _POLL_SECONDS = 0.2
 # "2026-01-02 03:04:05,678 INFO mlxserve.engine: " is of no use in the status line.
@@ -38,6 +39,14 @@ class ConnectOptions:
     server_args: Sequence[str] = ()
     api_key: str | None = None
 
+    def with_model(self, model: str) -> ConnectOptions:
+        """The same server with another model."""
+        args = list(self.server_args)
+        if "--model" in args:
+            at = args.index("--model")
+            del args[at : at + 2]
+        return replace(self, model=model, server_args=args)
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectProgress:
@@ -50,10 +59,24 @@ class ConnectProgress:
 class ServerConnection:
     """A server that is ready, its models, and the model that is asked."""
 
-    def __init__(self, client: ChatClient, models: Sequence[str], model: str) -> None:
+    def __init__(self, client: ChatClient, served: Sequence[ServedModel], model: str) -> None:
         self.client = client
-        self.models = list(models)
+        self.served = list(served)
         self.model = model
+
+    @property
+    def models(self) -> list[str]:
+        return [one.name for one in self.served]
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the server is mlxserve."""
+        return any(one.is_ours for one in self.served)
+
+    @property
+    def context(self) -> int | None:
+        """Tokens of a prompt and its answer; None if the server does not say."""
+        return next((one.context for one in self.served if one.name == self.model), None)
 
 
 class Connector:
@@ -87,7 +110,8 @@ class Connector:
         try:
             await self._wait_until_ready(client, report)
             models = await client.models()
-            return ServerConnection(client, models, self._choose(models, client.url))
+            names = [one.name for one in models]
+            return ServerConnection(client, models, self._choose(names, client.url))
         except BaseException:
             await client.close()
             raise
@@ -97,13 +121,15 @@ class Connector:
         """Whether the server was started here, so that it can be restarted with another model."""
         return self._options.url is None
 
-    def use_model(self, model: str) -> None:
-        """Use this model from the next `connect` on. Stop a server that was started here first."""
-        args = list(self._options.server_args)
-        if "--model" in args:
-            at = args.index("--model")
-            del args[at : at + 2]
-        self._options = replace(self._options, model=model, server_args=args)
+    @property
+    def options(self) -> ConnectOptions:
+        """Which server and model the next `connect` uses. Stop a server that was started here
+        before they are changed."""
+        return self._options
+
+    @options.setter
+    def options(self, options: ConnectOptions) -> None:
+        self._options = options
 
     def stop_server(self) -> None:
         """Stop the server if it was started here. Blocks until it has exited."""

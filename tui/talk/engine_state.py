@@ -26,6 +26,8 @@ class Progress:
     position: int | None
     num_computed: int
     num_to_compute: int
+    num_outputs: int = 0  # tokens of the answer so far
+    num_pages: int = 0
 
     @classmethod
     def of(cls, card: Mapping[str, Any]) -> Progress:
@@ -37,6 +39,8 @@ class Progress:
             None if position is None else int(position),
             int(card["num_computed"]),
             int(card["num_to_compute"]),
+            int(card.get("output_tokens", 0)),
+            int(card.get("num_pages", 0)),
         )
 
     @property

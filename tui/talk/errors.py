@@ -11,6 +11,10 @@ class Unreachable(ChatError):
     """No server answers at the address."""
 
 
+class ContextFull(ChatError):
+    """The conversation and its answer do not fit into the model's context."""
+
+
 class NotReady(ChatError):
     """The server runs but cannot answer yet: it is loading a model."""
 

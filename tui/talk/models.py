@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -39,10 +39,19 @@ class Model:
     fits: bool | None = None  # whether memory holds the weights, one step and the requested context
     num_tokens: int | None = None  # of context that fit into memory
     context: int | None = None  # tokens that are requested
+    needed: int | None = None  # bytes of weights, a step and the requested context
 
     @property
     def is_here(self) -> bool:
         return self.source is not ModelOrigin.SUGGESTED
+
+    @property
+    def refusal(self) -> str:
+        """Why this machine cannot run it, as a sentence; empty if it can, or if that is not known."""
+        if self.fits is not False or self.num_tokens != 0:
+            return ""
+        need = "" if self.needed is None else f": it needs {self.needed / 1e9:.1f} GB"
+        return f"{one_line(self.name, 60)} is too large for this machine's memory{need}."
 
     @property
     def verdict(self) -> str:
@@ -53,6 +62,15 @@ class Model:
             return "fits"
         requested = "" if self.context is None else f" of {self.context:,}"
         return f"{self.num_tokens:,}{requested}" if self.num_tokens else "too large"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model as a server lists it."""
+
+    name: str
+    context: int | None = None  # tokens of a prompt and its answer; None: the server does not say
+    is_ours: bool = False  # served by mlxserve, which knows the fields that only mlxserve has
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +109,13 @@ class ModelCatalog:
                 "Run `mlxserve models` in another window to see why."
             ) from error
 
-    async def download(self, name: str) -> AsyncGenerator[Downloaded, None]:
-        """Download a model and yield the progress. Closing the iterator pauses it. Raises ChatError."""
+    async def download(self, name: str) -> AsyncGenerator[Downloaded | Model, None]:
+        """Download a model unless it is here, and yield the progress, last the model.
+
+        Closing the iterator pauses it. Raises ChatError.
+
+        name: a folder, a repository, or a short name such as qwen3:4b
+        """
         async with self._child("pull", name, "--json") as child:
             assert child.stdout is not None, "opened with a pipe"
             async for line in child.stdout:
@@ -100,6 +123,7 @@ class ModelCatalog:
                 if "error" in said:
                     raise ChatError(one_line(str(said["error"]), 400))
                 if "path" in said:
+                    yield _pulled(said, name)
                     return
                 if isinstance(done := said.get("done"), int):
                     total = said.get("total")
@@ -124,6 +148,13 @@ class ModelCatalog:
                 await child.wait()
 
 
+def _pulled(said: Mapping[str, Any], name: str) -> Model:
+    """The model as it is on this machine now."""
+    if "weight_size" not in said:
+        return Model(name, ModelOrigin.DOWNLOADED)
+    return replace(_model(said), name=name)
+
+
 def _model(card: Mapping[str, Any]) -> Model:
     return Model(
         str(card["name"]),
@@ -132,6 +163,7 @@ def _model(card: Mapping[str, Any]) -> Model:
         bool(card["fits"]),
         int(card["num_tokens"]),
         int(card["context"]),
+        int(card["needed"]) if "needed" in card else None,
     )
 
 

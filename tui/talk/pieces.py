@@ -42,7 +42,7 @@ class UsagePiece:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of the answer. `reason` is the API's: stop, length, tool_calls, ..."""
+    """The end of the answer. `reason` is the API's (stop, length, tool_calls, ...) or repetition."""
 
     reason: str
 

@@ -87,15 +87,19 @@ class ServerProcess:
                 raise self.why_it_stopped()
             await asyncio.sleep(_POLL_SECONDS)
 
-    def why_it_stopped(self) -> ServerStopped:
+    @property
+    def ending(self) -> str:
+        """How it ended, after "The server": `exited with code 1`."""
         code = self._process.poll() if self._process is not None else None
-        ending = f"exited with code {code}"
         if code is not None and code < 0:
-            ending = f"was killed by signal {-code}"
+            return f"was killed by signal {-code}"
+        return f"exited with code {code}"
+
+    def why_it_stopped(self) -> ServerStopped:
         lines = self.last_lines(4)
         output = f" Its last output:\n{lines}\n" if lines else " "
         return ServerStopped(
-            f"The server {ending}.{output}"
+            f"The server {self.ending}.{output}"
             f"The full log is {self.log}; press Ctrl+R to restart it, or quit and choose another "
             "model with --model."
         )

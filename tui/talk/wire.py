@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from tui.sanitise import one_line, well_formed
-from tui.talk.errors import ChatError, NotReady, Unreachable
+from tui.talk.errors import ChatError, ContextFull, NotReady, Unreachable
 from tui.talk.sse import EventReader, EventTooLarge, ServerEvent
 
 _MAX_ERROR_SIZE = 64 * 1024
@@ -50,7 +50,10 @@ class explained:
 def check(status: int, content: bytes, url: str) -> None:
     """Raises ChatError for an error status."""
     if status >= httpx.codes.BAD_REQUEST:
-        raise _refusal(status, said(json_object(content)), url)
+        body = json_object(content)
+        error = body.get("error")
+        code = str(error.get("code", "")) if isinstance(error, dict) else ""
+        raise _refusal(status, code, said(body), url)
 
 
 async def start_of(reply: httpx.Response) -> bytes:
@@ -88,8 +91,10 @@ def said(content: Mapping[str, Any]) -> str:
     return one_line(well_formed(str(error)), 300).rstrip(".") if error else ""
 
 
-def _refusal(status: int, said: str, url: str) -> ChatError:
+def _refusal(status: int, code: str, said: str, url: str) -> ChatError:
     words = f": {said}." if said else "."
+    if code == "context_length_exceeded":
+        return ContextFull(f"This chat does not fit into the model's context{words}")
     match status:
         case 401 | 403:
             return ChatError(

@@ -25,6 +25,7 @@ class Composer(TextArea):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("pageup", "app.scroll_transcript(-1)", "Scroll up", show=False),
         Binding("pagedown", "app.scroll_transcript(1)", "Scroll down", show=False),
+        Binding("ctrl+end", "app.scroll_to_end", "Go to the end", show=False),
     ]
 
     class Sent(Event):
@@ -33,6 +34,9 @@ class Composer(TextArea):
         def __init__(self, text: str) -> None:
             super().__init__()
             self.text = text
+
+    class SentNothing(Event):
+        """The user pressed Enter without a text."""
 
     class Suggest(Event):
         """A key for the open list of suggestions: up, down, tab, enter, escape."""
@@ -99,7 +103,7 @@ class Composer(TextArea):
             self.post_message(self.Suggest(event.key))
         elif event.key == "enter":
             self._consume(event)
-            self._send()
+            self.send()
         elif event.key == "tab":  # the last message: Textual would focus the first one
             self._consume(event)
             await self.app.run_action("app.focus_message(-1)")
@@ -115,12 +119,15 @@ class Composer(TextArea):
         event.stop()
         event.prevent_default()
 
-    def _send(self) -> None:
+    def send(self) -> None:
+        """Send the text, as Enter does."""
         text = clean(self.text).strip("\n")
         if text.strip():
             self.load_text("")
             self._at = None
             self.post_message(self.Sent(text))
+        else:
+            self.post_message(self.SentNothing())
 
     def _recall(self, step: int) -> bool:
         """Move through the history; False at its ends."""

@@ -54,6 +54,7 @@ class MessageView(StripView, can_focus=True):
         Binding("right", "sibling(1)", "Next version"),
         Binding("y", "copy", "Copy"),
         Binding("c", "copy_code", "Copy code"),
+        Binding("end,ctrl+end", "app.scroll_to_end", "Go to the end", show=False),
         Binding("up", "app.focus_message(-1)", "Up", show=False),
         Binding("down", "app.focus_message(1)", "Down", show=False),
     ]

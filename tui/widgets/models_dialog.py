@@ -109,7 +109,9 @@ class ModelsDialog(ModalScreen[Model | None]):
     @on(OptionList.OptionSelected)
     def _choose(self, event: OptionList.OptionSelected) -> None:
         row = self._rows[event.option_index]
-        if row.is_here:
+        if row.refusal:
+            self._say(row.refusal)
+        elif row.is_here:
             self.dismiss(row)
         elif self._loading is not None:
             self._say(f"{one_line(self._loading, 60)} is already downloading; P pauses it.")
@@ -132,8 +134,9 @@ class ModelsDialog(ModalScreen[Model | None]):
         try:
             async with aclosing(models.download(row.name)) as steps:
                 async for step in steps:
-                    self._progress[row.name] = step
-                    self._show()
+                    if isinstance(step, Downloaded):
+                        self._progress[row.name] = step
+                        self._show()
         except ChatError as error:
             self._say(str(error))
         except asyncio.CancelledError:

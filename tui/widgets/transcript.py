@@ -11,9 +11,9 @@ from textual.message import Message as Event
 from textual.widgets import Static
 
 from tui.chat.messages import StoredMessage, Version
-from tui.opening import ASSURANCE, INVITATION, WELCOME
 from tui.paint.theme import Palette
 from tui.widgets.message import AnswerView, MessageView, view_of
+from tui.widgets.welcome import Welcome, WelcomeFacts
 
 
 class Notice(Static):
@@ -25,29 +25,18 @@ class Notice(Static):
         self.words = words
 
 
-class Welcome(Static):
-    """The contents of an empty chat."""
-
-    TEXT = Content.assemble(
-        (WELCOME, "bold $primary"),
-        "\n\n",
-        INVITATION[0],
-        (INVITATION[1], "bold"),
-        f"{INVITATION[2]}\n",
-        (ASSURANCE, "$text-quiet"),
-    )
-
-    def __init__(self) -> None:
-        super().__init__(self.TEXT)
-
-
 class EarlierMessages(Static):
     """The number of earlier messages that have no widget yet."""
 
-    def show_number(self, number: int) -> None:
+    def show_number(self, number: int, num_left_out: int) -> None:
+        """The second number: of those, how many the model no longer gets."""
         self.display = number > 0
         noun = "message" if number == 1 else "messages"
-        self.update(Content(f"↑ {number} earlier {noun}"))
+        words = f"↑ {number} earlier {noun}"
+        if gone := min(number, num_left_out):
+            all_of_them = "the model no longer gets them"
+            words += f" · {all_of_them if gone == number else f'the model no longer gets {gone}'}"
+        self.update(Content(words))
 
     def on_click(self) -> None:
         self.post_message(Transcript.WantsEarlier())
@@ -65,11 +54,21 @@ class Transcript(VerticalScroll, can_focus=False):
     class WantsEarlier(Event):
         """The user has scrolled to the first message shown."""
 
+    class Moved(Event):
+        """Another part of the messages is visible."""
+
+        def __init__(self, num_below: int) -> None:
+            super().__init__()
+            self.num_below = num_below  # lines below the visible part
+
     def __init__(self) -> None:
         super().__init__(id="transcript")
         self._path: list[StoredMessage] = []
         self._places: list[Version] = []
         self._start = 0  # index of the first message of the path with a view
+        self._num_below = 0
+        self._facts = WelcomeFacts()
+        self._num_left_out = 0  # messages at the start of the path that the model no longer gets
 
     def compose(self) -> ComposeResult:
         yield EarlierMessages()
@@ -88,12 +87,16 @@ class Transcript(VerticalScroll, can_focus=False):
         palette: Palette,
         *,
         must_show: int | None = None,
+        num_left_out: int = 0,
     ) -> None:
         """Show the end of this branch, from `must_show` on if that is earlier.
 
-        Keeps the views of messages that are shown already.
+        Keeps the views of messages that are shown already. Messages that the model no longer gets
+        are folded when they are left out.
         """
-        self._start = self._window_start(path, must_show)
+        is_folding = num_left_out > self._num_left_out
+        self._num_left_out = num_left_out
+        self._start = self._window_start(path, must_show, is_folding=is_folding)
         self._path, self._places = list(path), list(versions)
         shown = list(zip(path, versions, strict=True))[self._start :]
         old = self.views
@@ -109,8 +112,8 @@ class Transcript(VerticalScroll, can_focus=False):
             new = [view_of(message, version, palette) for message, version in shown[same:]]
             await self.mount_all(new)
             if not path:
-                await self.mount(Welcome())
-        self.query_one(EarlierMessages).show_number(self._start)
+                await self.mount(Welcome(self._facts))
+        self.query_one(EarlierMessages).show_number(self._start, num_left_out)
 
     async def show_earlier(self, palette: Palette) -> None:
         """Add `WINDOW` messages at the top, without moving those on the screen."""
@@ -123,16 +126,18 @@ class Transcript(VerticalScroll, can_focus=False):
         self._start = start
         async with self.batch():
             await self.mount_all(new, after=self.query_one(EarlierMessages))
-            self.query_one(EarlierMessages).show_number(start)
+            self.query_one(EarlierMessages).show_number(start, self._num_left_out)
         self.call_after_refresh(self._keep_position, from_end)
 
     def _keep_position(self, from_end: float) -> None:
         self.scroll_to(y=self.max_scroll_y - from_end, animate=False, immediate=True)
 
-    def _window_start(self, path: Sequence[StoredMessage], must_show: int | None) -> int:
-        start = max(0, len(path) - self.WINDOW)
+    def _window_start(
+        self, path: Sequence[StoredMessage], must_show: int | None, *, is_folding: bool
+    ) -> int:
+        start = max(self._num_left_out, len(path) - self.WINDOW)
         is_same_chat = bool(path and self._path) and path[0].chat_id == self._path[0].chat_id
-        if is_same_chat:
+        if is_same_chat and not is_folding:
             start = min(start, self._start)
         ids = [message.id for message in path]
         return min(start, ids.index(must_show)) if must_show in ids else start
@@ -141,6 +146,26 @@ class Transcript(VerticalScroll, can_focus=False):
         super().watch_scroll_y(old_value, new_value)
         if new_value <= 0 < old_value and self._start:
             self.post_message(self.WantsEarlier())
+        self._tell_where()
+
+    def watch_virtual_size(self) -> None:
+        self._tell_where()
+
+    def _tell_where(self) -> None:
+        below = max(0, round(self.max_scroll_y - self.scroll_y))
+        if below != self._num_below:
+            self._num_below = below
+            self.post_message(self.Moved(below))
+
+    def welcome(self, facts: WelcomeFacts) -> None:
+        """Set what an empty chat says."""
+        self._facts = facts
+        for shown in self.query_children(Welcome):
+            shown.show(facts)
+
+    def focus_ideas(self) -> bool:
+        """Focus the list of an empty chat. False if there is none."""
+        return any(shown.focus_ideas() for shown in self.query_children(Welcome))
 
     def view(self, message_id: int) -> MessageView | None:
         return next((view for view in self.views if view.message.id == message_id), None)

@@ -15,6 +15,7 @@ from textual.content import Content
 from textual.message import Message as Event
 from textual.widgets import Static, TextArea
 
+from tui.chat.context import ContextUse
 from tui.chat.mentions import completions, typed_path
 from tui.chat.open_chat import OpenChat
 from tui.commands import Command
@@ -26,6 +27,8 @@ from tui.widgets.message import MessageView
 from tui.widgets.status import StatusLine
 from tui.widgets.suggestions import Suggestions
 from tui.widgets.transcript import Transcript
+
+_FAR = 3  # lines below the visible part
 
 
 class ChatWindow(Vertical):
@@ -41,6 +44,7 @@ class ChatWindow(Vertical):
     def __init__(self) -> None:
         super().__init__()
         self._is_editing = False
+        self._header: tuple[str, ContextUse | None, str, Sequence[str]] = ("", None, "", ())
 
     def compose(self) -> ComposeResult:
         with Container(id="top"), Horizontal():
@@ -48,6 +52,7 @@ class ChatWindow(Vertical):
             yield Static(id="model", markup=False)
         yield Transcript()
         with Vertical(id="bottom"):
+            yield Static(id="below", markup=False)
             yield Static(id="queue", markup=False)
             yield Suggestions()
             yield Composer()
@@ -70,18 +75,44 @@ class ChatWindow(Vertical):
         """The colours of messages in the current theme."""
         return palette(dark=self.app.current_theme.dark)
 
+    @property
+    def is_on_message(self) -> bool:
+        """Whether a message has the focus, not the composer."""
+        return isinstance(self.app.focused, MessageView)
+
     async def show(self, open_chat: OpenChat, must_show: int | None = None) -> None:
         """Show the messages and the title of the open chat."""
         await self.transcript.show(
-            open_chat.path, open_chat.versions, self.palette, must_show=must_show
+            open_chat.path,
+            open_chat.versions,
+            self.palette,
+            must_show=must_show,
+            num_left_out=open_chat.num_left_out,
         )
         chat = open_chat.chat
         title = one_line(chat.title) if chat is not None else TITLE
         self.query_one("#title", Static).update(Content(title))
 
-    def show_model(self, model: str, *, has_system: bool) -> None:
-        words = one_line(model, 60) + (" · with a system prompt" if has_system else "")
-        self.query_one("#model", Static).update(Content(words))
+    def show_header(
+        self, model: str, use: ContextUse | None, address: str = "", settings: Sequence[str] = ()
+    ) -> None:
+        """The model, how much of its context the chat takes, what was set, and where the server
+        listens."""
+        self._header = model, use, address, settings
+        self._show_header()
+
+    def _show_header(self) -> None:
+        model, use, address, settings = self._header
+        meter = "" if use is None else use.words
+        is_wide = self.size.width >= WIDE
+        parts = [
+            (one_line(model, 60), ""),
+            (meter, "$warning" if use is not None and use.is_nearly_full else ""),
+            *((one_line(words, 60), "") for words in settings if is_wide),
+            (address if is_wide else "", ""),
+        ]
+        words = Content(" · ").join(Content.styled(*part) for part in parts if part[0])
+        self.query_one("#model", Static).update(words)
 
     def show_queue(self, texts: Sequence[str]) -> None:
         queue = self.query_one("#queue", Static)
@@ -95,12 +126,13 @@ class ChatWindow(Vertical):
 
     def on_resize(self) -> None:
         self._hint()
+        self._show_header()
 
     def _hint(self) -> None:
         composer = self.composer
         if self._is_editing:
             words = Composer.EDIT_HINT
-        elif isinstance(self.app.focused, MessageView):
+        elif self.is_on_message:
             words = Composer.MESSAGE_HINT
         else:
             words = HINT if self.size.width >= WIDE else SHORT_HINT
@@ -110,12 +142,22 @@ class ChatWindow(Vertical):
     def focus_message(self, step: int) -> None:
         """Focus the previous or next message; after the last, the composer."""
         views = self.transcript.views
+        if not views and step < 0:
+            self.transcript.focus_ideas()
+            return
         at = views.index(self.app.focused) if self.app.focused in views else len(views)
         at += step
         if at >= len(views):
             self.composer.focus()
         elif at >= 0:
             views[at].focus()
+
+    @on(Transcript.Moved)
+    def _moved(self, event: Transcript.Moved) -> None:
+        """Say how much is below, once it is more than a glance away."""
+        pill = self.query_one("#below", Static)
+        pill.display = event.num_below > _FAR
+        pill.update(Content(f"↓ {event.num_below:,} more lines · Ctrl+End"))
 
     # Suggestions
 
@@ -146,6 +188,8 @@ class ChatWindow(Vertical):
             case _:
                 suggestions.close()
                 self.composer.has_suggestions = False
+                if event.key == "enter":  # the list has emptied since the key was pressed
+                    self.composer.send()
 
     def _accept_command(self, command: Command) -> None:
         if command.argument.startswith("[") or not command.argument:

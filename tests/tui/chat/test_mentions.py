@@ -3,7 +3,13 @@ from pathlib import Path
 import pytest
 
 from tui.chat.attachment import AttachmentRefused
-from tui.chat.mentions import MAX_COMPLETIONS, completions, typed_path, with_files
+from tui.chat.mentions import (
+    MAX_COMPLETIONS,
+    completions,
+    missing_files,
+    typed_path,
+    with_files,
+)
 
 
 @pytest.fixture
@@ -51,6 +57,25 @@ def test_files_follow_the_text_once(folder: Path) -> None:
         "a.py:\n```py\nin a.py\n```\n\n\nb.py:\n```py\nin src/b.py\n```"
     )
     assert with_files(sent, folder) == sent, "resending attaches nothing twice"
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        ("see @missing.txt and @a.py", ["missing.txt"]),
+        ("see @src/none.py", ["src/none.py"]),
+        ("see @nowhere/x", ["nowhere/x"]),
+        ("ask @someone", []),
+        ("me@missing.txt", []),
+        ('@app.get("/")\n@app.route', []),
+        ("@src", []),
+        ("@" + "x" * 5000, []),
+    ],
+)
+def test_mentions_of_files_that_do_not_exist_are_found(
+    folder: Path, text: str, missing: list[str]
+) -> None:
+    assert missing_files(text, folder) == missing
 
 
 @pytest.mark.parametrize("text", ["hello @someone", "me@a.py", "@src", "@" + "x" * 5000, "no sign"])

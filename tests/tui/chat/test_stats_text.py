@@ -45,6 +45,7 @@ def test_only_an_unusual_ending_is_shown() -> None:
     assert ending_line(answer(State.DONE), alone) == ""
     assert ending_line(answer(State.STOPPED), alone) == "stopped"
     assert "limit" in ending_line(answer(State.CUT), alone)
+    assert "repeated itself" in ending_line(answer(State.REPEATED), alone)
 
 
 def test_versions_are_counted_from_one() -> None:

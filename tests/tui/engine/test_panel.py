@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tui.engine.panel import EnginePanel
+from tui.engine.panel import STRIP, EnginePanel
 from tui.engine.placement import EngineScreen
 
 if TYPE_CHECKING:
@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
 Run = Callable[..., None]
 PAGES = "p2a3s1c4f6"
+
+
+def opening(size: tuple[int, int]) -> tuple[str, ...]:
+    """The keys that open the whole panel: where there is no room beside the chat, a strip is first."""
+    return ("f4",) if size[0] >= 110 else ("f4", "f4")
 
 
 def shows_engine(server: "FakeServer", scripts: SimpleNamespace, *more: object) -> None:
@@ -40,7 +45,7 @@ def test_the_panel_shows_pages_statistics_and_reuse(
         await t.ask("why?")
         await t.until_shown("Yes.")
         await t.until_ready()
-        await t.press("f4")
+        await t.press(*opening(size))
         await t.until_shown("▲▲■■■◆□□□□······")
         for words in (
             "reused 18,432 of 19,020 tokens",
@@ -115,7 +120,7 @@ def test_a_panel_opened_after_an_answer_marks_its_pages(
         await t.until_ready()
         asked.open()
         for _ in range(2):
-            await t.press("f4")
+            await t.press(*opening(size))
             await t.until_shown("this chat 3")
             await t.press("escape" if size[0] < 110 else "f4")
             await t.until(lambda: not t.app.screen.query(EnginePanel))
@@ -132,6 +137,12 @@ def test_the_panel_moves_to_where_there_is_room(
         await t.press("f4")
         await t.until_shown("▲▲■■■◆")
         await t.pilot.resize_terminal(80, 24)
+        await t.until(lambda: bool(t.app.screen.query(f".{STRIP}")))
+        await t.until_shown("▲▲■■■◆")
+        await t.pilot.resize_terminal(120, 40)
+        await t.until(lambda: not t.app.screen.query(f".{STRIP}"))
+        await t.until_shown("▲▲■■■◆")
+        await t.pilot.resize_terminal(80, 18)
         await t.until(lambda: isinstance(t.app.screen, EngineScreen))
         await t.until_shown("▲▲■■■◆")
         await t.pilot.resize_terminal(120, 40)
@@ -139,6 +150,27 @@ def test_the_panel_moves_to_where_there_is_room(
         await t.until_shown("▲▲■■■◆")
 
     terminal(story, size=(120, 40))
+
+
+def test_in_a_narrow_window_a_strip_leaves_the_chat_in_sight(
+    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+) -> None:
+    shows_engine(server, scripts)
+
+    async def story(t: "Terminal") -> None:
+        await t.press("f4")
+        await t.until_shown("▲▲■■■◆□□□□······")
+        await t.until_shown("running 1 · waiting 2")
+        await t.ask("why?")
+        await t.until_shown("Yes.")
+        assert "▲▲■■■◆" in t.screen
+        await t.press("f4")
+        await t.until(lambda: isinstance(t.app.screen, EngineScreen))
+        await t.until_shown("Last answer")
+        await t.press("f4")
+        await t.until(lambda: not t.app.screen.query(EnginePanel))
+
+    terminal(story, size=(80, 24))
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])

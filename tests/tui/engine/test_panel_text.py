@@ -4,8 +4,16 @@ import pytest
 
 from tui.chat.messages import AnswerStats
 from tui.engine.page_map import PageMapReplica
-from tui.engine.panel_text import GLYPHS, answer_lines, legend, now_lines, size_words
-from tui.talk.engine_state import EngineStats
+from tui.engine.panel_text import (
+    GLYPHS,
+    answer_lines,
+    legend,
+    now_lines,
+    request_lines,
+    size_words,
+    sparkline,
+)
+from tui.talk.engine_state import EngineStats, Progress, RequestStage
 
 
 def test_the_bar_shows_how_much_was_reused_and_where_the_prompt_differs() -> None:
@@ -55,6 +63,27 @@ def test_missing_statistics_are_reported_as_missing() -> None:
     assert answer_lines(AnswerStats(), 40).plain == ""
 
 
+@pytest.mark.parametrize(
+    ("values", "bars"),
+    [([], ""), ([0, 0], "▁▁"), ([0, 50, 100], "▁▅█"), ([7], "█")],
+)
+def test_a_sparkline_is_relative_to_its_largest_value(values: list[float], bars: str) -> None:
+    assert sparkline(values) == bars
+
+
+def test_requests_are_listed_with_their_progress() -> None:
+    reading = Progress("8f3a12bc99", RequestStage.PREFILLING, None, 620, 1000)
+    writing = Progress("mine", RequestStage.DECODING, None, 0, 0, 212, 14)
+    queued = Progress("77aa", RequestStage.QUEUED, 3, 0, 0)
+    lines = request_lines([reading, writing, queued], "mine", 42, 3).plain.split("\n")
+    assert lines[0].startswith("■ 8f3a12bc9 reading ━━")
+    assert lines[0].endswith(" 62%")
+    assert lines[1] == "■ this chat writing 212 tokens, 14 pages"
+    assert lines[2] == "■ 77aa      waiting 3"
+    assert request_lines([reading, writing, queued], None, 42, 2).plain.endswith("and 2 more")
+    assert request_lines([], None, 42, 3).plain == ""
+
+
 def test_the_engine_s_statistics_are_shown() -> None:
     stats = EngineStats(
         num_running=2,
@@ -74,6 +103,11 @@ def test_the_engine_s_statistics_are_shown() -> None:
     words = now_lines(stats).plain
     for part in ("running 2 · waiting 5", "decode 42.1", "preemptions 1", "hits 84%", "5.0 GiB"):
         assert part in words
+    faster = replace(stats, decode_rate=84.2, prefill_rate=0.0)
+    charts = now_lines(stats, (faster, stats), 42).plain.split("\n")
+    assert charts[1].endswith("▁█")
+    assert charts[2].endswith("█▄")
+    assert len(charts[1]) == len(charts[2]) == 42
     assert "disk" not in words
     assert "states" not in words
     stateful = replace(stats, num_state_slots=1024, num_snapshots=17)

@@ -48,6 +48,19 @@ def settled(stream: MarkdownStream) -> list[Strip]:
     return picture(stream)
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (r"so \(a^2\) and \[b\]", r"so \(a^2\) and \[b\]"),
+        (r"a \* b", "a * b"),
+        ("a \\", "a \\"),
+        (r"`\(x\)`", r"\(x\)"),
+    ],
+)
+def test_the_signs_around_a_formula_are_kept(text: str, shown: str) -> None:
+    assert whole(text)[0].text.rstrip() == shown
+
+
 @settings(max_examples=150, deadline=None)
 @given(text=MARKDOWN, data=st.data())
 def test_any_pieces_give_the_painting_of_the_whole_text(text: str, data: st.DataObject) -> None:

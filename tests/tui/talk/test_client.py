@@ -9,6 +9,7 @@ import pytest
 
 from tui.talk.client import ChatClient, base_url
 from tui.talk.errors import ChatError, NotReady, Unreachable
+from tui.talk.models import ServedModel
 from tui.talk.pieces import Began, Finish, Piece, TextPiece, ThinkingPiece, ToolPiece, UsagePiece
 
 if TYPE_CHECKING:
@@ -186,7 +187,32 @@ def test_closing_the_stream_closes_the_connection(
 
 
 def test_models_are_listed(server: "FakeServer", in_client: Callable[..., object]) -> None:
-    assert in_client(server.url, lambda client: client.models()) == ["small", "large"]
+    names = [ServedModel("small"), ServedModel("large")]
+    assert in_client(server.url, lambda client: client.models()) == names
+
+
+def test_our_server_says_how_long_its_context_is(
+    server: "FakeServer", in_client: Callable[..., object]
+) -> None:
+    server.model_fields = {"owned_by": "mlxserve", "max_model_len": 4096}
+    [model, _] = in_client(server.url, lambda client: client.models())  # type: ignore[misc]
+    assert model == ServedModel("small", 4096, is_ours=True)
+
+
+def test_an_answer_that_repeats_itself_is_stopped_where_the_server_can(
+    server: "FakeServer", scripts: SimpleNamespace, in_client: Callable[..., object]
+) -> None:
+    end = {"index": 0, "delta": {}, "finish_reason": "stop", "stop_reason": "repetition"}
+    server.script(scripts.say("a a a"), scripts.event({"choices": [end]}), reason=None)
+
+    async def ask_it(client: ChatClient) -> list[Piece]:
+        stream = client.stream(QUESTION, model="small", stops_loops=True)
+        return [piece async for piece in stream]
+
+    pieces = in_client(server.url, ask_it)
+    assert isinstance(pieces, list)
+    assert pieces[-1] == Finish("repetition")
+    assert server.requests[0]["stop_on_repetition"] is True
 
 
 def test_health_distinguishes_loading_from_ready(

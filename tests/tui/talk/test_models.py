@@ -35,7 +35,7 @@ def program(tmp_path: Path) -> Program:
     return write
 
 
-async def steps_of(models: ModelCatalog) -> list[Downloaded]:
+async def steps_of(models: ModelCatalog) -> list[Downloaded | Model]:
     return [step async for step in models.download("a/b")]
 
 
@@ -46,7 +46,7 @@ def test_models_are_found(program: Program) -> None:
         "--seed",
         "1",
     )
-    found = Model("a/b", ModelOrigin.SUGGESTED, 2_260_000_000, True, 9000, 8192)
+    found = Model("a/b", ModelOrigin.SUGGESTED, 2_260_000_000, True, 9000, 8192, 3)
     assert asyncio.run(models.find()) == [found]
 
 
@@ -59,8 +59,16 @@ def test_a_malformed_list_is_an_error(program: Program, said: str) -> None:
 def test_a_download_reports_its_progress(program: Program) -> None:
     lines = ['{"done": 0, "total": null}', "noise", '{"done": 5, "total": 20}', '{"path": "/x"}']
     steps = asyncio.run(steps_of(program(f"print({chr(10).join(lines)!r})")))
-    assert steps == [Downloaded(0, None), Downloaded(5, 20)]
-    assert [step.fraction for step in steps] == [None, 0.25]
+    pulled = Model("a/b", ModelOrigin.DOWNLOADED)
+    assert steps == [Downloaded(0, None), Downloaded(5, 20), pulled]
+    assert (Downloaded(0, None).fraction, Downloaded(5, 20).fraction) == (None, 0.25)
+
+
+def test_a_downloaded_model_says_whether_it_fits(program: Program) -> None:
+    said = json.dumps({"path": "/x", **CARD, "name": "x", "source": "downloaded", "needed": 7})
+    [model] = asyncio.run(steps_of(program(f"print({said!r})")))
+    assert isinstance(model, Model)
+    assert (model.name, model.fits, model.needed) == ("a/b", CARD["fits"], 7)
 
 
 def test_a_failed_download_reports_why(program: Program) -> None:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 FOUND = [
     Model("mini", ModelOrigin.BUNDLED, 10_000_000, True, 90_000),
     Model("a/here", ModelOrigin.DOWNLOADED, 2_260_000_000, False, 4000, 40_960),
-    Model("a/there", ModelOrigin.SUGGESTED, 4_610_000_000, False, 0),
+    Model("a/there", ModelOrigin.SUGGESTED, 4_610_000_000, False, 900),
+    Model("a/huge", ModelOrigin.SUGGESTED, 44_000_000_000, False, 0, 8192, 45_000_000_000),
 ]
 
 
@@ -32,17 +33,21 @@ class Machine(ModelCatalog):
         self._found = found
         self.downloads: list[str] = []
         self.error = ""
+        self.holds = True  # the first download does not end by itself
 
     async def find(self) -> list[Model]:
         return self._found
 
-    async def download(self, name: str) -> AsyncGenerator[Downloaded, None]:
+    async def download(self, name: str) -> AsyncGenerator[Downloaded | Model, None]:
         self.downloads.append(name)
         if self.error:
             raise ChatError(self.error)
         yield Downloaded(1_000, 4_000)
-        if len(self.downloads) == 1:
+        if len(self.downloads) == 1 and self.holds:
             await asyncio.Event().wait()  # until it is paused
+        yield next(
+            (one for one in self._found if one.name == name), Model(name, ModelOrigin.FOLDER)
+        )
 
 
 class OwnServer(Connector):
@@ -53,10 +58,13 @@ class OwnServer(Connector):
         super().__init__(options, home, self.create)
         self._url = server.url
         self.commands: list[list[str]] = []
+        self.fails_with = ""  # a model whose server exits at once
 
     def create(self, model: str | None, server_args: Sequence[str], home: Home) -> ServerProcess:
         real = ServerProcess.for_model(model, server_args, home)
         self.commands.append(real.command[5:])
+        if model is not None and model == self.fails_with:
+            return ServerProcess([sys.executable, "-c", "raise SystemExit(3)"], real.log)
         script = f"import sys; print('mlxserve is ready at {self._url}', flush=True)"
         return ServerProcess([sys.executable, "-c", f"{script}; sys.stdin.read()"], real.log)
 
@@ -147,6 +155,101 @@ def test_a_failed_download_shows_why(play: Callable[..., None], ours: OwnServer)
 
     play(story, ours, models=machine)
     ours.stop_server()
+
+
+def test_a_model_that_is_too_large_is_not_even_downloaded(
+    play: Callable[..., None], ours: OwnServer
+) -> None:
+    machine = Machine(FOUND)
+
+    async def story(t: "Terminal") -> None:
+        await t.until_ready()
+        await t.ask("/model")
+        await t.until_shown("huge  ")
+        await t.press("down", "down", "down", "enter")
+        await t.until_shown("too large for this machine's memory: it needs 45.0 GB")
+
+    play(story, ours, models=machine)
+    ours.stop_server()
+    assert machine.downloads == []
+
+
+def test_a_named_model_is_downloaded_while_the_old_one_goes_on(
+    play: Callable[..., None], ours: OwnServer, server: "FakeServer"
+) -> None:
+    machine = Machine(FOUND)
+
+    async def story(t: "Terminal") -> None:
+        await t.until_ready()
+        first = ours.server
+        assert first is not None
+        await t.ask("/model a/there")
+        await t.until(lambda: "Downloading a/there 0.0 of 0.0 GB" in t.status)
+        await t.ask("are you there?")
+        await t.until(lambda: t.messages[-1:] == ["Yes."])
+        assert first.is_running
+        machine.holds = False
+        await t.ask("/model a/there")
+        await t.until(lambda: ours.server is not first)
+        await t.until_ready()
+        assert "a/there" in ours.commands[1]
+
+    play(story, ours, models=machine)
+    ours.stop_server()
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [
+        ("qwen3-9b", "There is no 'qwen3-9b'. Did you mean qwen3:8b?", "Did you mean qwen3:8b?"),
+        ("a/huge", "", "too large for this machine's memory"),
+    ],
+)
+def test_a_model_that_cannot_be_had_leaves_the_old_one_running(
+    play: Callable[..., None],
+    ours: OwnServer,
+    server: "FakeServer",
+    name: str,
+    error: str,
+    words: str,
+) -> None:
+    machine = Machine(FOUND)
+    machine.error, machine.holds = error, False
+
+    async def story(t: "Terminal") -> None:
+        await t.until_ready()
+        await t.ask(f"/model {name}")
+        await t.until_shown(words)
+        await t.until_shown("goes")  # on
+        await t.until_ready()
+        await t.ask("still here?")
+        await t.until(lambda: t.messages[-1:] == ["Yes."])
+
+    play(story, ours, models=machine)
+    assert ours.server is not None
+    assert len(ours.commands) == 1
+    ours.stop_server()
+
+
+def test_a_model_that_does_not_start_gives_way_to_the_one_before(
+    play: Callable[..., None], ours: OwnServer, server: "FakeServer"
+) -> None:
+    ours.fails_with = "a/here"
+
+    async def story(t: "Terminal") -> None:
+        await t.until_ready()
+        await t.ask("/model a/here")
+        await t.until_shown("The other model did not start, so the one before goes on")
+        await t.until_ready()
+        assert "mini" in t.screen.split("\n")[0]
+        await t.ask("still here?")
+        await t.until(lambda: t.messages[-1:] == ["Yes."])
+
+    machine = Machine(FOUND)
+    machine.holds = False
+    play(story, ours, models=machine)
+    ours.stop_server()
+    assert [c[c.index("--model") + 1] for c in ours.commands] == ["mini", "a/here", "mini"]
 
 
 def test_a_server_started_elsewhere_offers_only_its_own_models(

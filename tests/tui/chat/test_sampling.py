@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tui.chat.sampling import Sampling, SamplingRefused, preset
+
+
+def test_what_is_set_becomes_fields_and_words() -> None:
+    sampling = Sampling().changed("temperature", "0.7").changed("seed", "3")
+    sampling = sampling.changed("effort", "low")
+    assert sampling.fields == {"temperature": 0.7, "seed": 3, "reasoning_effort": "low"}
+    assert sampling.words == "temperature 0.7, seed 3, effort low"
+    assert sampling.changed("seed", "off").words == "temperature 0.7, effort low"
+    assert Sampling().words == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("temprature", "1", "These can: temperature, top_p"),
+        ("temperature", "warm", "temperature is a number from 0 to 100, or off"),
+        ("temperature", "-1", "from 0 to 100"),
+        ("temperature", "nan", "from 0 to 100"),
+        ("top_p", "2", "from 0 to 1"),
+        ("max_tokens", "0", "a whole number from 1"),
+        ("max_tokens", "1.5", "a whole number"),
+        ("seed", "", "seed is a whole number, or off"),
+        ("effort", "huge", "minimal, low, medium, high"),
+    ],
+)
+def test_what_cannot_be_set_says_what_can(name: str, text: str, words: str) -> None:
+    with pytest.raises(SamplingRefused, match=words):
+        Sampling().changed(name, text)
+
+
+def test_it_is_stored_as_text() -> None:
+    sampling = Sampling().changed("top_k", "20").changed("effort", "high")
+    assert Sampling.from_text(sampling.as_text()) == sampling
+
+
+@pytest.mark.parametrize("text", [None, "", "nonsense", "[]", '{"warmth": 1}', '{"top_p": 9}'])
+def test_anything_else_that_is_stored_is_the_default(text: str | None) -> None:
+    assert Sampling.from_text(text) == Sampling()
+
+
+def test_presets_are_sections_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "presets.toml"
+    with pytest.raises(SamplingRefused, match="Write it in that file first"):
+        preset(file, "creative")
+    file.write_text("[creative]\ntemperature = 1.1\ntop_p = 0.95\n[broken]\nwarmth = 1\n")
+    assert preset(file, "creative").fields == {"temperature": 1.1, "top_p": 0.95}
+    with pytest.raises(SamplingRefused, match="It has: creative, broken"):
+        preset(file, "precise")
+    with pytest.raises(SamplingRefused, match=r"\[broken\].*'warmth' cannot be set"):
+        preset(file, "broken")
+    file.write_text("[")
+    with pytest.raises(SamplingRefused, match="cannot be read"):
+        preset(file, "creative")

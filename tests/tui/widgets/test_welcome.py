@@ -1,0 +1,114 @@
+"""An empty chat: ideas, recent chats, and a model that suits the machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tui.chat.messages import Role
+from tui.chat.store import Store
+from tui.home import Home
+from tui.talk.connection import ConnectOptions, Connector
+from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin
+from tui.talk.server_process import ServerProcess
+from tui.widgets.welcome import BUNDLED, best_of
+
+if TYPE_CHECKING:
+    from conftest import FakeServer, Terminal
+
+Run = Callable[..., None]
+FOUND = [
+    Model(BUNDLED, ModelOrigin.BUNDLED, 6_000_000, True, 90_000, 4096),
+    Model("org/Small-1B-4bit", ModelOrigin.SUGGESTED, 700_000_000, True, 90_000, 40_960),
+    Model("org/Good-4B-4bit", ModelOrigin.SUGGESTED, 2_300_000_000, False, 11_000, 40_960),
+    Model("org/Tight-8B-4bit", ModelOrigin.SUGGESTED, 4_600_000_000, False, 900, 40_960),
+    Model("org/Huge-70B-4bit", ModelOrigin.SUGGESTED, 39_000_000_000, False, 0, 40_960),
+]
+
+
+class Machine(ModelCatalog):
+    """Lists these models, and has them at once."""
+
+    async def find(self) -> list[Model]:
+        return FOUND
+
+    async def download(self, name: str) -> AsyncGenerator[Downloaded | Model, None]:
+        yield next(model for model in FOUND if model.name == name)
+
+
+def own(server: FakeServer, home: Home) -> Connector:
+    """A server of the chat's own, which has the bundled model."""
+    server.models = [BUNDLED]
+    server.model_fields = {"owned_by": "mlxserve", "max_model_len": 4096}
+
+    def create(_model: str | None, _args: Sequence[str], home: Home) -> ServerProcess:
+        script = f"import sys; print('mlxserve is ready at {server.url}', flush=True)"
+        command = [sys.executable, "-c", f"{script}; sys.stdin.read()"]
+        return ServerProcess(command, home.new_log("a.log"))
+
+    return Connector(ConnectOptions(), home, create)
+
+
+def test_the_largest_model_with_a_useful_context_is_recommended() -> None:
+    best = best_of(FOUND)
+    assert best is not None
+    assert best.name == "org/Good-4B-4bit"
+    assert best_of(FOUND[:1]) is None
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+def test_the_demonstration_says_what_it_is_and_recommends_a_model(
+    play: Run, server: FakeServer, home: Home, size: tuple[int, int]
+) -> None:
+    connector = own(server, home)
+
+    async def story(t: Terminal) -> None:
+        await t.until_shown("mlxserve-mini is a demonstration")
+        await t.until_shown("Good-4B-4bit (2.3 GB) suits this machine: Enter downloads it")
+        await t.until_shown("What is a page?")
+        server.models = ["org/Good-4B-4bit"]
+        await t.press("tab", "enter")
+        await t.until(lambda: "Good-4B-4bit" in t.screen.split("\n")[0])
+
+    play(story, connector, size=size, models=Machine())
+    connector.stop_server()
+
+
+def test_an_idea_is_asked_with_enter(terminal: Run, server: FakeServer) -> None:
+    async def story(t: Terminal) -> None:
+        await t.until_shown("Explain how a paged KV cache works.")
+        assert "demonstration" not in t.screen
+        await t.press("tab", "down", "enter")
+        await t.until(lambda: t.messages[-1:] == ["Yes."])
+        assert t.messages[0] == "Write a Python function that parses an ISO date."
+        assert t.composer.has_focus
+
+    terminal(story)
+
+
+def test_recent_chats_go_on(terminal: Run, home: Home) -> None:
+    store = Store.open(home.chats)
+    for title in ("First things", "Last things"):
+        chat = store.create_chat(title)
+        store.add(chat.id, None, Role.USER, title)
+    store.close()
+
+    async def story(t: Terminal) -> None:
+        await t.until_shown("Go on Last things")
+        await t.press("tab", *["down"] * 4, "enter")
+        await t.until(lambda: t.messages == ["First things"])
+
+    terminal(story)
+
+
+def test_a_new_chat_is_welcomed_as_well(terminal: Run) -> None:
+    async def story(t: Terminal) -> None:
+        await t.ask("why?")
+        await t.until(lambda: t.messages[-1:] == ["Yes."])
+        await t.press("ctrl+n")
+        await t.until_shown("Go on why?")
+
+    terminal(story)

@@ -1,0 +1,98 @@
+"""What to do when a chat no longer fits into the model's context.
+
+full     the server refused the prompt: nothing was answered
+         Enter     go on without the oldest messages
+         /compact  the same, with a summary of them by the model
+nearly   a warning in the status line; /compact works at any time
+"""
+
+from __future__ import annotations
+
+from tui.actions.server_link import ServerLink
+from tui.chat.messages import StoredMessage
+from tui.chat.open_chat import OpenChat
+from tui.talk.connection import ServerConnection
+from tui.talk.errors import ChatError, ContextFull
+from tui.talk.pieces import TextPiece
+from tui.widgets.window import ChatWindow
+
+FULL = "Enter: go on without the oldest messages · /compact: let the model summarise them first · Ctrl+N: new chat"
+_TOO_LONG = (
+    "This message alone does not fit into the model's context. Shorten it with /edit, or choose a "
+    "model with a longer context with /model."
+)
+_NOTHING = "There is nothing to summarise yet."
+_ASK = (
+    "Summarise our conversation so far in at most 150 words. Keep names, numbers, decisions and open "
+    "questions. Write the summary only."
+)
+_MAX_SUMMARY = 400  # tokens
+_UNKNOWN_CONTEXT = 4096  # tokens, of a server that does not say it
+
+
+class Shortening:
+    """Leaves the oldest messages of the open chat out of what the model gets."""
+
+    def __init__(self, open_chat: OpenChat, link: ServerLink, window: ChatWindow) -> None:
+        self._open_chat = open_chat
+        self._link = link
+        self._window = window
+
+    async def leave_out_oldest(self) -> bool:
+        """So that about half of the context is free. False if nothing could go."""
+        last = self._open_chat.last_to_go(self._context // 2)
+        if last is None:
+            await self._window.transcript.say(_TOO_LONG, is_error=True)
+            return False
+        await self._open_chat.leave_out(last)
+        return True
+
+    async def summarise(self) -> bool:
+        """Put a summary in place of all but the newest messages. False if that failed."""
+        connection = self._link.connection
+        last = self._open_chat.last_to_go(self._context // 8)
+        if connection is None or last is None:
+            await self._window.transcript.say(_NOTHING, is_error=True)
+            return False
+        self._window.status.say("Summarising the chat")
+        try:
+            summary = await self._summary(connection, last)
+        except ChatError as error:
+            await self._window.transcript.say(
+                f"The chat was not summarised: {error}", is_error=True
+            )
+            return False
+        await self._open_chat.leave_out(last, summary)
+        return True
+
+    @property
+    def _context(self) -> int:
+        connection = self._link.connection
+        context = None if connection is None else connection.context
+        return context or _UNKNOWN_CONTEXT
+
+    async def _summary(self, connection: ServerConnection, last: StoredMessage) -> str:
+        """Raises ChatError. Of a conversation that is itself too long, the newest part is read."""
+        messages = self._open_chat.wire(last)
+        while True:
+            try:
+                return await self._asked(connection, [*messages, {"role": "user", "content": _ASK}])
+            except ContextFull:
+                first = 1 if messages[0]["role"] == "system" else 0
+                exchanges = len(messages) // 2
+                if exchanges < 2:
+                    raise
+                del messages[first : first + 2 * (exchanges // 2)]
+
+    async def _asked(self, connection: ServerConnection, messages: list[dict[str, str]]) -> str:
+        summary = ""
+        async for piece in connection.client.stream(
+            messages,
+            model=connection.model,
+            stops_loops=connection.is_ours,
+            fields={"max_tokens": _MAX_SUMMARY},
+        ):
+            summary += piece.text if isinstance(piece, TextPiece) else ""
+        if not summary.strip():
+            raise ChatError("The model wrote nothing.")
+        return summary.strip()

@@ -1,0 +1,156 @@
+"""The contents of an empty chat: which model answers, what to ask it, a larger one, recent chats.
+
+The first two lines are those of the opening frame; the rest appears when the server is ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from textual import on
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.message import Message as Event
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
+
+from tui.chat.messages import ChatRecord
+from tui.opening import ASSURANCE, INVITATION, WELCOME
+from tui.sanitise import one_line
+from tui.talk.models import Model
+
+BUNDLED = "mlxserve-mini"
+_DEMO = "mlxserve-mini is a demonstration: 6 MB that greet, count and answer about mlxserve."
+_DEMO_IDEAS = (
+    "What can you do?",
+    "What is a page?",
+    "Remember the code word plum-42. What is the code word?",
+)
+_IDEAS = (
+    "Explain how a paged KV cache works.",
+    "Write a Python function that parses an ISO date.",
+    "What are three good questions to ask a local model?",
+)
+MAX_RECENT = 3
+_USEFUL_CONTEXT = 8192  # tokens; a model that leaves less room does not suit a machine
+
+
+@dataclass(frozen=True, slots=True)
+class WelcomeFacts:
+    """What an empty chat says. Empty while there is no server."""
+
+    model: str = ""
+    recommended: Model | None = None
+    recent: Sequence[ChatRecord] = ()
+
+    @property
+    def ideas(self) -> Sequence[str]:
+        if not self.model:
+            return ()
+        return _DEMO_IDEAS if self.model == BUNDLED else _IDEAS
+
+
+def best_of(models: Sequence[Model]) -> Model | None:
+    """The largest model that this machine runs with a useful context."""
+    fitting = [
+        model
+        for model in models
+        if model.name != BUNDLED and (model.fits or (model.num_tokens or 0) >= _USEFUL_CONTEXT)
+    ]
+    return max(fitting, key=lambda model: model.weight_size or 0, default=None)
+
+
+class Welcome(Vertical):
+    """Tab goes to its list; Enter asks, opens a chat, or switches to the model."""
+
+    TEXT = Content.assemble(
+        (WELCOME, "bold $primary"),
+        "\n\n",
+        INVITATION[0],
+        (INVITATION[1], "bold"),
+        f"{INVITATION[2]}\n",
+        (ASSURANCE, "$text-quiet"),
+    )
+
+    class Asked(Event):
+        """The user chose a question."""
+
+        def __init__(self, text: str) -> None:
+            super().__init__()
+            self.text = text
+
+    class Opened(Event):
+        """The user chose a recent chat."""
+
+        def __init__(self, chat_id: int) -> None:
+            super().__init__()
+            self.chat_id = chat_id
+
+    class Wanted(Event):
+        """The user chose the recommended model."""
+
+        def __init__(self, model: Model) -> None:
+            super().__init__()
+            self.model = model
+
+    def __init__(self, facts: WelcomeFacts) -> None:
+        super().__init__()
+        self._facts = facts
+        self._events: list[Event] = []  # of the options
+
+    def compose(self) -> ComposeResult:
+        yield Static(self.TEXT, id="greeting")
+        yield Static(id="about", markup=False)
+        yield OptionList(compact=True, id="ideas")
+
+    def on_mount(self) -> None:
+        self.show(self._facts)
+
+    def show(self, facts: WelcomeFacts) -> None:
+        self._facts = facts
+        if not (self.query("#ideas") and self.query("#about")):
+            return  # not composed yet, or on its way out
+        about = self.query_one("#about", Static)
+        about.display = facts.model == BUNDLED
+        about.update(Content.styled(_DEMO, "$text-quiet"))
+        options: list[tuple[Content, Event]] = []
+        if facts.recommended is not None:
+            options.append(
+                (_line("Model", _advice(facts.recommended)), self.Wanted(facts.recommended))
+            )
+        options += [(_line("Ask", idea), self.Asked(idea)) for idea in facts.ideas]
+        options += [
+            (_line("Go on", one_line(chat.title, 60)), self.Opened(chat.id))
+            for chat in facts.recent[:MAX_RECENT]
+        ]
+        self._events = [event for _, event in options]
+        shown = self.query_one("#ideas", OptionList)
+        shown.display = bool(options)
+        shown.set_options([Option(line) for line, _ in options])
+
+    def focus_ideas(self) -> bool:
+        """False if there is nothing to choose yet."""
+        if not self._events or not self.query("#ideas"):
+            return False
+        shown = self.query_one("#ideas", OptionList)
+        shown.focus()
+        shown.highlighted = 0
+        return True
+
+    @on(OptionList.OptionSelected, "#ideas")
+    def _choose(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        self.post_message(self._events[event.option_index])
+
+
+def _advice(model: Model) -> str:
+    name = one_line(model.name.rpartition("/")[2], 40)
+    size = "" if model.weight_size is None else f" ({model.weight_size / 1e9:.1f} GB)"
+    where = "is on this machine" if model.is_here else "suits this machine: Enter downloads it"
+    return f"{name}{size} {where}"
+
+
+def _line(kind: str, words: str) -> Content:
+    return Content.assemble((f"{kind:6}", "$text-quiet"), words)
