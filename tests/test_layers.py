@@ -43,6 +43,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/config": "mlxserve/errors mlxserve/option",
     "mlxserve/request": "mlxserve/sampling_params",
     "mlxserve/machine": "mlxserve/errors",
+    "mlxserve/running": "",
     "mlxserve/work": "",
     "mlxserve/hub": "mlxserve/errors mlxserve/sampling_params",
     "mlxserve/mini/__init__": "",
@@ -203,6 +204,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/text/deltas mlxserve/api/errors mlxserve/api/usage mlxserve/api/access "
         "mlxserve/api/bodies mlxserve/api/server mlxserve/api/answers mlxserve/api/service"
     ),
+    "mlxserve/api/page": "",
     "mlxserve/api/native": (
         "mlxserve/version mlxserve/errors mlxserve/request mlxserve/text/lanes "
         "mlxserve/engine mlxserve/chat mlxserve/api/errors mlxserve/api/access "
@@ -214,7 +216,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/api/server mlxserve/api/metrics mlxserve/api/prefix_names mlxserve/api/service "
         "mlxserve/api/models "
         "mlxserve/api/openapi mlxserve/api/openai mlxserve/api/responses mlxserve/api/anthropic "
-        "mlxserve/api/native"
+        "mlxserve/api/native mlxserve/api/page"
     ),
     "mlxserve/doctor": (
         "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/config mlxserve/request "
@@ -232,7 +234,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/machine mlxserve/hub mlxserve/text/deltas mlxserve/cache/disk_files "
         "mlxserve/cache/disk_folder mlxserve/cache/disk_index mlxserve/chat mlxserve/build mlxserve/api/config mlxserve/api/access "
         "mlxserve/api/server mlxserve/api mlxserve/doctor mlxserve/bench mlxserve/service "
-        "mlxserve/distributed/environment mlxserve/rank"
+        "mlxserve/distributed/environment mlxserve/rank mlxserve/running"
     ),
     "mlxserve/__main__": "mlxserve/cli",
 }

@@ -6,6 +6,7 @@ anything else.
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, NoReturn
@@ -37,8 +38,11 @@ def _run(frame: FirstFrame | None) -> None:
     if flags is not None:
         run_with_plain_flags(flags, frame)
         return
+    from mlxserve.cli import completion
     from mlxserve.cli.commands import app
 
+    if completion.VARIABLE in os.environ:
+        completion.teach_shells()
     app(obj=frame)
 
 

@@ -32,6 +32,16 @@ def chat(
         str | None,
         typer.Option(help="Use this running OpenAI-compatible server instead of starting one."),
     ] = None,
+    continues: Annotated[
+        bool, typer.Option("--continue", "-c", help="Open the last chat.")
+    ] = False,
+    own_server: Annotated[
+        bool, typer.Option("--own-server", help="Start a server even if one of yours runs.")
+    ] = False,
 ) -> None:
-    """Chat with a model in the terminal."""
-    run_terminal(settings, url, ctx.obj)
+    """Chat with a model in the terminal.
+
+    Uses a server of yours that runs (see `mlxserve ps`), unless a model or other options are given;
+    else starts one, which ends with the chat.
+    """
+    run_terminal(settings, url, ctx.obj, own_server=own_server, continues=continues)

@@ -16,38 +16,32 @@ from mlxserve.cli import (
     bench,
     cache,
     chat,
+    completion,
     doctor,
     key,
     launch,
+    local_models,
     models,
     prefix,
     pull,
     run,
     serve,
+    servers,
     service,
 )
 from mlxserve.cli.options import PanelCommand, with_settings
 from mlxserve.config import EngineConfig
 from mlxserve.version import __version__
 
-# What other tools call our commands, and where to find what they have and we do not.
-_OTHER_NAMES = {"ls": "models", "list": "models", "download": "pull"}
-_HINTS = {
-    "ps": "`mlxserve service status` shows the service; GET /health a running server.",
-    "stop": "`mlxserve service uninstall` stops the service; Ctrl+C a server in a terminal.",
-    "rm": "`hf cache rm` deletes a downloaded model.",
-    "show": "`mlxserve models` lists the models.",
-}
+# What other tools call our commands.
+_OTHER_NAMES = {"ls": "list", "download": "pull", "remove": "rm", "delete": "rm"}
 
 
 class Commands(TyperGroup):
     """Knows a command also by the names that other tools give it."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        found = super().get_command(ctx, _OTHER_NAMES.get(cmd_name, cmd_name))
-        if found is None and cmd_name in _HINTS:
-            ctx.fail(f"There is no command {cmd_name!r}. {_HINTS[cmd_name]}")
-        return found
+        return super().get_command(ctx, _OTHER_NAMES.get(cmd_name, cmd_name))
 
 
 app = typer.Typer(
@@ -94,7 +88,7 @@ git diff | mlxserve run "Write a commit message"
 mlxserve run                                         open the chat
 """
 _CHAT_EXAMPLES = """\
-mlxserve chat                                        with a server of its own
+mlxserve chat                                        with your running server, or its own
 mlxserve chat -m mlx-community/Qwen3-4B-4bit
 mlxserve chat --url http://127.0.0.1:8000            with a server that runs
 """
@@ -111,7 +105,13 @@ app.add_typer(key.app, name="key")
 app.add_typer(service.app, name="service")
 app.command(cls=PanelCommand)(with_settings(EngineConfig)(models.models))
 app.command()(pull.pull)
+app.command("list")(local_models.list_models)
+app.command()(local_models.show)
+app.command()(local_models.rm)
+app.command()(servers.ps)
+app.command()(servers.stop)
 app.command()(doctor.doctor)
+app.command()(completion.completion)
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     add_help_option=False,

@@ -32,7 +32,9 @@ def url_of(given: str | None) -> str:
     return (given or os.environ.get("MLXSERVE_URL") or USUAL_URL).rstrip("/").removesuffix("/v1")
 
 
-def ask(url: str | None, method: str, path: str, body: Any = None) -> Any:
+def ask(
+    url: str | None, method: str, path: str, body: Any = None, *, seconds: float = _SECONDS
+) -> Any:
     """The server's JSON reply. Raises ServerError with the server's message."""
     import httpx
 
@@ -40,7 +42,7 @@ def ask(url: str | None, method: str, path: str, body: Any = None) -> Any:
     base = url_of(url)
     try:
         # trust_env=False: a proxy from the environment must not see local traffic.
-        with httpx.Client(base_url=base, timeout=_SECONDS, trust_env=False) as client:
+        with httpx.Client(base_url=base, timeout=seconds, trust_env=False) as client:
             headers = {"authorization": f"Bearer {key}"} if key else {}
             reply = client.request(method, path, json=body, headers=headers)
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+from contextlib import nullcontext
 from types import FrameType
 from typing import Annotated, NoReturn
 
@@ -15,9 +16,11 @@ from mlxserve.api.config import ServerConfig
 from mlxserve.cache.disk_folder import default_bytes, disk_folder
 from mlxserve.cli.building import build
 from mlxserve.cli.ranks import replace_by_launcher
+from mlxserve.cli.servers import serve_in_background
 from mlxserve.cli.settings import Settings
 from mlxserve.cli.streams import forget_unwritten, open_closed_streams, say
 from mlxserve.config import EngineConfig
+from mlxserve.running import registered
 
 
 def serve(
@@ -25,12 +28,18 @@ def serve(
     exit_with_parent: Annotated[
         bool, typer.Option("--exit-with-parent", help="Stop when stdin is closed.")
     ] = False,
+    background: Annotated[
+        bool, typer.Option("--background", help="Return once the server is ready; `stop` ends it.")
+    ] = False,
 ) -> None:
     """Serve a model over HTTP (OpenAI and Anthropic APIs).
 
     Every option can also be set in the configuration file (max_num_seqs = 32) or the environment
     (MLXSERVE_MAX_NUM_SEQS=32). Flags override the environment, which overrides the file.
     """
+    if background:
+        serve_in_background([part for part in sys.argv[2:] if part != "--background"])
+        return
     open_closed_streams()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # such as SIGHUP after `nohup`
@@ -62,7 +71,12 @@ def serve(
         chat = build(config)
         drain, open_requests = Drain(), OpenRequests()
         app = create_app(
-            chat, aliases=server.alias, access=access, drain=drain, open_requests=open_requests
+            chat,
+            aliases=server.alias,
+            unlisted_names=() if config.model is None else (config.model,),
+            access=access,
+            drain=drain,
+            open_requests=open_requests,
         )
         _keep_what_is_loaded()
         running = HttpServer(
@@ -77,8 +91,16 @@ def serve(
         )
         watchdog = Watchdog(chat, end_after=server.watchdog_seconds, shut_down=running.stop)
         watchdog.start()
+        is_private = exit_with_parent  # a chat's own: no other may use it
         try:
-            run_server(running, listener)
+            with (
+                nullcontext()
+                if is_private
+                else registered(
+                    url_of(listener), chat.model_name, needs_key=access.keyring().is_locked
+                )
+            ):
+                run_server(running, listener)
         finally:
             watchdog.stop()
             chat.close()

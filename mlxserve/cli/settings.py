@@ -72,6 +72,10 @@ class Settings:
         }
         return cls(flags, given, file)
 
+    def has(self, name: str) -> bool:
+        """Whether the option was given, anywhere."""
+        return name in self._given
+
     def build(self, schema: type[T]) -> T:
         """The config with what was given for it. Raises InvalidConfig that names the source."""
         names = {option.name for option in options_of(schema)} & self._given.keys()

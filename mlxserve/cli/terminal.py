@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 # The server is for this terminal alone, so keys created for other clients do not apply.
 _SERVER_ARGS = ("--keys-file", NO_FILE)
+# One person chats, with a few other clients at most. It bounds the cache of a small model, which would
+# otherwise have room for 64 contexts and show a chat as one sign among hundreds.
+_MAX_NUM_SEQS = 8
 _PLAIN = {"--url": "url", "--model": "model", "-m": "model"}
 
 
@@ -44,8 +47,18 @@ def run_with_plain_flags(flags: Mapping[str, str], frame: FirstFrame | None) -> 
     run_terminal(settings, flags.get("url"), frame)
 
 
-def run_terminal(settings: Settings, url: str | None, frame: FirstFrame | None) -> NoReturn:
-    """Run the terminal. Raises InvalidConfig, also for options that the server would refuse."""
+def run_terminal(
+    settings: Settings,
+    url: str | None,
+    frame: FirstFrame | None,
+    *,
+    own_server: bool = False,
+    continues: bool = False,
+) -> NoReturn:
+    """Run the terminal: with the server at the URL, one that runs, or one of its own.
+
+    Raises InvalidConfig, also for options that the server would refuse.
+    """
     given = {name: value for name, value in settings.flags.items() if name != "model"}
     if url is not None and given:
         raise InvalidConfig(
@@ -54,6 +67,9 @@ def run_terminal(settings: Settings, url: str | None, frame: FirstFrame | None) 
         )
     config = settings.build(EngineConfig)
     settings.build(ServerConfig)
+    notice = ""
+    if url is None and not own_server and not settings.flags and settings.file is None:
+        url, notice = _running_server(config)
     model = settings.flags.get("model") if url is not None else None
     engine_args = [] if url is not None else _engine_flags(settings, config)
     with _import_errors_explained():
@@ -61,9 +77,36 @@ def run_terminal(settings: Settings, url: str | None, frame: FirstFrame | None) 
 
         sys.exit(
             main(
-                url=url, model=model, engine_args=engine_args, server_args=_SERVER_ARGS, frame=frame
+                url=url,
+                model=model,
+                engine_args=engine_args,
+                server_args=_server_flags(settings),
+                frame=frame,
+                notice=notice,
+                continues=continues,
             )
         )
+
+
+def _server_flags(settings: Settings) -> list[str]:
+    """What a server of the chat's own gets beside the engine's options."""
+    given = () if settings.has("max_num_seqs") else ("--max-num-seqs", str(_MAX_NUM_SEQS))
+    return [*_SERVER_ARGS, *given]
+
+
+def _running_server(config: EngineConfig) -> tuple[str | None, str]:
+    """The address of the newest server of this user that serves the configured model, or any model
+    if none is configured, and what to say about it; (None, "") if there is none."""
+    from mlxserve.running import running_servers
+
+    has_key = bool(os.environ.get("MLXSERVE_API_KEY"))
+    for server in reversed(running_servers()):
+        if config.model in (None, server.model) and (has_key or not server.needs_key):
+            return server.url, (
+                f"This chat uses the server at {server.url} ({server.model}). "
+                "`mlxserve chat --own-server` starts one of its own."
+            )
+    return None, ""
 
 
 def _engine_flags(settings: Settings, config: EngineConfig) -> list[str]:

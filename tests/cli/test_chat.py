@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mlxserve.running import registered
 from tests.cli.commands import Run, error_line, python
 
 
@@ -34,15 +36,74 @@ def test_chat_passes_the_servers_flags_to_the_terminal(terminal: dict[str, Any],
         "engine_args": [
             "--model", "org/name", "--num-pages", "9", "--no-enable-prefix-caching",
         ],
-        "server_args": ("--keys-file", "none"),
+        "server_args": ["--keys-file", "none", "--max-num-seqs", "8"],
         "frame": None,
+        "notice": "",
+        "continues": False,
     }  # fmt: skip
+
+
+def test_the_number_of_requests_at_a_time_can_be_chosen(terminal: dict[str, Any], run: Run) -> None:
+    assert run("chat", "--max-num-seqs", "3", "-c").code == 3
+    assert terminal["server_args"] == ["--keys-file", "none"]
+    assert terminal["engine_args"] == ["--max-num-seqs", "3"]
+    assert terminal["continues"] is True
 
 
 def test_chat_attaches_to_a_running_server(terminal: dict[str, Any], run: Run) -> None:
     assert run("chat", "--url", "http://127.0.0.1:9", "--model", "m").code == 3
     assert terminal["url"] == "http://127.0.0.1:9"
     assert (terminal["model"], terminal["engine_args"]) == ("m", [])
+
+
+@pytest.fixture
+def running(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A server of this user."""
+    monkeypatch.setenv("MLXSERVE_HOME", str(tmp_path))
+    with registered("http://127.0.0.1:8123", "org/served", needs_key=False):
+        yield
+
+
+@pytest.mark.usefixtures("running")
+def test_chat_uses_a_server_that_runs(terminal: dict[str, Any], run: Run) -> None:
+    assert run("chat").code == 3
+    assert terminal["url"] == "http://127.0.0.1:8123"
+    assert "uses the server at http://127.0.0.1:8123 (org/served)" in terminal["notice"]
+
+
+@pytest.mark.usefixtures("running")
+@pytest.mark.parametrize(
+    "flags", [("--own-server",), ("--model", "org/other"), ("--num-pages", "9")]
+)
+def test_chat_starts_a_server_of_its_own_where_that_is_asked(
+    terminal: dict[str, Any], run: Run, flags: tuple[str, ...]
+) -> None:
+    assert run("chat", *flags).code == 3
+    assert (terminal["url"], terminal["notice"]) == (None, "")
+
+
+@pytest.mark.usefixtures("running")
+def test_a_configured_model_needs_a_server_that_has_it(
+    terminal: dict[str, Any], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLXSERVE_MODEL", "org/other")
+    assert run("chat").code == 3
+    assert terminal["url"] is None
+    monkeypatch.setenv("MLXSERVE_MODEL", "org/served")
+    assert run("chat").code == 3
+    assert terminal["url"] == "http://127.0.0.1:8123"
+
+
+def test_a_server_with_keys_is_used_by_who_has_one(
+    terminal: dict[str, Any], run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MLXSERVE_HOME", str(tmp_path))
+    with registered("http://127.0.0.1:8123", "org/served", needs_key=True):
+        assert run("chat").code == 3
+        assert terminal["url"] is None
+        monkeypatch.setenv("MLXSERVE_API_KEY", "a-key")
+        assert run("chat").code == 3
+        assert terminal["url"] == "http://127.0.0.1:8123"
 
 
 def test_another_package_named_tui_is_named(tmp_path: Path) -> None:

@@ -20,12 +20,11 @@ def test_h_is_help(command: tuple[str, ...]) -> None:
     assert mlxserve(*command, "-h") == mlxserve(*command, "--help")
 
 
-@pytest.mark.parametrize(("name", "words"), [("ps", "service status"), ("rm", "hf cache rm")])
-def test_a_command_of_other_tools_has_a_hint(name: str, words: str) -> None:
-    outcome = mlxserve(name)
-    assert outcome.code == 2
-    assert f"There is no command {name!r}" in outcome.err
-    assert words in outcome.err
+@pytest.mark.parametrize(("name", "ours"), [("ls", "list"), ("download", "pull"), ("delete", "rm")])
+def test_a_command_is_known_by_the_names_of_other_tools(name: str, ours: str) -> None:
+    outcome = mlxserve(name, "--help")
+    assert outcome.code == 0
+    assert outcome.out.partition("\n")[2] == mlxserve(ours, "--help").out.partition("\n")[2]
 
 
 def test_help_imports_neither_mlx_nor_a_server() -> None:

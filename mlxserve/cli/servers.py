@@ -1,0 +1,130 @@
+"""`mlxserve ps`, `mlxserve stop` and `mlxserve serve --background`: servers that run on their own."""
+
+# Annotations are read by typer at run time, so this file does not postpone them.
+
+import json as json_format
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mlxserve.cli.models import Json
+from mlxserve.cli.remote import ServerError, ask
+from mlxserve.errors import InvalidRequest, MlxServeError
+from mlxserve.running import RunningServer, running_servers
+
+_READY = re.compile(r"^mlxserve is ready at (http://\S+)$", re.MULTILINE)
+_POLL_SECONDS = 0.1
+_ASK_SECONDS = 2.0
+_STOP_SECONDS = 60.0  # a server has let its answers finish by then, and has ended
+_LOG_LINES = 12
+
+
+def ps(json: Json = False) -> None:
+    """List the servers of this user that run now, with what they are doing."""
+    servers = [(server, _activity(server)) for server in running_servers()]
+    if json:
+        print(json_format.dumps([{**asdict(server), **activity} for server, activity in servers]))
+        return
+    if not servers:
+        print("No server runs. Start one with `mlxserve serve`, or `mlxserve serve --background`.")
+        return
+    for server, activity in servers:
+        minutes = int(time.time() - server.started) // 60
+        age = f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
+        print(
+            f"{server.url:28} {server.model:40} pid {server.pid:<8} {age:>12}  {_words(activity)}"
+        )
+
+
+def stop(
+    which: Annotated[
+        str | None, typer.Argument(help="Its address, port, model or process id, if several run.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Stop every server of this user.")] = False,
+) -> None:
+    """Stop a server. Running answers have a few seconds to finish."""
+    for server in _chosen(which, every=every):
+        os.kill(server.pid, signal.SIGTERM)
+        deadline = time.monotonic() + _STOP_SECONDS
+        while server in running_servers():
+            if time.monotonic() > deadline:
+                raise MlxServeError(
+                    f"The server at {server.url} (process {server.pid}) has not ended after "
+                    f"{_STOP_SECONDS:.0f} s. End it with `kill -9 {server.pid}`."
+                )
+            time.sleep(_POLL_SECONDS)
+        print(f"Stopped {server.url} ({server.model})")
+
+
+def _chosen(which: str | None, *, every: bool) -> Sequence[RunningServer]:
+    """Raises InvalidRequest unless it is clear which server is meant."""
+    servers = running_servers()
+    if not servers:
+        raise InvalidRequest("No server of this user runs.")
+    if every:
+        return servers
+    names = {one: (one.url, one.url.rpartition(":")[2], one.model, str(one.pid)) for one in servers}
+    found = [one for one in servers if which is None or which.rstrip("/") in names[one]]
+    if len(found) == 1:
+        return found
+    listed = ", ".join(f"{one.url} ({one.model})" for one in servers)
+    if not found:
+        raise InvalidRequest(f"No server is {which!r}. These run: {listed}.")
+    raise InvalidRequest(f"Several servers run: {listed}. Name one, or stop all with --all.")
+
+
+def _activity(server: RunningServer) -> dict[str, Any]:
+    """How many requests run and wait; empty if it does not say."""
+    try:
+        reply = ask(server.url, "GET", "/ready", seconds=_ASK_SECONDS)
+    except ServerError:
+        return {}
+    return {
+        name: reply[name]
+        for name in ("num_requests_running", "num_requests_waiting")
+        if name in reply
+    }
+
+
+def _words(activity: dict[str, Any]) -> str:
+    if not activity:
+        return ""
+    return f"{activity['num_requests_running']} running, {activity['num_requests_waiting']} waiting"
+
+
+def serve_in_background(arguments: Sequence[str]) -> None:
+    """Start `mlxserve serve` with these arguments, and return once it is ready.
+
+    Raises MlxServeError with the end of its log if it is not.
+    """
+    home = Path(os.environ.get("MLXSERVE_HOME") or "~/.mlxserve").expanduser()
+    log = home / "logs" / f"serve-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mlxserve", "serve", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # it outlives the terminal
+        )
+    while True:
+        has_ended = process.poll() is not None  # in this order, the last lines are not missed
+        text = log.read_text(errors="replace")
+        if ready := _READY.search(text):
+            print(f"mlxserve is ready at {ready[1]}")
+            print(f"It runs in the background; its log is {log}. `mlxserve stop` ends it.")
+            return
+        if has_ended:
+            last = "\n".join(text.splitlines()[-_LOG_LINES:])
+            raise MlxServeError(f"The server did not start. The end of {log}:\n{last}")
+        time.sleep(_POLL_SECONDS)

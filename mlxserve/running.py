@@ -1,0 +1,83 @@
+"""The servers of this user that run now: a file for each, which it writes and removes.
+
+    ~/.mlxserve/servers/4711.json   {"pid": 4711, "url": "http://127.0.0.1:8000", "model": ...}
+
+`mlxserve ps`, `stop`, `rm` and `chat` find servers here. A file that outlived its process is removed;
+a process with the same id that began at another time is another program.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+_SAME_START = 2.0  # seconds by which two readings of a process's start may differ
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    pid: int
+    url: str
+    model: str
+    started: float  # seconds since the epoch
+    needs_key: bool = False
+
+
+@contextmanager
+def registered(url: str, model: str, *, needs_key: bool) -> Iterator[None]:
+    """Have other commands find this process as a server. Without a writable folder they do not."""
+    import psutil
+
+    started = psutil.Process().create_time()
+    server = RunningServer(
+        os.getpid(), url.replace("//0.0.0.0:", "//127.0.0.1:"), model, started, needs_key
+    )
+    file = _folder() / f"{server.pid}.json"
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(asdict(server)))
+        part.replace(file)
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def running_servers() -> list[RunningServer]:
+    """The oldest first."""
+    found = []
+    for file in _folder().glob("*.json"):
+        server = _read(file)
+        if server is None or not _runs(server):
+            file.unlink(missing_ok=True)
+        else:
+            found.append(server)
+    return sorted(found, key=lambda server: server.started)
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("MLXSERVE_HOME") or "~/.mlxserve").expanduser() / "servers"
+
+
+def _read(file: Path) -> RunningServer | None:
+    try:
+        return RunningServer(**json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _runs(server: RunningServer) -> bool:
+    import psutil
+
+    try:
+        return abs(psutil.Process(server.pid).create_time() - server.started) < _SAME_START
+    except psutil.Error:
+        return False

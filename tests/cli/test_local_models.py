@@ -1,0 +1,83 @@
+"""`mlxserve list`, `show` and `rm`, offline."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import error_line, offline
+
+NAME = "mlx-community/Qwen3-4B-4bit"
+CONFIG = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40_960,
+    "quantization": {"bits": 4, "group_size": 64},
+}
+
+
+@pytest.fixture
+def downloaded(tmp_path: Path) -> Path:
+    """A model as huggingface_hub stores it: files in blobs, and links to them."""
+    folder = tmp_path / "hub" / f"models--{NAME.replace('/', '--')}"
+    snapshot = folder / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (folder / "blobs").mkdir()
+    (folder / "blobs" / "weights").write_bytes(bytes(8_000_000))
+    (snapshot / "model.safetensors").symlink_to("../../blobs/weights")
+    (snapshot / "config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
+def test_only_what_is_here_is_listed(tmp_path: Path, downloaded: Path) -> None:
+    listed = json.loads(offline(tmp_path, "list", "--json").out)
+    assert [one["name"] for one in listed] == ["mlxserve-mini", NAME]
+    assert "downloaded" in offline(tmp_path, "list").out
+
+
+def test_a_model_is_shown_by_its_short_name(tmp_path: Path, downloaded: Path) -> None:
+    card = json.loads(offline(tmp_path, "show", "qwen3:4b", "--json").out)
+    assert (card["name"], card["architecture"], card["bits"], card["context"]) == (
+        NAME, "qwen3", 4, 40_960,
+    )  # fmt: skip
+    assert card["kv_bytes_per_token"] == 2 * 2 * 36 * 8 * 128
+    shown = offline(tmp_path, "show", NAME).out
+    assert "qwen3, 36 layers" in shown
+    assert "144.0 KiB per token" in shown
+
+
+def test_the_bundled_model_is_shown(tmp_path: Path) -> None:
+    assert "mlxserve-mini (bundled)" in offline(tmp_path, "show", "mlxserve-mini").out
+
+
+def test_a_model_that_is_not_here_is_not_shown(tmp_path: Path) -> None:
+    line = error_line(offline(tmp_path, "show", "qwen3:4b"))
+    assert "is not on this machine" in line
+
+
+def test_a_downloaded_model_is_deleted(tmp_path: Path, downloaded: Path) -> None:
+    assert "pass --yes" in error_line(offline(tmp_path, "rm", NAME))
+    assert downloaded.exists()
+    done = offline(tmp_path, "rm", "qwen3:4b", "--yes")
+    assert done.out == f"Deleted {NAME}, 0.01 GB\n"
+    assert not downloaded.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("mlxserve-mini", "is bundled, not downloaded"),
+        ("a/b", "is not here"),
+        ("../..", "is not here"),
+        ("qwen3:4b", "is not here"),
+    ],
+)
+def test_what_was_not_downloaded_is_not_deleted(tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / "hub").mkdir()
+    assert words in error_line(offline(tmp_path, "rm", name, "--yes"))
+    assert (tmp_path / "hub").exists()

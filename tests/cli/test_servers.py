@@ -1,0 +1,72 @@
+"""`mlxserve serve --background`, `ps`, `stop`, and what `chat` and `rm` make of a running server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.commands import CommandResult, error_line, mlxserve
+
+MODEL = "mlxserve-mini"
+
+
+class Home:
+    """Commands of one user."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def run(self, *arguments: str) -> CommandResult:
+        return mlxserve(*arguments, MLXSERVE_HOME=str(self.folder))
+
+    def servers(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self.run("ps", "--json").out)
+        return found
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    found = Home(tmp_path)
+    yield found
+    if found.servers():
+        found.run("stop", "--all")
+
+
+def test_a_server_in_the_background_is_listed_and_stopped(home: Home) -> None:
+    assert "No server runs" in home.run("ps").out
+    started = home.run("serve", "--background", "--port", "0", "--num-pages", "64")
+    assert started.code == 0, started.err
+    assert started.out.startswith("mlxserve is ready at http://127.0.0.1:")
+    url = started.out.splitlines()[0].rpartition(" ")[2]
+    [server] = home.servers()
+    assert (server["url"], server["model"], server["needs_key"]) == (url, MODEL, False)
+    assert (server["num_requests_running"], server["num_requests_waiting"]) == (0, 0)
+    assert url in home.run("ps").out
+    assert "No server is 'other'" in error_line(home.run("stop", "other"))
+    stopped = home.run("stop")
+    assert stopped.out == f"Stopped {url} ({MODEL})\n"
+    assert home.servers() == []
+    assert "No server of this user runs" in error_line(home.run("stop"))
+
+
+@pytest.mark.slow
+def test_with_several_servers_stop_asks_which(home: Home) -> None:
+    for _ in range(2):
+        home.run("serve", "--background", "--port", "0", "--num-pages", "64")
+    first, second = home.servers()
+    assert "Several servers run" in error_line(home.run("stop"))
+    assert first["url"] in home.run("stop", str(first["pid"])).out
+    assert [server["pid"] for server in home.servers()] == [second["pid"]]
+    assert second["url"] in home.run("stop", second["url"].rpartition(":")[2]).out
+
+
+def test_a_server_that_does_not_start_says_why(home: Home) -> None:
+    done = home.run("serve", "--background", "--model", "./no-such-folder")
+    assert done.code == 1
+    assert "The server did not start" in done.err
+    assert "no-such-folder" in done.err
+    assert home.servers() == []

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mlxserve.running import registered, running_servers
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MLXSERVE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def put(home: Path, **fields: object) -> Path:
+    known = {
+        "pid": os.getpid(),
+        "url": "http://127.0.0.1:1",
+        "model": "m",
+        "started": psutil.Process().create_time(),
+    }
+    file = home / "servers" / f"{fields.get('pid', os.getpid())}.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps({**known, **fields}))
+    return file
+
+
+def test_a_server_is_found_while_it_runs(home: Path) -> None:
+    assert running_servers() == []
+    with registered("http://0.0.0.0:8000", "small", needs_key=True):
+        [found] = running_servers()
+        assert (found.pid, found.url, found.model, found.needs_key) == (
+            os.getpid(), "http://127.0.0.1:8000", "small", True,
+        )  # fmt: skip
+        [file] = (home / "servers").iterdir()
+        assert (home / "servers").stat().st_mode & 0o077 == 0
+    assert running_servers() == []
+    assert not file.exists()
+
+
+def test_a_server_that_was_killed_is_forgotten(home: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    file = put(home, pid=ended.pid)
+    assert running_servers() == []
+    assert not file.exists()
+
+
+def test_another_program_with_the_same_id_is_no_server(home: Path) -> None:
+    file = put(home, started=psutil.Process().create_time() - 60)
+    assert running_servers() == []
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"pid": 1, "other": 2}', "\x00"])
+def test_a_damaged_file_is_removed(home: Path, content: str) -> None:
+    file = put(home)
+    file.write_text(content)
+    assert running_servers() == []
+    assert not file.exists()
+
+
+def test_the_oldest_comes_first(home: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        put(home, pid=child.pid, started=psutil.Process(child.pid).create_time(), model="new")
+        put(home, model="old")
+        assert [server.model for server in running_servers()] == ["old", "new"]
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_a_folder_that_cannot_be_written_stops_no_server(home: Path) -> None:
+    (home / "servers").write_text("a file")
+    with registered("http://127.0.0.1:1", "small", needs_key=False):
+        assert running_servers() == []
