@@ -88,6 +88,43 @@ def test_a_lost_worker_ends_the_server_with_a_sentence(
         assert not worker.is_running()
 
 
+# Read by every Python at its start: a worker that goes on living, but takes part in no step after the
+# fifth, so that rank 0 waits in a collective for ever.
+STUCK = """
+import sys
+if "mlxserve.distributed" in sys.orig_argv:
+    from mlxserve import machine
+    machine.import_mlx_lm()
+    from mlxserve.distributed.worker import RankWorker
+    step, count = RankWorker._step, 0
+    def stuck(self, frame):
+        global count
+        count += 1
+        if count <= 5:
+            step(self, frame)
+    RankWorker._step = stuck
+"""
+
+
+@pytest.mark.slow
+def test_a_collective_that_is_stuck_ends_the_server_with_a_sentence(
+    ranks: StartRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(STUCK)
+    paths = (str(tmp_path), os.environ.get("PYTHONPATH", ""))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    with ranks() as (process, worker):
+        with send_endless_request(process, stream=True) as peer:
+            began = time.monotonic()
+            told = read_until_end(peer).decode()
+        assert f"a step has not ended for {SECONDS:g} s" in told
+        assert time.monotonic() - began < SECONDS + 15
+        assert process.popen.wait(30) == 70
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.wait(10)
+        assert not worker.is_running()
+
+
 def test_a_worker_ends_when_rank_0_does(ranks: StartRanks) -> None:
     with ranks() as (process, worker), send_endless_request(process, stream=True) as peer:
         assert peer.recv(20)
