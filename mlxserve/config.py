@@ -19,6 +19,11 @@ PAGE_SIZES = (16, 32, 64)  # those the Metal kernels are written for
 _STEP_BUDGET = 2048
 
 
+def data_home() -> Path:
+    """The folder of the user's chats, logs and list of running servers."""
+    return Path(os.environ.get("MLXSERVE_HOME") or "~/.mlxserve").expanduser()
+
+
 def config_home() -> Path:
     """The folder of the user's configuration."""
     base = os.environ.get("XDG_CONFIG_HOME")

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from mlxserve.config import data_home
+
 _SAME_START = 2.0  # seconds by which two readings of a process's start may differ
 
 
@@ -64,7 +66,7 @@ def running_servers() -> list[RunningServer]:
 
 
 def _folder() -> Path:
-    return Path(os.environ.get("MLXSERVE_HOME") or "~/.mlxserve").expanduser() / "servers"
+    return data_home() / "servers"
 
 
 def _read(file: Path) -> RunningServer | None:

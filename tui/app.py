@@ -30,7 +30,7 @@ from tui.actions.draft import Draft
 from tui.actions.model_switch import ModelSwitch
 from tui.actions.server_link import ServerLink
 from tui.chat.export import export, file_name, target
-from tui.chat.messages import CAN_CONTINUE, Role, StoredMessage
+from tui.chat.messages import CAN_CONTINUE, ChatRecord, Role, StoredMessage
 from tui.chat.open_chat import OpenChat
 from tui.chat.sampling import NAMES, PRESET, Sampling, SamplingRefused, preset
 from tui.chat.store import Store, StoreError
@@ -45,7 +45,7 @@ from tui.paint.theme import DARK, LIGHT
 from tui.takeover import driver_after
 from tui.talk.connection import Connector
 from tui.talk.errors import ChatError
-from tui.talk.models import ModelCatalog
+from tui.talk.models import Model, ModelCatalog
 from tui.widgets.composer import Composer
 from tui.widgets.dialogs import ChatChoice, ChatsDialog, HelpDialog
 from tui.widgets.message import MessageView
@@ -104,6 +104,7 @@ class ChatApp(App[None]):
         )
         self.browsing = Browsing(self._open_chat, self.answering, self.window, self._opened)
         self._models = models or ModelCatalog()
+        self._best: Model | None = None  # that this machine runs, once it was looked for
         self._model_switch = ModelSwitch(
             self,
             self.link,
@@ -148,12 +149,7 @@ class ChatApp(App[None]):
             self.run_worker(partial(import_in_turn, module), thread=True)
 
     async def _open_last_chat(self) -> None:
-        try:
-            chats = await self._open_chat.chats()
-        except StoreError as error:
-            self.notify(str(error), severity="error", markup=False)
-            return
-        if chats:
+        if chats := await self._chats():
             self.browsing.open(ChatChoice(chats[0].id))
 
     @property
@@ -202,19 +198,24 @@ class ChatApp(App[None]):
 
     async def _fill_welcome(self) -> None:
         """What an empty chat says, once the model is known; looking for a larger one takes a while."""
-        facts = WelcomeFacts(self.link.model)
-        try:
-            facts = replace(facts, recent=(await self._open_chat.chats())[:MAX_RECENT])
-        except StoreError as error:
-            self.notify(str(error), severity="error", markup=False)
+        facts = WelcomeFacts(self.link.model, recent=(await self._chats() or [])[:MAX_RECENT])
         self.window.transcript.welcome(facts)
         if facts.model != BUNDLED or not self.link.can_change_model:
             return
+        if self._best is None:
+            try:
+                self._best = best_of(await self._models.find())
+            except ChatError:
+                return  # the list of models, on demand, says why
+        self.window.transcript.welcome(replace(facts, recommended=self._best))
+
+    async def _chats(self) -> list[ChatRecord] | None:
+        """The earlier chats; None if they cannot be read, which is said."""
         try:
-            best = best_of(await self._models.find())
-        except ChatError:
-            return  # the list of models, on demand, says why
-        self.window.transcript.welcome(replace(facts, recommended=best))
+            return await self._open_chat.chats()
+        except StoreError as error:
+            self.notify(str(error), severity="error", markup=False)
+            return None
 
     @on(Welcome.Asked)
     def _idea_asked(self, event: Welcome.Asked) -> None:
@@ -267,7 +268,7 @@ class ChatApp(App[None]):
 
     @on(Composer.SentNothing)
     def _sent_nothing(self) -> None:
-        """Enter, when the chat is full, goes on with less of it."""
+        """Enter continues a full chat without its oldest messages."""
         if self.answering.is_full:
             self.answering.run_when_connected(self.answering.go_on_shorter)
 
@@ -375,10 +376,8 @@ class ChatApp(App[None]):
         self.browsing.show_sibling(step)
 
     async def action_chats(self) -> None:
-        try:
-            chats = await self._open_chat.chats()
-        except StoreError as error:
-            self.notify(str(error), severity="error", markup=False)
+        chats = await self._chats()
+        if chats is None:
             return
         browsing = self.browsing
         dialog = ChatsDialog(chats, self._open_chat.search, browsing.delete)

@@ -8,11 +8,11 @@ of n words has n tokens, and every token of an answer is visible in its text.
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from mlxserve.config import data_home
 from mlxserve.errors import ModelNotFound
 from mlxserve.machine import prepare
 
@@ -67,8 +67,7 @@ def synthetic_model(name: str) -> Path:
 
 
 def _cache_folder() -> Path:
-    base = os.environ.get("MLXSERVE_HOME") or Path.home() / ".mlxserve"
-    return Path(base) / "synthetic"
+    return data_home() / "synthetic"
 
 
 def _write(folder: Path, config: dict[str, Any]) -> None:

@@ -77,7 +77,7 @@ def rm(
     from mlxserve.running import running_servers
 
     repository = name if "/" in name else repository_of(name) or name
-    folder = catalog.hub_cache() / f"models--{repository.replace('/', '--')}"
+    folder = catalog.repository_folder(repository)
     if "/" not in repository or not folder.is_dir() or folder.parent != catalog.hub_cache():
         others = [one for one in _local() if one.name in (name, repository)]
         reason = f"is {others[0].source}, not downloaded by mlxserve" if others else "is not here"

@@ -28,7 +28,7 @@ def models(settings: Settings, json: Json = False) -> None:
     from mlxserve.hub.known_models import REPOSITORIES, short_name
 
     engine = settings.build(EngineConfig)
-    memory = int(machine.memory().working_set * engine.gpu_memory_utilization)
+    memory = memory_for(engine)
     context, is_metal = engine.scheduler.max_model_len, machine.is_metal()
     rows = [
         (entry, catalog.memory_fit(entry, context=context, memory=memory, is_metal=is_metal))
@@ -42,6 +42,13 @@ def models(settings: Settings, json: Json = False) -> None:
         size = f"{entry.weight_size / 1e9:.2f} GB"
         short = short_name(entry.name) if entry.name in REPOSITORIES else ""
         print(f"{entry.name:46} {short:15} {entry.source:10} {size:>9}  {_in_words(fit)}")
+
+
+def memory_for(engine: EngineConfig) -> int:
+    """Bytes that a server with these options would plan with."""
+    from mlxserve import machine
+
+    return int(machine.memory().working_set * engine.gpu_memory_utilization)
 
 
 def _in_words(fit: "MemoryFit") -> str:

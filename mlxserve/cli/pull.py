@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mlxserve.cli.models import Json, card_of
+from mlxserve.cli.models import Json, card_of, memory_for
 from mlxserve.errors import MlxServeError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _card(files: "ModelFiles") -> dict[str, Any]:
     entry = catalog.entry_of(files.name, catalog.Origin.DOWNLOADED, files.path)
     if entry is None:
         return {"name": files.name}
-    memory = int(machine.memory().working_set * EngineConfig().gpu_memory_utilization)
+    memory = memory_for(EngineConfig())
     fit = catalog.memory_fit(entry, context=None, memory=memory, is_metal=machine.is_metal())
     return {**card_of(entry, fit), "memory": memory}
 
@@ -99,10 +99,9 @@ def _total_size(name: str) -> int | None:
 
 
 def _present_size(name: str) -> int:
-    from mlxserve.hub.catalog import hub_cache
+    from mlxserve.hub.catalog import repository_folder
 
-    blobs = hub_cache() / f"models--{name.replace('/', '--')}" / "blobs"
-    return sum(_size(file) for file in blobs.glob("*"))
+    return sum(_size(file) for file in (repository_folder(name) / "blobs").glob("*"))
 
 
 def _size(file: Path) -> int:

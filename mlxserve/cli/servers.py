@@ -11,13 +11,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from mlxserve.cli.models import Json
 from mlxserve.cli.remote import ServerError, ask
+from mlxserve.config import data_home
 from mlxserve.errors import InvalidRequest, MlxServeError
 from mlxserve.running import RunningServer, running_servers
 
@@ -106,8 +106,7 @@ def serve_in_background(arguments: Sequence[str]) -> None:
 
     Raises MlxServeError with the end of its log if it is not.
     """
-    home = Path(os.environ.get("MLXSERVE_HOME") or "~/.mlxserve").expanduser()
-    log = home / "logs" / f"serve-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    log = data_home() / "logs" / f"serve-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -6,7 +6,7 @@
 
 `init` waits without an end for a rank that never comes, and holds the interpreter's lock meanwhile, so
 that not even a thread could say which one is missing. MEMBER shows that the connection belongs to a
-member of the group, and not to whoever else has reached the port.
+member of the group, and not to another program that has reached the port.
 """
 
 from __future__ import annotations

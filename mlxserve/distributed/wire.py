@@ -97,7 +97,7 @@ class Channel:
         self._socket.settimeout(seconds)
 
     def close(self) -> None:
-        """Idempotent. Whoever waits in `receive` gets a ConnectionError."""
+        """Idempotent. A thread that waits in `receive` gets a ConnectionError."""
         with contextlib.suppress(OSError):  # it has ended already
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

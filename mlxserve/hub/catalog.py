@@ -16,6 +16,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from mlxserve.config import data_home
 from mlxserve.hub.embedded import MODEL_NAME, model_path
 from mlxserve.hub.files import text_config
 from mlxserve.hub.known_models import BITS_PER_WEIGHT, KNOWN, KNOWN_MIXED
@@ -115,6 +116,11 @@ def hub_cache() -> Path:
     return Path(home).expanduser() / "hub"
 
 
+def repository_folder(repository: str) -> Path:
+    """Where huggingface_hub keeps a repository, whether it is there or not."""
+    return hub_cache() / f"models--{repository.replace('/', '--')}"
+
+
 def places() -> Iterator[tuple[str, Origin, Path]]:
     """(name, source, folder) of every candidate."""
     yield MODEL_NAME, Origin.BUNDLED, model_path()
@@ -122,7 +128,7 @@ def places() -> Iterator[tuple[str, Origin, Path]]:
         name = repository.name.removeprefix("models--").replace("--", "/", 1)
         for snapshot in _newest_first(repository / "snapshots"):
             yield name, Origin.DOWNLOADED, snapshot
-    home = Path(os.environ.get("MLXSERVE_HOME", "~/.mlxserve")).expanduser()
+    home = data_home()
     for pattern, root in (
         ("*", home / "models"),
         ("*/*", Path("~/.lmstudio/models").expanduser()),

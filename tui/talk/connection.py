@@ -88,14 +88,15 @@ class Connector:
         home: Home,
         create_server: CreateServer = ServerProcess.for_model,
     ) -> None:
-        self._options = options
+        # Of the next `connect`. A server that was started here is stopped before they are changed.
+        self.options = options
         self._home = home
         self._create_server = create_server
         self.server: ServerProcess | None = None
 
     def begin(self) -> None:
         """Start a server, if one is to be started, before there is a screen."""
-        if self._options.url is None:
+        if self.options.url is None:
             with suppress(ChatError):  # `connect` tries again and reports the failure
                 self._start_server()
 
@@ -106,7 +107,7 @@ class Connector:
         await asyncio.to_thread(import_in_turn, "tui.talk.client")
         from tui.talk.client import ChatClient
 
-        client = ChatClient(url, api_key=self._options.api_key)
+        client = ChatClient(url, api_key=self.options.api_key)
         try:
             await self._wait_until_ready(client, report)
             models = await client.models()
@@ -119,17 +120,7 @@ class Connector:
     @property
     def can_change_model(self) -> bool:
         """Whether the server was started here, so that it can be restarted with another model."""
-        return self._options.url is None
-
-    @property
-    def options(self) -> ConnectOptions:
-        """Which server and model the next `connect` uses. Stop a server that was started here
-        before they are changed."""
-        return self._options
-
-    @options.setter
-    def options(self, options: ConnectOptions) -> None:
-        self._options = options
+        return self.options.url is None
 
     def stop_server(self) -> None:
         """Stop the server if it was started here. Blocks until it has exited."""
@@ -138,8 +129,8 @@ class Connector:
 
     async def address(self, report: Callable[[ConnectProgress], None]) -> str:
         """The server's address; starts a server if none was given. Raises ChatError."""
-        if self._options.url is not None:
-            return self._options.url
+        if self.options.url is not None:
+            return self.options.url
         server = self.server
         if server is None or not server.is_running:
             server = self._start_server()
@@ -151,7 +142,7 @@ class Connector:
 
     def _start_server(self) -> ServerProcess:
         try:
-            server = self._create_server(self._options.model, self._options.server_args, self._home)
+            server = self._create_server(self.options.model, self.options.server_args, self._home)
         except OSError as error:
             raise ChatError(
                 f"Cannot write the server's log: {error}. Set MLXSERVE_HOME to a writable folder."
@@ -190,10 +181,10 @@ class Connector:
 
     def _choose(self, models: Sequence[str], url: str) -> str:
         """The model that was requested, or the server's first."""
-        requested = self._options.model
+        requested = self.options.model
         if requested is not None and (requested in models or not models):
             return requested
-        if requested is not None and self._options.url is not None:
+        if requested is not None and self.options.url is not None:
             raise ChatError(
                 f"The server at {url} has no model {one_line(requested)!r}. "
                 f"It has: {', '.join(one_line(m) for m in models[:8])}. Choose one with --model."

@@ -412,7 +412,7 @@ class MessagesRequest(CountTokensRequest):
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
         """The model's defaults, overridden by the given fields. Raises ApiError 400."""
-        given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
+        given = self.sent(_SAMPLING)
         given["stop"] = tuple(self.stop_sequences or ())
         given["structure"] = self.output_config.format if self.output_config else None
         return sampling_params(defaults, given, _field_named)

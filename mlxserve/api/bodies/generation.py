@@ -94,9 +94,7 @@ class GenerationFields(RequestBody):
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
         """The model's defaults, overridden by the given fields. Raises ApiError 400."""
-        sent = self.model_fields_set.intersection(_SAMPLING)
-        given = {name: getattr(self, name) for name in sent if getattr(self, name) is not None}
-        given["structure"] = self.structure()
+        given = {**self.sent(_SAMPLING), "structure": self.structure()}
         return sampling_params(defaults, {**given, **self._own_sampling()}, self._field_named)
 
     def structure(self) -> Structure | None:

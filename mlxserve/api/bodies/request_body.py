@@ -7,7 +7,7 @@ that the reply can name them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -53,6 +53,11 @@ class RequestBody(StrictModel):
             return cls.model_validate(asked)
         except ValidationError as error:
             raise _first_error(error) from error
+
+    def sent(self, names: Iterable[str]) -> dict[str, Any]:
+        """Of these fields those that were sent, and not as null."""
+        found = {name: getattr(self, name) for name in names if name in self.model_fields_set}
+        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def unknown_fields(self) -> list[str]:
