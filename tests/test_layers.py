@@ -83,7 +83,12 @@ ARROWS: dict[str, str] = {
     "mlxserve/cache/disk_files": "",
     "mlxserve/cache/disk_folder": "",
     "mlxserve/cache/disk_index": "mlxserve/cache/disk_files",
-    "mlxserve/cache/disk": ("mlxserve/errors mlxserve/cache/disk_files mlxserve/cache/disk_index"),
+    "mlxserve/cache/disk_loads": "",
+    "mlxserve/cache/disk_writes": "mlxserve/cache/disk_files",
+    "mlxserve/cache/disk": (
+        "mlxserve/errors mlxserve/cache/disk_files mlxserve/cache/disk_index "
+        "mlxserve/cache/disk_loads mlxserve/cache/disk_writes"
+    ),
     "mlxserve/scheduler": (
         "mlxserve/errors mlxserve/stats mlxserve/config mlxserve/request mlxserve/work "
         "mlxserve/cache/hashing mlxserve/cache/pages"
@@ -124,7 +129,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/engine": (
         "mlxserve/errors mlxserve/stats mlxserve/request mlxserve/work mlxserve/cache/pages "
-        "mlxserve/cache/disk mlxserve/scheduler mlxserve/model "
+        "mlxserve/cache/disk_loads mlxserve/cache/disk mlxserve/scheduler mlxserve/model "
         "mlxserve/distributed/lead"
     ),
     "mlxserve/chat": (

@@ -7,7 +7,8 @@
 One named thread does all that touches the disk; callers see an index in memory and never wait, but
 in `wait`, `flush` and `close`. The index is built from names and sizes; what a file holds is checked
 when it is read, so a record comes back exactly as it was saved, or not at all. It is a cache: what
-was not written when the process is killed is lost, and so is anything that the disk loses.
+was not written when the process is killed is lost, and so is anything that the disk loses. This file
+has the thread and its lock; what waits, and the index, are in `DiskWrites`, `DiskLoads`, `DiskIndex`.
 
 A disk that stands still is given up after STALL_SECONDS, once: every load is answered with nothing,
 and nothing is asked of it until it answers. Knows neither arrays nor requests.
@@ -19,36 +20,26 @@ import errno
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice, takewhile
 from pathlib import Path
 
 from mlxserve.cache.disk_files import HEADER_SIZE, DiskFiles, FoundFile, UnsoundRecord
 from mlxserve.cache.disk_index import DiskIndex
+from mlxserve.cache.disk_loads import DiskAnswer, DiskLoad, DiskLoads
+from mlxserve.cache.disk_writes import DiskWrites
 from mlxserve.errors import InvalidConfig
 
 log = logging.getLogger("mlxserve.disk")
 
-STAGED_BYTES = 256 << 20  # maximum in memory, waiting to be written
 STALL_SECONDS = 10.0  # of one operation; then the disk is given up
-RETRY_SECONDS = 60.0  # after a write has failed
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)
 _SCAN_FILES = 256  # added to the index at once
 _SCAN_SECONDS = 60.0  # after which sizes are looked up again before anything is deleted
 _ROOM = 0.05  # of the limit that is made free at once
-_WEIGHT = 0.3  # of the newest read in the average rate
-
-
-@dataclass(frozen=True, slots=True)
-class DiskAnswer:
-    """To a load: the leading records that were read sound."""
-
-    ticket: int
-    payloads: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +58,6 @@ class DiskUse:
     bytes_written: int = 0
     written_today: int = 0  # by every process
     read_rate: float = 0.0  # bytes per second of recent reads; 0 before the first
-
-
-@dataclass(slots=True)
-class _Load:
-    ticket: int
-    names: tuple[bytes, ...]
 
 
 class DiskTier:
@@ -100,8 +85,8 @@ class DiskTier:
         Raises InvalidConfig if the folder cannot be made or written to.
         """
         self._files = files or DiskFiles(base, identity, model)
-        self._clock, self._today = clock, today
-        self._daily_writes = daily_writes
+        self._clock = clock
+        self._limit = limit
         try:
             self._files.prepare()
         except OSError as error:
@@ -112,21 +97,16 @@ class DiskTier:
         # The rest is for both threads, under `_change`.
         self._change = threading.Condition()
         self._index = DiskIndex()
-        self._staged: OrderedDict[bytes, bytes] = OrderedDict()  # written in this order
-        self._staged_bytes = 0
-        self._loads: deque[_Load] = deque()
-        self._answers: deque[DiskAnswer] = deque()
-        self._tickets: set[int] = set()  # of loads that were not answered yet
-        self._next_ticket = 0
+        self._loads = DiskLoads()
+        self._writes = DiskWrites(limit=limit, daily_writes=daily_writes, clock=clock, today=today)
+        self._writes.counted(self._files.written(self._writes.day))
         self._is_clearing = False
         self._generation = 0  # how often the index was cleared
         self._scanned_at: float | None = None
         self._began: float | None = None  # the operation that is under way
         self._is_stalled = False
-        self._retry_at = 0.0
-        self._warned: set[str] = set()
-        self._day, self._uncounted = today(), 0  # bytes that writes.json does not have yet
-        self._use = DiskUse(limit, written_today=self._files.written(self._day))
+        self._has_warned_of_loss = False  # since the last write
+        self._num_lost = self._num_deleted = 0
         self._is_alive = True
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="mlxserve-disk", daemon=True)
@@ -162,16 +142,12 @@ class DiskTier:
         again.
         """
         with self._change:
-            if not self._works() or self._is_closed or self._clock() < self._retry_at:
+            if not self._works() or self._is_closed or self._writes.is_paused:
                 return 0
             num_taken = 0
             for name, payload in records:
-                if not self._has(name):
-                    if (reason := self._refuses(len(payload) + HEADER_SIZE)) is not None:
-                        self._warn(*reason)
-                        break
-                    self._staged[name] = payload
-                    self._staged_bytes += len(payload)
+                if not self._has(name) and not self._writes.accept(name, payload):
+                    break
                 num_taken += 1
             self._change.notify_all()
             return num_taken
@@ -179,12 +155,8 @@ class DiskTier:
     def load(self, names: Sequence[bytes]) -> int:
         """Start to read these records; a ticket, by which `poll` returns them."""
         with self._change:
-            ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
-            if self._works() and not self._is_closed:
-                self._tickets.add(ticket)
-                self._loads.append(_Load(ticket, tuple(names)))
-            else:
-                self._answers.append(DiskAnswer(ticket, ()))
+            is_read = self._works() and not self._is_closed
+            ticket = self._loads.add(names) if is_read else self._loads.refuse()
             self._change.notify_all()
             return ticket
 
@@ -192,14 +164,12 @@ class DiskTier:
         """The answers since the last call, each once."""
         with self._change:
             self._works()  # or else all loads are answered
-            answers = list(self._answers)
-            self._answers.clear()
-            return answers
+            return self._loads.poll()
 
     def wait(self, seconds: float) -> None:
         """Wait until `poll` has something to return, for at most `seconds`."""
         with self._change:
-            self._change.wait_for(lambda: self._answers or not self._works(), seconds)
+            self._change.wait_for(lambda: self._loads.has_answers or not self._works(), seconds)
 
     def flush(self, seconds: float) -> bool:
         """Wait until the index is complete and all that was accepted is written or given up."""
@@ -212,21 +182,27 @@ class DiskTier:
             self._generation += 1
             self._index = DiskIndex()
             self._scanned_at = None  # what is left of the others is found again
-            self._staged.clear()
-            self._staged_bytes = 0
+            self._writes.clear()
             self._is_clearing = True
             self._change.notify_all()
 
     def use(self) -> DiskUse:
         """As of now."""
         with self._change:
-            index = self._index
-            return replace(
-                self._use,
+            index, loads, writes = self._index, self._loads, self._writes
+            return DiskUse(
+                self._limit,
                 num_pages=len(index.names),
                 num_bytes=index.num_bytes,
-                written_today=self._written(),
+                num_read=loads.num_read,
+                num_written=writes.num_written,
+                num_lost=self._num_lost,
+                num_deleted=self._num_deleted,
                 total_bytes=index.total,
+                bytes_read=loads.bytes_read,
+                bytes_written=writes.bytes_written,
+                written_today=writes.written_today,
+                read_rate=loads.read_rate,
             )
 
     def close(self, seconds: float = 5.0) -> None:
@@ -242,7 +218,7 @@ class DiskTier:
     # ---- under the lock
 
     def _has(self, name: bytes) -> bool:
-        return name in self._index.names or name in self._staged
+        return name in self._index.names or name in self._writes
 
     def _works(self) -> bool:
         """Gives the disk up if it stands still."""
@@ -261,41 +237,15 @@ class DiskTier:
 
     def _answer_all(self) -> None:
         """Answer every load with nothing."""
-        self._answers += [DiskAnswer(ticket, ()) for ticket in sorted(self._tickets)]
-        self._tickets.clear()
-        self._loads.clear()
+        self._loads.answer_all()
         self._change.notify_all()
-
-    def _refuses(self, size: int) -> tuple[str, str] | None:
-        """Why `size` more bytes cannot be accepted now: (kind, reason for the log); None if they can."""
-        if size > self._use.limit:
-            return "size", f"a page of {size} bytes is more than disk_cache_size allows"
-        if self._staged_bytes + size > STAGED_BYTES:
-            return "speed", "the disk is slower than pages are computed"
-        if self._written() + self._staged_bytes + size > self._daily_writes:
-            day = self._today()
-            return f"day {day}", (
-                f"{self._daily_writes} bytes were written on {day}; disk_cache_daily_writes allows "
-                "no more"
-            )
-        return None
-
-    def _written(self) -> int:
-        """Bytes written today."""
-        return self._use.written_today if self._day == self._today() else 0
-
-    def _warn(self, kind: str, reason: str) -> None:
-        """Log a warning, once of each kind until a write succeeds."""
-        if kind not in self._warned:
-            self._warned.add(kind)
-            log.warning("Pages are not kept on disk: %s.", reason)
 
     def _is_idle(self) -> bool:
         is_scanned = self._scanned_at is not None
-        return is_scanned and not (self._staged or self._tickets or self._is_clearing)
+        return is_scanned and not (self._writes or self._loads.are_waiting or self._is_clearing)
 
     def _has_to_do(self) -> bool:
-        is_too_much = self._index.total > self._use.limit
+        is_too_much = self._index.total > self._limit
         return self._is_closed or not self._is_idle() or is_too_much
 
     # ---- on the thread
@@ -315,14 +265,13 @@ class DiskTier:
             with self._change:
                 self._is_alive = False
                 self._index = DiskIndex()
-                self._staged.clear()
+                self._writes.clear()
                 self._answer_all()
 
     def _turn(self) -> None:
         """The most urgent of what is to be done."""
         with self._change:
-            load = self._loads.popleft() if self._loads else None
-            staged = next(iter(self._staged.items()), None)
+            load, staged = self._loads.pop(), self._writes.next()
             is_clearing, is_scanned = self._is_clearing, self._scanned_at is not None
         if load is not None:
             self._read(load)
@@ -350,14 +299,14 @@ class DiskTier:
                     log.info("The disk answers again")
                 self._change.notify_all()
 
-    def _read(self, load: _Load) -> None:
+    def _read(self, load: DiskLoad) -> None:
         payloads: list[bytes] = []
         num_bytes, seconds = 0, 0.0
         for name in load.names:
             with self._change:
-                if load.ticket not in self._tickets:
+                if not self._loads.is_waiting(load):
                     return  # it was given up
-                payload = self._staged.get(name)
+                payload = self._writes.payload(name)
             if payload is None:
                 began = time.perf_counter()
                 payload = self._read_one(name)
@@ -367,18 +316,7 @@ class DiskTier:
                 break
             payloads.append(payload)
         with self._change:
-            use, rate = self._use, num_bytes / max(seconds, 1e-9)
-            if num_bytes:
-                old = use.read_rate or rate
-                use = replace(use, read_rate=old + _WEIGHT * (rate - old))
-            self._use = replace(
-                use,
-                num_read=use.num_read + len(payloads),
-                bytes_read=use.bytes_read + num_bytes,
-            )
-            if load.ticket in self._tickets:
-                self._tickets.remove(load.ticket)
-                self._answers.append(DiskAnswer(load.ticket, tuple(payloads)))
+            self._loads.answer(load, payloads, num_bytes=num_bytes, seconds=seconds)
             self._change.notify_all()
 
     def _read_one(self, name: bytes) -> bytes | None:
@@ -396,9 +334,9 @@ class DiskTier:
                 return None
             with self._change:
                 self._index.remove(self._files.path(name), name)
-                self._use = replace(self._use, num_lost=self._use.num_lost + 1)
-                if not isinstance(error, FileNotFoundError) and "lost" not in self._warned:
-                    self._warned.add("lost")
+                self._num_lost += 1
+                if not isinstance(error, FileNotFoundError) and not self._has_warned_of_loss:
+                    self._has_warned_of_loss = True
                     log.warning("A page on disk cannot be used and is computed again: %s", error)
         self._delete(self._files.path(name))
         return None
@@ -413,45 +351,34 @@ class DiskTier:
                 self._files.write(name, payload)
         except OSError as error:
             with self._change:
-                self._staged.clear()
-                self._staged_bytes = 0
-                self._retry_at = self._clock() + RETRY_SECONDS
-                self._warn(str(error.errno), str(error))
+                self._writes.failed(error)
                 self._change.notify_all()
             return
         with self._change:
             if generation != self._generation:
                 return  # cleared meanwhile, and its file is deleted with the others
-            del self._staged[name]
-            self._staged_bytes -= len(payload)
+            self._writes.done(name)
             path = self._files.path(name)
             self._index.add(FoundFile(path, size, time.time()), name)
-            self._use = replace(
-                self._use,
-                num_written=self._use.num_written + 1,
-                bytes_written=self._use.bytes_written + size,
-                written_today=self._written() + size,
-            )
-            self._day, self._uncounted = self._today(), self._uncounted + size
-            self._warned = {kind for kind in self._warned if kind.startswith("day")}
-            is_last = not self._staged
+            self._has_warned_of_loss = False
+            is_last = not self._writes
             self._change.notify_all()
         if is_last:
             self._count_writes()
 
     def _count_writes(self) -> None:
         with self._change:
-            num_bytes, self._uncounted = self._uncounted, 0
+            day, num_bytes = self._writes.day, self._writes.pop_uncounted()
         if not num_bytes:
             return
         try:
             with self._operation():
-                written = self._files.add_written(self._day, num_bytes)
+                written = self._files.add_written(day, num_bytes)
         except OSError as error:
             log.debug("Bytes written today are not counted: %s", error)
             return
         with self._change:
-            self._use = replace(self._use, written_today=max(written, self._use.written_today))
+            self._writes.counted(written)
 
     def _scan(self) -> None:
         """Learn what is on disk, a few files at a time, so that loads do not wait."""
@@ -471,8 +398,7 @@ class DiskTier:
                         return
                     for file in part:
                         self._index.add(file, self._files.name_of(file.path))
-                    loads = list(self._loads)
-                    self._loads.clear()
+                    loads = self._loads.pop_all()
                 for load in loads:
                     self._read(load)
         except OSError as error:
@@ -494,18 +420,18 @@ class DiskTier:
         if is_old:
             self._scan()
         with self._change:
-            limit, needed = self._use.limit, self._index.total + size
+            limit, needed = self._limit, self._index.total + size
             is_full = needed > limit
             victims = self._index.least_used(needed - int(limit * (1 - _ROOM)) if is_full else 0)
             for path in victims:
                 self._index.remove(path, self._files.name_of(path))
-            self._use = replace(self._use, num_deleted=self._use.num_deleted + len(victims))
+            self._num_deleted += len(victims)
         for path in victims:
             self._delete(path)
 
     def _is_too_full(self, size: int) -> bool:
         with self._change:
-            return self._index.total + size > self._use.limit
+            return self._index.total + size > self._limit
 
     def _delete_all(self) -> None:
         with self._change:

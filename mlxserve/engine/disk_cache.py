@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlxserve.cache.disk import DiskAnswer, DiskTier
+from mlxserve.cache.disk import DiskTier
+from mlxserve.cache.disk_loads import DiskAnswer
 from mlxserve.engine.pace import Pace
 
 _LEAST_SECONDS = 0.5  # to wait for a read that is not longer than computing the pages

@@ -9,6 +9,8 @@ import pytest
 from mlxserve.cache.disk import DiskTier
 from mlxserve.cache.disk_files import DiskFiles
 from mlxserve.cache.disk_index import DiskIndex
+from mlxserve.cache.disk_loads import DiskLoads
+from mlxserve.cache.disk_writes import DiskWrites
 from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.engine.transfers import Transfers
 from tests.cache import test_disk, test_disk_index
@@ -88,30 +90,30 @@ FOUND: dict[str, Bug] = {
         test_disk.test_a_disk_that_stands_still_is_given_up_once_and_taken_back,
     ),
     "answer what was given up": Bug(
-        DiskTier,
-        "_answer_all",
+        DiskLoads,
+        "answer_all",
         "self._tickets.clear()",
         "pass",
         test_disk.test_a_disk_that_stands_still_is_given_up_once_and_taken_back,
     ),
     "forget what was written today": Bug(
-        DiskTier,
-        "_count_writes",
+        DiskWrites,
+        "pop_uncounted",
         "num_bytes, self._uncounted = self._uncounted, 0",
         "num_bytes = 0",
         test_disk.test_a_day_has_a_bound_that_outlives_the_process,
     ),
     "write as much as anybody wants": Bug(
-        DiskTier,
-        "_refuses",
-        "self._written() + self._staged_bytes + size > self._daily_writes",
+        DiskWrites,
+        "_refusal",
+        "self.written_today + self._staged_bytes + size > self._daily_writes",
         "False",
         test_disk.test_a_day_has_a_bound_that_outlives_the_process,
     ),
     "grow beyond the limit": Bug(
         DiskTier,
         "_is_too_full",
-        "self._index.total + size > self._use.limit",
+        "self._index.total + size > self._limit",
         "False",
         test_disk.test_the_least_recently_used_are_deleted_for_room,
     ),
