@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mlxserve.cache.disk import DiskTier
+from mlxserve.cache.disk_files import DiskFiles
 from mlxserve.cache.pages import PagePool
 from mlxserve.config import SchedulerConfig
+from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.pace import Pace
 from mlxserve.engine.snapshot import PageState, Phase
@@ -21,6 +26,7 @@ from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.stats import MemoryUse
 
 PAGE = 16
+PAGE_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,9 @@ class Recorder:
 
     def back(self, num_pages: int) -> None:
         """Its pages take no memory."""
+
+    def read_pages(self, pages: Sequence[int]) -> list[bytes]:
+        return [page.to_bytes(PAGE_BYTES, "big") for page in pages]
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         assert len(sources) == len(targets)
@@ -82,13 +91,18 @@ class Recorder:
 
 
 def build(
-    num_pages: int = 64, target: float | None = None, **options: Any
+    num_pages: int = 64,
+    target: float | None = None,
+    tier: DiskTier | None = None,
+    **options: Any,
 ) -> tuple[Engine, Recorder]:
     pool = PagePool(num_pages, PAGE)
     settings = {"max_num_batched_tokens": 256, "max_num_seqs": 8, "max_model_len": 512, **options}
-    scheduler = Scheduler(SchedulerConfig(**settings), pool)
+    pace = Pace(target)
+    disk = tier and DiskCache(tier, pace, page_bytes=PAGE_BYTES, page_size=PAGE)
+    scheduler = Scheduler(SchedulerConfig(**settings), pool, disk=disk)
     runner = Recorder()
-    engine = Engine(scheduler, runner, Pace(target), runner.clock)  # type: ignore[arg-type]
+    engine = Engine(scheduler, runner, pace, runner.clock, disk)  # type: ignore[arg-type]
     return engine, runner
 
 
@@ -166,6 +180,49 @@ def test_memory_that_could_run_out_makes_it_read_before_it_plans() -> None:
     assert engine.stats().scheduler.num_preemptions > 0
     pairs = list(pairwise(runner.calls))
     assert any(a.startswith("collect") and b.startswith("launch") for a, b in pairs)
+
+
+class StuckFiles(DiskFiles):
+    """A disk that does not return from a write, until the gate is opened."""
+
+    def __init__(self, base: Path) -> None:
+        super().__init__(base, b"i" * 16)
+        self.gate, self.entered = threading.Event(), threading.Event()
+
+    def write(self, name: bytes, payload: bytes) -> None:
+        self.entered.set()
+        self.gate.wait()
+        super().write(name, payload)
+
+
+def test_no_step_waits_for_a_disk_that_stands_still(tmp_path: Path) -> None:
+    files = StuckFiles(tmp_path)
+    tier = DiskTier(tmp_path, identity=b"i" * 16, limit=1 << 20, daily_writes=1 << 20, files=files)
+    try:
+        engine, _ = build(tier=tier)
+        old = engine.add(request("old", 160, max_tokens=1))
+        drain(engine)
+        while engine.idle():  # writes what is cached
+            pass
+        assert files.entered.wait(60)
+        assert tier.num_leading(old.page_hashes) == 10
+        assert engine.reset_prefix_cache()
+        engine.add(request("stream", 20, max_tokens=120))
+        other = engine.add(request("other", 100, max_tokens=1))
+        for _ in range(20):
+            engine.step()
+        assert tier.num_leading(other.page_hashes) == 6  # handed over beside the stream
+        engine.add(replace(request("old", 160, max_tokens=2), id="again"))  # is to be read
+        for _ in range(30):
+            assert [output.request_id for output in engine.step()] == ["stream"]
+        assert [r.phase for r in engine.snapshot().requests if r.id == "again"] == [Phase.LOADING]
+        tokens = drain(engine)  # what does not come is computed
+        assert len(tokens["again"]) == 2
+        use = tier.use()
+        assert (use.num_written, use.num_read) == (0, 0)
+    finally:
+        files.gate.set()
+        tier.close()
 
 
 def test_an_abort_between_steps_drops_the_token_in_flight_and_frees_the_pages() -> None:
