@@ -129,11 +129,11 @@ class Engine:
         """Launch the next step and read the one before it: outputs of the latter."""
         self.start()
         self._scheduler.expire(self._clock())
-        unwritten = self._transfers.unwritten(is_idle=False)
-        if unwritten or self._transfers.is_reading or self._scheduler.might_preempt():
+        endangered = self._transfers.endangered()
+        if endangered or self._transfers.is_reading or self._scheduler.might_preempt():
             self._read_early()
-        if unwritten:
-            self._transfers.write_pages(unwritten)
+        if endangered:
+            self._transfers.write_pages(endangered)
         self._back_pages()  # those that forks were given
         self._transfers.before_plan()
         chunks = self._scheduler.schedule(self._budget(), self._pace.work_budget())
@@ -151,9 +151,7 @@ class Engine:
 
     def idle(self) -> bool:
         """Without other work, write a few cached pages or states to disk; whether there may be more."""
-        if unwritten := self._transfers.unwritten(is_idle=True):
-            return self._transfers.write_pages(unwritten)
-        return self._transfers.write_states()
+        return self._transfers.write_idle()
 
     def _back_pages(self) -> None:
         """Memory for the pages that were allocated for the first time. Raises OutOfMemory."""

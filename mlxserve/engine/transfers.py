@@ -2,7 +2,8 @@
 
     before_plan     pages that were read from disk, copies made by the last update
     before_launch   copies, saves and loads that the plan asks for
-    write_pages     cached pages that are not on disk yet: before they are evicted, or while nothing runs
+    write_pages     cached pages that are not on disk yet, before they are evicted
+    write_idle      the others, while nothing runs and at the end
 
 Called by the engine between two steps, on its thread. The scheduler says what to move, the runner
 has the arrays, the disk tier the files.
@@ -95,20 +96,11 @@ class Transfers:
             deadline = self._clock() + self._disk.patience(len(load.pages))
             self._asked[ticket] = _Asked(load, deadline)
 
-    def unwritten(self, *, is_idle: bool) -> list[tuple[bytes, int]]:
-        """(hash, page) of cached pages to write now: those that are evicted next, or of an idle
-        engine all that are not on disk. A few at a time."""
-        if self._disk is None or self._clock() < self._write_after:
+    def endangered(self) -> list[tuple[bytes, int]]:
+        """(hash, page) of a few cached pages that are evicted next and are not on disk."""
+        if self._disk is None or self._is_left_alone():
             return []
-        step = self._scheduler.num_steps
-        if is_idle and step == self._last_write:
-            return []
-        # Pages of a model without attention are empty: their hashes alone lead to its states.
-        most = min(_MOST_PAGES, max(1, WRITE_BYTES // max(1, self._disk.page_bytes)))
-        found = self._scheduler.unwritten(most, is_idle=is_idle)
-        if is_idle and not found:
-            self._last_write = step
-        return found
+        return self._unwritten(self._disk, is_idle=False)
 
     def write_pages(self, unwritten: Sequence[tuple[bytes, int]]) -> bool:
         """Write cached pages; every step must have been collected. False if the disk refuses."""
@@ -117,15 +109,31 @@ class Transfers:
         payloads = self._runner.read_pages(pages)
         return self._offer(self._disk, list(zip(hashes, payloads, strict=True)))
 
-    def write_states(self) -> bool:
-        """Without other work, write a few recurrent states; whether there may be more."""
-        if self._disk is None or self._clock() < self._write_after:
+    def write_idle(self) -> bool:
+        """Without other work, write a few cached pages, or else states; whether there may be more."""
+        if self._disk is None or self._is_left_alone():
             return False
+        step = self._scheduler.num_steps
+        if step != self._last_write:
+            if unwritten := self._unwritten(self._disk, is_idle=True):
+                return self.write_pages(unwritten)
+            self._last_write = step
+        return self._write_states(self._disk)
+
+    def _is_left_alone(self) -> bool:
+        return self._clock() < self._write_after
+
+    def _unwritten(self, disk: DiskCache, *, is_idle: bool) -> list[tuple[bytes, int]]:
+        # Pages of a model without attention are empty: their hashes alone lead to its states.
+        most = min(_MOST_PAGES, max(1, WRITE_BYTES // max(1, disk.page_bytes)))
+        return self._scheduler.unwritten(most, is_idle=is_idle)
+
+    def _write_states(self, disk: DiskCache) -> bool:
         records = [
             (state_name(hash_), self._runner.read_state(id_))
             for hash_, id_ in self._scheduler.unwritten_states(_STATES)
         ]
-        return self._offer(self._disk, records) and bool(records)
+        return self._offer(disk, records) and bool(records)
 
     def _offer(self, disk: DiskCache, records: Sequence[tuple[bytes, bytes]]) -> bool:
         """Whether the disk takes all of them; if not, it is left alone for a while."""
@@ -144,10 +152,8 @@ class Transfers:
             return
         end = self._clock() + CLOSING_SECONDS
         try:
-            while keeps_pages and self._clock() < end:
-                unwritten = self.unwritten(is_idle=True)
-                if not (self.write_pages(unwritten) if unwritten else self.write_states()):
-                    break
+            while keeps_pages and self._clock() < end and self.write_idle():
+                pass
         finally:
             self._disk.tier.close(max(0.1, end - self._clock()))
 

@@ -155,8 +155,8 @@ FOUND: dict[str, Bug] = {
     "close without an end": Bug(
         Transfers,
         "close",
-        "self._clock() < end:",
-        "True:",
+        "self._clock() < end and",
+        "True and",
         test_transfers.test_closing_takes_a_bounded_time,
     ),
 }

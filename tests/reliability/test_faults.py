@@ -173,7 +173,7 @@ def test_the_load_reaches_almost_every_point(num_calls: dict[Point, int]) -> Non
         *("ModelRunner.copy_pages", "Transfers.restart"),
         *("DiskTier.clear", "DiskTier.resize", "DiskTier.known", "DiskTier.wait"),
         *("DiskTier.flush", "Engine.idle", "Scheduler.finish_save"),
-        *("Scheduler.unwritten_states", "Transfers.write_states"),  # when idle
+        *("Scheduler.unwritten_states", "Transfers.write_idle"),  # when idle
         *("ModelRunner.read_state", "ModelRunner.write_state"),  # of models with such states
         # all is on disk already
         *("Engine.restart", "Engine.check", "Engine.abort", "Engine.abort_all", "Engine.unpin"),
