@@ -72,9 +72,11 @@ class DiskPlan:
 class DiskPages:
     """Plans the moves. What a request reads is in the request: `disk_end`, `loading`."""
 
-    def __init__(self, pool: PagePool, disk: Disk | None) -> None:
+    def __init__(self, pool: PagePool, disk: Disk | None, *, has_states: bool = False) -> None:
+        """`has_states`: pages are of use only up to one with a recurrent state behind it."""
         self._pool = pool
         self._disk = disk
+        self._has_states = has_states
         self._plan = DiskPlan()
 
     def pop_plan(self) -> DiskPlan:
@@ -82,16 +84,14 @@ class DiskPages:
         plan, self._plan = self._plan, DiskPlan()
         return plan
 
-    def num_found(self, hashes: Sequence[bytes], *, with_state: bool = False) -> int:
-        """How many of these pages are to be read, from the first one on, instead of computed.
-
-        with_state: only as far as a recurrent state is known behind them
-        """
+    def num_found(self, hashes: Sequence[bytes]) -> int:
+        """How many of these pages are to be read, from the first one on, instead of computed."""
         if self._disk is None:
             return 0
         num_pages = self._disk.num_leading(hashes)
-        while with_state and num_pages and not self._disk.has_state(hashes[num_pages - 1]):
-            num_pages -= 1
+        if self._has_states:
+            while num_pages and not self._disk.has_state(hashes[num_pages - 1]):
+                num_pages -= 1
         if not num_pages or not self._disk.pays(num_pages * self._pool.page_size):
             return 0
         return num_pages
@@ -146,14 +146,11 @@ class DiskPages:
         """Tokens that the request goes on to read, from the one after its last computed one."""
         return max(0, request.disk_end * self._pool.page_size - request.num_computed)
 
-    def load(self, request: LiveRequest, end: int, *, has_states: bool = False) -> None:
-        """Have its pages up to page `end` read into its page table, after what is computed.
-
-        has_states: with the last of them also the recurrent state
-        """
+    def load(self, request: LiveRequest, end: int) -> None:
+        """Have its pages up to page `end` read into its page table, after what is computed."""
         first = request.num_computed // self._pool.page_size
         assert first < end <= request.disk_end, "nothing is to be read"
         request.loading = PageRun(first, tuple(request.page_hashes[first:end]))
         pages = tuple(request.page_table[first:end])
-        with_state = has_states and end == request.disk_end
+        with_state = self._has_states and end == request.disk_end
         self._plan.loads.append(Load(request.id, request.loading, pages, with_state))

@@ -55,7 +55,7 @@ class PageTables:
             snapshots=snapshots,
         )
         self.pins = Pins(pool, config.max_pinned_fraction)
-        self.disk = DiskPages(pool, disk)
+        self.disk = DiskPages(pool, disk, has_states=snapshots is not None)
         self._max_model_len = config.max_model_len
         self._stats = stats
         self._copies = Copies()
@@ -286,8 +286,7 @@ class PageTables:
         """How many of its pages from `first` on are to be read from disk instead of computed."""
         if not self.cache.serves(request):
             return 0
-        hashes = self.cache.matchable(request, first)
-        return self.disk.num_found(hashes, with_state=self.snapshots is not None)
+        return self.disk.num_found(self.cache.matchable(request, first))
 
     def unwritten_states(self, most: int) -> list[tuple[bytes, int]]:
         """(hash of the page before, id) of states that are not on disk, the last used first."""
@@ -316,7 +315,7 @@ class PageTables:
         end = min(request.disk_end, first + min(LOAD_PAGES, room))
         grown = self.grow(request, end * self.pool.page_size)
         assert grown, "there was room for them"
-        self.disk.load(request, end, has_states=self.snapshots is not None)
+        self.disk.load(request, end)
 
     def finish_load(
         self, request: LiveRequest, load: Load, num_pages: int, *, has_state: bool = False
