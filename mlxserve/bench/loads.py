@@ -116,9 +116,9 @@ def beside_ratios(requests: Sequence[TimedRequest]) -> dict[str, float]:
 
 
 async def preempt(context: LoadContext, *, count: int = 10) -> None:
-    """More concurrent answers than fit into memory."""
+    """Prompts that fit into memory together, and answers that do not."""
     prompts = [context.words(context.scaled(120)) for _ in range(count)]
-    await asyncio.gather(*(context.ask(prompt, context.scaled(100)) for prompt in prompts))
+    await asyncio.gather(*(context.ask(prompt, context.scaled(200)) for prompt in prompts))
 
 
 async def chat(context: LoadContext, *, people: int = 3, turns: int = 5) -> None:

@@ -22,7 +22,14 @@ from mlxserve.bench.report import Figure, Report, quantile, ratios
 from mlxserve.bench.servers import Contender, mlx_lm_server, our_server
 
 # Counters of our server that explain a figure.
-_COUNTERS = ("num_preemptions", "prefix_follow_waits", "overtakes")
+_COUNTERS = (
+    "num_preemptions",
+    "recomputed_tokens",
+    "swapped_tokens",
+    "restored_tokens",
+    "prefix_follow_waits",
+    "overtakes",
+)
 MLX_LM = "mlx-lm"  # as an address: start mlx-lm's server on the same files
 
 
@@ -46,7 +53,7 @@ class Workload:
 
 
 _ON, _OFF = Variant("mlxserve"), Variant("without cache", ("--no-enable-prefix-caching",))
-_FEW_PAGES = ("--num-pages", "26")
+_FEW_PAGES = ("--num-pages", "40")  # of the 100 that the answers of `preempt` end with
 
 WORKLOADS = {
     workload.name: workload
@@ -95,11 +102,11 @@ WORKLOADS = {
             "preempt",
             loads.preempt,
             (
-                Variant("recompute", _FEW_PAGES),
                 Variant(
                     "swap",
                     (*_FEW_PAGES, "--preemption-mode", "swap", "--disk-cache-size", "4"),
                 ),
+                Variant("recompute", _FEW_PAGES),
                 Variant("enough pages"),
             ),
             "More answers than fit into memory.",
