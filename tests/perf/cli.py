@@ -38,6 +38,32 @@ def gap(
 
 
 @app.command()
+def cleaner(
+    model: ModelOption = "mlxserve-mini",
+    pairs: Annotated[int, typer.Option(min=1, help="Rounds, after one that warms up.")] = 5,
+    prompts: Annotated[int, typer.Option(min=1, help="Short prompts beside the answer.")] = 120,
+    slow_seconds: Annotated[
+        float, typer.Option(min=0, help="Seconds that a page takes on the slow disk.")
+    ] = 0.2,
+    json: JsonOption = None,
+) -> None:
+    """The longest gap of an answer while pages are written to a disk, to a slow one, to none."""
+    from rich.console import Console
+
+    from tests.perf.cleaner import bench_cleaner
+
+    with Console(stderr=True).status("") as status:
+        report = bench_cleaner(
+            model_folder(model),
+            pairs=pairs,
+            num_prompts=prompts,
+            slow_seconds=slow_seconds,
+            progress=status.update,
+        )
+    _finish(report, json)
+
+
+@app.command()
 def ranks(
     model: ModelOption = "synthetic:llama-100m",
     runs: Annotated[int, typer.Option(min=1, help="Runs of each kind, interleaved.")] = 3,
