@@ -20,10 +20,10 @@ BY_HEADS = ("llama", "qwen3_moe", "qwen2", "qwen3", "gpt_oss")
 # Their layers hand on more than hidden states, or they are served one sequence at a time.
 NOT_BY_LAYERS = ("gemma4_text", "rwkv7", "deepseek_v32")
 BY_LAYERS = tuple(kind for kind in ARCHITECTURES if kind not in NOT_BY_LAYERS)
-QUICK = {("tensor", "llama"), ("pipeline", "gemma3_text"), ("pipeline", "qwen3_next")}
+QUICK = {("tensor", "llama"), ("pipeline", "qwen3_next")}
 SLOW = {
     *(("tensor", kind) for kind in ("qwen3_moe", "gpt_oss")),
-    *(("pipeline", kind) for kind in ("gpt_oss", "gemma2", "falcon_h1", "glm4_moe_lite")),
+    *(("pipeline", kind) for kind in ("gpt_oss", "gemma3_text", "falcon_h1", "glm4_moe_lite")),
 }
 CASES = [
     *(("tensor", kind) for kind in BY_HEADS),

@@ -68,7 +68,9 @@ def test_two_ranks_answer_over_http_and_end_when_they_are_told_to(ranks: StartRa
         assert worker.wait(10) is None or not worker.is_running()
 
 
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "fault", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+)
 def test_a_lost_worker_ends_the_server_with_a_sentence(
     fault: signal.Signals, ranks: StartRanks
 ) -> None:
@@ -125,6 +127,7 @@ def test_a_collective_that_is_stuck_ends_the_server_with_a_sentence(
         assert not worker.is_running()
 
 
+@pytest.mark.slow
 def test_a_worker_ends_when_rank_0_does(ranks: StartRanks) -> None:
     with ranks() as (process, worker), send_endless_request(process, stream=True) as peer:
         assert peer.recv(20)

@@ -7,7 +7,15 @@ import pytest
 from tests.perf import host, host_states
 from tests.perf.recording_factory import single_ops
 
-SMALL = {**host.GEOMETRIES["qwen3"], "num_hidden_layers": 2, "vocab_size": 640}
+SMALL = {
+    **host.GEOMETRIES["qwen3"],
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "vocab_size": 640,
+}
 
 
 @pytest.fixture(autouse=True)

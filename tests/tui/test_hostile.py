@@ -8,7 +8,7 @@ one that a harmless answer uses as well.
 import re
 import shutil
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -90,6 +90,9 @@ HOSTILE: dict[str, str] = {
     "no characters": "\ufffe\uffff\U0010ffff\U0001fffe\ue000\U000f0000" * 20,
     "halves": "a\ud800b\udfffc",
 }
+LONG = [name for name, text in HOSTILE.items() if len(text) > 15_000]
+SHORT = [name for name in HOSTILE if name not in LONG]
+
 POSITIONED = re.compile(r"\x1b(?:\[[0-9;:]*m|\[[0-9;]*H)")
 CONTROL = re.compile("[\x00-\x09\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 
@@ -100,24 +103,33 @@ def is_harmless(character: str) -> bool:
     ) not in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(SHORT, id="short"),
+        pytest.param(LONG, id="long", marks=pytest.mark.slow),
+    ],
+)
 def test_no_answer_puts_anything_harmful_on_the_screen(
-    terminal: Callable[..., None], server: "FakeServer", scripts: SimpleNamespace
+    names: Sequence[str],
+    terminal: Callable[..., None],
+    server: "FakeServer",
+    scripts: SimpleNamespace,
 ) -> None:
     async def story(t: "Terminal") -> None:
-        for name, text in HOSTILE.items():
-            server.script(scripts.think(text), scripts.say(text))
+        await t.ask("/thinking")  # open in every chat from now on
+        for name in names:
+            server.script(scripts.think(HOSTILE[name]), scripts.say(HOSTILE[name]))
             await t.press("ctrl+n")
             await t.ask(name)
             await t.until(lambda: len(t.views) == 2 and t.views[1].message.state is State.DONE)
             await t.until_ready()
-            await t.ask("/thinking")
             for at_the_end in (False, True):
                 transcript = t.app.window.transcript
                 transcript.scroll_to(y=transcript.max_scroll_y * at_the_end, animate=False)
                 await t.pilot.pause()
                 for strip in t.strips:
                     check(name, strip, t.app.size.width)
-            await t.ask("/thinking")
             assert t.app.clipboard == "", name
             assert t.app.title == "mlxserve", name
 

@@ -21,9 +21,8 @@ def set_limit(num_files: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (num_files, num_files))
 
 
-@pytest.mark.parametrize(
-    "num_files", [64, *(pytest.param(num, marks=pytest.mark.slow) for num in (256, 1024))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("num_files", [64, 256, 1024])
 def test_a_server_with_a_low_hard_limit_of_open_files_answers_under_many_connections(
     start: Start, num_files: int
 ) -> None:

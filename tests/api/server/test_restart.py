@@ -102,6 +102,7 @@ def test_after_a_restart_a_conversation_is_read_and_not_computed(
     assert num_lost == 0
 
 
+@pytest.mark.slow
 def test_after_a_kill_nothing_is_wrong(serve: Start, tmp_path: Path, wanted: Messages) -> None:
     messages, _ = begin(serve, tmp_path, kill)
     _, num_lost = goes_on(serve, tmp_path, messages)
