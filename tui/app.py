@@ -269,7 +269,7 @@ class ChatApp(App[None]):
     @on(Composer.SentNothing)
     def _sent_nothing(self) -> None:
         """Enter continues a full chat without its oldest messages."""
-        if self.answering.is_full:
+        if self.answering.is_full and not self.answering.is_answering:
             self.answering.run_when_connected(self.answering.go_on_shorter)
 
     @on(ChatWindow.Chosen)

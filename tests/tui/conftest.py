@@ -22,6 +22,7 @@ import termios
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -477,9 +478,10 @@ class Pane:
     _COMMAND = Path(sys.executable).parent / "mlxserve"
     _PATIENCE = 120.0  # seconds; loading a model on a busy machine takes a while
 
-    def __init__(self, home: Home, folder: Path) -> None:
+    def __init__(self, home: Home, folder: Path, size: tuple[int, int] = (100, 30)) -> None:
         self._tmux = ("tmux", "-S", str(folder / "tmux"), "-f", "/dev/null")
-        self._run("new-session", "-d", "-x", "100", "-y", "30", "-e", f"MLXSERVE_HOME={home.folder}",
+        width, height = map(str, size)
+        self._run("new-session", "-d", "-x", width, "-y", height, "-e", f"MLXSERVE_HOME={home.folder}",
                   "-e", "COLORTERM=truecolor", "sleep 1000")  # fmt: skip
         self.set("remain-on-exit", "on")
 
@@ -511,6 +513,11 @@ class Pane:
     @property
     def screen(self) -> str:
         return self._run("capture-pane", "-p")
+
+    @property
+    def colours(self) -> str:
+        """The screen, with the escape sequences of its colours."""
+        return self._run("capture-pane", "-p", "-e", "-N")
 
     @property
     def pid(self) -> int:
@@ -632,7 +639,18 @@ def open_window(home: Home) -> Iterator[Callable[..., Window]]:
 
 
 @pytest.fixture
-def pane(home: Home, tmp_path: Path) -> Iterator[Pane]:
-    pane = Pane(home, tmp_path)
-    yield pane
-    pane.close()
+def pane_of_size(home: Home, tmp_path: Path) -> Iterator[Callable[[tuple[int, int]], Pane]]:
+    """A pane of (columns, rows)."""
+    with ExitStack() as panes:
+
+        def open_pane(size: tuple[int, int]) -> Pane:
+            pane = Pane(home, tmp_path, size)
+            panes.callback(pane.close)
+            return pane
+
+        yield open_pane
+
+
+@pytest.fixture
+def pane(pane_of_size: Callable[[tuple[int, int]], Pane]) -> Pane:
+    return pane_of_size((100, 30))
