@@ -397,10 +397,11 @@ class EngineConfig(Options):
     master_port: Annotated[
         int,
         Option(
-            "Port of rank 0 on which the other ranks are told what to compute.",
+            "Port of rank 0 on which the other ranks are told what to compute. With a hostfile, mlx's "
+            "own connections have the ports after it.",
             "Parallel",
             ge=1,
-            le=65535,
+            le=65000,
         ),
     ] = 29501
     distributed_timeout_seconds: Annotated[

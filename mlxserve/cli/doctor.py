@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxserve.cli.ranks import replace_by_launcher
+from mlxserve.cli.ranks import run_by_launcher
 from mlxserve.cli.remote import Url, url_of
 from mlxserve.distributed.environment import own_rank
 from mlxserve.errors import InvalidConfig, MlxServeError
@@ -57,6 +57,12 @@ def doctor(
     distributed_backend: Annotated[
         str, typer.Option(help="With --hostfile: any, ring, jaccl or mpi.")
     ] = "any",
+    port: Annotated[
+        int,
+        typer.Option(
+            min=1, max=65_000, help="With --hostfile: the ranks listen here and on the next ports."
+        ),
+    ] = 29_502,
 ) -> None:
     """Check this machine and this installation.
 
@@ -66,7 +72,8 @@ def doctor(
         _time_ranks(rank, distributed_backend)
         return
     if hostfile is not None:
-        replace_by_launcher(hostfile, distributed_backend)
+        was_told = run_by_launcher(hostfile, distributed_backend, port)
+        sys.exit(130 if was_told else 0)
     if url is not None and not security:
         raise InvalidConfig("--url only applies to --security. Add --security, or omit --url.")
     if report is not None and security:

@@ -1,24 +1,66 @@
-"""Commands that run as several ranks: replaced by mlx.launch, or started by it."""
+"""Commands that run as several ranks: mlx.launch starts them again on every machine."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
+import subprocess
 import sys
 from pathlib import Path
-from typing import NoReturn
+from types import FrameType
 
 from mlxserve.errors import InvalidConfig
 
+STOP = b"stop\n"
 
-def replace_by_launcher(hostfile: str, backend: str) -> NoReturn:
-    """Run this command again, by mlx.launch, on every machine of `hostfile`. Raises InvalidConfig."""
+
+def run_by_launcher(hostfile: str, backend: str, port: int, stop: bytes | None = None) -> bool:
+    """Run this command by mlx.launch on every machine of `hostfile`; whether a signal ended it.
+
+    A signal ends mlx.launch at once and leaves its ranks behind. So this process takes the signals, and
+    writes `stop` to the stdin of mlx.launch, which passes it on to all ranks. The next signal kills the
+    ranks of this machine, and so does the first where `stop` is None; the others end without them.
+
+    `port`: the first one of the ring. Raises InvalidConfig.
+    """
     if not Path(hostfile).is_file():
         raise InvalidConfig(f"hostfile={hostfile} does not exist.", option="hostfile")
     program = shutil.which("mlx.launch") or str(Path(sys.executable).with_name("mlx.launch"))
     chosen = [] if backend == "any" else ["--backend", backend]
-    command = [program, "--hostfile", hostfile, *chosen, "--"]
+    launcher = [program, "--hostfile", hostfile, "--starting-port", str(port), *chosen, "--"]
+    launched: list[subprocess.Popen[bytes]] = []
+    num_signals = 0
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        nonlocal num_signals
+        num_signals += 1
+        for process in launched:
+            if stop is not None and num_signals == 1:
+                _say(process, stop)
+            else:
+                os.killpg(process.pid, signal.SIGKILL)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, end)
+    command = [*launcher, sys.executable, "-m", "mlxserve", *sys.argv[1:]]
     try:
-        os.execv(program, [*command, sys.executable, "-m", "mlxserve", *sys.argv[1:]])
+        # In a group of its own: a terminal sends Ctrl-C to all of this process's group.
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)
     except OSError as error:
         raise InvalidConfig(f"{program} cannot be started: {error}.") from error
+    if num_signals:
+        os.killpg(process.pid, signal.SIGKILL)
+    launched.append(process)
+    process.wait()
+    launched.clear()
+    return num_signals > 0
+
+
+def _say(process: subprocess.Popen[bytes], text: bytes) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):  # it has just ended
+        process.stdin.write(text)
+        process.stdin.flush()

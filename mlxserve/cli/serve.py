@@ -15,12 +15,14 @@ import typer
 from mlxserve.api.config import ServerConfig
 from mlxserve.cache.disk_folder import default_bytes, disk_folder
 from mlxserve.cli.building import build
-from mlxserve.cli.ranks import replace_by_launcher
+from mlxserve.cli.ranks import STOP, run_by_launcher
 from mlxserve.cli.servers import serve_in_background
 from mlxserve.cli.settings import Settings
 from mlxserve.cli.streams import forget_unwritten, open_closed_streams, say
 from mlxserve.config import EngineConfig
 from mlxserve.running import registered
+
+RANKS_ENDED = 70  # the exit code, so that a service manager starts them again
 
 
 def serve(
@@ -66,8 +68,8 @@ def serve(
     access = read_access(server, os.environ.get("MLXSERVE_API_KEY"))
     limits = Limits.of(server).within(machine.allow_open_files())
     with bind(server.host, server.port) as listener:
-        if exit_with_parent:
-            stop_at_end_of_input()
+        if exit_with_parent or (config.num_ranks > 1 and config.hostfile is not None):
+            stop_at_end_of_input(STOP)
         chat = build(config)
         drain, open_requests = Drain(), OpenRequests()
         app = create_app(
@@ -113,8 +115,8 @@ def serve(
 
 
 def _join_ranks(config: EngineConfig) -> None:
-    """Go on as rank 0; be another rank, if a launcher started this process as one; or replace this
-    process by the launcher. Raises InvalidConfig."""
+    """Go on as rank 0; be another rank, if a launcher started this process as one; or start the
+    launcher and end with it. Raises InvalidConfig."""
     from mlxserve.distributed.environment import own_rank
 
     rank = own_rank()
@@ -126,7 +128,12 @@ def _join_ranks(config: EngineConfig) -> None:
 
         run_worker(config)
     if rank is None and config.hostfile is not None:
-        replace_by_launcher(config.hostfile, config.distributed_backend)
+        was_told = run_by_launcher(
+            config.hostfile, config.distributed_backend, config.master_port + 1, STOP
+        )
+        if not was_told:  # mlx.launch does not say how its ranks ended
+            print("error: the ranks have ended by themselves.", file=sys.stderr, flush=True)
+        sys.exit(0 if was_told else RANKS_ENDED)
 
 
 def _with_disk_cache(config: EngineConfig) -> EngineConfig:

@@ -193,12 +193,12 @@ def serve(server: HttpServer, listener: socket.socket) -> None:
     server.run(sockets=[listener])
 
 
-def stop_at_end_of_input() -> None:
-    """Shut this process down when its stdin ends, which happens when its parent dies."""
+def stop_at_end_of_input(stop: bytes) -> None:
+    """Shut this process down when its stdin ends, which happens when its parent dies, or says `stop`."""
 
     def watch() -> None:
         with contextlib.suppress(OSError):  # closed from the start
-            while os.read(_STDIN, 4096):
+            while (data := os.read(_STDIN, 4096)) and stop.strip() not in data:
                 pass
         os.kill(os.getpid(), signal.SIGTERM)
 
