@@ -23,6 +23,7 @@ _HEADS = {
     "num_k_heads": "heads of recurrent keys",
     "num_v_heads": "heads of recurrent values",
 }
+_GROUP = "sharding_group"  # with it a module of mlx-lm puts together what ranks have computed
 
 
 def split_by_heads(model: nn.Module, crew: Crew, name: str, kind: str) -> None:
@@ -44,13 +45,37 @@ def split_by_heads(model: nn.Module, crew: Crew, name: str, kind: str) -> None:
                     f"{name} has {counts[heads]} {words}, which tensor_parallel_size={crew.size} "
                     f"does not divide. Sizes that do: {_in_words(_divisors(counts[heads]))}."
                 )
+    heads = _heads_of(model)
     try:
         model.shard(crew.group)
-    except (ValueError, TypeError, AttributeError, LookupError) as error:
+    except (ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
         raise UnsupportedModel(
             f"{name} cannot be split over tensor_parallel_size={crew.size} ranks: "
-            f"{in_one_line(error)}. Try fewer ranks, or pipeline_parallel_size."
+            f"{in_one_line(error).rstrip('.')}. Try fewer ranks, or pipeline_parallel_size."
         ) from error
+    for module, head in heads:
+        if module.lm_head is not head:
+            _restore_head(module, head, name, kind)
+
+
+def _heads_of(model: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
+    """(module, its `lm_head`)."""
+    found = ((module, module.get("lm_head")) for module in model.modules())
+    return [(module, head) for module, head in found if isinstance(head, nn.Module)]
+
+
+def _restore_head(module: nn.Module, head: nn.Module, name: str, kind: str) -> None:
+    """Undo that `shard` divided the head, and that the forward puts the logits of all ranks together.
+
+    Raises UnsupportedModel where mlx-lm says so in another way than in qwen3_5.
+    """
+    if getattr(module, _GROUP, None) is None:
+        raise UnsupportedModel(
+            f"{name}: {kind} models cannot be split by heads, because mlx-lm divides their last layer "
+            "in a way of its own. Use pipeline_parallel_size, which splits by layers."
+        )
+    module.lm_head = head
+    setattr(module, _GROUP, None)
 
 
 def _repeat_kv_heads(attention: nn.Module, name: str, times: int) -> None:

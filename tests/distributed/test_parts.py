@@ -13,6 +13,7 @@ from mlxserve.distributed.environment import Split
 from mlxserve.distributed.heads import NoHead, drop_head, split_by_heads
 from mlxserve.distributed.layers import Elsewhere, NoEmbedding, Stage, parts, split_by_layers
 from mlxserve.errors import InvalidConfig, UnsupportedModel
+from tests.model.test_every_architecture import build
 
 import mlx.core as mx  # isort: skip
 
@@ -122,6 +123,20 @@ def test_fewer_heads_of_keys_than_ranks_are_repeated(build_model: BuildModel) ->
     split_by_heads(model, crew(Split.HEADS, 3, 4), "it", "llama")
     assert (attention.n_heads, attention.n_kv_heads) == (1, 1)
     assert mx.array_equal(attention.k_proj.weight, keys[16:]).item()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_head_that_mlx_lm_divides_stays_whole_on_rank_0(rank: int) -> None:
+    """Else rank 0 would put its half of the logits beside the ones of a rank without a head."""
+    model, _ = build("qwen3_5")
+    [module] = [module for module in model.modules() if "lm_head" in module]
+    vocab_size = module.lm_head.weight.shape[0]
+    split_by_heads(model, crew(Split.HEADS, rank, 2), "it", "qwen3_5")
+    if rank:
+        drop_head(model)
+    assert isinstance(module.lm_head, NoHead) == (rank == 1)
+    assert module.lm_head(mx.zeros((1, 1, 128))).shape == (1, 1, vocab_size)
+    assert module.sharding_group is None
 
 
 @pytest.mark.parametrize(
