@@ -76,7 +76,7 @@ def _probed(loaded: LoadedModel, backends: Backends) -> tuple[float, Unsupported
     try:
         difference = probe(loaded, backends)
     except UnsupportedModel as error:
-        reason = error
+        reason = error if loaded.crew is None else _refused_by_ranks(loaded, error)
     if loaded.crew is None:
         return difference, reason
     if reason is not None and loaded.crew.split is Split.LAYERS:
@@ -85,6 +85,15 @@ def _probed(loaded: LoadedModel, backends: Backends) -> tuple[float, Unsupported
     if reason is None and worst == math.inf:
         reason = UnsupportedModel(f"{loaded.name}: its attention is wrong on another rank.")
     return worst, reason
+
+
+def _refused_by_ranks(loaded: LoadedModel, reason: UnsupportedModel) -> UnsupportedModel:
+    log.info("%s", reason)
+    return UnsupportedModel(
+        f"{loaded.name}: the attention of this {loaded.config.get('model_type')} model does not work "
+        "over pages when it is split among ranks, which do not try one sequence at a time. It may work "
+        "in one process."
+    )
 
 
 def in_words(backends: Sequence[Backend]) -> str:
