@@ -110,7 +110,10 @@ def build_engine(
 
     `pace` replaces the one made from the config. `lead`: where this is rank 0 of several.
     """
-    crew = None if lead is None else lead.join(split_of(config), config.distributed_backend)
+    crew = None
+    if lead is not None:
+        crew = Crew(split_of(config), config.num_ranks, config.distributed_backend)
+        lead.join(crew)
     part = build_part(config, files, crew)
     config, loaded, kv = part.config, part.loaded, part.kv
     assert config.num_pages is not None

@@ -107,7 +107,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/distributed/wire mlxserve/distributed/crew mlxserve/distributed/meeting"
     ),
     "mlxserve/distributed/lead": (
-        "mlxserve/errors mlxserve/stats mlxserve/request mlxserve/distributed/environment "
+        "mlxserve/errors mlxserve/stats mlxserve/request "
         "mlxserve/distributed/wire mlxserve/distributed/crew mlxserve/distributed/local "
         "mlxserve/distributed/meeting"
     ),

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import mlx.core as mx
 
 from mlxserve.distributed.crew import Crew
-from mlxserve.distributed.environment import Split
 from mlxserve.distributed.local import LocalRanks
 from mlxserve.distributed.meeting import prove_lead
 from mlxserve.distributed.wire import BEAT_BODY, Channel, FrameKind, PlanEncoder, as_int32
@@ -61,12 +60,12 @@ class Lead:
         """
         self._on_loss, self._silence = on_loss, silence
 
-    def join(self, split: Split, backend: str) -> Crew:
-        """Join the group, as all workers do now. From then on a lost worker is noticed.
+    def join(self, crew: Crew) -> None:
+        """Prove to be rank 0 of the group. From now on a lost worker is noticed.
 
         Raises EngineStopped.
         """
-        self._crew = crew = Crew(split, len(self._channels) + 1, backend)
+        self._crew = crew
         prove_lead(crew, self._channels, self._timeout)
         for rank, channel in self._channels.items():
             channel.set_timeout(self._timeout)
@@ -74,7 +73,6 @@ class Lead:
             threading.Thread(
                 target=self._listen, args=(rank, channel), name=name, daemon=True
             ).start()
-        return crew
 
     def watch(self) -> None:
         """From now on a step that takes longer than the timeout counts as a loss."""

@@ -131,12 +131,15 @@ def load(
     if crew is None:
         mx.eval(model.parameters())
     else:
-        _keep_part(model, crew, files.name, str(config.get("model_type")), memory_limit)
+        keep_part(model, crew, files.name, str(config.get("model_type")), memory_limit)
     return prepare(model, config, files.name, crew)
 
 
-def _keep_part(model: nn.Module, crew: Crew, name: str, kind: str, memory_limit: int) -> None:
-    """Leave this rank's part in a model that is not evaluated, and evaluate it."""
+def keep_part(model: nn.Module, crew: Crew, name: str, kind: str, memory_limit: int) -> None:
+    """Leave this rank's part in `model`, and evaluate it, which has not been done before.
+
+    Raises UnsupportedModel, OutOfMemory.
+    """
     if crew.split is Split.HEADS:
         split_by_heads(model, crew, name, kind)
     else:

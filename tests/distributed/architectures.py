@@ -1,0 +1,167 @@
+"""One rank of a pair that runs architecture after architecture, because starting processes takes seconds.
+
+`python -m tests.distributed.architectures` with MLX_RANK and MLX_HOSTFILE, started twice, reads cases from
+stdin and prints what came of each, one JSON line each:
+
+    {"name": "llama", "split": "heads", "port": 4711}
+    {"answers": {...}}                         rank 0; of the other one {"answers": {}}
+    {"refused": "...", "is_early": true}       early: before the first collective of the model
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from typing import Any
+
+from mlxserve import machine
+from mlxserve.cache.kv import KVPool
+from mlxserve.cache.pages import PagePool
+from mlxserve.config import SchedulerConfig
+from mlxserve.distributed.crew import Crew
+from mlxserve.distributed.environment import Split
+from mlxserve.distributed.follower import Follower
+from mlxserve.distributed.lead import Lead
+from mlxserve.distributed.meeting import Hello, report_to_lead, wait_for_workers
+from mlxserve.distributed.worker import RankWorker
+from mlxserve.engine.engine import Engine
+from mlxserve.engine.pace import Pace
+from mlxserve.errors import MlxServeError
+from mlxserve.model.attention import AttentionChoice, choose_attention
+from mlxserve.model.load import keep_part, prepare
+from mlxserve.model.runner import ModelRunner
+from mlxserve.request import Request
+from mlxserve.sampling_params import SamplingParams
+from mlxserve.scheduler.scheduler import Scheduler
+from tests.model.test_every_architecture import PAGE_SIZE, PROMPTS, build
+
+SIZE = 2
+SECONDS = 60.0
+NUM_PAGES = 40
+_LARGER, _SMALLER = 56, 7  # too few for all prompts at once
+_NUM_STATE_SLOTS = 64
+_NUM_TOKENS = 8
+_GREEDY = SamplingParams(max_tokens=_NUM_TOKENS, temperature=0, ignore_eos=True, logprobs=2)
+_SEED = 5
+# With 5, rounding decides one of the tokens: logits differ by 1e-6, and so does the order of sums.
+_OTHER_SEEDS = {"qwen3_5_moe": 6}
+
+Answers = dict[str, Any]
+
+
+def answers(choice: AttentionChoice, lead: Lead | None = None) -> Answers:
+    """Of an engine over a model, or over rank 0's part of it. Raises AssertionError."""
+    loaded = choice.loaded
+    kv = KVPool(loaded.layers, NUM_PAGES, PAGE_SIZE, choice.backends)
+    config = SchedulerConfig(max_model_len=512, max_num_seqs=4, max_num_batched_tokens=48)
+    slots = _NUM_STATE_SLOTS if loaded.has_states else None
+    scheduler = Scheduler(config, PagePool(NUM_PAGES, PAGE_SIZE), slots)
+    engine = Engine(scheduler, ModelRunner(loaded, kv, lead=lead), Pace(None), lead=lead)
+    logprobs: list[float] = []
+    seeded = SamplingParams(
+        max_tokens=_NUM_TOKENS,
+        temperature=0.8,
+        top_p=0.9,
+        seed=_OTHER_SEEDS.get(loaded.name, _SEED),
+        repetition_penalty=1.2,
+        ignore_eos=True,
+    )
+
+    def ask(params: SamplingParams, sizes: dict[int, int] | None = None) -> list[list[int]]:
+        """`sizes`: numbers of pages, by the step before which the cache is given them."""
+        asked = [Request(str(i), ids, params) for i, ids in enumerate(PROMPTS)]
+        live, count = engine.add_all(asked), 0
+        while engine.has_work:
+            if count in (sizes or {}):
+                engine.resize_cache((sizes or {})[count])
+            for output in engine.step():
+                if output.request_id == "0":
+                    logprobs.extend(item.logprob for item in output.logprobs)
+            count += 1
+        engine.check()
+        return [list(request.token_ids[request.num_prompt :]) for request in live]
+
+    found: Answers = {"together": ask(_GREEDY), "logprobs": list(logprobs)}
+    before = engine.stats().scheduler.prefix_hits
+    found["from the cache"] = ask(_GREEDY)
+    assert engine.stats().scheduler.prefix_hits - before >= 3 * PAGE_SIZE
+    found["seeded"] = ask(seeded)
+    found["resized"] = ask(_GREEDY, {3: _LARGER, 6: _SMALLER})
+    found["num_preemptions"] = engine.stats().scheduler.num_preemptions
+    return found
+
+
+def _part(name: str, crew: Crew) -> tuple[Any, dict[str, Any]]:
+    model, config = build(name)
+    keep_part(model, crew, name, str(config["model_type"]), machine.memory().total)
+    return model, config
+
+
+class _Rank:
+    """This process, which is in one group for all cases."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._crew: Crew | None = None
+
+    def run(self, name: str, split: str, port: int) -> Answers | None:
+        """The answers, or None where a refusal was printed."""
+        address, hello = ("127.0.0.1", port), Hello(self._rank, {}, name, {})
+        if self._rank:
+            channel = report_to_lead(address, hello, SECONDS)
+            follower = Follower(channel)
+            crew = self._group(split)
+            follower.join(crew)
+            if (choice := self._chosen(name, crew)) is not None:
+                kv = KVPool(choice.loaded.layers, NUM_PAGES, PAGE_SIZE, choice.backends)
+                RankWorker(crew, follower, choice.loaded, kv).run()
+            else:
+                list(follower.frames())
+            channel.close()
+            return None if choice is None else {}
+        lead = Lead(wait_for_workers(address, SIZE, hello, SECONDS), SECONDS)
+        lead.attach(_say_loss, lambda: 0.0)
+        crew = self._group(split)
+        lead.join(crew)
+        choice = self._chosen(name, crew)
+        found = None if choice is None else answers(choice, lead)
+        lead.close()
+        return found
+
+    def _group(self, split: str) -> Crew:
+        self._crew = self._crew or Crew(Split(split), SIZE, "ring")
+        crew = copy.copy(self._crew)
+        crew.split = Split(split)
+        return crew
+
+    def _chosen(self, name: str, crew: Crew) -> AttentionChoice | None:
+        is_early = True
+        try:
+            model, config = _part(name, crew)
+            is_early = False
+            return choose_attention("auto", prepare(model, config, name, crew))
+        except MlxServeError as error:
+            print(json.dumps({"refused": str(error), "is_early": is_early}), flush=True)
+            return None
+
+
+def _say_loss(reason: str) -> None:
+    print(reason, file=sys.stderr, flush=True)
+
+
+def run_cases(rank: int) -> None:
+    here = _Rank(rank)
+    for line in sys.stdin:
+        found = here.run(**json.loads(line))
+        if found is not None:
+            print(json.dumps({"answers": found}), flush=True)
+
+
+if __name__ == "__main__":
+    machine.import_mlx_lm()
+    from mlxserve.distributed.environment import own_rank
+
+    own = own_rank()
+    assert own is not None, "MLX_RANK says which rank it is"
+    run_cases(own)
