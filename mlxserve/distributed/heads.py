@@ -45,7 +45,7 @@ def split_by_heads(model: nn.Module, crew: Crew, name: str, kind: str) -> None:
                     f"{name} has {counts[heads]} {words}, which tensor_parallel_size={crew.size} "
                     f"does not divide. Sizes that do: {_in_words(_divisors(counts[heads]))}."
                 )
-    heads = _heads_of(model)
+    whole = _heads_of(model)
     try:
         model.shard(crew.group)
     except (ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
@@ -53,7 +53,7 @@ def split_by_heads(model: nn.Module, crew: Crew, name: str, kind: str) -> None:
             f"{name} cannot be split over tensor_parallel_size={crew.size} ranks: "
             f"{in_one_line(error).rstrip('.')}. Try fewer ranks, or pipeline_parallel_size."
         ) from error
-    for module, head in heads:
+    for module, head in whole:
         if module.lm_head is not head:
             _restore_head(module, head, name, kind)
 

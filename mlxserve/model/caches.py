@@ -32,7 +32,7 @@ from metal_kernels.reading import evaluate
 from mlxserve.cache.kv import LayerSpec
 from mlxserve.distributed.crew import Crew
 from mlxserve.distributed.environment import Split
-from mlxserve.distributed.layers import is_elsewhere
+from mlxserve.distributed.layers import Elsewhere, is_elsewhere
 from mlxserve.errors import UnsupportedModel
 from mlxserve.model import recurrent
 from mlxserve.model.paged import watching_attention
@@ -185,7 +185,7 @@ def look_at(
             f"{name}: layers {unused} of this {kind} model store neither keys and values nor a "
             f"state, and mlxserve does not know how to page it. Models that work: {MODELS_PAGE}."
         )
-    recurrent.use_groups(modules)
+    recurrent.use_groups(modules - {Elsewhere})  # it passes every cache by
     return _tree(caches, seen.latent), int(logits.shape[-1])
 
 
