@@ -1,7 +1,7 @@
 """One rank of a pair that runs architecture after architecture, because starting processes takes seconds.
 
-`python -m tests.distributed.architectures` with MLX_RANK and MLX_HOSTFILE, started twice, reads cases from
-stdin and prints what came of each, one JSON line each:
+`run_cases`, with MLX_RANK and MLX_HOSTFILE in two processes, reads cases from stdin and prints what came of
+each, one JSON line each:
 
     {"name": "llama", "split": "heads", "port": 4711}
     {"answers": {...}}                         rank 0; of the other one {"answers": {}}
@@ -20,7 +20,7 @@ from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
 from mlxserve.config import SchedulerConfig
 from mlxserve.distributed.crew import Crew
-from mlxserve.distributed.environment import Split
+from mlxserve.distributed.environment import Split, own_rank
 from mlxserve.distributed.follower import Follower
 from mlxserve.distributed.lead import Lead
 from mlxserve.distributed.meeting import Hello, report_to_lead, wait_for_workers
@@ -150,18 +150,11 @@ def _say_loss(reason: str) -> None:
     print(reason, file=sys.stderr, flush=True)
 
 
-def run_cases(rank: int) -> None:
+def run_cases() -> None:
+    rank = own_rank()
+    assert rank is not None, "MLX_RANK says which rank it is"
     here = _Rank(rank)
     for line in sys.stdin:
         found = here.run(**json.loads(line))
         if found is not None:
             print(json.dumps({"answers": found}), flush=True)
-
-
-if __name__ == "__main__":
-    machine.import_mlx_lm()
-    from mlxserve.distributed.environment import own_rank
-
-    own = own_rank()
-    assert own is not None, "MLX_RANK says which rank it is"
-    run_cases(own)

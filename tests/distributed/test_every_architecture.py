@@ -31,6 +31,13 @@ from tests.model.test_every_architecture import ARCHITECTURES, build
 REFUSED = json.loads(Path(__file__).with_name("refused_architectures.json").read_text())
 _OTHER_SECONDS = 3.0  # until the other rank has refused it as well, or waits for ever
 SPLITS = ("heads", "layers")
+# A fast BLAS before mlx is imported.
+_PROGRAM = """
+from mlxserve import machine
+machine.import_mlx_lm()
+from tests.distributed.architectures import run_cases
+run_cases()
+"""
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,7 @@ class Rank:
         }
         self._log = hostfile.with_name(f"stderr-{rank}").open("w+")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.distributed.architectures"],
+            [sys.executable, "-c", _PROGRAM],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlxserve import LLM, SamplingParams
+from mlxserve import LLM, SamplingParams, machine
 from mlxserve.bench.report import Figure, Report
 from mlxserve.distributed.wire import PlanDecoder, PlanEncoder
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
@@ -22,7 +22,7 @@ from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
 _PAGE_SIZE = 32
 _PLANS = ((16, 32_000), (64, 8_000))  # decodes, context of each
 _CHUNK = 2_048
-_TOKENS = 24
+_TOKENS, _WARM_UP = 8, 2
 _ROUNDS = 200
 _SPLITS: dict[str, dict[str, int]] = {"alone": {}, "by heads": {"tp": 2}, "by layers": {"pp": 2}}
 _BATCHES = (1, 16)
@@ -103,10 +103,14 @@ def _in_a_process(model: Path, sizes: dict[str, int]) -> dict[str, float]:
 
 
 def _measure(model: str, tp: int = 1, pp: int = 1) -> dict[str, float]:
+    machine.import_mlx_lm()  # before mlx, which else keeps the slow BLAS that it is linked with
     import mlx.core as mx
 
     found: dict[str, float] = {}
-    params = SamplingParams(max_tokens=_TOKENS, temperature=0, ignore_eos=True)
+    warm_up, params = (
+        SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
+        for count in (_WARM_UP, _TOKENS)
+    )
     with LLM(
         model,
         num_pages=2_000,
@@ -117,7 +121,7 @@ def _measure(model: str, tp: int = 1, pp: int = 1) -> dict[str, float]:
         found["memory of rank 0"] = mx.get_active_memory() / 1e6
         for batch in _BATCHES:
             prompts = [[n + 3, 5, 7] for n in range(batch)]
-            llm.generate(prompts, params, use_tqdm=False)
+            llm.generate(prompts, warm_up, use_tqdm=False)
             began = time.perf_counter()
             llm.generate(prompts, params, use_tqdm=False)
             found[f"step of {batch}"] = (time.perf_counter() - began) / _TOKENS * 1e3
