@@ -120,6 +120,11 @@ def build_engine(
     pool = PagePool(config.num_pages, config.page_size, config.hot_after_hits, part.first_pages)
     pace = pace or _pace(config, loaded, part.step)
     disk = _disk(config, files, loaded, kv, pace)
+    if config.scheduler.speculative_tokens and loaded.has_states:
+        log.warning(
+            "speculative_tokens has no effect: this model keeps a recurrent state, which does not go "
+            "back to the last accepted token."
+        )
     scheduler = Scheduler(config.scheduler, pool, config.num_state_slots, disk)
     log.info(
         "%s is loaded: KV cache %d tokens in %d pages of %d (%.1f MiB, now %.1f), context %d, "

@@ -157,6 +157,18 @@ class SchedulerConfig(Options):
             ge=0,
         ),
     ] = 512
+    speculative_tokens: Annotated[
+        int,
+        Option(
+            "Longest draft of an answer's next tokens, guessed from earlier text that ends in the "
+            "same words; the model verifies a draft in one step. Faster where answers copy, the "
+            "same tokens always; 0 is off.",
+            "Scheduling",
+            "tokens",
+            ge=0,
+            le=32,
+        ),
+    ] = 0
     max_pinned_fraction: Annotated[
         float,
         Option("Share of the KV cache that named prefixes may keep.", "Scheduling", ge=0, le=1),
@@ -497,6 +509,12 @@ class EngineConfig(Options):
             raise InvalidConfig(
                 "preemption_mode=swap works with one rank only. Choose preemption_mode=recompute.",
                 option="preemption_mode",
+            )
+
+        if self.scheduler.speculative_tokens:
+            raise InvalidConfig(
+                "speculative_tokens works with one rank only. Leave it out, or set it to 0.",
+                option="speculative_tokens",
             )
 
     @property

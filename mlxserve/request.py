@@ -201,6 +201,9 @@ class LiveRequest:
     disk_first: int = 0  # its pages before this one were in memory when it began
     disk_end: int = 0  # its pages up to this one are read from disk where they are not computed
     loading: PageRun | None = None  # those that are being read into its page table
+    is_drafting: bool = False  # an unread step verifies a draft: how far it gets is not known
+    num_drafted: int = 0
+    num_accepted: int = 0  # of the drafted tokens
     has_resumed: bool = False  # it lost its pages once, and began again
     state: RequestState = RequestState.WAITING
     finish_reason: FinishReason | None = None
@@ -257,6 +260,8 @@ class Chunk(NamedTuple):
     `samples`: the chunk ends at the last known token, so that the step yields a new one.
     `is_lazy`: the chunk's one token is still being sampled by the step before.
     `state`: None where the model has no recurrent state, or nothing is to be done about it.
+    `draft`: guesses at the tokens after the one known token at `start`; the chunk computes them as
+    well, and samples after each of its 1 + len(draft) rows.
     """
 
     request: LiveRequest
@@ -266,6 +271,7 @@ class Chunk(NamedTuple):
     samples: bool
     is_lazy: bool = False
     state: StatePlan | None = None
+    draft: tuple[int, ...] = ()
 
     # By identity: comparing tables would take time in proportion to the context.
     def __hash__(self) -> int:
@@ -290,20 +296,33 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What a chunk that samples yields when its step is read."""
+    """What a chunk that samples yields when its step is read.
+
+    `more`: sampled after each token of the chunk's draft, whether that token is right or not.
+    """
 
     token_id: int
     logprob: TokenLogprob | None = None
+    more: tuple[Sampled, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationReport:
+    """What drafts did for an answer so far, in tokens."""
+
+    num_drafted: int
+    num_accepted: int
 
 
 class Output(NamedTuple):
-    """What one request got from one step."""
+    """What one request got from one step: a token. Accepted drafts are further outputs of the step."""
 
     request_id: str
-    token_ids: tuple[int, ...]  # new in this step; empty for an abort
+    token_ids: tuple[int, ...]  # the new token; empty for an abort
     finish_reason: FinishReason | None = None
     num_prompt: int = 0
     num_cached: int = 0
     cache: CacheReport | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
-    num_outputs: int = 0  # so far, including those of this step
+    num_outputs: int = 0  # so far, including these
+    speculation: SpeculationReport | None = None  # None where there are no drafts

@@ -126,6 +126,15 @@ class SamplingParams:
                 "ignore_eos", "cannot be combined with structure: a structured answer has an end"
             )
 
+    @property
+    def is_penalised(self) -> bool:
+        """Whether a token's chance depends on the tokens that were chosen before."""
+        return (
+            self.repetition_penalty != 1
+            or self.presence_penalty != 0
+            or self.frequency_penalty != 0
+        )
+
     def choices(self) -> list[SamplingParams]:
         """The parameters of each of the n answers; a seed gives each answer its own, always the same."""
         if self.seed is None:

@@ -175,6 +175,13 @@ class SchedulerStats(StatsGroup):
             "Requests preempted so often that others of their priority are preempted first from then on."
         ),
     ] = 0
+    drafted_tokens: Annotated[
+        int,
+        counter("Tokens guessed for the model to verify.", "spec_decode_num_draft_tokens"),
+    ] = 0
+    accepted_tokens: Annotated[
+        int, counter("Of these, tokens that were right.", "spec_decode_num_accepted_tokens")
+    ] = 0
     rebound_pages: Annotated[
         int, counter("Pages released in favour of another request's page with the same content.")
     ] = 0

@@ -1,12 +1,12 @@
-"""Token counts of a reply, and the `cache` object that every dialect's usage contains."""
+"""Token counts of a reply, and the `cache` and `speculation` objects that every dialect's usage contains."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlxserve.request import CacheReport
+from mlxserve.request import CacheReport, SpeculationReport
 
 if TYPE_CHECKING:
     from mlxserve.text.deltas import Usage
@@ -21,6 +21,7 @@ class Tokens:
     cached: int
     reasoning: int = 0  # of the completion's
     cache: CacheReport | None = None  # of the prompt, if there is only one
+    speculation: SpeculationReport | None = None  # of all answers; None where it is off
 
     @classmethod
     def of(cls, usages: Mapping[int, Usage], num_choices: int = 1) -> Tokens:
@@ -32,7 +33,28 @@ class Tokens:
             sum(usage.cached_tokens for usage in prompts),
             sum(usage.reasoning_tokens for usage in usages.values()),
             prompts[0].cache if len(prompts) == 1 else None,
+            _together([usage.speculation for usage in usages.values()]),
         )
+
+
+def _together(reports: Sequence[SpeculationReport | None]) -> SpeculationReport | None:
+    found = [report for report in reports if report is not None]
+    if not found:
+        return None
+    return SpeculationReport(
+        sum(report.num_drafted for report in found), sum(report.num_accepted for report in found)
+    )
+
+
+def reports(tokens: Tokens) -> dict[str, Any]:
+    """What every dialect's usage has beside its own counts."""
+    found: dict[str, Any] = {"cache": cache_report(tokens.cache)}
+    if (speculation := tokens.speculation) is not None:
+        found["speculation"] = {
+            "drafted_tokens": speculation.num_drafted,
+            "accepted_tokens": speculation.num_accepted,
+        }
+    return found
 
 
 def cache_report(cache: CacheReport | None) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import cast
 
@@ -208,7 +208,8 @@ class Simulation:
     ) -> None:
         """`jumps=False`: simulate every single step, for comparison."""
         self.pool = PagePool(num_pages, config.page_size, config.hot_after_hits)
-        self.scheduler = Scheduler(config.scheduler, self.pool)
+        # Symbolic tokens repeat in another way than text does.
+        self.scheduler = Scheduler(replace(config.scheduler, speculative_tokens=0), self.pool)
         self.runner = SimulatedRunner(cost, self.scheduler, jumps=jumps)
         pace = JumpingPace(config.itl_target, self.runner)
         runner = cast(ModelRunner, self.runner)  # launch, start and collect are all that is used

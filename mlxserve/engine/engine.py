@@ -130,7 +130,7 @@ class Engine:
         self.start()
         self._scheduler.expire(self._clock())
         endangered = self._transfers.endangered()
-        if endangered or self._transfers.is_reading or self._scheduler.might_preempt():
+        if endangered or self._transfers.is_reading or self._must_know():
             self._read_early()
         if endangered:
             self._transfers.write_pages(endangered)
@@ -148,6 +148,10 @@ class Engine:
             guide.wait(_GUIDE_SECONDS)
         self._counted(self._early)
         return self._pop_early()
+
+    def _must_know(self) -> bool:
+        """Whether the scheduler has to know what was sampled before it plans."""
+        return self._scheduler.might_preempt() or self._scheduler.wants_read()
 
     def idle(self) -> bool:
         """Without other work, write a few cached pages or states to disk; whether there may be more."""

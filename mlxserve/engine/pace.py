@@ -46,7 +46,8 @@ class Pace:
     def observe(self, chunks: Sequence[Chunk], seconds: float) -> None:
         """Learn from a step that took `seconds` on the device."""
         prefills = [c for c in chunks if c.start < c.request.prefill_end]
-        num_decodes = len(chunks) - len(prefills)
+        # The rows of drafts cost as much as other decodes.
+        num_decodes = len(chunks) - len(prefills) + sum(len(chunk.draft) for chunk in chunks)
         if prefills and self._forward is not None:
             work = sum(self._forward.of_chunk(chunk.start, chunk.length) for chunk in chunks)
             self.learn_speed(work, seconds)

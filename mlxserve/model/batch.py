@@ -27,7 +27,8 @@ class Batch:
     tokens       (T,) int32; 0 where the token is lazy
     positions    (T,) int32
     slots        (T,) int32
-    sample_rows  rows whose logits are needed, in the order of `sampling`
+    sample_rows  rows whose logits are needed, in the order of `sampling`: the last of each chunk,
+                 and all of one with a draft
     sampling     the chunks that sample
     lazy_rows    rows whose token comes from the previous step, in the order of `lazy`
     lazy         the chunks of those rows
@@ -64,12 +65,16 @@ class Batch:
                 if not chunk.is_lazy:
                     tokens[start] = chunk.request.token_ids[chunk.start]
                 continue
-            if not chunk.is_lazy:
+            if chunk.draft:
+                tokens[start:end] = chunk.request.token_ids[chunk.start], *chunk.draft
+            elif not chunk.is_lazy:
                 tokens[start:end] = chunk.request.token_ids[chunk.start : chunk.end]
             where = np.arange(chunk.start, chunk.end, dtype=np.int32)
             positions[start:end] = where
             slots[start:end] = table[where // page_size] * page_size + where % page_size
-        num_decodes = next((i for i, c in enumerate(chunks) if c.length > 1), len(chunks))
+        parts = _parts(chunks)
+        num_decodes = next((i for i, c in enumerate(parts) if c.length > 1), len(parts))
+        part_tables = [np.frombuffer(part.page_table, np.int32) for part in parts]
         sampling = [i for i, chunk in enumerate(chunks) if chunk.samples]
         lazy = [i for i, chunk in enumerate(chunks) if chunk.is_lazy]
         return cls(
@@ -77,14 +82,38 @@ class Batch:
             positions=positions,
             slots=slots,
             num_decodes=num_decodes,
-            decodes=_tables(chunks[:num_decodes], tables[:num_decodes], page_size),
-            chunks=_tables(chunks[num_decodes:], tables[num_decodes:], page_size),
-            sample_rows=np.array([ends[i] - 1 for i in sampling], np.int32),
+            decodes=_tables(parts[:num_decodes], part_tables[:num_decodes], page_size),
+            chunks=_tables(parts[num_decodes:], part_tables[num_decodes:], page_size),
+            sample_rows=np.array(
+                [
+                    row
+                    for i in sampling
+                    for row in range(ends[i] - 1 - len(chunks[i].draft), ends[i])
+                ],
+                np.int32,
+            ),
             sampling=tuple(chunks[i] for i in sampling),
             lazy_rows=np.array([starts[i] for i in lazy], np.int32),
             lazy=tuple(chunks[i] for i in lazy),
             plan=tuple(chunks),
         )
+
+
+def _parts(chunks: Sequence[Chunk]) -> Sequence[Chunk]:
+    """The chunks, those with drafts as one decode for each row: all rows of a step are written
+    before any attends, and a decode attends up to its own position.
+    So a token is computed by the same kernels with a draft and without.
+    """
+    if not any(chunk.draft for chunk in chunks):
+        return chunks
+    parts: list[Chunk] = []
+    for chunk in chunks:
+        if chunk.draft:
+            positions = range(chunk.start, chunk.end)
+            parts += [chunk._replace(start=position, length=1) for position in positions]
+        else:
+            parts.append(chunk)
+    return parts
 
 
 def tables_alone(chunk: Chunk, start: int, end: int, page_size: int) -> SequenceTables:

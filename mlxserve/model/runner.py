@@ -8,8 +8,9 @@ collect(pending) -> [Sampled | None]    waits for the device
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import mlx.core as mx
 
@@ -37,7 +38,7 @@ class Pending:
     reference would turn the next write to it into a copy."""
 
     chunks: tuple[Chunk, ...]
-    draws: tuple[Draw, ...]  # of the chunks that sample, in order
+    draws: tuple[Draw, ...]  # of the chunks that sample, in order; several of one with a draft
     sample: PendingSample | None  # None where no chunk samples
     done: mx.array  # small; computed when the step is
 
@@ -87,7 +88,7 @@ class ModelRunner:
             self._lead.step(chunks, lazy)
         logits = self.logits(batch, self._tokens(batch, previous, lazy))
         if batch.sampling:
-            draws = tuple(self._draw(chunk, lazy) for chunk in batch.sampling)
+            draws = tuple(draw for chunk in batch.sampling for draw in self._draws(chunk, lazy))
             previous_ids = previous.sample.ids if previous and previous.sample else None
             result = sample(logits, draws, previous_ids)
             if self._lead is not None:
@@ -109,7 +110,7 @@ class ModelRunner:
             evaluate(pending.done)
             return [None] * len(pending.chunks)
         sampled = iter(pending.sample.read(pending.draws))
-        return [next(sampled) if chunk.samples else None for chunk in pending.chunks]
+        return [_of_chunk(chunk, sampled) if chunk.samples else None for chunk in pending.chunks]
 
     def embedding(
         self, token_ids: Sequence[int], pooling: Pooling, dimensions: int | None
@@ -241,8 +242,12 @@ class ModelRunner:
             tokens[mx.array(batch.lazy_rows)] = previous.sample.ids[sources]
         return tokens
 
-    def _draw(self, chunk: Chunk, lazy: dict[Chunk, int]) -> Draw:
-        return Draw(chunk.request, self._seed_of(chunk), chunk.end, lazy.get(chunk))
+    def _draws(self, chunk: Chunk, lazy: dict[Chunk, int]) -> list[Draw]:
+        """Of the chunk's last row, or of all rows where it has a draft. Each has its own position,
+        and so the random numbers that it would have without the draft."""
+        seed, first = self._seed_of(chunk), chunk.end - len(chunk.draft)
+        positions = range(first, chunk.end + 1)
+        return [Draw(chunk.request, seed, position, lazy.get(chunk)) for position in positions]
 
     def _seed_of(self, chunk: Chunk) -> int:
         """The request's seed, or one derived from the engine's seed and the order of arrival."""
@@ -250,3 +255,11 @@ class ModelRunner:
         if seed is None:
             return (self._seed * 0x9E3779B97F4A7C15 + chunk.request.arrival + 1) & _MASK64
         return seed & _MASK64
+
+
+def _of_chunk(chunk: Chunk, sampled: Iterator[Sampled]) -> Sampled:
+    """The next of what was sampled, and with it what follows the chunk's draft."""
+    first = next(sampled)
+    if not chunk.draft:
+        return first
+    return replace(first, more=tuple(islice(sampled, len(chunk.draft))))

@@ -199,7 +199,7 @@ def key_of(seed: int, position: int) -> npt.NDArray[np.uint32]:
 def _with_penalties(
     logits: mx.array, draws: Sequence[Draw], pending_ids: mx.array | None
 ) -> mx.array:
-    rows = [i for i, draw in enumerate(draws) if _is_penalised(draw.request.asked.params)]
+    rows = [i for i, draw in enumerate(draws) if draw.request.asked.params.is_penalised]
     if not rows:
         return logits
     picked = [draws[row] for row in rows]
@@ -222,14 +222,6 @@ def _with_penalties(
     changed = logits + 0
     changed[where] = some
     return changed
-
-
-def _is_penalised(params: SamplingParams) -> bool:
-    return (
-        params.repetition_penalty != 1
-        or params.presence_penalty != 0
-        or params.frequency_penalty != 0
-    )
 
 
 def _output_counts(request: LiveRequest, vocabulary: int) -> npt.NDArray[np.float32]:

@@ -39,12 +39,14 @@ from mlxserve.request import (
     Request,
     RequestState,
     Sampled,
+    SpeculationReport,
 )
 from mlxserve.scheduler.admission import Admission, Admitted
 from mlxserve.scheduler.alignment import can_align
 from mlxserve.scheduler.audit import check_waiting
 from mlxserve.scheduler.copies import PageCopy
 from mlxserve.scheduler.disk_pages import Disk, DiskPlan, Load, Save
+from mlxserve.scheduler.drafts import MOST_DECODES, MOST_ROWS, Drafts
 from mlxserve.scheduler.fairness import FairShare
 from mlxserve.scheduler.forks import Forks
 from mlxserve.scheduler.limit import DECODE, LimitContext, LimitReason, limit
@@ -73,15 +75,21 @@ class Scheduler:
         pool: PagePool,
         num_state_slots: int | None = None,
         disk: Disk | None = None,
+        drafts: Drafts | None = None,
     ) -> None:
         """
         num_state_slots: recurrent states that fit into memory; None for a model without them
         disk: where pages are kept that leave memory; None to lose them
+        drafts: what guesses tokens, by default for `speculative_tokens`. Not used with recurrent
+            states, which do not go back to the last accepted token
         """
         self.config = config
         self._disk = disk
         self._num_state_slots = num_state_slots
         self.is_aligned = config.page_aligned_scheduling and can_align(config, pool.page_size)
+        self._drafts: Drafts | None = None
+        if num_state_slots is None and (drafts or config.speculative_tokens):
+            self._drafts = drafts or Drafts(config.speculative_tokens)
         self.num_steps = 0  # planned, empty ones included
         self._stats = SchedulerStats()
         self._state_stats = StateStats()
@@ -106,6 +114,8 @@ class Scheduler:
         self._running: dict[str, LiveRequest] = {}  # in the order of admission
         self._live: dict[str, LiveRequest] = {}  # waiting, parked or running
         self._prefixes: dict[str, Request] = {}  # those whose pages are pinned
+        if self._drafts is not None:
+            self._drafts.clear()
         self._num_unread = 0
         self._unwarned: tuple[Save, int] | None = None  # of a preemption to warn of, its number
 
@@ -197,7 +207,7 @@ class Scheduler:
         if request is None:
             return []
         self._end(request, reason)
-        return [_output(request)]
+        return [self._output(request, None, reason, request.num_outputs)]
 
     def abort_all(self) -> list[Output]:
         return [output for request_id in list(self._live) for output in self.abort(request_id)]
@@ -216,6 +226,8 @@ class Scheduler:
         self._queue(self.followers.leave(request))
         request.state = RequestState.FINISHED
         request.finish_reason = reason
+        if self._drafts is not None:
+            self._drafts.forget(request)
         self.page_tables.end(request)
 
     def _queue(self, woken: Sequence[LiveRequest]) -> None:
@@ -463,6 +475,8 @@ class Scheduler:
             running = self._running.values()
             for admitted in self.admission.choose(self._waiting, running, step, self.num_steps):
                 self._start(admitted, step)
+        if self._drafts is not None:
+            self._plan_drafts(step, self._drafts)
         assert step.budget >= 0, "the step is overdrawn"
         chunks = self._launch(step)
         self._num_unread += bool(chunks)
@@ -471,20 +485,23 @@ class Scheduler:
     def _launch(self, step: Step) -> list[Chunk]:
         """The chunks of a plan, from now on counted as computed."""
         chunks = []
-        for request, share in step.plan.items():
+        for request in step.requests():
+            share, draft = step.plan[request], step.drafts.get(request, ())
             start, num_known = request.num_computed, len(request.token_ids)
-            request.num_computed = end = start + share.num_tokens
+            request.num_computed = end = start + share.num_tokens  # of a draft when it is read
             request.num_in_flight += 1
+            request.is_drafting = bool(draft)
             request.is_deferred = False
             chunks.append(
                 Chunk(
                     request,
                     start,
-                    share.num_tokens,
+                    share.num_tokens + len(draft),
                     request.page_table,
                     samples=end >= num_known,
                     is_lazy=start == num_known,
                     state=self.page_tables.plan_state(request, start, end),
+                    draft=draft,
                 )
             )
         return chunks
@@ -517,6 +534,8 @@ class Scheduler:
             start = request.num_computed
             if start < request.prefill_end:
                 prefills.append(request)
+            elif request.is_drafting:
+                continue
             elif self._can_decode(request) and self._grow(request, start + 1, step):
                 # Never trimmed: max_num_batched_tokens has a token for each of max_num_seqs.
                 step.add(request, DECODE)
@@ -531,6 +550,57 @@ class Scheduler:
             return request.can_sample()
         guide = request.feed_guide()
         return guide is None or not guide.must_wait  # its next token is still unread
+
+    def wants_read(self) -> bool:
+        """Whether to read the unread step before a plan: what a draft goes on from must be known."""
+        if self._drafts is None or not self._num_unread:
+            return False
+        if any(request.is_drafting for request in self._running.values()):
+            return True
+        if len(self._running) > MOST_DECODES:
+            return False
+        hopeful = [
+            request
+            for request in self._running.values()
+            if _may_draft(request)
+            and len(request.token_ids) == request.num_computed
+            and self._num_draftable(request, len(request.token_ids) + 1) > 0
+        ]
+        # Each is looked at: one that was in sight and does not come counts as a failure.
+        return sum(map(self._drafts.is_in_sight, hopeful)) > 0
+
+    def _plan_drafts(self, step: Step, drafts: Drafts) -> None:
+        """Have decodes verify drafts with what the step has left, if there are few of them."""
+        decodes = [request for request, share in step.plan.items() if share is DECODE]
+        if not 0 < len(decodes) <= MOST_DECODES:
+            return
+        most = MOST_ROWS // len(decodes) - 1
+        for request in decodes:
+            num_known = len(request.token_ids)
+            if request.num_in_flight or not _may_draft(request):
+                continue
+            longest = min(most, step.budget, self._num_draftable(request, num_known))
+            draft = drafts.draft(request, longest)
+            draft = draft[: self._num_covered(request, num_known + len(draft)) - num_known]
+            if draft:
+                grown = self.page_tables.grow(request, num_known + len(draft))
+                assert grown, "there was room for the draft"
+                step.add_draft(request, draft)
+
+    def _num_draftable(self, request: LiveRequest, num_known: int) -> int:
+        """Tokens after the known ones that leave one more for the model to sample."""
+        return self.page_tables.max_length(request) - num_known - 1
+
+    def _num_covered(self, request: LiveRequest, end: int) -> int:
+        """Tokens up to `end` that the request may have pages for, without any that others need
+        next: a draft never makes a plan preempt."""
+        page_size = self.pool.page_size
+        num_held = len(request.page_table)
+        if end <= num_held * page_size:
+            return end
+        running = self._running.values()
+        num_spare = self.pool.num_free - self.admission.num_reserved(running) - len(running)
+        return min(end, (num_held + max(0, num_spare)) * page_size)
 
     def _plan_prefill(self, request: LiveRequest, step: Step) -> None:
         if request.state is not RequestState.RUNNING:
@@ -706,41 +776,119 @@ class Scheduler:
             assert chunk.samples == (result is not None), f"{request.id}: sampled out of turn"
             request.num_in_flight -= 1
             is_finished = request.state is RequestState.FINISHED
+            taken: list[Sampled] = []
+            reason = None
             if result is not None and not is_finished:
-                request.token_ids.append(result.token_id)
+                taken, reason = self._take(request, chunk.draft, result)
+            if chunk.draft:
+                self._end_draft(chunk, taken)
             if chunk.end % page_size < chunk.length:  # it reached the end of a page
                 self._publish(chunk)
             self.page_tables.commit_state(chunk)
             if is_finished:
                 self.page_tables.release(request)
-            elif result is not None:
-                outputs.append(self._commit(request, result))
+            elif taken:
+                outputs += self._commit(request, taken, reason)
         if not self._num_unread:
             self.page_tables.release_duplicates()
         _ask_guides([chunk.request for chunk in chunks if chunk.samples])
         return outputs
 
+    def _take(
+        self, request: LiveRequest, draft: Sequence[int], result: Sampled
+    ) -> tuple[list[Sampled], FinishReason | None]:
+        """Append what was sampled: (what was appended, why the request ends with it).
+
+        What follows a token of the draft counts if that token is the one that was sampled in its
+        place, up to a token that ends the request. The numbers drawn for a position depend on seed
+        and position alone (`sampler.key_of`), so these are the tokens that steps of one token would
+        sample, also at a temperature: nothing is rejected at random.
+        """
+        taken = [result]
+        request.token_ids.append(result.token_id)
+        reason = self._reason(request)
+        for guess, following in zip(draft, result.more, strict=True):
+            if reason is not None or guess != taken[-1].token_id:
+                break
+            taken.append(following)
+            request.token_ids.append(following.token_id)
+            reason = self._reason(request)
+        return taken, reason
+
+    def _reason(self, request: LiveRequest) -> FinishReason | None:
+        """Why the request ends with its newest token; None if it continues."""
+        if request.token_ids[-1] in request.ends_on:
+            return FinishReason.STOP
+        if len(request.token_ids) >= self.page_tables.max_length(request):
+            return FinishReason.LENGTH
+        return FinishReason.REPETITION if _is_in_loop(request) else None
+
+    def _end_draft(self, chunk: Chunk, taken: Sequence[Sampled]) -> None:
+        """The rows of accepted tokens count as computed; the others will be written again."""
+        request, num_accepted = chunk.request, max(0, len(taken) - 1)
+        request.is_drafting = False
+        request.num_computed += num_accepted
+        request.num_drafted += len(chunk.draft)
+        request.num_accepted += num_accepted
+        self._stats.drafted_tokens += len(chunk.draft)
+        self._stats.accepted_tokens += num_accepted
+        if taken:
+            self.fair_share.charge(request.asked.client, decode=num_accepted)
+            if self._drafts is not None:
+                self._drafts.learn(request, len(chunk.draft), num_accepted)
+
     def _publish(self, chunk: Chunk) -> None:
         """Make the pages findable that the chunk completed, now that it has been computed."""
         request, page_size = chunk.request, self.pool.page_size
         # A token that was dropped with its request's end stays unknown.
-        first, end = chunk.start // page_size, min(chunk.end, len(request.token_ids)) // page_size
+        end = min(chunk.end, len(request.token_ids))
+        if chunk.draft:
+            end = min(end, request.num_computed)  # the rows of rejected tokens hold others' keys
+        first, end = chunk.start // page_size, end // page_size
         if first < end:
             self.page_tables.publish(request, first, end)
             self._queue(self.followers.pages_published(request.page_hashes[first:end]))
 
-    def _commit(self, request: LiveRequest, result: Sampled) -> Output:
-        """The request's newest token was read: it continues, or ends."""
-        num_known = len(request.token_ids)
-        if num_known == request.num_prompt + 1:
+    def _commit(
+        self, request: LiveRequest, taken: Sequence[Sampled], reason: FinishReason | None
+    ) -> list[Output]:
+        """The request's newest tokens were read: it continues, or ends for this reason."""
+        if len(request.token_ids) == request.num_prompt + 1:
             self._fork(request)
-        if result.token_id in request.ends_on:
-            self._finish(request, FinishReason.STOP)
-        elif num_known >= self.page_tables.max_length(request):
-            self._finish(request, FinishReason.LENGTH)
-        elif _is_in_loop(request):
-            self._finish(request, FinishReason.REPETITION)
-        return _output(request, result)
+        if reason is not None:
+            self._finish(request, reason)
+        *before, last = taken
+        first = request.num_outputs - len(before)
+        return [
+            *[
+                self._output(request, result, None, first + index)
+                for index, result in enumerate(before)
+            ],
+            self._output(request, last, request.finish_reason, request.num_outputs),
+        ]
+
+    def _output(
+        self,
+        request: LiveRequest,
+        result: Sampled | None,
+        reason: FinishReason | None,
+        num_outputs: int,
+    ) -> Output:
+        """`num_outputs`: tokens of the answer up to this one."""
+        speculation = None
+        if self._drafts is not None:
+            speculation = SpeculationReport(request.num_drafted, request.num_accepted)
+        return Output(
+            request.id,
+            (result.token_id,) if result else (),
+            reason,
+            request.num_prompt,
+            request.num_cached,
+            request.cache,
+            (result.logprob,) if result and result.logprob else (),
+            num_outputs,
+            speculation,
+        )
 
     def _finish(self, request: LiveRequest, reason: FinishReason) -> None:
         if request.asked.pins:
@@ -818,14 +966,7 @@ def _ask_guides(requests: Sequence[LiveRequest]) -> None:
             guide.ask()
 
 
-def _output(request: LiveRequest, result: Sampled | None = None) -> Output:
-    return Output(
-        request.id,
-        (result.token_id,) if result else (),
-        request.finish_reason,
-        request.num_prompt,
-        request.num_cached,
-        request.cache,
-        (result.logprob,) if result and result.logprob else (),
-        len(request.token_ids) - request.num_prompt,
-    )
+def _may_draft(request: LiveRequest) -> bool:
+    """Not where a token's choice depends on the ones before it by more than the model: the sampler
+    counts known tokens, and a guide has read only those."""
+    return request.asked.guide is None and not request.asked.params.is_penalised

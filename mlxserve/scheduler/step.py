@@ -20,6 +20,7 @@ class Step:
     has_preempted: bool = False
     allowed: int = field(init=False)  # tokens that it may compute at most
     plan: dict[LiveRequest, Limit] = field(default_factory=dict)
+    drafts: dict[LiveRequest, tuple[int, ...]] = field(default_factory=dict)  # of decodes
     _work_of: dict[LiveRequest, int] = field(default_factory=dict)  # filled where it is asked for
     _has_prefill: bool = False
 
@@ -55,6 +56,20 @@ class Step:
                     request.num_computed, share.num_tokens
                 )
         return sum(self._work_of.values())
+
+    def add_draft(self, request: LiveRequest, draft: tuple[int, ...]) -> None:
+        """Make a decode verify these tokens as well. Nothing may be refunded afterwards."""
+        self.budget -= len(draft)
+        self.drafts[request] = draft
+
+    def requests(self) -> list[LiveRequest]:
+        """Those in the plan, in the order of their rows: single decodes, drafts, prompts."""
+        if not self.drafts:
+            return list(self.plan)
+        return sorted(
+            self.plan,
+            key=lambda request: (self.plan[request] is not DECODE, request in self.drafts),
+        )
 
     def refund(self, request: LiveRequest) -> None:
         """Take the request out of the plan; no-op if it is not in it."""

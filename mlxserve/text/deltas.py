@@ -13,7 +13,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mlxserve.request import CacheReport, FinishReason, Output, TokenLogprob
+from mlxserve.request import (
+    CacheReport,
+    FinishReason,
+    Output,
+    SpeculationReport,
+    TokenLogprob,
+)
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.parsing.overlap import overlap
 from mlxserve.text.parsing.parser import TurnParser
@@ -31,6 +37,7 @@ class Usage:
     cached_tokens: int  # of the prompt's, found in the cache
     cache: CacheReport | None = None  # why no more were; None if the request never started
     reasoning_tokens: int = 0  # of the completion's
+    speculation: SpeculationReport | None = None  # None where it is off
 
 
 class Delta(NamedTuple):
@@ -147,6 +154,7 @@ class DeltaDecoder:
             output.num_cached,
             output.cache,
             self._num_reasoning,
+            output.speculation,
         )
 
 

@@ -60,6 +60,7 @@ configurations = st.fixed_dictionaries(
         "page_tail": st.sampled_from([*PageTail, PageTail.COPY]),
         "num_open": st.sampled_from([None, None, 3]),
         "long_prefill_token_threshold": st.sampled_from([0, 2, 4, 8]),
+        "speculative_tokens": st.sampled_from([0, 5, 16]),
     }
 )
 

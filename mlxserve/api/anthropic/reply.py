@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from mlxserve.api.answers import Answers
 from mlxserve.api.errors import ApiError
 from mlxserve.api.server.sse import named_event
-from mlxserve.api.usage import Tokens, cache_report
+from mlxserve.api.usage import Tokens, reports
 from mlxserve.request import FinishReason
 from mlxserve.text.parsing.turn import ToolCallDelta
 
@@ -203,7 +203,7 @@ def _usage(tokens: Tokens) -> dict[str, Any]:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": tokens.cached,
         "output_tokens": tokens.completion,
-        "cache": cache_report(tokens.cache),
+        **reports(tokens),
     }
 
 

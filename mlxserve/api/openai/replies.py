@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mlxserve.api.answers import Answers
 from mlxserve.api.errors import ApiError
 from mlxserve.api.server.sse import DONE, KEEPALIVE, TextEvents, event
-from mlxserve.api.usage import Tokens, cache_report
+from mlxserve.api.usage import Tokens, reports
 from mlxserve.request import FinishReason, TokenLogprob
 from mlxserve.text.parsing.turn import ToolCallDelta
 from mlxserve.version import __version__
@@ -289,7 +289,7 @@ def usage(tokens: Tokens) -> dict[str, Any]:
         "total_tokens": tokens.prompt + tokens.completion,
         "prompt_tokens_details": {"cached_tokens": tokens.cached},
         "completion_tokens_details": {"reasoning_tokens": tokens.reasoning},
-        "cache": cache_report(tokens.cache),
+        **reports(tokens),
     }
 
 

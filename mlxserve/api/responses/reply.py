@@ -18,7 +18,7 @@ from mlxserve.api.errors import ApiError
 from mlxserve.api.responses.items import ResponseOutput
 from mlxserve.api.responses.schema import ResponsesRequest
 from mlxserve.api.server.sse import named_event
-from mlxserve.api.usage import Tokens, cache_report
+from mlxserve.api.usage import Tokens, reports
 from mlxserve.request import FinishReason
 from mlxserve.sampling_params import SamplingParams
 
@@ -96,7 +96,7 @@ class ResponseReply:
             "output_tokens": tokens.completion,
             "output_tokens_details": {"reasoning_tokens": tokens.reasoning},
             "total_tokens": tokens.prompt + tokens.completion,
-            "cache": cache_report(tokens.cache),
+            **reports(tokens),
         }
         self.on_end(response)
         return response

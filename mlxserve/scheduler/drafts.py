@@ -1,0 +1,133 @@
+"""Drafts: guesses at a request's next tokens, from its own text (prompt lookup decoding).
+
+    ... total = add(a, b) ... now rename b:  total = add(a, │
+                └ last here ┘                 └ 3 tokens ┘  └ draft: b ) ...
+
+An answer that copies from its prompt or from itself says what comes next: the tokens that followed
+the last time. The scheduler has a decode compute them in the same forward, and the model samples
+after each of them; those that it samples itself are accepted. The idea is A. Saxena's, "Prompt
+Lookup Decoding" (2023).
+"""
+
+from __future__ import annotations
+
+from mlxserve.request import LiveRequest, TokenIds
+
+# A forward of few rows waits for weights, so that more rows cost little. On a 2-core x86 machine with
+# the embedded model drafts (of which 8 in 10 were accepted) made one answer 1.5 to 2.8 times as fast
+# by CPU time, 2 together 1.3 to 1.4, 4 together 0.9 to 1.0 and 8 together 0.6 to 1.2. Not measured on
+# a GPU.
+MOST_DECODES = 2
+MOST_ROWS = 16  # of a step's decodes and drafts
+
+_GRAM = 3  # tokens that are looked up
+_FIRST_DRAFT = 4  # tokens
+_LONGEST_CONTEXT = 24  # tokens that are compared at most
+_INDEXED_AT_ONCE = 4096  # tokens: about a millisecond
+_BITS = 21  # of a token id in a key; vocabularies have up to 2**18 tokens
+
+
+class Drafts:
+    """The drafts of all requests of a scheduler, none longer than `most` tokens."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lookups: dict[LiveRequest, Lookup] = {}  # of running requests
+
+    def is_in_sight(self, request: LiveRequest) -> bool:
+        """Whether the request, whose newest token is unread, will probably have a draft after it."""
+        return self._lookup(request).is_in_sight(request.token_ids)
+
+    def draft(self, request: LiveRequest, most: int) -> tuple[int, ...]:
+        """Up to `most` tokens that may follow the known ones, which are all that were sampled."""
+        return self._lookup(request).draft(request.token_ids, min(most, self._most))
+
+    def learn(self, request: LiveRequest, num_drafted: int, num_accepted: int) -> None:
+        """The model has sampled `num_accepted` of the tokens of a draft."""
+        self._lookup(request).learn(num_drafted, num_accepted)
+
+    def forget(self, request: LiveRequest) -> None:
+        """The request does not run any more."""
+        self._lookups.pop(request, None)
+
+    def clear(self) -> None:
+        self._lookups.clear()
+
+    def _lookup(self, request: LiveRequest) -> Lookup:
+        if request not in self._lookups:
+            self._lookups[request] = Lookup()
+        return self._lookups[request]
+
+
+class Lookup:
+    """Where each three tokens of one text occurred last, and how well that has predicted it.
+
+    A draft is doubled when it is accepted and halved when it is not. One without any accepted
+    token makes later ones need a longer match: ordinary text repeats three tokens often, and
+    twelve only where it copies.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[int, int] = {}  # from a gram to the position of its last token
+        self._num_indexed = 0  # positions; the text's last one never is
+        self._size = _FIRST_DRAFT
+        self._context = _GRAM  # tokens that must match
+        self._was_in_sight = False
+
+    def is_in_sight(self, token_ids: TokenIds) -> bool:
+        """As `Drafts.is_in_sight`."""
+        self._was_in_sight = self._find(token_ids) is not None
+        return self._was_in_sight
+
+    def draft(self, token_ids: TokenIds, most: int) -> tuple[int, ...]:
+        """The tokens that followed the last match, repeated where that overlaps with the end."""
+        was_in_sight, self._was_in_sight = self._was_in_sight, False
+        if most < 1:
+            return ()
+        at = self._find(token_ids)
+        if at is None:
+            if was_in_sight:
+                self._require_more()  # a step was read early for nothing
+            return ()
+        period = len(token_ids) - at
+        return tuple(token_ids[at + i % period] for i in range(min(self._size, most)))
+
+    def learn(self, num_drafted: int, num_accepted: int) -> None:
+        """As `Drafts.learn`."""
+        if num_accepted == num_drafted:
+            self._size = max(self._size, 2 * num_drafted)
+        else:
+            self._size = max(1, num_drafted // 2)
+        if num_accepted:
+            self._context = _GRAM
+        else:
+            self._require_more()
+
+    def _require_more(self) -> None:
+        self._context = min(2 * self._context, _LONGEST_CONTEXT)
+
+    def _find(self, token_ids: TokenIds) -> int | None:
+        """The position after the last earlier place that matches the end of the text."""
+        self._index(token_ids)
+        last = len(token_ids) - 1
+        if last < self._context or self._num_indexed < last:
+            return None
+        at = self._ends.get(_gram(token_ids, last))
+        if at is None or at + 1 < self._context:
+            return None
+        size = self._context
+        if token_ids[at + 1 - size : at + 1] != token_ids[last + 1 - size :]:
+            return None
+        return at + 1
+
+    def _index(self, token_ids: TokenIds) -> None:
+        end = min(len(token_ids) - 1, self._num_indexed + _INDEXED_AT_ONCE)
+        for position in range(max(self._num_indexed, _GRAM - 1), end):
+            self._ends[_gram(token_ids, position)] = position
+        self._num_indexed = max(self._num_indexed, end)
+
+
+def _gram(token_ids: TokenIds, last: int) -> int:
+    """The three tokens up to `last` as one number."""
+    first, second, third = token_ids[last - 2], token_ids[last - 1], token_ids[last]
+    return (first << 2 * _BITS) | (second << _BITS) | third

@@ -1,0 +1,160 @@
+"""Drafts: what is guessed, and that a scheduler with guesses right and wrong keeps its invariants."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from mlxserve.request import FinishReason, as_token_ids
+from mlxserve.scheduler.drafts import MOST_DECODES, MOST_ROWS, Lookup
+
+TEXT = [*range(100, 140)]
+
+
+def draft(tokens: list[int], most: int = 8) -> list[int]:
+    return list(Lookup().draft(as_token_ids(tokens), most))
+
+
+def test_a_draft_is_what_followed_the_last_three_tokens_before() -> None:
+    assert draft([*TEXT, 1, 2, *TEXT[10:13]]) == TEXT[13:17]
+
+
+def test_the_last_of_several_places_counts() -> None:
+    assert draft([1, 2, 3, 50, 1, 2, 3, 60, 61, 62, 63, 1, 2, 3]) == [60, 61, 62, 63]
+
+
+def test_text_without_repetition_has_no_draft() -> None:
+    assert draft(TEXT) == []
+    assert draft([]) == draft([1]) == draft([1, 2, 3]) == []
+
+
+def test_a_draft_goes_on_with_a_loop_that_is_shorter_than_itself() -> None:
+    assert draft([7, 7, 7, 7]) == [7, 7, 7, 7]
+    assert draft([9, 1, 2, 3, 1, 2, 3]) == [1, 2, 3, 1]
+
+
+def test_no_draft_is_longer_than_asked() -> None:
+    assert draft([*TEXT, *TEXT[:3]], most=2) == TEXT[3:5]
+    assert draft([*TEXT, *TEXT[:3]], most=0) == []
+
+
+def test_accepted_drafts_become_longer_and_rejected_ones_shorter() -> None:
+    lookup, tokens = Lookup(), as_token_ids([*TEXT, *TEXT[:3]])
+    sizes = []
+    for num_accepted in (4, 8, 5, 4):
+        sizes.append(len(lookup.draft(tokens, 32)))
+        lookup.learn(sizes[-1], num_accepted)
+    assert sizes == [4, 8, 16, 8]
+
+
+def test_after_a_failure_a_longer_match_is_needed() -> None:
+    lookup = Lookup()
+    lookup.learn(4, 0)
+    assert not lookup.draft(as_token_ids([*TEXT, *TEXT[:5]]), 8)
+    assert lookup.draft(as_token_ids([*TEXT, *TEXT[:6]]), 8)
+    lookup.learn(2, 1)
+    assert lookup.draft(as_token_ids([*TEXT, *TEXT[:6], 1, *TEXT[20:23]]), 8)
+
+
+def test_a_draft_that_was_in_sight_and_did_not_come_is_a_failure() -> None:
+    lookup, tokens = Lookup(), as_token_ids([*TEXT, *TEXT[:3]])
+    assert lookup.is_in_sight(tokens)
+    tokens.append(1)
+    assert not lookup.draft(tokens, 8)
+    tokens.extend(TEXT[20:24])
+    assert not lookup.is_in_sight(tokens)
+
+
+def test_a_long_text_is_indexed_over_several_calls() -> None:
+    tokens = as_token_ids([*range(10_000), *range(5, 8)])
+    lookup = Lookup()
+    found = [lookup.draft(tokens, 1) for _ in range(3)]
+    assert found == [(), (), (8,)]
+
+
+def test_a_draft_is_verified_in_one_step_and_only_its_right_tokens_count(
+    make_engine: Callable,
+) -> None:
+    engine = make_engine(speculative_tokens=8)
+    request = engine.add([1, 2, 3], 60)
+    engine.drain()
+    stats = engine.scheduler.stats()
+    assert len(engine.answers[request.id]) == 60
+    assert 0 < stats.accepted_tokens < stats.drafted_tokens
+    assert len(engine.trace) < 60
+    assert request.num_accepted == stats.accepted_tokens
+
+
+def test_large_batches_have_no_drafts_and_small_ones_share_the_rows(make_engine: Callable) -> None:
+    engine = make_engine(speculative_tokens=16, max_num_seqs=8, num_pages=400)
+    for index in range(MOST_DECODES + 2):
+        engine.add([index, 2, 3], 20 + index % 3 * 10)
+    engine.drain()
+    decodes = [step for step in engine.trace if step and all(start >= 3 for _, start, _ in step)]
+    assert all(
+        sum(length for _, _, length in step) <= max(len(step), MOST_ROWS) for step in decodes
+    )
+    large = [step for step in decodes if len(step) > MOST_DECODES]
+    assert large
+    assert all(length == 1 for step in large for _, _, length in step)
+    assert engine.scheduler.stats().drafted_tokens > 0
+
+
+def test_models_with_recurrent_states_have_no_drafts(make_engine: Callable) -> None:
+    engine = make_engine(speculative_tokens=8, num_state_slots=32)
+    engine.add([1, 2, 3], 20)
+    engine.drain()
+    assert engine.scheduler.stats().drafted_tokens == 0
+
+
+def test_an_abort_while_a_draft_is_unread_publishes_nothing_of_it(make_engine: Callable) -> None:
+    engine = make_engine(speculative_tokens=8)
+    request = engine.add([1, 2, 3, 4, 5], 60)
+    while not any(chunk.draft for step, _ in engine.unread for chunk in step):
+        engine.step()
+    num_known = len(request.token_ids)
+    engine.abort(request.id, FinishReason.ABORT)
+    engine.drain()
+    assert len(request.token_ids) == num_known
+    assert len(engine.scheduler.pool.eviction_order()) <= num_known // 4
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_order_of_events_breaks_an_invariant_with_drafts(
+    make_engine: Callable, seed: int
+) -> None:
+    """Steps with rejected tokens at every place of a page, in pools small and large; later requests
+    find what earlier ones have left."""
+    draw = random.Random(seed)
+    engine = make_engine(
+        speculative_tokens=draw.choice([2, 8, 16]),
+        num_pages=draw.choice([12, 20, 64]),
+        max_num_seqs=draw.choice([1, 2, 4, 8]),
+        max_model_len=48,
+        max_num_batched_tokens=draw.choice([8, 13, 64]),
+    )
+    for _ in range(60):
+        event = draw.random()
+        live = sorted(engine.requests.keys() - engine.ends.keys())
+        if event < 0.15:
+            before = [*engine.requests.values()]
+            prompt = draw.choice([[1, 2, 3], [1] * 9, [2] * 13])
+            if before and event < 0.1:  # it continues an earlier answer
+                prompt = [*draw.choice(before).token_ids][: draw.randint(3, 40)]
+            engine.add(prompt, draw.choice([None, 5, 30]), ignore_eos=draw.random() < 0.8)
+        elif event < 0.17:
+            engine.fork([3, 1, 2, 3, 1], 20, 3)
+        elif event < 0.19 and live:
+            engine.abort(draw.choice(live))
+        elif event < 0.25 and len(engine.unread) < 2:
+            engine.launch()
+        elif event < 0.3 and engine.unread:
+            engine.read()
+        elif event < 0.32:
+            engine.reset(force=True)
+        else:
+            engine.step()
+    engine.drain()
+    assert engine.scheduler.stats().drafted_tokens > 0

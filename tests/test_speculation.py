@@ -1,0 +1,159 @@
+"""Speculation never changes a token: with drafts and without, greedy and sampled, in any batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from mlxserve import LLM, SamplingParams
+from mlxserve.chat import RequestOutput
+from mlxserve.config import EngineConfig
+from mlxserve.errors import InvalidConfig
+
+SENTENCES = "The quick brown fox jumps over the lazy dog. The farmer has nine cows and two goats. "
+COPYING = f"Repeat: {SENTENCES * 2}Repeat: "
+PROMPTS = (COPYING, "Tell me a story about a cat.", SENTENCES, f"{COPYING}The farmer has")
+GREEDY = SamplingParams(max_tokens=80, temperature=0, ignore_eos=True)
+SAMPLED = SamplingParams(max_tokens=60, temperature=0.6, top_p=0.95, seed=5, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[LLM]:
+    with LLM(num_pages=200, page_size=16, disable_log_stats=True) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def speculative() -> Iterator[LLM]:
+    with LLM(num_pages=200, page_size=16, disable_log_stats=True, speculative_tokens=8) as llm:
+        yield llm
+
+
+def generate(llm: LLM, prompts: Sequence[str], params: SamplingParams) -> list[RequestOutput]:
+    outputs = llm.generate(list(prompts), params, use_tqdm=False)
+    llm.check()
+    return outputs
+
+
+def num_accepted(llm: LLM) -> int:
+    return llm.stats().scheduler.accepted_tokens
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        GREEDY,
+        SAMPLED,
+        replace(SAMPLED, temperature=0.8, top_p=1.0, min_p=0.05),
+        replace(SAMPLED, temperature=0.5, top_k=20),
+        replace(GREEDY, ignore_eos=False, min_tokens=30, logit_bias={17: 1.5}),
+        replace(GREEDY, max_tokens=7),
+    ],
+    ids=["greedy", "top-p", "min-p", "top-k", "min-tokens", "short"],
+)
+def test_tokens_are_the_same_with_drafts(
+    plain: LLM, speculative: LLM, params: SamplingParams
+) -> None:
+    before = num_accepted(speculative)
+    for prompts in ([COPYING], [COPYING, SENTENCES], PROMPTS):
+        expected = generate(plain, prompts, params)
+        found = generate(speculative, prompts, params)
+        assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+        assert [one.text for one in found] == [one.text for one in expected]
+        assert [one.finish_reason for one in found] == [one.finish_reason for one in expected]
+    assert num_accepted(speculative) > before
+    assert num_accepted(plain) == 0
+
+
+def test_fewer_steps_are_computed(plain: LLM, speculative: LLM) -> None:
+    steps = []
+    for llm in (plain, speculative):
+        before = llm.stats().engine.num_steps
+        generate(llm, [COPYING], GREEDY)
+        steps.append(llm.stats().engine.num_steps - before)
+    assert steps[1] < steps[0] / 2, steps
+
+
+def test_an_answer_ends_before_a_stop_string_within_a_draft(plain: LLM, speculative: LLM) -> None:
+    [whole] = generate(plain, [COPYING], GREEDY)
+    for stop in (whole.text[20:26], whole.text[31:35], whole.text[50:60]):
+        params = replace(GREEDY, stop=(stop,))
+        [expected] = generate(plain, [COPYING], params)
+        [found] = generate(speculative, [COPYING], params)
+        assert found.text == expected.text
+        assert found.token_ids == expected.token_ids
+        assert found.finish_reason == expected.finish_reason == "stop"
+
+
+def test_an_answer_ends_with_a_stop_token_within_a_draft(plain: LLM, speculative: LLM) -> None:
+    [whole] = generate(plain, [COPYING], GREEDY)
+    for at in (11, 23, 24):
+        params = replace(GREEDY, stop_token_ids=(whole.token_ids[at],))
+        [expected] = generate(plain, [COPYING], params)
+        [found] = generate(speculative, [COPYING], params)
+        assert found.token_ids == expected.token_ids
+        assert found.finish_reason == expected.finish_reason
+
+
+def test_log_probabilities_are_those_of_single_steps(plain: LLM, speculative: LLM) -> None:
+    params = replace(GREEDY, logprobs=3, max_tokens=40)
+    [expected] = generate(plain, [COPYING], params)
+    [found] = generate(speculative, [COPYING], params)
+    assert found.logprobs is not None
+    assert expected.logprobs is not None
+    assert len(found.logprobs) == len(expected.logprobs) == 40
+    for one, other in zip(found.logprobs, expected.logprobs, strict=True):
+        assert one.token_id == other.token_id
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+        assert [token for token, _ in one.top] == [token for token, _ in other.top]
+
+
+def test_each_of_n_answers_is_the_same(plain: LLM, speculative: LLM) -> None:
+    before = num_accepted(speculative)
+    params = replace(SAMPLED, n=2)
+    [found], [expected] = (generate(llm, [COPYING], params) for llm in (speculative, plain))
+    assert found.token_ids == expected.token_ids
+    [second], [expected_second] = found.alternatives, expected.alternatives
+    assert second.token_ids == expected_second.token_ids != found.token_ids
+    assert num_accepted(speculative) > before
+
+
+def test_answers_are_the_same_where_pages_are_short(plain: LLM) -> None:
+    expected = [one.token_ids for one in generate(plain, PROMPTS, GREEDY)]
+    with LLM(num_pages=15, page_size=16, disable_log_stats=True, speculative_tokens=8) as llm:
+        assert [one.token_ids for one in generate(llm, PROMPTS, GREEDY)] == expected
+        assert llm.stats().scheduler.num_preemptions > 0
+        assert num_accepted(llm) > 0
+
+
+def test_pages_of_a_speculative_answer_are_right_when_they_are_found(plain: LLM) -> None:
+    """The next turn continues on what drafts, right and wrong, have left in the pages."""
+    with LLM(num_pages=200, page_size=16, disable_log_stats=True, speculative_tokens=8) as llm:
+        [first] = generate(llm, [COPYING], GREEDY)
+        stats = llm.stats().scheduler
+        assert 0 < stats.accepted_tokens < stats.drafted_tokens
+        prompt = [*first.token_ids, *first.token_ids[:40]]
+        [again] = llm.generate([prompt], GREEDY, use_tqdm=False)
+        tokens = [*prompt, *again.token_ids, 20]
+        [found] = llm.generate([tokens], GREEDY, use_tqdm=False)
+        assert found.usage.cached_tokens >= len(tokens) - 32
+        assert found.usage.speculation is not None
+    assert plain.reset_prefix_cache()
+    [expected] = plain.generate([tokens], GREEDY, use_tqdm=False)
+    assert found.token_ids == expected.token_ids
+
+
+def test_penalised_answers_have_no_drafts(plain: LLM, speculative: LLM) -> None:
+    params = replace(GREEDY, repetition_penalty=1.1)
+    before = speculative.stats().scheduler.drafted_tokens
+    assert [one.token_ids for one in generate(speculative, PROMPTS, params)] == [
+        one.token_ids for one in generate(plain, PROMPTS, params)
+    ]
+    assert speculative.stats().scheduler.drafted_tokens == before
+
+
+def test_several_ranks_are_refused() -> None:
+    with pytest.raises(InvalidConfig, match="speculative_tokens works with one rank only"):
+        EngineConfig().with_options(speculative_tokens=4, tensor_parallel_size=2)
