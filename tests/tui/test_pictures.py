@@ -117,8 +117,9 @@ class Album:
         try:
             await self._t.until(lambda: self._is(expected))
         except TimeoutError:
-            lines = difflib.unified_diff(expected.splitlines(), self._now().splitlines(), n=0)
-            raise AssertionError(f"{file.name} differs:\n" + "\n".join(lines)[:4000]) from None
+            was, now = (text.replace("><", ">\n<").splitlines() for text in (expected, self._now()))
+            lines = difflib.unified_diff(was, now, n=0)
+            raise AssertionError(f"{file.name} differs:\n" + "\n".join(lines)[:20000]) from None
 
     def _is(self, expected: str) -> bool:
         if self._now() == expected:
