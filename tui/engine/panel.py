@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
+from textual import on
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
+from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Static
@@ -79,9 +81,15 @@ class PageGrid(Widget):
     }
     """
 
+    class Resized(Message):
+        """There is room for another number of signs."""
+
     def __init__(self) -> None:
         super().__init__()
         self._folded: FoldedMap | None = None
+
+    def on_resize(self) -> None:
+        self.post_message(self.Resized())
 
     @property
     def num_cells(self) -> int:
@@ -146,7 +154,6 @@ class EnginePanel(Vertical):
 
     def on_resize(self) -> None:
         self.show_answer()
-        self._show_pages()
 
     def show_answer(self) -> None:
         """Show the last answer's statistics. Also on a timer, because another chat may be open."""
@@ -193,6 +200,7 @@ class EnginePanel(Vertical):
                 shown.display = bool(live) and not self.has_class(STRIP)
             await asyncio.sleep(_POLL_SECONDS)
 
+    @on(PageGrid.Resized)
     def _show_pages(self) -> None:
         if not (grids := self.query(PageGrid)):
             return  # while the panel closes, its children are removed first
