@@ -74,7 +74,7 @@ class Batch:
             slots[start:end] = table[where // page_size] * page_size + where % page_size
         parts = _parts(chunks)
         num_decodes = next((i for i, c in enumerate(parts) if c.length > 1), len(parts))
-        part_tables = [np.frombuffer(part.page_table, np.int32) for part in parts]
+        part_tables = [np.frombuffer(chunk.page_table, np.int32) for chunk in parts]
         sampling = [i for i, chunk in enumerate(chunks) if chunk.samples]
         lazy = [i for i, chunk in enumerate(chunks) if chunk.is_lazy]
         return cls(
