@@ -75,9 +75,10 @@ def painted(screen: str) -> Iterator[tuple[str, tuple[int, int, int], tuple[int,
 
 def look(pane: "Pane") -> None:
     """Every word on the screen can be seen."""
-    for text, colour, behind in painted(pane.colours):
-        if WORD.search(text):
-            assert contrast(colour, behind) >= LEAST_CONTRAST, (text, colour, behind, pane.screen)
+    pieces = [piece for piece in painted(pane.colours) if WORD.search(piece[0])]
+    assert pieces, pane.screen
+    faint = [piece for piece in pieces if contrast(*piece[1:]) < LEAST_CONTRAST]
+    assert not faint, pane.screen
 
 
 def look_when_ready(pane: "Pane") -> None:
