@@ -90,12 +90,12 @@ def prepare() -> Blas:
         os.environ.setdefault(name, str(number))
     if sys.platform == "darwin":
         return Blas("Accelerate", None, is_fast=True)
-    if (space := address_space()) is not None and "mlx.core" not in sys.modules:
+    if (space := address_space()) is not None and not is_mlx_imported():
         _left_of(space, _LEAST_TO_LOAD)
     for name, value in _OPENMP_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     keep_freed_memory()
-    if "mlx.core" in sys.modules:
+    if is_mlx_imported():
         warnings.warn(
             "mlx was imported before mlxserve.machine.prepare() was called, so it keeps the BLAS it "
             "has, probably its slow reference one. Call prepare() or make the LLM first.",
@@ -104,6 +104,10 @@ def prepare() -> Blas:
         )
         return Blas("the one that was loaded when mlx was imported", None, is_fast=False)
     return _load_fast_blas()
+
+
+def is_mlx_imported() -> bool:
+    return "mlx.core" in sys.modules
 
 
 def command_buffer_limits(total: int) -> dict[str, int]:

@@ -17,6 +17,7 @@ import httpx
 from tui.sanitise import one_line, well_formed
 from tui.talk.engine_client import EngineClient
 from tui.talk.errors import ChatError
+from tui.talk.http_client import ClosingClient
 from tui.talk.models import ServedModel
 from tui.talk.pieces import Began, Finish, Piece, TextPiece, ThinkingPiece, ToolPiece, UsagePiece
 from tui.talk.wire import check, events, explained, json_object, said, start_of
@@ -50,7 +51,7 @@ class ChatClient:
     ) -> None:
         self.url = base_url(url)
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http = httpx.AsyncClient(
+        self._http = ClosingClient(
             base_url=self.url,
             headers=headers,
             timeout=_QUESTION_TIMEOUT,
