@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import mlx.core as mx
@@ -44,6 +45,7 @@ class Lead:
         self._on_loss: Callable[[str], None] = _not_attached
         self._silence: Callable[[], float] = lambda: 0.0
         self._crew: Crew | None = None
+        self._heard = dict.fromkeys(channels, time.monotonic())  # when a rank last said something
         self._lost = threading.Lock()  # taken once
         self._closing = threading.Event()
         self._encoder = PlanEncoder()
@@ -146,6 +148,7 @@ class Lead:
         try:
             while True:
                 frame = channel.receive()
+                self._heard[rank] = time.monotonic()
                 if frame.kind is FrameKind.BEAT:
                     self._count(str(rank), *BEAT_BODY.unpack(frame.body))
                 elif frame.kind is FrameKind.MOST_PAGES:
@@ -166,8 +169,16 @@ class Lead:
     def _watch(self) -> None:
         while not self._closing.wait(_TICK):
             if self._silence() > self._timeout:
-                self._lose(f"a step has not ended for {self._timeout:g} s")
+                self._lose(self._why_stuck())
                 return
+
+    def _why_stuck(self) -> str:
+        """A rank that stops stops the step as well, and either may be noticed first."""
+        rank, heard = min(self._heard.items(), key=lambda item: item[1])
+        seconds = time.monotonic() - heard
+        if seconds > self._timeout / 2:
+            return f"rank {rank} has been silent for {seconds:.0f} s"
+        return f"a step has not ended for {self._timeout:g} s"
 
     def _lose(self, reason: str) -> None:
         if self._closing.is_set() or not self._lost.acquire(blocking=False):

@@ -1,0 +1,24 @@
+"""What rank 0 says of a step that does not end."""
+
+from __future__ import annotations
+
+import queue
+import re
+import socket
+
+from mlxserve.distributed.lead import Lead
+from mlxserve.distributed.wire import Channel
+
+
+def test_a_step_that_waits_for_a_silent_rank_names_the_rank() -> None:
+    reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as here,
+        server.accept()[0],
+    ):
+        lead = Lead({1: Channel(here)}, timeout=0.2)
+        lead.attach(reasons.put, silence=lambda: 1.0)
+        lead.watch()  # nobody listens to rank 1, which would have told of its silence first
+        assert re.fullmatch(r"rank 1 has been silent for \d s", reasons.get(timeout=20))
+        lead.close()
