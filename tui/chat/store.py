@@ -146,7 +146,7 @@ class Store:
         try:
             db.row_factory = sqlite3.Row
             db.execute(f"PRAGMA busy_timeout = {_BUSY_MILLISECONDS}")
-            db.execute("PRAGMA journal_mode = WAL")
+            _write_ahead(db)
             # A power failure may lose the last second; a crash of this process loses nothing.
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute("PRAGMA foreign_keys = ON")
@@ -395,6 +395,22 @@ class Store:
 def title_of(words: str) -> str:
     """A chat's title: the start of its first question."""
     return one_line(words, _TITLE_SIZE) or "New chat"
+
+
+def _write_ahead(db: sqlite3.Connection) -> None:
+    """Of terminals that create a file at the same time, SQLite refuses all but one at once.
+
+    For this statement it does not wait, whatever busy_timeout says.
+    """
+    give_up = time.monotonic() + _BUSY_MILLISECONDS / 1000
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
+                raise
+            time.sleep(0.01)
 
 
 def _migrate(db: sqlite3.Connection, path: Path | None) -> None:

@@ -3,6 +3,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -220,22 +221,17 @@ def test_two_terminals_write_at_the_same_time(store: Store, path: Path) -> None:
     assert len(store.search("ann", 100)) == len(store.search("bob", 100)) == 40
 
 
-def test_several_terminals_create_the_file_at_the_same_time(path: Path) -> None:
-    opened: list[Store] = []
-    barrier = threading.Barrier(4)
+def test_several_terminals_create_the_file_at_the_same_time(tmp_path: Path) -> None:
+    barrier = threading.Barrier(4, timeout=30)
 
-    def open_it() -> None:
-        barrier.wait()
-        opened.append(Store.open(path))
+    def open_them(_: int) -> None:
+        for number in range(50):  # one in ten met the other terminals when it did not wait for them
+            barrier.wait()
+            Store.open(tmp_path / f"{number}.sqlite").close()
 
-    threads = [threading.Thread(target=open_it) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(opened) == 4
-    for store in opened:
-        store.close()
+    with ThreadPoolExecutor(4) as terminals:
+        for done in [terminals.submit(open_them, terminal) for terminal in range(4)]:
+            done.result()
 
 
 def test_questions_are_listed_once_oldest_first(store: Store) -> None:
