@@ -10,7 +10,7 @@ because the ring sends to neighbours only, and rank 0 samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -31,7 +31,8 @@ class Elsewhere(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
         super().__init__()
         dict.__setitem__(self, "_layer", layer)  # hidden: its weights are not this rank's
 
-    def __call__(self, x: mx.array, *args: Any, **options: Any) -> mx.array:
+    def __call__(self, *args: Any, **options: Any) -> mx.array:
+        x = _hidden(args, options)
         for value in (*args, *options.values()):
             for cache in _leaves(value):
                 _pass_by(cache, x.shape[1])
@@ -53,11 +54,15 @@ class Stage(nn.Module):  # type: ignore[misc]
         self._crew = (crew,)  # not a module
         self._ends = source, target
 
-    def __call__(self, x: mx.array, *args: Any, **options: Any) -> mx.array:
+    def __call__(self, *args: Any, **options: Any) -> mx.array:
         (crew,), (source, target) = self._crew, self._ends
         if source is not None:
-            x = crew.receive_like(x, source)
-        x = self.layer(x, *args, **options)
+            received = crew.receive_like(_hidden(args, options), source)
+            if args:
+                args = received, *args[1:]
+            else:
+                options = {**options, next(iter(options)): received}
+        x = self.layer(*args, **options)
         return x if target is None else crew.send(x, target)
 
     def __getattr__(self, name: str) -> Any:
@@ -111,6 +116,12 @@ def parts(count: int, size: int) -> list[range]:
 def is_elsewhere(cache: Any) -> bool:
     """Whether a dense cache was given to a layer of another rank."""
     return hasattr(cache, _MARK)
+
+
+def _hidden(args: Sequence[Any], options: Mapping[str, Any]) -> mx.array:
+    """What a layer is called with first, by position or (GPT-J's) by name."""
+    first: mx.array = args[0] if args else next(iter(options.values()))
+    return first
 
 
 def _pass_by(cache: Any, num_tokens: int) -> None:
