@@ -21,7 +21,9 @@ app = typer.Typer(
 
 ModelOption = Annotated[
     str,
-    typer.Option(help="A folder, a repository id, synthetic:llama-100m or synthetic:qwen3-0.6b."),
+    typer.Option(
+        help="A folder, a repository id, or synthetic:llama-100m, :qwen3-0.6b or :counting-100m."
+    ),
 ]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
 PlotOption = Annotated[
@@ -120,7 +122,7 @@ def simulate(
 
 def _serving(workload: Workload) -> Callable[..., None]:
     def command(
-        model: ModelOption = "synthetic:llama-100m",
+        model: ModelOption = workload.model,
         against: Annotated[
             list[str] | None,
             typer.Option(

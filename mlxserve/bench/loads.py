@@ -182,6 +182,32 @@ def again_ratios(requests: Sequence[TimedRequest]) -> dict[str, float]:
     return {COMPUTED_AGAIN: float(max(e.num_prompt - e.num_cached for e in repeated))}
 
 
+_COPY, _NEW = "answer that copies", "answer that is new"
+
+
+async def edit(context: LoadContext, *, changes: int = 3) -> None:
+    """One answer that repeats a text of 300 words but for some changes, then one that repeats nothing.
+
+    For a model that counts (`synthetic.py`): its answer to a prompt that ends in `w999` is `w1000 ...`.
+    """
+    length = context.scaled(300)
+    start = context.draw.randrange(3_000, 20_000)  # `words` are below
+    text = [f"w{number}" for number in range(start, start + length)]
+    for at in range(1, changes + 1):
+        text[at * length // (changes + 1)] = context.words(1)[0]
+    await context.ask([*text, f"w{start - 1}"], length, label=_COPY)
+    await context.ask([*context.words(length), f"w{start - 1}"], length, label=_NEW)
+
+
+def edit_ratios(requests: Sequence[TimedRequest]) -> dict[str, float]:
+    """Tokens per second after the first."""
+    return {
+        f"tokens/s, {request.label}": (request.num_completion - 1)
+        / (request.ended - request.times[0])
+        for request in requests
+    }
+
+
 async def _at_most(limit: int, asks: Sequence[Awaitable[object]]) -> None:
     gate = asyncio.Semaphore(limit)
 

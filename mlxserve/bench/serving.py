@@ -50,6 +50,7 @@ class Workload:
     variants: tuple[Variant, ...]
     about: str
     ratios: loads.Ratios = lambda _: {}
+    model: str = "synthetic:llama-100m"
 
 
 _ON, _OFF = Variant("mlxserve"), Variant("without cache", ("--no-enable-prefix-caching",))
@@ -129,6 +130,14 @@ WORKLOADS = {
             (_ON,),
             "A running answer while a short prompt arrives, then a long one.",
             loads.beside_ratios,
+        ),
+        Workload(
+            "edit",
+            loads.edit,
+            (Variant("drafts", ("--speculative-tokens", "16")), Variant("no drafts")),
+            "An answer that repeats its prompt with changes, with and without drafts.",
+            loads.edit_ratios,
+            model="synthetic:counting-100m",
         ),
     )
 }

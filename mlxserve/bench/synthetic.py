@@ -3,6 +3,10 @@
 They are written once as ordinary model folders, with a tokenizer and a chat template, so that any
 server can load them. Their answers are noise but countable: token 17 is the word `w17`, so a prompt
 of n words has n tokens, and every token of an answer is visible in its text.
+
+A model that counts answers `w17` with `w18 w19 ...`, for loads that need a known answer. Its layers
+add nothing to a token's embedding, at the full cost of their geometry, and its head knows the
+embedding of `w17` as `w18`.
 """
 
 from __future__ import annotations
@@ -10,11 +14,14 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlxserve.config import data_home
 from mlxserve.errors import ModelNotFound
 from mlxserve.machine import prepare
+
+if TYPE_CHECKING:
+    import mlx.core as mx
 
 PREFIX = "synthetic:"
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # the last ids
@@ -26,18 +33,24 @@ _CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|> assistant {% endif %}"
 )
 _COMMON = {"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": True}
+_LLAMA_100M = {
+    **_COMMON,
+    "model_type": "llama",
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "intermediate_size": 2048,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "vocab_size": 26000,
+    "max_position_embeddings": 32768,
+}
+_COUNTING = "counting-"  # how the names of models that count begin
 GEOMETRIES: dict[str, dict[str, Any]] = {
-    "llama-100m": {
-        **_COMMON,
-        "model_type": "llama",
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "intermediate_size": 2048,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 4,
-        "head_dim": 64,
-        "vocab_size": 26000,
-        "max_position_embeddings": 32768,
+    "llama-100m": _LLAMA_100M,
+    "counting-100m": {
+        **_LLAMA_100M,
+        "tie_word_embeddings": False,
     },
     "qwen3-0.6b": {
         **_COMMON,
@@ -62,7 +75,7 @@ def synthetic_model(name: str) -> Path:
         raise ModelNotFound(f"there is no synthetic model {name!r}; there are {known}")
     folder = _cache_folder() / f"{kind}-words"
     if not (folder / "config.json").exists():
-        _write(folder, GEOMETRIES[kind])
+        _write(folder, GEOMETRIES[kind], counts=kind.startswith(_COUNTING))
     return folder
 
 
@@ -70,7 +83,7 @@ def _cache_folder() -> Path:
     return data_home() / "synthetic"
 
 
-def _write(folder: Path, config: dict[str, Any]) -> None:
+def _write(folder: Path, config: dict[str, Any], *, counts: bool) -> None:
     """Write a temporary folder and rename it, so that an interrupted run leaves no partial model."""
     prepare()
     import importlib
@@ -84,11 +97,23 @@ def _write(folder: Path, config: dict[str, Any]) -> None:
     mx.random.seed(0)
     model = module.Model(module.ModelArgs.from_dict(config))
     weights = dict(tree_flatten(model.parameters()))
+    if counts:
+        _let_count(weights)
     mx.save_safetensors(str(draft / "model.safetensors"), weights, metadata={"format": "mlx"})
     _write_tokenizer(draft, config["vocab_size"])
     end = config["vocab_size"] - 1
     (draft / "config.json").write_text(json.dumps({**config, "eos_token_id": end}))
     draft.rename(folder)
+
+
+def _let_count(weights: dict[str, mx.array]) -> None:
+    """In place, of a llama whose head is not its embedding."""
+    import mlx.core as mx
+
+    for name, array in weights.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weights[name] = mx.zeros_like(array)
+    weights["lm_head.weight"] = mx.roll(weights["model.embed_tokens.weight"], 1, axis=0)
 
 
 def _write_tokenizer(folder: Path, vocab_size: int) -> None:

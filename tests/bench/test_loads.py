@@ -114,6 +114,15 @@ def test_preempt_sends_all_prompts_at_once_and_a_size_scales_them() -> None:
     assert {len(prompt) for prompt in played(loads.preempt, size=0.1).prompts} == {12}
 
 
+def test_edit_asks_for_the_prompt_with_changes_and_for_new_words() -> None:
+    copied, new = played(loads.edit).prompts
+    first = int(copied[-1][1:]) + 1
+    answer = [f"w{first + at}" for at in range(300)]
+    assert [at for at in range(300) if copied[at] != answer[at]] == [75, 150, 225]
+    assert not set(new[:-1]) & set(answer)
+    assert new[-1] == copied[-1]
+
+
 def test_beside_starts_with_one_running_answer() -> None:
     client = played(loads.beside, 0.01)
     labels = [request.label for request in client.requests]

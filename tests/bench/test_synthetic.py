@@ -7,25 +7,34 @@ from pathlib import Path
 
 import pytest
 
+from mlxserve import LLM, SamplingParams
 from mlxserve.bench import synthetic
 from mlxserve.errors import ModelNotFound
 from mlxserve.text.tokenizer import Tokenizer
 
+TINY = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "intermediate_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "vocab_size": 64,
+}
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Small geometries, and nothing written before."""
+    monkeypatch.setenv("MLXSERVE_HOME", str(tmp_path))
+    llama, counting = (synthetic.GEOMETRIES[f"{kind}-100m"] for kind in ("llama", "counting"))
+    monkeypatch.setitem(synthetic.GEOMETRIES, "tiny", {**llama, **TINY})
+    wide = {"hidden_size": 256}  # so that no two embeddings are alike
+    monkeypatch.setitem(synthetic.GEOMETRIES, "counting-tiny", {**counting, **TINY, **wide})
+
 
 @pytest.fixture
-def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    tiny = {
-        **synthetic.GEOMETRIES["llama-100m"],
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "intermediate_size": 16,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 8,
-        "vocab_size": 64,
-    }
-    monkeypatch.setenv("MLXSERVE_HOME", str(tmp_path))
-    monkeypatch.setitem(synthetic.GEOMETRIES, "tiny", tiny)
+def folder() -> Path:
     return synthetic.synthetic_model("synthetic:tiny")
 
 
@@ -55,6 +64,12 @@ def test_it_is_written_once(folder: Path) -> None:
     assert synthetic.synthetic_model("tiny") == folder
     assert weights.stat().st_mtime_ns == written
     assert json.loads((folder / "config.json").read_text())["eos_token_id"] == 63
+
+
+def test_a_model_that_counts_counts() -> None:
+    with LLM(str(synthetic.synthetic_model("counting-tiny")), num_pages=8) as llm:
+        params = SamplingParams(max_tokens=6, temperature=0)
+        assert llm.generate("w9 w3 w9 w20", params)[0].text == "w21 w22 w23 w24 w25 w26"
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
