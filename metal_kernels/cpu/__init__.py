@@ -3,6 +3,8 @@
 backend      CpuBackend: reads runs of consecutive pages without a copy
 cascade      decodes with a shared prefix read it once
 attention    attention over plain arrays: mlx's fused one, or written out where that is faster
+written_out  attention in tiles that stay in a core's cache
+latent       attention over latents
 exponential  2^x and tanh from operations that a compiler vectorises
 zeros        a pool's memory is taken page by page, on first use
 """

@@ -15,7 +15,8 @@ import mlx.core as mx
 import numpy as np
 
 from metal_kernels.cpu import cascade, latent
-from metal_kernels.cpu.attention import attend, attend_written_out
+from metal_kernels.cpu.attention import attend
+from metal_kernels.cpu.written_out import attend_written_out
 from metal_kernels.cpu.zeros import lazy_zeros
 from metal_kernels.ops import (
     Slots,

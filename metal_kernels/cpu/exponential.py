@@ -28,13 +28,14 @@ _POLYNOMIAL = (
 _ROUNDING = 1.5 * 2**23
 _EXPONENT_BITS = 23  # where a float32's exponent begins
 _SMALLEST, _LARGEST = -126.0, 126.0  # exponents of normal numbers
+_ZERO = mx.array(0.0)
 
 
-def exp2(x: mx.array) -> mx.array:
-    """2^x of float32, relative error 3e-7. On a CPU clamped to 2^-126 .. 2^126."""
+def exp2(x: mx.array, minus: mx.array = _ZERO) -> mx.array:
+    """2^(x - minus) of float32, relative error 3e-7. On a CPU clamped to 2^-126 .. 2^126."""
     if mx.default_device() != mx.cpu:
-        return mx.exp(x / LOG2_E)
-    fraction, rounded = _split(x)
+        return mx.exp((x - minus) / LOG2_E)
+    fraction, rounded = _split(x, minus)
     return _scale(fraction.view(mx.int32), rounded.view(mx.int32)).view(mx.float32)
 
 
@@ -47,9 +48,9 @@ def tanh(x: mx.array) -> mx.array:
 
 # Two functions, because mlx fuses a change of type only for fixed shapes.
 @partial(mx.compile, shapeless=True)
-def _split(x: mx.array) -> tuple[mx.array, mx.array]:
+def _split(x: mx.array, minus: mx.array) -> tuple[mx.array, mx.array]:
     """2^(x - its rounded value), and that value with its bits where `_ROUNDING` moves them."""
-    x = mx.minimum(mx.maximum(x, _SMALLEST), _LARGEST)
+    x = mx.minimum(mx.maximum(x - minus, _SMALLEST), _LARGEST)
     rounded = x + _ROUNDING
     rest = x - (rounded - _ROUNDING)
     power = mx.array(_POLYNOMIAL[0])

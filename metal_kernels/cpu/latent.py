@@ -1,14 +1,15 @@
 """Attention over latents, which are keys and values at once, over plain arrays.
 
-The scores of the rotated keys are computed first and added like a mask, as mlx-lm does.
+Where they are few, the scores of the rotated keys are added like a mask, as mlx-lm does.
 """
 
 from __future__ import annotations
 
 import mlx.core as mx
+import numpy as np
 
-from metal_kernels.cpu.attention import attend_written_out, has_many_scores, unseen_by
-from metal_kernels.cpu.exponential import LOG2_E
+from metal_kernels.cpu.attention import has_many_scores
+from metal_kernels.cpu.written_out import attend_written_out
 
 
 def attend(
@@ -20,18 +21,22 @@ def attend(
     scale: float,
 ) -> mx.array:
     """(rows, heads, latent_dim), causal, of one sequence."""
-    rows, positions = len(q_latent), len(latents)
-    queries = q_latent[None].swapaxes(1, 2)
-    latents = latents[None, None]
-    added = q_rope[None].swapaxes(1, 2) @ keys.T
-    if has_many_scores(queries, positions):
-        added = added * LOG2_E + unseen_by(rows, positions)
-        output = attend_written_out(queries, latents, latents, scale=scale, unseen=added)
+    if has_many_scores(q_latent[None].swapaxes(1, 2), len(latents)):
+        # One product of both; with few scores, copying the latents beside their keys costs more.
+        queries = mx.concatenate([q_latent * scale, q_rope], axis=-1)[None].swapaxes(1, 2)
+        both = mx.concatenate([latents, keys], axis=-1)[None, None]
+        output = attend_written_out(queries, both, latents[None, None], scale=1.0)
     else:
+        rows = len(q_latent)
+        added = q_rope[None].swapaxes(1, 2) @ keys.T
         if rows > 1:
-            added = added + unseen_by(rows, positions).astype(added.dtype)
+            added = added + _unseen(rows, len(latents)).astype(added.dtype)
         output = mx.fast.scaled_dot_product_attention(
-            queries, latents, latents, scale=scale, mask=added
+            q_latent[None].swapaxes(1, 2),
+            latents[None, None],
+            latents[None, None],
+            scale=scale,
+            mask=added,
         )
     return output[0].swapaxes(0, 1)
 
@@ -52,3 +57,8 @@ def attend_gathered(
     return mx.fast.scaled_dot_product_attention(
         q_latent[:, :, None], latents, latents, scale=scale, mask=added
     )[:, :, 0]
+
+
+def _unseen(rows: int, positions: int) -> mx.array:
+    """(rows, positions) float32: 0, or minus infinity where a row does not see a position."""
+    return mx.array(np.triu(np.full((rows, positions), -np.inf, np.float32), positions - rows + 1))

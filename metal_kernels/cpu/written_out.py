@@ -1,0 +1,140 @@
+"""Attention written out in tiles, for a CPU and for scores with a softcap.
+
+    positions ->      seen by all rows of a tile   its triangle
+    rows 0 .. 63      | .........................| \\ |
+    rows 64 .. 127    | ................................| \\ |
+
+mlx's softmax on Linux is scalar. Written out it is a dozen passes over the scores, which pay only
+while these stay in a core's cache: a tile is as many rows, and of these as many kv heads, as have
+about a megabyte of scores. What lies above the diagonal is not computed.
+
+CPU time of one x86 thread (2 MB of L2), 12 query and 4 kv heads of 64 dimensions, relative to mlx's own
+kernel: 300 rows over 300 positions 0.29, 512 over 1,536 0.38, 512 over 3,072 0.44, 1,500 over 1,500 0.23.
+Without tiles 1,500 rows took 3.4 times as long as mlx's kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from metal_kernels.cpu.exponential import LOG2_E, exp2, tanh
+
+_TILE_SCORES = 1 << 18  # float32
+_TILE_ROWS = 64  # more are not faster, and compute more above the diagonal
+_LEAST_ROWS = 8  # fewer make products of a few rows, which take a CPU as long as these
+
+
+def attend_written_out(
+    queries: mx.array,  # (1, heads, rows, head_dim), the last positions of the keys
+    keys: mx.array,  # (1, kv_heads, positions, head_dim)
+    values: mx.array,  # (1, kv_heads, positions, value_dim)
+    *,
+    scale: float,
+    window: int | None = None,
+    unseen: mx.array | None = None,  # (rows, positions): 0, or minus infinity
+    softcap: float | None = None,
+    sinks: mx.array | None = None,  # (heads,)
+) -> mx.array:
+    """(1, heads, rows, value_dim), in float32 with powers of two; causal unless `unseen` is given."""
+    _, heads, rows, head_dim = queries.shape
+    kv_heads, positions = keys.shape[1:3]
+    group = heads // kv_heads
+    factor = scale * (LOG2_E if softcap is None else 1 / softcap)
+    scaled = (queries * factor).reshape(kv_heads, group, rows, head_dim)
+    if sinks is not None:
+        sinks = LOG2_E * sinks.astype(mx.float32).reshape(kv_heads, group, 1, 1)
+    outputs = []
+    for first, last in _row_tiles(rows, positions, group, is_causal=unseen is None):
+        if unseen is None:
+            begin, end, added = _seen_by(first - rows + positions, last - rows + positions, window)
+        else:
+            begin, end, added = 0, positions, unseen[first:last]
+        tile = (last - first) * group * (end - begin)
+        step = max(1, min(kv_heads, _TILE_SCORES // tile))
+        parts = [
+            _attend_tile(
+                scaled[of_heads, :, first:last],
+                keys[0, of_heads, begin:end],
+                values[0, of_heads, begin:end],
+                added,
+                softcap,
+                None if sinks is None else sinks[of_heads],
+            )
+            for at in range(0, kv_heads, step)
+            for of_heads in (slice(at, at + step),)
+        ]
+        outputs.append(parts[0] if len(parts) == 1 else mx.concatenate(parts))
+    output = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=2)
+    return output.reshape(1, heads, rows, values.shape[-1]).astype(queries.dtype)
+
+
+def _row_tiles(
+    rows: int, positions: int, group: int, *, is_causal: bool
+) -> Iterator[tuple[int, int]]:
+    """(first row, row after the last) of each tile."""
+    first = 0
+    while first < rows:
+        longest = positions - rows + first + _TILE_ROWS if is_causal else positions
+        fitting = max(_LEAST_ROWS, _TILE_SCORES // (group * longest))
+        last = min(rows, first + min(_TILE_ROWS, fitting))
+        yield first, last
+        first = last
+
+
+def _seen_by(first: int, last: int, window: int | None) -> tuple[int, int, mx.array | None]:
+    """Of the rows at positions `first` to `last`: the positions they see, and what to add there.
+
+    The array is added to the last columns of the scores; None where a single row sees all.
+    """
+    rows = last - first
+    if window is None or last <= window:
+        return 0, last, mx.array(_triangle(rows)) if rows > 1 else None
+    begin = max(0, first - window + 1)
+    row, column = np.arange(first, last)[:, None], np.arange(begin, last)
+    is_seen = (column <= row) & (column > row - window)
+    return begin, last, mx.array(np.where(is_seen, np.float32(0), np.float32(-np.inf)))
+
+
+@functools.lru_cache(maxsize=_TILE_ROWS)
+def _triangle(rows: int) -> npt.NDArray[np.float32]:
+    """0, and minus infinity above the diagonal.
+
+    A choice (mx.where) costs as much as an exponential on a CPU, an addition a fortieth.
+    """
+    return np.triu(np.full((rows, rows), -np.inf, np.float32), k=1)
+
+
+def _attend_tile(
+    queries: mx.array,  # (kv_heads, group, rows, head_dim)
+    keys: mx.array,  # (kv_heads, positions, head_dim)
+    values: mx.array,  # (kv_heads, positions, value_dim)
+    added: mx.array | None,  # (rows, columns): added to the last columns
+    softcap: float | None,
+    sinks: mx.array | None,  # (kv_heads, group, 1, 1)
+) -> mx.array:
+    """(kv_heads, group, rows, value_dim) float32."""
+    kv_heads, group, rows, head_dim = queries.shape
+    positions = keys.shape[1]
+    # All queries of a kv head are rows of one product.
+    product = queries.reshape(kv_heads, group * rows, head_dim) @ keys.swapaxes(-1, -2)
+    scores = product.astype(mx.float32).reshape(kv_heads, group, rows, positions)
+    if softcap is not None:
+        scores = softcap * LOG2_E * tanh(scores)
+    if added is not None:
+        last = slice(positions - added.shape[1], None)
+        scores[..., last] = scores[..., last] + added
+    largest = scores.max(axis=-1, keepdims=True)
+    if sinks is not None:
+        largest = mx.maximum(largest, sinks)
+    weights = exp2(scores, largest)
+    total = weights.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total = total + exp2(sinks, largest)
+    weights = weights.astype(values.dtype).reshape(kv_heads, group * rows, positions)
+    output = (weights @ values).reshape(kv_heads, group, rows, values.shape[-1])
+    return output / total
