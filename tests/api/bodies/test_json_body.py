@@ -108,3 +108,21 @@ def test_depth_is_bounded_exactly() -> None:
 def test_a_hundred_thousand_levels_are_refused_without_recursion(opening: bytes) -> None:
     refusal(opening * 100_000)
     assert "deeper" in refusal(b'{"a":' + b"[" * 50_000 + b"]" * 50_000 + b"}").message
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_depth_counts_arrays_and_objects_beside_others_and_not_in_texts(extra: int) -> None:
+    value: object = [[], "[[{{" * 100, {}]
+    for level in range(MAX_JSON_DEPTH - 3 + extra):
+        value = [value, {}] if level % 2 else {"next": value, "more": [[]]}
+    raw = json.dumps({"first": value}).encode()
+    if extra:
+        assert "deeper" in refusal(raw).message
+    else:
+        assert parse_json(raw) == {"first": value}
+
+
+def test_the_field_with_too_many_values_is_named_not_a_name_within_it() -> None:
+    flood = b"[" + b",".join([b'{"inner":"x"}'] * (MAX_VALUES + 1)) + b"]"
+    with no_parser():
+        assert refusal(b'{"first":{"a":[]},"outer":' + flood + b"}").param == "outer"
