@@ -15,8 +15,8 @@ import mlx.core as mx
 import numpy as np
 
 from metal_kernels.cpu import cascade, latent
-from metal_kernels.cpu.attention import attend
-from metal_kernels.cpu.written_out import attend_written_out
+from metal_kernels.cpu.attention import attend, is_faster_written_out
+from metal_kernels.cpu.written_out import attend_rows_written_out, attend_written_out
 from metal_kernels.cpu.zeros import lazy_zeros
 from metal_kernels.ops import (
     Slots,
@@ -260,10 +260,15 @@ def _attend_gathered(
 ) -> mx.array:
     """One attention for all sequences, over copies of their keys and values."""
     slots, unseen = tables.plan("gathered", lambda: _gathered(tables))
+    keys, values = k_pool[:, slots], v_pool[:, slots]
+    if is_faster_written_out(queries.shape[1] * slots.size, queries.dtype):
+        return attend_rows_written_out(
+            queries, keys, values, scale=scale, unseen=unseen, sinks=sinks
+        )
     return mx.fast.scaled_dot_product_attention(
         queries[:, :, None],
-        k_pool[:, slots].swapaxes(0, 1),
-        v_pool[:, slots].swapaxes(0, 1),
+        keys.swapaxes(0, 1),
+        values.swapaxes(0, 1),
         scale=scale,
         mask=unseen.astype(queries.dtype),
         sinks=sinks,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from metal_kernels.cpu.attention import has_many_scores
+from metal_kernels.cpu.attention import is_faster_written_out
 from metal_kernels.cpu.written_out import attend_written_out
 
 
@@ -21,7 +21,8 @@ def attend(
     scale: float,
 ) -> mx.array:
     """(rows, heads, latent_dim), causal, of one sequence."""
-    if has_many_scores(q_latent[None].swapaxes(1, 2), len(latents)):
+    num_scores = q_latent.shape[0] * q_latent.shape[1] * len(latents)
+    if is_faster_written_out(num_scores, q_latent.dtype):
         # One product of both; with few scores, copying the latents beside their keys costs more.
         queries = mx.concatenate([q_latent * scale, q_rope], axis=-1)[None].swapaxes(1, 2)
         both = mx.concatenate([latents, keys], axis=-1)[None, None]

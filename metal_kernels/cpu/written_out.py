@@ -73,6 +73,35 @@ def attend_written_out(
     return output.reshape(1, heads, rows, values.shape[-1]).astype(queries.dtype)
 
 
+def attend_rows_written_out(
+    queries: mx.array,  # (rows, heads, head_dim)
+    keys: mx.array,  # (kv_heads, rows, positions, head_dim): each row has keys of its own
+    values: mx.array,  # (kv_heads, rows, positions, value_dim)
+    *,
+    scale: float,
+    unseen: mx.array,  # (rows, 1, 1, positions): 0, or minus infinity
+    sinks: mx.array | None = None,  # (heads,)
+) -> mx.array:
+    """(rows, heads, value_dim), in float32 with powers of two, in one tile."""
+    rows, heads, head_dim = queries.shape
+    kv_heads, _, positions, value_dim = values.shape
+    group = heads // kv_heads
+    if sinks is not None:
+        of_heads = LOG2_E * sinks.astype(mx.float32).reshape(kv_heads, 1, group)
+        sinks = mx.broadcast_to(of_heads, (kv_heads, rows, group)).reshape(-1, group, 1, 1)
+    grouped = (queries * (scale * LOG2_E)).reshape(rows, kv_heads, group, head_dim).swapaxes(0, 1)
+    output = _attend_tile(
+        grouped.reshape(kv_heads * rows, group, 1, head_dim),
+        keys.reshape(kv_heads * rows, positions, head_dim),
+        values.reshape(kv_heads * rows, positions, value_dim),
+        mx.tile(unseen, (kv_heads, 1, 1, 1)),
+        None,
+        sinks,
+    )
+    output = output.reshape(kv_heads, rows, group, value_dim).swapaxes(0, 1)
+    return output.reshape(rows, heads, value_dim).astype(queries.dtype)
+
+
 def _row_tiles(
     rows: int, positions: int, group: int, *, is_causal: bool
 ) -> Iterator[tuple[int, int]]:
@@ -113,7 +142,7 @@ def _attend_tile(
     queries: mx.array,  # (kv_heads, group, rows, head_dim)
     keys: mx.array,  # (kv_heads, positions, head_dim)
     values: mx.array,  # (kv_heads, positions, value_dim)
-    added: mx.array | None,  # (rows, columns): added to the last columns
+    added: mx.array | None,  # (..., rows, columns): added to the last columns
     softcap: float | None,
     sinks: mx.array | None,  # (kv_heads, group, 1, 1)
 ) -> mx.array:
@@ -126,7 +155,7 @@ def _attend_tile(
     if softcap is not None:
         scores = softcap * LOG2_E * tanh(scores)
     if added is not None:
-        last = slice(positions - added.shape[1], None)
+        last = slice(positions - added.shape[-1], None)
         scores[..., last] = scores[..., last] + added
     largest = scores.max(axis=-1, keepdims=True)
     if sinks is not None:

@@ -11,7 +11,7 @@ from metal_kernels.cpu.written_out import attend_written_out
 from tests.metal_kernels.cpu.arrays import arrays
 
 
-@pytest.mark.parametrize("rows", [60, 61])
+@pytest.mark.parametrize("rows", [11, 12])
 def test_many_scores_are_written_out_on_a_cpu(rows: int) -> None:
     given = arrays(rows, 90)
     with mx.stream(mx.cpu):

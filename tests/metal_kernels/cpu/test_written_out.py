@@ -10,7 +10,7 @@ import pytest
 
 from metal_kernels.cpu import written_out
 from metal_kernels.cpu.attention import attend_fused
-from metal_kernels.cpu.written_out import attend_written_out
+from metal_kernels.cpu.written_out import attend_rows_written_out, attend_written_out
 from tests.metal_kernels.cpu.arrays import arrays
 
 # From a single tile to several of rows (64 at most), of a few rows, and of one kv head each.
@@ -66,6 +66,27 @@ def test_no_row_sees_what_comes_after_it() -> None:
     after = attend_written_out(queries, *changed, scale=0.2)
     # A tile's masked positions are numbers in a pool; before the tile of row 64 nothing is read.
     assert mx.array_equal(before[:, :, :64], after[:, :, :64])
+
+
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_rows_with_keys_of_their_own_are_each_as_alone(has_sinks: bool) -> None:
+    contexts = (1, 17, 50)
+    queries = mx.random.normal((3, 6, 32), key=mx.random.key(0))
+    keys = mx.random.normal((2, 3, 50, 32), key=mx.random.key(1))
+    values = mx.random.normal((2, 3, 50, 16), key=mx.random.key(2))
+    sinks = mx.random.normal((6,), key=mx.random.key(3)) if has_sinks else None
+    is_seen = np.arange(50) < np.array(contexts)[:, None]
+    unseen = mx.array(np.where(is_seen, np.float32(0), np.float32(-np.inf)))[:, None, None]
+    found = attend_rows_written_out(queries, keys, values, scale=0.2, unseen=unseen, sinks=sinks)
+    for row, context in enumerate(contexts):
+        alone = attend_fused(
+            queries[None, row, :, None],
+            keys[None, :, row, :context],
+            values[None, :, row, :context],
+            scale=0.2,
+            sinks=sinks,
+        )
+        assert np.abs(np.array(alone[0, :, 0]) - np.array(found[row])).max() < 2e-6
 
 
 def test_scores_of_any_size_give_numbers() -> None:
