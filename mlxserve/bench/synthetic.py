@@ -113,7 +113,7 @@ def _let_count(weights: dict[str, mx.array]) -> None:
     for name, array in weights.items():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             weights[name] = mx.zeros_like(array)
-    weights["lm_head.weight"] = mx.roll(weights["model.embed_tokens.weight"], 1, axis=0)
+    weights["lm_head.weight"] = mx.roll(weights["model.embed_tokens.weight"], 1, 0)
 
 
 def _write_tokenizer(folder: Path, vocab_size: int) -> None:
