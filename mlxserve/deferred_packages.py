@@ -88,6 +88,9 @@ class _DeferredPackage(ModuleType):
         if attribute not in self._members:
             super().__setattr__(attribute, value)
 
+    def __dir__(self) -> list[str]:
+        return dir(self._whole())
+
     def _whole(self) -> ModuleType:
         """The package itself, from now on in this one's place.
 

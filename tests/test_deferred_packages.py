@@ -78,6 +78,7 @@ def test_another_name_imports_the_whole_package_once_in_its_place() -> None:
     assert demo().extra is submodule
     assert demo().events.log == ["whole"]
     assert deferred.__all__ == ["value", "work"]
+    assert {"value", "work", "extra"} <= set(dir(deferred))
     with pytest.raises(AttributeError, match="gone"):
         _ = deferred.gone
     assert log() == ["whole"]
