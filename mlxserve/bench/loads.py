@@ -25,11 +25,17 @@ Ratios = Callable[
 
 @dataclass(frozen=True, slots=True)
 class LoadContext:
-    """What a load runs with. `size` scales its prompts: 1 takes two CPU cores about a minute."""
+    """What a load runs with.
+
+    size: scales its prompts; 1 takes two CPU cores about a minute
+    between: seconds between the beginnings of many answers at once. mlx-lm's server lets five
+        connections wait to be accepted, and of 16 that are opened together two are reset.
+    """
 
     client: LoadClient
     draw: random.Random
     size: float = 1.0
+    between: float = 0.05
 
     def words(self, count: int) -> list[str]:
         """New words; each is one token of the synthetic models."""
@@ -42,6 +48,15 @@ class LoadContext:
         """The words of the prompt and its answer: the start of the next prompt."""
         request = await self.client.ask(" ".join(words), max_tokens, label=label)
         return [*words, *request.text.split()]
+
+    async def ask_all(self, prompts: Sequence[Sequence[str]], max_tokens: int, label: str) -> None:
+        """At once, but for `between`."""
+
+        async def ask(number: int, words: Sequence[str]) -> None:
+            await asyncio.sleep(number * self.between)
+            await self.ask(words, max_tokens, label)
+
+        await asyncio.gather(*(ask(number, words) for number, words in enumerate(prompts)))
 
 
 def scaled(count: int, size: float) -> int:
@@ -217,11 +232,11 @@ async def answers(context: LoadContext) -> None:
     tokens = context.scaled(64)
     for label, count in _AT_ONCE.items():
         prompts = [context.words(32) for _ in range(count)]
-        await asyncio.gather(*(context.ask(prompt, tokens, label) for prompt in prompts))
+        await context.ask_all(prompts, tokens, label)
     shared = context.words(context.scaled(1536))
     await context.ask([*shared, "w1"], 1, label="prefix")
     prompts = [shared + context.words(32) for _ in range(16)]
-    await asyncio.gather(*(context.ask(prompt, tokens, ON_PREFIX) for prompt in prompts))
+    await context.ask_all(prompts, tokens, ON_PREFIX)
 
 
 def answers_ratios(requests: Sequence[TimedRequest]) -> dict[str, float]:

@@ -46,7 +46,7 @@ class Client:
 
 def played(play: loads.Play, size: float = 1.0, **options: Any) -> Client:
     client = Client()
-    context = loads.LoadContext(client, random.Random(1), size)  # type: ignore[arg-type]
+    context = loads.LoadContext(client, random.Random(1), size, between=0)  # type: ignore[arg-type]
     asyncio.run(play(context, **options))  # type: ignore[call-arg]
     return client
 
