@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlxserve.deferred_packages import defer_packages
 from mlxserve.errors import InvalidConfig, OutOfMemory
 
 log = logging.getLogger("mlxserve.machine")
@@ -132,13 +133,16 @@ def allow_open_files() -> int:
 
 
 def import_mlx_lm() -> None:
-    """Import mlx-lm without its change of the limit of open files.
+    """Import what loads a model, without all of mlx-lm and transformers, and without mlx-lm's change of
+    the limit of open files.
 
     `mlx_lm.utils` calls `setrlimit(RLIMIT_NOFILE, (2048, 4096))` when it is imported. That fails
     where the hard limit is lower, and lowers a higher one for good. It offers no way to prevent it.
     """
     prepare()
     allow_open_files()
+    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # as mlx-lm does in its __init__
+    defer_packages()
     with _ignoring_limits():
         importlib.import_module("mlx_lm.utils")
 

@@ -42,7 +42,8 @@ ARROWS: dict[str, str] = {
     "mlxserve/option": "mlxserve/errors",
     "mlxserve/config": "mlxserve/errors mlxserve/option",
     "mlxserve/request": "mlxserve/sampling_params",
-    "mlxserve/machine": "mlxserve/errors",
+    "mlxserve/deferred_packages": "",
+    "mlxserve/machine": "mlxserve/errors mlxserve/deferred_packages",
     "mlxserve/running": "mlxserve/config",
     "mlxserve/work": "",
     "mlxserve/hub": "mlxserve/errors mlxserve/sampling_params mlxserve/config",
@@ -51,7 +52,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/text/parsing": "",
     "mlxserve/text/lanes": "",
     "mlxserve/text/templates": "mlxserve/helpers",
-    "mlxserve/text/template_worker": "",
+    "mlxserve/text/template_worker": "mlxserve/deferred_packages",
     "mlxserve/text/large_texts": "mlxserve/errors mlxserve/helpers mlxserve/text/templates",
     "mlxserve/text/tokenizer": (
         "mlxserve/errors mlxserve/text/parsing mlxserve/text/lanes mlxserve/text/templates "

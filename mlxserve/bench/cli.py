@@ -29,6 +29,16 @@ JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the figur
 PlotOption = Annotated[
     Path | None, typer.Option("--plot", help="Plot the figures to this PNG file.")
 ]
+AgainstOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="URL of a server, or mlx-lm to start its server on the same files; may be repeated."
+    ),
+]
+RoundsOption = Annotated[int, typer.Option(min=1, help="Interleaved rounds.")]
+SizeOption = Annotated[float, typer.Option(min=0.01, help="Scales the prompts' lengths.")]
+PagesOption = Annotated[int, typer.Option(min=8, help="Pages of our servers' caches.")]
+_OVER_HTTP = "Over HTTP, also next to other servers"
 
 
 @app.command()
@@ -123,15 +133,10 @@ def simulate(
 def _serving(workload: Workload) -> Callable[..., None]:
     def command(
         model: ModelOption = workload.model,
-        against: Annotated[
-            list[str] | None,
-            typer.Option(
-                help="URL of a server, or mlx-lm to start its server on the same files; may be repeated."
-            ),
-        ] = None,
-        pairs: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 3,
-        size: Annotated[float, typer.Option(min=0.01, help="Scales the prompts' lengths.")] = 1.0,
-        num_pages: Annotated[int, typer.Option(min=8, help="Pages of our servers' caches.")] = 1024,
+        against: AgainstOption = None,
+        pairs: RoundsOption = 3,
+        size: SizeOption = 1.0,
+        num_pages: PagesOption = 1024,
         json: JsonOption = None,
         plot: PlotOption = None,
     ) -> None:
@@ -156,8 +161,35 @@ for _workload in WORKLOADS.values():
     app.command(
         _workload.name,
         help=_workload.about,
-        rich_help_panel="Over HTTP, also next to other servers",
+        rich_help_panel=_OVER_HTTP,
     )(_serving(_workload))
+
+
+@app.command(rich_help_panel=_OVER_HTTP)
+def table(
+    model: ModelOption = "synthetic:llama-100m",
+    against: AgainstOption = None,
+    pairs: RoundsOption = 3,
+    size: SizeOption = 1.0,
+    num_pages: PagesOption = 1024,
+    json: JsonOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """All that servers are compared by, in one run: gaps, first tokens, rates, starts; with targets."""
+    from rich.console import Console
+
+    from mlxserve.bench.table import bench_table
+
+    with Console(stderr=True).status("") as status:
+        report = bench_table(
+            model_folder(model),
+            against=against or [],
+            pairs=pairs,
+            size=size,
+            num_pages=num_pages,
+            progress=status.update,
+        )
+    finish(report, json, plot)
 
 
 @app.command()
@@ -167,7 +199,7 @@ def startup(
     pairs: Annotated[int, typer.Option(min=1, help="Interleaved pairs of starts.")] = 3,
     json: JsonOption = None,
 ) -> None:
-    """Seconds from the start of a server's process until it is ready, and to its first token."""
+    """Seconds and CPU from the start of a server's process until it is ready, and to its first token."""
     from mlxserve.bench.startup import bench_startup
 
     finish(bench_startup(model_folder(model), against=against or [], pairs=pairs), json)

@@ -101,7 +101,7 @@ class LoadClient:
                     async for data in _events(response):
                         if _record(request, data):
                             on_text(request)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, ValueError) as error:  # ValueError: an event that is not JSON
             request.error = f"{type(error).__name__}: {error}"
         request.ended = time.perf_counter()
         return request
@@ -111,8 +111,11 @@ class LoadClient:
         return (await self._http.get(path)).raise_for_status().json()
 
     async def metric(self, name: str) -> float:
-        """The sum of a counter or gauge over its labels; NaN if the server has none."""
-        response = await self._http.get("/metrics")
+        """The sum of a counter or gauge over its labels; NaN if the server has none or does not answer."""
+        try:
+            response = await self._http.get("/metrics")
+        except httpx.HTTPError:
+            return float("nan")
         if response.status_code != httpx.codes.OK:
             return float("nan")
         lines = response.text.splitlines()

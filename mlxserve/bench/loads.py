@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxserve.bench.client import LoadClient, TimedRequest
+from mlxserve.bench.report import growth_exponent
 
 Play = Callable[["LoadContext"], Awaitable[None]]
 Ratios = Callable[
@@ -24,23 +25,42 @@ Ratios = Callable[
 
 @dataclass(frozen=True, slots=True)
 class LoadContext:
-    """What a load runs with. `size` scales its prompts: 1 takes two CPU cores about a minute."""
+    """What a load runs with.
+
+    size: scales its prompts; 1 takes two CPU cores about a minute
+    between: seconds between the beginnings of many answers at once. mlx-lm's server lets five
+        connections wait to be accepted, and of 16 that are opened together two are reset.
+    """
 
     client: LoadClient
     draw: random.Random
     size: float = 1.0
+    between: float = 0.05
 
     def words(self, count: int) -> list[str]:
         """New words; each is one token of the synthetic models."""
         return [f"w{self.draw.randrange(1, 3000)}" for _ in range(count)]
 
     def scaled(self, count: int) -> int:
-        return max(1, round(count * self.size))
+        return scaled(count, self.size)
 
     async def ask(self, words: Sequence[str], max_tokens: int, label: str = "") -> list[str]:
         """The words of the prompt and its answer: the start of the next prompt."""
         request = await self.client.ask(" ".join(words), max_tokens, label=label)
         return [*words, *request.text.split()]
+
+    async def ask_all(self, prompts: Sequence[Sequence[str]], max_tokens: int, label: str) -> None:
+        """At once, but for `between`."""
+
+        async def ask(number: int, words: Sequence[str]) -> None:
+            await asyncio.sleep(number * self.between)
+            await self.ask(words, max_tokens, label)
+
+        await asyncio.gather(*(ask(number, words) for number, words in enumerate(prompts)))
+
+
+def scaled(count: int, size: float) -> int:
+    return max(1, round(count * size))
 
 
 async def prefix(context: LoadContext, *, share: float = 1 / 3.05, count: int = 12) -> None:
@@ -108,9 +128,11 @@ async def beside(context: LoadContext) -> None:
 
 
 def beside_ratios(requests: Sequence[TimedRequest]) -> dict[str, float]:
-    """In units of the median gap of the running answer while it was alone."""
+    """In units of the median gap of the running answer while it was alone; nothing if that ended early."""
     first = {request.label: request for request in requests}
     gaps = first["stream"].gaps
+    if len(gaps) < _IDLE:
+        return {}
     idle = statistics.median(gaps[4 : _IDLE - 1])
     return {SHORT: first["short prompt"].ttft / idle, GAP: max(gaps[_IDLE - 1 :]) / idle}
 
@@ -180,6 +202,68 @@ def again_ratios(requests: Sequence[TimedRequest]) -> dict[str, float]:
     """The maximum over the repetitions."""
     repeated = [request for request in requests if request.label == "again"]
     return {COMPUTED_AGAIN: float(max(e.num_prompt - e.num_cached for e in repeated))}
+
+
+LENGTHS = (300, 750, 1500, 3000)
+GROWTH = "exponent of growth with the prompt's length"
+
+
+async def lengths(context: LoadContext) -> None:
+    """Cold prompts of growing length, one after the other."""
+    for length in map(context.scaled, LENGTHS):
+        await context.ask(context.words(length), 1, label=f"{length} tokens")
+
+
+def lengths_ratios(requests: Sequence[TimedRequest]) -> dict[str, float]:
+    """The e for which the time to the first token grows like length ** e; nothing for one length."""
+    sizes = [request.num_prompt for request in requests]
+    if len(set(sizes)) < 2:
+        return {}
+    return {GROWTH: growth_exponent(sizes, [request.ttft for request in requests])}
+
+
+ONE, FOUR, SIXTEEN = "1 answer", "4 answers", "16 answers"
+ON_PREFIX = "16 answers on one prefix"
+_AT_ONCE = {ONE: 1, FOUR: 4, SIXTEEN: 16}
+
+
+async def answers(context: LoadContext) -> None:
+    """1, 4 and 16 different answers at once, then 16 whose prompts share a cached prefix."""
+    tokens = context.scaled(64)
+    for label, count in _AT_ONCE.items():
+        prompts = [context.words(32) for _ in range(count)]
+        await context.ask_all(prompts, tokens, label)
+    shared = context.words(context.scaled(1536))
+    await context.ask([*shared, "w1"], 1, label="prefix")
+    prompts = [shared + context.words(32) for _ in range(16)]
+    await context.ask_all(prompts, tokens, ON_PREFIX)
+
+
+def answers_ratios(requests: Sequence[TimedRequest]) -> dict[str, float]:
+    """Tokens per second from when all answers at once have begun; nothing where they are over by then."""
+    found = {}
+    for label in (*_AT_ONCE, ON_PREFIX):
+        of_label = [request for request in requests if request.label == label]
+        if (rate := _rate(of_label)) is not None:
+            found[rate_name(label)] = rate
+    return found
+
+
+def rate_name(label: str) -> str:
+    return f"tokens/s, {label}"
+
+
+def _rate(requests: Sequence[TimedRequest]) -> float | None:
+    """A piece of text may hold several tokens: each counts as its answer's average."""
+    if not requests or not all(request.times for request in requests):
+        return None
+    began = max(request.times[0] for request in requests)
+    ended = max(request.ended for request in requests)
+    tokens = 0.0
+    for request in requests:
+        pieces = sum(time > began for time in request.times)
+        tokens += pieces * request.num_completion / len(request.times)
+    return tokens / (ended - began) if tokens else None
 
 
 _COPY, _NEW = "answer that copies", "answer that is new"

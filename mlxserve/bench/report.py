@@ -8,12 +8,13 @@ import os
 import platform
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 
@@ -38,6 +39,15 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """A cell of text, in the row of the figures with its name and in the column `who`."""
+
+    name: str
+    who: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """One workload's figures, with its settings and the machine."""
 
@@ -45,12 +55,16 @@ class Report:
     settings: dict[str, Any]
     figures: tuple[Figure, ...]
     machine: dict[str, str] = field(default_factory=lambda: machine())
+    notes: tuple[Note, ...] = ()
 
     def show(self, console: Console | None = None, program: str = "mlxserve bench") -> None:
         """Print a table; `program` is what the workload is a command of."""
         console = console or Console()
         table = Table(title=f"{program} {self.workload}", title_justify="left")
-        (_add_columns if any(f.who for f in self.figures) else _add_rows)(table, self.figures)
+        if self.notes or any(figure.who for figure in self.figures):
+            _add_columns(table, self.figures, self.notes)
+        else:
+            _add_rows(table, self.figures)
         console.print(table)
         facts = {**self.settings, **self.machine}
         console.print(", ".join(f"{name} {value}" for name, value in facts.items()), style="dim")
@@ -71,6 +85,8 @@ class Report:
                 for f in self.figures
             ],
         }
+        if self.notes:
+            content["notes"] = [asdict(note) for note in self.notes]
         file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
@@ -81,19 +97,17 @@ def _add_rows(table: Table, figures: Sequence[Figure]) -> None:
         table.add_row(figure.name, figure.text(), figure.spread(), str(len(figure.values)))
 
 
-def _add_columns(table: Table, figures: Sequence[Figure]) -> None:
-    """One column per contender; each cell shows a median above its spread."""
-    contenders = list(dict.fromkeys(figure.who for figure in figures))
+def _add_columns(table: Table, figures: Sequence[Figure], notes: Sequence[Note]) -> None:
+    """One column per contender; each cell shows a median above its spread, or a note."""
+    places = [(f.name, f.who) for f in figures] + [(note.name, note.who) for note in notes]
+    columns = list(dict.fromkeys(who for _, who in places))
     table.add_column("")
-    for who in contenders:
+    for who in columns:
         table.add_column(who, justify="right")
-    for name in dict.fromkeys(figure.name for figure in figures):
-        cells = {figure.who: figure for figure in figures if figure.name == name}
-        texts = [
-            f"{cells[who].text()}\n[dim]{cells[who].spread()}[/]" if who in cells else ""
-            for who in contenders
-        ]
-        table.add_row(name, *texts)
+    cells = {(note.name, note.who): escape(note.text) for note in notes}
+    cells |= {(f.name, f.who): f"{f.text()}\n[dim]{f.spread()}[/]" for f in figures}
+    for name in dict.fromkeys(name for name, _ in places):
+        table.add_row(name, *(cells.get((name, who), "") for who in columns))
 
 
 def machine() -> dict[str, str]:
@@ -111,6 +125,14 @@ def machine() -> dict[str, str]:
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, ...]:
     """Ours over theirs, run by run: noise common to both runs of a pair cancels out."""
     return tuple(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def growth_exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
+    """The e for which costs grow like size ** e, by least squares of their logarithms."""
+    slope, _ = statistics.linear_regression(
+        [math.log(size) for size in sizes], [math.log(cost) for cost in costs]
+    )
+    return slope
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import httpx
+import psutil
 
 from mlxserve.errors import MlxServeError
 from mlxserve.hub.files import find_model
@@ -45,6 +46,7 @@ class Contender:
     url: str
     model: str
     start_seconds: float = 0.0  # from the start of its process until it is ready
+    start_cpu_seconds: float = 0.0  # of its process and its children, until then
     process_id: int | None = None  # if we started it
 
 
@@ -67,7 +69,7 @@ def our_server(
             name, [*command, "--disk-cache-dir", folder, *options], "/ready", environment
         ) as (url, child),
     ):
-        yield Contender(name, url, _first_model(url), child.start_seconds, child.process_id)
+        yield _contender(name, url, _first_model(url), child)
 
 
 @contextlib.contextmanager
@@ -78,7 +80,13 @@ def mlx_lm_server(
     path = str(find_model(model).path)
     command = [sys.executable, "-c", _MLX_LM, "--model", path]
     with run_child("mlx-lm", command, "/health", environment) as (url, child):
-        yield Contender("mlx-lm", url, path, child.start_seconds, child.process_id)
+        yield _contender("mlx-lm", url, path, child)
+
+
+def _contender(name: str, url: str, model: str, child: Child) -> Contender:
+    return Contender(
+        name, url, model, child.start_seconds, child.start_cpu_seconds, child.process_id
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,7 @@ class Child:
 
     process_id: int
     start_seconds: float  # until it was ready
+    start_cpu_seconds: float
 
 
 @contextlib.contextmanager
@@ -109,7 +118,8 @@ def run_child(
             )
         try:
             _wait(name, process, url + ready, log)
-            yield url, Child(process.pid, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            yield url, Child(process.pid, seconds, _cpu_seconds(process.pid))
         finally:
             process.terminate()
             try:
@@ -134,6 +144,17 @@ def _wait(name: str, process: subprocess.Popen[bytes], url: str, log: Path) -> N
             time.sleep(_POLL_SECONDS)
     end = log.read_text(errors="replace")[-2000:]
     raise ServerFailed(f"{name} did not start; the end of its log:\n{end}")
+
+
+def _cpu_seconds(process_id: int) -> float:
+    """User and system time of a process and its children."""
+    process = psutil.Process(process_id)
+    used = 0.0
+    for one in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = one.cpu_times()
+            used += times.user + times.system
+    return used
 
 
 def _first_model(url: str) -> str:

@@ -132,6 +132,20 @@ WORKLOADS = {
             loads.beside_ratios,
         ),
         Workload(
+            "lengths",
+            loads.lengths,
+            (_ON,),
+            "Cold prompts of 300 to 3,000 tokens: their first tokens, and how they grow.",
+            loads.lengths_ratios,
+        ),
+        Workload(
+            "answers",
+            loads.answers,
+            (_ON,),
+            "1, 4 and 16 answers at once, and 16 on one prefix.",
+            loads.answers_ratios,
+        ),
+        Workload(
             "edit",
             loads.edit,
             (Variant("drafts", ("--speculative-tokens", "16")), Variant("no drafts")),
@@ -156,24 +170,28 @@ def bench_serving(
     """Play the load `pairs` times on each contender. Raises ServerFailed."""
     with contextlib.ExitStack() as stack:
         servers = []
-        for contender in _contenders(workload, model, against, num_pages):
+        for contender in contenders(workload.variants, model, against, num_pages).values():
             progress("starting servers")
             servers.append(stack.enter_context(contender))
-        runs = asyncio.run(play_rounds(workload, servers, pairs, size, progress))
+        played = asyncio.run(play_rounds(workload, servers, pairs, size, progress))
     settings = {"model": Path(model).name, "pairs": pairs, "size": size}
+    runs = {who: [each.figures for each in rounds] for who, rounds in played.items()}
     return Report(workload.name, settings, tuple(figures(runs)))
 
 
-def _contenders(
-    workload: Workload, model: str, against: Sequence[str], num_pages: int
-) -> Iterator[AbstractContextManager[Contender]]:
-    for variant in workload.variants:
+def contenders(
+    variants: Sequence[Variant], model: str, against: Sequence[str], num_pages: int
+) -> dict[str, AbstractContextManager[Contender]]:
+    """What starts or finds each server, by its name in the tables."""
+    found: dict[str, AbstractContextManager[Contender]] = {}
+    for variant in variants:
         options = variant.options
         if "--num-pages" not in options:
             options = (*options, "--num-pages", str(num_pages))
-        yield our_server(variant.name, model, options)
+        found[variant.name] = our_server(variant.name, model, options)
     for address in against:
-        yield mlx_lm_server(model) if address == MLX_LM else _running(address)
+        found[address] = mlx_lm_server(model) if address == MLX_LM else _running(address)
+    return found
 
 
 @contextlib.contextmanager
@@ -184,28 +202,49 @@ def _running(url: str) -> Iterator[Contender]:
 Runs = dict[str, list[dict[str, float]]]  # contender -> rounds -> figure -> value
 
 
+@dataclass(frozen=True, slots=True)
+class PlayedRound:
+    """What one load measured on one server. `failure` is the first error of its requests."""
+
+    figures: dict[str, float]
+    failure: str | None
+
+
 async def play_rounds(
     workload: Workload,
     servers: Sequence[Contender],
     pairs: int,
     size: float,
     progress: Callable[[str], None],
-) -> Runs:
-    """Play the workload on each server in each round; the warm-up round is left out."""
-    runs: Runs = {server.name: [] for server in servers}
+    *,
+    warm_up: float = 1.0,
+) -> dict[str, list[PlayedRound]]:
+    """Play the workload on each server in each round; the warm-up round is left out.
+
+    warm_up: the size of the warm-up round, relative to `size`
+    """
+    played: dict[str, list[PlayedRound]] = {server.name: [] for server in servers}
     for number in range(pairs + 1):
         for server in servers:
             progress(f"round {number} of {pairs}: {server.name}")
             draw = random.Random(f"{workload.name}/{number}")
-            async with LoadClient(server.url, server.model) as client:
-                before = {name: await client.metric(f"mlxserve:{name}_total") for name in _COUNTERS}
-                await workload.play(loads.LoadContext(client, draw, size))
-                measured = measure(client.requests, workload.ratios)
-                for name, value in before.items():
-                    measured[name] = await client.metric(f"mlxserve:{name}_total") - value
+            found = await _play(workload, server, draw, size if number else warm_up * size)
             if number:
-                runs[server.name].append(measured)
-    return runs
+                played[server.name].append(found)
+    return played
+
+
+async def _play(
+    workload: Workload, server: Contender, draw: random.Random, size: float
+) -> PlayedRound:
+    async with LoadClient(server.url, server.model) as client:
+        before = {name: await client.metric(f"mlxserve:{name}_total") for name in _COUNTERS}
+        await workload.play(loads.LoadContext(client, draw, size))
+        measured = measure(client.requests, workload.ratios)
+        for name, value in before.items():
+            measured[name] = await client.metric(f"mlxserve:{name}_total") - value
+    errors = (request.error for request in client.requests if request.error is not None)
+    return PlayedRound(measured, next(errors, None))
 
 
 def measure(

@@ -13,7 +13,8 @@ from mlxserve.bench.servers import Contender, mlx_lm_server, our_server
 from mlxserve.bench.serving import MLX_LM
 from mlxserve.errors import InvalidConfig
 
-_NAMES = ("until it is ready, s", "first token after that, s")
+READY = "until it is ready, s"
+_NAMES = (READY, "CPU until it is ready, s", "first token after that, s")
 
 
 def bench_startup(model: str, *, against: Sequence[str], pairs: int) -> Report:
@@ -27,7 +28,7 @@ def bench_startup(model: str, *, against: Sequence[str], pairs: int) -> Report:
     }
     if against:
         starts[MLX_LM] = lambda environment: mlx_lm_server(model, environment)
-    runs: dict[str, list[tuple[float, float]]] = {name: [] for name in starts}
+    runs: dict[str, list[tuple[float, ...]]] = {name: [] for name in starts}
     with tempfile.TemporaryDirectory() as folder:
         # Installed packages have bytecode; the empty value lets Python write it here as well.
         environment = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": folder}
@@ -47,9 +48,10 @@ def bench_startup(model: str, *, against: Sequence[str], pairs: int) -> Report:
     return Report("startup", {"model": model, "pairs": pairs}, tuple(figures))
 
 
-def _start(server: AbstractContextManager[Contender]) -> tuple[float, float]:
+def _start(server: AbstractContextManager[Contender]) -> tuple[float, ...]:
     with server as running:
-        return running.start_seconds, asyncio.run(_first_token(running))
+        first = asyncio.run(_first_token(running))
+        return running.start_seconds, running.start_cpu_seconds, first
 
 
 async def _first_token(server: Contender) -> float:

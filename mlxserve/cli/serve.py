@@ -42,6 +42,7 @@ def serve(
     if background:
         serve_in_background([part for part in sys.argv[2:] if part != "--background"])
         return
+    gc.disable()  # until all is loaded: little of that is garbage, and looking for it takes 0.1 s
     open_closed_streams()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # such as SIGHUP after `nohup`
@@ -146,10 +147,11 @@ def _with_disk_cache(config: EngineConfig) -> EngineConfig:
 def _keep_what_is_loaded() -> None:
     """Exempt what exists now from garbage collections, which would stop all threads to look at it.
 
-    A full collection took 160 ms with it, and takes 10 ms without.
+    A full collection took 160 ms with it, and takes 10 ms without. Garbage is kept as well: 1,300 of
+    94,000 objects, and finding them would take 50 ms before the server is ready.
     """
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _leave(number: int, _frame: FrameType | None) -> NoReturn:

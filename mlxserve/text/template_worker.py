@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from transformers.utils import chat_template_utils
+from mlxserve.deferred_packages import defer_packages
 
 
 class TemplateWorker:
     """Compiles and renders templates. Nothing else is in its process that it could block."""
 
+    def __init__(self) -> None:
+        defer_packages()
+        from transformers.utils import chat_template_utils
+
+        self._transformers: Any = chat_template_utils
+
     def render(self, arguments: Mapping[str, Any]) -> str:
         """`arguments`: those of transformers' `render_jinja_template`. Raises what the template does."""
-        texts, _ = chat_template_utils.render_jinja_template(**arguments)
+        texts, _ = self._transformers.render_jinja_template(**arguments)
         return str(texts[0])
 
     def literal_text(self, template: str) -> str:
         """The text that a template itself contains: control tokens in it are the template's own."""
-        return str(chat_template_utils._get_template_literal_text(template))
+        return str(self._transformers._get_template_literal_text(template))

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
+from importlib import import_module
 from typing import Any, Protocol
 
 from jinja2 import TemplateError
@@ -112,7 +113,7 @@ def helper_renderer() -> HelperRenderer:
 
 def render_with(renderer: TextRenderer) -> None:
     """From now on, transformers renders every chat template with this renderer."""
-    from transformers import tokenization_utils_base
+    base: Any = import_module("transformers.tokenization_utils_base")
 
     def rendered(
         conversations: list[Any], **arguments: Any
@@ -120,5 +121,5 @@ def render_with(renderer: TextRenderer) -> None:
         texts = [renderer.render({**arguments, "conversations": [one]}) for one in conversations]
         return [check_length(text) for text in texts], [[] for _ in texts]
 
-    tokenization_utils_base.render_jinja_template = rendered
-    tokenization_utils_base._get_template_literal_text = renderer.literal_text
+    base.render_jinja_template = rendered
+    base._get_template_literal_text = renderer.literal_text

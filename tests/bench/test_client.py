@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -40,6 +41,9 @@ class Server(BaseHTTPRequestHandler):
         usage["prompt_tokens_details"] = {"cached_tokens": 5}
         if body["prompt"] == "break":
             events = [*events[:1], {"error": {"message": "the engine stopped"}}]
+        if body["prompt"] == "mumble":
+            self.reply("data: no json\n\n")
+            return
         lines = [json.dumps(event) for event in (*events, {"choices": [], "usage": usage})]
         self.reply(": comment\n\n" + "".join(f"data: {line}\n\n" for line in (*lines, "[DONE]")))
 
@@ -104,7 +108,11 @@ def test_requests_are_greedy_streams_with_usage(
 
 @pytest.mark.parametrize(
     ("prompt", "error"),
-    [("fail", '429: {"error": {"message": "no"}}'), ("break", "engine stopped")],
+    [
+        ("fail", '429: {"error": {"message": "no"}}'),
+        ("break", "engine stopped"),
+        ("mumble", "JSONDecodeError"),
+    ],
 )
 def test_errors_are_measured_and_not_raised(
     asked: Callable[..., TimedRequest], prompt: str, error: str
@@ -118,6 +126,14 @@ def test_a_server_that_is_gone_is_an_error_of_its_requests() -> None:
             return await client.ask("w1", 1)
 
     assert "ConnectError" in (asyncio.run(run()).error or "")
+
+
+def test_a_server_that_is_gone_has_no_metrics() -> None:
+    async def run() -> float:
+        async with LoadClient("http://127.0.0.1:9", "m") as client:
+            return await client.metric("a_total")
+
+    assert math.isnan(asyncio.run(run()))
 
 
 def test_a_metric_is_the_sum_over_its_labels(url: str) -> None:

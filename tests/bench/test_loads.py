@@ -46,7 +46,7 @@ class Client:
 
 def played(play: loads.Play, size: float = 1.0, **options: Any) -> Client:
     client = Client()
-    context = loads.LoadContext(client, random.Random(1), size)  # type: ignore[arg-type]
+    context = loads.LoadContext(client, random.Random(1), size, between=0)  # type: ignore[arg-type]
     asyncio.run(play(context, **options))  # type: ignore[call-arg]
     return client
 
@@ -149,3 +149,48 @@ def test_again_reports_the_tokens_that_a_repetition_computed() -> None:
     for request, cached in zip(made, (0, 96, 64), strict=True):
         request.num_prompt, request.num_cached = 100, cached
     assert loads.again_ratios(made) == {loads.COMPUTED_AGAIN: 36.0}
+
+
+def test_beside_has_no_figures_if_the_answer_ended_before_the_others() -> None:
+    stream = TimedRequest("stream", 0.0, [float(at) for at in range(24)])
+    short = TimedRequest("short prompt", 24.0, [26.0])
+    assert loads.beside_ratios([stream, short]) == {}
+
+
+def test_lengths_are_cold_prompts_one_after_the_other() -> None:
+    client = played(loads.lengths, 0.1)
+    assert [len(prompt) for prompt in client.prompts] == [30, 75, 150, 300]
+    assert max(client.together) == 1
+    assert common(client.prompts) == 0
+    assert [request.label for request in client.requests][::3] == ["30 tokens", "300 tokens"]
+
+
+def test_growth_is_the_power_of_the_length() -> None:
+    made = [TimedRequest("", 0.0, [2.0 * length**1.5]) for length in (10, 20, 40)]
+    for request, length in zip(made, (10, 20, 40), strict=True):
+        request.num_prompt = length
+    assert loads.lengths_ratios(made) == {loads.GROWTH: pytest.approx(1.5)}
+    assert loads.lengths_ratios(made[:1]) == {}
+
+
+def test_answers_are_asked_one_four_and_sixteen_at_once_then_on_one_prefix() -> None:
+    client = played(loads.answers)
+    assert [max(client.together[:1]), max(client.together[1:5]), max(client.together[5:21])] == [
+        1,
+        4,
+        16,
+    ]
+    assert common(client.prompts[:21]) == 0
+    prefix, *on_prefix = client.prompts[21:]
+    assert len(on_prefix) == max(client.together[22:]) == 16
+    assert common(on_prefix) == 1536 == len(prefix) - 1
+
+
+def test_rates_count_tokens_from_when_all_have_begun() -> None:
+    early = TimedRequest(loads.FOUR, 0.0, [1.0, 2.0, 3.0, 4.0], 4.0)
+    late = TimedRequest(loads.FOUR, 0.0, [2.0, 4.0], 4.0)
+    early.num_completion, late.num_completion = 4, 4  # two tokens in each piece of the late one
+    alone = TimedRequest(loads.ONE, 0.0, [1.0], 1.0)
+    alone.num_completion = 1
+    found = loads.answers_ratios([early, late, alone])
+    assert found == {loads.rate_name(loads.FOUR): 2.0}

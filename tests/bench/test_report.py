@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from mlxserve.bench.report import Figure, Report, quantile, ratios
+from mlxserve.bench.report import Figure, Note, Report, growth_exponent, quantile, ratios
 
 
 def shown(report: Report) -> str:
@@ -56,3 +56,23 @@ def test_json_has_every_value_and_its_median(tmp_path: Path) -> None:
     Report("demo", {}, (Figure("rate", "/s", (1.0, 2.0, 9.0)),), {}).write_json(file)
     [figure] = json.loads(file.read_text())["figures"]
     assert figure == {"name": "rate", "unit": "/s", "median": 2.0, "values": [1.0, 2.0, 9.0]}
+
+
+def test_notes_are_cells_of_text_in_their_row_and_column(tmp_path: Path) -> None:
+    notes = (Note("rate", "theirs", "failed: [no]"), Note("other", "ours", "text"))
+    report = Report("demo", {}, (Figure("rate", "", (1.0,), "ours"),), {}, notes)
+    rows = shown(report).splitlines()
+    assert next("failed: [no]" in row and "1" in row for row in rows if "rate" in row)
+    assert any("other" in row and "text" in row for row in rows)
+    file = tmp_path / "figures.json"
+    report.write_json(file)
+    assert json.loads(file.read_text())["notes"][1] == {
+        "name": "other",
+        "who": "ours",
+        "text": "text",
+    }
+
+
+def test_an_exponent_is_the_slope_of_the_logarithms() -> None:
+    assert growth_exponent((1, 10, 100), (5.0, 50.0, 500.0)) == pytest.approx(1)
+    assert growth_exponent((2, 8), (3.0, 6.0)) == pytest.approx(0.5)

@@ -88,7 +88,24 @@ def test_every_round_sends_each_contender_the_same_and_the_first_round_is_left_o
     assert [draw for _, draw in asked[::2]] == [draw for _, draw in asked[1::2]]
     assert len({draw for _, draw in asked}) == 3
     assert len(runs["one"]) == len(runs["two"]) == 2
-    assert runs["one"][0]["num_preemptions"] == 1  # the increase during the load
+    assert runs["one"][0].figures["num_preemptions"] == 1  # the increase during the load
+
+
+def test_a_round_keeps_the_first_error_of_its_requests() -> None:
+    gone = Contender("gone", "http://127.0.0.1:9", "m")
+    warmed: list[float] = []
+
+    async def play(context: loads.LoadContext) -> None:
+        warmed.append(context.size)
+        await context.ask(["w1"], 1)
+
+    workload = serving.Workload("w", play, (), "")
+    [found] = asyncio.run(
+        serving.play_rounds(workload, [gone], 1, 2.0, lambda _: None, warm_up=0.1)
+    )["gone"]
+    assert warmed == [0.2, 2.0]
+    assert "ConnectError" in (found.failure or "")
+    assert found.figures["errors"] == 1
 
 
 def report() -> Report:

@@ -25,7 +25,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         assert environment["PYTHONDONTWRITEBYTECODE"] == "", "nothing is compiled"
         assert Path(environment["PYTHONPYCACHEPREFIX"]).is_dir()
         log.append(f"start {name}")
-        yield Contender(name, "http://127.0.0.1:9", "m", start_seconds=float(len(log)))
+        yield Contender(name, "http://127.0.0.1:9", "m", float(len(log)), 2.0)
         log.append(f"end {name}")
 
     def ours(
@@ -44,7 +44,9 @@ def test_each_server_starts_alone_and_the_first_round_is_not_counted(starts: lis
     assert starts == [f"{what} {name}" for name in names for what in ("start", "end")]
     ready = {figure.who: figure.values for figure in report.figures[:3]}
     assert ready == {"mlxserve": (5.0, 9.0), "mlx-lm": (7.0, 11.0), "÷ mlx-lm": (5 / 7, 9 / 11)}
-    assert [len(figure.values) for figure in report.figures[3:]] == [2, 2, 2]
+    cpu = {figure.who: figure.values for figure in report.figures[3:6]}
+    assert cpu == {"mlxserve": (2.0, 2.0), "mlx-lm": (2.0, 2.0), "÷ mlx-lm": (1.0, 1.0)}
+    assert [len(figure.values) for figure in report.figures[6:]] == [2, 2, 2]
 
 
 def test_one_contender_has_no_ratios(starts: list[str]) -> None:

@@ -150,16 +150,14 @@ def memory() -> None:
 @app.command()
 def targets(
     model: ModelOption = "synthetic:llama-100m",
-    small: Annotated[
-        str, typer.Option(help="Model of the server whose start is timed.")
-    ] = "mlxserve-mini",
     pairs: Annotated[int, typer.Option(min=1, help="Interleaved pairs of each.")] = 3,
     only: Annotated[
         list[str] | None, typer.Option(help="Name of a measurement in the list; may be repeated.")
     ] = None,
     json: JsonOption = None,
 ) -> None:
-    """Every speed target next to its baseline, in one run; exits with 1 if one is missed."""
+    """Targets of options and of decoding in process, each next to its baseline; exits with 1 if one is
+    missed. `mlxserve bench table` has those that compare servers."""
     from json import dumps
 
     from rich.console import Console
@@ -167,7 +165,7 @@ def targets(
     from tests.perf import targets as measured
 
     with Console(stderr=True).status("") as status:
-        benches = measured.measures(model_folder(model), small, pairs, status.update)
+        benches = measured.measures(model_folder(model), pairs, status.update)
         if unknown := set(only or ()) - set(benches):
             raise typer.BadParameter(f"{unknown.pop()!r} is not one of {', '.join(benches)}.")
         wanted = [t for t in measured.TARGETS if not only or t.bench in only]

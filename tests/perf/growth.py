@@ -8,7 +8,6 @@ other load counts little; on Metal they are wall times.
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlxserve import machine
-from mlxserve.bench.report import Figure, Report
+from mlxserve.bench.report import Figure, Report, growth_exponent
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
 from mlxserve.config import SchedulerConfig
@@ -52,7 +51,7 @@ class Curve:
     def exponent(self) -> float:
         """From the last size but one to the last: at the first sizes a constant dominates."""
         costs = [statistics.median(values) for values in self.values[-2:]]
-        return math.log(costs[1] / costs[0]) / math.log(self.sizes[-1] / self.sizes[-2])
+        return growth_exponent(self.sizes[-2:], costs)
 
     def figures(self) -> list[Figure]:
         return [

@@ -1,42 +1,28 @@
-"""mlxserve's speed targets in one table, each measured next to its baseline in one run.
+"""mlxserve's speed targets that compare options or libraries, each next to its baseline in one run.
 
-A row compares a figure of another measurement with a bound. This module measures nothing itself.
+A row compares a figure of another measurement with a target. This module measures nothing itself.
+`mlxserve bench table` has the targets that compare servers.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from mlxserve.bench import loads
+from mlxserve.bench.bound import Bound
 from mlxserve.bench.decode import bench_batch_decode, bench_decode
 from mlxserve.bench.report import Report, machine
-from mlxserve.bench.serving import MLX_LM, WORKLOADS, bench_serving
-from mlxserve.bench.startup import bench_startup
+from mlxserve.bench.serving import WORKLOADS, bench_serving
 from tests.perf.sched import bench_sched
 
-_OURS, _OFF = "mlxserve", "without cache"
+_OFF = "without cache"
 Measure = Callable[[], Report]
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """The limit that a figure must meet."""
-
-    value: float
-    is_floor: bool = False  # the figure must be at least the value, else at most
-
-    def is_met(self, value: float) -> bool:
-        return value >= self.value if self.is_floor else value <= self.value
-
-    def text(self) -> str:
-        return f"{'at least' if self.is_floor else 'at most'} {self.value:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +38,6 @@ class SpeedTarget:
 
 
 TARGETS = (
-    SpeedTarget(
-        "longest gap of an answer while 2,500 prompt tokens are computed, in idle steps",
-        *("beside", loads.GAP, Bound(2.0), _OURS, MLX_LM),
-    ),
-    SpeedTarget(
-        "first token of a short prompt while an answer runs, in idle steps",
-        *("beside", loads.SHORT, Bound(2.0), _OURS, MLX_LM),
-    ),
-    SpeedTarget(
-        "four cold prompts that share 1,500 tokens, in times of one",
-        *("siblings", loads.TOGETHER, Bound(1.3), _OURS, MLX_LM),
-    ),
-    SpeedTarget(
-        "tokens computed for a repeated prompt",
-        *("again", loads.COMPUTED_AGAIN, Bound(32), _OURS, MLX_LM),
-    ),
     SpeedTarget("one answer, tokens/s over mlx-lm's", "decode", "ratio", Bound(0.97, True)),
     SpeedTarget(
         "16 answers that share a prefix, tokens/s over mlx-lm's",
@@ -93,10 +63,6 @@ TARGETS = (
         "plan and commit a step of 256 answers with 100,000 tokens each, in microseconds",
         *("sched", "256 running, 100,000 tokens each", Bound(1000)),
     ),
-    SpeedTarget(
-        "seconds until the server is ready",
-        *("startup", "until it is ready, s", Bound(3.0), _OURS, MLX_LM),
-    ),
 )
 
 
@@ -114,39 +80,27 @@ class TargetRow:
         return bound is None or bound.is_met(statistics.median(self.values))
 
 
-def measures(
-    model: str, small: str, pairs: int, progress: Callable[[str], None]
-) -> dict[str, Measure]:
-    """The measurements by name. `small` is the model of the timed start."""
+def measures(model: str, pairs: int, progress: Callable[[str], None]) -> dict[str, Measure]:
+    """The measurements by name."""
 
-    def served(name: str, size: float, is_beside_mlx_lm: bool = False) -> Report:
-        """Our server's variants, or our default next to mlx-lm's server."""
-        workload = WORKLOADS[name]
-        if is_beside_mlx_lm:
-            workload = replace(workload, variants=workload.variants[:1])
+    def served(name: str) -> Report:
+        """Our server's variants."""
         return bench_serving(
-            workload,
+            WORKLOADS[name],
             model,
-            against=[MLX_LM] if is_beside_mlx_lm else [],
             pairs=pairs,
-            size=size,
+            size=1.0,
             num_pages=1024,
             progress=lambda text: progress(f"{name}: {text}"),
         )
 
     return {
-        "beside": partial(served, "beside", 1.0, True),
-        "siblings": partial(served, "siblings", 2.5, True),
-        "again": partial(served, "again", 2.5, True),
         "decode": lambda: bench_decode(model, pairs=pairs, context=128, tokens=64),
         "batch decode": lambda: bench_batch_decode(
             model, pairs=pairs, batch=16, shared=1536, own=64, tokens=32
         ),
-        "prefix": partial(served, "prefix", 1.0),
-        "admission": partial(served, "admission", 1.0),
-        "aligned": partial(served, "aligned", 1.0),
+        **{name: partial(served, name) for name in ("prefix", "admission", "aligned")},
         "sched": lambda: bench_sched(running=[256], contexts=[100_000], rounds=10),
-        "startup": lambda: bench_startup(small, against=[MLX_LM], pairs=pairs),
     }
 
 

@@ -11,10 +11,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from mlxserve.bench import serving
+from mlxserve.bench.bound import Bound
 from mlxserve.bench.report import Figure, Report
 from tests.perf import targets
 from tests.perf.cli import app
-from tests.perf.targets import Bound, SpeedTarget, TargetRow
+from tests.perf.targets import SpeedTarget, TargetRow
 
 RATE = SpeedTarget("requests/s", "prefix", "requests/s", Bound(1.25, is_floor=True), "÷ off", "off")
 GAP = SpeedTarget("gap", "prefix", "gap", Bound(2.0))
@@ -60,7 +61,7 @@ def test_the_table_marks_missed_targets() -> None:
 
 
 def test_every_target_names_an_existing_measurement_and_contender() -> None:
-    benches = targets.measures("model", "small", 1, lambda _: None)
+    benches = targets.measures("model", 1, lambda _: None)
     assert {target.bench for target in targets.TARGETS} == set(benches)
     for target in targets.TARGETS:
         if target.bench in serving.WORKLOADS and target.who.startswith("÷"):
