@@ -31,11 +31,11 @@ def test_copying_pages_does_not_copy_the_pool() -> None:
 def test_decodes_attended_together_get_what_each_gets_alone() -> None:
     """Few scores, which mlx's kernel takes, and many, which are written out."""
     draw = np.random.default_rng(0)
-    shape = (_HEADS, 64 * _PAGE_SIZE, _DIM)
+    shape = (_HEADS, 128 * _PAGE_SIZE, _DIM)
     keys, values = (mx.array(draw.normal(size=shape).astype(np.float32)) for _ in range(2))
     for contexts in ([3, 20, 9], [300, 150, 16, 77]):
         num_rows, num_pages = len(contexts), -(-max(contexts) // _PAGE_SIZE)
-        pages = draw.permutation(64)[: num_rows * num_pages].reshape(num_rows, num_pages)
+        pages = draw.permutation(128)[: num_rows * num_pages].reshape(num_rows, num_pages)
         tables = SequenceTables(
             page_tables=pages.astype(np.int32),
             context_lens=np.array(contexts, np.int32),
