@@ -54,9 +54,10 @@ _TOLERANCES = {mx.float32: 2e-3, mx.float16: 3e-2, mx.bfloat16: 1e-1}
 _MOST_ROWS = 0.75
 _NOISE_FACTOR = 2
 _HIGHEST_TOLERANCE = 0.25
-# With keys and values in 8 bits, for most rows. The rounding, at most 1/254 of a row's largest number, makes
-# 0.02 of the largest logit in the embedded model; a scale of another row or none at all makes 0.5 and more.
-_QUANTISED_TOLERANCE = 0.25
+# With keys and values in 8 bits, for most rows. Rounding, by up to 1/254 of a row's largest number, makes
+# differences of 0.001 to 0.03 in most rows of 14 architectures with random weights, and 0.15 in Gemma 4; the
+# scale of a neighbouring slot or head, or none, makes 0.27 to 1.4 in all but one of them.
+_QUANTISED_TOLERANCE = 0.2
 _OTHER_CHUNKS = (3, 4, 1, 6, 2)  # lengths of the dense run that shows the noise
 _HALF_DECODES = 8  # single tokens of each sequence, so that most of them means something
 
