@@ -458,9 +458,7 @@ class MetalBackend:
             threadgroup,
         )
 
-    def _quantise(
-        self, dtype: mx.Dtype, moves: mx.array, count: int, k_pool: mx.array
-    ) -> Dispatch:
+    def _quantise(self, dtype: mx.Dtype, moves: mx.array, count: int, k_pool: mx.array) -> Dispatch:
         """The kernel that writes `count` rows of `dtype` in 8 bits."""
         kv_heads = k_pool.shape[1]
         return self._kernels.dispatch(

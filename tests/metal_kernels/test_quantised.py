@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from metal_kernels import HEAD_DIMS, Backend
+from metal_kernels.choice import select_backends
 from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.metal import DTYPES, MetalBackend
 from metal_kernels.ops import LayerShape
 from metal_kernels.quantised import dequantise, quantise
 from metal_kernels.reference import ReferenceBackend
-from metal_kernels.choice import select_backends
 from tests.emulated import emulated_backend
 from tests.metal_kernels.oracle import Case, Paged, quantised
 
@@ -140,9 +140,7 @@ def test_rows_that_are_read_can_be_written_elsewhere_bit_by_bit(backend: Backend
     """As the disk cache does, in whole pages and alone; then copied and resized."""
     rows = rows_of(3, 80, mx.float16)
     shape = (NUM_PAGES, 3, 16, 80, mx.int8)
-    pools = backend.write_kv(
-        rows, rows, backend.new_pool(*shape), backend.new_pool(*shape), SLOTS
-    )
+    pools = backend.write_kv(rows, rows, backend.new_pool(*shape), backend.new_pool(*shape), SLOTS)
     backend.settle(*pools)
     read = backend.read_kv(*pools, SLOTS)
     assert read[0].shape == (len(SLOTS), 3, 84)
@@ -164,16 +162,20 @@ def test_rows_that_are_read_can_be_written_elsewhere_bit_by_bit(backend: Backend
 def test_what_does_not_fit_is_refused(backend: Backend) -> None:
     pools = [backend.new_pool(2, 1, 16, 64, mx.int8) for _ in "kv"]
     one = np.array([3], np.int32)
-    for rows in (mx.zeros((1, 1, 68)), mx.zeros((1, 1, 64), mx.int8), mx.zeros((1, 1, 64), mx.int32)):
+    for rows in (
+        mx.zeros((1, 1, 68)),
+        mx.zeros((1, 1, 64), mx.int8),
+        mx.zeros((1, 1, 64), mx.int32),
+    ):
         with pytest.raises(ValueError, match=r"take|the pool is"):
             backend.write_kv(rows, rows, pools[0], pools[1], one)
     found = Paged(backend, Case(((3, 1),), kv_heads=1, is_quantised=True))
     queries = mx.zeros((1, 2, 64), mx.int8)
     with pytest.raises(ValueError, match="queries are"):
         backend.paged_decode(queries, *found.pools(), found.tables, scale=1.0)
+    latent = mx.zeros((1, 2, 64))
     with pytest.raises(ValueError, match="latents are not quantised"):
-        latent, rope = mx.zeros((1, 2, 64)), mx.zeros((1, 2, 64))
-        backend.paged_latent(latent, rope, *found.pools(), found.tables, scale=1.0)
+        backend.paged_latent(latent, latent, *found.pools(), found.tables, scale=1.0)
 
 
 def test_a_layer_that_the_kernels_do_not_take_gets_plain_mlx() -> None:
