@@ -44,5 +44,5 @@ def in_8_bits(rows: Floats) -> Floats:
 def unpacked(rows: npt.NDArray[np.int8]) -> Floats:
     """What the rows of a quantised pool say."""
     scales = np.ascontiguousarray(rows[..., -4:]).view(np.float32)
-    held: Floats = rows[..., :-4] * scales
+    held: Floats = rows[..., :-4].astype(np.float32) * scales
     return held
