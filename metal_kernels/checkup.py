@@ -12,15 +12,18 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from metal_kernels import quantised
 from metal_kernels.latents import LATENT_DIMS
 from metal_kernels.metal import DTYPES
-from metal_kernels.numpy_attention import Floats, attend
+from metal_kernels.numpy_attention import Floats, attend, in_8_bits, unpacked
 from metal_kernels.ops import HEAD_DIMS, Backend
 from metal_kernels.reading import read
 from metal_kernels.tables import IntArray, SequenceTables
 
 # The largest error relative to the largest value that a dtype's rounding explains.
 TOLERANCES = {mx.float32: 1e-5, mx.float16: 3e-3, mx.bfloat16: 2e-2}
+# Of rows in 8 bits: a number on the border of two values may be rounded to either.
+_ROUNDING = 1 / 126
 # What mlx raises for a text that Apple's compiler refuses, and for too many threads.
 REFUSALS = (RuntimeError, ValueError)
 
@@ -41,8 +44,9 @@ class OpCheck:
     dtype: mx.Dtype
     head_dim: int
     error: float
-    tolerance: float  # 0 for writes and copies
+    tolerance: float  # 0 for writes and copies, but for writes in 8 bits
     refusal: str | None = None  # the whole message
+    is_quantised: bool = False  # the pools; `dtype` is that of rows and queries
 
     @property
     def is_right(self) -> bool:
@@ -54,12 +58,15 @@ def check_ops(
     head_dims: Sequence[int] = HEAD_DIMS,
     latent_dims: Sequence[tuple[int, int]] = LATENT_DIMS,
 ) -> Iterator[OpCheck]:
-    """Check every op in every dtype and head dimension; yields each result at once."""
+    """Check every op in every dtype and head dimension, and over pools in 8 bits; yields each result at
+    once."""
     for dtype in DTYPES:
         for head_dim in head_dims:
             yield from _check(backend, dtype, head_dim)
         for dims in latent_dims:
             yield _check_latents(backend, dtype, *dims)
+        for head_dim in head_dims:
+            yield from _check(backend, dtype, head_dim, is_quantised=True)
 
 
 def _check_latents(backend: Backend, dtype: mx.Dtype, latent_dim: int, rope_dim: int) -> OpCheck:
@@ -107,20 +114,24 @@ def _latent_error(
     return float(np.abs(ours - right).max() / np.abs(right).max())
 
 
-def _check(backend: Backend, dtype: mx.Dtype, head_dim: int) -> Iterator[OpCheck]:
+def _check(
+    backend: Backend, dtype: mx.Dtype, head_dim: int, *, is_quantised: bool = False
+) -> Iterator[OpCheck]:
     is_written = True
     for op, error_of in _ERRORS.items():
         error, refusal = float("nan"), None
         if is_written:
             try:
-                error = error_of(_Written.draw(backend, dtype, head_dim))
+                error = error_of(_Written.draw(backend, dtype, head_dim, is_quantised))
             except REFUSALS as refused:
                 refusal = str(refused)
         else:
             refusal = "not checked, because write_kv does not run"
         is_written = is_written and not (op == "write_kv" and refusal)
         tolerance = TOLERANCES[dtype] if op.startswith("paged") else 0.0
-        yield OpCheck(op, dtype, head_dim, error, tolerance, refusal)
+        if is_quantised and op == "write_kv":
+            tolerance = _ROUNDING
+        yield OpCheck(op, dtype, head_dim, error, tolerance, refusal, is_quantised)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,21 +144,37 @@ class _Written:
     slots: IntArray
     pools: tuple[mx.array, mx.array]
 
+    @property
+    def is_quantised(self) -> bool:
+        return self.pools[0].dtype == quantised.DTYPE
+
+    def held(self) -> tuple[Floats, Floats]:
+        """What the pools should hold of keys and values."""
+        keys, values = _floats(self.keys), _floats(self.values)
+        return (in_8_bits(keys), in_8_bits(values)) if self.is_quantised else (keys, values)
+
     @classmethod
-    def draw(cls, backend: Backend, dtype: mx.Dtype, head_dim: int) -> _Written:
+    def draw(cls, backend: Backend, dtype: mx.Dtype, head_dim: int, is_quantised: bool) -> _Written:
         """Pools of their own for every op: an array whose computation failed poisons what follows."""
         most = max(_tables(sequences).page_tables.size for sequences in (_DECODES, _CHUNKS))
         slots = np.arange(most * _PAGE_SIZE, dtype=np.int32)[:-3]  # pages, and rows
         keys, values = (_draw((len(slots), _KV_HEADS, head_dim), dtype, s) for s in (1, 2))
         shape = (most + 1, _KV_HEADS, _PAGE_SIZE, head_dim)
-        k_pool, v_pool = (backend.new_pool(*shape, dtype) for _ in range(2))
+        pool_dtype = quantised.DTYPE if is_quantised else dtype
+        k_pool, v_pool = (backend.new_pool(*shape, pool_dtype) for _ in range(2))
         pools = backend.write_kv(keys, values, k_pool, v_pool, slots)
         return cls(backend, keys, values, slots, pools)
 
 
 def _write_error(written: _Written) -> float:
     held = written.backend.read_kv(*written.pools, written.slots)
-    return _largest_difference(held, (written.keys, written.values))
+    if not written.is_quantised:
+        return _largest_difference(held, (written.keys, written.values))
+    differences = [
+        np.abs(unpacked(read(rows)) - wanted) / np.abs(wanted).max(axis=-1, keepdims=True)
+        for rows, wanted in zip(held, written.held(), strict=True)
+    ]
+    return float(np.max(differences))
 
 
 def _copy_error(written: _Written) -> float:
@@ -174,7 +201,8 @@ def _attention_error(
     tables = _tables(sequences)
     queries = _draw((tables.num_rows, _KV_HEADS * _GROUP, head_dim), written.keys.dtype, 3)
     output = op(queries, *written.pools, tables, scale=head_dim**-0.5)
-    ours, asked, keys, values = map(_floats, (output, queries, written.keys, written.values))
+    ours, asked = map(_floats, (output, queries))
+    keys, values = written.held()
     expected = []
     for sequence, first, end in tables.queries():
         context = int(tables.context_lens[sequence])

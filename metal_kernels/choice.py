@@ -14,7 +14,7 @@ from metal_kernels.kernels import on_metal
 from metal_kernels.metal import MetalBackend, refusal
 from metal_kernels.ops import Backend, LayerShape
 from metal_kernels.reference import ReferenceBackend
-from metal_kernels.selftest import why_not_in_place
+from metal_kernels.selftest import QUICK_Q8, why_not_in_place
 
 log = logging.getLogger("metal_kernels")
 
@@ -48,7 +48,8 @@ def select_backends(name: str, layers: Sequence[LayerShape]) -> tuple[Backend, .
             'for it; use attention_backend="auto" or "cpu"'
         )
     reasons = [refusal(*layer) for layer in layers]
-    if None in reasons and (failure := why_not_metal()) is not None:
+    is_quantised = any(layer.is_quantised for layer in layers)
+    if None in reasons and (failure := why_not_metal(is_quantised=is_quantised)) is not None:
         reasons = [failure] * len(layers)
     refused = [reason for reason in reasons if reason is not None]
     if refused and name == "metal":
@@ -74,6 +75,9 @@ def has_metal() -> bool:
 
 
 @functools.cache
-def why_not_metal() -> str | None:
-    """What the self-test found wrong, or None; it runs once per process."""
-    return why_not_in_place(MetalBackend(on_metal))
+def why_not_metal(*, is_quantised: bool = False) -> str | None:
+    """What the self-test found wrong, or None; it runs once per process, and once with 8 bits."""
+    reason = why_not_in_place(MetalBackend(on_metal))
+    if reason is not None or not is_quantised:
+        return reason
+    return why_not_in_place(MetalBackend(on_metal), QUICK_Q8)

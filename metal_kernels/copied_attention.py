@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from metal_kernels import kernels
+from metal_kernels import kernels, quantised
 from metal_kernels.fences import Fences
 from metal_kernels.kernels import FENCE, Dispatch, Kernels
 from metal_kernels.long_chunks import Gathered
@@ -37,8 +37,8 @@ class CopiedAttention:
     ) -> mx.array:
         """(rows, heads, head_dim) of the chunk that `tables` describe and `gathered` is made of."""
         gather = tables.plan(
-            ("gather", k_pool.shape, k_pool.dtype, gathered.num_pages),
-            lambda: self._plan(k_pool, gathered),
+            ("gather", k_pool.shape, k_pool.dtype, queries.dtype, gathered.num_pages),
+            lambda: self._plan(k_pool, queries.dtype, gathered),
         )
         after = self._fences.before_read(k_pool)
         keys, values, fence = gather(k_pool=k_pool, v_pool=v_pool, after=after)
@@ -53,14 +53,19 @@ class CopiedAttention:
         )
         return out[0].swapaxes(0, 1)
 
-    def _plan(self, k_pool: mx.array, gathered: Gathered) -> Dispatch:
-        _, kv_heads, page_size, head_dim = k_pool.shape
-        copies = (1, kv_heads, gathered.num_pages * page_size, head_dim), k_pool.dtype
+    def _plan(self, k_pool: mx.array, dtype: mx.Dtype, gathered: Gathered) -> Dispatch:
+        _, kv_heads, page_size, _ = k_pool.shape
+        head_dim = quantised.head_dim_of(k_pool)
+        copies = (1, kv_heads, gathered.num_pages * page_size, head_dim), dtype
         return self._kernels.dispatch(
             kernels.GATHER_PAGES,
             {"pages": gathered.pages},
             {"keys": copies, "values": copies, "fence": FENCE},
-            [("T", k_pool.dtype), ("D", head_dim)],
+            [
+                ("T", dtype),
+                ("D", head_dim),
+                ("IS_QUANTISED", int(k_pool.dtype == quantised.DTYPE)),
+            ],
             (_THREADS, kv_heads, gathered.num_pages),
             (_THREADS, 1, 1),
         )

@@ -46,6 +46,7 @@ WRITE_KV_TOKENS = KernelSpec(
 WRITE_KV_PAGES = KernelSpec(
     "write_kv_pages", ("keys", "values", *_MOVED), ("fence",), writes_pools=True
 )
+QUANTISE_KV = KernelSpec("quantise_kv", ("keys", "values", *_MOVED), ("fence",), writes_pools=True)
 COPY_PAGES = KernelSpec("copy_pages", _MOVED, ("fence",), writes_pools=True)
 GATHER_PAGES = KernelSpec(
     "gather_pages", ("k_pool", "v_pool", "pages", "after"), ("keys", "values", "fence")
@@ -71,6 +72,7 @@ PAGED_LATENT = KernelSpec(
 ALL = (
     WRITE_KV_TOKENS,
     WRITE_KV_PAGES,
+    QUANTISE_KV,
     COPY_PAGES,
     GATHER_PAGES,
     PAGED_DECODE,

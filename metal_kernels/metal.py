@@ -1,7 +1,7 @@
 """MetalBackend: the ops as Metal kernels over pools that are written in place.
 
 Owns the order of kernels (`fences.py`) and knows their texts only by their buffers (`kernels.py`).
-Pools are (num_pages, kv_heads, page_size, head_dim): a page's tile of one head is contiguous.
+Pools are (num_pages, kv_heads, page_size, row): a page's tile of one head is contiguous.
 
 In-place writes are correct under these rules; breaking one corrupts data silently:
 a kernel that uses a pool binds the fences of the kernels it must follow; a pool is one
@@ -19,13 +19,14 @@ from copy import copy
 import mlx.core as mx
 import numpy as np
 
-from metal_kernels import kernels
+from metal_kernels import kernels, quantised
 from metal_kernels.copied_attention import CopiedAttention
 from metal_kernels.fences import Fences
 from metal_kernels.kernels import FENCE, SMALLEST_INPUT, Dispatch, Factory, Kernels, KernelSpec
 from metal_kernels.latents import LATENT_DIMS, LatentAttention
 from metal_kernels.long_chunks import ChunkRun, runs_of
 from metal_kernels.ops import (
+    FLOATS,
     HEAD_DIMS,
     PAGE_SIZES,
     Slots,
@@ -51,7 +52,7 @@ from metal_kernels.recording import StepInputs
 from metal_kernels.resizing import copy_start
 from metal_kernels.tables import SequenceTables
 
-DTYPES = (mx.float16, mx.bfloat16, mx.float32)
+DTYPES = FLOATS
 _LOG2_E = math.log2(math.e)
 _COPY_THREADS = 256
 _MERGE_THREADS = 128
@@ -78,11 +79,13 @@ class MetalBackend:
         self, num_pages: int, kv_heads: int, page_size: int, head_dim: int, dtype: mx.Dtype
     ) -> mx.array:
         """Raises ValueError for shapes and dtypes that the kernels do not support."""
-        if (reason := refusal(head_dim, head_dim, dtype)) is not None:
+        computed_in = mx.float32 if dtype == quantised.DTYPE else dtype
+        if (reason := refusal(head_dim, head_dim, computed_in)) is not None:
             raise ValueError(reason)
         if page_size not in PAGE_SIZES:
             raise ValueError(f"pages have {PAGE_SIZES} slots, got {page_size}")
-        return self._added(mx.zeros((num_pages, kv_heads, page_size, head_dim), dtype))
+        width = quantised.row_width(head_dim, dtype)
+        return self._added(mx.zeros((num_pages, kv_heads, page_size, width), dtype))
 
     def _added(self, pool: mx.array) -> mx.array:
         mx.eval(pool)
@@ -279,6 +282,11 @@ class MetalBackend:
             check_write(keys, values, k_pool, v_pool, slots)
             _check_pools(k_pool, v_pool, may_be_latent=True)
             plan = self.moves_of(slots, k_pool.shape[2])
+            if keys.dtype != k_pool.dtype:
+                rows = WritePlan.of_rows(slots) if len(plan.pages) else plan
+                quantise = self._quantise(keys.dtype, rows.tokens_on_device, len(slots), k_pool)
+                self._writes[key] = (quantise,)
+                return self._writes[key]
             kinds = (
                 (kernels.WRITE_KV_PAGES, plan.pages_on_device, len(plan.pages)),
                 (kernels.WRITE_KV_TOKENS, plan.tokens_on_device, len(plan.tokens)),
@@ -338,6 +346,7 @@ class MetalBackend:
                 ("HEADS", split.heads),
                 ("PARTS", split.parts),
                 ("BLOCKS", split.blocks),
+                ("IS_QUANTISED", int(k_pool.dtype == quantised.DTYPE)),
             ],
             (threads, kv_heads * split.blocks, num_partitions),
             (threads, 1, 1),
@@ -371,8 +380,7 @@ class MetalBackend:
         _check_pools(k_pool, v_pool)
         if softcap is not None:
             return (ChunkRun(tables, 0, tables.num_rows, None),)
-        _, kv_heads, _, head_dim = k_pool.shape
-        return runs_of(tables, kv_heads, head_dim, k_pool.dtype, window)
+        return runs_of(tables, k_pool.shape[1], queries.shape[2], queries.dtype, window)
 
     def _plan_prefill(
         self,
@@ -404,7 +412,12 @@ class MetalBackend:
                 **self._without_sinks(sinks, heads, queries.dtype),
             },
             {"out": ((rows, heads, head_dim), queries.dtype), "fence": FENCE},
-            [("T", queries.dtype), ("D", head_dim), ("SIDE", side)],
+            [
+                ("T", queries.dtype),
+                ("D", head_dim),
+                ("SIDE", side),
+                ("IS_QUANTISED", int(k_pool.dtype == quantised.DTYPE)),
+            ],
             (threads, kv_heads, plan.num_tiles),
             (threads, 1, 1),
         )
@@ -419,7 +432,7 @@ class MetalBackend:
         scale: float,
     ) -> tuple[Dispatch, Dispatch | None]:
         check_latent(q_latent, q_rope, k_pool, v_pool, tables)
-        if (reason := refusal(*_dims(k_pool, v_pool), is_latent=True)) is not None:
+        if (reason := refusal(*_dims(k_pool, v_pool)[:3], is_latent=True)) is not None:
             raise ValueError(reason)
         page_tables = _page_tables(tables)
         return self._latents.dispatches(q_latent, q_rope, tables, page_tables, scale)
@@ -427,13 +440,14 @@ class MetalBackend:
     def _move(
         self, spec: KernelSpec, moves: mx.array, count: int, k_pool: mx.array, v_pool: mx.array
     ) -> Dispatch:
-        """A kernel that writes the pools: `count` moves of every kv head."""
+        """A kernel that writes the pools bit by bit: `count` moves of every kv head."""
         _, kv_heads, _, key_dim = k_pool.shape
         value_dim = v_pool.shape[-1]
         threads = _COPY_THREADS
         threadgroup = (threads, 1, 1)
         if spec is kernels.WRITE_KV_TOKENS:
-            threads = key_dim * k_pool.dtype.size // 16
+            row = key_dim * k_pool.dtype.size
+            threads = row // (16 if row % 16 == 0 else 4)
             threadgroup = (threads, min(kv_heads, max(1, _COPY_THREADS // threads)), 1)
         return self._kernels.dispatch(
             spec,
@@ -442,6 +456,18 @@ class MetalBackend:
             [("T", k_pool.dtype), ("D", key_dim), ("E", value_dim)],
             (threads, kv_heads, count),
             threadgroup,
+        )
+
+    def _quantise(self, dtype: mx.Dtype, moves: mx.array, count: int, k_pool: mx.array) -> Dispatch:
+        """The kernel that writes `count` rows of `dtype` in 8 bits."""
+        kv_heads = k_pool.shape[1]
+        return self._kernels.dispatch(
+            kernels.QUANTISE_KV,
+            {"moves": moves},
+            {"fence": FENCE},
+            [("T", dtype), ("D", quantised.head_dim_of(k_pool))],
+            (32, kv_heads, count),
+            (32, min(kv_heads, _COPY_THREADS // 32), 1),
         )
 
     def _run_move(
@@ -495,10 +521,21 @@ def _shapes(
     )
 
 
-def refusal(key_dim: int, value_dim: int, dtype: mx.Dtype, is_latent: bool = False) -> str | None:
-    """Why the kernels cannot run a layer of this shape, or None."""
+def refusal(
+    key_dim: int,
+    value_dim: int,
+    dtype: mx.Dtype,
+    is_latent: bool = False,
+    is_quantised: bool = False,
+) -> str | None:
+    """Why the kernels cannot run a layer of this shape, or None.
+
+    dtype: that it computes in
+    """
     if dtype not in DTYPES:
         return f"the Metal kernels take float16, bfloat16 and float32, got {dtype}"
+    if is_latent and is_quantised:
+        return "the Metal kernels take no latents in 8 bits"
     if is_latent:
         if (key_dim, value_dim) in LATENT_DIMS:
             return None
@@ -520,16 +557,21 @@ def refusal(key_dim: int, value_dim: int, dtype: mx.Dtype, is_latent: bool = Fal
 
 
 def _check_pools(k_pool: mx.array, v_pool: mx.array, *, may_be_latent: bool = False) -> None:
-    dims = _dims(k_pool, v_pool)
-    reason = refusal(*dims)
-    if reason is not None and not (may_be_latent and refusal(*dims, is_latent=True) is None):
+    key_dim, value_dim, dtype, is_quantised = _dims(k_pool, v_pool)
+    reason = refusal(key_dim, value_dim, dtype)
+    if reason is not None and not (
+        may_be_latent and refusal(key_dim, value_dim, dtype, True, is_quantised) is None
+    ):
         raise ValueError(reason)
     if k_pool.shape[:-1] != v_pool.shape[:-1] or k_pool.dtype != v_pool.dtype:
         raise ValueError("the pools of keys and of values must be alike")
 
 
-def _dims(k_pool: mx.array, v_pool: mx.array) -> tuple[int, int, mx.Dtype]:
-    return k_pool.shape[-1], v_pool.shape[-1], k_pool.dtype
+def _dims(k_pool: mx.array, v_pool: mx.array) -> tuple[int, int, mx.Dtype, bool]:
+    """Dimensions of keys and values, a dtype to compute in, whether they are quantised."""
+    is_quantised = k_pool.dtype == quantised.DTYPE
+    dims = quantised.head_dim_of(k_pool), quantised.head_dim_of(v_pool)
+    return *dims, mx.float32 if is_quantised else k_pool.dtype, is_quantised
 
 
 def _page_tables(tables: SequenceTables) -> mx.array:

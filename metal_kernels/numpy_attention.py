@@ -1,4 +1,4 @@
-"""Attention of one sequence in numpy: the right answer, computed without any device.
+"""Attention of one sequence in numpy: the right answer, computed without any device. Rows in 8 bits.
 
 The check-up and the self-test compare kernels with it. It does not use mlx, whose own products can
 be the less exact side: on an M5 mlx multiplies float32 matrices in TF32, with 10 bits of mantissa.
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
+_HIGHEST = np.float32(127)
 
 
 def attend(queries: Floats, keys: Floats, values: Floats) -> Floats:
@@ -31,3 +32,17 @@ def attend(queries: Floats, keys: Floats, values: Floats) -> Floats:
     answer: Floats = weights.reshape(kv_heads, -1, length) @ values.transpose(1, 0, 2)
     answer = answer.reshape(kv_heads, -1, rows, values.shape[2]).transpose(2, 0, 1, 3)
     return answer.reshape(rows, heads, -1)
+
+
+def in_8_bits(rows: Floats) -> Floats:
+    """What a quantised pool holds of these rows, which are neither zeros nor infinite."""
+    scales = np.abs(rows).max(axis=-1, keepdims=True) / _HIGHEST
+    held: Floats = np.rint(rows / scales) * scales
+    return held
+
+
+def unpacked(rows: npt.NDArray[np.int8]) -> Floats:
+    """What the rows of a quantised pool say."""
+    scales = np.ascontiguousarray(rows[..., -4:]).view(np.float32)
+    held: Floats = rows[..., :-4].astype(np.float32) * scales
+    return held

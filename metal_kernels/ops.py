@@ -3,7 +3,7 @@
 Rows are tokens. For T rows, H query heads, K kv heads, head dimension D and S sequences:
 
     write_kv(keys, values, k_pool, v_pool, slots) -> (k_pool, v_pool)
-        keys, values    (T, K, D), the pool's dtype
+        keys, values    (T, K, D), the pool's dtype; float into a quantised pool
         slots           (T,) int32, all different: row t goes to slot slots[t], bit-exact
         returns the pools to use from here on (the arguments must not be used again)
     paged_decode(queries, k_pool, v_pool, tables, *, scale, window, softcap, sinks) -> (S, H, D)
@@ -16,11 +16,11 @@ Rows are tokens. For T rows, H query heads, K kv heads, head dimension D and S s
         q_rope          (T, H, R), scaled already: mlx-lm's models multiply it by `scale` in their
                         own dtype, and undoing that would round it a second time
     gather_kv(k_pool, v_pool, tables) -> (keys, values)
-        of a single sequence, each (1, K, positions, D), not computed: for what no op attends over.
-        Not on Metal
+        of a single sequence, each (1, K, positions, D), not computed: for what no op attends over;
+        float32 of a quantised pool. Not on Metal
     read_kv(k_pool, v_pool, slots) -> (keys, values)
-        what write_kv wrote there, bit-exact and already computed, so later writes do not change it.
-        No step may be running
+        what the pool holds there, bit-exact and already computed, so later writes do not change it:
+        (slots, K, D), or quantised rows, which write_kv writes as they are. No step may be running
     settle(*pools)
         waits until all that was written to these pools is in them. Raises DeviceError
     copy_pages(k_pool, v_pool, sources, targets) -> (k_pool, v_pool)
@@ -41,6 +41,18 @@ share. The latents are the values, too:
 
     score(row, head, position) = scale * q_latent . latent + q_rope . rotated key
     out(row, head)             = sum over positions of softmax(score) * latent
+
+A pool of int8 is *quantised*: `new_pool(..., head_dim=D, dtype=int8)` has rows of D + 4 elements, D
+values and the bytes of their scale. One array moves as one, so pages are copied, resized and read like
+any others; with D = 128 a row takes 132 bytes instead of 256. For each slot and kv head, of keys and of
+values:
+
+    [ value_0, ..., value_{D-1} | scale: float32, 4 bytes ]        x is about value * scale
+    scale = max |x| / 127, in float32         value = x / scale, rounded to the nearest, half to even
+    no |x| of at least 2^-119: scale 0, values 0         NaN or infinity among x: scale NaN, values 0
+
+Every backend writes these bytes. Attention takes what it reads for value * scale, computed in float32
+and at most rounded to the queries' dtype. Queries have any float dtype. Latents are not quantised.
 """
 
 from __future__ import annotations
@@ -51,8 +63,10 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from metal_kernels import quantised
 from metal_kernels.tables import SequenceTables
 
+FLOATS = (mx.float16, mx.bfloat16, mx.float32)
 PAGE_SIZES = (16, 32, 64)
 # Of the Metal kernels; the other backends take any.
 HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256, 512)
@@ -65,8 +79,9 @@ class LayerShape(NamedTuple):
 
     key_dim: int
     value_dim: int
-    dtype: mx.Dtype
+    dtype: mx.Dtype  # that it computes in
     is_latent: bool = False  # attends by paged_latent: key_dim is L, value_dim is R
+    is_quantised: bool = False
 
 
 class Backend(Protocol):
@@ -170,8 +185,7 @@ def check_attention(
             f"pools {tuple(k_pool.shape)} of {k_pool.dtype} and {tuple(v_pool.shape)} of "
             f"{v_pool.dtype} do not belong together"
         )
-    if queries.dtype != k_pool.dtype:
-        raise ValueError(f"queries are {queries.dtype}, the pool is {k_pool.dtype}")
+    _check_dtype(queries, "queries", k_pool)
     if (tables.highest_page + 1) * tables.page_size > num_slots:
         raise ValueError(
             f"page {tables.highest_page} of {tables.page_size} slots is outside the pool, which "
@@ -193,6 +207,8 @@ def check_latent(
     tables: SequenceTables,
 ) -> None:
     """Raises ValueError for arguments that do not fit together."""
+    if k_pool.dtype == quantised.DTYPE:
+        raise ValueError("latents are not quantised: their pools have the queries' dtype")
     check_attention(q_latent, k_pool, v_pool, tables, None, None, None)
     kv_heads, rope_dim, _ = _pool_shape(v_pool)
     if kv_heads != 1:
@@ -227,13 +243,15 @@ def check_write(
         raise ValueError(f"slots must be one row of int32, got {slots.shape} of {slots.dtype}")
     for name, rows, pool in (("keys", keys, k_pool), ("values", values, v_pool)):
         kv_heads, head_dim, _ = _pool_shape(pool)
+        if rows.dtype == quantised.DTYPE:
+            head_dim = pool.shape[-1]
         if rows.shape != (len(slots), kv_heads, head_dim):
             raise ValueError(
                 f"{name} are {tuple(rows.shape)}; {len(slots)} slots of this pool take "
                 f"({len(slots)}, {kv_heads}, {head_dim})"
             )
-        if rows.dtype != pool.dtype:
-            raise ValueError(f"{name} are {rows.dtype}, the pool is {pool.dtype}")
+        if rows.dtype != quantised.DTYPE or rows.dtype != pool.dtype:
+            _check_dtype(rows, name, pool)
     num_slots = min(_pool_shape(pool)[2] for pool in (k_pool, v_pool))
     if len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < num_slots:
         raise ValueError(f"slots must be in 0..{num_slots - 1}")
@@ -257,8 +275,15 @@ def check_copy(
 
 def _pool_shape(pool: mx.array) -> tuple[int, int, int]:
     """(kv heads, head dimension, slots), which every layout has at the same axes."""
-    kv_heads, head_dim = pool.shape[-3], pool.shape[-1]
-    return kv_heads, head_dim, pool.size // (kv_heads * head_dim)
+    kv_heads = pool.shape[-3]
+    return kv_heads, quantised.head_dim_of(pool), pool.size // (kv_heads * pool.shape[-1])
+
+
+def _check_dtype(rows: mx.array, name: str, pool: mx.array) -> None:
+    """Raises ValueError. A quantised pool goes with every float dtype."""
+    fits = rows.dtype in FLOATS if pool.dtype == quantised.DTYPE else rows.dtype == pool.dtype
+    if not fits:
+        raise ValueError(f"{name} are {rows.dtype}, the pool is {pool.dtype}")
 
 
 def _shape3(array: mx.array, name: str) -> Any:

@@ -56,13 +56,18 @@ class WritePlan:
     tokens_on_device: mx.array
 
     @classmethod
+    def of_rows(cls, slots: IntArray) -> WritePlan:
+        """Every row alone."""
+        tokens = np.empty((len(slots), 2), np.int32)
+        tokens[:, 0], tokens[:, 1] = np.arange(len(slots)), slots
+        none = np.zeros((0, 2), np.int32)
+        return cls(none, tokens, upload(none), upload(tokens))
+
+    @classmethod
     def of(cls, slots: IntArray, page_size: int) -> WritePlan:
         first_rows = _whole_pages(slots, page_size)
         if not len(first_rows):
-            tokens = np.empty((len(slots), 2), np.int32)
-            tokens[:, 0], tokens[:, 1] = np.arange(len(slots)), slots
-            none = np.zeros((0, 2), np.int32)
-            return cls(none, tokens, upload(none), upload(tokens))
+            return cls.of_rows(slots)
         is_single = np.ones(len(slots), bool)
         is_single[(first_rows[:, None] + np.arange(page_size)).ravel()] = False
         rows = np.flatnonzero(is_single)

@@ -20,6 +20,7 @@ from metal_kernels.ops import (
     check_latent,
     check_write,
 )
+from metal_kernels.quantised import loaded, row_width, stored
 from metal_kernels.reading import evaluate
 from metal_kernels.tables import SequenceTables
 
@@ -31,13 +32,14 @@ class ReferenceBackend:
     def new_pool(
         self, num_pages: int, kv_heads: int, page_size: int, head_dim: int, dtype: mx.Dtype
     ) -> Array:
-        return mx.zeros((num_pages, kv_heads, page_size, head_dim), dtype)
+        return mx.zeros((num_pages, kv_heads, page_size, row_width(head_dim, dtype)), dtype)
 
     def write_kv(
         self, keys: Array, values: Array, k_pool: Array, v_pool: Array, slots: Slots
     ) -> tuple[Array, Array]:
         check_write(keys, values, k_pool, v_pool, slots)
-        k_pool[_at(slots, k_pool)], v_pool[_at(slots, v_pool)] = keys, values
+        k_pool[_at(slots, k_pool)] = stored(keys, k_pool)
+        v_pool[_at(slots, v_pool)] = stored(values, v_pool)
         return k_pool, v_pool
 
     def read_kv(self, k_pool: Array, v_pool: Array, slots: Slots) -> tuple[Array, Array]:
@@ -53,8 +55,10 @@ class ReferenceBackend:
     ) -> tuple[Array, Array]:
         check_gather(tables)
         at = _at(tables.slots(0, np.arange(int(tables.context_lens[0]))), k_pool)
-        keys, values = k_pool[at].swapaxes(0, 1), v_pool[at].swapaxes(0, 1)
-        return keys[None], values[None]
+        keys, values = (
+            loaded(pool[at], mx.float32).swapaxes(0, 1)[None] for pool in (k_pool, v_pool)
+        )
+        return keys, values
 
     def copy_pages(
         self, k_pool: Array, v_pool: Array, sources: Slots, targets: Slots, page_size: int
@@ -102,8 +106,10 @@ class ReferenceBackend:
             position = np.arange(max(0, row.min() + 1 - (window or context)), context)
             is_seen = (position <= row) & (position > row - (window or context))
             at = _at(tables.slots(sequence, position), k_pool)
-            keys = mx.repeat(k_pool[at].astype(mx.float32), group, axis=1)
-            values = mx.repeat(v_pool[at].astype(mx.float32), group, axis=1)
+            keys, values = (
+                mx.repeat(loaded(pool[at], mx.float32).astype(mx.float32), group, axis=1)
+                for pool in (k_pool, v_pool)
+            )
             scores = mx.einsum("rhd,phd->hrp", queries[first:end].astype(mx.float32), keys) * scale
             if softcap is not None:
                 scores = softcap * mx.tanh(scores / softcap)

@@ -93,7 +93,7 @@ def build_chat(config: EngineConfig, files: ModelFiles | None = None) -> Chat:
         model_name=files.name,
         vocab_size=vocab_size,
         default_params=generation.default_params,
-        fingerprint=files.fingerprint,
+        fingerprint=_salted_by(config, files),
         tool_keep_seconds=config.tool_keep_seconds,
         prefix_file=disk_folder / "prefixes.json" if disk_folder else None,
     )
@@ -128,7 +128,7 @@ def build_engine(
     scheduler = Scheduler(config.scheduler, pool, config.num_state_slots, disk)
     log.info(
         "%s is loaded: KV cache %d tokens in %d pages of %d (%.1f MiB, now %.1f), context %d, "
-        "attention by %s, probe difference %.1e",
+        "%sattention by %s, probe difference %.1e",
         files.name,
         config.num_pages * config.page_size,
         config.num_pages,
@@ -136,6 +136,7 @@ def build_engine(
         kv.nbytes_of(config.num_pages) / (1 << 20),
         kv.nbytes / (1 << 20),
         scheduler.max_model_len,
+        "keys and values in 8 bits, " if config.kv_cache_dtype == "q8" else "",
         in_words(kv.backends),
         part.difference,
     )
@@ -184,6 +185,8 @@ def build_part(config: EngineConfig, files: ModelFiles, crew: Crew | None) -> En
     is_metal = machine.is_metal()
     config = default_step_budget(config, is_metal=is_metal)
     loaded = load(files, is_metal=is_metal, memory_limit=memory_limit, crew=crew)
+    if config.kv_cache_dtype == "q8":
+        loaded = loaded.in_8_bits()
     loaded, backends, difference = choose_attention(config.attention_backend, loaded)
     # A number of pages that is asked for, at the start or in a resize, is bounded by all memory, not
     # by gpu_memory_utilization.
@@ -251,10 +254,17 @@ def _disk(
     return DiskCache(tier, pace, page_bytes=kv.nbytes_of(1), page_size=config.page_size)
 
 
+def _salted_by(config: EngineConfig, files: ModelFiles) -> str:
+    """What hashes of pages begin with: pages of another model or dtype are never found."""
+    if config.kv_cache_dtype == "auto":
+        return files.fingerprint
+    return f"{files.fingerprint}/{config.kv_cache_dtype}"
+
+
 def _identity(files: ModelFiles, loaded: LoadedModel, kv: KVPool) -> bytes:
     """Equal where what one engine wrote may be read by another: the model, and how pages and states
     are laid out."""
-    layers = [(s.kv_heads, s.key_dim, s.value_dim, str(s.dtype)) for s in kv.specs]
+    layers = [(s.kv_heads, s.key_dim, s.value_dim, str(s.pool_dtype)) for s in kv.specs]
     states = [[(shape, str(dtype)) for shape, dtype in spec.arrays] for spec in loaded.states or ()]
     layout = f"{files.fingerprint}/{kv.page_size}/{layers}/{states}"
     return blake2b(layout.encode(), digest_size=16).digest()

@@ -301,6 +301,16 @@ class EngineConfig(Options):
     page_size: Annotated[
         int, Option("Tokens in a page.", "Memory", "tokens", choices=PAGE_SIZES)
     ] = 32
+    kv_cache_dtype: Annotated[
+        str,
+        Option(
+            "What keys and values are stored in: the model's own dtype (auto), or 8 bits with a "
+            "scale for each token and head (q8): about twice the context in the same memory, and "
+            "answers that may differ slightly.",
+            "Memory",
+            choices=("auto", "q8"),
+        ),
+    ] = "auto"
     attention_backend: Annotated[
         str,
         Option(

@@ -32,6 +32,7 @@ def test_the_defaults_are_valid_and_leave_open_what_the_model_decides() -> None:
         {"seed": 2**64 - 1},
         {"revision": "main", "model": "some-org/some-model"},
         {"attention_backend": "reference"},
+        {"kv_cache_dtype": "q8"},
     ],
     ids=str,
 )
@@ -87,6 +88,7 @@ def test_so_are_those_of_the_scheduler(options: dict[str, Any]) -> None:
         ("page_tail", ["Copy", ""]),
         ("budget_mode", ["pages", ""]),
         ("attention_backend", ["cuda", ""]),
+        ("kv_cache_dtype", ["fp8", "Q8", ""]),
         ("disk_cache_dir", [""]),
         ("trace", [""]),
         ("model", [""]),

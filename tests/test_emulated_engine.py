@@ -19,7 +19,7 @@ import pytest
 
 from metal_kernels import Backend, LayerShape
 from metal_kernels.cpu.backend import CpuBackend
-from metal_kernels.kernels import ALL, GATHER_PAGES, PAGED_LATENT, Kernel, KernelSpec
+from metal_kernels.kernels import ALL, GATHER_PAGES, PAGED_LATENT, QUANTISE_KV, Kernel, KernelSpec
 from metal_kernels.metal import MetalBackend
 from mlxserve import LLM, SamplingParams
 from mlxserve.model import attention
@@ -34,8 +34,8 @@ QUESTIONS = [
     "Count from one to five.",
 ]
 OPTIONS = {"page_size": 16, "disable_log_stats": True}
-# Of the included model's float32 heads none are copied, and it has no latents.
-UNUSED = (GATHER_PAGES, PAGED_LATENT)
+# Of the included model's float32 heads none are copied; it has no latents, and its dtype is stored.
+UNUSED = (GATHER_PAGES, PAGED_LATENT, QUANTISE_KV)
 
 Tokens = list[tuple[int, ...]]
 

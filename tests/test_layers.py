@@ -230,7 +230,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/chat mlxserve/build"
     ),
     "mlxserve/bench": (
-        "mlxserve/errors mlxserve/sampling_params mlxserve/config mlxserve/request "
+        "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/config mlxserve/request "
         "mlxserve/machine mlxserve/hub mlxserve/cache/pages mlxserve/scheduler mlxserve/model "
         "mlxserve/engine mlxserve/build mlxserve/__init__"
     ),

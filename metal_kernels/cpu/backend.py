@@ -27,6 +27,7 @@ from metal_kernels.ops import (
     check_latent,
     check_write,
 )
+from metal_kernels.quantised import loaded, row_width, stored
 from metal_kernels.reading import evaluate
 from metal_kernels.resizing import copy_start
 from metal_kernels.tables import IntArray, SequenceTables
@@ -50,12 +51,13 @@ class CpuBackend:
     def new_pool(
         self, num_pages: int, kv_heads: int, page_size: int, head_dim: int, dtype: mx.Dtype
     ) -> mx.array:
-        return lazy_zeros((kv_heads, num_pages * page_size, head_dim), dtype)
+        return lazy_zeros((kv_heads, num_pages * page_size, row_width(head_dim, dtype)), dtype)
 
     def write_kv(
         self, keys: mx.array, values: mx.array, k_pool: mx.array, v_pool: mx.array, slots: Slots
     ) -> tuple[mx.array, mx.array]:
         check_write(keys, values, k_pool, v_pool, slots)
+        keys, values = stored(keys, k_pool), stored(values, v_pool)
         for first_row, end_row, slot in _consecutive(slots):
             where = slice(slot, slot + end_row - first_row)
             k_pool[:, where] = keys[first_row:end_row].swapaxes(0, 1)
@@ -75,7 +77,7 @@ class CpuBackend:
     ) -> tuple[mx.array, mx.array]:
         check_gather(tables)
         runs = tables.plan((0, 0), partial(tables.runs, 0, 0))
-        return _read(k_pool, runs), _read(v_pool, runs)
+        return _read(k_pool, runs, mx.float32), _read(v_pool, runs, mx.float32)
 
     def paged_decode(
         self,
@@ -138,8 +140,8 @@ class CpuBackend:
                 latent.attend(
                     q_latent[first_row:end_row],
                     q_rope[first_row:end_row],
-                    _read(k_pool, runs)[0, 0],
-                    _read(v_pool, runs)[0, 0],
+                    _read(k_pool, runs, q_latent.dtype)[0, 0],
+                    _read(v_pool, runs, q_latent.dtype)[0, 0],
                     scale=scale,
                 )
             )
@@ -175,8 +177,8 @@ class CpuBackend:
         self, pool: mx.array, num_pages: int, page_size: int, sources: Slots, targets: Slots
     ) -> mx.array:
         check_copy(pool, pool, sources, targets, page_size)
-        kv_heads, num_slots, head_dim = pool.shape
-        resized = self.new_pool(num_pages, kv_heads, page_size, head_dim, pool.dtype)
+        kv_heads, num_slots, width = pool.shape
+        resized = lazy_zeros((kv_heads, num_pages * page_size, width), pool.dtype)
         copy_start(pool, resized, min(num_slots, num_pages * page_size), axis=1)
         for source, target, count in _runs_of_moves(sources, targets):
             from_ = slice(source * page_size, (source + count) * page_size)
@@ -201,8 +203,8 @@ class CpuBackend:
         outputs = [
             attend_written_out(
                 queries[None, mx.array(group.rows)].swapaxes(1, 2),
-                _read(k_pool, group.runs),
-                _read(v_pool, group.runs),
+                _read(k_pool, group.runs, queries.dtype),
+                _read(v_pool, group.runs, queries.dtype),
                 scale=scale,
                 unseen=group.unseen,
             )[0].swapaxes(0, 1)
@@ -239,8 +241,8 @@ def _attend_one_by_one(
         outputs.append(
             attend(
                 queries[None, first_row:end_row].swapaxes(1, 2),
-                _read(k_pool, runs),
-                _read(v_pool, runs),
+                _read(k_pool, runs, queries.dtype),
+                _read(v_pool, runs, queries.dtype),
                 scale=scale,
                 window=window,
                 softcap=softcap,
@@ -260,7 +262,7 @@ def _attend_gathered(
 ) -> mx.array:
     """One attention for all sequences, over copies of their keys and values."""
     slots, unseen = tables.plan("gathered", lambda: _gathered(tables))
-    keys, values = k_pool[:, slots], v_pool[:, slots]
+    keys, values = (loaded(pool[:, slots], queries.dtype) for pool in (k_pool, v_pool))
     if is_faster_written_out(queries.shape[1] * slots.size, queries.dtype):
         return attend_rows_written_out(
             queries, keys, values, scale=scale, unseen=unseen, sinks=sinks
@@ -313,7 +315,11 @@ def _consecutive(slots: Slots) -> list[tuple[int, int, int]]:
     return [(begin, end, int(slots[begin])) for begin, end in pairwise(bounds) if end > begin]
 
 
-def _read(pool: mx.array, runs: list[tuple[int, int]]) -> mx.array:
-    """(1, kv_heads, positions, head_dim): a view where the positions are one run of slots."""
+def _read(pool: mx.array, runs: list[tuple[int, int]], dtype: mx.Dtype) -> mx.array:
+    """(1, kv_heads, positions, head_dim): a view where the positions are one run of slots.
+
+    Of a quantised pool a copy in `dtype`.
+    """
     parts = [pool[None, :, start:end] for start, end in runs]
-    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+    rows = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+    return loaded(rows, dtype)

@@ -26,7 +26,8 @@ import mlx.core as mx
 # Below this mx.zeros is as fast.
 _SMALLEST = 1 << 20  # bytes
 
-_DTYPES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16"}  # as safetensors names them
+# As safetensors names them.
+_DTYPES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.int8: "I8"}
 
 
 def lazy_zeros(shape: Sequence[int], dtype: mx.Dtype) -> mx.array:

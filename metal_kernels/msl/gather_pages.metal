@@ -1,27 +1,43 @@
 // Copies a sequence's pages side by side, for attention that reads contiguous keys and values.
 //
-// k_pool, v_pool  (num_pages, K, page_size, D)     of type T
+// k_pool, v_pool  (num_pages, K, page_size, D)     of type T; int8 and D + 4 where quantised
 // pages           (N) int32                        in the order of the positions
 // after           (8) int32                        bound for its order, never read
-// keys, values    (1, K, N * page_size, D)         out
+// keys, values    (1, K, N * page_size, D)         out, of type T
 // fence           (8) int32                        out: bound by the next kernel that writes the pools
 //
-// template: T, D. One threadgroup per (page, head): grid (threads, K, N).
+// template: T, D, IS_QUANTISED. One threadgroup per (page, head): grid (threads, K, N).
 
 constexpr int WORDS = D * sizeof(T) / 16;
+constexpr int QUADS = D / 4;
+constexpr int ROW = D + 4;  // bytes of a quantised row
+typedef vec<T, 4> Quad;
 const int thread_index = int(thread_position_in_threadgroup.x);
 const int num_threads = int(threads_per_threadgroup.x);
 const int head = int(threadgroup_position_in_grid.y);
 const int place = int(threadgroup_position_in_grid.z);
 const int num_places = int(threadgroups_per_grid.z);
 const int kv_heads = k_pool_shape[1];
-const int num_words = k_pool_shape[2] * WORDS;
+const int page_size = k_pool_shape[2];
+const ulong source = (ulong(pages[place]) * kv_heads + head) * page_size;  // rows
+const ulong target = (ulong(head) * num_places + place) * page_size;
 
-const ulong source = (ulong(pages[place]) * kv_heads + head) * num_words;
-const ulong target = (ulong(head) * num_places + place) * num_words;
-for (int i = thread_index; i < num_words; i += num_threads) {
-  ((device uint4*)keys)[target + i] = ((const device uint4*)k_pool)[source + i];
-  ((device uint4*)values)[target + i] = ((const device uint4*)v_pool)[source + i];
+if (IS_QUANTISED) {
+  for (int i = thread_index; i < page_size * QUADS; i += num_threads) {
+    const ulong at = source + i / QUADS;
+    const device char* key = (const device char*)k_pool + at * ROW;
+    const device char* value = (const device char*)v_pool + at * ROW;
+    const float4 k = float4(((const device char4*)key)[i % QUADS]) * *(const device float*)(key + D);
+    const float4 v =
+        float4(((const device char4*)value)[i % QUADS]) * *(const device float*)(value + D);
+    ((device Quad*)keys)[target * QUADS + i] = Quad(T(k.x), T(k.y), T(k.z), T(k.w));
+    ((device Quad*)values)[target * QUADS + i] = Quad(T(v.x), T(v.y), T(v.z), T(v.w));
+  }
+} else {
+  for (int i = thread_index; i < page_size * WORDS; i += num_threads) {
+    ((device uint4*)keys)[target * WORDS + i] = ((const device uint4*)k_pool)[source * WORDS + i];
+    ((device uint4*)values)[target * WORDS + i] = ((const device uint4*)v_pool)[source * WORDS + i];
+  }
 }
 
 if (thread_index < 8 && head == 0 && place == 0) fence[thread_index] = 0;

@@ -1,7 +1,7 @@
 // Attention of one query row per sequence, first pass: every partition of a context alone.
 //
 // queries      (S, H, D)                       of type T
-// k_pool, v_pool  (num_pages, K, page_size, D)
+// k_pool, v_pool  (num_pages, K, page_size, D)    of type T; int8 and D + 4 where quantised
 // page_tables  (S, max_pages) int32            entries past a sequence's last page may be anything
 // partitions   (W, 4) int32                    sequence, first key, key after the last, unused
 // numbers      (8) float                       factor of the scores, softcap * log2(e) or 0, ...
@@ -11,11 +11,12 @@
 // fence        (8) int32                       out: bound by the next kernel that writes the pools
 //
 // template: T, D, GROUP (H / K), HEADS (of one simdgroup), PARTS (simdgroups that share the heads
-// of a threadgroup), BLOCKS (threadgroups that share the group).
+// of a threadgroup), BLOCKS (threadgroups that share the group), IS_QUANTISED.
 // One threadgroup per (kv head and block, partition): grid (32 * TURNS * PARTS, K * BLOCKS, W).
 // Keys and values are read once for HEADS query heads. Four simdgroups (two where PARTS > 2) take
 // keys in turns, four (or two) at a time; a lane holds the same few dimensions of queries, keys, values and
-// sums. Loops over these arrays are unrolled, or they would be in memory and not in registers:
+// sums. Loops over these arrays are unrolled, or they would be in memory and not in registers. A quantised
+// key's scale multiplies its score, a value's its weight:
 //
 //   simdgroup   0    1    2    3    0    1   ...
 //   keys       0-3  4-7  8-11 12-15 16-19 20-23 ...
@@ -25,8 +26,11 @@ constexpr int KEYS = D > 256 ? 2 : 4;  // at a time, in registers
 constexpr int WIDTH = D % 128 == 0 ? 4 : D % 64 == 0 ? 2 : 4;  // dimensions of one load
 constexpr int LOADS = (D + 32 * WIDTH - 1) / (32 * WIDTH);
 constexpr int STRIDE = D + 4;  // of a partial
+constexpr int ROW = IS_QUANTISED ? D + 4 : D;  // elements of a row in the pools
 constexpr float LOWEST = -1e30f;  // for minus infinity, which fast math may not support
-typedef vec<T, WIDTH> Loaded;
+typedef conditional_t<IS_QUANTISED != 0, char, T> Stored;
+typedef vec<Stored, WIDTH> Loaded;
+typedef vec<T, WIDTH> Query;
 typedef vec<float, WIDTH> Floats;
 
 const int lane = int(thread_index_in_simdgroup);
@@ -59,7 +63,7 @@ for (int h = 0; h < HEADS; h++) {
   for (int c = 0; c < LOADS; c++) {
     const int at = (c * 32 + lane) * WIDTH;
     query[h][c] = Floats(0.0f);
-    if (at < D) query[h][c] = Floats(*(const device Loaded*)(row + at)) * factor;
+    if (at < D) query[h][c] = Floats(*(const device Query*)(row + at)) * factor;
     sum[h][c] = Floats(0.0f);
   }
   highest[h] = LOWEST;
@@ -71,19 +75,26 @@ for (int key = (first_key & ~(KEYS - 1)) + KEYS * turn; key < end_key; key += KE
   const long page = pages[key >> page_shift];
   const long tile = ((page * kv_heads + kv_head) << page_shift) + (key & page_mask);
   Loaded keys[KEYS][LOADS], values[KEYS][LOADS];
+  float key_scale[KEYS], value_scale[KEYS];
   bool is_seen[KEYS];
   #pragma clang loop unroll(full)
   for (int k = 0; k < KEYS; k++) {
     is_seen[k] = key + k >= first_key && key + k < end_key;
+    key_scale[k] = 0.0f;
+    value_scale[k] = 0.0f;
+    if (IS_QUANTISED && is_seen[k]) {
+      key_scale[k] = *(const device float*)(k_pool + (tile + k) * ROW + D);
+      value_scale[k] = *(const device float*)(v_pool + (tile + k) * ROW + D);
+    }
     #pragma clang loop unroll(full)
     for (int c = 0; c < LOADS; c++) {
       const int at = (c * 32 + lane) * WIDTH;
-      keys[k][c] = Loaded(T(0));
-      values[k][c] = Loaded(T(0));
+      keys[k][c] = Loaded(Stored(0));
+      values[k][c] = Loaded(Stored(0));
       // Rows past the end hold anything, NaN included, and 0 * NaN is NaN: they are not read.
       if (is_seen[k] && at < D) {
-        keys[k][c] = *(const device Loaded*)(k_pool + (tile + k) * D + at);
-        values[k][c] = *(const device Loaded*)(v_pool + (tile + k) * D + at);
+        keys[k][c] = *(const device Loaded*)(k_pool + (tile + k) * ROW + at);
+        values[k][c] = *(const device Loaded*)(v_pool + (tile + k) * ROW + at);
       }
     }
   }
@@ -97,6 +108,7 @@ for (int key = (first_key & ~(KEYS - 1)) + KEYS * turn; key < end_key; key += KE
       #pragma clang loop unroll(full)
       for (int c = 0; c < LOADS; c++) product += dot(query[h][c], Floats(keys[k][c]));
       product = simd_sum(product);
+      if (IS_QUANTISED) product *= key_scale[k];
       if (cap > 0.0f) product = cap * precise::tanh(product);
       score[k] = is_seen[k] ? product : LOWEST;
       next = max(next, score[k]);
@@ -110,8 +122,9 @@ for (int key = (first_key & ~(KEYS - 1)) + KEYS * turn; key < end_key; key += KE
     for (int k = 0; k < KEYS; k++) {
       const float weight = fast::exp2(score[k] - next);
       total[h] += weight;
+      const float share = IS_QUANTISED ? weight * value_scale[k] : weight;
       #pragma clang loop unroll(full)
-      for (int c = 0; c < LOADS; c++) sum[h][c] += weight * Floats(values[k][c]);
+      for (int c = 0; c < LOADS; c++) sum[h][c] += share * Floats(values[k][c]);
     }
   }
 }

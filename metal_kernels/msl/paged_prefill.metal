@@ -1,7 +1,7 @@
 // Causal attention of chunks over pages, by tiles of 8x8 matrices.
 //
 // queries      (T, H, D)                       of type T; each chunk's rows are consecutive
-// k_pool, v_pool  (num_pages, K, page_size, D)
+// k_pool, v_pool  (num_pages, K, page_size, D)    of type T; int8 and D + 4 where quantised
 // page_tables  (S, max_pages) int32            entries past a sequence's last page may be anything
 // tiles        (W, 8) int32                    sequence, first query row of the chunk, first line,
 //                                              lines of the chunk, position of the chunk's first
@@ -13,7 +13,7 @@
 // out          (T, H, D)                       of type T
 // fence        (8) int32                       out: bound by the next kernel that writes the pools
 //
-// template: T, D, SIDE (lines and keys of a tile: 8, 16 or 32). Grid (4 * SIDE * SPLIT, K, W): one
+// template: T, D, SIDE (lines and keys of a tile: 8, 16 or 32), IS_QUANTISED. Grid (4 * SIDE * SPLIT, K, W): one
 // threadgroup per (kv head, tile), SPLIT simdgroups per 8 lines, each with its part of the dimensions
 // in registers. A line is one head of one query row, so that all heads of a group share the keys and
 // values they read:
@@ -108,7 +108,14 @@ for (int first_key = tile[5]; first_key < end_key; first_key += SIDE) {
     if (key < end_key) {
       const long page = pages[key >> page_shift];
       const long slot = ((page * kv_heads + kv_head) << page_shift) + (key & page_mask);
-      quad = ((const device Quad*)(k_pool + slot * D))[i % QUADS];
+      if (IS_QUANTISED) {
+        const device char* row = (const device char*)k_pool + slot * (D + 4);
+        const float4 x =
+            float4(((const device char4*)row)[i % QUADS]) * *(const device float*)(row + D);
+        quad = Quad(T(x.x), T(x.y), T(x.z), T(x.w));
+      } else {
+        quad = ((const device Quad*)(k_pool + slot * D))[i % QUADS];
+      }
     }
     tile_quads[i / QUADS * (TILE_STRIDE / 4) + i % QUADS] = quad;
   }
@@ -133,7 +140,14 @@ for (int first_key = tile[5]; first_key < end_key; first_key += SIDE) {
     if (key < end_key) {
       const long page = pages[key >> page_shift];
       const long slot = ((page * kv_heads + kv_head) << page_shift) + (key & page_mask);
-      quad = ((const device Quad*)(v_pool + slot * D))[i % QUADS];
+      if (IS_QUANTISED) {
+        const device char* row = (const device char*)v_pool + slot * (D + 4);
+        const float4 x =
+            float4(((const device char4*)row)[i % QUADS]) * *(const device float*)(row + D);
+        quad = Quad(T(x.x), T(x.y), T(x.z), T(x.w));
+      } else {
+        quad = ((const device Quad*)(v_pool + slot * D))[i % QUADS];
+      }
     }
     tile_quads[i / QUADS * (TILE_STRIDE / 4) + i % QUADS] = quad;
   }

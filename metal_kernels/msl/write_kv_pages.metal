@@ -1,5 +1,6 @@
 // Writes whole pages: the reason for page-aligned chunks. One page number serves
-// page_size rows, and every store is a 16-byte word of a contiguous tile.
+// page_size rows, and every store is a word of a contiguous tile: of 16 bytes, or of 4 where the rows are
+// quantised ones (from the disk cache).
 //
 // keys, values    (T, K, D), (T, K, E)             of type T
 // moves           (M, 2) int32                     first row, page; pages all different
@@ -9,8 +10,9 @@
 //
 // template: T, D, E. One threadgroup per (page, head): grid (threads, K, M).
 
-constexpr int KEY_WORDS = D * sizeof(T) / 16;
-constexpr int VALUE_WORDS = E * sizeof(T) / 16;
+typedef conditional_t<D * sizeof(T) % 16 == 0, uint4, uint> Word;
+constexpr int KEY_WORDS = D * sizeof(T) / sizeof(Word);
+constexpr int VALUE_WORDS = E * sizeof(T) / sizeof(Word);
 const int thread_index = int(thread_position_in_threadgroup.x);
 const int num_threads = int(threads_per_threadgroup.x);
 const int head = int(threadgroup_position_in_grid.y);
@@ -23,13 +25,13 @@ const int page = moves[2 * move + 1];
 const ulong tile = (ulong(page) * kv_heads + head) * page_size;
 for (int i = thread_index; i < page_size * KEY_WORDS; i += num_threads) {
   const ulong row = ulong(first_row + i / KEY_WORDS) * kv_heads + head;
-  ((device uint4*)k_pool)[tile * KEY_WORDS + i] =
-      ((const device uint4*)keys)[row * KEY_WORDS + i % KEY_WORDS];
+  ((device Word*)k_pool)[tile * KEY_WORDS + i] =
+      ((const device Word*)keys)[row * KEY_WORDS + i % KEY_WORDS];
 }
 for (int i = thread_index; i < page_size * VALUE_WORDS; i += num_threads) {
   const ulong row = ulong(first_row + i / VALUE_WORDS) * kv_heads + head;
-  ((device uint4*)v_pool)[tile * VALUE_WORDS + i] =
-      ((const device uint4*)values)[row * VALUE_WORDS + i % VALUE_WORDS];
+  ((device Word*)v_pool)[tile * VALUE_WORDS + i] =
+      ((const device Word*)values)[row * VALUE_WORDS + i % VALUE_WORDS];
 }
 
 if (thread_index < 8 && head == 0 && move == 0) fence[thread_index] = 0;

@@ -6,12 +6,13 @@
 // after_a/b       (8) int32                        bound for their order, never read
 // fence           (8) int32                        out: bound by the next kernel that reads the pools
 //
-// template: T, D, E <= D. grid: (16-byte words of a row of keys, K, M), one word of keys and values
-// per thread.
+// template: T, D, E <= D. grid: (words of a row of keys, K, M), one word of keys and values per thread:
+// 16 bytes, or 4 where the rows are quantised ones (from the disk cache).
 // Bits are moved as integers, so NaN payloads survive.
 
-constexpr int KEY_WORDS = D * sizeof(T) / 16;
-constexpr int VALUE_WORDS = E * sizeof(T) / 16;
+typedef conditional_t<D * sizeof(T) % 16 == 0, uint4, uint> Word;
+constexpr int KEY_WORDS = D * sizeof(T) / sizeof(Word);
+constexpr int VALUE_WORDS = E * sizeof(T) / sizeof(Word);
 const int word = int(thread_position_in_grid.x);
 const int head = int(thread_position_in_grid.y);
 const int move = int(thread_position_in_grid.z);
@@ -24,11 +25,11 @@ const int page = slot >> page_shift;
 const int offset = slot & ((1 << page_shift) - 1);
 const ulong source = ulong(row) * kv_heads + head;
 const ulong target = ((ulong(page) * kv_heads + head) << page_shift) + offset;
-((device uint4*)k_pool)[target * KEY_WORDS + word] =
-    ((const device uint4*)keys)[source * KEY_WORDS + word];
+((device Word*)k_pool)[target * KEY_WORDS + word] =
+    ((const device Word*)keys)[source * KEY_WORDS + word];
 if (word < VALUE_WORDS) {
-  ((device uint4*)v_pool)[target * VALUE_WORDS + word] =
-      ((const device uint4*)values)[source * VALUE_WORDS + word];
+  ((device Word*)v_pool)[target * VALUE_WORDS + word] =
+      ((const device Word*)values)[source * VALUE_WORDS + word];
 }
 
 // A row has at least 8 words.

@@ -224,6 +224,36 @@ def restart(
     finish(report, json)
 
 
+@app.command()
+def kv_dtype(
+    model: ModelOption = "mlxserve-mini",
+    text: Annotated[
+        Path | None, typer.Option(help="A text file; without it what the model itself writes.")
+    ] = None,
+    texts: Annotated[int, typer.Option(min=1, help="Texts that are read.")] = 8,
+    context: Annotated[int, typer.Option(min=16, help="Tokens of each.")] = 512,
+    tokens: Annotated[
+        int, typer.Option(min=2, help="Tokens of a greedy answer to the first half of each text.")
+    ] = 128,
+    json: JsonOption = None,
+) -> None:
+    """Keys and values in 8 bits next to the model's own dtype: perplexity, greedy tokens, memory."""
+    from rich.console import Console
+
+    from mlxserve.bench.kv_dtype import bench_kv_dtype
+
+    with Console(stderr=True).status("") as status:
+        report = bench_kv_dtype(
+            model_folder(model),
+            text=text,
+            num_texts=texts,
+            context=context,
+            tokens=tokens,
+            progress=status.update,
+        )
+    finish(report, json)
+
+
 def model_folder(model: str) -> str:
     """The folder of a synthetic model, written if it is missing; any other name unchanged."""
     return str(synthetic_model(model)) if model.startswith(PREFIX) else model

@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from metal_kernels import Backend
+from metal_kernels import Backend, quantised
 from metal_kernels.reading import read
 from mlxserve.cache import key_owners
 from mlxserve.cache.layout import StepLayout
@@ -32,14 +32,27 @@ class LayerSpec:
     kv_heads: int
     key_dim: int
     value_dim: int
-    dtype: mx.Dtype
+    dtype: mx.Dtype  # that the layer computes in
     window: int | None = None  # positions a row sees, including its own; None for all
     # Latent attention: keys are the latent vectors, which are the values as well, and values are
     # the rotated part that all heads' keys have in common.
     is_latent: bool = False
+    is_quantised: bool = False  # in 8 bits, with a scale for each slot and head
+
+    @property
+    def pool_dtype(self) -> mx.Dtype:
+        return quantised.DTYPE if self.is_quantised else self.dtype
+
+    @property
+    def row_widths(self) -> tuple[int, int]:
+        """Elements of a slot's row of one head in the pools of keys and of values."""
+        key, value = (
+            quantised.row_width(dim, self.pool_dtype) for dim in (self.key_dim, self.value_dim)
+        )
+        return key, value
 
     def bytes_per_token(self) -> int:
-        return self.kv_heads * (self.key_dim + self.value_dim) * self.dtype.size
+        return self.kv_heads * sum(self.row_widths) * self.pool_dtype.size
 
 
 Backends: TypeAlias = Backend | Sequence[Backend]  # of every layer, or of each
@@ -90,7 +103,7 @@ class KVPool:
     def _allocate(self) -> None:
         def pools(dims: Sequence[int]) -> list[mx.array]:
             return [
-                backend.new_pool(self.num_backed, s.kv_heads, self.page_size, dim, s.dtype)
+                backend.new_pool(self.num_backed, s.kv_heads, self.page_size, dim, s.pool_dtype)
                 for backend, s, dim in zip(self.backends, self.specs, dims, strict=True)
             ]
 
@@ -124,8 +137,8 @@ class KVPool:
         """Audit: every array has all backed pages, as after a whole resize. Raises AssertionError."""
         assert self.num_backed <= self.num_pages, "more pages have memory than there are"
         for keys, values, spec in zip(self._keys, self._values, self.specs, strict=True):
-            for array, dim in ((keys, spec.key_dim), (values, spec.value_dim)):
-                wanted = self.num_backed * self.page_size * spec.kv_heads * dim
+            for array, width in zip((keys, values), spec.row_widths, strict=True):
+                wanted = self.num_backed * self.page_size * spec.kv_heads * width
                 assert array.size == wanted, "an array of the cache has another number of pages"
 
     def layer(self, index: int, step: StepLayout) -> LayerKV:
@@ -258,10 +271,10 @@ class KVPool:
         begin = 0
         for layer, spec in enumerate(self.specs):
             sides: list[mx.array] = []
-            for dim in (spec.key_dim, spec.value_dim):
-                end = begin + self.page_size * spec.kv_heads * dim * spec.dtype.size
-                side = mx.array(rows[:, begin:end]).view(spec.dtype)
-                sides.append(side.reshape(len(slots), spec.kv_heads, dim))
+            for width in spec.row_widths:
+                end = begin + self.page_size * spec.kv_heads * width * spec.pool_dtype.size
+                side = mx.array(rows[:, begin:end]).view(spec.pool_dtype)
+                sides.append(side.reshape(len(slots), spec.kv_heads, width))
                 begin = end
             keys, values = sides
             self._keys[layer], self._values[layer] = self.backends[layer].write_kv(
@@ -335,7 +348,9 @@ class KVPool:
     def gather(self, layer: int, step: StepLayout) -> tuple[mx.array, mx.array]:
         """Keys and values of the only sequence of a step, each (1, kv_heads, positions, dim)."""
         assert step.chunks is not None, "the sequence is a chunk"
-        return self.backends[layer].gather_kv(self._keys[layer], self._values[layer], step.chunks)
+        pools, dtype = (self._keys[layer], self._values[layer]), self.specs[layer].dtype
+        keys, values = self.backends[layer].gather_kv(*pools, step.chunks)
+        return keys.astype(dtype), values.astype(dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,18 +12,18 @@ from mlxserve import machine
 
 
 def fences(size: str = "thorough") -> list[dict[str, Any]]:
-    """The self-test of in-place writes and its control, in every dtype; `size` may be "quick"."""
+    """The self-test of in-place writes and its control, in every dtype and in 8 bits; `size` may be "quick"."""
     machine.prepare()
     from metal_kernels.kernels import on_metal
     from metal_kernels.metal import DTYPES
-    from metal_kernels.selftest import QUICK, prove, thorough
+    from metal_kernels.selftest import QUICK, QUICK_Q8, every_thorough_load, prove
 
-    is_quick = size == "quick"
-    loads = [replace(QUICK, dtype=dtype) if is_quick else thorough(dtype) for dtype in DTYPES]
+    quick = [*(replace(QUICK, dtype=dtype) for dtype in DTYPES), QUICK_Q8]
+    loads = quick if size == "quick" else every_thorough_load()
 
     return [
         {
-            "dtype": str(proof.load.dtype).removeprefix("mlx.core."),
+            "dtype": proof.load.label,
             "with_fences": proof.with_fences,
             "without_fences": proof.without_fences,
         }

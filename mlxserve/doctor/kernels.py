@@ -57,13 +57,12 @@ def _writes_in_place(backend: MetalBackend) -> Finding:
 
 
 def _proofs(factory: Factory) -> Iterator[Finding]:
-    """The thorough self-test and its control, in every dtype."""
+    """The thorough self-test and its control, in every dtype and in 8 bits."""
     from metal_kernels.selftest import prove
 
     for proof in prove(factory):
-        dtype = str(proof.load.dtype).removeprefix("mlx.core.")
         size = f"{proof.load.pool_bytes / 1e6:.0f} MB written {proof.load.steps} times"
-        yield _verdict(f"fences {dtype}", size, proof.with_fences, proof.without_fences)
+        yield _verdict(f"fences {proof.load.label}", size, proof.with_fences, proof.without_fences)
 
 
 def _proofs_of_a_child() -> Iterator[Finding]:
@@ -88,10 +87,13 @@ def _verdict(name: str, what: str, with_fences: str | None, without: str | None)
 
 
 def _op_errors(checks: Iterator[OpCheck], processor: str) -> Iterator[Finding]:
-    """Per dtype: one finding for the ops that run, and one for each op that does not."""
-    for dtype, of_dtype in groupby(checks, key=lambda check: check.dtype):
+    """Per dtype, and over pools in 8 bits: one finding for the ops that run, and one for each op that
+    does not."""
+    for (dtype, is_quantised), of_dtype in groupby(
+        checks, key=lambda check: (check.dtype, check.is_quantised)
+    ):
         found = list(of_dtype)
-        name = str(dtype).removeprefix("mlx.core.")
+        name = str(dtype).removeprefix("mlx.core.") + (" q8" if is_quantised else "")
         if ran := [check for check in found if check.refusal is None]:
             yield _errors_of(ran, name, processor)
         refused = [check for check in found if check.refusal is not None]

@@ -39,7 +39,7 @@ def choose_attention(name: str, loaded: LoadedModel) -> AttentionChoice:
     sequence at a time: its forwards are several chains of collectives.
     """
     shapes = [
-        LayerShape(spec.key_dim, spec.value_dim, spec.dtype, spec.is_latent)
+        LayerShape(spec.key_dim, spec.value_dim, spec.dtype, spec.is_latent, spec.is_quantised)
         for spec in loaded.layers
     ]
     try:
@@ -54,7 +54,9 @@ def choose_attention(name: str, loaded: LoadedModel) -> AttentionChoice:
         attempts.append((replace(loaded, by_sequence=True), plain))
     reasons: list[UnsupportedModel] = []
     for model, tried in attempts:
-        difference, reason = _probed(model, tried)
+        difference, reason = _probed(model.in_own_dtype(), tried)
+        if reason is None and model.is_quantised:
+            difference, reason = _probed(model, tried)
         if reason is not None:
             reasons.append(reason)
             continue

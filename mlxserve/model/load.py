@@ -12,7 +12,7 @@ identical bits. Reading rotations from a table took 0.9 to 1.0 of `mx.fast.rope`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -25,7 +25,7 @@ from mlxserve.distributed.crew import Crew
 from mlxserve.distributed.environment import Split
 from mlxserve.distributed.heads import drop_head, split_by_heads
 from mlxserve.distributed.layers import split_by_layers
-from mlxserve.errors import OutOfMemory, UnsupportedModel, in_one_line
+from mlxserve.errors import InvalidConfig, OutOfMemory, UnsupportedModel, in_one_line
 from mlxserve.hub.files import ModelFiles, text_config
 from mlxserve.hub.headers import check_weights
 from mlxserve.model.caches import CacheTree, look_at
@@ -94,6 +94,29 @@ class LoadedModel:
     def most(self, number: int) -> int:
         """The most of all ranks' numbers."""
         return number if self.crew is None else self.crew.most(number)
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether keys and values are stored in 8 bits."""
+        return any(spec.is_quantised for spec in self.layers)
+
+    def in_8_bits(self) -> LoadedModel:
+        """The same with quantised keys and values. Raises InvalidConfig where they are latents."""
+        if any(spec.is_latent for spec in self.layers):
+            raise InvalidConfig(
+                f"kv_cache_dtype=q8: {self.name} keeps latents instead of keys and values, which are "
+                "smaller already and are not stored in 8 bits; leave kv_cache_dtype at auto.",
+                option="kv_cache_dtype",
+            )
+        return self._stored(is_quantised=True)
+
+    def in_own_dtype(self) -> LoadedModel:
+        """The same with keys and values as the model computes them."""
+        return self._stored(is_quantised=False)
+
+    def _stored(self, *, is_quantised: bool) -> LoadedModel:
+        layers = tuple(replace(spec, is_quantised=is_quantised) for spec in self.layers)
+        return replace(self, caches=replace(self.caches, layers=layers))
 
     @property
     def state_nbytes(self) -> int:

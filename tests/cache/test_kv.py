@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -152,11 +153,26 @@ def test_the_size_of_a_pool_is_that_of_its_layers() -> None:
     assert kv.nbytes == 4 * 16 * (128 + 48)
 
 
+def test_in_8_bits_a_number_takes_a_byte_and_a_row_4_more() -> None:
+    specs = [replace(spec, is_quantised=True) for spec in SPECS]
+    assert [spec.bytes_per_token() for spec in specs] == [2 * (12 + 12), 12 + 8]
+    kv = KVPool(specs, num_pages=4, page_size=16, backends=select_backend("cpu"))
+    assert kv.nbytes == kv.nbytes_of(4) == 4 * 16 * (48 + 20)
+    kv.resize(7, {})
+    kv.check()
+    usual = LayerSpec(kv_heads=8, key_dim=128, value_dim=128, dtype=mx.float16)
+    in_8_bits = replace(usual, is_quantised=True)
+    assert usual.bytes_per_token() / in_8_bits.bytes_per_token() == pytest.approx(1.94, abs=0.01)
+
+
+@pytest.mark.parametrize("is_quantised", [False, True], ids=["own", "q8"])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16], ids=str)
-def test_pages_that_were_read_are_written_bit_by_bit_to_other_pages(dtype: mx.Dtype) -> None:
+def test_pages_that_were_read_are_written_bit_by_bit_to_other_pages(
+    dtype: mx.Dtype, is_quantised: bool
+) -> None:
     specs = [
-        LayerSpec(kv_heads=2, key_dim=8, value_dim=8, dtype=dtype),
-        LayerSpec(kv_heads=1, key_dim=8, value_dim=4, dtype=dtype, window=3),
+        LayerSpec(2, key_dim=8, value_dim=8, dtype=dtype, is_quantised=is_quantised),
+        LayerSpec(1, key_dim=8, value_dim=4, dtype=dtype, window=3, is_quantised=is_quantised),
     ]
     pools = [
         KVPool(specs, num_pages=5, page_size=16, backends=select_backend("cpu")) for _ in range(2)

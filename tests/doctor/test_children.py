@@ -73,7 +73,7 @@ def test_a_task_prints_one_line_of_json(
 def test_without_metal_the_child_says_that_no_kernel_runs() -> None:
     """A real process: the module starts, mlx refuses the kernels, the answer is JSON."""
     answer = run_child("fences", {"MLX_MAX_OPS_PER_BUFFER": "0"}, "quick")
-    assert [proof["dtype"] for proof in answer] == ["float16", "bfloat16", "float32"]
+    assert [proof["dtype"] for proof in answer] == ["float16", "bfloat16", "float32", "q8"]
     assert all("a kernel does not run" in proof["with_fences"] for proof in answer)
 
 

@@ -18,14 +18,16 @@ from mlxserve.doctor.kernels import check_kernels
 from tests.emulated import emulated_factory
 
 DTYPES = ("float16", "bfloat16", "float32")
-NAMES = ["in-place writes", *(f"fences {d}" for d in DTYPES), *(f"{d} ops" for d in DTYPES)]
+LOADS = (*DTYPES, "q8")
+OPS = [f"{dtype}{pools} ops" for dtype in DTYPES for pools in ("", " q8")]
+NAMES = ["in-place writes", *(f"fences {load}" for load in LOADS), *OPS]
 CONTROL = "step 3 attended over a mixture of keys"
 SMALL = replace(selftest.QUICK, length=75, steps=2)
 
 
 def answer_of_the_child(task: str, environment: dict[str, str]) -> list[dict[str, str | None]]:
     assert (task, environment) == ("fences", {"MLX_MAX_OPS_PER_BUFFER": "0"})
-    return [{"dtype": d, "with_fences": None, "without_fences": CONTROL} for d in DTYPES]
+    return [{"dtype": d, "with_fences": None, "without_fences": CONTROL} for d in LOADS]
 
 
 @pytest.fixture
@@ -37,7 +39,8 @@ def no_mac(monkeypatch: pytest.MonkeyPatch) -> None:
 def mac(on_metal: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The emulator in place of Metal, and small sizes."""
     monkeypatch.setattr(kernels, "on_metal", emulated_factory())
-    proofs = partial(selftest.prove, loads=[replace(SMALL, dtype=d) for d in metal.DTYPES])
+    loads = [replace(SMALL, dtype=d) for d in metal.DTYPES] + [replace(SMALL, is_quantised=True)]
+    proofs = partial(selftest.prove, loads=loads)
     monkeypatch.setattr(selftest, "prove", proofs)
     monkeypatch.setattr(doctor, "run_child", answer_of_the_child)
     real = checkup.check_ops
@@ -50,7 +53,7 @@ def mac(on_metal: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_metal_the_backend_that_computes_there_is_checked() -> None:
     missing, *ops = check_kernels()
     assert missing == Finding("Metal kernels", "not run: there is no Metal on this machine")
-    assert [finding.name for finding in ops] == ["float16 ops", "bfloat16 ops", "float32 ops"]
+    assert [finding.name for finding in ops] == OPS
     exact = "on the CPU: write_kv exact, copy_pages exact, paged_decode off by"
     for finding in ops:
         assert finding.grade is Grade.OK

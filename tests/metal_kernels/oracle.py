@@ -37,6 +37,7 @@ class Case:
     softcap: float | None = None
     has_sinks: bool = False
     is_scattered: bool = True
+    is_quantised: bool = False  # the pools; `dtype` is that of rows and queries
 
     def __str__(self) -> str:
         chunks = "_".join(f"{before}+{rows}" for before, rows in self.sequences[:2])
@@ -49,6 +50,7 @@ class Case:
         words += ["softcap"] if self.softcap else []
         words += ["sinks"] if self.has_sinks else []
         words += [] if self.is_scattered else ["consecutive"]
+        words += ["q8"] if self.is_quantised else []
         return "-".join(words)
 
 
@@ -128,7 +130,10 @@ class Paged:
 
     def expected(self) -> np.ndarray:
         """The same in float64 numpy, from arrays without pages."""
-        parts = zip(self._queries, self._keys, self._values, strict=True)
+        keys, values = self._keys, self._values
+        if self._case.is_quantised:
+            keys, values = ([in_8_bits(rows) for rows in side] for side in (keys, values))
+        parts = zip(self._queries, keys, values, strict=True)
         return np.concatenate([self._attend(*part) for part in parts])
 
     def error(self) -> float:
@@ -156,8 +161,9 @@ class Paged:
             self._rows(dim, parts)
             for dim, parts in ((case.key_dim, self._keys), (case.value_dim, self._values))
         )
+        pool_dtype = mx.int8 if case.is_quantised else case.dtype
         k_pool, v_pool = (
-            self._backend.new_pool(self.num_pages, case.kv_heads, case.page_size, dim, case.dtype)
+            self._backend.new_pool(self.num_pages, case.kv_heads, case.page_size, dim, pool_dtype)
             for dim in (case.key_dim, case.value_dim)
         )
         everywhere = np.arange(self.num_pages * case.page_size, dtype=np.int32)
@@ -228,6 +234,24 @@ def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) -> m
     return mx.array(rng.standard_normal(shape, np.float32)).astype(dtype)
 
 
+def quantised(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(int8 values, float32 scales with a last axis of 1) as `ops.py` states them, in numpy."""
+    highest = np.abs(rows.astype(np.float32)).max(axis=-1, keepdims=True)
+    is_kept = np.isfinite(highest) & (highest >= 2.0**-119)
+    with np.errstate(invalid="ignore"):
+        scales = np.where(is_kept, highest / np.float32(127), np.float32(0))
+        values = np.rint(rows.astype(np.float32) / np.where(is_kept, scales, np.float32(1)))
+        values = np.where(is_kept, values, 0).astype(np.int8)
+    return values, np.where(np.isfinite(highest), scales, np.float32(np.nan))
+
+
+def in_8_bits(rows: np.ndarray) -> np.ndarray:
+    """What a quantised pool holds of these rows, as float64."""
+    values, scales = quantised(rows)
+    held: np.ndarray = values.astype(np.float64) * scales
+    return held
+
+
 def relative_error(answer: np.ndarray, expected: np.ndarray) -> float:
     assert answer.shape == expected.shape
     return float(np.abs(answer - expected).max() / np.abs(expected).max())
@@ -235,7 +259,7 @@ def relative_error(answer: np.ndarray, expected: np.ndarray) -> float:
 
 def read_slots(pool: mx.array) -> np.ndarray:
     """(slots, kv_heads, head_dim) as unsigned integers: bits can be compared, NaN included."""
-    unsigned = {2: mx.uint16, 4: mx.uint32}[pool.dtype.size]
+    unsigned = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32}[pool.dtype.size]
     bits = np.array(pool.view(unsigned))
     if bits.ndim == 3:  # (kv_heads, slots, head_dim)
         return bits.swapaxes(0, 1)

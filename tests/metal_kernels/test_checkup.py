@@ -46,7 +46,12 @@ def spoiled(kernel: str, error: Exception | None = None) -> MetalBackend:
 
 def test_every_op_of_every_dtype_is_right(fast_backend: MetalBackend) -> None:
     checks = list(check_ops(fast_backend, [64], []))
-    assert [(check.dtype, check.op) for check in checks] == [(d, op) for d in DTYPES for op in OPS]
+    assert [(check.dtype, check.is_quantised, check.op) for check in checks] == [
+        (dtype, is_quantised, op)
+        for dtype in DTYPES
+        for is_quantised in (False, True)
+        for op in OPS
+    ]
     for check in checks:
         assert check.is_right, check
         assert (check.error == 0) == (check.op in ("write_kv", "copy_pages"))
@@ -61,6 +66,7 @@ def test_every_op_of_every_dtype_is_right(fast_backend: MetalBackend) -> None:
         ("paged_decode", "paged_decode"),
         ("merge_partitions", "paged_decode"),
         ("paged_prefill", "paged_prefill"),
+        ("quantise_kv", "write_kv"),
     ],
 )
 def test_a_kernel_that_does_nothing_is_found(kernel: str, op: str) -> None:
@@ -74,7 +80,7 @@ TOO_MANY_THREADS = ValueError("[metal_kernel] Thread group size (512) is greater
 @pytest.mark.parametrize("error", [REFUSED_TEXT, TOO_MANY_THREADS])
 def test_a_refused_kernel_is_a_result_and_the_others_are_checked(error: Exception) -> None:
     checks = list(check_ops(spoiled("paged_decode", error), [64], []))
-    assert len(checks) == len(DTYPES) * len(OPS)
+    assert len(checks) == 2 * len(DTYPES) * len(OPS)
     for check in checks:
         assert check.is_right == (check.op != "paged_decode"), check
         assert check.refusal == (str(error) if check.op == "paged_decode" else None)
@@ -82,6 +88,8 @@ def test_a_refused_kernel_is_a_result_and_the_others_are_checked(error: Exceptio
 
 def test_nothing_is_said_about_other_ops_where_no_pool_can_be_written() -> None:
     checks = list(check_ops(spoiled("write_kv_pages", REFUSED_TEXT), [64], []))
+    assert all(check.is_right for check in checks if check.is_quantised)
+    checks = [check for check in checks if not check.is_quantised]
     reasons = {check.op: check.refusal for check in checks}
     because = "not checked, because write_kv does not run"
     assert reasons == {"write_kv": str(REFUSED_TEXT), **dict.fromkeys(OPS[1:], because)}
@@ -111,7 +119,7 @@ def test_products_of_mlx_in_tf32_do_not_make_a_right_kernel_wrong(
     monkeypatch.setattr(mx, "matmul", matmul)
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", attention)
     checks = [check for check in check_ops(fast_backend, [64], []) if check.dtype == mx.float32]
-    assert [check.op for check in checks] == OPS
+    assert [check.op for check in checks] == 2 * OPS
     assert all(check.is_right for check in checks), checks
 
 

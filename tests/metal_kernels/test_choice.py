@@ -10,6 +10,7 @@ import pytest
 from metal_kernels import LayerShape, choice, select_backend, select_backends
 from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.metal import MetalBackend
+from metal_kernels.selftest import QUICK, FenceLoad
 
 SUPPORTED = [LayerShape(128, 128, mx.float16)]
 UNSUPPORTED = [LayerShape(192, 128, mx.float16)]
@@ -116,6 +117,21 @@ def test_the_self_test_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         select_backend("auto")
     assert len(runs) == 1
+
+
+@pytest.mark.usefixtures("mac")
+def test_kernels_that_fail_the_self_test_in_8_bits_alone_compute_other_layers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def in_place(_backend: MetalBackend, load: FenceLoad = QUICK) -> str | None:
+        return "keys are not in the pool" if load.is_quantised else None
+
+    monkeypatch.setattr(choice, "why_not_in_place", in_place)
+    in_8_bits = [SUPPORTED[0]._replace(is_quantised=True)]
+    assert [backend.name for backend in select_backends("auto", SUPPORTED)] == ["metal"]
+    assert [backend.name for backend in select_backends("auto", in_8_bits)] == ["cpu"]
+    with pytest.raises(ValueError, match="keys are not in the pool"):
+        select_backends("metal", in_8_bits)
 
 
 def test_auto_is_cpu_on_a_mac_whose_default_device_is_the_cpu(

@@ -312,6 +312,9 @@ def test_no_input_is_small_enough_to_change_its_address_space(
         backend.paged_prefill(row, *pools, one, scale=1.0, sinks=sinks)
     half = [backend.new_pool(16, 1, PAGE_SIZE, 64, mx.float16) for _ in range(2)]
     backend.paged_prefill(mx.zeros((256, 1, 64), mx.float16), *half, long_chunk(), scale=1.0)
+    in_8_bits = [backend.new_pool(2, 1, PAGE_SIZE, 64, mx.int8) for _ in range(2)]
+    backend.write_kv(row, row, *in_8_bits, np.array([0], np.int32))
+    backend.paged_decode(row, *in_8_bits, one, scale=1.0)
     latents = [backend.new_pool(2, 1, PAGE_SIZE, dim, mx.float16) for dim in (256, 64)]
     backend.paged_latent(
         *(mx.zeros((1, 1, dim), mx.float16) for dim in (256, 64)), *latents, one, scale=1.0
@@ -410,7 +413,7 @@ def test_a_pool_that_new_pool_did_not_return_is_refused(backend: MetalBackend) -
     [
         ((4, 1, 16, 72, mx.float16), "head dimensions .*got 72; attention_backend=.cpu."),
         ((4, 1, 48, 64, mx.float16), r"pages have \(16, 32, 64\) slots, got 48"),
-        ((4, 1, 16, 64, mx.int8), "float16, bfloat16 and float32, got"),
+        ((4, 1, 16, 64, mx.int32), "float16, bfloat16 and float32, got"),
     ],
 )
 def test_pools_that_the_kernels_do_not_support_are_refused(
@@ -478,6 +481,7 @@ def test_mlx_itself_accepts_every_call(tmp_path: Path, monkeypatch: pytest.Monke
     slots = np.array([0, *range(16, 32)], np.int32)
 
     latents = [backend.new_pool(4, 1, 16, dim, mx.float16) for dim in (256, 64)]
+    in_8_bits = [backend.new_pool(4, 2, 16, 64, mx.int8) for _ in range(2)]
 
     def step(rows: mx.array, queries: mx.array) -> list[mx.array]:
         asked = mx.tile(queries, 4), queries
@@ -488,13 +492,15 @@ def test_mlx_itself_accepts_every_call(tmp_path: Path, monkeypatch: pytest.Monke
             for n, some in ((1, tables([4], [1])), (3, tables([4], [3])))
         ]
         backend.write_kv(rows, rows, *pools, slots)
+        backend.write_kv(rows, rows, *in_8_bits, slots)
         backend.copy_pages(*pools, np.array([0], np.int32), np.array([2], np.int32), 16)
         options = {"scale": 1.0, "softcap": 3.0, "sinks": mx.zeros(4, mx.float16)}
         long = mx.zeros((256, 4, 64), mx.float16)
         gathered = backend.paged_prefill(long, *pools, long_chunk(), scale=1.0)
         return [*over_latents, gathered] + [
-            op(queries, *pools, tables([4], [1]), **options)
+            op(queries, *both, tables([4], [1]), **options)
             for op in (backend.paged_decode, backend.paged_prefill)
+            for both in (pools, in_8_bits)
         ]
 
     arrays = mx.zeros((17, 2, 64), mx.float16), mx.zeros((1, 4, 64), mx.float16)

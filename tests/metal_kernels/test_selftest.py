@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -11,7 +12,16 @@ import pytest
 
 from metal_kernels.kernels import Kernel, KernelSpec, on_metal
 from metal_kernels.metal import DTYPES, MetalBackend
-from metal_kernels.selftest import QUICK, FenceLoad, FenceProof, prove, thorough, why_not_in_place
+from metal_kernels.selftest import (
+    QUICK,
+    QUICK_Q8,
+    FenceLoad,
+    FenceProof,
+    every_thorough_load,
+    prove,
+    thorough,
+    why_not_in_place,
+)
 from tests.device_errors import broken, in_a_thread
 from tests.emulated import emulated_factory
 
@@ -39,6 +49,17 @@ def test_pools_of_every_dtype_are_written_in_place(
     dtype: mx.Dtype, fast_backend: MetalBackend
 ) -> None:
     assert why_not_in_place(fast_backend, small(dtype)) is None
+
+
+def test_pools_in_8_bits_are_written_in_place(fast_backend: MetalBackend) -> None:
+    for load in (QUICK_Q8, replace(small(mx.bfloat16), is_quantised=True)):
+        assert why_not_in_place(fast_backend, load) is None
+
+
+def test_a_thorough_load_in_8_bits_is_as_large() -> None:
+    load = every_thorough_load()[-1]
+    assert load.label == "q8"
+    assert load.pool_bytes == pytest.approx(64e6, rel=0.1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -15,6 +15,7 @@ from mlxserve.errors import InvalidConfig, UnsupportedModel
 from mlxserve.model import attention
 from mlxserve.model.attention import choose_attention, in_words
 from mlxserve.model.load import LoadedModel, prepare
+from mlxserve.model.probe import probe
 
 BuildModel = Callable[..., tuple[Any, dict[str, Any]]]
 
@@ -65,6 +66,29 @@ def test_wrong_kernels_that_were_asked_for_are_an_error(
     monkeypatch.setattr(attention, "select_backends", select_wrong)
     with pytest.raises(UnsupportedModel, match="different logits"):
         choose_attention("metal", loaded)
+
+
+class Slightly(CpuBackend):
+    """Attends with scores that are a tenth too large: less than 8 bits may change."""
+
+    def paged_prefill(self, *args: Any, scale: float, **options: Any) -> mx.array:
+        return super().paged_prefill(*args, scale=1.1 * scale, **options)
+
+
+def test_keys_and_values_in_8_bits_excuse_no_other_difference(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_8_bits = loaded.in_8_bits()
+    assert probe(in_8_bits, Slightly()) < 0.2
+    monkeypatch.setattr(
+        attention, "select_backends", lambda _name, layers: [Slightly()] * len(layers)
+    )
+    with pytest.raises(UnsupportedModel, match="2e-03 is allowed"):
+        choose_attention("metal", in_8_bits)
+    monkeypatch.undo()
+    model, _, difference = choose_attention("cpu", in_8_bits)
+    assert model.is_quantised
+    assert 1e-3 < difference < 0.2
 
 
 def test_a_head_dimension_the_kernels_do_not_have_is_named(

@@ -12,6 +12,8 @@ from mlx_lm.models import llama
 from mlx_lm.models.base import create_causal_mask, scaled_dot_product_attention
 
 from metal_kernels import select_backend
+from metal_kernels.cpu.backend import CpuBackend
+from metal_kernels.quantised import quantise
 from mlxserve.cache.kv import LayerKV
 from mlxserve.errors import UnsupportedModel
 from mlxserve.model.load import LoadedModel, prepare
@@ -56,6 +58,48 @@ def test_half_precision_passes_with_its_own_tolerance(
     model, config = build_model("qwen3")
     model.set_dtype(dtype)
     assert probe(prepare(model, config, "half"), REFERENCE, page_size) < 3e-2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_keys_and_values_in_8_bits_pass_with_a_tolerance_of_their_own(
+    kind: str, build_model: BuildModel
+) -> None:
+    loaded = prepare(*build_model(kind), kind).in_8_bits()
+    assert 1e-3 < probe(loaded, REFERENCE) < 0.2
+
+
+class ScaleOfAnotherHead(CpuBackend):
+    """Swaps the scales of rows of two heads as it writes them."""
+
+    def write_kv(self, keys: mx.array, values: mx.array, *rest: Any) -> tuple[mx.array, mx.array]:
+        keys, values = (swapped(quantise(rows)) for rows in (keys, values))
+        return super().write_kv(keys, values, *rest)
+
+
+def swapped(rows: mx.array) -> mx.array:
+    return mx.concatenate([rows[..., :-4], rows[:, ::-1, -4:]], axis=-1)
+
+
+class Unscaled(CpuBackend):
+    """Writes a scale of 1."""
+
+    def write_kv(self, keys: mx.array, values: mx.array, *rest: Any) -> tuple[mx.array, mx.array]:
+        keys, values = (with_scale_1(quantise(rows)) for rows in (keys, values))
+        return super().write_kv(keys, values, *rest)
+
+
+def with_scale_1(rows: mx.array) -> mx.array:
+    ones = mx.ones((*rows.shape[:-1], 1)).view(mx.int8)
+    return mx.concatenate([rows[..., :-4], ones], axis=-1)
+
+
+@pytest.mark.parametrize(
+    "wrong", [ScaleOfAnotherHead(), Unscaled()], ids=lambda b: type(b).__name__
+)
+def test_wrong_scales_are_refused(wrong: CpuBackend, build_model: BuildModel) -> None:
+    loaded = prepare(*build_model("qwen3"), "small").in_8_bits()
+    with pytest.raises(UnsupportedModel, match=r"different logits .* 2e-01 is allowed"):
+        probe(loaded, wrong)
 
 
 # ---- planted faults: layers that only a comparison of logits can catch

@@ -12,7 +12,14 @@ import pytest
 
 from metal_kernels import select_backend
 from metal_kernels.cpu.backend import CpuBackend
-from metal_kernels.kernels import ALL, PAGED_LATENT, Kernel, KernelSpec
+from metal_kernels.kernels import (
+    ALL,
+    PAGED_LATENT,
+    QUANTISE_KV,
+    WRITE_KV_TOKENS,
+    Kernel,
+    KernelSpec,
+)
 from metal_kernels.metal import MetalBackend
 from mlxserve.cache.kv import LayerSpec
 from mlxserve.config import EngineConfig
@@ -59,6 +66,17 @@ def test_additional_memory_becomes_additional_pages(loaded: LoadedModel) -> None
     assert pages(loaded, loaded.weight_size + 64 * MIB + 100 * PAGE_BYTES) - few == pytest.approx(
         100, abs=few * 0.05
     )
+
+
+def test_in_8_bits_the_same_memory_has_more_pages(loaded: LoadedModel) -> None:
+    """Here 3.2 times as many: 20 bytes instead of 64 for each row of 16 numbers in float32."""
+    limit = loaded.weight_size + 64 * MIB
+    step = StepPeak(planned=0, measured=0, num_rows=64, num_measured=64, seconds=1)
+    few, many = (
+        fit_pages(model, step, page_size=16, memory_limit=limit, max_tokens=10**9)
+        for model in (loaded, loaded.in_8_bits())
+    )
+    assert many / few == pytest.approx(3.2, rel=1e-3)
 
 
 def test_weights_a_step_and_the_pool_fit_in_the_limit(loaded: LoadedModel) -> None:
@@ -193,8 +211,9 @@ def test_measuring_on_metal_frees_its_memory(loaded: LoadedModel) -> None:
     assert mx.get_active_memory() <= before
 
 
+@pytest.mark.parametrize("is_quantised", [False, True], ids=["own dtype", "8 bits"])
 def test_probe_and_measured_step_have_the_device_compile_every_kernel(
-    build_model: Callable[..., tuple[nn.Module, dict[str, Any]]],
+    is_quantised: bool, build_model: Callable[..., tuple[nn.Module, dict[str, Any]]]
 ) -> None:
     """What is compiled later is compiled in a running answer, as copies of pages once were."""
     used: set[str] = set()
@@ -212,12 +231,15 @@ def test_probe_and_measured_step_have_the_device_compile_every_kernel(
     model, small = build_model("llama", head_dim=64, num_hidden_layers=1)
     model.set_dtype(mx.float16)
     loaded, backend = prepare(model, small, "half"), MetalBackend(factory)
-    assert probe(loaded, backend) < 3e-2
+    loaded = loaded.in_8_bits() if is_quantised else loaded
+    assert probe(loaded, backend) < (0.2 if is_quantised else 3e-2)
     config = EngineConfig().with_options(
         page_size=16, max_num_batched_tokens=257, max_num_seqs=2, max_model_len=300
     )
     measure_step(config, loaded, backend, is_metal=True)
-    assert used == {spec.name for spec in ALL if spec is not PAGED_LATENT}
+    # Pages from the disk cache are whole ones, whose rows are quantised already.
+    unused = (PAGED_LATENT, WRITE_KV_TOKENS if is_quantised else QUANTISE_KV)
+    assert used == {spec.name for spec in ALL if spec not in unused}
 
 
 def test_the_planned_and_the_measured_bytes_are_logged(

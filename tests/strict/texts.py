@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import mlx.core as mx
 import numpy as np
 
+from metal_kernels import quantised
 from metal_kernels.kernels import SMALLEST_INPUT, Kernel, KernelSpec, Size
 from metal_kernels.latents import LATENT_DIMS
 from metal_kernels.metal import DTYPES, MetalBackend, refusal
@@ -119,12 +120,13 @@ class _Recorder:
 
 @functools.cache
 def every_text() -> tuple[KernelText, ...]:
-    """All texts: dtypes, head dimensions, groups, numbers of kv heads and page sizes."""
+    """All texts: dtypes, head dimensions, groups, numbers of kv heads, page sizes, 8 bits or not."""
     recorder = _Recorder()
     for dtype in DTYPES:
         for key_dim, value_dim in head_dims(dtype):
             for group in GROUPS:
-                _use(MetalBackend(recorder), dtype, key_dim, value_dim, group=group)
+                for pool in (dtype, quantised.DTYPE):
+                    _use(MetalBackend(recorder), dtype, key_dim, value_dim, pool, group=group)
             for page_size in PAGE_SIZES:
                 _use(MetalBackend(recorder), dtype, key_dim, value_dim, page_size=page_size)
             for kv_heads in KV_HEADS:
@@ -152,6 +154,7 @@ def representative(texts: Sequence[KernelText]) -> list[KernelText]:
         of_kernel = [text for text in texts if text.kernel == kernel]
         for dtype in DTYPES:
             _keep(chosen, [t for t in of_kernel if _has(t, "T", dtype) and _has(t, "D", 128)])
+        _keep(chosen, [text for text in of_kernel if _has(text, "T", quantised.DTYPE)])
         in_bfloat = [text for text in of_kernel if _has(text, "T", mx.bfloat16)]
         for name in dict.fromkeys(name for text in in_bfloat for name, _ in text.template):
             numbers = [dict(text.template)[name] for text in in_bfloat]
@@ -175,14 +178,15 @@ def _use(
     dtype: mx.Dtype,
     key_dim: int,
     value_dim: int,
+    pool_dtype: mx.Dtype | None = None,
     *,
     group: int = 4,
     kv_heads: int = 2,
     page_size: int = 32,
 ) -> None:
     """Call every op, with many rows and with one, with and without what a layer may have."""
-    keys = backend.new_pool(20, kv_heads, page_size, key_dim, dtype)
-    values = backend.new_pool(20, kv_heads, page_size, value_dim, dtype)
+    keys = backend.new_pool(20, kv_heads, page_size, key_dim, pool_dtype or dtype)
+    values = backend.new_pool(20, kv_heads, page_size, value_dim, pool_dtype or dtype)
     heads = kv_heads * group
     slots = np.array([*range(2 * page_size), 5 * page_size + 1, 5 * page_size + 3], np.int32)
     pages = np.array([[0, 1, 5], [2, 3, 4]], np.int32)
@@ -190,6 +194,9 @@ def _use(
         new_keys = mx.zeros((len(rows), kv_heads, key_dim), dtype)
         new_values = mx.zeros((len(rows), kv_heads, value_dim), dtype)
         backend.write_kv(new_keys, new_values, keys, values, rows)
+        if keys.dtype == quantised.DTYPE:  # rows from the disk cache
+            new_keys = mx.zeros((len(rows), kv_heads, key_dim + 4), pool_dtype)
+            backend.write_kv(new_keys, new_keys, keys, values, rows)
     backend.copy_pages(keys, values, np.array([0], np.int32), np.array([11], np.int32), page_size)
     long = SequenceTables(
         np.arange(256 // page_size, dtype=np.int32)[None],

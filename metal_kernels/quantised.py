@@ -1,0 +1,51 @@
+"""Quantised rows: a slot's keys or values of one head, in 8 bits. `ops.py` states the format.
+
+The specification in plain mlx, which the reference and the `cpu` backend compute with; the Metal kernels
+write the same bytes.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+DTYPE = mx.int8  # of a quantised pool
+SCALE_SIZE = 4  # bytes at the end of a row
+_HIGHEST = 127
+# A row with nothing above it is zeros: its scale would be too small for float32, and a GPU takes such
+# numbers for 0.
+_LOWEST = 2.0**-119
+
+
+def row_width(head_dim: int, dtype: mx.Dtype) -> int:
+    """Elements of a row in a pool of this dtype."""
+    return head_dim + SCALE_SIZE if dtype == DTYPE else head_dim
+
+
+def head_dim_of(pool: mx.array) -> int:
+    return int(pool.shape[-1]) - (SCALE_SIZE if pool.dtype == DTYPE else 0)
+
+
+def quantise(rows: mx.array) -> mx.array:
+    """(..., head_dim) of any float dtype -> (..., head_dim + 4) int8."""
+    numbers = rows.astype(mx.float32)
+    highest = mx.abs(numbers).max(axis=-1, keepdims=True)
+    scale = mx.where(highest >= _LOWEST, highest / _HIGHEST, 0.0)
+    scale = mx.where(mx.isfinite(highest), scale, mx.nan)
+    values = mx.where(scale > 0, mx.round(numbers / scale), 0.0)  # round: half to even
+    return mx.concatenate([values.astype(DTYPE), scale.view(DTYPE)], axis=-1)
+
+
+def dequantise(rows: mx.array) -> mx.array:
+    """(..., head_dim + 4) int8 -> (..., head_dim) float32."""
+    scale = rows[..., -SCALE_SIZE:].view(mx.float32)
+    return rows[..., :-SCALE_SIZE].astype(mx.float32) * scale
+
+
+def stored(rows: mx.array, pool: mx.array) -> mx.array:
+    """Rows as `pool` holds them."""
+    return rows if rows.dtype == pool.dtype else quantise(rows)
+
+
+def loaded(rows: mx.array, dtype: mx.Dtype) -> mx.array:
+    """Rows of a pool as what `write_kv` was given, in `dtype` where they are quantised."""
+    return dequantise(rows).astype(dtype) if rows.dtype == DTYPE else rows
