@@ -231,8 +231,8 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/bench": (
         "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/config mlxserve/request "
-        "mlxserve/machine mlxserve/hub mlxserve/cache/pages mlxserve/scheduler mlxserve/model "
-        "mlxserve/engine mlxserve/build mlxserve/__init__"
+        "mlxserve/machine mlxserve/hub mlxserve/cache/kv mlxserve/cache/pages mlxserve/scheduler "
+        "mlxserve/model mlxserve/engine mlxserve/build mlxserve/__init__"
     ),
     "mlxserve/service": "mlxserve/errors",
     "mlxserve/cli": (

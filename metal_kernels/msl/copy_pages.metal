@@ -7,14 +7,16 @@
 //
 // template: T, D, E. One threadgroup per (page, head): grid (threads, K, M).
 
+constexpr int KEY_BYTES = D * int(sizeof(T));  // of a row
+constexpr int VALUE_BYTES = E * int(sizeof(T));
 const int thread_index = int(thread_position_in_threadgroup.x);
 const int num_threads = int(threads_per_threadgroup.x);
 const int head = int(threadgroup_position_in_grid.y);
 const int move = int(threadgroup_position_in_grid.z);
 const int kv_heads = k_pool_shape[1];
 // 16-byte words of a tile: a multiple of 16 rows has a whole number of them, whatever a row has.
-const int key_words = k_pool_shape[2] * D * int(sizeof(T)) / 16;
-const int value_words = k_pool_shape[2] * E * int(sizeof(T)) / 16;
+const int key_words = k_pool_shape[2] * KEY_BYTES / 16;
+const int value_words = k_pool_shape[2] * VALUE_BYTES / 16;
 
 const ulong source = ulong(moves[2 * move]) * kv_heads + head;
 const ulong target = ulong(moves[2 * move + 1]) * kv_heads + head;

@@ -10,7 +10,8 @@
 //
 // template: T, D, E. One threadgroup per (page, head): grid (threads, K, M).
 
-typedef conditional_t<D * sizeof(T) % 16 == 0, uint4, uint> Word;
+constexpr bool IS_LONG = D * sizeof(T) % 16 == 0;
+typedef conditional_t<IS_LONG, uint4, uint> Word;
 constexpr int KEY_WORDS = D * sizeof(T) / sizeof(Word);
 constexpr int VALUE_WORDS = E * sizeof(T) / sizeof(Word);
 const int thread_index = int(thread_position_in_threadgroup.x);

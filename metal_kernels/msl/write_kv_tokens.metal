@@ -10,7 +10,8 @@
 // 16 bytes, or 4 where the rows are quantised ones (from the disk cache).
 // Bits are moved as integers, so NaN payloads survive.
 
-typedef conditional_t<D * sizeof(T) % 16 == 0, uint4, uint> Word;
+constexpr bool IS_LONG = D * sizeof(T) % 16 == 0;
+typedef conditional_t<IS_LONG, uint4, uint> Word;
 constexpr int KEY_WORDS = D * sizeof(T) / sizeof(Word);
 constexpr int VALUE_WORDS = E * sizeof(T) / sizeof(Word);
 const int word = int(thread_position_in_grid.x);

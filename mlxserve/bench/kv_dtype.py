@@ -20,8 +20,9 @@ import numpy.typing as npt
 
 from metal_kernels.reading import read
 from mlxserve import LLM, SamplingParams
-from mlxserve.bench.report import Figure, Report, ratios
+from mlxserve.bench.report import Figure, Report
 from mlxserve.build import EnginePart, build_part
+from mlxserve.cache.kv import LayerSpec
 from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidConfig
 from mlxserve.hub.files import find_model
@@ -63,12 +64,14 @@ def bench_kv_dtype(
     """
     progress("texts")
     texts = _texts(model, text, num_texts, context)
-    parts, predictions, answers, speeds = {}, {}, {}, {}
+    layers, predictions, answers, speeds = {}, {}, {}, {}
     for dtype in DTYPES:
         config = _config(model, dtype, context + tokens)
         progress(f"{dtype}: perplexity")
-        parts[dtype] = build_part(config, find_model(model), None)
-        predictions[dtype] = [_predictions(parts[dtype], ids) for ids in texts]
+        part = build_part(config, find_model(model), None)
+        layers[dtype] = part.kv.specs
+        predictions[dtype] = [_predictions(part, ids) for ids in texts]
+        del part  # one model at a time is in memory
         progress(f"{dtype}: greedy answers")
         answers[dtype], speeds[dtype] = _answers(config, texts, tokens)
     figures = [
@@ -77,8 +80,7 @@ def bench_kv_dtype(
         Figure("same most probable token", "%", _agreement(predictions)),
         Figure("greedy tokens until they differ", "", _until_different(answers)),
         *(Figure(f"greedy decode, {d}", "tokens/s", tuple(speeds[d])) for d in DTYPES),
-        Figure("greedy decode, q8 : auto", "", ratios(speeds["q8"], speeds["auto"])),
-        *_memory(parts),
+        *_memory(layers["auto"], layers["q8"]),
     ]
     settings = {
         "model": model,
@@ -86,7 +88,7 @@ def bench_kv_dtype(
         "texts": num_texts,
         "context": context,
         "tokens": tokens,
-        "auto is": str(parts["auto"].loaded.dtype).removeprefix("mlx.core."),
+        "auto is": str(layers["auto"][0].dtype).removeprefix("mlx.core."),
     }
     return Report("kv-dtype", settings, tuple(figures))
 
@@ -197,16 +199,13 @@ def _until_different(answers: dict[str, list[tuple[int, ...]]]) -> tuple[float, 
     )
 
 
-def _memory(parts: dict[str, EnginePart]) -> Iterator[Figure]:
+def _memory(auto: Sequence[LayerSpec], q8: Sequence[LayerSpec]) -> Iterator[Figure]:
     """KiB of a token's keys and values, and how many tokens a GiB holds; in 16 bits as well, since on a
     CPU a model's own dtype is float32."""
-    sizes = {
-        dtype: sum(spec.bytes_per_token() for spec in part.kv.specs)
-        for dtype, part in parts.items()
-    }
-    values = sum(spec.kv_heads * (spec.key_dim + spec.value_dim) for spec in parts["auto"].kv.specs)
-    sizes = {"auto": sizes["auto"], "16 bits": 2 * values, "q8": sizes["q8"]}
+    values = sum(spec.kv_heads * (spec.key_dim + spec.value_dim) for spec in auto)
+    own, in_8_bits = (sum(spec.bytes_per_token() for spec in layers) for layers in (auto, q8))
+    sizes = {"auto": own, "16 bits": 2 * values, "q8": in_8_bits}
     for name, size in sizes.items():
-        yield Figure(f"keys and values of a token, {name}", "KiB", (size / 1024,))
+        yield Figure(f"a token's memory, {name}", "KiB", (size / 1024,))
     for name, size in sizes.items():
-        yield Figure(f"context in 1 GiB, {name}", "thousand tokens", (_GIB / size / 1000,))
+        yield Figure(f"tokens in 1 GiB, {name}", "thousand", (_GIB / size / 1000,))

@@ -21,10 +21,10 @@ def test_what_the_model_writes_is_as_probable_in_8_bits() -> None:
     assert all(abs(change) < 3 for change in figures["perplexity, q8 above auto"].values)
     assert figures["same most probable token"].median > 90
     assert all(0 <= length <= 8 for length in figures["greedy tokens until they differ"].values)
-    sizes = [figures[f"keys and values of a token, {d}"].median for d in ("auto", "16 bits", "q8")]
+    sizes = [figures[f"a token's memory, {d}"].median for d in ("auto", "16 bits", "q8")]
     assert sizes[0] == 2 * sizes[1]
     assert 1.8 < sizes[1] / sizes[2] < 2
-    held = figures["context in 1 GiB, q8"].median
+    held = figures["tokens in 1 GiB, q8"].median
     assert math.isclose(held * 1000 * sizes[2], 1 << 20)
     assert report.settings["auto is"] == "float32"
 

@@ -109,6 +109,19 @@ def test_ranks_whose_kernels_write_in_place_answer_the_same(
     same(answers_of_ranks(folder, launcher(2), **options), answers(folder))
 
 
+@pytest.mark.ranks
+@pytest.mark.parametrize("split", SPLITS)
+def test_keys_and_values_in_8_bits_are_divided_as_others(
+    split: str, model_folder: Callable[[str], Path]
+) -> None:
+    options: dict[str, Any] = {"kv_cache_dtype": "q8"}
+    expected = answers(model_folder("qwen3"), **options)
+    same(
+        answers_of_ranks(model_folder("qwen3"), **options, **{f"{split}_parallel_size": 2}),
+        expected,
+    )
+
+
 @pytest.mark.parametrize("split", SPLITS)
 def test_four_ranks_answer_the_same(
     split: str, write_model: Callable[..., Path], tmp_path: Path

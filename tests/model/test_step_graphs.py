@@ -174,6 +174,10 @@ def test_a_recorded_step_equals_a_built_one_bit_by_bit(loaded: LoadedModel) -> N
     assert num_recorded(loaded, growing(56, 18)) >= 6
 
 
+def test_a_recorded_step_over_pools_in_8_bits_equals_a_built_one(loaded: LoadedModel) -> None:
+    assert num_recorded(loaded.in_8_bits(), growing(56, 18)) >= 6
+
+
 def test_a_recorded_step_with_states_equals_a_built_one_bit_by_bit(stateful: LoadedModel) -> None:
     """The logits of a step show the states that the one before has left."""
     assert num_recorded(stateful, from_the_beginning(26)) >= 12

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
@@ -20,7 +20,7 @@ from metal_kernels.metal import MetalBackend
 from tests.emulated import emulated_factory
 from tests.emulator import KernelFault
 from tests.metal_kernels.latent_oracle import PagedLatents, latent_case
-from tests.metal_kernels.oracle import Case, Paged
+from tests.metal_kernels.oracle import Case, Paged, quantised
 
 pytestmark = pytest.mark.mutation
 
@@ -59,9 +59,34 @@ GUARDS: dict[str, list[Guard]] = {
         *fence_guards("word", "head", "move"),
     ],
     "write_kv_pages": fence_guards("thread_index", "head", "move"),
+    "quantise_kv": [
+        Guard("side == 0 ? keys : values", "keys"),
+        Guard("side == 0 ? k_pool : v_pool", "k_pool"),
+        Guard("if (at < D) number", "number"),
+        Guard("highest >= LOWEST && ", ""),
+        Guard(" && highest < INFINITE;", ";"),
+        Guard("has_values ? as_type<float>(highest) / 127.0f : 0.0f", "1.0f"),
+        Guard("if (has_values) value", "if (highest >= LOWEST) value"),
+        Guard("rint(number[c][i] / scale)", "(number[c][i] / scale)"),
+        Guard("if (at < D) *", "*"),
+        Guard("if (lane == 0) {", "if (lane == 33) {"),
+        Guard("highest < INFINITE ? as_type<uint>(scale) : NOT_A_NUMBER", "as_type<uint>(scale)"),
+        *fence_guards("lane", "head", "move"),
+    ],
     "copy_pages": fence_guards("thread_index", "head", "move"),
-    "gather_pages": fence_guards("thread_index", "head", "place"),
+    "gather_pages": [
+        Guard("if (IS_QUANTISED) {", "if (false) {"),
+        Guard("key + D)", "key + D - ROW)"),
+        Guard("value + D)", "value + D - ROW)"),
+        *fence_guards("thread_index", "head", "place"),
+    ],
     "paged_decode": [
+        Guard("IS_QUANTISED ? D + 4 : D", "D"),
+        Guard("if (IS_QUANTISED && is_seen[k]) {", "if (IS_QUANTISED) {"),
+        Guard("k_pool + (tile + k) * ROW + D)", "k_pool + (tile + (k ^ 1)) * ROW + D)"),
+        Guard("v_pool + (tile + k) * ROW + D)", "v_pool + (tile + (k ^ 1)) * ROW + D)"),
+        Guard("if (IS_QUANTISED) product *= key_scale[k];", ""),
+        Guard("IS_QUANTISED ? weight * value_scale[k] : weight", "weight"),
         Guard("min(first_head + h, GROUP - 1)", "(first_head + h)"),
         Guard("if (at < D) query", "query"),
         Guard("key + k >= first_key && ", ""),
@@ -94,6 +119,10 @@ GUARDS: dict[str, list[Guard]] = {
         Guard("numbers[2] > 0.0f ? float(sinks[my_head]) * LOG2_E : LOWEST", "float(sinks[0])"),
         Guard("if (key < end_key) {", "{", 0),
         Guard("if (key < end_key) {", "{", 1),
+        Guard("if (IS_QUANTISED) {", "if (false) {", 0),
+        Guard("if (IS_QUANTISED) {", "if (false) {", 1),
+        Guard("* *(const device float*)(row + D)", "", 0),
+        Guard("* *(const device float*)(row + D)", "", 1),
         Guard("if (cap > 0.0f) ", ""),
         Guard("distance < 0 || ", ""),
         Guard("|| distance >= window", ""),
@@ -126,6 +155,7 @@ GUARDS: dict[str, list[Guard]] = {
 }
 # Decisions that guard nothing: they choose between equals by head dimension or lane.
 CHOICES = {
+    "quantise_kv": ["D % 128 == 0 ? 4 : D % 64 == 0 ? 2 : 4"],
     "paged_decode": [
         "PARTS > 2 ? 2 : 4",
         "D > 256 ? 2 : 4",
@@ -140,7 +170,10 @@ CHOICES = {
     ],
 }
 # Mutants that no test can kill, and why they cannot matter.
+_NO_CHAR = "a NaN that becomes a char is 0 on this machine; the language leaves it open"
 SURVIVORS = {
+    "quantise_kv:  && highest < INFINITE; -> ;": _NO_CHAR,
+    "quantise_kv: if (has_values) value -> if (highest >= LOWEST) value": _NO_CHAR,
     "paged_decode: FITTING < HEADS ? FITTING : HEADS -> FITTING": (
         "reserves more threadgroup memory than its heads need, never more than 24 KB"
     ),
@@ -188,6 +221,7 @@ def decodes() -> Iterator[Case]:
     small = {"key_dim": 80, "value_dim": 80, "group": 2, "dtype": mx.float16}
     yield Case(((0, 1), (18, 1), (16, 1), (40, 1)), **small)
     yield Case(((20, 1), (18, 1)), window=7, **small)
+    yield Case(((20, 1), (18, 1)), window=7, is_quantised=True, **small)
 
 
 def prefills() -> Iterator[Case]:
@@ -196,6 +230,7 @@ def prefills() -> Iterator[Case]:
     sizes = {"key_dim": 80, "value_dim": 80, "group": 2, "dtype": mx.float16}
     yield Case(((0, 5), (20, 30), (1, 2)), **sizes)
     yield Case(((40, 20), (3, 1)), window=13, **sizes)
+    yield Case(((40, 20), (3, 1)), is_quantised=True, **sizes)
     yield Case(((3, 6),), **large)
 
 
@@ -242,6 +277,23 @@ def writes(backend: MetalBackend) -> None:
         assert np.array_equal(held[:32], held[32:64])
 
 
+def quantises(backend: MetalBackend) -> None:
+    """Rows of zeros, next to zero, with NaN and infinity; dimensions that leave lanes idle."""
+    for head_dim in (64, 80):
+        rows = np.random.default_rng(head_dim).standard_normal((2, 6, 2, head_dim), np.float32)
+        rows[0, 1, 0], rows[0, 2, 1], rows[1, 3, 0, 5], rows[1, 4, 1, 7] = 0, 1e-37, np.nan, np.inf
+        pools = [backend.new_pool(2, 2, 16, head_dim, mx.int8) for _ in range(2)]
+        slots = np.array([3, 4, 5, 20, 21, 31], np.int32)
+        backend.write_kv(mx.array(rows[0]), mx.array(rows[1]), *pools, slots)
+        held = backend.read_kv(*pools, np.arange(32, dtype=np.int32))
+        for pool, side in zip(held, rows, strict=True):
+            values, scales = quantised(side)
+            found = np.array(pool)
+            assert np.array_equal(found[slots, :, :-4], values)
+            assert np.array_equal(found[slots, :, -4:], scales.view(np.int8))
+            assert not np.delete(found, slots, axis=0).any()
+
+
 def exercise(kernel: str, backend: MetalBackend) -> None:
     """What a kernel has to do right. Raises AssertionError or KernelFault."""
     if kernel in ("paged_decode", "merge_partitions"):
@@ -249,7 +301,10 @@ def exercise(kernel: str, backend: MetalBackend) -> None:
     elif kernel == "paged_prefill":
         attends(backend, prefills())
     elif kernel == "gather_pages":
-        attends(backend, iter([Case(((40, 256),), dtype=mx.float16)]))
+        long = Case(((40, 256),), dtype=mx.float16)
+        attends(backend, iter([long, replace(long, is_quantised=True)]))
+    elif kernel == "quantise_kv":
+        quantises(backend)
     elif kernel == "paged_latent":
         attends_latents(backend)
     else:
