@@ -350,6 +350,7 @@ def no_configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         patch.setenv("MLXSERVE_DISK_CACHE_SIZE", "0")
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         patch.setenv("MLXSERVE_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.delenv("COLORFGBG", raising=False)  # the colours of the terminal they are run in
         yield
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 DARK = "mlxserve-dark"
 LIGHT = "mlxserve-light"
 DEFAULT = DARK
@@ -58,3 +60,12 @@ COLOURS: dict[str, Colours] = {
         "owner-3": "#A3367A",
     },
 }
+
+
+def usual_theme() -> str:
+    """The theme until one is chosen: that of the terminal's background, where COLORFGBG names it.
+
+    iTerm2, Konsole, rxvt and others set it: the number of the text's colour, then the background's.
+    """
+    background = os.environ.get("COLORFGBG", "").rpartition(";")[2]
+    return LIGHT if background == "7" or background in map(str, range(9, 16)) else DEFAULT

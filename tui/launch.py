@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tui.colours import DEFAULT
+from tui.colours import usual_theme
 from tui.home import Home
 from tui.talk.connection import ConnectOptions, Connector
 
@@ -72,7 +72,7 @@ def _show(
     from tui.talk.models import ModelCatalog
 
     store, warning = open_store(home)
-    theme_name = store.setting("theme") or DEFAULT
+    theme_name = store.setting("theme") or usual_theme()
     app = ChatApp(
         connector,
         store,

@@ -18,7 +18,7 @@ import termios
 from colorsys import rgb_to_hls
 from types import FrameType
 
-from tui.colours import COLOURS, DEFAULT
+from tui.colours import COLOURS, DEFAULT, usual_theme
 
 ENTER = "\x1b[?1049h"  # the alternate screen, as Textual's driver writes it
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
@@ -224,13 +224,13 @@ def _is_plain_terminal() -> bool:
 
 
 def _remembered_theme() -> str:
-    """The theme chosen last, unless reading it would have to wait for a lock."""
+    """The theme chosen last, unless there is none or reading it would have to wait for a lock."""
     import sqlite3  # 5 ms; the store takes 40
 
     folder = os.environ.get("MLXSERVE_HOME") or "~/.mlxserve"
     path = os.path.join(os.path.expanduser(folder), "chat.sqlite")
     if not os.path.exists(path):
-        return DEFAULT
+        return usual_theme()
     try:
         chats = sqlite3.connect(path, timeout=0)
         try:
@@ -238,5 +238,5 @@ def _remembered_theme() -> str:
         finally:
             chats.close()
     except sqlite3.Error:
-        return DEFAULT  # the app reports what is wrong with the file
-    return DEFAULT if found is None else str(found[0])
+        return usual_theme()  # the app reports what is wrong with the file
+    return usual_theme() if found is None else str(found[0])

@@ -388,6 +388,7 @@ class Window:
         self._patience = patience
         self._terminal, inside = os.openpty()
         fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
+        self.modes_before = self.modes  # the program
         outer = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
         environment = {**outer, "MLXSERVE_HOME": str(home), "TERM": "xterm-256color"}
         self.process = subprocess.Popen(

@@ -142,7 +142,6 @@ def test_keys_typed_before_the_app_runs_reach_it(
     store.set_setting("theme", LIGHT.name)
     store.close()
     window = open_window("-m", "mlxserve", "chat", "--url", server.url)
-    before = window.modes
     window.press("typed ")
     window.wait_for_bytes("sk anything")  # the A is under the cursor
     assert "48;5;231m" in window.written or "48;2;250;250;247" in window.written, "the light theme"
@@ -153,7 +152,7 @@ def test_keys_typed_before_the_app_runs_reach_it(
     assert window.all_written.count("\x1b[?1049h") == 1, "the alternate screen is entered once"
     window.press("\x11")
     assert window.end() == 0
-    assert window.modes == before
+    assert window.modes == window.modes_before
     assert LEFT[-14:] in window.written
 
 
@@ -162,7 +161,6 @@ def test_a_signal_before_the_app_runs_restores_the_terminal(
     open_window: Callable[..., "Window"], end: str
 ) -> None:
     window = open_window("-c", ENDLESS, "chat", "--url", "http://127.0.0.1:9")
-    before = window.modes
     window.wait_for("importing")
     assert not window.echoes
     number = {"ctrl+c": 2, "SIGTERM": 15, "SIGHUP": 1}[end]
@@ -172,7 +170,7 @@ def test_a_signal_before_the_app_runs_restores_the_terminal(
         window.process.send_signal(number)
     assert window.end() == 128 + number
     assert window.written.endswith(LEFT)
-    assert window.modes == before
+    assert window.modes == window.modes_before
 
 
 @pytest.mark.parametrize(
@@ -186,12 +184,11 @@ def test_an_invalid_flag_is_reported_on_the_normal_screen(
     open_window: Callable[..., "Window"], flags: tuple[str, ...], words: str, code: int
 ) -> None:
     window = open_window("-m", "mlxserve", "chat", *flags)
-    before = window.modes
     assert window.end() == code
     said = window.written
     assert words in said[said.index(LEFT) :]
     assert "\x1b[?1049h" not in said[said.index(LEFT) :]
-    assert window.modes == before
+    assert window.modes == window.modes_before
 
 
 def test_a_terminal_with_few_colours_has_no_opening_frame(
