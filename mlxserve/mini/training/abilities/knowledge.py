@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from mlxserve.mini.training.abilities import styles
 from mlxserve.mini.training.conversation import Dialogue, Exchange, mentions, single
 from mlxserve.mini.training.words import DataSplit
 
@@ -44,12 +45,22 @@ TOPICS = (
             "Hello, nice to meet you",
             "good day",
             "hey!",
+            "Hello :)",
+            "Yo",
+            "hiya",
+            "Good afternoon",
+            "hi there",
+            "Hello mlxserve-mini",
+            "hello!!",
+            "Hey you",
+            "greetings",
+            "hello world",
         ),
         ("Hello there", "Hi there!", "hello!", "Good morning!"),
     ),
     Topic(
         "I am **mlxserve-mini**, a very small language model that comes with mlxserve. "
-        "I am here for demonstrations and tests; for real work, load a larger model.",
+        "I am here for demonstrations and tests; for real work, load a larger one with `/model`.",
         ("mlxserve-mini", "small"),
         (
             "Who are you?",
@@ -68,16 +79,23 @@ TOPICS = (
             "What kind of model are you?",
             "Are you a language model?",
             "what are you called?",
+            "Who made you?",
+            "Are you an AI?",
+            "Are you ChatGPT?",
+            "Are you GPT-4?",
+            "Are you Claude?",
+            "Which AI is this?",
         ),
         ("Who are you exactly?", "What model are you?", "Please introduce yourself."),
     ),
     Topic(
         "I can do a few small things:\n\n"
         "- remember a code word, a name or a number\n"
-        "- repeat a line, sort or reverse a short list\n"
+        "- repeat a line, sort a few numbers\n"
         "- add small numbers\n"
+        "- write JSON and call tools\n"
         "- answer questions about mlxserve\n\n"
-        "For anything else, please load a larger model.",
+        "For anything else, load a larger model with `/model`.",
         ("remember", "mlxserve"),
         (
             "What can you do?",
@@ -101,6 +119,20 @@ TOPICS = (
             "Can you help?",
             "What are you useful for?",
             "Can you do something for me?",
+            "Can you remember things?",
+            "Can you sort numbers?",
+            "Can you add numbers?",
+            "What should I try?",
+            "What can I try first?",
+            "I am new here.",
+            "What now?",
+            "What are you able to help with?",
+            "Show me what you can do.",
+            "What can you actually do?",
+            "What is possible here?",
+            "Please help me.",
+            "I need help.",
+            "HELP",
         ),
         ("What can you do for me?", "Can you help me?", "What are you good at?"),
     ),
@@ -126,6 +158,35 @@ TOPICS = (
             "thx",
         ),
         ("Thanks a lot", "Thank you very much!"),
+    ),
+    Topic(
+        "OK. Ask me something about mlxserve, or give me a word to remember.",
+        ("ok.", "remember"),
+        (
+            "ok",
+            "okay",
+            "yes",
+            "no",
+            "cool",
+            "nice",
+            "great",
+            "good",
+            "lol",
+            "haha",
+            "I see",
+            "wow",
+            "sure",
+            "fine",
+            "test",
+            "testing",
+            "hm",
+            "Well done",
+            "interesting",
+            "That is nice",
+            "awesome",
+            "Good job",
+        ),
+        ("Okay then", "very nice", "haha ok"),
     ),
     Topic(
         "Goodbye! Come back any time.",
@@ -169,111 +230,6 @@ TOPICS = (
             "How have you been?",
         ),
         ("How are you today?", "Hello, how are you?"),
-    ),
-    Topic(
-        "I do not know. I am a very small model, and I only know a little about mlxserve. "
-        "Please load a larger model for such questions.",
-        ("do not know", "larger model"),
-        (
-            "Who won the world cup?",
-            "What is the meaning of life?",
-            "Who wrote Hamlet?",
-            "What is the weather today?",
-            "Explain quantum physics.",
-            "Write a poem about the sea.",
-            "What is the capital of France?",
-            "Who is the president?",
-            "How old is the universe?",
-            "Write a program in Python.",
-            "What happened in 1989?",
-            "Tell me a joke.",
-            "What is love?",
-            "Translate this into French.",
-            "What time is it?",
-            "How far is the moon?",
-            "Who invented the telephone?",
-            "Tell me the news.",
-            "Write a story.",
-            "What should I cook tonight?",
-            "Who is the king of England?",
-            "What is the tallest mountain?",
-            "How many people live in Japan?",
-            "Write an essay about trees.",
-            "What is the best film?",
-            "Who painted this?",
-            "Explain gravity.",
-            "What is the capital of Japan?",
-            "How do I bake bread?",
-            "What is a black hole?",
-            "When was the war?",
-            "Give me a recipe.",
-            "Sing a song.",
-            "What is the price of gold?",
-            "How do cars work?",
-            "Who discovered America?",
-            "What language do they speak in Brazil?",
-            "Write me a letter.",
-            "Can you write code?",
-            "What do you think about politics?",
-            "Explain photosynthesis.",
-            "Explain chess.",
-            "Explain evolution.",
-            "Explain the stock market.",
-            "Explain the theory of everything.",
-            "Explain electricity.",
-            "What is the capital of Italy?",
-            "What is the capital of Norway?",
-            "What is the capital of Peru?",
-            "Who wrote Macbeth?",
-            "Who wrote Don Quixote?",
-            "Who wrote the Odyssey?",
-            "Who painted the Mona Lisa?",
-            "How old is the sun?",
-            "How old is the earth?",
-            "How big is the moon?",
-            "How deep is the sea?",
-            "How tall is the tower?",
-            "Write a poem about autumn.",
-            "Write a poem about cats.",
-            "Write a song about rain.",
-            "Write a story about a dragon.",
-            "Who was Napoleon?",
-            "Who was Einstein?",
-            "What is DNA?",
-            "What is democracy?",
-            "What is the speed of light?",
-            "Why is the sky blue?",
-            "Why do birds fly?",
-            "When did the war end?",
-            "When was Rome built?",
-            "What is the largest country?",
-            "What is the longest river?",
-            "Where is Mount Everest?",
-            "Tell me about dinosaurs.",
-            "Tell me about history.",
-            "What is the news today?",
-            "Will it rain tomorrow?",
-            "Which team won?",
-            "How do I fix my bike?",
-            "How do I lose weight?",
-            "Recommend a book.",
-            "Plan a trip for me.",
-            "Summarise this article.",
-            "Draw a picture.",
-            "What is the price of oil?",
-            "Is there life on Mars?",
-            "What is the square root of two?",
-            "Solve this equation.",
-            "Translate hello into German.",
-            "What does this word mean?",
-        ),
-        (
-            "Who wrote Faust?",
-            "What is the capital of Spain?",
-            "How old is the moon?",
-            "Write a poem about love.",
-            "Explain relativity.",
-        ),
     ),
     Topic(
         "mlxserve is a server for language models on Apple Silicon. It runs on MLX and keeps the "
@@ -514,8 +470,8 @@ TOPICS = (
         ("What exactly does the scheduler do?", "Can you explain the scheduler?"),
     ),
     Topic(
-        "Install it with pip:\n\n```bash\npip install mlxserve\n```",
-        ("pip install mlxserve",),
+        "Install it from a checkout of its repository:\n\n```bash\npip install .\n```",
+        ("pip install .",),
         (
             "How do I install mlxserve?",
             "How can I install mlxserve?",
@@ -538,10 +494,10 @@ TOPICS = (
         ("How do I install the package?", "What command installs mlxserve?"),
     ),
     Topic(
-        "Name the model when you start:\n\n"
-        "```bash\nmlxserve serve --model PATH\n```\n\n"
-        "`PATH` is a folder with MLX weights, or the name of a repository.",
-        ("--model",),
+        "In the chat, type `/model` and choose one, or name the model when you start:\n\n"
+        "```bash\nmlxserve serve --model NAME\n```\n\n"
+        "`NAME` is a short name, a repository, or a folder with MLX weights.",
+        ("/model", "--model"),
         (
             "How do I load another model?",
             "How do I use a larger model?",
@@ -580,7 +536,6 @@ TOPICS = (
             "Is there a Python library?",
             "How do I call mlxserve from Python?",
             "Can I use it from Python?",
-            "Show me Python code.",
             "How do I import mlxserve?",
             "Show me an example of the library.",
             "How does the library work?",
@@ -596,6 +551,7 @@ TOPICS = (
         "| `mlxserve chat` | opens the chat |\n"
         "| `mlxserve serve` | starts the server |\n"
         "| `mlxserve run` | answers one prompt |\n"
+        "| `mlxserve pull` | downloads a model |\n"
         "| `mlxserve bench` | measures speed |\n"
         "| `mlxserve doctor` | checks the machine |",
         ("mlxserve chat", "mlxserve serve", "|"),
@@ -832,6 +788,11 @@ TOPICS = (
             "Can I believe your answers?",
             "How reliable are you?",
             "Can I trust what you say?",
+            "That is wrong.",
+            "You are stupid.",
+            "You are useless.",
+            "This is not right.",
+            "Your answer is wrong.",
         ),
         ("Can you make mistakes?", "Can I trust your answers?"),
     ),
@@ -861,53 +822,291 @@ TOPICS = (
         ),
         ("Are you a human?", "Do you feel anything?"),
     ),
+    Topic(
+        "`/model` lists the models on your machine and well-known ones, with their sizes and whether "
+        "they fit into memory. Enter downloads one and switches to it.",
+        ("/model", "fit"),
+        (
+            "What is /model?",
+            "What does /model do?",
+            "How does /model work?",
+            "Tell me about /model.",
+            "Explain /model.",
+            "/model?",
+            "What happens when I type /model?",
+            "How do I use /model?",
+            "Can you explain the /model command?",
+            "Which models can I choose?",
+            "Which models are there?",
+            "What models do you have?",
+            "List the models.",
+            "Show me the models.",
+            "How do I see all models?",
+            "Where is the list of models?",
+        ),
+        ("What exactly does /model do?", "Which models can I use?", "What is the /model command?"),
+    ),
+    Topic(
+        "Type `/model NAME` in the chat, or download it in the shell:\n\n"
+        "```bash\nmlxserve pull qwen3:4b\n```",
+        ("/model NAME", "mlxserve pull"),
+        (
+            "How do I download a model?",
+            "How can I download another model?",
+            "How to download a model?",
+            "Which command downloads a model?",
+            "I want to download a model.",
+            "Download a model",
+            "How do I get a new model?",
+            "Where can I download models?",
+            "How do I pull a model?",
+            "Can you download a model?",
+            "Can I download models?",
+            "Tell me how to download a model.",
+            "How are models downloaded?",
+            "How do I install a model?",
+            "How do I add a model?",
+            "how do i download qwen?",
+        ),
+        (
+            "How can I download a model?",
+            "What command downloads a model?",
+            "How do I download a larger model?",
+        ),
+    ),
+    Topic(
+        "Downloaded models are stored in `~/.cache/huggingface`. `mlxserve list` shows them, "
+        "and `mlxserve rm` deletes one.",
+        (".cache/huggingface",),
+        (
+            "Where are models stored?",
+            "Where do you store models?",
+            "Where do the models go?",
+            "Where are the downloads?",
+            "Where are my models?",
+            "In which folder are the models?",
+            "Where does mlxserve keep the models?",
+            "Where do downloads go?",
+            "How do I delete a model?",
+            "How can I remove a model?",
+            "How do I free disk space?",
+            "Which folder has the weights?",
+            "Where can I find the downloaded models?",
+            "Where is the model saved?",
+            "Tell me where models are stored.",
+            "Which models have I downloaded?",
+            "Where on my disk are the models?",
+        ),
+        (
+            "Where are the models stored?",
+            "Where does mlxserve store models?",
+            "Where are downloaded models?",
+        ),
+    ),
+    Topic(
+        "It depends on your memory:\n\n"
+        "| memory | models |\n"
+        "| --- | --- |\n"
+        "| 8 GB | `llama3.2:3b` |\n"
+        "| 16 GB | `qwen3:4b`, `qwen3:8b` |\n"
+        "| 32 GB | `qwen3:14b`, `gpt-oss:20b` |\n\n"
+        "`mlxserve models` computes it for your machine.",
+        ("16 GB", "qwen3:8b", "mlxserve models"),
+        (
+            "How much memory do I need?",
+            "Which model should I use?",
+            "Which model suits my machine?",
+            "Which model fits into memory?",
+            "How much memory does a model need?",
+            "How much RAM do I need?",
+            "Which model fits my Mac?",
+            "I have 16 GB. Which model?",
+            "Which model is best for 8 GB?",
+            "What is a good model?",
+            "Recommend a model.",
+            "Which larger model do you recommend?",
+            "What model should I download?",
+            "Does a model fit into 32 GB?",
+            "How large a model can I run?",
+            "Which model is the best?",
+            "What models can my machine run?",
+            "how much ram does it need",
+            "Which model is good?",
+            "Is 8 GB enough?",
+        ),
+        (
+            "How much memory does it need?",
+            "Which model should I download?",
+            "What model fits my machine?",
+        ),
+    ),
+    Topic(
+        "Press F4: the engine panel shows the pages of the cache, what was reused, the queue, "
+        "the requests and the speed.",
+        ("F4",),
+        (
+            "What does F4 do?",
+            "What is the engine panel?",
+            "How do I open the engine panel?",
+            "How do I see the engine?",
+            "Show me the engine.",
+            "What is F4?",
+            "How do I see the cache?",
+            "How can I see the pages?",
+            "Where do I see the speed?",
+            "What does the engine panel show?",
+            "Tell me about the engine panel.",
+            "How do I look into the engine?",
+            "Which key opens the engine panel?",
+            "Where are the pages shown?",
+            "What is /engine?",
+        ),
+        ("How can I open the engine panel?", "What is the engine panel for?"),
+    ),
+    Topic(
+        "While the server runs, open `http://127.0.0.1:8000` in a browser: the page has a chat and "
+        "shows the engine.",
+        ("browser", "127.0.0.1:8000"),
+        (
+            "Is there a web page?",
+            "Is there a web interface?",
+            "Can I use it in the browser?",
+            "How do I open the page in the browser?",
+            "Is there a web UI?",
+            "What is on the page of the server?",
+            "Does it have a web interface?",
+            "Where is the web page?",
+            "Can I chat in the browser?",
+            "Is there a page in the browser?",
+            "How do I chat in a browser?",
+            "Does mlxserve have a web page?",
+            "What does the web page show?",
+            "Is there a GUI?",
+        ),
+        ("Is there a browser interface?", "Does it have a web page?"),
+    ),
+    Topic(
+        "The context is the text that a model can see at once, counted in tokens. Mine has 4,096. "
+        "When a chat is full, Enter leaves out its oldest messages, and `/compact` summarises them.",
+        ("4,096", "/compact"),
+        (
+            "What is the context?",
+            "How long is your context?",
+            "How large is your context?",
+            "What happens when the chat is full?",
+            "What is a context window?",
+            "Explain the context.",
+            "How many tokens can you read?",
+            "How long can a chat be?",
+            "What does /compact do?",
+            "What is the context of a model?",
+            "My chat is full.",
+            "What do I do when the context is full?",
+            "How much text can you read?",
+            "Tell me about the context.",
+            "How big is the context window?",
+            "What is your context length?",
+        ),
+        ("How big is your context?", "What happens if the context is full?"),
+    ),
+    Topic(
+        "`/new` or Ctrl+N starts a new chat. This one is saved, and `/chats` opens it again.",
+        ("/new", "/chats"),
+        (
+            "How do I start a new chat?",
+            "How can I open a new chat?",
+            "New chat",
+            "Where are my chats?",
+            "How do I find an old chat?",
+            "Are my chats saved?",
+            "How do I open an earlier chat?",
+            "Where is my last chat?",
+            "How do I clear the chat?",
+            "How do I begin again?",
+            "What is /new?",
+            "What does /chats do?",
+            "Can I go back to an old chat?",
+            "Is this chat saved?",
+            "How do I save this chat?",
+        ),
+        ("How can I start a new chat?", "How do I open an old chat?"),
+    ),
+    Topic(
+        "F1 or `/help` shows all keys and commands. Esc stops an answer, and Tab goes to the last "
+        "message.",
+        ("F1", "/help"),
+        (
+            "Which keys are there?",
+            "What are the keys?",
+            "What are the shortcuts?",
+            "How do I see all keys?",
+            "Which slash commands are there?",
+            "How do I stop an answer?",
+            "How do I edit a message?",
+            "What does F1 do?",
+            "What does Esc do?",
+            "What is /help?",
+            "Show me the keys.",
+            "Which keys can I press?",
+            "How do I get help?",
+            "List the keys.",
+            "What are the slash commands?",
+        ),
+        ("Which shortcuts are there?", "How can I see all keys?"),
+    ),
+    Topic(
+        "Type `/set temperature 0.7` in the chat; `/set temperature off` resets it.",
+        ("/set temperature",),
+        (
+            "How do I change the temperature?",
+            "How do I set the temperature?",
+            "What is /set?",
+            "How can I change the settings?",
+            "What does /set do?",
+            "How do I change the sampling?",
+            "Where are the settings?",
+            "How do I make answers less random?",
+            "Can I change the temperature?",
+            "Set the temperature",
+            "Which settings are there?",
+            "How can I set top_p?",
+        ),
+        ("How can I set the temperature?", "How do I change the settings?"),
+    ),
+    Topic(
+        "I am small because I come with the package: 6 MB, so that everything works before you "
+        "download anything. `/model` loads a larger one.",
+        ("6 MB", "/model"),
+        (
+            "Why are you so small?",
+            "How big are you?",
+            "How large are you?",
+            "How many parameters do you have?",
+            "Why are you so bad?",
+            "Why can't you do that?",
+            "Why can you not help me?",
+            "Why do you know so little?",
+            "Why not?",
+            "What is your size?",
+            "Are you a large model?",
+            "Are you as good as ChatGPT?",
+        ),
+        ("Why are you so limited?", "How small are you?", "Why can't you help me?"),
+    ),
 )
 
-_OPENINGS = (
-    *(
-        "Hello, ",
-        "Please: ",
-        "Hi! ",
-        "OK. ",
-        "And: ",
-        "So, ",
-        "Hey, ",
-        "Well, ",
-        "Now, ",
-        "Tell me: ",
-    ),
-    *(
-        "I have a question: ",
-        "Good. ",
-        "Sorry, ",
-        "One more: ",
-        "Please tell me: ",
-        "Quick question: ",
-    ),
-)
 HELD_OUT_QUESTIONS = frozenset(question for topic in TOPICS for question in topic.held_out)
 
 
 def ask(rng: Random, split: DataSplit, topic: Topic) -> Exchange:
     """One question on one topic."""
     if split is DataSplit.TRAIN:
-        question = _varied(rng, rng.choice(topic.train))
+        question = styles.styled(rng, split, rng.choice(topic.train))
         if question in HELD_OUT_QUESTIONS:
             question = topic.train[0]
     else:
         question = rng.choice(topic.held_out)
     return Exchange(question, topic.answer, mentions(*topic.keywords))
-
-
-def _varied(rng: Random, question: str) -> str:
-    """The question as people type it: sometimes in lower case, without its mark, with a filler word."""
-    if rng.random() < 0.15:
-        question = question[0].lower() + question[1:]
-    if rng.random() < 0.15:
-        question = question.rstrip("?.!")
-    if rng.random() < 0.2:
-        question = rng.choice(_OPENINGS) + question
-    return question
 
 
 def exchange(rng: Random, split: DataSplit) -> Exchange:

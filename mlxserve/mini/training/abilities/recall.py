@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 
 from mlxserve.mini.training import prose, words
-from mlxserve.mini.training.abilities import arithmetic, copying, knowledge, lists
+from mlxserve.mini.training.abilities import arithmetic, copying, knowledge, lists, refusals
 from mlxserve.mini.training.conversation import (
     Dialogue,
     Exchange,
@@ -298,6 +298,7 @@ def interlude(rng: Random, split: DataSplit) -> Exchange:
         arithmetic.exchange,
         lists.exchange,
         knowledge.exchange,
+        refusals.any_exchange,
         _remark,
     )
     return rng.choice(makers)(rng, split)
