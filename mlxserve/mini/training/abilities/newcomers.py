@@ -22,6 +22,7 @@ from mlxserve.mini.training.abilities import (
     styles,
     tools,
 )
+from mlxserve.mini.training.abilities import request_phrasings as phrasings
 from mlxserve.mini.training.conversation import (
     Check,
     Dialogue,
@@ -37,26 +38,26 @@ from mlxserve.mini.training.words import DataSplit
 ExchangeMaker = Callable[[Random, DataSplit], Exchange]
 
 
-def _refused(phrasings: Phrasings) -> ExchangeMaker:
+def _refused(kind: Phrasings) -> ExchangeMaker:
     def make(rng: Random, split: DataSplit) -> Exchange:
-        text = styles.styled(rng, split, requests.composed(rng, split, phrasings))
+        text = styles.styled(rng, split, requests.composed(rng, split, kind))
         return Exchange(text, refusals.REFUSAL, refusals.refuses)
 
     return make
 
 
 _PAIRS: tuple[tuple[ExchangeMaker, ExchangeMaker], ...] = (
-    (arithmetic.exchange, _refused(requests.CALCULATE)),
-    (copying.repeat_line, _refused(requests.TRANSLATE)),
-    (copying.repeat_line, _refused(requests.REWRITE)),
-    (lists.exchange, _refused(requests.COUNT)),
-    (lists.exchange, _refused(requests.COUNT)),
-    (knowledge.exchange, _refused(requests.KNOWLEDGE)),
-    (knowledge.exchange, _refused(requests.OTHER)),
-    (knowledge.exchange, _refused(requests.CODE)),
+    (arithmetic.exchange, _refused(phrasings.CALCULATE)),
+    (copying.repeat_line, _refused(phrasings.TRANSLATE)),
+    (copying.repeat_line, _refused(phrasings.REWRITE)),
+    (lists.exchange, _refused(phrasings.COUNT)),
+    (lists.exchange, _refused(phrasings.COUNT)),
+    (knowledge.exchange, _refused(phrasings.KNOWLEDGE)),
+    (knowledge.exchange, _refused(phrasings.OTHER)),
+    (knowledge.exchange, _refused(phrasings.CODE)),
     (knowledge.exchange, refusals.foreign_exchange),
-    (personal.untold, _refused(requests.KNOWLEDGE)),
-    (structured.exchange, _refused(requests.WRITE)),
+    (personal.untold, _refused(phrasings.KNOWLEDGE)),
+    (structured.exchange, _refused(phrasings.WRITE)),
     (knowledge.exchange, tools.without_tools),
 )
 
