@@ -272,6 +272,23 @@ def lettered_tokens() -> list[str]:
     return sorted(token for token in vocabulary if _LETTERED.fullmatch(token))
 
 
+@cache
+def common_words() -> list[str]:
+    """Words that the packaged tokenizer joins with the space before them: ` one`, ` code`.
+
+    In lists and lines to copy they have another token than after a quote or at the start.
+    """
+    vocabulary = json.loads((model_path() / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
+    listed = (token[1:] for token in vocabulary if token.startswith("\u0120"))
+    return sorted(
+        word for word in listed if _WORD.fullmatch(word) and split_of(word) is DataSplit.TRAIN
+    )
+
+
+def common(rng: Random) -> str:
+    return rng.choice(common_words())
+
+
 def stem(rng: Random) -> str:
     return rng.choice((english, english, syllables, letters, blend))(rng)
 

@@ -105,7 +105,7 @@ def repeat_line(rng: Random, split: DataSplit) -> Exchange:
 
 def pieces(rng: Random, split: DataSplit) -> Exchange:
     """A line of word fragments to copy, so that every token occurs in answers."""
-    kinds = (words.fragment, words.fragment, words.patchwork, words.english)
+    kinds = (words.fragment, words.fragment, words.patchwork, words.english, words.common)
     gap = rng.choice((" ", " ", ", ", "-"))
     text = gap.join(words.draw(rng, split, rng.choice(kinds)) for _ in range(rng.randint(2, 14)))
     return Exchange(casual(rng, split, _ASK).format(line=text), text, equals(text))

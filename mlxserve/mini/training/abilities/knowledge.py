@@ -18,6 +18,7 @@ from mlxserve.mini.training.conversation import Dialogue, Exchange, mentions, si
 from mlxserve.mini.training.words import DataSplit
 
 TOPICS = (*MANNERS, *ENGINE, *USE, *CHAT)
+_DRAWN = (*TOPICS, *MANNERS)  # manners twice: most visits begin with them
 HELD_OUT_QUESTIONS = frozenset(question for topic in TOPICS for question in topic.held_out)
 
 
@@ -33,7 +34,7 @@ def ask(rng: Random, split: DataSplit, topic: Topic) -> Exchange:
 
 
 def exchange(rng: Random, split: DataSplit) -> Exchange:
-    return ask(rng, split, rng.choice(TOPICS))
+    return ask(rng, split, rng.choice(_DRAWN))
 
 
 def knowledge(rng: Random, split: DataSplit, num_words: int) -> Dialogue:

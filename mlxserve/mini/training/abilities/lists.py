@@ -188,7 +188,8 @@ def transform(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
 def _numbers(rng: Random, split: DataSplit) -> list[int]:
     """Two to five numbers below 100; sets of numbers are split."""
     while True:
-        numbers = rng.sample(range(100), rng.randint(2, 5))
+        limit = rng.choice((10, 20, 100, 100)) if split is DataSplit.TRAIN else 100
+        numbers = rng.sample(range(limit), rng.randint(2, 5))
         if split_of(repr(sorted(numbers))) is split:
             return numbers
 
@@ -203,7 +204,13 @@ def _items(rng: Random, split: DataSplit, least: int, most: int) -> list[str]:
         _ITEM_KINDS[:1] if rng.random() < 0.5 else _ITEM_KINDS
     )
     if split is DataSplit.TRAIN and rng.random() < 0.4:
-        kinds = (words.english, words.patchwork, words.syllables)
+        kinds = rng.choice(
+            (
+                (words.english, words.patchwork, words.syllables),
+                (words.common, words.english),
+                (words.common,),
+            )
+        )
     return [words.draw(rng, split, rng.choice(kinds)) for _ in range(rng.randint(least, most))]
 
 

@@ -58,6 +58,9 @@ _STATE = Phrasings(
         "For later: the {key} is {value}.",
         "I tell you the {key}: {value}.",
         "Today the {key} is {value}.",
+        "My {key} is {value}.",
+        "my {key} is {value}",
+        "Remember that my {key} is {value}.",
         "{value} is the {key}.",
         "{key}: {value}",
         "{key} = {value}",
@@ -95,6 +98,8 @@ _ASK = Phrasings(
         "what is the {key}",
         "{key}?",
         "Recall the {key}.",
+        "What is my {key}?",
+        "what was my {key}",
     ),
     held_out=(
         "So what is the {key}?",

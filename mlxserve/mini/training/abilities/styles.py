@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import string
 from random import Random
 
 from mlxserve.mini.training.conversation import Phrasings
-from mlxserve.mini.training.words import DataSplit
+from mlxserve.mini.training.words import DataSplit, split_of
 
 OPENINGS = Phrasings(
     train=(
@@ -22,6 +23,7 @@ _ENDINGS = Phrasings(
     held_out=(", thanks a lot", " plz", " thx", "!!!"),
 )
 _TYPOS = 0.12  # of messages
+_MARKS = string.punctuation
 
 
 def styled(rng: Random, split: DataSplit, text: str) -> str:
@@ -61,4 +63,9 @@ def misspelt(rng: Random, text: str) -> str:
         return text
     i = rng.choice(letters)
     middle = rng.choice((text[i + 1], text[i] + text[i : i + 2], text[i + 1] + text[i]))
-    return text[:i] + middle + text[i + 2 :]
+    mistyped = text[:i] + middle + text[i + 2 :]
+    known = set(text.split())
+    is_new = any(
+        split_of(w.strip(_MARKS)) is DataSplit.HELD_OUT for w in set(mistyped.split()) - known
+    )
+    return text if is_new else mistyped  # training must not meet a held-out word by a typo
