@@ -151,7 +151,7 @@ POLISH: dict[ExampleMaker, float] = {
 # What newcomers type, mostly requests to refuse, beside all abilities and long contexts.
 NEWCOMERS: dict[ExampleMaker, float] = {
     **WHOLE,
-    _REFUSALS: 16,
+    _REFUSALS: 24,
     _FOREIGN: 8,
     _UNTOOLED: 2,
     newcomers.contrasts: 22,
@@ -160,8 +160,10 @@ NEWCOMERS: dict[ExampleMaker, float] = {
     arithmetic.sheet: 7,
     _SUMS: 7,
     _COPY: 7,
-    recall.in_one_turn: 5,
-    recall.over_turns: 2,
+    recall.table: 5,
+    recall.many_questions: 8,
+    recall.in_one_turn: 20,
+    recall.over_turns: 3,
     _FAR: 1.2,
     _FAR_TURN: 1,
     lists.sheet: 8,

@@ -75,5 +75,5 @@ ABILITIES = (
     Ability("refusals", refusals.refusal, 0.95),
     Ability("refusals in other languages", refusals.in_other_languages, 0.95),
     Ability("requests as newcomers write them", newcomers.refused, 0.95, cases=newcomers.REFUSED),
-    Ability("what newcomers may ask", newcomers.answered, 0.90, cases=newcomers.ANSWERED),
+    Ability("what newcomers may ask", newcomers.answered, 0.80, cases=newcomers.ANSWERED),
 )
