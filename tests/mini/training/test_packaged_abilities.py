@@ -20,6 +20,7 @@ QUICK = (
     "copy a line",
     "addition",
     "tool results",
+    "refusals",
 )  # the others take half a minute
 SHORT = [ability for ability in ABILITIES if ability.name in QUICK]
 MIDDLE = [a for a in ABILITIES if a not in SHORT and a.num_words < 500]
@@ -50,10 +51,7 @@ def check(result: AbilityResult) -> None:
     bar, num_prompts = result.ability.bar, result.num_prompts
     assert bar is not None
     shown = [(miss.conversation.prompt[-1]["content"], miss.given) for miss in result.misses]
-    if result.ability.cases:  # the whole examination, not a sample
-        assert result.share >= bar, shown
-    else:
-        assert len(shown) <= allowed_misses(bar, num_prompts), shown
+    assert len(shown) <= allowed_misses(bar, num_prompts), shown
 
 
 def test_few_misses_are_allowed() -> None:
