@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from mlxserve.hub.embedded import MODEL_NAME, model_path
+from mlxserve.mini.training.abilities.refusals import refuses
 
 FILES = (
     "config.json",
@@ -106,6 +107,10 @@ def test_the_example_of_the_documentation_works() -> None:
 def test_it_greets_and_says_what_it_is() -> None:
     assert "mlxserve-mini" in answer([user("Hello")])
     assert "small" in answer([user("Who are you?")])
+
+
+def test_it_refuses_to_write_code_and_names_the_command() -> None:
+    assert refuses(answer([user("Write a Python function that adds two numbers.")]))
 
 
 def test_it_knows_how_to_start_the_server() -> None:

@@ -16,9 +16,11 @@ from mlxserve.mini.training.abilities import (
     copying,
     knowledge,
     lists,
+    newcomers,
     persona,
     personal,
     recall,
+    refusals,
     structured,
     tools,
 )
@@ -89,7 +91,11 @@ _LISTS = several(lists.exchange, 6)
 _TALK = several(knowledge.exchange, 3)
 _PIECES = several(copying.pieces, 4)
 _FAR = from_afar(recall.long_questions)
+_FAR_TURN = from_afar(recall.in_one_turn)
 _RECORDS = several(structured.exchange, 3)
+_REFUSALS = several(refusals.exchange, 4)
+_FOREIGN = several(refusals.foreign_exchange, 3)
+_UNTOOLED = several(tools.without_tools, 2)
 
 FOUNDATION: dict[ExampleMaker, float] = {
     _COPY: 6,
@@ -142,21 +148,49 @@ POLISH: dict[ExampleMaker, float] = {
     personal.personal: 12,
     personal.drill: 10,
 }
+# What newcomers type, mostly requests to refuse, beside all abilities and long contexts.
+NEWCOMERS: dict[ExampleMaker, float] = {
+    **WHOLE,
+    _REFUSALS: 24,
+    _FOREIGN: 8,
+    _UNTOOLED: 2,
+    newcomers.contrasts: 22,
+    newcomers.visit: 4,
+    _TALK: 32,
+    arithmetic.sheet: 7,
+    _SUMS: 7,
+    _COPY: 7,
+    recall.table: 5,
+    recall.many_questions: 8,
+    recall.in_one_turn: 20,
+    recall.over_turns: 3,
+    _FAR: 1.2,
+    _FAR_TURN: 1,
+    lists.sheet: 8,
+    _LISTS: 18,
+    tools.session: 5,
+    tools.tool_calls: 4,
+    tools.drill: 4,
+    personal.personal: 9,
+    personal.drill: 4,
+}
 LONG: dict[ExampleMaker, float] = {**WHOLE, recall.long_questions: 2}
 
 # From random weights, and from weights that already copy and recall (`train --initial`).
 FULL_PLAN: TrainingPlan = (
     TrainingStage("foundation", 0.20, 30, 192, FOUNDATION),
-    TrainingStage("skills", 0.35, 40, MOST_TOKENS, WHOLE),
-    TrainingStage("whole", 0.18, 150, MOST_TOKENS, WHOLE),
+    TrainingStage("skills", 0.30, 40, MOST_TOKENS, WHOLE),
+    TrainingStage("whole", 0.15, 150, MOST_TOKENS, WHOLE),
     TrainingStage("long", 0.10, MOST_WORDS, MOST_TOKENS, LONG),
-    TrainingStage("polish", 0.17, 110, MOST_TOKENS, POLISH),
+    TrainingStage("polish", 0.10, 110, MOST_TOKENS, POLISH),
+    TrainingStage("newcomers", 0.15, 110, MOST_TOKENS, NEWCOMERS),
 )
 CONTINUED_PLAN: TrainingPlan = (
-    TrainingStage("skills", 0.40, 40, MOST_TOKENS, WHOLE),
-    TrainingStage("whole", 0.15, 150, MOST_TOKENS, WHOLE),
-    TrainingStage("long", 0.15, MOST_WORDS, MOST_TOKENS, LONG),
-    TrainingStage("polish", 0.30, 110, MOST_TOKENS, POLISH),
+    TrainingStage("skills", 0.30, 40, MOST_TOKENS, WHOLE),
+    TrainingStage("whole", 0.10, 150, MOST_TOKENS, WHOLE),
+    TrainingStage("long", 0.10, MOST_WORDS, MOST_TOKENS, LONG),
+    TrainingStage("polish", 0.20, 110, MOST_TOKENS, POLISH),
+    TrainingStage("newcomers", 0.30, 110, MOST_TOKENS, NEWCOMERS),
 )
 
 

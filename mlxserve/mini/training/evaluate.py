@@ -84,18 +84,18 @@ class Student:
 def evaluate(
     num_prompts: int, seed: int, answer: Answerer, abilities: Sequence[Ability] = ABILITIES
 ) -> Iterator[AbilityResult]:
-    """Evaluate `answer` on `num_prompts` held-out prompts of each ability."""
+    """Evaluate `answer` on `num_prompts` held-out prompts of each ability, or on its fixed ones."""
     return (examine(ability, num_prompts, seed, answer) for ability in abilities)
 
 
 def examine(ability: Ability, num_prompts: int, seed: int, answer: Answerer) -> AbilityResult:
-    tests = [ability.test(seed, index) for index in range(num_prompts)]
+    tests = ability.tests(seed, num_prompts)
     misses = (
         Miss(test, given)
         for test, given in zip(tests, answer(tests), strict=True)
         if not test.accepts(given)
     )
-    return AbilityResult(ability, num_prompts, tuple(misses))
+    return AbilityResult(ability, len(tests), tuple(misses))
 
 
 WIDTH = 36  # of the first column

@@ -33,8 +33,12 @@ INVENTED_SHARE = 0.4  # of the listed words, replaced by invented ones in traini
 ALWAYS_HELD_OUT = frozenset({"plum-42"})
 # Words of the phrasings that random letters and syllables could spell.
 _PHRASE_WORDS = frozenset(
-    """alive change date four give got have label later level many measure meeting more number party
-    rating same show sign status this total type when while with write""".split()
+    """age agis ago alive answer api bang bark beer bench bike born brother change city class comes
+    compare con das date dia disk echo esc feel fix flight for four fun give got gpt gui have
+    hmm ist jak jaka kas kto label later laut level li load lol mail main many mare measure meeting
+    mille mir mkuu mona more my nothing number pagi party php pope power pun quina rating
+    richest same save show sign sleep soep stain status stdio stock tcp they this total try type
+    una va vim weight when while wird with work write""".split()
 )
 
 _HELD_OUT_LISTED: set[str] = set()
@@ -266,6 +270,23 @@ def lettered_tokens() -> list[str]:
     """
     vocabulary = json.loads((model_path() / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
     return sorted(token for token in vocabulary if _LETTERED.fullmatch(token))
+
+
+@cache
+def common_words() -> list[str]:
+    """Words that the packaged tokenizer joins with the space before them: ` one`, ` code`.
+
+    In lists and lines to copy they have another token than after a quote or at the start.
+    """
+    vocabulary = json.loads((model_path() / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
+    listed = (token[1:] for token in vocabulary if token.startswith("\u0120"))
+    return sorted(
+        word for word in listed if _WORD.fullmatch(word) and split_of(word) is DataSplit.TRAIN
+    )
+
+
+def common(rng: Random) -> str:
+    return rng.choice(common_words())
 
 
 def stem(rng: Random) -> str:

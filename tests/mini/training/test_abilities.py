@@ -1,6 +1,5 @@
 """Each ability accepts its reference answers and refuses others; the splits have different phrasings."""
 
-import itertools
 import json
 from random import Random
 
@@ -19,6 +18,8 @@ from mlxserve.mini.training.abilities import (
 from mlxserve.mini.training.conversation import Dialogue, mentions, says
 from mlxserve.mini.training.words import DataSplit, split_of
 
+# One answer is right for every request; test_refusals.py has wrong ones.
+REFUSING = ("refusals", "refusals in other languages", "requests as newcomers write them")
 BY_NAME = pytest.mark.parametrize("ability", ABILITIES, ids=lambda ability: ability.name)
 
 
@@ -38,10 +39,12 @@ def test_the_reference_answer_is_accepted(ability: Ability) -> None:
         assert made.accepts(reference(made)), made
 
 
-@BY_NAME
+@pytest.mark.parametrize(
+    "ability", [a for a in ABILITIES if a.name not in REFUSING], ids=lambda ability: ability.name
+)
 def test_an_answer_to_another_question_is_refused(ability: Ability) -> None:
     tests = [ability.test(0, index) for index in range(60)]
-    pairs = list(itertools.pairwise(tests))
+    pairs = list(zip(tests, tests[7:], strict=False))  # fixed prompts are grouped by topic
     refused = sum(not first.accepts(reference(second)) for first, second in pairs)
     assert refused / len(pairs) > 0.7  # small answers (a count, a day) coincide by chance
 

@@ -20,6 +20,7 @@ QUICK = (
     "copy a line",
     "addition",
     "tool results",
+    "refusals",
 )  # the others take half a minute
 SHORT = [ability for ability in ABILITIES if ability.name in QUICK]
 MIDDLE = [a for a in ABILITIES if a not in SHORT and a.num_words < 500]
@@ -46,10 +47,11 @@ def allowed_misses(bar: float, num_prompts: int = NUM_PROMPTS) -> int:
     return misses
 
 
-def check(result: AbilityResult, num_prompts: int = NUM_PROMPTS) -> None:
-    assert result.ability.bar is not None
+def check(result: AbilityResult) -> None:
+    bar, num_prompts = result.ability.bar, result.num_prompts
+    assert bar is not None
     shown = [(miss.conversation.prompt[-1]["content"], miss.given) for miss in result.misses]
-    assert len(shown) <= allowed_misses(result.ability.bar, num_prompts), shown
+    assert len(shown) <= allowed_misses(bar, num_prompts), shown
 
 
 def test_few_misses_are_allowed() -> None:
@@ -71,7 +73,7 @@ def test_the_packaged_model_has_the_other_abilities(ability: Ability, student: S
 @pytest.mark.slow
 @pytest.mark.parametrize("ability", LONG, ids=lambda ability: ability.name)
 def test_the_packaged_model_recalls_from_long_contexts(ability: Ability, student: Student) -> None:
-    check(examine(ability, 8, seed=1, answer=student), 8)
+    check(examine(ability, 8, seed=1, answer=student))
 
 
 @pytest.mark.slow

@@ -9,18 +9,29 @@ from random import Random
 import pytest
 
 from mlxserve.mini.training import curriculum, prose, words
-from mlxserve.mini.training.abilities import ABILITIES, Ability, arithmetic, knowledge, lists
+from mlxserve.mini.training.abilities import (
+    ABILITIES,
+    Ability,
+    arithmetic,
+    knowledge,
+    lists,
+    newcomers,
+    requests,
+)
 from mlxserve.mini.training.conversation import Dialogue, Phrasings, Sheet
 from mlxserve.mini.training.words import DataSplit, split_of
 
-FIRST_STAGE = curriculum.CONTINUED_PLAN[0]
 TOO_FEW = "days and months"  # 19 words and two directions: only the phrasings are held out
 
 
 @pytest.fixture(scope="module")
 def trained_on() -> list[curriculum.Example]:
     """The examples of some training steps."""
-    return list(islice(curriculum.examples(1, 0, FIRST_STAGE), 3000))
+    first, last = curriculum.CONTINUED_PLAN[0], curriculum.CONTINUED_PLAN[-1]
+    return [
+        *islice(curriculum.examples(1, 0, first), 3000),
+        *islice(curriculum.examples(1, 0, last), 1500),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +46,22 @@ def test_no_evaluation_question_is_a_training_turn(
 ) -> None:
     asked = {user_turns(ability.test(0, index))[-1] for index in range(60)}
     assert asked.isdisjoint(trained_turns)
+
+
+def plain(text: str) -> str:
+    """The words of a message, without case and punctuation."""
+    return " ".join(re.findall(r"[\w+*/-]+", text.lower()))
+
+
+def test_nothing_that_newcomers_wrote_is_a_training_turn(trained_turns: set[str]) -> None:
+    written = {
+        plain(case.prompt[-1]["content"]): case.prompt
+        for case in (*newcomers.REFUSED, *newcomers.ANSWERED)
+    }
+    rng = Random(0)
+    composed = {requests.request(rng, DataSplit.TRAIN) for _ in range(30_000)}
+    known = {question for topic in knowledge.TOPICS for question in topic.train}
+    assert written.keys().isdisjoint(map(plain, trained_turns | composed | known))
 
 
 def user_turns(conversation: Dialogue) -> list[str]:
@@ -114,8 +141,8 @@ def test_evaluation_uses_held_out_phrasings_only(
 
     monkeypatch.setattr(Phrasings, "pick", spy)
     ability.test(0, 0)
-    has_phrasings = ability.name not in ("mlxserve and manners", "no tool needed")
-    assert set(picked) == ({DataSplit.HELD_OUT} if has_phrasings else set())
+    is_fixed = bool(ability.cases) or ability.name in ("mlxserve and manners", "no tool needed")
+    assert set(picked) == (set() if is_fixed else {DataSplit.HELD_OUT})
 
 
 def test_phrasings_that_overlap_are_refused() -> None:

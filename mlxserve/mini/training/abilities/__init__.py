@@ -6,7 +6,7 @@ context before the question, if the ability has a context.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -15,9 +15,11 @@ from mlxserve.mini.training.abilities import (
     copying,
     knowledge,
     lists,
+    newcomers,
     persona,
     personal,
     recall,
+    refusals,
     structured,
     tools,
 )
@@ -35,9 +37,16 @@ class Ability:
     make: Lesson
     bar: float | None  # share of held-out prompts; None only measures
     num_words: int = 0  # of context; about two tokens each
+    cases: Sequence[Dialogue] = ()  # fixed prompts, examined all, in place of generated ones
+
+    def tests(self, seed: int, num_prompts: int) -> list[Dialogue]:
+        """All fixed prompts, or `num_prompts` held-out ones of a seed."""
+        return list(self.cases) or [self.test(seed, index) for index in range(num_prompts)]
 
     def test(self, seed: int, index: int) -> Dialogue:
         """Held-out prompt number `index` of a seed."""
+        if self.cases:
+            return self.cases[index % len(self.cases)]
         return self.make(Random(f"{self.name}/{seed}/{index}"), DataSplit.HELD_OUT, self.num_words)
 
 
@@ -63,4 +72,8 @@ ABILITIES = (
     Ability("tool results", tools.tool_results, 0.95),
     Ability("no tool needed", tools.no_call, 0.90),
     Ability("JSON", structured.structured, 0.90),
+    Ability("refusals", refusals.refusal, 0.95),
+    Ability("refusals in other languages", refusals.in_other_languages, 0.95),
+    Ability("requests as newcomers write them", newcomers.refused, 0.95, cases=newcomers.REFUSED),
+    Ability("what newcomers may ask", newcomers.answered, 0.80, cases=newcomers.ANSWERED),
 )

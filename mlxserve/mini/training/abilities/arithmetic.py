@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from random import Random
 
+from mlxserve.mini.training.abilities.styles import casual
 from mlxserve.mini.training.conversation import (
     Dialogue,
     Exchange,
@@ -31,6 +32,16 @@ _SUM = Phrasings(
         "How much is {a} plus {b}?",
         "What do {a} and {b} make?",
         "Compute {a} + {b}.",
+        "What's {a} + {b}?",
+        "whats {a}+{b}",
+        "{a} plus {b}",
+        "{a} plus {b}?",
+        "Add {a} to {b}.",
+        "Sum of {a} and {b}",
+        "Can you add {a} and {b}?",
+        "Calculate {a} + {b}",
+        "What's the sum of {a} and {b}?",
+        "How much do {a} and {b} make?",
     ),
     held_out=("How much is {a} + {b}?", "What is {a} plus {b}?"),
 )
@@ -42,6 +53,13 @@ _DIFFERENCE = Phrasings(
         "Take {b} from {a}.",
         "How much is {a} minus {b}?",
         "Compute {a} - {b}.",
+        "What's {a} - {b}?",
+        "whats {a}-{b}",
+        "{a} minus {b}",
+        "What's {a} minus {b}?",
+        "Subtract {b} from {a}.",
+        "Calculate {a} - {b}",
+        "{a} take away {b}",
     ),
     held_out=("How much is {a} - {b}?", "What is {a} minus {b}?"),
 )
@@ -52,6 +70,9 @@ _LARGER = Phrasings(
         "What is larger: {a} or {b}?",
         "Is {a} or {b} larger?",
         "Which is greater, {a} or {b}?",
+        "What is more, {a} or {b}?",
+        "{a} or {b}, which is larger?",
+        "larger: {a} or {b}",
     ),
     held_out=("Which number is larger, {a} or {b}?", "Which is bigger, {a} or {b}?"),
 )
@@ -62,6 +83,9 @@ _CALENDAR = Phrasings(
         "Which {u} follows if I look {s} {n}?",
         "Tell me the {u} {s} {n}.",
         "The {u} {s} {n}?",
+        "What is the {u} {s} {n}?",
+        "what comes {s} {n}",
+        "Name the {u} {s} {n}.",
     ),
     held_out=("Which {u} is {s} {n}?", "What {u} comes {s} {n}?"),
 )
@@ -75,13 +99,13 @@ _LIMIT_WEIGHTS = (20, 12, 12, 56)
 def addition(rng: Random, split: DataSplit) -> Exchange:
     """a + b of up to two digits each; pairs of numbers are split."""
     a, b = _pair(rng, split, "+")
-    return _answered(_SUM.pick(rng, split).format(a=a, b=b), f"{a} + {b} = {a + b}", str(a + b))
+    return _answered(casual(rng, split, _SUM).format(a=a, b=b), f"{a} + {b} = {a + b}", str(a + b))
 
 
 def subtraction(rng: Random, split: DataSplit) -> Exchange:
     """a - b, never below 0."""
     a, b = sorted(_pair(rng, split, "-"), reverse=True)
-    question = _DIFFERENCE.pick(rng, split).format(a=a, b=b)
+    question = casual(rng, split, _DIFFERENCE).format(a=a, b=b)
     return _answered(question, f"{a} - {b} = {a - b}", str(a - b))
 
 
@@ -89,7 +113,7 @@ def comparison(rng: Random, split: DataSplit) -> Exchange:
     a, b = _pair(rng, split, "?")
     b += a == b
     answer = f"{max(a, b)} is larger than {min(a, b)}."
-    question = _LARGER.pick(rng, split).format(a=a, b=b)
+    question = casual(rng, split, _LARGER).format(a=a, b=b)
     return Exchange(question, answer, lambda text: text.strip().startswith(f"{max(a, b)} "))
 
 
@@ -100,7 +124,7 @@ def calendar(rng: Random, split: DataSplit) -> Exchange:
     index, step = rng.randrange(len(names)), rng.choice((1, -1))
     named, wanted = names[index], names[(index + step) % len(names)]
     side = "after" if step == 1 else "before"
-    question = _CALENDAR.pick(rng, split).format(u=unit, s=side, n=named)
+    question = casual(rng, split, _CALENDAR).format(u=unit, s=side, n=named)
     return _answered(question, f"{wanted} comes {side} {named}.", wanted)
 
 

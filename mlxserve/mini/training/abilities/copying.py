@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from mlxserve.mini.training import prose, words
+from mlxserve.mini.training.abilities.styles import casual
 from mlxserve.mini.training.conversation import (
     Dialogue,
     Exchange,
@@ -39,6 +40,14 @@ _ASK = Phrasings(
         "Now copy this line: {line}",
         "Please write this line: {line}",
         "Copy this, please: {line}",
+        "Repeat this: {line}",
+        "Say: {line}",
+        "Say {line}",
+        "Copy this: {line}",
+        "Write this: {line}",
+        "Repeat {line}",
+        "Just say: {line}",
+        "Can you repeat this: {line}",
         "Repeat this text exactly: {line}",
         "Say this line once more: {line}",
         "{line}\n\nRepeat the line above.",
@@ -91,15 +100,15 @@ def line(rng: Random, split: DataSplit) -> str:
 def repeat_line(rng: Random, split: DataSplit) -> Exchange:
     """One line to copy; only an equal answer is right."""
     text = line(rng, split)
-    return Exchange(_ASK.pick(rng, split).format(line=text), text, equals(text))
+    return Exchange(casual(rng, split, _ASK).format(line=text), text, equals(text))
 
 
 def pieces(rng: Random, split: DataSplit) -> Exchange:
     """A line of word fragments to copy, so that every token occurs in answers."""
-    kinds = (words.fragment, words.fragment, words.patchwork, words.english)
+    kinds = (words.fragment, words.fragment, words.patchwork, words.english, words.common)
     gap = rng.choice((" ", " ", ", ", "-"))
     text = gap.join(words.draw(rng, split, rng.choice(kinds)) for _ in range(rng.randint(2, 14)))
-    return Exchange(_ASK.pick(rng, split).format(line=text), text, equals(text))
+    return Exchange(casual(rng, split, _ASK).format(line=text), text, equals(text))
 
 
 def numbered_line(rng: Random, split: DataSplit) -> Exchange:
@@ -109,7 +118,7 @@ def numbered_line(rng: Random, split: DataSplit) -> Exchange:
     listing = "\n".join(f"{i}. {text}" for i, text in enumerate(lines, 1))
     wanted = lines[n - 1]
     others = [text for text in lines if text != wanted]
-    question = _ASK_NUMBERED.pick(rng, split).format(lines=listing, n=n)
+    question = casual(rng, split, _ASK_NUMBERED).format(lines=listing, n=n)
     return Exchange(question, wanted, says(wanted, but_not=others))
 
 

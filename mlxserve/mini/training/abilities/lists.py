@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from mlxserve.mini.training import words
+from mlxserve.mini.training.abilities.styles import casual
 from mlxserve.mini.training.conversation import (
     Dialogue,
     Exchange,
@@ -29,6 +30,12 @@ _REVERSE = Phrasings(
         "Backwards, please: {items}",
         "Give me this list from last to first: {items}",
         "reverse: {items}",
+        "Reverse this: {items}",
+        "Reverse the words {items}",
+        "Reverse the order of {items}",
+        "List these backwards: {items}",
+        "Can you reverse this list: {items}?",
+        "Reverse this list for me: {items}",
     ),
     held_out=("Please reverse this list: {items}", "Reverse: {items}"),
 )
@@ -44,6 +51,15 @@ _SORT = Phrasings(
         "sort these numbers: {items}",
         "From small to large: {items}",
         "Please put these numbers in order: {items}",
+        "Order {items}",
+        "Put in order: {items}",
+        "Sort these: {items}",
+        "Arrange these numbers: {items}",
+        "Sort the following numbers: {items}",
+        "Can you sort {items}?",
+        "Can you sort these numbers for me: {items}",
+        "Sort these numbers from small to large: {items}",
+        "Sort numbers: {items}",
     ),
     held_out=("Please sort these numbers: {items}", "Sort: {items}"),
 )
@@ -97,13 +113,19 @@ _ITEM_KINDS = (words.english, words.syllables, words.fragment, words.blend)
 def reverse(rng: Random, split: DataSplit) -> Exchange:
     items = _items(rng, split, 2, 5)
     answer = ", ".join(reversed(items))
-    return _whole(_REVERSE.pick(rng, split), items, answer)
+    return _whole(casual(rng, split, _REVERSE), items, answer)
 
 
 def sort(rng: Random, split: DataSplit) -> Exchange:
     """Two to five numbers below 100, in ascending order."""
     numbers = _numbers(rng, split)
-    return _whole(_SORT.pick(rng, split), [str(n) for n in numbers], _in_order(numbers))
+    items = ", ".join(map(str, numbers))
+    if split is DataSplit.TRAIN and rng.random() < 0.25:
+        items = (
+            items.replace(",", "") if rng.random() < 0.6 else " and ".join(items.rsplit(", ", 1))
+        )
+    answer = _in_order(numbers)
+    return Exchange(casual(rng, split, _SORT).format(items=items), answer, equals(answer))
 
 
 def count(rng: Random, split: DataSplit) -> Exchange:
@@ -111,14 +133,14 @@ def count(rng: Random, split: DataSplit) -> Exchange:
     answer = (
         f"There {'is' if len(items) == 1 else 'are'} {len(items)} item{'s' * (len(items) > 1)}."
     )
-    question = _COUNT.pick(rng, split).format(items=", ".join(items))
+    question = casual(rng, split, _COUNT).format(items=", ".join(items))
     return Exchange(question, answer, says(str(len(items))))
 
 
 def upper(rng: Random, split: DataSplit) -> Exchange:
     """An invented word of syllables or letters: an English word is one token, which hides its letters."""
     word = words.draw(rng, split, rng.choice((words.syllables, words.syllables, words.letters)))
-    return _whole(_UPPER.pick(rng, split), [word], word.upper())
+    return _whole(casual(rng, split, _UPPER), [word], word.upper())
 
 
 def sheet(rng: Random, split: DataSplit, num_words: int) -> Sheet:
@@ -147,7 +169,7 @@ def ends(rng: Random, split: DataSplit) -> Exchange:
     """The first or the last item."""
     items = _items(rng, split, 2, 6)
     end, wanted = rng.choice((("first", items[0]), ("last", items[-1])))
-    question = _ENDS.pick(rng, split).format(items=", ".join(items), end=end)
+    question = casual(rng, split, _ENDS).format(items=", ".join(items), end=end)
     return Exchange(question, wanted, says(wanted, but_not=[i for i in items if i != wanted]))
 
 
@@ -166,7 +188,8 @@ def transform(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
 def _numbers(rng: Random, split: DataSplit) -> list[int]:
     """Two to five numbers below 100; sets of numbers are split."""
     while True:
-        numbers = rng.sample(range(100), rng.randint(2, 5))
+        limit = rng.choice((10, 20, 100, 100)) if split is DataSplit.TRAIN else 100
+        numbers = rng.sample(range(limit), rng.randint(2, 5))
         if split_of(repr(sorted(numbers))) is split:
             return numbers
 
@@ -181,7 +204,13 @@ def _items(rng: Random, split: DataSplit, least: int, most: int) -> list[str]:
         _ITEM_KINDS[:1] if rng.random() < 0.5 else _ITEM_KINDS
     )
     if split is DataSplit.TRAIN and rng.random() < 0.4:
-        kinds = (words.english, words.patchwork, words.syllables)
+        kinds = rng.choice(
+            (
+                (words.english, words.patchwork, words.syllables),
+                (words.common, words.english),
+                (words.common,),
+            )
+        )
     return [words.draw(rng, split, rng.choice(kinds)) for _ in range(rng.randint(least, most))]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 
 from mlxserve.mini.training import words
-from mlxserve.mini.training.abilities import arithmetic, copying, knowledge
+from mlxserve.mini.training.abilities import arithmetic, copying, knowledge, refusals
 from mlxserve.mini.training.conversation import (
     Check,
     Dialogue,
@@ -200,7 +200,13 @@ def _name(rng: Random, split: DataSplit, name: str) -> Exchange:
 
 
 def _inner(rng: Random, split: DataSplit) -> Exchange:
-    makers = (copying.repeat_line, arithmetic.exchange, knowledge.exchange)
+    makers = (
+        copying.repeat_line,
+        arithmetic.exchange,
+        knowledge.exchange,
+        knowledge.exchange,
+        refusals.exchange,
+    )
     return rng.choice(makers)(rng, split)
 
 

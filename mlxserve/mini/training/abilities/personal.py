@@ -461,6 +461,12 @@ def personal(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     return Dialogue(tuple(messages), (others or [first])[-1].accepts)
 
 
+def untold(rng: Random, split: DataSplit) -> Exchange:
+    """A question about a fact that was not told."""
+    (told,) = _told(rng, split, 1)
+    return told.asked_untold(rng, split)
+
+
 def drill(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     """Many facts, and a question about each: the densest lesson in distinguishing them."""
     del num_words

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 
 from mlxserve.mini.training import prose, words
-from mlxserve.mini.training.abilities import arithmetic, copying, knowledge, lists
+from mlxserve.mini.training.abilities import arithmetic, copying, knowledge, lists, refusals
 from mlxserve.mini.training.conversation import (
     Dialogue,
     Exchange,
@@ -58,6 +58,9 @@ _STATE = Phrasings(
         "For later: the {key} is {value}.",
         "I tell you the {key}: {value}.",
         "Today the {key} is {value}.",
+        "My {key} is {value}.",
+        "my {key} is {value}",
+        "Remember that my {key} is {value}.",
         "{value} is the {key}.",
         "{key}: {value}",
         "{key} = {value}",
@@ -95,6 +98,8 @@ _ASK = Phrasings(
         "what is the {key}",
         "{key}?",
         "Recall the {key}.",
+        "What is my {key}?",
+        "what was my {key}",
     ),
     held_out=(
         "So what is the {key}?",
@@ -181,7 +186,8 @@ def facts(rng: Random, split: DataSplit, num_facts: int) -> list[Fact]:
 def _fact(rng: Random, split: DataSplit) -> Fact:
     kind = rng.randrange(8)
     if kind < 3:
-        make = words.pass_phrase if rng.random() < 0.1 else words.code_word
+        share = 0.3 if split is DataSplit.TRAIN else 0.1  # pass phrases are hard to end
+        make = words.pass_phrase if rng.random() < share else words.code_word
         return Fact(rng.choice(_CODE_KEYS), make(rng, split))
     if kind == 3:
         return Fact(rng.choice(_NUMBER_KEYS), words.number(rng, split))
@@ -298,6 +304,7 @@ def interlude(rng: Random, split: DataSplit) -> Exchange:
         arithmetic.exchange,
         lists.exchange,
         knowledge.exchange,
+        refusals.any_exchange,
         _remark,
     )
     return rng.choice(makers)(rng, split)

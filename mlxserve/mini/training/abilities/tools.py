@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from mlxserve.mini.training import words
-from mlxserve.mini.training.abilities import arithmetic, copying, knowledge
+from mlxserve.mini.training.abilities import arithmetic, copying, knowledge, refusals
 from mlxserve.mini.training.conversation import (
     Dialogue,
     Exchange,
@@ -364,7 +364,13 @@ def drill(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
 
 
 def _other_talk(rng: Random, split: DataSplit) -> Exchange:
-    makers = (knowledge.exchange, knowledge.exchange, arithmetic.exchange, copying.repeat_line)
+    makers = (
+        knowledge.exchange,
+        knowledge.exchange,
+        refusals.any_exchange,
+        arithmetic.exchange,
+        copying.repeat_line,
+    )
     return rng.choice(makers)(rng, split)
 
 
@@ -383,6 +389,13 @@ def tool_results(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     messages = _call_and_answer(rng, split, tool)
     result = messages[2]["content"]
     return Dialogue(tuple(messages), says(result), (tool.schema(tool.values(rng, split)),))
+
+
+def without_tools(rng: Random, split: DataSplit) -> Exchange:
+    """What a listed tool would answer, asked where none is offered."""
+    tool = rng.choice(TOOLS)
+    question = tool.asked.pick(rng, split).format(**tool.values(rng, split))
+    return Exchange(question, refusals.REFUSAL, refusals.refuses)
 
 
 def calls(name: str, arguments: dict[str, ArgumentValue]) -> Any:
