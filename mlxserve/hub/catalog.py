@@ -50,14 +50,14 @@ class Entry:
     def step_size(self, bytes_per_value: int, *, has_scores: bool) -> int:
         """Peak bytes of a step of 2,048 tokens, in addition to weights and cache.
 
-        has_scores: attention without Metal keeps float32 scores for 256 keys at a time
+        has_scores: attention without Metal keeps float32 scores, of 64 rows at a time in ten arrays
 
         A rule of thumb fitted to what `model.sizing` measures for Llama and Qwen3 geometries on a
-        CPU: 7 values per hidden unit and 2 per intermediate one. For the embedded model it is
-        within a third of the measured peak; it has not been compared on Metal.
+        CPU: 7 values per hidden unit and 2 per intermediate one. For the embedded model and those of
+        100M and 0.6B it is within a tenth of the planned peak; it has not been compared on Metal.
         """
         values = 7 * self.width + 2 * self.inner
-        scores = 8 * 256 * 4 * self.num_heads if has_scores else 0
+        scores = 10 * 64 * 4 * self.num_heads if has_scores else 0  # of a row in 256
         return _STEP_TOKENS * (values * bytes_per_value + scores)
 
 
