@@ -400,7 +400,7 @@ def title_of(words: str) -> str:
 def _write_ahead(db: sqlite3.Connection) -> None:
     """Of terminals that create a file at the same time, SQLite refuses all but one at once.
 
-    For this statement it does not wait, whatever busy_timeout says.
+    It does not wait for this statement, despite busy_timeout.
     """
     give_up = time.monotonic() + _BUSY_MILLISECONDS / 1000
     while True:

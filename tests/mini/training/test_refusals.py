@@ -1,4 +1,4 @@
-"""Refusals: one sentence for whatever the model cannot do, in many words and languages."""
+"""Refusals: one sentence for what the model cannot do, in many words and languages."""
 
 from collections import Counter
 from random import Random

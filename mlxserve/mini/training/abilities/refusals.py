@@ -1,4 +1,4 @@
-"""Refusing in one sentence what the model cannot do, in whatever words and language it is asked."""
+"""Refusing in one sentence what the model cannot do, in any words and language."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _MARKS = string.punctuation
 
 
 def styled(rng: Random, split: DataSplit, text: str) -> str:
-    """A request as somebody types it."""
+    """A request as a person types it."""
     if rng.random() < 0.12:
         text = text.rstrip("?.!")
     if rng.random() < 0.1:
