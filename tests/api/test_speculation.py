@@ -15,7 +15,7 @@ from mlxserve.config import EngineConfig
 from mlxserve.hub.embedded import MODEL_NAME
 
 SENTENCES = "The quick brown fox jumps over the lazy dog. The farmer has nine cows and two goats. "
-COPYING = f"Repeat: {SENTENCES * 2}Repeat: "
+COPYING = f"{SENTENCES * 3}The quick"  # a text that repeats and stops in mid-sentence
 COMPLETIONS = "/v1/completions"
 BODY = {"model": MODEL_NAME, "prompt": COPYING, "max_tokens": 60, "temperature": 0}
 MESSAGES = [{"role": "user", "content": COPYING}]
