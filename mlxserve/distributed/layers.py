@@ -24,19 +24,43 @@ _MARK = "_mlxserve_elsewhere"
 _PAIRS = (KVCache, RotatingKVCache, ChunkedKVCache)
 
 
+class Passage:
+    """What goes from layer to layer, among the arguments of one: usually the first, but a model may
+    pass something else before it (talkie the embeddings)."""
+
+    def __init__(self) -> None:
+        self._returned: mx.array | None = None
+
+    def returned(self, x: mx.array) -> mx.array:
+        """x, which a layer returns, as an array of its own: a model may keep what it gave the layer."""
+        self._returned = mx.array(x)
+        return self._returned
+
+    def find(self, args: Sequence[Any], options: Mapping[str, Any]) -> int | str:
+        """The place or name of the argument that the layer before has returned, else the first."""
+        places: list[int | str] = [*range(len(args)), *options]
+        for place, value in zip(places, (*args, *options.values()), strict=True):
+            if value is not None and value is self._returned:
+                return place
+        return places[0]
+
+
 class Elsewhere(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
     """A layer of another rank."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: nn.Module, passage: Passage) -> None:
         super().__init__()
         dict.__setitem__(self, "_layer", layer)  # hidden: its weights are not this rank's
+        self._passage = (passage,)
 
     def __call__(self, *args: Any, **options: Any) -> mx.array:
-        x = _hidden(args, options)
+        (passage,) = self._passage
+        place = passage.find(args, options)
+        x: mx.array = args[place] if isinstance(place, int) else options[place]
         for value in (*args, *options.values()):
             for cache in _leaves(value):
                 _pass_by(cache, x.shape[1])
-        return x
+        return passage.returned(x)
 
     def __getattr__(self, name: str) -> Any:
         return self[name] if name in self else getattr(self["_layer"], name)
@@ -46,24 +70,30 @@ class Stage(nn.Module):  # type: ignore[misc]
     """A layer at an edge of this rank's part."""
 
     def __init__(
-        self, layer: nn.Module, crew: Crew, source: int | None, target: int | None
+        self,
+        layer: nn.Module,
+        passage: Passage,
+        crew: Crew,
+        source: int | None,
+        target: int | None,
     ) -> None:
         """source, target: the ranks that it receives from and sends to, None for neither."""
         super().__init__()
         dict.__setitem__(self, "layer", layer)
-        self._crew = (crew,)  # not a module
+        self._around = passage, crew  # not modules
         self._ends = source, target
 
     def __call__(self, *args: Any, **options: Any) -> mx.array:
-        (crew,), (source, target) = self._crew, self._ends
+        (passage, crew), (source, target) = self._around, self._ends
         if source is not None:
-            received = crew.receive_like(_hidden(args, options), source)
-            if args:
-                args = received, *args[1:]
+            place = passage.find(args, options)
+            if isinstance(place, int):
+                received = crew.receive_like(args[place], source)
+                args = *args[:place], received, *args[place + 1 :]
             else:
-                options = {**options, next(iter(options)): received}
+                options = {**options, place: crew.receive_like(options[place], source)}
         x = self.layer(*args, **options)
-        return x if target is None else crew.send(x, target)
+        return x if target is None else passage.returned(crew.send(x, target))
 
     def __getattr__(self, name: str) -> Any:
         return self[name] if name in self else getattr(self["layer"], name)
@@ -89,14 +119,15 @@ def split_by_layers(model: nn.Module, crew: Crew, name: str) -> None:
         )
     mine = parts(len(layers), crew.size)[crew.rank]
     replaced: dict[int, nn.Module] = {}
+    passage = Passage()
     for index, layer in enumerate(layers):
         if index not in mine:
-            replaced[id(layer)] = Elsewhere(layer)
+            replaced[id(layer)] = Elsewhere(layer, passage)
             continue
         source = crew.rank + 1 if index == mine[0] and crew.rank < crew.size - 1 else None
         target = crew.rank - 1 if index == mine[-1] and crew.rank > 0 else None
         if source is not None or target is not None:
-            replaced[id(layer)] = Stage(layer, crew, source, target)
+            replaced[id(layer)] = Stage(layer, passage, crew, source, target)
     for found in _lists(
         model
     ):  # `model.layers` may be a copy of the one that the model runs through
@@ -116,12 +147,6 @@ def parts(count: int, size: int) -> list[range]:
 def is_elsewhere(cache: Any) -> bool:
     """Whether a dense cache was given to a layer of another rank."""
     return hasattr(cache, _MARK)
-
-
-def _hidden(args: Sequence[Any], options: Mapping[str, Any]) -> mx.array:
-    """What a layer is called with first, by position or (GPT-J's) by name."""
-    first: mx.array = args[0] if args else next(iter(options.values()))
-    return first
 
 
 def _pass_by(cache: Any, num_tokens: int) -> None:

@@ -34,13 +34,23 @@ class Group:
 
 
 class Alone:
-    """A crew whose other ranks are never reached, because nothing is computed."""
+    """A crew whose other ranks are not reached: what it sends it keeps, for the next one to receive."""
 
     def __init__(self, split: Split, rank: int, size: int) -> None:
         self.split, self.rank, self.size = split, rank, size
+        self.sent: mx.array | None = None
         self.group = Group(rank, size)
         self.is_lead = rank == 0
         self.has_embedding = split is Split.HEADS or rank == size - 1
+
+    def send(self, x: mx.array, rank: int) -> mx.array:
+        self.sent = x
+        return x
+
+    def receive_like(self, x: mx.array, rank: int) -> mx.array:
+        assert self.sent is not None
+        assert (self.sent.shape, self.sent.dtype) == (x.shape, x.dtype)
+        return self.sent
 
 
 def crew(split: Split, rank: int, size: int) -> Crew:
@@ -82,6 +92,24 @@ def test_a_rank_keeps_its_layers_and_no_weights_of_others(
             assert kept.get("layer", kept).keys() == whole[index].keys()
     assert isinstance(model.lm_head, NoHead) == (rank != 0)
     assert isinstance(model.model.embed_tokens, NoEmbedding) == (rank != 2)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gptj", "talkie"])
+def test_the_hidden_states_go_on_wherever_a_layer_is_given_them(kind: str) -> None:
+    """GPT-J's layers are given them by name, talkie's as the second argument after the embeddings."""
+    tokens = mx.array([[3, 1, 4, 1, 5]])
+    whole, _ = build(kind)
+    expected = whole(tokens)
+    sent = None
+    for rank in (1, 0):
+        model, _ = build(kind)
+        one = Alone(Split.LAYERS, rank, 2)
+        one.sent = sent
+        split_by_layers(model, cast(Crew, one), kind)
+        found = model(tokens)
+        sent = one.sent
+    assert mx.array_equal(found, expected).item()
+    assert not mx.allclose(expected, mx.zeros_like(expected)).item()
 
 
 def test_an_embedding_that_is_also_the_head_stays(build_model: BuildModel) -> None:
