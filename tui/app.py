@@ -45,12 +45,12 @@ from tui.paint.theme import DARK, LIGHT
 from tui.takeover import driver_after
 from tui.talk.connection import Connector
 from tui.talk.errors import ChatError
-from tui.talk.models import Model, ModelCatalog
+from tui.talk.models import BUNDLED, Model, ModelCatalog, best_of
 from tui.widgets.composer import Composer
 from tui.widgets.dialogs import ChatChoice, ChatsDialog, HelpDialog
 from tui.widgets.message import MessageView
 from tui.widgets.transcript import Transcript
-from tui.widgets.welcome import BUNDLED, MAX_RECENT, Welcome, WelcomeFacts, best_of
+from tui.widgets.welcome import MAX_RECENT, Welcome, WelcomeFacts
 from tui.widgets.window import ChatWindow
 
 _FIND = "/find "

@@ -25,7 +25,6 @@ def models(settings: Settings, json: Json = False) -> None:
     """
     from mlxserve import machine
     from mlxserve.hub import catalog
-    from mlxserve.hub.known_models import REPOSITORIES, short_name
 
     engine = settings.build(EngineConfig)
     memory = memory_for(engine)
@@ -36,11 +35,12 @@ def models(settings: Settings, json: Json = False) -> None:
     ]
     if json:
         cards = [card_of(entry, fit) for entry, fit in rows]
-        print(json_format.dumps({"memory": memory, "context": context, "models": cards}))
+        found = {"memory": memory, "context": context, "disk_free": catalog.disk_free()}
+        print(json_format.dumps({**found, "models": cards}))
         return
     for entry, fit in rows:
         size = f"{entry.weight_size / 1e9:.2f} GB"
-        short = short_name(entry.name) if entry.name in REPOSITORIES else ""
+        short = _short_of(entry) or ""
         print(f"{entry.name:46} {short:15} {entry.source:10} {size:>9}  {_in_words(fit)}")
 
 
@@ -57,9 +57,16 @@ def _in_words(fit: "MemoryFit") -> str:
     return "fits" if fit.fits else f"{fit.num_tokens:,} of {fit.context:,} tokens"
 
 
+def _short_of(entry: "Entry") -> str | None:
+    from mlxserve.hub.known_models import REPOSITORIES, short_name
+
+    return short_name(entry.name) if entry.name in REPOSITORIES else None
+
+
 def card_of(entry: "Entry", fit: "MemoryFit") -> dict[str, Any]:
     return {
         "name": entry.name,
+        "short_name": _short_of(entry),
         "source": str(entry.source),
         "weight_size": entry.weight_size,
         "needed": fit.needed,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -119,6 +120,14 @@ def hub_cache() -> Path:
 def repository_folder(repository: str) -> Path:
     """Where huggingface_hub keeps a repository, whether it is there or not."""
     return hub_cache() / f"models--{repository.replace('/', '--')}"
+
+
+def disk_free() -> int:
+    """Bytes that are free where models are downloaded to."""
+    folder = hub_cache().absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
 
 
 def places() -> Iterator[tuple[str, Origin, Path]]:

@@ -83,6 +83,10 @@ FOUND = [
 class Machine(ModelCatalog):
     """Lists four models; a download never ends."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.disk_free = 210_000_000_000
+
     async def find(self) -> list[Model]:
         return FOUND
 
@@ -300,10 +304,10 @@ async def dialog_states(t: "Terminal", album: Album) -> None:
 
 async def model_states(t: "Terminal", album: Album) -> None:
     await t.ask("/model")
-    await album.take("models", "too large", "4,000 of 40,960")
+    await album.take("models", "too large", "short chats")
     await t.press("down", "down", "enter")
     await album.take("model-downloading", "43%")
-    await t.press("p")
+    await t.press("escape")
     await album.take("model-paused", "43% paused")
     await t.press("escape")
 

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
@@ -15,13 +14,11 @@ from textual.app import App
 
 from tui.actions.answering import Answering
 from tui.actions.server_link import ServerLink
-from tui.chat.stats_text import seconds_words
 from tui.sanitise import one_line
+from tui.talk.download_speed import DownloadSpeed
 from tui.talk.errors import ChatError
-from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin
+from tui.talk.models import Model, ModelCatalog, ModelOrigin
 from tui.widgets.models_dialog import ModelsDialog
-
-_MIN_MEASURED = 1.0  # seconds of a download before its speed is shown
 
 
 class ModelSwitch:
@@ -53,7 +50,7 @@ class ModelSwitch:
             self._app.notify("Not connected yet; try again when the server is ready.", markup=False)
         elif not name:
             models = self._models if can_change else None
-            self._app.push_screen(ModelsDialog(served, self._link.model, models), self._use)
+            self._app.push_screen(ModelsDialog(served, self._link.model, models), self._take)
         elif name in served:
             self._use(Model(name, ModelOrigin.SERVER))
         elif can_change:
@@ -62,10 +59,15 @@ class ModelSwitch:
             known = ", ".join(one_line(model, 60) for model in served[:8])
             self._app.notify(f"The server has no such model. It has: {known}.", markup=False)
 
-    def _use(self, model: Model | None) -> None:
+    def _take(self, choice: Model | str | None) -> None:
+        """What the dialog returns: a model of its list, another name, or nothing."""
+        if isinstance(choice, str):
+            self.choose(choice)
+        elif choice is not None:
+            self._use(choice)
+
+    def _use(self, model: Model) -> None:
         connection = self._link.connection
-        if model is None:
-            return
         if connection is not None and model.name in connection.models:
             connection.model = model.name
             self._switched()
@@ -78,16 +80,14 @@ class ModelSwitch:
         """Find or download the model while the old one goes on answering, then switch."""
         words = one_line(name, 60)
         self._say(f"Looking for {words}")
-        started, first = time.monotonic(), None
+        speed = DownloadSpeed()
         try:
             async with aclosing(self._models.download(name)) as steps:
                 async for step in steps:
                     if isinstance(step, Model):
                         self._use(step)
                         return
-                    first = step.done if first is None else first
-                    seconds = time.monotonic() - started
-                    self._say(f"Downloading {words} {_speed(step, first, seconds)}", step.fraction)
+                    self._say(f"Downloading {words} {speed.words(step)}", step.fraction)
         except ChatError as error:
             self._keep(str(error))
 
@@ -101,15 +101,3 @@ class ModelSwitch:
         self._app.notify(f"{why} {old} goes on." if old else why, severity="error", markup=False)
         if not self._answering.is_answering:
             self._answering.show_ready()
-
-
-def _speed(step: Downloaded, first: int, seconds: float) -> str:
-    """`0.8 of 2.3 GB, 34 MB/s, 45 s left`, as far as it is known."""
-    size = f"{step.done / 1e9:.1f} GB"
-    if step.total is not None:
-        size = f"{step.done / 1e9:.1f} of {step.total / 1e9:.1f} GB"
-    rate = (step.done - first) / seconds if seconds > _MIN_MEASURED else 0.0
-    if rate <= 0:
-        return size
-    left = "" if step.total is None else f", {seconds_words((step.total - step.done) / rate)} left"
-    return f"{size}, {rate / 1e6:.0f} MB/s{left}"

@@ -18,7 +18,17 @@ from typing import Any
 from tui.sanitise import one_line
 from tui.talk.errors import ChatError
 
+BUNDLED = "mlxserve-mini"
 _PROGRAM = (sys.executable, "-m", "mlxserve")
+USEFUL_CONTEXT = 8192  # tokens; a model that leaves less room does not suit a machine
+# What a context of at least so many tokens is enough for.
+_GOOD_FOR = (
+    (32_768, "long documents"),
+    (USEFUL_CONTEXT, "chats and files"),
+    (2048, "short chats"),
+    (1, "a few messages"),
+    (0, "too large"),
+)
 
 
 class ModelOrigin(StrEnum):
@@ -40,6 +50,12 @@ class Model:
     num_tokens: int | None = None  # of context that fit into memory
     context: int | None = None  # tokens that are requested
     needed: int | None = None  # bytes of weights, a step and the requested context
+    short_name: str = ""  # such as qwen3:4b; empty if it has none
+
+    def matches(self, words: str) -> bool:
+        """Whether each of the words is in its name or its short name."""
+        names = f"{self.name} {self.short_name}".casefold()
+        return all(word in names for word in words.casefold().split())
 
     @property
     def is_here(self) -> bool:
@@ -54,14 +70,31 @@ class Model:
         return f"{one_line(self.name, 60)} is too large for this machine's memory{need}."
 
     @property
-    def verdict(self) -> str:
-        """Whether the model fits into memory, as text."""
-        if self.fits is None or self.num_tokens is None:
+    def usable_context(self) -> int | None:
+        """Tokens of a prompt and its answer that memory holds and the model was trained for."""
+        if self.num_tokens is None or self.context is None:
+            return self.num_tokens
+        return min(self.num_tokens, self.context)
+
+    @property
+    def good_for(self) -> str:
+        """What its context is enough for, in words; empty if that is not known."""
+        tokens = self.usable_context
+        if tokens is None:
             return ""
-        if self.fits:
-            return "fits"
-        requested = "" if self.context is None else f" of {self.context:,}"
-        return f"{self.num_tokens:,}{requested}" if self.num_tokens else "too large"
+        if self.name == BUNDLED:
+            return "a demonstration"
+        return next(words for least, words in _GOOD_FOR if tokens >= least)
+
+
+def best_of(models: Sequence[Model]) -> Model | None:
+    """The largest model that this machine runs with a useful context."""
+    fitting = [
+        model
+        for model in models
+        if model.name != BUNDLED and (model.fits or (model.num_tokens or 0) >= USEFUL_CONTEXT)
+    ]
+    return max(fitting, key=lambda model: model.weight_size or 0, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +128,17 @@ class ModelCatalog:
     def __init__(self, program: Sequence[str] = _PROGRAM, *, options: Sequence[str] = ()) -> None:
         self._program = tuple(program)
         self._options = tuple(options)
+        self.disk_free: int | None = None  # bytes where downloads go, when `find` looked last
 
     async def find(self) -> list[Model]:
         """List the models, those on this machine first. Raises ChatError."""
         async with self._child("models", "--json", *self._options) as child:
             written, _ = await child.communicate()
         try:
-            cards = json.loads(written)["models"]
-            return [_model(card) for card in cards]
-        except (ValueError, KeyError, TypeError) as error:
+            found = json.loads(written)
+            self.disk_free = found.get("disk_free")
+            return [_model(card) for card in found["models"]]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ChatError(
                 "Cannot list the models on this machine. "
                 "Run `mlxserve models` in another window to see why."
@@ -130,14 +165,24 @@ class ModelCatalog:
                     yield Downloaded(done, total if isinstance(total, int) else None)
         raise ChatError(f"The download of {one_line(name, 80)} stopped early. Try again.")
 
+    async def remove(self, name: str) -> None:
+        """Delete a downloaded model. Raises ChatError."""
+        async with self._child("rm", name, "--yes", errors=asyncio.subprocess.PIPE) as child:
+            _, said = await child.communicate()
+        if child.returncode:
+            words = one_line(said.decode(errors="replace").strip().removeprefix("error: "), 400)
+            raise ChatError(words or f"{one_line(name, 80)} cannot be deleted.")
+
     @asynccontextmanager
-    async def _child(self, *arguments: str) -> AsyncGenerator[asyncio.subprocess.Process, None]:
+    async def _child(
+        self, *arguments: str, errors: int = asyncio.subprocess.DEVNULL
+    ) -> AsyncGenerator[asyncio.subprocess.Process, None]:
         child = await asyncio.create_subprocess_exec(
             *self._program,
             *arguments,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
+            stderr=errors,
             start_new_session=True,  # Ctrl+C in the terminal must not reach it
         )
         try:
@@ -164,6 +209,7 @@ def _model(card: Mapping[str, Any]) -> Model:
         int(card["num_tokens"]),
         int(card["context"]),
         int(card["needed"]) if "needed" in card else None,
+        str(card.get("short_name") or ""),
     )
 
 

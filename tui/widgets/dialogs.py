@@ -27,10 +27,15 @@ from tui.sanitise import one_line
 Row = tuple[str, str, str]  # a command or key, the key of a command, its help
 _TITLE_WIDTH = 26
 _BEFORE_MATCH = 16  # characters of a message shown before a match
-_CLOSE: list[BindingType] = [
+CLOSE: list[BindingType] = [
     Binding("escape", "dismiss", "Close", show=False),
     Binding("ctrl+c", "dismiss", "Close", show=False, priority=True),
     Binding("ctrl+q", "app.quit", "Quit", show=False, priority=True),
+]
+# In a list below a field that keeps the focus.
+MOVE: list[BindingType] = [
+    Binding("down", "move(1)", "Down", show=False, priority=True),
+    Binding("up", "move(-1)", "Up", show=False, priority=True),
 ]
 
 
@@ -46,9 +51,8 @@ class ChatsDialog(ModalScreen[ChatChoice | None]):
     """The chats, most recent first; typing searches all their messages."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        *_CLOSE,
-        Binding("down", "move(1)", "Down", show=False, priority=True),
-        Binding("up", "move(-1)", "Up", show=False, priority=True),
+        *CLOSE,
+        *MOVE,
         Binding("ctrl+d", "delete", "Delete", show=False, priority=True),
     ]
 
@@ -107,11 +111,7 @@ class ChatsDialog(ModalScreen[ChatChoice | None]):
         )
 
     def action_move(self, step: int) -> None:
-        options = self.query_one(OptionList)
-        if step > 0:
-            options.action_cursor_down()
-        else:
-            options.action_cursor_up()
+        move_highlight(self.query_one(OptionList), step)
 
     async def action_delete(self) -> None:
         """Delete the chat on the second press; the first only asks for it."""
@@ -139,11 +139,18 @@ class ChatsDialog(ModalScreen[ChatChoice | None]):
             self.dismiss(self._chosen)
 
 
+def move_highlight(options: OptionList, step: int) -> None:
+    if step > 0:
+        options.action_cursor_down()
+    else:
+        options.action_cursor_up()
+
+
 class HelpDialog(ModalScreen[None]):
     """All keys and commands."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        *_CLOSE,
+        *CLOSE,
         Binding("f1", "dismiss", "Close", show=False),
     ]
 

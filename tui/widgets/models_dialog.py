@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import ClassVar
 
 from textual import on
@@ -13,26 +14,32 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import OptionList, Static
+from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from tui.sanitise import one_line
+from tui.talk.download_speed import DownloadSpeed
 from tui.talk.errors import ChatError
-from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin
+from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin, best_of
+from tui.widgets.dialogs import CLOSE, MOVE, move_highlight
 
 _BAR_WIDTH = 16
 _WIDE = 100  # columns from which a repository's owner is shown
+_NAME_WIDTH = 44
+_CURRENT, _BEST, _ABSENT = "●", "★", "↓"
 
 
-class ModelsDialog(ModalScreen[Model | None]):
-    """Returns the chosen model.
+class ModelsDialog(ModalScreen[Model | str | None]):
+    """Returns the chosen model, or the name of another one as it was typed.
 
     models: finds and downloads others; None if the server cannot be restarted from here
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "dismiss", "Close", show=False),
-        Binding("p", "pause", "Pause", show=False),
+        Binding("escape", "back", "Close", show=False),
+        *CLOSE[1:],
+        *MOVE,
+        Binding("ctrl+d", "delete", "Delete", show=False, priority=True),
     ]
 
     def __init__(self, served: Sequence[str], current: str, models: ModelCatalog | None) -> None:
@@ -40,23 +47,26 @@ class ModelsDialog(ModalScreen[Model | None]):
         self._rows = [Model(name, ModelOrigin.SERVER) for name in served]
         self._current = current
         self._models = models
+        self._shown: list[Model | str] = []  # what the options stand for
         self._progress: dict[str, Downloaded] = {}  # of running and paused downloads
         self._loading: str | None = None  # the name of the model being downloaded
         self._download: asyncio.Task[None] | None = None
+        self._marked: str | None = None  # the model on which Ctrl+D was pressed once
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as dialog:
             dialog.border_title = "Models"
-            dialog.border_subtitle = "Enter selects or downloads · P pauses · Esc closes"
+            dialog.border_subtitle = "Enter uses or downloads · Ctrl+D deletes · Esc closes"
+            yield Input(
+                placeholder="Filter, or another name: qwen3:4b, owner/name, a folder", compact=True
+            )
+            yield Static(id="columns", markup=False)
             yield OptionList(compact=True)
             yield Static(id="note", markup=False)
 
     def on_mount(self) -> None:
-        self._show()
-        names = [row.name for row in self._rows]
-        options = self.query_one(OptionList)
-        options.highlighted = names.index(self._current) if self._current in names else 0
-        options.focus()
+        self.query_one(OptionList).can_focus = False
+        self._show(self._current)
         if self._models is None:
             self._say("The server was not started here, so its models cannot be changed.")
         else:
@@ -73,71 +83,166 @@ class ModelsDialog(ModalScreen[Model | None]):
         running = {m.name: m for m in found if m.name in served}
         self._rows = [running.get(row.name, row) for row in self._rows]
         self._rows += [model for model in found if model.name not in served]
-        self._say(
-            "Sizes are those of the weights. A model fits if memory holds them, the peak of a step and "
-            "its full context; otherwise the number of tokens that fit is shown."
-        )
+        self._say(self._legend(models.disk_free))
         self._show()
+
+    def _legend(self, disk_free: int | None) -> str:
+        best = best_of(self._rows)
+        words = [f"{_BEST} the largest that this machine runs well."] if best else []
+        if any(not row.is_here for row in self._rows):
+            free = "" if disk_free is None else f", where {disk_free / 1e9:.0f} GB are free"
+            words.append(f"{_ABSENT} downloaded to this machine's disk first{free}.")
+        return " ".join(words)
 
     def _say(self, words: str) -> None:
         self.query_one("#note", Static).update(Content.styled(words, "$text-quiet"))
 
-    def _show(self) -> None:
-        options = self.query_one(OptionList)
-        at = options.highlighted
-        width = max((len(self._shown(row.name)) for row in self._rows), default=0)
-        options.set_options([Option(self._line(row, width)) for row in self._rows])
-        options.highlighted = at
+    @on(Input.Changed)
+    def _filter(self) -> None:
+        self._marked = None
+        self._show()
 
-    def _shown(self, name: str) -> str:
+    def _show(self, name: str | None = None) -> None:
+        """List what the filter leaves, with this name highlighted, else the same as before."""
+        options = self.query_one(OptionList)
+        if name is None and isinstance(before := self._chosen, Model):
+            name = before.name
+        typed = self.query_one(Input).value.strip()
+        rows = [row for row in self._rows if row.matches(typed)]
+        self._shown = [*rows]
+        width = max((len(self._short(row.name)) for row in rows), default=0)
+        best = best_of(self._rows)
+        lines = [self._line(row, width, is_best=row is best) for row in rows]
+        is_known = any(typed in (row.name, row.short_name) for row in rows)
+        if typed and self._models is not None and not is_known:
+            self._shown.append(typed)
+            lines.append(Content.assemble("  another model: ", (one_line(typed, 60), "bold")))
+        columns = self.query_one("#columns", Static)
+        columns.display = any(row.num_tokens is not None for row in rows)
+        columns.update(
+            Content.styled(_columns("", "Model", width, "Size", "Context"), "$text-quiet")
+        )
+        options.set_options([Option(line) for line in lines])
+        names = [row.name for row in rows]
+        at = names.index(name) if name in names else 0
+        options.highlighted = at if lines else None
+
+    @property
+    def _chosen(self) -> Model | str | None:
+        at = self.query_one(OptionList).highlighted
+        return None if at is None or at >= len(self._shown) else self._shown[at]
+
+    def _short(self, name: str) -> str:
         """The name as shown, in a narrow window without a repository's owner."""
         is_narrow = self.app.size.width < _WIDE
-        return one_line(name.rpartition("/")[2] if is_narrow else name, 44)
+        return one_line(name.rpartition("/")[2] if is_narrow else name, _NAME_WIDTH)
 
-    def _line(self, row: Model, width: int) -> Content:
-        sign = "●" if row.name == self._current else " "
+    def _line(self, row: Model, width: int, *, is_best: bool) -> Content:
+        sign = _CURRENT if row.name == self._current else _BEST if is_best else ""
         size = "" if row.weight_size is None else f"{row.weight_size / 1e9:.2f} GB"
+        if not row.is_here:
+            size = f"{_ABSENT} {size}"
+        tokens = row.usable_context
+        context, last = f"{tokens:,}" if tokens else "", row.good_for
         progress = self._progress.get(row.name)
-        if progress is None:
-            where = "to download" if row.source is ModelOrigin.SUGGESTED else str(row.source)
-            state = Content(f"{row.verdict:18}{where}")
-        else:
-            state = Content(_progress_words(progress, is_paused=self._loading != row.name))
-        name = self._shown(row.name).ljust(width)
-        return Content.assemble(f"{sign} ", (name, "bold"), f" {size:>8}  ", state)
+        if progress is not None:
+            context, last = "", _progress_words(progress, is_paused=self._loading != row.name)
+        line = _columns(sign, self._short(row.name), width, size, context, last)
+        style = "$text-quiet" if row.refusal else "bold"
+        return Content(line).stylize(style, 2, 2 + width)
 
+    @on(Input.Submitted)
     @on(OptionList.OptionSelected)
-    def _choose(self, event: OptionList.OptionSelected) -> None:
-        row = self._rows[event.option_index]
-        if row.refusal:
+    def _choose(self) -> None:
+        row = self._chosen
+        if row is None:
+            return
+        if isinstance(row, str):
+            self.dismiss(row)
+        elif row.refusal:
             self._say(row.refusal)
         elif row.is_here:
             self.dismiss(row)
         elif self._loading is not None:
-            self._say(f"{one_line(self._loading, 60)} is already downloading; P pauses it.")
-        elif self._models is not None:
+            self._say(f"{one_line(self._loading, 60)} is already downloading; Esc pauses it.")
+        elif self._models is not None and not self._is_disk_too_small(self._models, row):
             self._loading = row.name
-            self._progress.setdefault(row.name, Downloaded(0, None))
+            self._progress.setdefault(row.name, Downloaded(0, row.weight_size))
             self._download = asyncio.create_task(self._get(self._models, row))
             self._show()
 
-    def action_pause(self) -> None:
-        """Pause the download; Enter on the same model resumes it."""
+    def _is_disk_too_small(self, models: ModelCatalog, row: Model) -> bool:
+        """Says so, if it is."""
+        done = self._progress.get(row.name, Downloaded(0, None)).done
+        missing = (row.weight_size or 0) - done
+        if models.disk_free is None or missing <= models.disk_free:
+            return False
+        self._say(
+            f"{one_line(row.name, 60)} needs {missing / 1e9:.1f} GB of disk, and "
+            f"{models.disk_free / 1e9:.1f} GB are free. Ctrl+D deletes a downloaded model."
+        )
+        return True
+
+    def action_move(self, step: int) -> None:
+        self._marked = None
+        move_highlight(self.query_one(OptionList), step)
+
+    def action_back(self) -> None:
+        """Pause the download, else clear the filter, else close."""
+        field = self.query_one(Input)
+        if self._download is not None:
+            self._download.cancel()
+        elif field.value:
+            field.value = ""
+        else:
+            self.dismiss(None)
+
+    async def action_delete(self) -> None:
+        """Delete the downloaded model on the second press; the first only asks for it."""
+        row = self._chosen
+        if not isinstance(row, Model) or self._models is None:
+            return
+        name = one_line(row.name, 60)
+        if row.source is not ModelOrigin.DOWNLOADED:
+            self._say(f"{name} was not downloaded by mlxserve, which deletes only what it was.")
+        elif row.name == self._current:
+            self._say(f"{name} is in use. Choose another model first.")
+        elif self._marked != row.name:
+            self._marked = row.name
+            self._say(f"Press Ctrl+D again to delete {name} from this machine's disk.")
+        else:
+            self._marked = None
+            self._say(f"Deleting {name} …")
+            self.run_worker(self._remove(self._models, row), group="delete")
+
+    async def _remove(self, models: ModelCatalog, row: Model) -> None:
+        try:
+            await models.remove(row.name)
+        except ChatError as error:
+            self._say(str(error))
+            return
+        self._rows = [one for one in self._rows if one is not row]
+        self._show()
+        await self._find(models)  # a well-known one can be downloaded again
+        self._say(f"{one_line(row.name, 60)} was deleted.")
+
+    def on_unmount(self) -> None:
         if self._download is not None:
             self._download.cancel()
 
-    def on_unmount(self) -> None:
-        self.action_pause()
-
     async def _get(self, models: ModelCatalog, row: Model) -> None:
-        self._say(f"Downloading {one_line(row.name, 60)} …")
+        name, speed = one_line(row.name, 60), DownloadSpeed()
+        self._say(f"Downloading {name} …")
         try:
             async with aclosing(models.download(row.name)) as steps:
                 async for step in steps:
                     if isinstance(step, Downloaded):
                         self._progress[row.name] = step
+                        self._say(f"Downloading {name}: {speed.words(step)}. Esc pauses.")
                         self._show()
         except ChatError as error:
+            if self._progress[row.name].done == 0:
+                del self._progress[row.name]
             self._say(str(error))
         except asyncio.CancelledError:
             if self.is_mounted:
@@ -146,18 +251,20 @@ class ModelsDialog(ModalScreen[Model | None]):
         else:
             del self._progress[row.name]
             self._rows = [
-                Model(
-                    m.name, ModelOrigin.DOWNLOADED, m.weight_size, m.fits, m.num_tokens, m.context
-                )
-                if m.name == row.name
-                else m
-                for m in self._rows
+                replace(one, source=ModelOrigin.DOWNLOADED) if one is row else one
+                for one in self._rows
             ]
-            self._say(f"{one_line(row.name, 60)} is downloaded; Enter selects it.")
+            self._say(f"{name} is downloaded; Enter selects it.")
         finally:
             self._loading = self._download = None
             if self.is_mounted:
                 self._show()
+
+
+def _columns(
+    sign: str, name: str, width: int, size: str, context: str, last: str = "Good for"
+) -> str:
+    return f"{sign:1} {name:{width}}  {size:>10}  {context:>8}  {last}"
 
 
 def _progress_words(progress: Downloaded, *, is_paused: bool) -> str:

@@ -19,9 +19,8 @@ from textual.widgets.option_list import Option
 from tui.chat.messages import ChatRecord
 from tui.opening import ASSURANCE, INVITATION, WELCOME
 from tui.sanitise import one_line
-from tui.talk.models import Model
+from tui.talk.models import BUNDLED, Model
 
-BUNDLED = "mlxserve-mini"
 _DEMO = "mlxserve-mini is a demonstration: 6 MB that greet, count and answer about mlxserve."
 _DEMO_IDEAS = (
     "What can you do?",
@@ -34,7 +33,6 @@ _IDEAS = (
     "What are three good questions to ask a local model?",
 )
 MAX_RECENT = 3
-_USEFUL_CONTEXT = 8192  # tokens; a model that leaves less room does not suit a machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +48,6 @@ class WelcomeFacts:
         if not self.model:
             return ()
         return _DEMO_IDEAS if self.model == BUNDLED else _IDEAS
-
-
-def best_of(models: Sequence[Model]) -> Model | None:
-    """The largest model that this machine runs with a useful context."""
-    fitting = [
-        model
-        for model in models
-        if model.name != BUNDLED and (model.fits or (model.num_tokens or 0) >= _USEFUL_CONTEXT)
-    ]
-    return max(fitting, key=lambda model: model.weight_size or 0, default=None)
 
 
 class Welcome(Vertical):

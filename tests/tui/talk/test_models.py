@@ -40,7 +40,7 @@ async def steps_of(models: ModelCatalog) -> list[Downloaded | Model]:
 
 
 def test_models_are_found(program: Program) -> None:
-    listed = json.dumps({"models": [CARD]})
+    listed = json.dumps({"models": [CARD], "disk_free": 5_000})
     models = program(
         f"import sys\nassert sys.argv[1:] == ['models', '--json', '--seed', '1']\nprint({listed!r})",
         "--seed",
@@ -48,6 +48,7 @@ def test_models_are_found(program: Program) -> None:
     )
     found = Model("a/b", ModelOrigin.SUGGESTED, 2_260_000_000, True, 9000, 8192, 3)
     assert asyncio.run(models.find()) == [found]
+    assert models.disk_free == 5_000
 
 
 @pytest.mark.parametrize("said", ["", "nonsense", "[]", '{"models": [{}]}'])
@@ -92,13 +93,40 @@ def test_a_paused_download_ends_its_process(program: Program) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fits", "num_tokens", "words"),
+    ("num_tokens", "context", "usable", "words"),
     [
-        (True, 9000, "fits"),
-        (False, 4000, "4,000 of 8,192"),
-        (False, 0, "too large"),
+        (90_000, 40_960, 40_960, "long documents"),
+        (11_000, 40_960, 11_000, "chats and files"),
+        (90_000, 4096, 4096, "short chats"),
+        (900, 40_960, 900, "a few messages"),
+        (0, 40_960, 0, "too large"),
+        (9000, None, 9000, "chats and files"),
     ],
 )
-def test_the_verdict_is_text(fits: bool, num_tokens: int, words: str) -> None:
-    assert Model("a/b", ModelOrigin.FOLDER, 1, fits, num_tokens, 8192).verdict == words
-    assert Model("a/b", ModelOrigin.SERVER).verdict == ""
+def test_the_usable_context_is_a_verdict(
+    num_tokens: int, context: int | None, usable: int, words: str
+) -> None:
+    model = Model("a/b", ModelOrigin.FOLDER, 1, num_tokens > 0, num_tokens, context)
+    assert (model.usable_context, model.good_for) == (usable, words)
+
+
+def test_a_model_is_found_by_the_words_of_its_names() -> None:
+    model = Model("org/Qwen3-4B-4bit", ModelOrigin.SUGGESTED, short_name="qwen3:4b")
+    assert all(model.matches(words) for words in ("", "qwen3:4", "4bit ORG", "4b-"))
+    assert not model.matches("qwen3 8b")
+
+
+def test_a_model_of_unknown_size_has_no_verdict() -> None:
+    assert Model("a/b", ModelOrigin.SERVER).usable_context is None
+    assert Model("a/b", ModelOrigin.SERVER).good_for == ""
+
+
+def test_a_model_is_deleted(program: Program) -> None:
+    source = "import sys\nassert sys.argv[1:] == ['rm', 'a/b', '--yes']\nprint('Deleted')"
+    asyncio.run(program(source).remove("a/b"))
+
+
+def test_a_model_that_cannot_be_deleted_says_why(program: Program) -> None:
+    source = "import sys\nsys.exit('error: a/b is served. Stop that server first.')"
+    with pytest.raises(ChatError, match=r"^a/b is served\. Stop that server first\.$"):
+        asyncio.run(program(source).remove("a/b"))

@@ -34,9 +34,17 @@ class Machine(ModelCatalog):
         self.downloads: list[str] = []
         self.error = ""
         self.holds = True  # the first download does not end by itself
+        self.disk_free = 90_000_000_000
+        self.removed: list[str] = []
 
     async def find(self) -> list[Model]:
         return self._found
+
+    async def remove(self, name: str) -> None:
+        if self.error:
+            raise ChatError(self.error)
+        self.removed.append(name)
+        self._found = [one for one in self._found if one.name != name]
 
     async def download(self, name: str) -> AsyncGenerator[Downloaded | Model, None]:
         self.downloads.append(name)
@@ -76,16 +84,17 @@ def ours(server: "FakeServer", home: Home) -> OwnServer:
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
-def test_models_are_shown_with_size_and_verdict(
+def test_models_are_shown_with_size_context_and_verdict(
     play: Callable[..., None], ours: OwnServer, size: tuple[int, int]
 ) -> None:
     async def story(t: "Terminal") -> None:
         await t.until_ready()
         await t.ask("/model")
-        for words in ("● mini", "0.01 GB", "bundled", "here", "2.26 GB", "4,000 of 40,960"):
+        for words in ("● mini", "0.01 GB", "here", "2.26 GB", "4,000", "↓ 4.61 GB"):
             await t.until_shown(words)
-        await t.until_shown("to download")
-        await t.until_shown("too large")
+        for words in ("Context", "Good for", "short chats", "a few messages", "too large"):
+            await t.until_shown(words)
+        await t.until_shown("where 90 GB are free")
         assert len(t.screen.split("\n")) == size[1]
 
     play(story, ours, size=size, models=Machine(FOUND))
@@ -127,7 +136,7 @@ def test_a_download_is_paused_and_resumed(play: Callable[..., None], ours: OwnSe
         await t.until_shown("there  ")
         await t.press("down", "down", "enter")
         await t.until_shown("25%")
-        await t.press("p")
+        await t.press("escape")
         await t.until_shown("25% paused")
         await t.until_shown("Enter resumes")
         await t.press("enter")
@@ -142,6 +151,105 @@ def test_a_download_is_paused_and_resumed(play: Callable[..., None], ours: OwnSe
     assert "a/there" in ours.commands[1]
 
 
+def test_the_largest_useful_model_is_starred(play: Callable[..., None], ours: OwnServer) -> None:
+    useful = Model("a/useful", ModelOrigin.SUGGESTED, 2_000_000_000, False, 9000, 40_960)
+
+    async def story(t: "Terminal") -> None:
+        await t.until_ready()
+        await t.ask("/model")
+        await t.until_shown("★ a/useful")
+        assert t.screen.count("★") == 2, "its row, and what the star means"
+
+    play(story, ours, models=Machine([*FOUND, useful]))
+    ours.stop_server()
+
+
+def test_typing_filters_and_escape_clears_before_it_closes(
+    play: Callable[..., None], ours: OwnServer
+) -> None:
+    async def story(t: "Terminal") -> None:
+        await t.until_ready()
+        await t.ask("/model")
+        await t.until_shown("huge")
+        await t.type("ere a/")
+        await t.until(lambda: "huge" not in t.screen)
+        for words in ("here", "there", "another model: ere a/"):
+            await t.until_shown(words)
+        await t.press("escape")
+        await t.until_shown("huge")
+        assert isinstance(t.app.screen, ModelsDialog)
+        await t.press("escape")
+        await t.until(lambda: not isinstance(t.app.screen, ModelsDialog))
+
+    play(story, ours, models=Machine(FOUND))
+    ours.stop_server()
+
+
+def test_another_name_is_resolved_downloaded_and_used(
+    play: Callable[..., None], ours: OwnServer
+) -> None:
+    machine = Machine(FOUND)
+    machine.holds = False
+
+    async def story(t: "Terminal") -> None:
+        await t.until_ready()
+        await t.ask("/model")
+        await t.until_shown("huge")
+        await t.type("qwen3:4b")
+        await t.until_shown("another model: qwen3:4b")
+        await t.press("enter")
+        await t.until(lambda: len(ours.commands) == 2)
+        await t.until_ready()
+
+    play(story, ours, models=machine)
+    ours.stop_server()
+    assert machine.downloads == ["qwen3:4b"]
+    assert "qwen3:4b" in ours.commands[1]
+
+
+def test_a_downloaded_model_is_deleted_on_the_second_press(
+    play: Callable[..., None], ours: OwnServer
+) -> None:
+    machine = Machine(FOUND)
+
+    async def story(t: "Terminal") -> None:
+        await t.until_ready()
+        await t.ask("/model")
+        await t.until_shown("here  ")
+        await t.press("ctrl+d")
+        await t.until_shown("was not downloaded")  # the bundled one
+        await t.press("down", "ctrl+d")
+        await t.until_shown("Press Ctrl+D again to delete a/here")
+        await t.press("down", "up", "ctrl+d")
+        await t.until_shown("Press Ctrl+D again")
+        assert machine.removed == []
+        await t.press("ctrl+d")
+        await t.until_shown("a/here was deleted")
+        await t.until(lambda: "2.26 GB" not in t.screen)
+
+    play(story, ours, models=machine)
+    ours.stop_server()
+    assert machine.removed == ["a/here"]
+
+
+def test_a_model_that_the_disk_cannot_hold_is_not_downloaded(
+    play: Callable[..., None], ours: OwnServer
+) -> None:
+    machine = Machine(FOUND)
+    machine.disk_free = 3_000_000_000
+
+    async def story(t: "Terminal") -> None:
+        await t.until_ready()
+        await t.ask("/model")
+        await t.until_shown("there  ")
+        await t.press("down", "down", "enter")
+        await t.until_shown("needs 4.6 GB of disk, and 3.0 GB are free")
+
+    play(story, ours, models=machine)
+    ours.stop_server()
+    assert machine.downloads == []
+
+
 def test_a_failed_download_shows_why(play: Callable[..., None], ours: OwnServer) -> None:
     machine = Machine(FOUND)
     machine.error = "a/there cannot be downloaded now. Check the connection."
@@ -152,6 +260,8 @@ def test_a_failed_download_shows_why(play: Callable[..., None], ours: OwnServer)
         await t.until_shown("there  ")
         await t.press("down", "down", "enter")
         await t.until_shown("Check the connection")
+        assert "0.00 GB" not in t.screen
+        assert "paused" not in t.screen
 
     play(story, ours, models=machine)
     ours.stop_server()

@@ -12,9 +12,8 @@ from tui.chat.messages import Role
 from tui.chat.store import Store
 from tui.home import Home
 from tui.talk.connection import ConnectOptions, Connector
-from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin
+from tui.talk.models import BUNDLED, Downloaded, Model, ModelCatalog, ModelOrigin, best_of
 from tui.talk.server_process import ServerProcess
-from tui.widgets.welcome import BUNDLED, best_of
 
 if TYPE_CHECKING:
     from conftest import FakeServer, Terminal

@@ -1,0 +1,33 @@
+"""The size, speed and remaining time of a download, as words."""
+
+from __future__ import annotations
+
+import time
+
+from tui.chat.stats_text import seconds_words
+from tui.talk.models import Downloaded
+
+_MIN_MEASURED = 1.0  # seconds of a download before its speed is shown
+
+
+class DownloadSpeed:
+    """Measures from its creation on: what an earlier run had downloaded does not count."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._first: int | None = None
+
+    def words(self, step: Downloaded) -> str:
+        """`0.8 of 2.3 GB, 34 MB/s, 45 s left`, as far as it is known."""
+        self._first = step.done if self._first is None else self._first
+        seconds = time.monotonic() - self._started
+        size = f"{step.done / 1e9:.1f} GB"
+        if step.total is not None:
+            size = f"{step.done / 1e9:.1f} of {step.total / 1e9:.1f} GB"
+        rate = (step.done - self._first) / seconds if seconds > _MIN_MEASURED else 0.0
+        if rate <= 0:
+            return size
+        left = (
+            "" if step.total is None else f", {seconds_words((step.total - step.done) / rate)} left"
+        )
+        return f"{size}, {rate / 1e6:.0f} MB/s{left}"
