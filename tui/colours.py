@@ -62,10 +62,12 @@ COLOURS: dict[str, Colours] = {
 }
 
 
-def usual_theme() -> str:
-    """The theme until one is chosen: that of the terminal's background, where COLORFGBG names it.
+def named_theme() -> str | None:
+    """The theme of the terminal's background, where COLORFGBG names that; None elsewhere.
 
     iTerm2, Konsole, rxvt and others set it: the number of the text's colour, then the background's.
     """
     background = os.environ.get("COLORFGBG", "").rpartition(";")[2]
-    return LIGHT if background == "7" or background in map(str, range(9, 16)) else DEFAULT
+    if not background.isdecimal():
+        return None
+    return LIGHT if int(background) == 7 or 9 <= int(background) <= 15 else DARK

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tui.colours import usual_theme
+from tui.colours import DEFAULT, named_theme
 from tui.home import Home
 from tui.talk.connection import ConnectOptions, Connector
 
@@ -72,12 +72,14 @@ def _show(
     from tui.talk.models import ModelCatalog
 
     store, warning = open_store(home)
-    theme_name = store.setting("theme") or usual_theme()
+    if frame is not None:
+        frame.settle()
+    usual = named_theme() or (DEFAULT if frame is None else frame.theme)
     app = ChatApp(
         connector,
         store,
         home,
-        theme_name=theme_name,
+        theme_name=store.setting("theme") or usual,
         warning=warning,
         notice=notice,
         continues=continues,

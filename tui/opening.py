@@ -2,6 +2,7 @@
 Textual is still being imported (about a second).
 
     FirstFrame.open   alternate screen, no echo; typed keys wait in the terminal's buffer
+    Background        asks for the terminal's colour; a light one gets the frame again in light colours
     ...               imports; if the program ends meanwhile, the terminal is restored
     hand_over         the app draws over the same screen, without flicker
 
@@ -18,7 +19,8 @@ import termios
 from colorsys import rgb_to_hls
 from types import FrameType
 
-from tui.colours import COLOURS, DEFAULT, usual_theme
+from tui.background import Background
+from tui.colours import COLOURS, DEFAULT, LIGHT, named_theme
 
 ENTER = "\x1b[?1049h"  # the alternate screen, as Textual's driver writes it
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
@@ -56,18 +58,40 @@ class FirstFrame:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self.modes = termios.tcgetattr(fd)  # from before the frame
+        self.theme = DEFAULT
+        self.typed = ""  # keys read while the terminal was asked for its background
+        self._background: Background | None = None
         self._is_owner = False
         self._old_handlers = {number: signal.getsignal(number) for number in _SIGNALS}
 
     @classmethod
-    def open(cls, theme: str, *, has_all_colours: bool) -> FirstFrame:
-        """Take the terminal over and draw the frame."""
+    def open(cls, theme: str | None, *, has_all_colours: bool) -> FirstFrame:
+        """Take the terminal over and draw the frame.
+
+        theme: None: that of the terminal's background, for which the terminal is asked
+        """
         frame = cls(sys.__stdin__.fileno() if sys.__stdin__ is not None else 0)
         frame._take()
-        width, height = os.get_terminal_size(2)
-        known = theme if theme in COLOURS else DEFAULT
-        frame._write(ENTER + _HIDE_CURSOR + picture(width, height, known, has_all_colours))
+        frame._draw(theme or DEFAULT, ENTER + _HIDE_CURSOR, has_all_colours=has_all_colours)
+        if theme is None:
+
+            def found(is_light: bool) -> None:
+                if is_light:
+                    frame._draw(LIGHT, "", has_all_colours=has_all_colours)
+
+            frame._background = Background(frame._fd, found)
         return frame
+
+    def settle(self) -> None:
+        """Wait until `theme` is that of the terminal, and until this frame reads no more keys."""
+        if self._background is not None:
+            self.typed += self._background.wait()
+            self._background = None
+
+    def _draw(self, theme: str, before: str, *, has_all_colours: bool) -> None:
+        self.theme = theme if theme in COLOURS else DEFAULT
+        width, height = os.get_terminal_size(2)
+        self._write(before + picture(width, height, self.theme, has_all_colours))
 
     def __enter__(self) -> FirstFrame:
         return self
@@ -77,6 +101,7 @@ class FirstFrame:
 
     def hand_over(self) -> None:
         """The app owns the terminal from now on, and restores it itself."""
+        self.settle()
         self._is_owner = False
         self.restore_signals()
 
@@ -88,6 +113,7 @@ class FirstFrame:
         """Restore the terminal. Does nothing after `hand_over`."""
         if not self._is_owner:
             return
+        self.settle()
         self._is_owner = False
         self.restore_signals()
         try:
@@ -223,14 +249,17 @@ def _is_plain_terminal() -> bool:
     )
 
 
-def _remembered_theme() -> str:
-    """The theme chosen last, unless there is none or reading it would have to wait for a lock."""
+def _remembered_theme() -> str | None:
+    """The theme chosen last, else the one that the environment names.
+
+    None if there is neither, or if reading it would have to wait for a lock.
+    """
     import sqlite3  # 5 ms; the store takes 40
 
     folder = os.environ.get("MLXSERVE_HOME") or "~/.mlxserve"
     path = os.path.join(os.path.expanduser(folder), "chat.sqlite")
     if not os.path.exists(path):
-        return usual_theme()
+        return named_theme()
     try:
         chats = sqlite3.connect(path, timeout=0)
         try:
@@ -238,5 +267,5 @@ def _remembered_theme() -> str:
         finally:
             chats.close()
     except sqlite3.Error:
-        return usual_theme()  # the app reports what is wrong with the file
-    return usual_theme() if found is None else str(found[0])
+        return named_theme()  # the app reports what is wrong with the file
+    return named_theme() if found is None else str(found[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
+from textual.events import Paste
 
 from tui.opening import ENTER, FirstFrame
 
@@ -23,6 +24,8 @@ def driver_after(frame: FirstFrame) -> type[Driver]:
                 # At the end, and for an editor, the modes from before the frame are restored.
                 self.attrs_before = frame.modes
                 frame.hand_over()
+                if frame.typed:
+                    self.process_message(Paste(frame.typed.replace("\r", "\n")))
 
         def write(self, data: str) -> None:
             if not (self._has_frame and data == ENTER):

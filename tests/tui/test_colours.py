@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tui.colours import DARK, LIGHT, usual_theme
+from tui.colours import DARK, LIGHT, named_theme
 
 
 @pytest.mark.parametrize("background", ["7", "9", "15"])
@@ -13,15 +13,23 @@ def test_a_light_terminal_gets_the_light_theme(
     monkeypatch: pytest.MonkeyPatch, before: str, background: str
 ) -> None:
     monkeypatch.setenv("COLORFGBG", before + background)
-    assert usual_theme() == LIGHT
+    assert named_theme() == LIGHT
 
 
-@pytest.mark.parametrize("value", ["15;0", "7;8", "0;default", "0;", "", "light", "0;99"])
+@pytest.mark.parametrize("value", ["15;0", "7;8", "0;99"])
 def test_any_other_gets_the_dark_one(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("COLORFGBG", value)
-    assert usual_theme() == DARK
+    assert named_theme() == DARK
 
 
-def test_without_the_variable_it_is_dark(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("value", ["0;default", "0;", "", "light"])
+def test_a_value_without_a_background_names_none(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("COLORFGBG", value)
+    assert named_theme() is None
+
+
+def test_without_the_variable_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLORFGBG", raising=False)
-    assert usual_theme() == DARK
+    assert named_theme() is None
