@@ -1204,3 +1204,20 @@ def test_the_palette_knows_the_names_of_the_commands(terminal: Run) -> None:
         await t.until_shown("/retry  Ctrl+R")
 
     terminal(story)
+
+
+def test_enter_pressed_while_the_list_of_commands_empties_sends_the_text(
+    terminal: Callable[..., None],
+) -> None:
+    """What is typed at once, as a paste by a terminal or tmux, outruns the list."""
+
+    async def story(t: "Terminal") -> None:
+        await t.until_ready()
+        t.composer.load_text("/export json /no/such/folder/chat.json")
+        await t.pilot.pause()
+        t.composer.has_suggestions = True  # as after "/export"
+        await t.press("enter")
+        await t.until_shown("This chat is empty")
+        assert t.composer.text == ""
+
+    terminal(story)

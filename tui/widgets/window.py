@@ -189,7 +189,9 @@ class ChatWindow(Vertical):
                 suggestions.close()
                 self.composer.has_suggestions = False
                 if event.key == "enter":  # the list has emptied since the key was pressed
-                    self.composer.send()
+                    # By the composer itself: what it posts while this widget, a parent, handles an
+                    # event would stop here.
+                    self.composer.call_next(self.composer.send)
 
     def _accept_command(self, command: Command) -> None:
         if command.argument.startswith("[") or not command.argument:
