@@ -76,6 +76,9 @@ class MemoryUse:
     active: int
     reserved: int
     peak: int
+    kv_cache_dtype: (
+        str  # what keys and values are stored in: float32, bfloat16, q8; of several, joined
+    )
 
 
 @dataclass(frozen=True, slots=True)

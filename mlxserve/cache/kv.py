@@ -125,6 +125,13 @@ class KVPool:
         return all(backend.writes_in_place for backend in self.backends)
 
     @property
+    def dtype(self) -> str:
+        """What rows are stored in, in words: `q8` for quantised ones; of several, joined by commas."""
+        dtypes = {spec.pool_dtype for spec in self.specs}
+        names = {"q8" if one == quantised.DTYPE else str(one).rpartition(".")[2] for one in dtypes}
+        return ", ".join(sorted(names))
+
+    @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in (*self._keys, *self._values))
 

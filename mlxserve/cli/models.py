@@ -23,16 +23,12 @@ def models(settings: Settings, json: Json = False) -> None:
     context that it was trained for (or --max-model-len) fit in the memory that a server with these
     options would use.
     """
-    from mlxserve import machine
     from mlxserve.hub import catalog
 
     engine = settings.build(EngineConfig)
     memory = memory_for(engine)
-    context, is_metal = engine.scheduler.max_model_len, machine.is_metal()
-    rows = [
-        (entry, catalog.memory_fit(entry, context=context, memory=memory, is_metal=is_metal))
-        for entry in catalog.entries()
-    ]
+    context = engine.scheduler.max_model_len
+    rows = [(entry, _fit_of(entry, engine)) for entry in catalog.entries()]
     if json:
         cards = [card_of(entry, fit) for entry, fit in rows]
         found = {"memory": memory, "context": context, "disk_free": catalog.disk_free()}
@@ -49,6 +45,19 @@ def memory_for(engine: EngineConfig) -> int:
     from mlxserve import machine
 
     return int(machine.memory().working_set * engine.gpu_memory_utilization)
+
+
+def _fit_of(entry: "Entry", engine: EngineConfig) -> "MemoryFit":
+    from mlxserve import machine
+    from mlxserve.hub.catalog import memory_fit
+
+    return memory_fit(
+        entry,
+        context=engine.scheduler.max_model_len,
+        memory=memory_for(engine),
+        is_metal=machine.is_metal(),
+        in_8_bits=engine.kv_cache_dtype == "q8",
+    )
 
 
 def _in_words(fit: "MemoryFit") -> str:

@@ -44,8 +44,13 @@ class Entry:
     width: int = 0  # hidden size
     inner: int = 0  # intermediate size; for experts, the sum over those active for a token
 
-    def kv_size(self, bytes_per_value: int) -> int:
-        """Bytes of keys and values per token."""
+    def kv_size(self, bytes_per_value: int, *, in_8_bits: bool = False) -> int:
+        """Bytes of keys and values per token.
+
+        in_8_bits: with a float32 scale for each row; not for latents, which a server refuses to quantise
+        """
+        if in_8_bits and self.kv.num_rows:
+            return self.kv.num_values + 4 * self.kv.num_rows
         return self.kv.num_values * bytes_per_value
 
     def step_size(self, bytes_per_value: int, *, has_scores: bool) -> int:
@@ -76,15 +81,18 @@ _STEP_TOKENS = 2048  # the default of `max_num_batched_tokens`
 _USUAL_CONTEXT = 8192  # tokens, for a model whose config does not say what it was trained for
 
 
-def memory_fit(entry: Entry, *, context: int | None, memory: int, is_metal: bool) -> MemoryFit:
+def memory_fit(
+    entry: Entry, *, context: int | None, memory: int, is_metal: bool, in_8_bits: bool = False
+) -> MemoryFit:
     """Whether `context` tokens fit next to the weights and a step.
 
     context: capped at the length that the model was trained for; None is that length
+    in_8_bits: with keys and values so (`kv_cache_dtype=q8`)
     """
     bytes_per_value = 2 if is_metal else 4  # without Metal all computation is in float32
     made_for = entry.context or context or _USUAL_CONTEXT
     context = min(context or made_for, made_for)
-    per_token = entry.kv_size(bytes_per_value)
+    per_token = entry.kv_size(bytes_per_value, in_8_bits=in_8_bits)
     taken = entry.weight_size + entry.step_size(bytes_per_value, has_scores=not is_metal)
     if per_token == 0:  # a sequence of any length keeps as much
         return MemoryFit(taken <= memory, context if taken <= memory else 0, taken, context)
@@ -190,9 +198,10 @@ def _suggestions() -> list[Entry]:
     found = []
     for name, billions, layers, kv_heads, head_dim, *rest in KNOWN:
         size = int(billions * 1e9 * BITS_PER_WEIGHT / 8)
-        kv = KVShape(2 * layers * kv_heads * head_dim, has_states=False)
+        num_rows = 2 * layers * kv_heads
+        kv = KVShape(num_rows * head_dim, has_states=False, num_rows=num_rows)
         found.append(Entry(name, Origin.SUGGESTED, size, kv, *rest))
-    for name, size_gb, num_values, has_states, *rest in KNOWN_MIXED:
-        kv = KVShape(num_values, has_states=has_states)
+    for name, size_gb, num_values, num_rows, has_states, *rest in KNOWN_MIXED:
+        kv = KVShape(num_values, has_states, num_rows)
         found.append(Entry(name, Origin.SUGGESTED, int(size_gb * 1e9), kv, *rest))
     return sorted(found, key=lambda entry: entry.weight_size)

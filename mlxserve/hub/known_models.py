@@ -29,13 +29,15 @@ KNOWN = (
     ("mlx-community/Qwen3-32B-4bit", 32.76, 64, 8, 128, 40_960, 64, 5120, 25_600),
 )
 BITS_PER_WEIGHT = 4.5
-# Models whose layers differ from each other. Name, GB of weights, keys and values per token over all
-# layers, whether there are recurrent states, context, query heads, hidden size, inner values as `Entry`.
+# Models whose layers differ from each other. Name, GB of weights; over all layers keys and values per
+# token and the rows that they are in (a head's keys or values; 0 for latents); whether there are recurrent
+# states; context, query heads, hidden size, inner values as `Entry`.
 KNOWN_MIXED = (
     (
         "mlx-community/LFM2-8B-A1B-4bit",
         4.69,
         6 * 2 * 8 * 64,
+        6 * 2 * 8,
         True,
         128_000,
         32,
@@ -46,6 +48,7 @@ KNOWN_MIXED = (
         "mlx-community/gpt-oss-20b-MXFP4-Q8",
         12.1,
         24 * 2 * 8 * 64,
+        24 * 2 * 8,
         False,
         131_072,
         64,
@@ -56,6 +59,7 @@ KNOWN_MIXED = (
         "mlx-community/GLM-4.7-Flash-4bit",
         16.9,
         47 * (512 + 64),
+        0,
         False,
         202_752,
         20,
@@ -66,6 +70,7 @@ KNOWN_MIXED = (
         "mlx-community/Qwen3-Next-80B-A3B-Instruct-4bit",
         44.8,
         12 * 2 * 2 * 256,
+        12 * 2 * 2,
         True,
         262_144,
         16,

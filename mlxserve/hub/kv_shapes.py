@@ -29,6 +29,7 @@ class KVShape:
 
     num_values: int  # of keys and values for each token, over all layers
     has_states: bool  # recurrent ones as well
+    num_rows: int = 0  # what these values are in: a head's keys or values; 0 if they are latents
 
 
 def kv_shape(text: Config) -> KVShape:
@@ -43,8 +44,10 @@ def kv_shape(text: Config) -> KVShape:
     num_reused = int(text.get("num_kv_shared_layers") or text.get("num_kv_reuse_layers") or 0)
     own = kinds[: num_layers - num_reused]  # the last layers use the keys of others
     num_values = sum(_values(text, kind) for kind in own if kind in _ATTENTION)
+    num_rows = sum(_rows(text, kind) for kind in own if kind in _ATTENTION)
     has_states = text.get("model_type") in _BOTH_IN_A_LAYER
-    return KVShape(num_values, has_states or any(kind not in _ATTENTION for kind in kinds))
+    has_states = has_states or any(kind not in _ATTENTION for kind in kinds)
+    return KVShape(num_values, has_states, num_rows)
 
 
 def head_sizes(text: Config) -> tuple[int, int, int]:
@@ -96,13 +99,30 @@ def _values(text: Config, kind: str) -> int:
         # A layer that chooses the keys it attends over keeps keys for choosing, in pairs of arrays.
         chosen = 2 * int(text.get("index_head_dim") or 0)
         return int(rank) + rotated + chosen
-    num_heads, head_dim, _ = head_sizes(text)
+    _, head_dim, _ = head_sizes(text)
+    if kind == "full_attention":
+        head_dim = int(text.get("global_head_dim") or head_dim)
+    return _heads(text, kind) * (head_dim + int(text.get("v_head_dim") or head_dim))
+
+
+def _rows(text: Config, kind: str) -> int:
+    """Rows of a token in a layer: a head's keys or values. Latents are not rows, but in a layer that
+    chooses its keys they are kept as such, beside the keys for choosing."""
+    if text.get("kv_lora_rank") and text.get("model_type") not in _EXPANDED:
+        return 4 if text.get("index_head_dim") else 0
+    if text.get("kv_lora_rank"):
+        return 2 * head_sizes(text)[0]
+    return 2 * _heads(text, kind)
+
+
+def _heads(text: Config, kind: str) -> int:
+    """Heads of keys in a layer without latents."""
+    num_heads, _, _ = head_sizes(text)
     kv_heads = text.get("num_key_value_heads") or text.get("num_kv_heads")
     kv_heads = kv_heads or text.get("num_attention_groups") or num_heads
     if kind == "full_attention":
-        head_dim = int(text.get("global_head_dim") or head_dim)
         kv_heads = text.get("num_global_key_value_heads") or kv_heads
-    return int(kv_heads) * (head_dim + int(text.get("v_head_dim") or head_dim))
+    return int(kv_heads)
 
 
 def _first(text: Config, *keys: str) -> Any:

@@ -209,6 +209,7 @@ class ModelRunner:
             active=mx.get_active_memory(),
             reserved=mx.get_cache_memory(),
             peak=mx.get_peak_memory(),
+            kv_cache_dtype=self._kv.dtype,
         )
 
     def logits(self, batch: Batch, tokens: mx.array, *, all_rows: bool = False) -> mx.array:

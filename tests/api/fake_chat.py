@@ -238,7 +238,9 @@ class FakeChat:
         self.num_snapshots += 1
         return Snapshot(
             stats=self.stats(),
-            memory=MemoryUse(kv_cache=8_000, active=9_000, reserved=10, peak=9_500),
+            memory=MemoryUse(
+                kv_cache=8_000, active=9_000, reserved=10, peak=9_500, kv_cache_dtype="float32"
+            ),
             page_size=16,
             pages=self.pages,
             requests=tuple(self.views),

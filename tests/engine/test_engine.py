@@ -84,7 +84,7 @@ class Recorder:
         assert state_ids is None
 
     def memory(self) -> MemoryUse:
-        return MemoryUse(kv_cache=1, active=2, reserved=3, peak=4)
+        return MemoryUse(kv_cache=1, active=2, reserved=3, peak=4, kv_cache_dtype="q8")
 
     def clock(self) -> float:
         return self.now
@@ -391,7 +391,7 @@ def test_a_snapshot_shows_every_request_and_every_page() -> None:
     held = {page for one in seen.requests for page in one.page_table}
     assert seen.num_pages(PageState.ACTIVE) == len(held)
     assert all(seen.pages[page] == PageState.ACTIVE for page in held)
-    assert seen.memory == MemoryUse(1, 2, 3, 4)
+    assert seen.memory == MemoryUse(1, 2, 3, 4, "q8")
     assert seen.prefill_rate > 0
     drain(engine)
     seen = engine.snapshot()

@@ -21,7 +21,7 @@ CONFIG = {
     "head_dim": 128,
     "max_position_embeddings": 40_960,
 }
-KV = KVShape(36 * 8 * 128 * 2, has_states=False)
+KV = KVShape(36 * 8 * 128 * 2, has_states=False, num_rows=36 * 8 * 2)
 SMALL = KVShape(20, has_states=False)
 
 
@@ -98,6 +98,19 @@ def test_weights_and_the_context_must_fit_together() -> None:
     assert memory_fit(entry, context=1, memory=999, is_metal=True).num_tokens == 0
 
 
+def test_in_8_bits_more_tokens_fit_beside_a_scale_for_each_row() -> None:
+    entry = Entry("m", Origin.FOLDER, 1000, KVShape(256, has_states=False, num_rows=4), 0)
+    assert entry.kv_size(2, in_8_bits=True) == 256 + 4 * 4
+    fit = memory_fit(entry, context=10, memory=1000 + 2720, is_metal=True, in_8_bits=True)
+    assert (fit.fits, fit.num_tokens, fit.needed) == (True, 10, 3720)
+    assert memory_fit(entry, context=10, memory=3720, is_metal=True).num_tokens == 5
+
+
+def test_latents_stay_in_16_bits() -> None:
+    entry = Entry("m", Origin.FOLDER, 1000, KVShape(256, has_states=False), 0)
+    assert entry.kv_size(2, in_8_bits=True) == 512
+
+
 def test_a_quarter_of_the_cache_is_for_recurrent_states() -> None:
     entry = Entry("m", Origin.FOLDER, 1000, KVShape(20, has_states=True), 0)
     fit = memory_fit(entry, context=75, memory=5000, is_metal=True)
@@ -126,7 +139,7 @@ def test_only_layers_with_attention_count(
 ) -> None:
     put(tmp_path / "home/models/mine", config)
     assert (entry := named(str(tmp_path / "home/models/mine"))) is not None
-    assert entry.kv == KVShape(kv * 8 * 128 * 2, has_states=True)
+    assert entry.kv == KVShape(kv * 8 * 128 * 2, has_states=True, num_rows=kv * 8 * 2)
 
 
 def test_a_step_must_fit_as_well() -> None:

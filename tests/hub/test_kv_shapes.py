@@ -51,5 +51,6 @@ def test_the_shape_is_what_the_model_keeps(name: str) -> None:
     model = module.Model(module.ModelArgs.from_dict(config))
     loaded = prepare(model, {**config, "max_position_embeddings": 512}, name)
     kept = sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in loaded.layers)
+    rows = sum(0 if layer.is_latent else 2 * layer.kv_heads for layer in loaded.layers)
     text = written(name, module.ModelArgs, loaded.layers)
-    assert kv_shape(text) == KVShape(kept, bool(loaded.states))
+    assert kv_shape(text) == KVShape(kept, bool(loaded.states), rows)

@@ -129,6 +129,7 @@ def engine_stats(*, running: int = 0, waiting: int = 0) -> dict[str, Any]:
     """A reply of `/api/v1/kv/stats`."""
     return {
         "page_size": 32,
+        "kv_cache_dtype": "float32",
         "bytes": {"kv_cache": 1 << 30, "active": 3 << 30, "peak": 5 << 30},
         "prefix_cache": {"hit_rate": 0.84},
         "recurrent_states": {"slots": 0, "snapshots": 0, "restored": 0, "evicted": 0},

@@ -10,6 +10,7 @@ from textual.content import Content
 from tui.chat.messages import AnswerStats
 from tui.chat.stats_text import seconds_words
 from tui.engine.page_map import FoldedMap, PageMapReplica
+from tui.sanitise import one_line
 from tui.talk.engine_state import EngineStats, Progress, RequestStage
 
 # Distinct shapes, so that the map is readable without colour.
@@ -112,7 +113,7 @@ def now_lines(stats: EngineStats, history: Sequence[EngineStats] = (), width: in
         )
     )
     memory = f"memory {size_words(stats.active_size)}, peak {size_words(stats.peak_size)}"
-    cache = f"KV cache {size_words(stats.kv_cache_size)}"
+    cache = f"KV cache {size_words(stats.kv_cache_size)} {one_line(stats.kv_cache_dtype, 20)}"
     if stats.disk_limit:
         cache += f" · on disk {size_words(stats.disk_size)} of {size_words(stats.disk_limit)}"
     if stats.num_state_slots:

@@ -62,6 +62,7 @@ class EngineStats:
     decode_rate: float
     hit_rate: float  # of prompt tokens, since the server started
     kv_cache_size: int
+    kv_cache_dtype: str
     active_size: int
     peak_size: int
     disk_size: int
@@ -82,6 +83,7 @@ class EngineStats:
             decode_rate=float(rates["generation"]),
             hit_rate=float(content["prefix_cache"]["hit_rate"]),
             kv_cache_size=int(sizes["kv_cache"]),
+            kv_cache_dtype=str(content["kv_cache_dtype"]),
             active_size=int(sizes["active"]),
             peak_size=int(sizes["peak"]),
             disk_size=int(disk["bytes"]),

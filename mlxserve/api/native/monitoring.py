@@ -145,6 +145,7 @@ def _kv_stats(snapshot: Snapshot) -> dict[str, Any]:
     phases = [one.phase for one in snapshot.requests]
     return {
         "page_size": snapshot.page_size,
+        "kv_cache_dtype": snapshot.memory.kv_cache_dtype,
         "pages": {
             "total": total,
             **count,

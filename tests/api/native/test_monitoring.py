@@ -98,6 +98,7 @@ def test_statistics_describe_the_cache(client, chat):
     chat.views = [seen("a"), seen("b", phase=Phase.QUEUED)]
     assert client.get(STATS).json() == {
         "page_size": 16,
+        "kv_cache_dtype": "float32",
         "pages": {
             "total": 8,
             "free": 4,

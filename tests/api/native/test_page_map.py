@@ -37,7 +37,7 @@ def holder(name: str, table: tuple[int, ...], client: str = "") -> RequestView:
 def snapshot(pages: bytes, *requests: RequestView) -> Snapshot:
     return Snapshot(
         stats=Stats(),
-        memory=MemoryUse(0, 0, 0, 0),
+        memory=MemoryUse(0, 0, 0, 0, "float32"),
         page_size=16,
         pages=pages,
         requests=requests,

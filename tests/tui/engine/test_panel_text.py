@@ -93,6 +93,7 @@ def test_the_engine_s_statistics_are_shown() -> None:
         decode_rate=42.1,
         hit_rate=0.84,
         kv_cache_size=1 << 30,
+        kv_cache_dtype="q8",
         active_size=3 << 30,
         peak_size=5 << 30,
         disk_size=0,
@@ -101,7 +102,14 @@ def test_the_engine_s_statistics_are_shown() -> None:
         num_snapshots=0,
     )
     words = now_lines(stats).plain
-    for part in ("running 2 · waiting 5", "decode 42.1", "preemptions 1", "hits 84%", "5.0 GiB"):
+    for part in (
+        "running 2 · waiting 5",
+        "decode 42.1",
+        "preemptions 1",
+        "hits 84%",
+        "5.0 GiB",
+        "1.0 GiB q8",
+    ):
         assert part in words
     faster = replace(stats, decode_rate=84.2, prefill_rate=0.0)
     charts = now_lines(stats, (faster, stats), 42).plain.split("\n")
@@ -111,7 +119,7 @@ def test_the_engine_s_statistics_are_shown() -> None:
     assert "disk" not in words
     assert "states" not in words
     stateful = replace(stats, num_state_slots=1024, num_snapshots=17)
-    assert "KV cache 1.0 GiB · states kept 17 of 1,024" in now_lines(stateful).plain
+    assert "KV cache 1.0 GiB q8 · states kept 17 of 1,024" in now_lines(stateful).plain
 
 
 def test_the_legend_distinguishes_the_states_without_colour() -> None:
