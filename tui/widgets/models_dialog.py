@@ -204,7 +204,8 @@ class ModelsDialog(ModalScreen[Model | str | None]):
             return
         name = one_line(row.name, 60)
         if row.source is not ModelOrigin.DOWNLOADED:
-            self._say(f"{name} was not downloaded by mlxserve, which deletes only what it was.")
+            where = "was not downloaded by mlxserve" if row.is_here else "is not on this machine"
+            self._say(f"{name} {where}, so there is nothing to delete.")
         elif row.name == self._current:
             self._say(f"{name} is in use. Choose another model first.")
         elif self._marked != row.name:
