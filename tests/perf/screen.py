@@ -49,7 +49,9 @@ _PATIENCE = 120.0  # seconds
 def bench_screen(*, runs: int, seconds: float, texts: Sequence[str]) -> Report:
     """Interleaved runs: in each round ours, then the baseline."""
     figures = _start_figures(runs)
-    figures.append(Figure("idle, of one core", "%", tuple(_idle(seconds) for _ in range(runs))))
+    for kind, label in (("ours", "idle"), ("panel", "idle, with the engine panel")):
+        shares = tuple(_idle(kind, seconds) for _ in range(runs))
+        figures.append(Figure(f"{label}, of one core", "%", shares))
     for text in texts:
         figures += _stall_figures(text, runs, seconds)
     settings = {"seconds a run": seconds, "window": f"{_COLUMNS}x{_ROWS}", "pieces a second": 100}
@@ -75,12 +77,13 @@ def _start_figures(runs: int) -> list[Figure]:
 
 def _stall_figures(text: str, runs: int, seconds: float) -> list[Figure]:
     """`work` is the CPU time of the process within a stall: all of it on an idle machine."""
-    found: dict[str, list[dict[str, list[float]]]] = {"ours": [], "textual": []}
+    found: dict[str, list[dict[str, list[float]]]] = {"ours": [], "panel": [], "textual": []}
     for _ in range(runs):
         for whose, results in found.items():
             results.append(result_of("stream", text, whose, str(seconds)))
     figures = []
-    for whose, label in (("ours", TEXTS[text]), ("textual", "  Textual's Markdown")):
+    labels = (TEXTS[text], "  with the engine panel", "  Textual's Markdown")
+    for whose, label in zip(found, labels, strict=True):
         for what, key, measure in (
             ("stall p95", "stalls", _p95),
             ("longest", "stalls", max),
@@ -122,8 +125,8 @@ def time_start(command: Sequence[str]) -> tuple[float, float]:
         return picture, terminal.seconds_until(_KEY)
 
 
-def _idle(seconds: float) -> float:
-    return result_of("idle", str(seconds))["cpu_percent"][0]
+def _idle(kind: str, seconds: float) -> float:
+    return result_of("idle", kind, str(seconds))["cpu_percent"][0]
 
 
 def result_of(*arguments: str) -> dict[str, list[float]]:

@@ -1,8 +1,9 @@
 """`python -m tests.perf.screen_child`: one measurement of the screen, in the terminal it is started in.
 
-    idle SECONDS OUT                       the chat's share of a core while nothing happens
-    stream TEXT ours|textual SECONDS OUT   stalls of the event loop while an answer streams, in the
-                                           chat or in Textual's own Markdown widget
+    idle ours|panel SECONDS OUT                  the chat's share of a core while nothing happens,
+                                                 without and with the engine panel
+    stream TEXT ours|panel|textual SECONDS OUT   stalls of the event loop while an answer streams, in
+                                                 the chat or in Textual's own Markdown widget
 
 The result is written to OUT as JSON. `python -m tests.perf screen` starts this in terminals of its
 own and shows the results in a table.
@@ -11,6 +12,7 @@ own and shows the results in a table.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import sys
 import tempfile
@@ -19,15 +21,17 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import aclosing
 from pathlib import Path
 
+import httpx
 from textual.app import App, ComposeResult
 from textual.containers import VerticalScroll
-from textual.widgets import Markdown
+from textual.widgets import Markdown, Static
 
 from tui.app import ChatApp
 from tui.chat.store import Store
 from tui.home import Home
 from tui.talk.client import ChatClient
 from tui.talk.connection import ConnectOptions, Connector, ConnectProgress, ServerConnection
+from tui.talk.engine_client import EngineClient
 from tui.talk.models import ServedModel
 from tui.talk.pieces import Finish, Piece, TextPiece
 
@@ -41,6 +45,9 @@ TEXTS: Mapping[str, str] = {
 }
 _LOOK_SECONDS = 0.01  # between two samples of the loop's delay
 _SETTLE_SECONDS = 2.0  # from the first frame to idle
+NUM_PAGES = 4096
+_DELTAS_PER_SECOND = 5  # of the page map: 160 tokens of 32 in a page
+_URL = "http://127.0.0.1:1"
 
 Measurement = Mapping[str, Sequence[float]]
 
@@ -59,7 +66,7 @@ class ScriptedClient(ChatClient):
     """A client whose server answers with one text."""
 
     def __init__(self, text: str, seconds: float) -> None:
-        super().__init__("http://127.0.0.1:1")
+        super().__init__(_URL)
         self._text = text
         self._seconds = seconds
 
@@ -76,6 +83,55 @@ class ScriptedClient(ChatClient):
             async for piece in pieces:
                 yield TextPiece(piece)
         yield Finish("stop")
+
+
+async def _map_events(deltas_per_second: int) -> AsyncGenerator[bytes, None]:
+    """The whole map, then a page more of one request at a time."""
+    told = [{"id": "a", "from": 0, "pages": [[0, 1]]}]
+    data = {"page_size": 32, "num_pages": NUM_PAGES, "pages": f"a1f{NUM_PAGES - 1}"}
+    yield _event("snapshot", {"seq": 0, **data, "requests": told, "gone": []})
+    for page in range(1, NUM_PAGES):
+        await asyncio.sleep(1 / deltas_per_second if deltas_per_second else 3600)
+        told = [{"id": "a", "from": page, "pages": [[page, 1]]}]
+        delta = {"seq": page, "pages": [[page, "a1"]], "requests": told, "gone": []}
+        yield _event("delta", delta)
+
+
+def _event(name: str, data: Mapping[str, object]) -> bytes:
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
+
+
+def scripted_engine(deltas_per_second: int) -> EngineClient:
+    """The client of a server whose routes are answered here, by the bytes that a server sends."""
+    stats = {
+        "page_size": 32,
+        "kv_cache_dtype": "bfloat16",
+        "bytes": {"kv_cache": 1 << 30, "active": 3 << 30, "peak": 5 << 30},
+        "prefix_cache": {"hit_rate": 0.8},
+        "recurrent_states": {"slots": 0, "snapshots": 0},
+        "disk_cache": {"bytes": 1 << 30, "limit": 1 << 32},
+        "requests": {"running": 1 if deltas_per_second else 0, "waiting": 0},
+        "num_preemptions": 0,
+    }
+    counts = {"position": None, "num_computed": 900, "num_to_compute": 900}
+    card = {"id": "a", "state": "decoding", **counts}
+    polls = itertools.count()
+
+    def reply(request: httpx.Request) -> httpx.Response:
+        match request.url.path:
+            case "/api/v1/kv/map":
+                return httpx.Response(200, content=_map_events(deltas_per_second))
+            case "/api/v1/requests":
+                return httpx.Response(200, json={"data": [card]})
+            case "/api/v1/kv/stats":
+                # While nothing happens the rates stay; else they move, and the sparklines with them.
+                rate = next(polls) % 7 if deltas_per_second else 0
+                rates = {"prefill": 100.0 * rate, "generation": 10.0 * rate}
+                return httpx.Response(200, json={**stats, "tokens_per_second": rates})
+        return httpx.Response(404)
+
+    http = httpx.AsyncClient(transport=httpx.MockTransport(reply), base_url=_URL)
+    return EngineClient(http, _URL)
 
 
 class ScriptedConnector(Connector):
@@ -124,30 +180,47 @@ def _status(app: ChatApp) -> str:
     return app.window.status.words if app.is_running and app.window.is_mounted else ""
 
 
-async def idle(seconds: float) -> Measurement:
-    """Percent of one core, as one value."""
+async def _show_panel(app: ChatApp) -> None:
+    app.call_later(app.action_engine)
+    await _until(
+        lambda: any("KV cache" in str(one.content) for one in app.query("#now").results(Static))
+    )
 
-    async def measure(_: ChatApp) -> Measurement:
+
+async def idle(seconds: float, *, has_panel: bool) -> Measurement:
+    """Percent of one core, as one value."""
+    client = ScriptedClient("", 0)
+    if has_panel:
+        client.engine = scripted_engine(0)
+
+    async def measure(app: ChatApp) -> Measurement:
+        if has_panel:
+            await _show_panel(app)
         await asyncio.sleep(_SETTLE_SECONDS)
         began, cpu = time.monotonic(), time.process_time()
         await asyncio.sleep(seconds)
         share = (time.process_time() - cpu) / (time.monotonic() - began)
         return {"cpu_percent": [100 * share]}
 
-    return await _in_chat(ScriptedClient("", 0), measure)
+    return await _in_chat(client, measure)
 
 
-async def stream_ours(text: str, seconds: float) -> Measurement:
+async def stream_ours(text: str, seconds: float, *, has_panel: bool) -> Measurement:
     """Seconds by which each sample was late while the answer streamed (`stalls`), and the CPU time of
     this process in them (`busy`).
     """
+    client = ScriptedClient(text, seconds)
+    if has_panel:
+        client.engine = scripted_engine(_DELTAS_PER_SECOND)
 
     async def measure(app: ChatApp) -> Measurement:
+        if has_panel:
+            await _show_panel(app)
         app.answering.send("go")
         await _until(lambda: app.answering.is_answering)
         return await _stalls(lambda: app.answering.is_answering, seconds)
 
-    return await _in_chat(ScriptedClient(text, seconds), measure)
+    return await _in_chat(client, measure)
 
 
 async def stream_textual(text: str, seconds: float) -> Measurement:
@@ -185,10 +258,11 @@ async def _stalls(is_going: Callable[[], bool], seconds: float) -> Measurement:
 
 def main(arguments: Sequence[str]) -> int:
     match arguments:
-        case ["idle", seconds, out]:
-            found = asyncio.run(idle(float(seconds)))
-        case ["stream", text, "ours", seconds, out] if text in TEXTS:
-            found = asyncio.run(stream_ours(TEXTS[text], float(seconds)))
+        case ["idle", "ours" | "panel" as kind, seconds, out]:
+            found = asyncio.run(idle(float(seconds), has_panel=kind == "panel"))
+        case ["stream", text, "ours" | "panel" as kind, seconds, out] if text in TEXTS:
+            streaming = stream_ours(TEXTS[text], float(seconds), has_panel=kind == "panel")
+            found = asyncio.run(streaming)
         case ["stream", text, "textual", seconds, out] if text in TEXTS:
             found = asyncio.run(stream_textual(TEXTS[text], float(seconds)))
         case _:

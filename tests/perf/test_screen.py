@@ -41,9 +41,13 @@ def test_the_report_has_a_baseline_for_each_figure(monkeypatch: pytest.MonkeyPat
         "typing is visible, an empty Textual app": "500 ms",
         "Python alone, start to end": "20 ms",
         "idle, of one core": "0.5 %",
+        "idle, with the engine panel, of one core": "0.5 %",
         "a 600-line fence: stall p95": "30 ms",
         "a 600-line fence: longest": "30 ms",
         "a 600-line fence: work p95": "20 ms",
+        "  with the engine panel: stall p95": "30 ms",
+        "  with the engine panel: longest": "30 ms",
+        "  with the engine panel: work p95": "20 ms",
         "  Textual's Markdown: stall p95": "30 ms",
         "  Textual's Markdown: longest": "30 ms",
         "  Textual's Markdown: work p95": "20 ms",
@@ -53,6 +57,14 @@ def test_the_report_has_a_baseline_for_each_figure(monkeypatch: pytest.MonkeyPat
 def test_a_program_that_shows_nothing_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="showed nothing"):
         screen.time_start(["sh", "-c", "true"])
+
+
+@pytest.mark.slow
+def test_the_panel_is_measured_with_a_map_that_moves() -> None:
+    found = screen.result_of("stream", "fence", "panel", "1")
+    assert len(found["stalls"]) > 5
+    [share] = screen.result_of("idle", "panel", "1")["cpu_percent"]
+    assert share > 0
 
 
 @pytest.mark.slow

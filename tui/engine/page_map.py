@@ -35,6 +35,7 @@ class PageMapReplica:
 
     def __init__(self) -> None:
         self.page_size = 0
+        self.num_applied = 0  # events; the map is the same as long as this is
         self._states = bytearray()
         self._tables: dict[str, list[int]] = {}  # of live requests
         self._past: OrderedDict[str, dict[int, int]] = OrderedDict()  # page -> index in its table
@@ -54,6 +55,7 @@ class PageMapReplica:
 
     def apply(self, kind: str, data: Mapping[str, Any]) -> None:
         """Apply an event. Raises UnreadableMap for an invalid one."""
+        self.num_applied += 1
         try:
             if kind == "snapshot":
                 self._begin(data)

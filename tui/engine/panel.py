@@ -128,6 +128,7 @@ class EnginePanel(Vertical):
         super().__init__()
         self._panel_input = panel_input
         self._watch = watch
+        self._drawn: object = None  # what the map was drawn from: folding it takes milliseconds
 
     def compose(self) -> ComposeResult:
         self.border_title = "Engine"
@@ -168,7 +169,8 @@ class EnginePanel(Vertical):
     def _update(self, selector: str, words: Content) -> None:
         for static in self.query(selector).results(Static):
             if static.content != words:
-                static.update(words)
+                # A new layout of the whole screen takes longer than all else that the panel does.
+                static.update(words, layout=_lengths(static.content) != _lengths(words))
 
     async def _follow(self) -> None:
         """Poll the connected server; start over with another one, or after a failure."""
@@ -194,7 +196,8 @@ class EnginePanel(Vertical):
             self._update("#now", now_lines(history[-1], tuple(history), width))
             own = self._panel_input().request_id
             most = max(0, min(_MAX_REQUESTS, self.size.height - _NEEDED_HEIGHT))
-            live = await engine.requests() if most else []
+            has_requests = history[-1].num_running or history[-1].num_waiting
+            live = await engine.requests() if most and has_requests else []
             self._update("#requests", request_lines(live, own, width, most))
             for shown in self.query("#requests"):  # none while the panel closes
                 shown.display = bool(live) and not self.has_class(STRIP)
@@ -209,9 +212,22 @@ class EnginePanel(Vertical):
         self.query_one("#pages-heading").display = has_pages and not self.has_class(STRIP)
         self.query_one("#legend").display = has_pages
         if not has_pages or not grid.num_cells:
+            self._drawn = None
             grid.show(None)
             return
-        own = pages.pages_of(self._panel_input().request_id)
+        request_id = self._panel_input().request_id
+        drawn = (pages, pages.num_applied, request_id, grid.num_cells)
+        if drawn == self._drawn:
+            return
+        self._drawn = drawn
+        own = pages.pages_of(request_id)
         folded = pages.fold(grid.num_cells, own, owner_of)
         grid.show(folded)
         self._update("#legend", legend(pages, len(own), folded))
+
+
+def _lengths(content: object) -> list[int] | None:
+    """Of the lines: with the same ones a text takes the same room."""
+    if not isinstance(content, Content):
+        return None
+    return [line.cell_length for line in content.split("\n")]

@@ -94,9 +94,11 @@ def _miss_words(answer_stats: AnswerStats) -> str:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """The values as bars of up to a cell, the largest the highest."""
+    """The values as bars of up to a cell, the largest the highest; 0 is none."""
     top = max(values, default=0)
-    return "".join(_BARS[round((len(_BARS) - 1) * value / top) if top else 0] for value in values)
+    return "".join(
+        _BARS[round((len(_BARS) - 1) * value / top)] if value else " " for value in values
+    )
 
 
 def now_lines(stats: EngineStats, history: Sequence[EngineStats] = (), width: int = 0) -> Content:
@@ -105,11 +107,12 @@ def now_lines(stats: EngineStats, history: Sequence[EngineStats] = (), width: in
     decode = f"decode {stats.decode_rate:,.1f} tok/s"
     room = max(0, width - max(len(prefill), len(decode)) - 1)
     past = history[-room:] if room else ()
+    # Without the blanks before the first bar: what looks the same is the same, and not drawn again.
     rates = Content("\n").join(
-        Content.assemble(words.ljust(width - len(past)), (sparkline(values), "$primary"))
-        for words, values in (
-            (prefill, [one.prefill_rate for one in past]),
-            (decode, [one.decode_rate for one in past]),
+        Content.assemble(words.ljust(width - len(bars)), (bars, "$primary"))
+        for words, bars in (
+            (prefill, sparkline([one.prefill_rate for one in past]).lstrip()),
+            (decode, sparkline([one.decode_rate for one in past]).lstrip()),
         )
     )
     memory = f"memory {size_words(stats.active_size)}, peak {size_words(stats.peak_size)}"

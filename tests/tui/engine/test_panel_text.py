@@ -65,7 +65,7 @@ def test_missing_statistics_are_reported_as_missing() -> None:
 
 @pytest.mark.parametrize(
     ("values", "bars"),
-    [([], ""), ([0, 0], "▁▁"), ([0, 50, 100], "▁▅█"), ([7], "█")],
+    [([], ""), ([0, 0], "  "), ([0, 50, 100], " ▅█"), ([7], "█")],
 )
 def test_a_sparkline_is_relative_to_its_largest_value(values: list[float], bars: str) -> None:
     assert sparkline(values) == bars
@@ -113,7 +113,7 @@ def test_the_engine_s_statistics_are_shown() -> None:
         assert part in words
     faster = replace(stats, decode_rate=84.2, prefill_rate=0.0)
     charts = now_lines(stats, (faster, stats), 42).plain.split("\n")
-    assert charts[1].endswith("▁█")
+    assert charts[1].endswith("tok/s" + " " * 22 + "█"), "0 is no bar"
     assert charts[2].endswith("█▄")
     assert len(charts[1]) == len(charts[2]) == 42
     assert "disk" not in words
