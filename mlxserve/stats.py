@@ -70,15 +70,16 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes of the device's memory. `reserved` is what mlx keeps for its next arrays."""
+    """Bytes of the device's memory. `reserved` is what mlx keeps for its next arrays.
+
+    kv_cache_dtype: what keys and values are stored in (float32, bfloat16, q8), of several joined
+    """
 
     kv_cache: int
     active: int
     reserved: int
     peak: int
-    kv_cache_dtype: (
-        str  # what keys and values are stored in: float32, bfloat16, q8; of several, joined
-    )
+    kv_cache_dtype: str
 
 
 @dataclass(frozen=True, slots=True)

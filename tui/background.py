@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 
-QUESTION = b"\x1b]11;?\x1b\\\x1b[c"
+QUESTION = "\x1b]11;?\x1b\\\x1b[c"
 _SECONDS = 0.5  # for the answers, which local terminals give in milliseconds
 _COLOUR = re.compile(
     rb"\x1b\]11;rgba?:([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})"
@@ -35,9 +35,12 @@ class Background:
     found: called in that thread with whether the background is light, if the terminal says so
     """
 
-    def __init__(self, fd: int, found: Callable[[bool], None]) -> None:
-        """fd: the terminal, without echo, and not in the mode that waits for whole lines"""
+    def __init__(
+        self, fd: int, write: Callable[[str], None], found: Callable[[bool], None]
+    ) -> None:
+        """fd: to read the terminal, without echo, and not in the mode that waits for whole lines"""
         self._fd = fd
+        self._write = write
         self._found = found
         self._read = b""
         self._thread = threading.Thread(target=self._ask, name="background", daemon=True)
@@ -50,22 +53,24 @@ class Background:
         return typed.decode(errors="replace")
 
     def _ask(self) -> None:
-        deadline = time.monotonic() + _SECONDS
         try:
-            os.write(self._fd, QUESTION)
-            while not _ATTRIBUTES.search(self._read):
-                left = deadline - time.monotonic()
-                if left <= 0 or not select.select([self._fd], [], [], left)[0]:
-                    break
-                new = os.read(self._fd, 4096)
-                if not new:
-                    break
-                self._read += new
+            self._read_answers(time.monotonic() + _SECONDS)
+            is_light = is_light_background(self._read)
+            if is_light is not None:
+                self._found(is_light)
         except OSError:
             return  # the window has been closed, which the app notices as well
-        is_light = is_light_background(self._read)
-        if is_light is not None:
-            self._found(is_light)
+
+    def _read_answers(self, deadline: float) -> None:
+        self._write(QUESTION)
+        while not _ATTRIBUTES.search(self._read):
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._fd], [], [], left)[0]:
+                return
+            new = os.read(self._fd, 4096)
+            if not new:
+                return
+            self._read += new
 
 
 def is_light_background(answer: bytes) -> bool | None:

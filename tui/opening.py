@@ -79,7 +79,7 @@ class FirstFrame:
                 if is_light:
                     frame._draw(LIGHT, "", has_all_colours=has_all_colours)
 
-            frame._background = Background(frame._fd, found)
+            frame._background = Background(frame._fd, frame._write, found)
         return frame
 
     def settle(self) -> None:

@@ -40,11 +40,11 @@ def ask(terminal: tuple[int, int], answer: bytes) -> tuple[list[bool], str]:
     """What was found, and what was typed."""
     outside, inside = terminal
     found: list[bool] = []
-    background = Background(inside, found.append)
+    background = Background(inside, lambda text: os.write(inside, text.encode()), found.append)
     asked = b""
     while len(asked) < len(QUESTION):
         asked += os.read(outside, 100)
-    assert asked == QUESTION
+    assert asked.decode() == QUESTION
     os.write(outside, answer)
     return found, background.wait()
 
@@ -70,7 +70,7 @@ def test_a_terminal_that_was_closed_is_no_failure(terminal: tuple[int, int]) -> 
     read, write = os.pipe()
     os.close(write)
     found: list[bool] = []
-    assert Background(read, found.append).wait() == ""
+    assert Background(read, lambda _: None, found.append).wait() == ""
     os.close(read)
     assert found == []
 
@@ -122,7 +122,7 @@ def test_a_terminal_that_is_named_or_was_chosen_is_not_asked(
     monkeypatch.setenv("COLORFGBG", "0;15")
     window = open_window("-m", "mlxserve", "chat", "--url", server.url)
     window.wait_for("Ready")
-    assert QUESTION.decode() not in window.all_written
+    assert QUESTION not in window.all_written
     assert background_of(LIGHT) in window.all_written
     window.press("\x11")
     assert window.end() == 0
