@@ -24,12 +24,13 @@ ARROWS: dict[str, str] = {
     "tui/commands": "",
     "tui/colours": "",
     "tui/importing": "",
-    "tui/opening": "tui/colours",
+    "tui/background": "",
+    "tui/opening": "tui/background tui/colours",
     "tui/talk": "tui/sanitise tui/home tui/importing",
     "tui/chat": "tui/sanitise tui/talk",
     "tui/paint": "tui/sanitise tui/colours",
     "tui/widgets": "tui/sanitise tui/commands tui/opening tui/talk tui/chat tui/paint",
-    "tui/engine": "tui/talk tui/chat",
+    "tui/engine": "tui/sanitise tui/talk tui/chat",
     "tui/actions": "tui/sanitise tui/talk tui/chat tui/paint tui/widgets",
     "tui": (
         "tui/home tui/commands tui/colours tui/importing tui/opening tui/talk tui/chat tui/paint "

@@ -14,8 +14,8 @@ from textual.app import App
 
 from tui.actions.answering import Answering
 from tui.actions.server_link import ServerLink
+from tui.chat.download_speed import DownloadSpeed
 from tui.sanitise import one_line
-from tui.talk.download_speed import DownloadSpeed
 from tui.talk.errors import ChatError
 from tui.talk.models import Model, ModelCatalog, ModelOrigin
 from tui.widgets.models_dialog import ModelsDialog

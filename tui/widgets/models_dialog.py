@@ -17,8 +17,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from tui.chat.download_speed import DownloadSpeed
 from tui.sanitise import one_line
-from tui.talk.download_speed import DownloadSpeed
 from tui.talk.errors import ChatError
 from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin, best_of
 from tui.widgets.dialogs import CLOSE, MOVE, move_highlight

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from tui.chat.stats_text import seconds_words
 from tui.talk.models import Downloaded
@@ -13,14 +14,15 @@ _MIN_MEASURED = 1.0  # seconds of a download before its speed is shown
 class DownloadSpeed:
     """Measures from its creation on: what an earlier run had downloaded does not count."""
 
-    def __init__(self) -> None:
-        self._started = time.monotonic()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._started = clock()
         self._first: int | None = None
 
     def words(self, step: Downloaded) -> str:
         """`0.8 of 2.3 GB, 34 MB/s, 45 s left`, as far as it is known."""
         self._first = step.done if self._first is None else self._first
-        seconds = time.monotonic() - self._started
+        seconds = self._clock() - self._started
         size = f"{step.done / 1e9:.1f} GB"
         if step.total is not None:
             size = f"{step.done / 1e9:.1f} of {step.total / 1e9:.1f} GB"
