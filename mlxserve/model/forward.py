@@ -24,6 +24,7 @@ from mlxserve.model.caches import ElsewhereLeaf
 from mlxserve.model.gathered import GatheredKV
 from mlxserve.model.layer_state import LayerState
 from mlxserve.model.load import LoadedModel
+from mlxserve.model.rotary import is_worth_it, shared_angles
 from mlxserve.model.states import Arrays, Group, StateStore
 from mlxserve.model.step_graphs import StepGraphs
 
@@ -97,7 +98,7 @@ def _call(
             return LayerState(-1, 0, groups, layout.positions)
         return kv.elsewhere(leaf.window, layout)
 
-    with key_owners.one_forward():
+    with key_owners.one_forward(), shared_angles(is_on=is_worth_it(kv)):
         caches = loaded.caches.build(lambda index: kv.layer(index, layout), state, elsewhere)
         logits: mx.array = loaded.model(tokens[:, None], cache=caches)
     return logits[:, 0]

@@ -6,7 +6,7 @@ vectors or recurrent states (`caches.py`). Whether it really answers alike is fo
 
 Projections stay separate, as in the weights: fusing q, k, v into one product and gate, up into
 another took 0.97, 1.03 and 1.13 of the time for 1, 16 and 256 rows (768 wide, 2-core x86), with
-identical bits. Reading rotations from a table took 0.9 to 1.0 of `mx.fast.rope`'s 0.2 ms.
+identical bits. Rotations are shared by the layers instead (`rotary.py`).
 """
 
 from __future__ import annotations
