@@ -35,7 +35,6 @@ REVIEWED: dict[str, set[str]] = {
     "metal_kernels/cpu/cascade.py": {
         "np.argsort(new_order)",
         "tables.page_tables[:, 0]",
-        "contexts - num_shared",
     },
     "metal_kernels/metal.py": {"pool"},  # just evaluated, and only its layout is looked at
     "metal_kernels/numpy_attention.py": {"rows[..., -4:]"},

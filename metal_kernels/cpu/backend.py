@@ -16,7 +16,8 @@ import numpy as np
 
 from metal_kernels.cpu import cascade, latent
 from metal_kernels.cpu.attention import attend, is_faster_written_out
-from metal_kernels.cpu.written_out import attend_rows_written_out, attend_written_out
+from metal_kernels.cpu.pool_rows import read_runs, row_index, take_rows
+from metal_kernels.cpu.written_out import attend_rows_written_out
 from metal_kernels.cpu.zeros import lazy_zeros
 from metal_kernels.ops import (
     Slots,
@@ -27,16 +28,16 @@ from metal_kernels.ops import (
     check_latent,
     check_write,
 )
-from metal_kernels.quantised import loaded, row_width, stored
+from metal_kernels.quantised import row_width, stored
 from metal_kernels.reading import evaluate
 from metal_kernels.resizing import copy_start
 from metal_kernels.tables import IntArray, SequenceTables
 
-# Rows of keys, over all sequences and heads, up to which decodes are gathered into one attention: a
-# dozen operations per sequence cost more than copying so few rows. CPU time of a step of 16
-# decodes, one thread: 2.9M parameters with 64 tokens of context 31.9 -> 20.2 ms, with 512 54 -> 37;
-# 100M parameters with 128 tokens 420 -> 399, but with 512 (twice this limit) 552 -> 574.
-MAX_GATHERED_ROWS = 16_384
+# Rows of keys of the longest sequence, over its heads, up to which decodes are gathered into one attention:
+# a dozen operations per sequence cost more than copying so few rows. A layer of 12 query and 4 kv heads of 64
+# dimensions, 2-core x86, gathered and one by one: 16 decodes over 160 positions 1.4 and 2.6 ms, over 300 2.6 and
+# 3.2, over 512 4.6 and 4.5, over 1,100 10.2 and 6.6; 4 decodes over 512 1.1 and 1.1.
+MAX_GATHERED_ROWS = 2_048
 
 
 class CpuBackend:
@@ -77,7 +78,7 @@ class CpuBackend:
     ) -> tuple[mx.array, mx.array]:
         check_gather(tables)
         runs = tables.plan((0, 0), partial(tables.runs, 0, 0))
-        return _read(k_pool, runs, mx.float32), _read(v_pool, runs, mx.float32)
+        return read_runs(k_pool, runs, mx.float32), read_runs(v_pool, runs, mx.float32)
 
     def paged_decode(
         self,
@@ -99,7 +100,7 @@ class CpuBackend:
             if sinks is None and _is_cascading(queries):
                 grouping = tables.plan("cascade", lambda: cascade.group_rows(tables))
                 if grouping.groups:
-                    return self._attend_in_groups(queries, k_pool, v_pool, grouping, scale)
+                    return self._attend_in_groups(queries, k_pool, v_pool, tables, grouping, scale)
         return _attend_one_by_one(queries, k_pool, v_pool, tables, scale, window, softcap, sinks)
 
     def paged_prefill(
@@ -130,9 +131,9 @@ class CpuBackend:
         check_latent(q_latent, q_rope, k_pool, v_pool, tables)
         if tables.num_rows == len(tables) > 1 and self._is_small(tables, k_pool):
             slots, unseen = tables.plan("gathered", lambda: _gathered(tables))
-            return latent.attend_gathered(
-                q_latent, q_rope, k_pool, v_pool, slots, unseen, scale=scale
-            )
+            index = mx.array(slots)
+            latents, keys = (take_rows(pool, index, pool.dtype) for pool in (k_pool, v_pool))
+            return latent.attend_gathered(q_latent, q_rope, latents, keys, unseen, scale=scale)
         outputs = []
         for sequence, first_row, end_row in tables.queries():
             runs = tables.plan((sequence, 0), partial(tables.runs, sequence, 0))
@@ -140,8 +141,8 @@ class CpuBackend:
                 latent.attend(
                     q_latent[first_row:end_row],
                     q_rope[first_row:end_row],
-                    _read(k_pool, runs, q_latent.dtype)[0, 0],
-                    _read(v_pool, runs, q_latent.dtype)[0, 0],
+                    read_runs(k_pool, runs, q_latent.dtype)[0, 0],
+                    read_runs(v_pool, runs, q_latent.dtype)[0, 0],
                     scale=scale,
                 )
             )
@@ -188,28 +189,35 @@ class CpuBackend:
         return resized
 
     def _is_small(self, tables: SequenceTables, k_pool: mx.array) -> bool:
-        longest = int(tables.context_lens.max())
-        return len(tables) * longest * k_pool.shape[0] <= self._max_gathered_rows
+        return int(tables.context_lens.max()) * k_pool.shape[0] <= self._max_gathered_rows
 
     def _attend_in_groups(
         self,
         queries: mx.array,
         k_pool: mx.array,
         v_pool: mx.array,
+        tables: SequenceTables,
         grouping: cascade.Grouping,
         scale: float,
     ) -> mx.array:
         """Each group of rows at once, then the other rows, which share too little."""
-        outputs = [
-            attend_written_out(
-                queries[None, mx.array(group.rows)].swapaxes(1, 2),
-                _read(k_pool, group.runs, queries.dtype),
-                _read(v_pool, group.runs, queries.dtype),
-                scale=scale,
-                unseen=group.unseen,
-            )[0].swapaxes(0, 1)
-            for group in grouping.groups
-        ]
+        pools, outputs = (k_pool, v_pool), []
+        for group in grouping.groups:
+            index = tables.plan(
+                ("own", group.rows[0], k_pool.shape), partial(row_index, group.own, k_pool)
+            )
+            keys, values = (
+                read_runs(pool, group.shared, queries.dtype).squeeze(0) for pool in pools
+            )
+            own_keys, own_values = (take_rows(pool, index, queries.dtype) for pool in pools)
+            outputs.append(
+                cascade.attend(
+                    queries[mx.array(group.rows)],
+                    *(keys, values, own_keys, own_values),
+                    scale=scale,
+                    unseen=group.unseen,
+                )
+            )
         if grouping.rest is not None:
             rest = queries[mx.array(grouping.rest_rows)]
             outputs.append(self.paged_decode(rest, k_pool, v_pool, grouping.rest, scale=scale))
@@ -241,13 +249,15 @@ def _attend_one_by_one(
         outputs.append(
             attend(
                 queries[None, first_row:end_row].swapaxes(1, 2),
-                _read(k_pool, runs, queries.dtype),
-                _read(v_pool, runs, queries.dtype),
+                read_runs(k_pool, runs, queries.dtype),
+                read_runs(v_pool, runs, queries.dtype),
                 scale=scale,
                 window=window,
                 softcap=softcap,
                 sinks=sinks,
-            )[0].swapaxes(0, 1)
+            )
+            .squeeze(0)
+            .swapaxes(0, 1)
         )
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
@@ -262,7 +272,8 @@ def _attend_gathered(
 ) -> mx.array:
     """One attention for all sequences, over copies of their keys and values."""
     slots, unseen = tables.plan("gathered", lambda: _gathered(tables))
-    keys, values = (loaded(pool[:, slots], queries.dtype) for pool in (k_pool, v_pool))
+    index = tables.plan(("index", k_pool.shape), lambda: row_index(slots, k_pool))
+    keys, values = (take_rows(pool, index, queries.dtype) for pool in (k_pool, v_pool))
     if is_faster_written_out(queries.shape[1] * slots.size, queries.dtype):
         return attend_rows_written_out(
             queries, keys, values, scale=scale, unseen=unseen, sinks=sinks
@@ -282,11 +293,11 @@ def _is_cascading(queries: mx.array) -> bool:
     return bool(mx.default_device() == mx.cpu and queries.dtype == mx.float32)
 
 
-def _gathered(tables: SequenceTables) -> tuple[mx.array, mx.array]:
+def _gathered(tables: SequenceTables) -> tuple[IntArray, mx.array]:
     """Of every sequence: the slots of its positions, and 0 or, past its end, minus infinity.
 
-    (sequences, positions) int32, (sequences, 1, 1, positions) float32. Past its end a sequence has
-    its first slot, which holds a number.
+    (sequences, positions), (sequences, 1, 1, positions) float32. Past its end a sequence has its first
+    slot, which holds a number.
     """
     position = np.arange(tables.context_lens.max())
     is_seen = position < tables.context_lens[:, None]
@@ -294,7 +305,7 @@ def _gathered(tables: SequenceTables) -> tuple[mx.array, mx.array]:
     slots: IntArray = pages * tables.page_size + position % tables.page_size
     slots = np.where(is_seen, slots, tables.page_tables[:, :1] * tables.page_size)
     unseen = np.where(is_seen, np.float32(0), np.float32(-np.inf))
-    return mx.array(slots), mx.array(unseen)[:, None, None]
+    return slots, mx.array(unseen)[:, None, None]
 
 
 def _runs_of_moves(sources: Slots, targets: Slots) -> list[tuple[int, int, int]]:
@@ -313,13 +324,3 @@ def _consecutive(slots: Slots) -> list[tuple[int, int, int]]:
     breaks = (np.flatnonzero(np.diff(slots) != 1) + 1).tolist()
     bounds = [0, *breaks, len(slots)]
     return [(begin, end, int(slots[begin])) for begin, end in pairwise(bounds) if end > begin]
-
-
-def _read(pool: mx.array, runs: list[tuple[int, int]], dtype: mx.Dtype) -> mx.array:
-    """(1, kv_heads, positions, head_dim): a view where the positions are one run of slots.
-
-    Of a quantised pool a copy in `dtype`.
-    """
-    parts = [pool[None, :, start:end] for start, end in runs]
-    rows = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
-    return loaded(rows, dtype)

@@ -1,28 +1,29 @@
 """Decodes with a shared prefix: its keys and values are read once for all of them.
 
-    positions  | shared by the group | own of row 0 | own of row 1 | ...
-    row 0      | seen .............. | seen ....... |              |
-    row 1      | seen .............. |              | seen ....... |
+    positions  | shared by the group ............ | its own
+    row 0      | one product for the queries      | a product for each row, over copies that are padded
+    row 1      | of all rows                      | to the longest
 
-The rows of a group attend over one packed context under a mask, which computes scores that are not
-needed, but in few large products. Cascade attention (Ye et al. 2024) has a product for each row's
-own part: those took 16 ms of a layer whose shared part took 6, because the smallest products cost a
-CPU as much as large ones.
+The softmax is over both parts. (Cascade attention, Ye et al. 2024, merges two.) Rows attended over the
+others' own parts as well before, under a mask. With one shared prefix of 1,536 positions and 64 of their
+own, 16 rows take 2.7 ms of a layer instead of 4.5, mlx's kernel 7.4 (2-core x86, 12 query and 4 kv
+heads of 64 dimensions).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 
 import mlx.core as mx
 import numpy as np
 
-from metal_kernels.tables import SequenceTables
+from metal_kernels.cpu.exponential import LOG2_E, exp2
+from metal_kernels.cpu.written_out import tiles
+from metal_kernels.tables import IntArray, SequenceTables
 
 _MIN_SHARED = 128  # positions; below, there is nothing to gain
-_MAX_SCORES = 3.0  # scores of the packed context per needed score
+_MAX_SCORES = 3.0  # scores of padded rows per needed score
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,14 @@ class RowGroup:
     """Rows of a dispatch that attend together.
 
     rows      row numbers, in order
-    runs      ranges of slots that hold the packed context
-    unseen    (rows, positions): 0, or minus infinity for what belongs to another row
+    shared    ranges of slots that hold what they share
+    own       (rows, positions): the slots of what follows, padded with one that holds a number
+    unseen    (rows, 1, positions) float32: 0, or minus infinity for padding
     """
 
     rows: list[int]
-    runs: list[tuple[int, int]]
+    shared: list[tuple[int, int]]
+    own: IntArray
     unseen: mx.array
 
 
@@ -47,6 +50,65 @@ class Grouping:
     rest: SequenceTables | None
     rest_rows: list[int]
     order: list[int]
+
+
+def attend(
+    queries: mx.array,  # (rows, heads, head_dim)
+    keys: mx.array,  # (kv_heads, positions, head_dim): shared by the rows
+    values: mx.array,
+    own_keys: mx.array,  # (kv_heads, rows, own positions, head_dim)
+    own_values: mx.array,
+    *,
+    scale: float,
+    unseen: mx.array,  # (rows, 1, own positions): 0, or minus infinity
+) -> mx.array:
+    """(rows, heads, value_dim), in float32 with powers of two."""
+    num_rows, heads, head_dim = queries.shape
+    kv_heads, positions, value_dim = values.shape
+    group = heads // kv_heads
+    scaled = (queries * (scale * LOG2_E)).reshape(num_rows, kv_heads, group, head_dim)
+    scaled = scaled.swapaxes(0, 1)
+    outputs = []
+    for rows, heads_of_tile in tiles(num_rows, kv_heads, group * positions):
+        parts = [
+            _attend_tile(
+                scaled[of_heads, rows],
+                keys[of_heads],
+                values[of_heads],
+                own_keys[of_heads, rows],
+                own_values[of_heads, rows],
+                unseen[rows],
+            )
+            for of_heads in heads_of_tile
+        ]
+        outputs.append(_joined(parts, axis=0))
+    output = _joined(outputs, axis=1).swapaxes(0, 1)
+    return output.reshape(num_rows, heads, value_dim)
+
+
+def _attend_tile(
+    queries: mx.array,  # (kv_heads, rows, group, head_dim)
+    keys: mx.array,
+    values: mx.array,
+    own_keys: mx.array,
+    own_values: mx.array,
+    unseen: mx.array,
+) -> mx.array:
+    """(kv_heads, rows, group, value_dim)."""
+    kv_heads, rows, group, head_dim = queries.shape
+    # All queries of a kv head are rows of one product.
+    scores = queries.reshape(kv_heads, rows * group, head_dim) @ keys.swapaxes(-1, -2)
+    scores = scores.reshape(kv_heads, rows, group, -1)
+    own = queries @ own_keys.swapaxes(-1, -2) + unseen
+    largest = mx.maximum(scores.max(axis=-1, keepdims=True), own.max(axis=-1, keepdims=True))
+    weights, own_weights = exp2(scores, largest), exp2(own, largest)
+    total = weights.sum(axis=-1, keepdims=True) + own_weights.sum(axis=-1, keepdims=True)
+    output = weights.reshape(kv_heads, rows * group, -1) @ values
+    return (output.reshape(kv_heads, rows, group, -1) + own_weights @ own_values) / total
+
+
+def _joined(parts: list[mx.array], axis: int) -> mx.array:
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis)
 
 
 def group_rows(tables: SequenceTables) -> Grouping:
@@ -69,21 +131,21 @@ def _same_first_page(tables: SequenceTables) -> Iterator[list[int]]:
 
 
 def _group(tables: SequenceTables, rows: list[int]) -> RowGroup | None:
-    """None where the rows share too little, or have too much of their own."""
+    """None where the rows share too little, or one has so much of its own that padding costs more."""
     contexts = tables.context_lens[rows]
     num_shared = _num_shared(tables, rows)
-    own = (contexts - num_shared).tolist()
-    num_packed = num_shared + sum(own)
-    num_needed = int(contexts.sum())
-    if num_shared < _MIN_SHARED or len(rows) * num_packed > _MAX_SCORES * num_needed:
+    longest, num_needed = int(contexts.max()), int(contexts.sum())
+    if num_shared < _MIN_SHARED or len(rows) * longest > _MAX_SCORES * num_needed:
         return None
-    runs = tables.runs(rows[0], 0, num_shared)
-    unseen = np.full((len(rows), num_packed), np.float32(-np.inf))
-    unseen[:, :num_shared] = 0
-    for at, (row, end) in enumerate(zip(rows, accumulate(own, initial=num_shared), strict=False)):
-        unseen[at, end : end + own[at]] = 0
-        runs += tables.runs(row, num_shared)
-    return RowGroup(rows, runs, mx.array(unseen))
+    position = np.arange(num_shared, longest)
+    is_seen = position < contexts[:, None]
+    tables_of_rows = tables.page_tables[rows]
+    pages = tables_of_rows[:, position // tables.page_size]
+    slots: IntArray = pages * tables.page_size + position % tables.page_size
+    own: IntArray = np.where(is_seen, slots, tables_of_rows[:, :1] * tables.page_size)
+    unseen = np.where(is_seen, np.float32(0), np.float32(-np.inf))
+    shared = tables.runs(rows[0], 0, num_shared)
+    return RowGroup(rows, shared, own, mx.array(unseen)[:, None])
 
 
 def _num_shared(tables: SequenceTables, rows: list[int]) -> int:

@@ -39,21 +39,20 @@ def attend(
             scale=scale,
             mask=added,
         )
-    return output[0].swapaxes(0, 1)
+    return output.squeeze(0).swapaxes(0, 1)
 
 
 def attend_gathered(
     q_latent: mx.array,  # (sequences, heads, latent_dim)
     q_rope: mx.array,
-    k_pool: mx.array,  # (1, slots, latent_dim)
-    v_pool: mx.array,
-    slots: mx.array,  # (sequences, positions)
+    latents: mx.array,  # (sequences, positions, latent_dim)
+    keys: mx.array,  # (sequences, positions, rope_dim)
     unseen: mx.array,  # (sequences, 1, 1, positions): 0, or minus infinity
     *,
     scale: float,
 ) -> mx.array:
-    """(sequences, heads, latent_dim), over copies of their latents; one row each."""
-    latents, keys = (pool[:, slots].swapaxes(0, 1) for pool in (k_pool, v_pool))
+    """(sequences, heads, latent_dim): one row of each sequence over latents of its own."""
+    latents, keys = latents[:, None], keys[:, None]
     added = q_rope[:, :, None] @ keys.swapaxes(-1, -2) + unseen.astype(q_rope.dtype)
     return mx.fast.scaled_dot_product_attention(
         q_latent[:, :, None], latents, latents, scale=scale, mask=added

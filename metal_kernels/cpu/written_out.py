@@ -16,7 +16,7 @@ Without tiles 1,500 rows took 3.4 times as long as mlx's kernel.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -36,11 +36,10 @@ def attend_written_out(
     *,
     scale: float,
     window: int | None = None,
-    unseen: mx.array | None = None,  # (rows, positions): 0, or minus infinity
     softcap: float | None = None,
     sinks: mx.array | None = None,  # (heads,)
 ) -> mx.array:
-    """(1, heads, rows, value_dim), in float32 with powers of two; causal unless `unseen` is given."""
+    """(1, heads, rows, value_dim), causal, in float32 with powers of two."""
     _, heads, rows, head_dim = queries.shape
     kv_heads, positions = keys.shape[1:3]
     group = heads // kv_heads
@@ -49,13 +48,8 @@ def attend_written_out(
     if sinks is not None:
         sinks = LOG2_E * sinks.astype(mx.float32).reshape(kv_heads, group, 1, 1)
     outputs = []
-    for first, last in _row_tiles(rows, positions, group, is_causal=unseen is None):
-        if unseen is None:
-            begin, end, added = _seen_by(first - rows + positions, last - rows + positions, window)
-        else:
-            begin, end, added = 0, positions, unseen[first:last]
-        tile = (last - first) * group * (end - begin)
-        step = max(1, min(kv_heads, _TILE_SCORES // tile))
+    for first, last in _row_tiles(rows, positions, group):
+        begin, end, added = _seen_by(first - rows + positions, last - rows + positions, window)
         parts = [
             _attend_tile(
                 scaled[of_heads, :, first:last],
@@ -65,8 +59,7 @@ def attend_written_out(
                 softcap,
                 None if sinks is None else sinks[of_heads],
             )
-            for at in range(0, kv_heads, step)
-            for of_heads in (slice(at, at + step),)
+            for of_heads in _head_tiles(kv_heads, (last - first) * group * (end - begin))
         ]
         outputs.append(parts[0] if len(parts) == 1 else mx.concatenate(parts))
     output = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=2)
@@ -102,13 +95,27 @@ def attend_rows_written_out(
     return output.reshape(rows, heads, value_dim).astype(queries.dtype)
 
 
-def _row_tiles(
-    rows: int, positions: int, group: int, *, is_causal: bool
-) -> Iterator[tuple[int, int]]:
+def tiles(rows: int, kv_heads: int, scores_of_row: int) -> Iterator[tuple[slice, Sequence[slice]]]:
+    """Rows, and for each the kv heads, whose scores stay in a core's cache.
+
+    `scores_of_row`: of one row and one kv head
+    """
+    step = max(_LEAST_ROWS, _TILE_SCORES // scores_of_row)
+    for first in range(0, rows, step):
+        last = min(rows, first + step)
+        yield slice(first, last), _head_tiles(kv_heads, (last - first) * scores_of_row)
+
+
+def _head_tiles(kv_heads: int, scores_of_head: int) -> Sequence[slice]:
+    step = max(1, min(kv_heads, _TILE_SCORES // scores_of_head))
+    return [slice(at, at + step) for at in range(0, kv_heads, step)]
+
+
+def _row_tiles(rows: int, positions: int, group: int) -> Iterator[tuple[int, int]]:
     """(first row, row after the last) of each tile."""
     first = 0
     while first < rows:
-        longest = positions - rows + first + _TILE_ROWS if is_causal else positions
+        longest = positions - rows + first + _TILE_ROWS
         fitting = max(_LEAST_ROWS, _TILE_SCORES // (group * longest))
         last = min(rows, first + min(_TILE_ROWS, fitting))
         yield first, last

@@ -39,11 +39,16 @@ def test_rows_are_grouped_by_what_they_share() -> None:
     found = cascade.group_rows(tables(MIXED))
     assert [group.rows for group in found.groups] == [[0, 3, 5], [1, 4]]
     assert found.rest_rows == [2]
-    assert found.groups[0].runs == [(160, 320), (32, 37), (48, 64), (336, 350), (0, 1)]
-    seen = np.array(found.groups[0].unseen) == 0
-    assert seen.sum(axis=1).tolist() == [165, 190, 161]
-    assert seen[:, :160].all()
-    assert seen[:, 160:].sum(axis=0).tolist() == [1] * 36
+    group = found.groups[0]
+    assert group.shared == [(160, 320)]
+    # Page 2 from its slot 32 on, pages 3 and 21, page 0; then each row's first slot.
+    assert group.own.tolist() == [
+        [*range(32, 37), *[160] * 25],
+        [*range(48, 64), *range(336, 350)],
+        [0, *[160] * 29],
+    ]
+    assert (np.array(group.unseen)[:, 0] == 0).sum(axis=1).tolist() == [5, 30, 1]
+    assert found.groups[1].own.shape == (2, 6)
 
 
 @pytest.mark.parametrize(
@@ -52,8 +57,11 @@ def test_rows_are_grouped_by_what_they_share() -> None:
         pytest.param([([1, 2], 20), ([1, 3], 20)], id="little is shared"),
         pytest.param([([*range(9)], 140), ([*range(20, 29)], 140)], id="nothing is shared"),
         pytest.param(
-            [([*SHARED, *range(40 + 20 * n, 60 + 20 * n)], 470) for n in range(6)],
-            id="much is their own",
+            [
+                ([*SHARED, *range(40, 140)], 1_760),
+                *(([*SHARED, 140 + n], 165) for n in range(9)),
+            ],
+            id="one has much of its own",
         ),
         pytest.param([(SHARED, 160)], id="a single row"),
     ],
@@ -65,20 +73,26 @@ def test_rows_that_share_too_little_are_not_grouped(rows: list[tuple[list[int], 
 def test_the_page_that_a_row_writes_is_not_shared() -> None:
     """A context that ends with the shared pages has its newest position in the last of them."""
     found = cascade.group_rows(tables([(SHARED, 160), ([*SHARED, 7], 170)]))
-    assert [group.runs for group in found.groups] == [
-        [(160, 304), (304, 320), (304, 320), (112, 122)]
-    ]
+    [group] = found.groups
+    assert group.shared == [(160, 304)]
+    assert group.own[:, 0].tolist() == [304, 304]
 
 
-def test_every_row_gets_what_it_gets_alone() -> None:
+@pytest.mark.parametrize("tile_scores", [1, 1 << 10, 1 << 18])
+def test_every_row_gets_what_it_gets_alone(
+    tile_scores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In tiles of one kv head and eight rows, and in one tile."""
+    monkeypatch.setattr("metal_kernels.cpu.written_out._TILE_SCORES", tile_scores)
     backend = CpuBackend(max_gathered_rows=0)
     mx.random.seed(3)
     keys, values = (mx.random.normal((KV_HEADS, 160 * PAGE, DIM)) for _ in range(2))
-    queries = mx.random.normal((len(MIXED), HEADS, DIM))
-    together = backend.paged_decode(queries, keys, values, tables(MIXED), scale=0.3)
+    rows = [*MIXED, *(([*SHARED, 50 + n], 161 + n) for n in range(14))]
+    queries = mx.random.normal((len(rows), HEADS, DIM))
+    together = backend.paged_decode(queries, keys, values, tables(rows), scale=0.3)
     alone = [
         backend.paged_decode(queries[at : at + 1], keys, values, tables([row]), scale=0.3)
-        for at, row in enumerate(MIXED)
+        for at, row in enumerate(rows)
     ]
     np.testing.assert_allclose(np.array(together), np.array(mx.concatenate(alone)), atol=2e-6)
 

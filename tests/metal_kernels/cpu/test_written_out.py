@@ -36,19 +36,6 @@ def test_it_equals_fused(rows: int, positions: int, window: int | None, has_sink
     assert np.abs(np.array(fused) - np.array(found)).max() < 2e-6
 
 
-@pytest.mark.parametrize(("rows", "positions"), [(3, 40), (100, 2_500)])
-def test_rows_may_see_anything(rows: int, positions: int) -> None:
-    queries, keys, values = arrays(rows, positions)
-    is_seen = np.random.default_rng(0).random((rows, positions)) < 0.5
-    is_seen[:, 0] = True
-    unseen = mx.array(np.where(is_seen, np.float32(0), np.float32(-np.inf)))
-    found = attend_written_out(queries, keys, values, scale=0.2, unseen=unseen)
-    q, k, v = (np.array(array[0], np.float64) for array in (queries, keys, values))
-    k, v = np.repeat(k, 3, 0), np.repeat(v, 3, 0)
-    weights = np.exp(0.2 * q @ k.swapaxes(1, 2)) * is_seen
-    assert np.abs(found[0] - weights @ v / weights.sum(-1, keepdims=True)).max() < 2e-6
-
-
 def test_a_softcap_bounds_the_scores_of_every_tile() -> None:
     queries, keys, values = arrays(150, 150)
     found = attend_written_out(queries * 20, keys, values, scale=0.2, softcap=3.0)
