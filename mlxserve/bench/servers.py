@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 
 import httpx
 import psutil
@@ -87,6 +88,17 @@ def _contender(name: str, url: str, model: str, child: Child) -> Contender:
     return Contender(
         name, url, model, child.start_seconds, child.start_cpu_seconds, child.process_id
     )
+
+
+def end_children_when_told() -> None:
+    """Let SIGTERM and SIGHUP end the servers that were started, as Ctrl+C does."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # such as SIGHUP after `nohup`
+            signal.signal(number, _exit)
+
+
+def _exit(number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,14 @@
-"""mlx-lm's server gets a folder that it can read."""
+"""Servers to be measured: what they are started with, and that they end with the benchmark."""
 
 from __future__ import annotations
 
 import contextlib
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 
+import psutil
 import pytest
 
 from mlxserve.bench import servers
@@ -29,3 +33,46 @@ def test_mlx_lm_gets_the_folder_of_the_embedded_model(
         assert server.model == str(model_path())
         assert (server.start_seconds, server.start_cpu_seconds, server.process_id) == (2.0, 1.5, 1)
     assert commands[0][-2:] == ["--model", str(model_path())]
+
+
+# A server that answers anything, and a benchmark of it that never ends by itself.
+_SERVER = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Ready(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+HTTPServer(("127.0.0.1", int(sys.argv[-1])), Ready).serve_forever()
+"""
+_BENCH = f"""
+import signal, sys, time
+from mlxserve.bench.servers import end_children_when_told, run_child
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run in the background
+end_children_when_told()
+with run_child("one", [sys.executable, "-c", {_SERVER!r}], "/", {{}}) as (url, child):
+    print(child.process_id, flush=True)
+    while True:
+        time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_benchmark_that_is_told_to_end_ends_its_servers(number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _BENCH],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as bench:
+        try:
+            assert bench.stdout is not None
+            server = psutil.Process(int(bench.stdout.readline()))
+            bench.send_signal(number)
+            assert bench.wait(30) != 0
+            assert not psutil.pid_exists(server.pid) or not server.is_running()
+        finally:
+            bench.kill()
