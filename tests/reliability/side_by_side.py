@@ -15,9 +15,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import numpy as np
@@ -33,6 +34,18 @@ _LOOK_SECONDS = 1.0  # between two samples of the memory
 _END_SECONDS = 120.0  # for a client to end
 
 
+class MemorySample(NamedTuple):
+    """Resident bytes of the server and of its helper processes at one moment."""
+
+    seconds: float
+    server: int
+    helpers: int
+
+    @property
+    def total(self) -> int:
+        return self.server + self.helpers
+
+
 @dataclass(slots=True)
 class Observations:
     """What good clients saw in one phase, and the memory of the server with its helpers."""
@@ -40,7 +53,7 @@ class Observations:
     gaps: list[float] = field(default_factory=list)  # seconds between two events of a stream
     firsts: list[float] = field(default_factory=list)  # seconds to the first event
     failures: list[str] = field(default_factory=list)
-    memory: list[tuple[float, int]] = field(default_factory=list)  # (seconds, bytes)
+    memory: list[MemorySample] = field(default_factory=list)
 
     def gap(self, share: float) -> float:
         return float(np.quantile(self.gaps, share))
@@ -56,12 +69,16 @@ class SideBySideReport:
     bad_replies: tuple[str, ...]  # to hostile clients
     pages_left: int
 
-    def slope(self) -> tuple[float, float]:
+    def slope(
+        self, size_of: Callable[[MemorySample], int] = lambda sample: sample.total
+    ) -> tuple[float, float]:
         """(MB per hour, its standard error) of the memory in the second half of the attacks.
 
         Samples close in time are alike, so the error is that of means over ten stretches.
         """
-        at, size = np.array(self.beside.memory[len(self.beside.memory) // 2 :]).T
+        samples = self.beside.memory[len(self.beside.memory) // 2 :]
+        at = np.array([sample.seconds for sample in samples])
+        size = np.array([size_of(sample) for sample in samples])
         hours = np.array([part.mean() for part in np.array_split(at / 3600, 10)])
         mean = np.array([part.mean() for part in np.array_split(size / 1e6, 10)])
         slope, offset = np.polyfit(hours, mean, 1)
@@ -70,8 +87,6 @@ class SideBySideReport:
         return float(slope), float(error)
 
     def __str__(self) -> str:
-        slope, error = self.slope()
-        sizes = [size / 1e6 for _, size in self.beside.memory]
         lines = [
             f"{len(self.alone.firsts)} good requests alone, {len(self.beside.firsts)} beside "
             f"{self.attacks.total()} attacks: {dict(self.attacks.most_common())}",
@@ -81,14 +96,23 @@ class SideBySideReport:
                 f"({self.beside.gap(share) / self.alone.gap(share):.2f})"
                 for share in (0.5, 0.99, 1.0)
             ),
-            f"memory {sizes[0]:.0f} MB at the beginning, {sizes[-1]:.0f} at the end, at most "
-            f"{max(sizes):.0f}; slope {slope:+.1f} +- {error:.1f} MB/h",
+            self._memory_line("memory", lambda sample: sample.total),
+            self._memory_line("  of the server", lambda sample: sample.server),
+            self._memory_line("  of its helpers", lambda sample: sample.helpers),
             f"pages left: {self.pages_left}",
             *self.alone.failures,
             *self.beside.failures,
             *self.bad_replies,
         ]
         return "\n".join(lines)
+
+    def _memory_line(self, name: str, size_of: Callable[[MemorySample], int]) -> str:
+        sizes = [size_of(sample) / 1e6 for sample in self.beside.memory]
+        slope, error = self.slope(size_of)
+        return (
+            f"{name}: {sizes[0]:.0f} MB at the beginning, {sizes[-1]:.0f} at the end, at most "
+            f"{max(sizes):.0f}; slope {slope:+.1f} +- {error:.1f} MB/h"
+        )
 
 
 def run_side_by_side(folder: Path, minutes: float, *, model: str | None = None) -> SideBySideReport:
@@ -137,20 +161,20 @@ def _observe(server: Process, seconds: float, answers: dict[str, str]) -> Observ
         client.start()
     process = psutil.Process(server.popen.pid)
     while any(client.is_alive() for client in clients):
-        found.memory.append((time.monotonic(), _resident_bytes(process)))
+        found.memory.append(_memory_of(process))
         clients[0].join(_LOOK_SECONDS)
         assert time.monotonic() < end + _END_SECONDS, "a good client waits for an answer"
     return found
 
 
-def _resident_bytes(process: psutil.Process) -> int:
-    size = 0
-    for each in (process, *process.children(recursive=True)):
+def _memory_of(server: psutil.Process) -> MemorySample:
+    helpers = 0
+    for each in server.children(recursive=True):
         try:
-            size += each.memory_info().rss
+            helpers += each.memory_info().rss
         except psutil.NoSuchProcess:
             continue  # a helper that has just ended
-    return size
+    return MemorySample(time.monotonic(), server.memory_info().rss, helpers)
 
 
 def _talk(

@@ -20,5 +20,5 @@ def test_good_clients_are_answered_beside_hostile_ones(tmp_path: Path) -> None:
     assert report.pages_left == 0
     assert report.attacks.total() > 20
     assert len(report.beside.firsts) > 5
-    first, last = report.beside.memory[0][1], report.beside.memory[-1][1]
+    first, last = report.beside.memory[0].total, report.beside.memory[-1].total
     assert last < first + (1 << 30), str(report)
