@@ -90,7 +90,7 @@ async def _with_the_models(app: ChatApp, pilot: Pilot[object]) -> None:
     await pilot.press("ctrl+o", "enter")
     await _until(lambda: bool(app.window.transcript.views))
     app.action_model()
-    await _until(lambda: any("to download" in row for row in _rows(app)))
+    await _until(lambda: any("↓" in row for row in _rows(app)))  # those that can be downloaded
 
 
 async def _ask(app: ChatApp, question: str) -> None:

@@ -40,4 +40,6 @@ def test_the_engine_s_picture_shows_shared_pages_and_reuse() -> None:
 def test_the_script_takes_the_pictures(tmp_path: Path) -> None:
     assert screenshots.main([str(tmp_path)]) == 0
     assert "shared" in text_of(tmp_path / "engine.svg")
-    assert "fits" in text_of(tmp_path / "models.svg")
+    assert re.search(
+        r"Model +Size +Context .* ↓ +[0-9.]+ GB .* short chats", text_of(tmp_path / "models.svg")
+    )
