@@ -30,6 +30,9 @@ _ALONE = 0.2  # share of the time in which good clients are alone
 _NUM_GOOD = 2
 _NUM_HOSTILE = 2
 _NUM_TALKS = 12
+# Pages of the cache: one context. Memory for pages is taken as the cache fills, which a large one does for
+# hours, so that its growth would hide a leak.
+_NUM_PAGES = 128
 _LOOK_SECONDS = 1.0  # between two samples of the memory
 _END_SECONDS = 120.0  # for a client to end
 
@@ -117,7 +120,7 @@ class SideBySideReport:
 
 def run_side_by_side(folder: Path, minutes: float, *, model: str | None = None) -> SideBySideReport:
     """Start a server with the embedded model, or `model`, and clients of both kinds."""
-    flags = ("--model", model) if model is not None else ()
+    flags = ("--num-pages", str(_NUM_PAGES), *(("--model", model) if model is not None else ()))
     with served(folder / "stderr", *flags) as server:
         answers: dict[str, str] = {}
         seconds = 60 * minutes
