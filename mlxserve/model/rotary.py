@@ -3,7 +3,8 @@
     mx.fast.rope    a GPU has a kernel. A CPU computes the angles of the positions, their cosines and
                     sines, and then turns the rows: a dozen operations, for the queries and the keys
                     of each layer
-    here            the angles once, then one compiled operation for each tensor; the bits are equal
+    here            the angles once, then one compiled operation for each tensor. The bits are equal where
+                    the compiler does not fuse products with sums: on x86-64
 
 24 tensors of a step (12 layers, 12 and 4 heads of 64 dimensions, 2-core x86): 1 row 2.6 -> 0.38 ms, 4 rows
 2.8 -> 0.42, 16 rows 3.2 -> 0.83, 256 rows 15.7 -> 6.0.

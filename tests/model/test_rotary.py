@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import platform
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 import pytest
 
 from metal_kernels import select_backend
@@ -23,7 +23,18 @@ from tests.emulated import emulated_backend
 
 BuildModel = Callable[..., tuple[nn.Module, dict[str, Any]]]
 PAGE, HEAD_DIM = 16, 32
+# Elsewhere a compiler may fuse a product with a sum, which rounds once instead of twice.
+IS_EXACT = platform.machine() in ("x86_64", "AMD64")
+TOLERANCE = {mx.float32: 1e-6, mx.float16: 4e-3, mx.bfloat16: 4e-2}
 FREQS = mx.array([1.5 * 10.0**exponent for exponent in range(HEAD_DIM // 4)])
+
+
+@pytest.fixture(autouse=True)
+def on_a_cpu() -> Iterator[None]:
+    device = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    yield
+    mx.set_default_device(device)
 
 
 def rope(x: mx.array, offset: int | mx.array, **options: Any) -> mx.array:
@@ -65,7 +76,8 @@ def test_the_bits_are_those_of_mlx(options: dict[str, Any], num: int, dtype: mx.
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == dtype
         assert one.shape == other.shape
-        assert np.array_equal(np.array(one.astype(mx.float32)), np.array(other.astype(mx.float32)))
+        difference = mx.abs(one.astype(mx.float32) - other.astype(mx.float32)).max().item()
+        assert difference <= (0 if IS_EXACT else TOLERANCE[dtype])
 
 
 def test_the_angles_are_computed_once_for_each_kind_of_rotation(tmp_path: Path) -> None:
