@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import mlx.core as mx
@@ -20,6 +20,15 @@ from mlxserve.sampling_params import SamplingParams
 
 PAGE = 16
 REFERENCE = select_backend("cpu")
+
+
+@pytest.fixture
+def on_a_cpu() -> Iterator[None]:
+    """Plain mlx computes on the CPU, also where the default device is a GPU."""
+    device = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    yield
+    mx.set_default_device(device)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,11 @@ from tests.emulated import emulated_backend
 
 BuildModel = Callable[..., tuple[nn.Module, dict[str, Any]]]
 PAGE, HEAD_DIM = 16, 32
+pytestmark = pytest.mark.usefixtures("on_a_cpu")  # a GPU has a kernel for whole rotations
 # Elsewhere a compiler may fuse a product with a sum, which rounds once instead of twice.
 IS_EXACT = platform.machine() in ("x86_64", "AMD64")
 TOLERANCE = {mx.float32: 1e-6, mx.float16: 4e-3, mx.bfloat16: 4e-2}
 FREQS = mx.array([1.5 * 10.0**exponent for exponent in range(HEAD_DIM // 4)])
-
-
-@pytest.fixture(autouse=True)
-def on_a_cpu() -> Iterator[None]:
-    device = mx.default_device()
-    mx.set_default_device(mx.cpu)
-    yield
-    mx.set_default_device(device)
 
 
 def rope(x: mx.array, offset: int | mx.array, **options: Any) -> mx.array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -79,15 +79,7 @@ def _spread(found: mx.array, output: int, shape: tuple[int, ...], dtype: mx.Dtyp
 
 
 BuildModel = Callable[..., tuple[nn.Module, dict[str, Any]]]
-
-
-@pytest.fixture(autouse=True)
-def on_cpu() -> Iterator[None]:
-    """A GPU has no float64."""
-    device = mx.default_device()
-    mx.set_default_device(mx.cpu)
-    yield
-    mx.set_default_device(device)
+pytestmark = pytest.mark.usefixtures("on_a_cpu")  # a GPU has no float64
 
 
 @pytest.fixture(scope="module")
