@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from metal_kernels.cpu.exponential import LOG2_E, exp2, tanh
 
-_TILE_SCORES = 1 << 18  # float32
+TILE_SCORES = 1 << 18  # float32
 _TILE_ROWS = 64  # more are not faster, and compute more above the diagonal
 _LEAST_ROWS = 8  # fewer make products of a few rows, which take a CPU as long as these
 
@@ -100,14 +100,14 @@ def tiles(rows: int, kv_heads: int, scores_of_row: int) -> Iterator[tuple[slice,
 
     `scores_of_row`: of one row and one kv head
     """
-    step = max(_LEAST_ROWS, _TILE_SCORES // scores_of_row)
+    step = max(_LEAST_ROWS, TILE_SCORES // scores_of_row)
     for first in range(0, rows, step):
         last = min(rows, first + step)
         yield slice(first, last), _head_tiles(kv_heads, (last - first) * scores_of_row)
 
 
 def _head_tiles(kv_heads: int, scores_of_head: int) -> Sequence[slice]:
-    step = max(1, min(kv_heads, _TILE_SCORES // scores_of_head))
+    step = max(1, min(kv_heads, TILE_SCORES // scores_of_head))
     return [slice(at, at + step) for at in range(0, kv_heads, step)]
 
 
@@ -116,7 +116,7 @@ def _row_tiles(rows: int, positions: int, group: int) -> Iterator[tuple[int, int
     first = 0
     while first < rows:
         longest = positions - rows + first + _TILE_ROWS
-        fitting = max(_LEAST_ROWS, _TILE_SCORES // (group * longest))
+        fitting = max(_LEAST_ROWS, TILE_SCORES // (group * longest))
         last = min(rows, first + min(_TILE_ROWS, fitting))
         yield first, last
         first = last

@@ -41,13 +41,6 @@ PagesOption = Annotated[int, typer.Option(min=8, help="Pages of our servers' cac
 _OVER_HTTP = "Over HTTP, also next to other servers"
 
 
-@app.callback()
-def prepare() -> None:
-    from mlxserve.bench.servers import end_children_when_told
-
-    end_children_when_told()
-
-
 @app.command()
 def decode(
     model: ModelOption = "synthetic:llama-100m",

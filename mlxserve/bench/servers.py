@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,17 +91,6 @@ def _contender(name: str, url: str, model: str, child: Child) -> Contender:
     )
 
 
-def end_children_when_told() -> None:
-    """Let SIGTERM and SIGHUP end the servers that were started, as Ctrl+C does."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # such as SIGHUP after `nohup`
-            signal.signal(number, _exit)
-
-
-def _exit(number: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + number)
-
-
 @dataclass(frozen=True, slots=True)
 class Child:
     """A server process of ours."""
@@ -111,13 +101,34 @@ class Child:
 
 
 @contextlib.contextmanager
+def _ends_when_told() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the block, as Ctrl+C does, so that no server outlives this process."""
+    numbers: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGHUP)
+    if threading.current_thread() is not threading.main_thread():
+        numbers = ()  # only the main thread may set handlers
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:  # such as SIGHUP after `nohup`
+            signal.signal(number, _exit)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _exit(number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+@contextlib.contextmanager
 def run_child(
     name: str, command: list[str], ready: str, environment: Mapping[str, str]
 ) -> Iterator[tuple[str, Child]]:
     """(address, process) of a command, once its path `ready` answers. Raises ServerFailed."""
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
-    with tempfile.TemporaryDirectory() as folder:
+    with _ends_when_told(), tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         started = time.perf_counter()
         with log.open("wb") as out:

@@ -49,10 +49,9 @@ HTTPServer(("127.0.0.1", int(sys.argv[-1])), Ready).serve_forever()
 """
 _BENCH = f"""
 import signal, sys, time
-from mlxserve.bench.servers import end_children_when_told, run_child
+from mlxserve.bench.servers import run_child
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run in the background
-end_children_when_told()
 with run_child("one", [sys.executable, "-c", {_SERVER!r}], "/", {{}}) as (url, child):
     print(child.process_id, flush=True)
     while True:
@@ -76,3 +75,10 @@ def test_a_benchmark_that_is_told_to_end_ends_its_servers(number: signal.Signals
             assert not psutil.pid_exists(server.pid) or not server.is_running()
         finally:
             bench.kill()
+
+
+def test_signal_handlers_are_as_before_once_the_server_has_ended() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
+    with servers.run_child("one", [sys.executable, "-c", _SERVER], "/", {}):
+        pass
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == before
