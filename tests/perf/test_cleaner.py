@@ -54,5 +54,5 @@ def test_pages_are_written_while_it_measures(tmp_path: Path) -> None:
         if figure["name"] == "pages written meanwhile"
     }
     assert written["no disk"] == 0
-    assert written["disk"] > 10
+    assert written["disk"] > 0  # how many depends on how fast the answers are
     assert 0 < written["slow disk"] < written["disk"]
