@@ -16,7 +16,7 @@ import numpy as np
 
 from metal_kernels.cpu import cascade, latent
 from metal_kernels.cpu.attention import attend, is_faster_written_out
-from metal_kernels.cpu.pool_rows import read_runs, row_index, take_rows
+from metal_kernels.cpu.pool_rows import padded_slots, read_runs, row_index, take_rows
 from metal_kernels.cpu.written_out import attend_rows_written_out
 from metal_kernels.cpu.zeros import lazy_zeros
 from metal_kernels.ops import (
@@ -131,7 +131,7 @@ class CpuBackend:
         check_latent(q_latent, q_rope, k_pool, v_pool, tables)
         if tables.num_rows == len(tables) > 1 and self._is_small(tables, k_pool):
             slots, unseen = tables.plan("gathered", lambda: _gathered(tables))
-            index = mx.array(slots)
+            index = tables.plan("latents", lambda: mx.array(slots))
             latents, keys = (take_rows(pool, index, pool.dtype) for pool in (k_pool, v_pool))
             return latent.attend_gathered(q_latent, q_rope, latents, keys, unseen, scale=scale)
         outputs = []
@@ -296,15 +296,9 @@ def _is_cascading(queries: mx.array) -> bool:
 def _gathered(tables: SequenceTables) -> tuple[IntArray, mx.array]:
     """Of every sequence: the slots of its positions, and 0 or, past its end, minus infinity.
 
-    (sequences, positions), (sequences, 1, 1, positions) float32. Past its end a sequence has its first
-    slot, which holds a number.
+    (sequences, positions), (sequences, 1, 1, positions) float32.
     """
-    position = np.arange(tables.context_lens.max())
-    is_seen = position < tables.context_lens[:, None]
-    pages = tables.page_tables[:, position // tables.page_size]
-    slots: IntArray = pages * tables.page_size + position % tables.page_size
-    slots = np.where(is_seen, slots, tables.page_tables[:, :1] * tables.page_size)
-    unseen = np.where(is_seen, np.float32(0), np.float32(-np.inf))
+    slots, unseen = padded_slots(tables, list(range(len(tables))), 0)
     return slots, mx.array(unseen)[:, None, None]
 
 

@@ -19,6 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 from metal_kernels.cpu.exponential import LOG2_E, exp2
+from metal_kernels.cpu.pool_rows import padded_slots
 from metal_kernels.cpu.written_out import tiles
 from metal_kernels.tables import IntArray, SequenceTables
 
@@ -137,13 +138,7 @@ def _group(tables: SequenceTables, rows: list[int]) -> RowGroup | None:
     longest, num_needed = int(contexts.max()), int(contexts.sum())
     if num_shared < _MIN_SHARED or len(rows) * longest > _MAX_SCORES * num_needed:
         return None
-    position = np.arange(num_shared, longest)
-    is_seen = position < contexts[:, None]
-    tables_of_rows = tables.page_tables[rows]
-    pages = tables_of_rows[:, position // tables.page_size]
-    slots: IntArray = pages * tables.page_size + position % tables.page_size
-    own: IntArray = np.where(is_seen, slots, tables_of_rows[:, :1] * tables.page_size)
-    unseen = np.where(is_seen, np.float32(0), np.float32(-np.inf))
+    own, unseen = padded_slots(tables, rows, num_shared)
     shared = tables.runs(rows[0], 0, num_shared)
     return RowGroup(rows, shared, own, mx.array(unseen)[:, None])
 

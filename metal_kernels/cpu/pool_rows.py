@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from metal_kernels.quantised import loaded
-from metal_kernels.tables import IntArray
+from metal_kernels.tables import IntArray, SequenceTables
 
 
 def read_runs(pool: mx.array, runs: list[tuple[int, int]], dtype: mx.Dtype) -> mx.array:
@@ -33,3 +34,20 @@ def take_rows(pool: mx.array, index: mx.array, dtype: mx.Dtype) -> mx.array:
     third longer.
     """
     return loaded(mx.take(pool.reshape(-1, pool.shape[-1]), index, axis=0), dtype)
+
+
+def padded_slots(
+    tables: SequenceTables, rows: list[int], first: int
+) -> tuple[IntArray, npt.NDArray[np.float32]]:
+    """Of these sequences: the slots of their positions from `first` on, and 0 or, past their ends,
+    minus infinity.
+
+    Both (sequences, positions). Past its end a sequence has its first slot, which holds a number.
+    """
+    contexts, page_tables = tables.context_lens[rows], tables.page_tables[rows]
+    position = np.arange(first, contexts.max())
+    is_seen = position < contexts[:, None]
+    pages = page_tables[:, position // tables.page_size]
+    slots: IntArray = pages * tables.page_size + position % tables.page_size
+    slots = np.where(is_seen, slots, page_tables[:, :1] * tables.page_size)
+    return slots, np.where(is_seen, np.float32(0), np.float32(-np.inf))
