@@ -160,7 +160,7 @@ def test_closing_does_not_wait_for_a_grammar(chat: Chat) -> None:
 
 @pytest.mark.slow
 def test_a_plain_stream_beside_hostile_grammars_has_no_long_gap(chat: Chat) -> None:
-    """A source that blocked the stream would hold it for its 2 s; a loaded machine, for less."""
+    """A source that blocked the stream would hold it for its 2 s; a loaded machine, for a fraction."""
 
     async def scenario() -> None:
         await ask(chat, NAMES)
@@ -172,6 +172,6 @@ def test_a_plain_stream_beside_hostile_grammars_has_no_long_gap(chat: Chat) -> N
             gaps = [b - a for a, b in pairwise(seen)]
             alone, beside = max(gaps[20:usual]), max(gaps[usual:])
         print(f"largest gap alone {alone:.3f} s, beside {beside:.3f} s")
-        assert beside < max(0.2, 3 * alone)
+        assert beside < max(1.0, 3 * alone)
 
     asyncio.run(scenario())
