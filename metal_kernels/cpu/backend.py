@@ -16,7 +16,7 @@ import numpy as np
 
 from metal_kernels.cpu import cascade, latent
 from metal_kernels.cpu.attention import attend, is_faster_written_out
-from metal_kernels.cpu.pool_rows import padded_slots, read_runs, row_index, take_rows
+from metal_kernels.cpu.pool_rows import padded_slots, read_runs, row_index, take_rows, write_rows
 from metal_kernels.cpu.written_out import attend_rows_written_out
 from metal_kernels.cpu.zeros import lazy_zeros
 from metal_kernels.ops import (
@@ -58,11 +58,7 @@ class CpuBackend:
         self, keys: mx.array, values: mx.array, k_pool: mx.array, v_pool: mx.array, slots: Slots
     ) -> tuple[mx.array, mx.array]:
         check_write(keys, values, k_pool, v_pool, slots)
-        keys, values = stored(keys, k_pool), stored(values, v_pool)
-        for first_row, end_row, slot in _consecutive(slots):
-            where = slice(slot, slot + end_row - first_row)
-            k_pool[:, where] = keys[first_row:end_row].swapaxes(0, 1)
-            v_pool[:, where] = values[first_row:end_row].swapaxes(0, 1)
+        write_rows((k_pool, v_pool), (stored(keys, k_pool), stored(values, v_pool)), slots)
         return k_pool, v_pool
 
     def read_kv(
@@ -311,10 +307,3 @@ def _runs_of_moves(sources: Slots, targets: Slots) -> list[tuple[int, int, int]]
         for begin, end in pairwise(bounds)
         if end > begin
     ]
-
-
-def _consecutive(slots: Slots) -> list[tuple[int, int, int]]:
-    """(first row, row after the last, first slot) of each run of rows with consecutive slots."""
-    breaks = (np.flatnonzero(np.diff(slots) != 1) + 1).tolist()
-    bounds = [0, *breaks, len(slots)]
-    return [(begin, end, int(slots[begin])) for begin, end in pairwise(bounds) if end > begin]

@@ -1,13 +1,57 @@
-"""Rows of a pool as plain arrays: views of runs of slots, or copies of any slots."""
+"""Rows of a pool: written to slots, and read as views of runs of slots or as copies of any slots."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from metal_kernels.ops import Slots
 from metal_kernels.quantised import loaded
 from metal_kernels.tables import IntArray, SequenceTables
+
+# Runs of fewer consecutive slots are written in one operation, where there are as many of them: it takes some
+# nanoseconds for each number, where an operation for each run takes 5 microseconds and copies faster. Keys and
+# values of 4 heads of 64 dimensions, 2-core x86: 16 single rows 0.04 instead of 0.23 ms, 4 0.02 and 0.07; of 32
+# heads of 128, 16 rows 0.42 and 0.70, 4 0.17 and 0.18.
+_SHORT_RUN = 4
+_MANY_RUNS = 4
+
+
+def write_rows(pools: Sequence[mx.array], rows: Sequence[mx.array], slots: Slots) -> None:
+    """Write to these slots of each pool its rows, (rows, kv_heads, width) in the pool's own dtype."""
+    runs = _consecutive(slots)
+    short = [run for run in runs if run[1] - run[0] < _SHORT_RUN]
+    if len(short) < _MANY_RUNS:
+        short = []
+    for first, end, slot in runs:
+        if not short or end - first >= _SHORT_RUN:
+            for pool, new in zip(pools, rows, strict=True):
+                pool[:, slot : slot + end - first] = new[first:end].swapaxes(0, 1)
+    if short:
+        _write_together(pools, rows, slots, [row for run in short for row in range(*run[:2])])
+
+
+def _write_together(
+    pools: Sequence[mx.array], rows: Sequence[mx.array], slots: Slots, at: list[int]
+) -> None:
+    """Write the rows with these numbers in one operation for each pool."""
+    where = mx.array(slots[at])[None, :, None]
+    for pool, new in zip(pools, rows, strict=True):
+        some = (new if len(at) == len(slots) else new[mx.array(at)]).swapaxes(0, 1)
+        index = mx.broadcast_to(where, some.shape)
+        # Not another array: while the caller kept the old one as well, mlx would copy the pool.
+        pool[...] = mx.put_along_axis(pool, index, some, axis=1)
+
+
+def _consecutive(slots: Slots) -> list[tuple[int, int, int]]:
+    """(first row, row after the last, first slot) of each run of rows with consecutive slots."""
+    breaks = (np.flatnonzero(np.diff(slots) != 1) + 1).tolist()
+    bounds = [0, *breaks, len(slots)]
+    return [(begin, end, int(slots[begin])) for begin, end in pairwise(bounds) if end > begin]
 
 
 def read_runs(pool: mx.array, runs: list[tuple[int, int]], dtype: mx.Dtype) -> mx.array:

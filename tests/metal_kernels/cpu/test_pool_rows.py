@@ -1,0 +1,58 @@
+"""Rows written to any slots, and that writing takes no second pool."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from metal_kernels.cpu.pool_rows import write_rows
+
+_HEADS, _SLOTS, _DIM = 3, 2_048, 16
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.int8])
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [1],
+        [40],
+        [1, 1, 1],
+        [1] * 16,
+        [3, 2, 1, 1, 3],
+        [1, 1, 50, 1, 1],
+        [7, 1, 1, 2, 9, 1],
+        [5] * 6,
+    ],
+    ids=str,
+)
+def test_rows_are_where_they_were_written_to_and_nowhere_else(
+    lengths: list[int], dtype: mx.Dtype
+) -> None:
+    draw = np.random.default_rng(len(lengths))
+    expected = draw.integers(-100, 100, (_HEADS, _SLOTS, _DIM))
+    pool = mx.array(expected).astype(dtype)
+    starts = draw.choice(_SLOTS // 64, len(lengths), replace=False) * 64
+    slots = np.concatenate(
+        [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+    )
+    rows = draw.integers(-100, 100, (len(slots), _HEADS, _DIM))
+    write_rows([pool], [mx.array(rows).astype(dtype)], slots.astype(np.int32))
+    expected[:, slots] = rows.swapaxes(0, 1)
+    assert (np.array(pool.astype(mx.int32)) == expected).all()
+
+
+@pytest.mark.parametrize("lengths", [[1, 1], [1] * 8, [30, 1, 1, 1, 1]], ids=str)
+def test_writing_does_not_copy_the_pool(lengths: list[int]) -> None:
+    slots = np.concatenate(
+        [np.arange(64 * at, 64 * at + length) for at, length in enumerate(lengths)]
+    ).astype(np.int32)
+    pool = mx.zeros((_HEADS, 1 << 16, _DIM))
+    rows = mx.ones((len(slots), _HEADS, _DIM))
+    mx.eval(pool, rows)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    write_rows([pool], [rows], slots)
+    mx.eval(pool)
+    assert mx.get_peak_memory() - before < pool.nbytes // 8
+    assert mx.sum(pool).item() == rows.size
