@@ -50,8 +50,10 @@ def bench_screen(*, runs: int, seconds: float, texts: Sequence[str]) -> Report:
     """Interleaved runs: in each round ours, then the baseline."""
     figures = _start_figures(runs)
     for kind, label in (("ours", "idle"), ("panel", "idle, with the engine panel")):
-        shares = tuple(_idle(kind, seconds) for _ in range(runs))
-        figures.append(Figure(f"{label}, of one core", "%", shares))
+        found = [result_of("idle", kind, str(seconds)) for _ in range(runs)]
+        for key, when in (("blinking", "while the cursor blinks"), ("still", "after that")):
+            shares = tuple(result[key][0] for result in found)
+            figures.append(Figure(f"{label}, {when}, of one core", "%", shares))
     for text in texts:
         figures += _stall_figures(text, runs, seconds)
     settings = {"seconds a run": seconds, "window": f"{_COLUMNS}x{_ROWS}", "pieces a second": 100}
@@ -123,10 +125,6 @@ def time_start(command: Sequence[str]) -> tuple[float, float]:
         picture = terminal.seconds_until(_PLACEHOLDER)
         terminal.press(_KEY)
         return picture, terminal.seconds_until(_KEY)
-
-
-def _idle(kind: str, seconds: float) -> float:
-    return result_of("idle", kind, str(seconds))["cpu_percent"][0]
 
 
 def result_of(*arguments: str) -> dict[str, list[float]]:

@@ -1,7 +1,8 @@
 """`python -m tests.perf.screen_child`: one measurement of the screen, in the terminal it is started in.
 
-    idle ours|panel SECONDS OUT                  the chat's share of a core while nothing happens,
-                                                 without and with the engine panel
+    idle ours|panel SECONDS OUT                  the chat's share of a core while nothing happens, without
+                                                 and with the engine panel: first while the cursor
+                                                 blinks, then after it has stopped
     stream TEXT ours|panel|textual SECONDS OUT   stalls of the event loop while an answer streams, in
                                                  the chat or in Textual's own Markdown widget
 
@@ -34,6 +35,7 @@ from tui.talk.connection import ConnectOptions, Connector, ConnectProgress, Serv
 from tui.talk.engine_client import EngineClient
 from tui.talk.models import ServedModel
 from tui.talk.pieces import Finish, Piece, TextPiece
+from tui.widgets.composer import BLINK_SECONDS
 
 PIECES_PER_SECOND = 100
 PIECE_SIZE = 4  # characters: a token's worth
@@ -188,7 +190,7 @@ async def _show_panel(app: ChatApp) -> None:
 
 
 async def idle(seconds: float, *, has_panel: bool) -> Measurement:
-    """Percent of one core, as one value."""
+    """Percent of one core: `blinking` for at most as long as the cursor blinks after a key, then `still`."""
     client = ScriptedClient("", 0)
     if has_panel:
         client.engine = scripted_engine(0)
@@ -196,13 +198,21 @@ async def idle(seconds: float, *, has_panel: bool) -> Measurement:
     async def measure(app: ChatApp) -> Measurement:
         if has_panel:
             await _show_panel(app)
+        composer = app.window.composer
         await asyncio.sleep(_SETTLE_SECONDS)
-        began, cpu = time.monotonic(), time.process_time()
-        await asyncio.sleep(seconds)
-        share = (time.process_time() - cpu) / (time.monotonic() - began)
-        return {"cpu_percent": [100 * share]}
+        blinking = await _cpu_percent(min(seconds, BLINK_SECONDS - 2 * _SETTLE_SECONDS))
+        if not composer.cursor_blink:
+            raise RuntimeError("The cursor stopped blinking while that was measured.")
+        await _until(lambda: not composer.cursor_blink)
+        return {"blinking": [blinking], "still": [await _cpu_percent(seconds)]}
 
     return await _in_chat(client, measure)
+
+
+async def _cpu_percent(seconds: float) -> float:
+    began, cpu = time.monotonic(), time.process_time()
+    await asyncio.sleep(seconds)
+    return 100 * (time.process_time() - cpu) / (time.monotonic() - began)
 
 
 async def stream_ours(text: str, seconds: float, *, has_panel: bool) -> Measurement:

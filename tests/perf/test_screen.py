@@ -28,7 +28,7 @@ def test_the_report_has_a_baseline_for_each_figure(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(screen, "python_alone", lambda: 0.02)
     monkeypatch.setattr(screen, "time_start", lambda command: (0.2, 0.5))
     results = {
-        "idle": {"cpu_percent": [0.5]},
+        "idle": {"blinking": [0.5], "still": [0.25]},
         "stream": {"stalls": [0.001, 0.03], "busy": [0.002, 0.02]},
     }
     monkeypatch.setattr(screen, "result_of", lambda kind, *more: results[kind])
@@ -40,8 +40,10 @@ def test_the_report_has_a_baseline_for_each_figure(monkeypatch: pytest.MonkeyPat
         "typing is visible, mlxserve chat": "500 ms",
         "typing is visible, an empty Textual app": "500 ms",
         "Python alone, start to end": "20 ms",
-        "idle, of one core": "0.5 %",
-        "idle, with the engine panel, of one core": "0.5 %",
+        "idle, while the cursor blinks, of one core": "0.5 %",
+        "idle, after that, of one core": "0.25 %",
+        "idle, with the engine panel, while the cursor blinks, of one core": "0.5 %",
+        "idle, with the engine panel, after that, of one core": "0.25 %",
         "a 600-line fence: stall p95": "30 ms",
         "a 600-line fence: longest": "30 ms",
         "a 600-line fence: work p95": "20 ms",
@@ -63,8 +65,9 @@ def test_a_program_that_shows_nothing_is_an_error() -> None:
 def test_the_panel_is_measured_with_a_map_that_moves() -> None:
     found = screen.result_of("stream", "fence", "panel", "1")
     assert len(found["stalls"]) > 5
-    [share] = screen.result_of("idle", "panel", "1")["cpu_percent"]
-    assert share > 0
+    shares = screen.result_of("idle", "panel", "1")
+    assert shares.keys() == {"blinking", "still"}
+    assert all(share > 0 for [share] in shares.values())
 
 
 @pytest.mark.slow

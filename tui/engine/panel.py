@@ -1,13 +1,15 @@
 """The engine panel: the last answer, the engine's statistics, and the cache page by page.
 
-It polls the statistics only while it is on the screen.
+It polls the statistics only while it is on the screen, and less often while the engine does nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -41,7 +43,8 @@ if TYPE_CHECKING:
     # Imports httpx, which takes longer than the first picture may.
     from tui.talk.engine_client import EngineClient
 
-_POLL_SECONDS = 0.5
+POLL_SECONDS = 0.5
+QUIET_POLL_SECONDS = 2.0  # while nothing runs and no page changes
 _RETRY_SECONDS = 2.0  # after a failure
 STRIP = "strip"  # class of a panel that has a few rows only
 HISTORY = 60  # polls that the sparklines show
@@ -128,7 +131,10 @@ class EnginePanel(Vertical):
         super().__init__()
         self._panel_input = panel_input
         self._watch = watch
-        self._drawn: object = None  # what the map was drawn from: folding it takes milliseconds
+        # What was drawn last: finding and comparing the texts, and folding the map, take milliseconds.
+        self._shown_answer: object = None
+        self._drawn_map: object = None
+        self._pages_changed = asyncio.Event()
 
     def compose(self) -> ComposeResult:
         self.border_title = "Engine"
@@ -144,13 +150,13 @@ class EnginePanel(Vertical):
     def on_mount(self) -> None:
         self.show_missing("Not connected yet.")
         self.query_one("#requests").display = False
-        self.set_interval(_POLL_SECONDS, self.show_answer)
-        self._watch.changed = self._show_pages
+        self.set_interval(POLL_SECONDS, self.show_answer)
+        self._watch.changed = self._show_change
         self._watch.ask_again()
         self.run_worker(self._follow(), group="numbers")
 
     def on_unmount(self) -> None:
-        if self._watch.changed == self._show_pages:
+        if self._watch.changed == self._show_change:
             self._watch.changed = ignore_change
 
     def on_resize(self) -> None:
@@ -158,8 +164,10 @@ class EnginePanel(Vertical):
 
     def show_answer(self) -> None:
         """Show the last answer's statistics. Also on a timer, because another chat may be open."""
-        words = answer_lines(self._panel_input().answer_stats, max(8, self.content_size.width))
-        self._update("#last-answer", words)
+        answer_stats, width = self._panel_input().answer_stats, self.content_size.width
+        if (answer_stats, width) != self._shown_answer:
+            self._shown_answer = answer_stats, width
+            self._update("#last-answer", answer_lines(answer_stats, max(8, width)))
         self._show_pages()
 
     def show_missing(self, words: str) -> None:
@@ -178,7 +186,7 @@ class EnginePanel(Vertical):
         while True:
             engine = self._panel_input().engine
             if engine is None or engine is without:
-                await asyncio.sleep(_POLL_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
                 continue
             try:
                 await self._follow_numbers(engine)
@@ -191,35 +199,50 @@ class EnginePanel(Vertical):
     async def _follow_numbers(self, engine: EngineClient) -> None:
         history: deque[EngineStats] = deque(maxlen=HISTORY)
         while self._panel_input().engine is engine:
-            history.append(await engine.stats())
+            self._pages_changed.clear()
+            stats = await engine.stats()
+            is_quiet = bool(history) and stats == history[-1] and not stats.has_requests
+            history.append(stats)
             width = self.content_size.width
-            self._update("#now", now_lines(history[-1], tuple(history), width))
+            self._update("#now", now_lines(stats, tuple(history), width))
             own = self._panel_input().request_id
             most = max(0, min(_MAX_REQUESTS, self.size.height - _NEEDED_HEIGHT))
-            has_requests = history[-1].num_running or history[-1].num_waiting
-            live = await engine.requests() if most and has_requests else []
+            live = await engine.requests() if most and stats.has_requests else []
             self._update("#requests", request_lines(live, own, width, most))
             for shown in self.query("#requests"):  # none while the panel closes
                 shown.display = bool(live) and not self.has_class(STRIP)
-            await asyncio.sleep(_POLL_SECONDS)
+            history.extend([stats] * await self._until_next_poll(is_quiet))
+
+    async def _until_next_poll(self, is_quiet: bool) -> int:
+        """Returns the polls that were left out, so that each bar of a sparkline stands for the same time."""
+        began = time.monotonic()
+        await asyncio.sleep(POLL_SECONDS)
+        if is_quiet:
+            with suppress(TimeoutError):
+                rest = QUIET_POLL_SECONDS - POLL_SECONDS
+                await asyncio.wait_for(self._pages_changed.wait(), rest)
+        return max(0, round((time.monotonic() - began) / POLL_SECONDS) - 1)
+
+    def _show_change(self) -> None:
+        self._pages_changed.set()
+        self._show_pages()
 
     @on(PageGrid.Resized)
     def _show_pages(self) -> None:
         if not (grids := self.query(PageGrid)):
             return  # while the panel closes, its children are removed first
-        pages = self._watch.pages
-        grid, has_pages = grids.first(), pages.num_pages > 0
-        self.query_one("#pages-heading").display = has_pages and not self.has_class(STRIP)
+        pages, grid, is_strip = self._watch.pages, grids.first(), self.has_class(STRIP)
+        request_id = self._panel_input().request_id
+        drawn = (pages, pages.num_applied, request_id, grid.num_cells, is_strip)
+        if drawn == self._drawn_map:
+            return
+        self._drawn_map = drawn
+        has_pages = pages.num_pages > 0
+        self.query_one("#pages-heading").display = has_pages and not is_strip
         self.query_one("#legend").display = has_pages
         if not has_pages or not grid.num_cells:
-            self._drawn = None
             grid.show(None)
             return
-        request_id = self._panel_input().request_id
-        drawn = (pages, pages.num_applied, request_id, grid.num_cells)
-        if drawn == self._drawn:
-            return
-        self._drawn = drawn
         own = pages.pages_of(request_id)
         folded = pages.fold(grid.num_cells, own, owner_of)
         grid.show(folded)

@@ -70,6 +70,10 @@ class EngineStats:
     num_state_slots: int  # 0 if the model has no recurrent states
     num_snapshots: int
 
+    @property
+    def has_requests(self) -> bool:
+        return self.num_running > 0 or self.num_waiting > 0
+
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> EngineStats:
         """Raises KeyError, TypeError or ValueError for malformed content."""

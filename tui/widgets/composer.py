@@ -14,6 +14,9 @@ from tui.opening import PLACEHOLDER
 from tui.sanitise import clean
 
 _NEW_LINE_KEYS = ("shift+enter", "ctrl+j", "alt+enter")
+# Without a key for so long (at most twice as long), the cursor stays on: to blink is nearly all that an idle
+# chat does, and what blinks for ever disturbs reading.
+BLINK_SECONDS = 10.0
 
 
 class Composer(TextArea):
@@ -57,6 +60,20 @@ class Composer(TextArea):
         self._at: int | None = None  # index into the history; None: the draft
         self._draft = ""
 
+    def on_mount(self) -> None:
+        self._still = self.set_interval(BLINK_SECONDS, self._stop_blinking)
+
+    def on_focus(self) -> None:
+        self._blink()
+
+    def _blink(self) -> None:
+        if self.is_mounted:
+            self._still.reset()
+            self.cursor_blink = True
+
+    def _stop_blinking(self) -> None:
+        self.cursor_blink = False
+
     def use_history(self, questions: Sequence[str]) -> None:
         """Set the history: earlier questions, oldest first."""
         self._history = list(questions)
@@ -93,11 +110,13 @@ class Composer(TextArea):
 
     async def _on_paste(self, event: Paste) -> None:
         """Pasted text is cleaned, because it is shown."""
+        self._blink()
         await super()._on_paste(Paste(clean(event.text)))
         self._consume(event)
 
     async def _on_key(self, event: Key) -> None:
         """Handles the composer's keys; for all others TextArea's handler is called after this one."""
+        self._blink()
         if self.has_suggestions and event.key in ("up", "down", "tab", "enter", "escape"):
             self._consume(event)
             self.post_message(self.Suggest(event.key))

@@ -5,9 +5,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
+from textual.widgets import Static
 
+from tui.engine import panel
 from tui.engine.panel import STRIP, EnginePanel
 from tui.engine.placement import EngineScreen
+from tui.talk.engine_client import EngineClient
+from tui.talk.engine_state import EngineStats
 
 if TYPE_CHECKING:
     from conftest import FakeServer, Terminal
@@ -208,3 +212,74 @@ def test_waiting_is_shown_as_progress(
         await t.until_ready()
 
     terminal(story, size=size)
+
+
+@pytest.fixture
+def polls(monkeypatch: pytest.MonkeyPatch) -> list[EngineStats]:
+    """What the panel was told, by polls that follow each other quickly."""
+    told: list[EngineStats] = []
+    stats = EngineClient.stats
+
+    async def noted(engine: EngineClient) -> EngineStats:
+        told.append(await stats(engine))
+        return told[-1]
+
+    monkeypatch.setattr(EngineClient, "stats", noted)
+    monkeypatch.setattr(panel, "POLL_SECONDS", 0.01)
+    return told
+
+
+def test_an_engine_that_does_nothing_is_asked_again_when_a_page_changes(
+    terminal: Run,
+    server: "FakeServer",
+    scripts: SimpleNamespace,
+    polls: list[EngineStats],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(panel, "QUIET_POLL_SECONDS", 3600)
+    begins = scripts.Gate()
+    delta = scripts.page_event("delta", seq=1, pages=[[10, "a1"]])
+    shows_engine(server, scripts, begins, delta)
+    server.engine["/api/v1/kv/stats"] = scripts.engine_stats()
+
+    async def story(t: "Terminal") -> None:
+        await t.press("f4")
+        await t.until_shown("▲▲■■■◆□□□□······")
+        await t.until_shown("running 0")
+        num_polls = 0
+        while num_polls < len(polls):
+            num_polls = len(polls)
+            assert num_polls < 1000, "it is polled all the time"
+            await t.pilot.pause(0.5)
+        server.engine["/api/v1/kv/stats"] = scripts.engine_stats(running=1)
+        begins.open()
+        await t.until_shown("running 1")
+        num_polls = len(polls)
+        await t.until(lambda: len(polls) > num_polls + 5)
+
+    terminal(story, size=(120, 40))
+
+
+@pytest.mark.usefixtures("polls")
+def test_a_sparkline_goes_on_at_the_same_speed_while_the_engine_is_asked_less_often(
+    terminal: Run,
+    server: "FakeServer",
+    scripts: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(panel, "QUIET_POLL_SECONDS", 2)  # 200 polls, of which 60 are shown
+    shows_engine(server, scripts)
+
+    async def story(t: "Terminal") -> None:
+        await t.press("f4")
+        await t.until(lambda: "█" in now(t))
+        nothing = {"prefill": 0.0, "generation": 0.0}
+        stats = scripts.engine_stats() | {"tokens_per_second": nothing}
+        server.engine["/api/v1/kv/stats"] = stats
+        await t.until(lambda: "running 0" in now(t))
+        await t.until(lambda: "█" not in now(t))
+
+    def now(t: "Terminal") -> str:
+        return "".join(str(one.content) for one in t.app.screen.query("#now").results(Static))
+
+    terminal(story, size=(120, 40))

@@ -5,6 +5,7 @@ import pytest
 from textual.app import App, ComposeResult
 from textual.pilot import Pilot
 
+from tui.widgets import composer
 from tui.widgets.composer import Composer
 
 
@@ -104,5 +105,34 @@ def test_a_repeated_question_is_the_newest_and_listed_once() -> None:
         assert desk.composer.text == "one"
         await pilot.press("up")
         assert desk.composer.text == "two"
+
+    write(story)
+
+
+def test_the_cursor_blinks_for_a_while_after_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(composer, "BLINK_SECONDS", 0.05)
+
+    async def story(desk: Desk, pilot: Pilot[None]) -> None:
+        async def until_still() -> None:
+            while desk.composer.cursor_blink:
+                await pilot.pause(0.01)
+
+        assert desk.composer.cursor_blink
+        await until_still()
+        assert desk.composer.cursor_blink is False
+        blinks = list[bool]()
+
+        def note(blink: bool) -> None:
+            blinks.append(blink)
+
+        desk.watch(desk.composer, "cursor_blink", note, init=False)
+        await pilot.press("a")
+        await until_still()
+        assert blinks == [True, False]
+        desk.set_focus(None)
+        desk.composer.focus()
+        await pilot.pause()
+        await until_still()
+        assert blinks == [True, False] * 2
 
     write(story)
