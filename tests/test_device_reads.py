@@ -30,12 +30,12 @@ REVIEWED: dict[str, set[str]] = {
         "sources",
         "targets",
         "np.flatnonzero((np.diff(sources) != 1) | (np.diff(targets) != 1)) + 1",
-        "np.flatnonzero(np.diff(slots) != 1) + 1",
     },
     "metal_kernels/cpu/cascade.py": {
         "np.argsort(new_order)",
         "tables.page_tables[:, 0]",
     },
+    "metal_kernels/cpu/pool_rows.py": {"np.flatnonzero(np.diff(slots) != 1) + 1"},
     "metal_kernels/metal.py": {"pool"},  # just evaluated, and only its layout is looked at
     "metal_kernels/numpy_attention.py": {"rows[..., -4:]"},
     "metal_kernels/plans.py": {"numbers"},  # of Python or numpy, on their way to the device

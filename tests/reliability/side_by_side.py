@@ -140,11 +140,20 @@ def run_side_by_side(folder: Path, minutes: float, *, model: str | None = None) 
         for report in reports:
             counts.update(report["counts"])
         bad = tuple(reply for report in reports for reply in report["bad"])
-        server.wait_for_metric("num_requests_running", 0)
-        pages = json.loads(server.request("GET", "/api/v1/kv/stats")[1])["pages"]["used"]
+        pages = _pages_left(server)
         code, _ = server.stop()
         assert code == 0, server.log.read_text()[-3_000:]
     return SideBySideReport(alone, beside, counts, bad, pages)
+
+
+def _pages_left(server: Process) -> int:
+    """Pages in use once every request has ended, also those whose clients have just left."""
+    deadline = time.monotonic() + _END_SECONDS
+    while pages := json.loads(server.request("GET", "/api/v1/kv/stats")[1])["pages"]["used"]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    return int(pages)
 
 
 def _hostile(port: int, seed: int, seconds: float) -> subprocess.Popen[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -160,18 +161,19 @@ def test_closing_does_not_wait_for_a_grammar(chat: Chat) -> None:
 
 @pytest.mark.slow
 def test_a_plain_stream_beside_hostile_grammars_has_no_long_gap(chat: Chat) -> None:
-    """A source that blocked the stream would hold it for its 2 s; a loaded machine, for a fraction."""
+    """No gap over 0.2 s; beside one or another of them a busy machine may make a longer one, but a
+    source that blocked the stream would hold it for its 2 s."""
 
     async def scenario() -> None:
         await ask(chat, NAMES)
+        longest = []
         async with plain_stream(chat) as seen:
-            await asyncio.sleep(5)
-            usual = len(seen)
             for kind, source in (*FIRST, (StructureKind.GRAMMAR, LATE)):
+                before = len(seen) - 1
                 await fail(chat, kind, source)
-            gaps = [b - a for a, b in pairwise(seen)]
-            alone, beside = max(gaps[20:usual]), max(gaps[usual:])
-        print(f"largest gap alone {alone:.3f} s, beside {beside:.3f} s")
-        assert beside < max(1.0, 3 * alone)
+                longest.append(max(b - a for a, b in pairwise([*seen[before:], time.monotonic()])))
+        print("longest gaps, s:", longest)
+        assert max(longest) < 1
+        assert statistics.median(longest) < 0.2
 
     asyncio.run(scenario())
