@@ -14,8 +14,8 @@ from tui.opening import PLACEHOLDER
 from tui.sanitise import clean
 
 _NEW_LINE_KEYS = ("shift+enter", "ctrl+j", "alt+enter")
-# Without a key for so long (at most twice as long), the cursor stays on: to blink is nearly all that an idle
-# chat does, and what blinks for ever disturbs reading.
+# The cursor stops blinking this long after the last key, or up to twice as long. Blinking is most of the work
+# of an idle chat, and it distracts people who read.
 BLINK_SECONDS = 10.0
 
 
