@@ -16,6 +16,7 @@ from textual.widgets import OptionList
 
 from tui.app import ChatApp
 from tui.chat.messages import Role, State
+from tui.chat.open_chat import OpenChat
 from tui.chat.store import Store
 from tui.home import Home
 from tui.talk.connection import ConnectOptions, Connector
@@ -925,6 +926,31 @@ def test_a_server_that_dies_is_restarted_once_and_then_reported_with_its_log(
         await t.until(lambda: connector.server is not again)
         await t.until_ready()
         assert "The full log is" not in t.screen
+
+    play(story, connector)
+    connector.stop_server()
+
+
+def test_a_question_that_finds_its_server_gone_is_asked_again_once_there_is_another(
+    server: "FakeServer", home: Home, play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connector = Connector(ConnectOptions(), home, own_server(server, home))
+    ask = OpenChat.ask
+
+    async def story(t: "Terminal") -> None:
+        async def ask_while_it_dies(*args: Any, **options: Any) -> Any:
+            question = await ask(*args, **options)
+            await t.app.link.close()  # as when the end of the server has just been noticed
+            return question
+
+        await t.until_ready()
+        monkeypatch.setattr(OpenChat, "ask", ask_while_it_dies)
+        await t.ask("why?")
+        await t.until_shown("Not connected. Press Ctrl+R")
+        t.app.link.connect()
+        await t.until(lambda: t.messages == ["why?", "Yes."])
+        await t.until_ready()
+        assert "✗" not in t.screen
 
     play(story, connector)
     connector.stop_server()

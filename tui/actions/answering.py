@@ -52,7 +52,8 @@ class Answering:
         self._has_reported_unsaved = False
         self._shortening = Shortening(open_chat, link, window)
         self._full_chat: int | None = None  # the chat whose last question did not fit
-        self._lost: StoredMessage | None = None  # an answer whose server ended
+        # An answer whose server ended, or a question that came while there was none.
+        self._lost: StoredMessage | None = None
         self._request_ids: dict[int, str] = {}  # chat id -> the server's id of its last answer
         self.is_thinking_open = False
         self.sampling = Sampling()
@@ -153,6 +154,7 @@ class Answering:
     async def reply(self, question: StoredMessage) -> None:
         connection = self._link.connection
         if connection is None:
+            self._lost = question
             await self._show_not_connected()
             return
         self._full_chat = None
@@ -245,10 +247,13 @@ class Answering:
                 await window.transcript.say(reason, is_error=True)
 
     def ask_again(self) -> None:
-        """Regenerate the answer that was lost with its server, now that there is another one."""
+        """Ask the question again that was lost with its server, now that there is another one."""
         lost, self._lost = self._lost, None
-        question = None if lost is None else self._open_chat.question_of(lost)
-        if question is not None and self._open_chat.path[-1].id == (lost and lost.id):
+        path = self._open_chat.path
+        if lost is None or not path or path[-1].id != lost.id:
+            return
+        question = lost if lost.role is Role.USER else self._open_chat.question_of(lost)
+        if question is not None:
             self.run(partial(self.reply, question))
 
     async def _show_full(self, message: StoredMessage, failure: ContextFull) -> None:
