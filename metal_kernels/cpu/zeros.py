@@ -5,6 +5,9 @@ all of it is resident from then on, although most of a KV pool stays unused for 
 takes a process's memory back with MADV_DONTNEED: the next read finds zeros, and a page of memory
 becomes resident when it is first written. mlx has no array of such memory, but it fills an array
 from a file, which may be a Python object: ours "reads" by giving the array's memory back.
+
+A thread of mlx reads, and needs the interpreter to let go of that object. A process that ends at that
+moment dies ("terminate called without an active exception"), so we wait until it has.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import mmap
 import os
 import struct
 import sys
+import time
 from collections.abc import Sequence
 from typing import BinaryIO, cast
 
@@ -25,6 +29,10 @@ import mlx.core as mx
 
 # Below this mx.zeros is as fast.
 _SMALLEST = 1 << 20  # bytes
+
+# mlx's reading thread lets go of the file after it has said that the array is read.
+_LET_GO_SECONDS = 1.0
+_POLL_SECONDS = 0.0001
 
 # As safetensors names them.
 _DTYPES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.int8: "I8"}
@@ -40,6 +48,7 @@ def lazy_zeros(shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
     if not is_possible or size < _SMALLEST:
         return mx.zeros(shape, dtype)
     file = _Zeros(shape, dtype, size)
+    num_references = sys.getrefcount(file)
     try:
         zeros = cast(dict[str, mx.array], mx.load(cast(BinaryIO, file), format="safetensors"))
         mx.eval(zeros)
@@ -47,6 +56,9 @@ def lazy_zeros(shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
         if file.refusal is None:
             raise
         raise file.refusal from error
+    deadline = time.monotonic() + _LET_GO_SECONDS
+    while sys.getrefcount(file) > num_references and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
     return zeros["zeros"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
+import threading
 from pathlib import Path
 
 import mlx.core as mx
@@ -41,6 +42,21 @@ def test_written_elements_stay_and_their_neighbours_are_zeros() -> None:
     found = np.array(zeros)
     assert found.sum() == 10
     assert found[1000:1010].all()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems' memory is taken at once")
+def test_mlx_has_let_go_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one of its threads still refers to ends a process that ends at that moment."""
+    load, held = mx.load, []
+
+    def load_and_hold(file: object, **options: str) -> object:
+        held.append(file)
+        threading.Timer(0.1, held.clear).start()
+        return load(file, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(mx, "load", load_and_hold)
+    lazy_zeros((1 << 20,), mx.float32)
+    assert not held
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems' memory is taken at once")
