@@ -112,9 +112,10 @@ class SideBySideReport:
     def _memory_line(self, name: str, size_of: Callable[[MemorySample], int]) -> str:
         sizes = [size_of(sample) / 1e6 for sample in self.beside.memory]
         slope, error = self.slope(size_of)
+        tenths = " ".join(f"{part.mean():.0f}" for part in np.array_split(sizes, 10))
         return (
             f"{name}: {sizes[0]:.0f} MB at the beginning, {sizes[-1]:.0f} at the end, at most "
-            f"{max(sizes):.0f}; slope {slope:+.1f} +- {error:.1f} MB/h"
+            f"{max(sizes):.0f}, means of tenths {tenths}; slope {slope:+.1f} +- {error:.1f} MB/h"
         )
 
 
