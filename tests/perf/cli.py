@@ -64,6 +64,26 @@ def cleaner(
 
 
 @app.command()
+def cold(
+    pairs: Annotated[int, typer.Option(min=1, help="Interleaved pairs, after a warm-up.")] = 7,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts at once.")] = 8,
+    length: Annotated[int, typer.Option(min=1, help="Tokens of each.")] = 500,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 32,
+    json: JsonOption = None,
+) -> None:
+    """CPU time of prompts of which nothing is cached, with the prefix cache and without it."""
+    from rich.console import Console
+
+    from tests.perf.cold import bench_cold
+
+    with Console(stderr=True).status("") as status:
+        report = bench_cold(
+            pairs=pairs, prompts=prompts, length=length, tokens=tokens, progress=status.update
+        )
+    _finish(report, json)
+
+
+@app.command()
 def ranks(
     model: ModelOption = "synthetic:llama-100m",
     runs: Annotated[int, typer.Option(min=1, help="Runs of each kind, interleaved.")] = 3,
