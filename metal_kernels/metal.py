@@ -63,6 +63,7 @@ class MetalBackend:
 
     name = "metal"
     writes_in_place = True
+    takes_model_rows = True
 
     def __init__(self, factory: Factory) -> None:
         self._kernels = Kernels(factory)
@@ -279,7 +280,7 @@ class MetalBackend:
         key = (*_shapes(keys, k_pool, v_pool, values), values.dtype)
         writes = self._writes.get(key)
         if writes is None:
-            check_write(keys, values, k_pool, v_pool, slots)
+            check_write(_rows(keys), _rows(values), k_pool, v_pool, slots)
             _check_pools(k_pool, v_pool, may_be_latent=True)
             plan = self.moves_of(slots, k_pool.shape[2])
             if keys.dtype != k_pool.dtype:
@@ -315,10 +316,10 @@ class MetalBackend:
         sinks: mx.array | None,
     ) -> tuple[Dispatch, Dispatch]:
         """The partitions of each sequence, and their merge."""
-        check_attention(queries, k_pool, v_pool, tables, window, softcap, sinks)
+        check_attention(_rows(queries), k_pool, v_pool, tables, window, softcap, sinks)
         _check_pools(k_pool, v_pool)
         check_decode(tables)
-        sequences, heads, head_dim = queries.shape
+        sequences, heads, *_, head_dim = queries.shape
         kv_heads = k_pool.shape[1]
         split = HeadSplit.of(heads // kv_heads, head_dim)
         size = partition_size(kv_heads)
@@ -358,7 +359,7 @@ class MetalBackend:
                 "numbers": numbers,
                 **self._without_sinks(sinks, heads, queries.dtype),
             },
-            {"out": ((sequences, heads, head_dim), queries.dtype)},
+            {"out": (queries.shape, queries.dtype)},
             [("T", queries.dtype), ("D", head_dim)],
             (_MERGE_THREADS, heads, sequences),
             (_MERGE_THREADS, 1, 1),
@@ -519,6 +520,11 @@ def _shapes(
         v_pool.dtype,
         None if other is None else other.shape,
     )
+
+
+def _rows(array: mx.array) -> mx.array:
+    """(T, heads, D), also of rows as models pass them; kernels see no difference."""
+    return array.squeeze(2) if array.ndim == 4 and array.shape[2] == 1 else array
 
 
 def refusal(

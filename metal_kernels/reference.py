@@ -28,6 +28,7 @@ from metal_kernels.tables import SequenceTables
 class ReferenceBackend:
     name = "reference"
     writes_in_place = False
+    takes_model_rows = False
 
     def new_pool(
         self, num_pages: int, kv_heads: int, page_size: int, head_dim: int, dtype: mx.Dtype

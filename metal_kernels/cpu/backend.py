@@ -45,6 +45,7 @@ class CpuBackend:
 
     name = "cpu"
     writes_in_place = False
+    takes_model_rows = False
 
     def __init__(self, max_gathered_rows: int = MAX_GATHERED_ROWS) -> None:
         self._max_gathered_rows = max_gathered_rows

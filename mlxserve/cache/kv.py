@@ -168,8 +168,12 @@ class KVPool:
         """The arrays to evaluate so that everything written so far is in the pool."""
         return [*self._keys, *self._values]
 
+    def rows(self, layer: int, array: mx.array) -> mx.array:
+        """(T, heads, 1, head_dim), as models pass rows, as the layer's backend takes them."""
+        return array if self.backends[layer].takes_model_rows else array.squeeze(2)
+
     def write(self, layer: int, keys: mx.array, values: mx.array, step: StepLayout) -> None:
-        """Write the rows' keys and values, (T, kv_heads, head_dim), to the step's slots."""
+        """Write the rows' keys and values, as `rows` returns them, to the step's slots."""
         self._keys[layer], self._values[layer] = self.backends[layer].write_kv(
             keys, values, self._keys[layer], self._values[layer], step.slots
         )
@@ -304,7 +308,10 @@ class KVPool:
         softcap: float | None,
         sinks: mx.array | None,
     ) -> mx.array:
-        """Attention of the rows (T, heads, head_dim) over their sequences' pages; same shape."""
+        """Attention of the rows (T, heads, head_dim) over their sequences' pages; same shape.
+
+        Where every row is a decode they may be what `rows` returns.
+        """
         keys, values = self._keys[layer], self._values[layer]
         options: dict[str, Any] = {
             "scale": scale,
@@ -389,7 +396,8 @@ class LayerKV:
         return self._step.positions
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        self._pool.write(self._index, keys.squeeze(2), values.squeeze(2), self._step)
+        rows = self._pool.rows(self._index, keys), self._pool.rows(self._index, values)
+        self._pool.write(self._index, *rows, self._step)
         if self._spec.is_latent:
             # The model multiplies its scaled, rotated queries with the second array, and passes the
             # product on as its mask. With an identity that is the queries themselves, bit by bit.
@@ -431,16 +439,18 @@ class LayerKV:
         if mask is not None and not isinstance(mask, PagedWindow):
             raise ValueError(f"attention with a mask of the model's own ({type(mask).__name__})")
         window = mask.size if mask is not None else self._spec.window
+        is_split = self._step.chunks is not None  # and not one decode for each row
+        rows = queries.squeeze(2) if is_split else self._pool.rows(self._index, queries)
         output = self._pool.attend(
             self._index,
-            queries.squeeze(2),
+            rows,
             self._step,
             scale=scale,
             window=window,
             softcap=softcap,
             sinks=sinks,
         )
-        return mx.expand_dims(output, 2)
+        return output if output.ndim == 4 else mx.expand_dims(output, 2)
 
     def _attend_latent(self, queries: mx.array, rotated: object, *, scale: float) -> mx.array:
         """`rotated`: the mask, (T, heads, 1, rotated dim): scaled, as `update_and_fetch` made it."""

@@ -148,6 +148,23 @@ def test_a_mixed_step_is_two_dispatches_over_its_own_rows(kv: KVPool, metal: Fak
     ]
 
 
+def test_rows_of_decodes_reach_the_kernels_as_the_model_passes_them(
+    kv: KVPool, metal: FakeMetal
+) -> None:
+    """No node of the graph is made for their shapes."""
+    step = StepLayout(mx.arange(2), np.array([3, 35], np.int32), 2, tables([4, 4], [1, 1]), None)
+    keys, values, queries = (mx.zeros((2, heads, 1, 64), mx.float16) for heads in (2, 2, 4))
+    layer = kv.layer(0, step)
+    layer.update_and_fetch(keys, values)
+    output = layer.attend(queries, scale=0.125)
+    write, decode, merge = metal.calls
+    assert write.inputs["keys"] is keys
+    assert write.inputs["values"] is values
+    assert decode.inputs["queries"] is queries
+    assert output is merge.outputs["out"]
+    assert output.shape == queries.shape
+
+
 def test_each_reader_binds_the_fence_of_the_write_before_it(kv: KVPool, metal: FakeMetal) -> None:
     for _ in range(3):
         run_step(kv, mixed_step())

@@ -176,6 +176,34 @@ def test_windows_of_any_size_are_right(window: int, checked_backend: MetalBacken
         assert found.error() <= found.tolerance
 
 
+@pytest.mark.parametrize("pool_dtype", [*DTYPES, mx.int8], ids=str)
+def test_rows_as_models_pass_them_are_written_and_attended_over_alike(
+    pool_dtype: mx.Dtype, checked_backend: MetalBackend
+) -> None:
+    """(rows, heads, 1, head_dim): to take the axis away would be a node of a step's graph."""
+    dtype = mx.bfloat16 if pool_dtype == mx.int8 else pool_dtype
+    keys, values, queries = (
+        mx.random.normal((2, heads, 1, 64), key=mx.random.key(seed)).astype(dtype)
+        for seed, heads in enumerate((2, 2, 4))
+    )
+    tables = SequenceTables(
+        np.array([[1], [2]], np.int32), np.array([6, 1], np.int32), np.arange(3, dtype=np.int32), 16
+    )
+    found = []
+    for with_axis in (True, False):
+        rows = [each if with_axis else each.squeeze(2) for each in (keys, values, queries)]
+        pools = [checked_backend.new_pool(4, 2, 16, 64, pool_dtype) for _ in range(2)]
+        checked_backend.write_kv(*rows[:2], *pools, np.array([21, 32], np.int32))
+        output = checked_backend.paged_decode(rows[2], *pools, tables, scale=0.125)
+        assert output.shape == rows[2].shape
+        checked_backend.settle()
+        held = [np.array(pool.view(mx.uint8)) for pool in pools]
+        found.append([np.array(output.astype(mx.float32)).ravel(), *held])
+    for one, other in zip(*found, strict=True):
+        assert one.any()
+        assert np.array_equal(one, other)
+
+
 def test_many_partitions_are_right(fast_backend: MetalBackend) -> None:
     contexts = tuple((partition_size(1) * n + extra, 1) for n, extra in ((2, -1), (2, 0), (40, 7)))
     found = Paged(fast_backend, Case(contexts, kv_heads=1, has_sinks=True))
