@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 
 from mlxserve.distributed.crew import Crew
+from mlxserve.distributed.local import remove_hostfile
 from mlxserve.distributed.meeting import prove_member
 from mlxserve.distributed.wire import BEAT_BODY, Channel, FrameKind, RankFrame
 
@@ -66,6 +67,8 @@ class Follower:
             while (frame := self._channel.receive()).kind is not FrameKind.CLOSE:
                 self._inbox.put(frame)
         except OSError:
+            with contextlib.suppress(OSError):  # nothing may keep the process
+                remove_hostfile()
             os._exit(LEAD_LOST)
         self._inbox.put(None)
         if not self._ended.wait(_CLOSE_SECONDS):  # it waits for a step that rank 0 has given up

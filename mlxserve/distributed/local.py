@@ -21,6 +21,7 @@ from mlxserve.distributed.environment import HOSTFILE, MASTER_ADDR, MASTER_PORT,
 log = logging.getLogger("mlxserve.distributed")
 
 _HOST = "127.0.0.1"
+_PREFIX = "mlxserve-hosts-"  # of the file with the ranks' addresses
 _END_SECONDS = 5.0  # for all of them together
 _COMMAND = (sys.executable, "-m", "mlxserve.distributed")
 
@@ -39,7 +40,7 @@ class LocalRanks:
         options: of the engine, as they are given to EngineConfig
         """
         places = _free_addresses(size + 1)
-        handle, name = tempfile.mkstemp(prefix="mlxserve-hosts-", suffix=".json")
+        handle, name = tempfile.mkstemp(prefix=_PREFIX, suffix=".json")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             json.dump([[place] for place in places[:size]], file)
         port = places[size].rpartition(":")[2]
@@ -84,6 +85,13 @@ class LocalRanks:
         self._hostfile.unlink(missing_ok=True)
         for name in (RANK, HOSTFILE, MASTER_ADDR, MASTER_PORT):
             os.environ.pop(name, None)
+
+
+def remove_hostfile() -> None:
+    """In a worker whose rank 0 is gone: what that wrote with `LocalRanks.start`, if it did."""
+    file = Path(os.environ.get(HOSTFILE, ""))
+    if file.name.startswith(_PREFIX) and file.parent == Path(tempfile.gettempdir()):
+        file.unlink(missing_ok=True)
 
 
 def _threads(size: int) -> dict[str, str]:

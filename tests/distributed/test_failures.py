@@ -131,10 +131,13 @@ def test_a_collective_that_is_stuck_ends_the_server_with_a_sentence(
 def test_a_worker_ends_when_rank_0_does(ranks: StartRanks) -> None:
     with ranks() as (process, worker), send_endless_request(process, stream=True) as peer:
         assert peer.recv(20)
+        hostfile = Path(worker.environ()["MLX_HOSTFILE"])
+        assert hostfile.exists()
         process.popen.kill()
         with contextlib.suppress(psutil.NoSuchProcess):
             worker.wait(10)
         assert not worker.is_running()
+        assert not hostfile.exists()
 
 
 def serve_fails(*flags: str, **environment: str) -> tuple[int, str]:
