@@ -19,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from mlxserve.api.config import ServerConfig
 from mlxserve.api.errors import ApiError, encode_json
+from mlxserve.api.server.bounded_http import MAX_HEAD, BoundedHttp
 from mlxserve.api.server.open_connections import OpenConnections
 from mlxserve.api.server.retry_after import RetryAfter
 from mlxserve.api.server.sse import KEEPALIVE
@@ -29,7 +30,6 @@ logger = logging.getLogger(__name__)
 _OWN_FILES = 48  # for all but connections: 9 when idle, then swap and helpers, and accepting
 _FEWEST_CONNECTIONS = 8
 _FIRST_PROBE_SECONDS, _PROBE_SECONDS = 0.1, 10.0
-MAX_HEAD = 64 * 1_024  # bytes of a request line and its headers
 _RAISE_IT = (
     "Raise the limit with `ulimit -n 4096` in the shell that starts it, or with LimitNOFILE in a "
     "systemd unit."
@@ -78,46 +78,6 @@ class Limits:
         return replace(self, connections=room, backlog=min(self.backlog, _OWN_FILES // 3))
 
 
-class _BoundedHttp(h11.Connection):
-    """Refuses heads that h11 accepts: too long ones that arrive in one piece, and other versions.
-
-    `refusal` is what the client is told after a RemoteProtocolError, where that is more than a 400.
-    """
-
-    def __init__(self, max_head: int) -> None:
-        super().__init__(h11.SERVER, max_head)
-        self.refusal: ApiError | None = None
-        self._max_head = max_head
-
-    def next_event(self) -> Any:
-        try:
-            event = super().next_event()
-        except h11.RemoteProtocolError as error:
-            if error.error_status_hint == 431:
-                self.refusal = self._too_large()
-            raise
-        if isinstance(event, h11.Request):
-            self.refusal = self._refusal_of(event)
-            if self.refusal is not None:
-                raise h11.RemoteProtocolError(self.refusal.message)
-        return event
-
-    def _refusal_of(self, head: h11.Request) -> ApiError | None:
-        if head.http_version not in (b"1.0", b"1.1"):
-            message = "This server speaks HTTP/1.0 and HTTP/1.1."
-            return ApiError(505, message, code="http_version_not_supported")
-        if len(head.target) > self._max_head:
-            message = f"The address in the request is longer than {self._max_head} bytes."
-            return ApiError(414, message, code="uri_too_long")
-        if sum(len(name) + len(value) for name, value in head.headers) > self._max_head:
-            return self._too_large()
-        return None
-
-    def _too_large(self) -> ApiError:
-        message = f"The request's line and headers are larger than {self._max_head} bytes."
-        return ApiError(431, message, code="headers_too_large")
-
-
 class _Waiting(Enum):
     HEADER = "header"
     BODY = "body"
@@ -144,7 +104,7 @@ class Connection(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._http = self.conn = _BoundedHttp(MAX_HEAD)
+        self._http = self.conn = BoundedHttp(MAX_HEAD)
         self._waiting: _Waiting | None = None
         self._receive_deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None

@@ -1,0 +1,71 @@
+"""BoundedHttp: HTTP/1.1 of one connection, by h11, with bounds on what a client may send first.
+
+A streamed token is a chunk of a body, and is sent without h11's state machine, which does not move then:
+3 of the 50 µs of CPU that a token of 16 answers takes in the API.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import h11
+
+from mlxserve.api.errors import ApiError
+
+MAX_HEAD = 64 * 1_024  # bytes of a request line and its headers
+_CHUNKED = b"\r\ntransfer-encoding: chunked\r\n"
+
+
+class BoundedHttp(h11.Connection):
+    """Refuses heads that h11 accepts: too long ones that arrive in one piece, and other versions.
+
+    `refusal` is what the client is told after a RemoteProtocolError, where that is more than a 400.
+    """
+
+    def __init__(self, max_head: int) -> None:
+        super().__init__(h11.SERVER, max_head)
+        self.refusal: ApiError | None = None
+        self._max_head = max_head
+        self._is_head = False  # the request
+        self._is_chunked = False  # the reply's body
+
+    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]  # h11's are overloads
+        """As h11, and a chunk of a body without its state machine, which does not move then."""
+        if isinstance(event, h11.Data):
+            if self._is_chunked and event.data:
+                return b"%x\r\n%b\r\n" % (len(event.data), event.data)
+            return super().send(event)
+        self._is_chunked = False
+        sent: bytes | None = super().send(event)
+        if isinstance(event, h11.Response):
+            self._is_chunked = not self._is_head and _CHUNKED in (sent or b"").lower()
+        return sent
+
+    def next_event(self) -> Any:
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            if error.error_status_hint == 431:
+                self.refusal = self._too_large()
+            raise
+        if isinstance(event, h11.Request):
+            self._is_head = event.method == b"HEAD"
+            self.refusal = self._refusal_of(event)
+            if self.refusal is not None:
+                raise h11.RemoteProtocolError(self.refusal.message)
+        return event
+
+    def _refusal_of(self, head: h11.Request) -> ApiError | None:
+        if head.http_version not in (b"1.0", b"1.1"):
+            message = "This server speaks HTTP/1.0 and HTTP/1.1."
+            return ApiError(505, message, code="http_version_not_supported")
+        if len(head.target) > self._max_head:
+            message = f"The address in the request is longer than {self._max_head} bytes."
+            return ApiError(414, message, code="uri_too_long")
+        if sum(len(name) + len(value) for name, value in head.headers) > self._max_head:
+            return self._too_large()
+        return None
+
+    def _too_large(self) -> ApiError:
+        message = f"The request's line and headers are larger than {self._max_head} bytes."
+        return ApiError(431, message, code="headers_too_large")
