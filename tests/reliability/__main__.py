@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -20,17 +23,30 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
+@contextmanager
+def _own_folder() -> Iterator[Path]:
+    """For one run, whose servers see nothing of the user: no options, no disk cache, no named prefix."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.environ |= {
+            "MLXSERVE_HOME": str(folder / "home"),
+            "MLXSERVE_DISK_CACHE_DIR": str(folder / "pages"),
+            "XDG_CONFIG_HOME": str(folder / "config"),
+        }
+        yield folder
+
+
 @app.command()
 def kills(times: Annotated[int, typer.Option(min=1)] = 200, seed: int = 1) -> None:
     """Kill a server under load, again and again."""
     machine.prepare()  # before the model is written with mlx
     from tests.conftest import write_model
 
-    with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder, "model")
+    with _own_folder() as folder:
+        model = folder / "model"
         model.mkdir()
         write_model(model, "qwen3", max_position_embeddings=1_000)
-        report = kill_again_and_again(Path(folder), model, times, seed, say=_say)
+        report = kill_again_and_again(folder, model, times, seed, say=_say)
     print(report)
     sys.exit(bool(report.wrong_answers or report.leftovers))
 
@@ -38,8 +54,8 @@ def kills(times: Annotated[int, typer.Option(min=1)] = 200, seed: int = 1) -> No
 @app.command()
 def side_by_side(minutes: Annotated[float, typer.Option(min=0.5)] = 60) -> None:
     """Hostile and good clients side by side. The good ones' p99 gap may double at most."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = run_side_by_side(Path(folder), minutes)
+    with _own_folder() as folder:
+        report = run_side_by_side(folder, minutes)
     print(report)
     slope, error = report.slope()
     is_good = not (

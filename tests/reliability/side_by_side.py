@@ -122,8 +122,7 @@ class SideBySideReport:
 def run_side_by_side(folder: Path, minutes: float, *, model: str | None = None) -> SideBySideReport:
     """Start a server with the embedded model, or `model`, and clients of both kinds."""
     flags = ("--num-pages", str(_NUM_PAGES), *(("--model", model) if model is not None else ()))
-    home = {"MLXSERVE_HOME": str(folder / "home")}  # and not the user's disk cache
-    with served(folder / "stderr", *flags, env=home) as server:
+    with served(folder / "stderr", *flags) as server:
         answers: dict[str, str] = {}
         seconds = 60 * minutes
         _observe(server, 5.0, answers)  # warms up
