@@ -101,6 +101,13 @@ class SequenceTables:
         is_used = np.arange(self.page_tables.shape[1]) < counts[:, None]
         return self.page_tables[is_used]
 
+    @cached_property
+    def num_breaks(self) -> int:
+        """How often a sequence's next page in use is not the one that follows."""
+        counts = -(-self.context_lens // self.page_size)
+        is_used = np.arange(1, self.page_tables.shape[1]) < counts[:, None]
+        return int(np.count_nonzero(is_used & (np.diff(self.page_tables) != 1)))
+
     def slots(self, sequence: int, positions: npt.NDArray[np.integer]) -> IntArray:
         """Where these positions of a sequence are held."""
         pages: IntArray = self.page_tables[sequence, positions // self.page_size]

@@ -106,7 +106,8 @@ ARROWS: dict[str, str] = {
         "mlxserve/errors mlxserve/distributed/wire mlxserve/distributed/crew"
     ),
     "mlxserve/distributed/follower": (
-        "mlxserve/distributed/wire mlxserve/distributed/crew mlxserve/distributed/meeting"
+        "mlxserve/distributed/wire mlxserve/distributed/crew mlxserve/distributed/local "
+        "mlxserve/distributed/meeting"
     ),
     "mlxserve/distributed/lead": (
         "mlxserve/errors mlxserve/stats mlxserve/request "

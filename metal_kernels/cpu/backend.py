@@ -38,6 +38,11 @@ from metal_kernels.tables import IntArray, SequenceTables
 # dimensions, 2-core x86, gathered and one by one: 16 decodes over 160 positions 1.4 and 2.6 ms, over 300 2.6 and
 # 3.2, over 512 4.6 and 4.5, over 1,100 10.2 and 6.6; 4 decodes over 512 1.1 and 1.1.
 MAX_GATHERED_ROWS = 2_048
+# Of sequences whose pages are in several runs that limit is as many times higher, because reading them one by
+# one copies them, too. The same layer with two runs of pages for each sequence: 8 decodes over 512 positions 1.9
+# and 3.3 ms, over 1,100 6.0 and 8.6, over 2,048 12 and 16.
+_SCATTERED = 4
+_MOST_GATHERED_ROWS = 1 << 17  # of all sequences, as what is copied of a layer takes memory
 
 
 class CpuBackend:
@@ -186,7 +191,14 @@ class CpuBackend:
         return resized
 
     def _is_small(self, tables: SequenceTables, k_pool: mx.array) -> bool:
-        return int(tables.context_lens.max()) * k_pool.shape[0] <= self._max_gathered_rows
+        """Whether decodes are gathered."""
+        rows = int(tables.context_lens.max()) * k_pool.shape[0]
+        if rows <= self._max_gathered_rows:
+            return True
+        is_possible = rows <= _SCATTERED * self._max_gathered_rows
+        if not is_possible or rows * len(tables) > _MOST_GATHERED_ROWS:
+            return False
+        return tables.num_breaks >= len(tables)
 
     def _attend_in_groups(
         self,

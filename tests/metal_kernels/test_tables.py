@@ -62,6 +62,16 @@ def test_runs_are_as_long_as_they_can_be(drawn: tuple[SequenceTables, int]) -> N
     assert all(end != start for (_, end), (start, _) in pairwise(runs))
 
 
+@settings(deadline=None)
+@given(sequences())
+def test_every_break_begins_another_run(drawn: tuple[SequenceTables, int]) -> None:
+    assert drawn[0].num_breaks == len(drawn[0].runs(0, 0)) - 1
+
+
+def test_breaks_of_all_sequences_are_counted() -> None:
+    assert tables([[7, 2, 99], [0, 4, 2], [3, 4, 5]], [6, 9, 12]).num_breaks == 3
+
+
 def test_consecutive_pages_make_one_run() -> None:
     assert tables([[3, 4, 5]], [10]).runs(0, 2) == [(14, 22)]
 

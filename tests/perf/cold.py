@@ -2,7 +2,7 @@
 
 Two engines of one process, with the cache and without it, are given the same prompts, in turn first. One
 is of a model with recurrent states, whose snapshots are kept behind pages; the other of one with
-attention alone. Pages are few, so that the cache also evicts.
+attention alone. Pages are few, so that the cache also evicts, and nothing is preempted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
         "mlp_only_layers": list(range(8)),
     },
 }
-_NUM_PAGES, _PAGE_SIZE = 128, 32
+# Enough for all prompts of a round and their answers, not for two rounds'.
+_NUM_PAGES, _PAGE_SIZE = 192, 32
+_STATE_SLOTS = 32
 _VOCABULARY = 250  # token ids that every model has
 
 
@@ -82,6 +84,7 @@ def _engine(folder: str, has_cache: bool) -> LLM:
         folder,
         num_pages=_NUM_PAGES,
         page_size=_PAGE_SIZE,
+        num_state_slots=_STATE_SLOTS,
         enable_prefix_caching=has_cache,
         disk_cache_size=0,
         disable_log_stats=True,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
+import pytest
 
 from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.tables import SequenceTables
@@ -50,3 +53,32 @@ def test_decodes_attended_together_get_what_each_gets_alone() -> None:
             for rows in (1 << 14, 0)
         )
         assert np.abs(np.array(together) - np.array(alone)).max() < 2e-6
+
+
+@pytest.mark.parametrize(
+    ("positions", "stride", "is_gathered"),
+    [(1_000, 1, True), (1_100, 1, False), (1_100, 2, True), (4_000, 2, True), (4_200, 2, False)],
+)
+def test_decodes_whose_pages_are_scattered_are_gathered_up_to_longer_contexts(
+    positions: int, stride: int, is_gathered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 2 heads. One by one, they would be copied as well."""
+    gathered = []
+    take = mx.take
+
+    def watched_take(array: mx.array, *args: Any, **options: Any) -> mx.array:
+        gathered.append(array)
+        return take(array, *args, **options)
+
+    monkeypatch.setattr(mx, "take", watched_take)
+    num_pages = -(-positions // _PAGE_SIZE)
+    page_tables = stride * np.arange(2 * num_pages, dtype=np.int32).reshape(2, num_pages)
+    contexts, starts = np.full(2, positions, np.int32), np.arange(3, dtype=np.int32)
+    pools = [mx.zeros((_HEADS, 4 * num_pages * _PAGE_SIZE, _DIM)) for _ in range(2)]
+    CpuBackend().paged_decode(
+        mx.zeros((2, 6, _DIM)),
+        *pools,
+        SequenceTables(page_tables, contexts, starts, _PAGE_SIZE),
+        scale=1.0,
+    )
+    assert bool(gathered) == is_gathered
