@@ -208,7 +208,8 @@ def test_the_panel_shows_shared_and_reused_pages(pane: "Pane", home: Home, tmp_p
 
         pane.ask("/edit")
         pane.until_shown("Editing")
-        pane.ask(" " + "And what can you not do at all? " * 12)  # longer than a page
+        # Several pages, and so long that a page map, four a second, shows them while it runs.
+        pane.ask(" " + "And what can you not do at all? " * 60)
         pane.until_shown("version 2 of 2")
         pane.until_ready()
         pane.press(*WHOLE_PANEL)
