@@ -103,6 +103,8 @@ class CpuBackend:
                 grouping = tables.plan("cascade", lambda: cascade.group_rows(tables))
                 if grouping.groups:
                     return self._attend_in_groups(queries, k_pool, v_pool, tables, grouping, scale)
+            if self._is_scattered(tables, k_pool):
+                return _attend_gathered(queries, k_pool, v_pool, tables, scale, sinks)
         return _attend_one_by_one(queries, k_pool, v_pool, tables, scale, window, softcap, sinks)
 
     def paged_prefill(
@@ -191,10 +193,11 @@ class CpuBackend:
         return resized
 
     def _is_small(self, tables: SequenceTables, k_pool: mx.array) -> bool:
-        """Whether decodes are gathered."""
+        return int(tables.context_lens.max()) * k_pool.shape[0] <= self._max_gathered_rows
+
+    def _is_scattered(self, tables: SequenceTables, k_pool: mx.array) -> bool:
+        """Whether decodes that share too little to attend in groups are gathered as well."""
         rows = int(tables.context_lens.max()) * k_pool.shape[0]
-        if rows <= self._max_gathered_rows:
-            return True
         is_possible = rows <= _SCATTERED * self._max_gathered_rows
         if not is_possible or rows * len(tables) > _MOST_GATHERED_ROWS:
             return False

@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from metal_kernels.cpu import cascade
 from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.tables import SequenceTables
 
@@ -82,3 +83,24 @@ def test_decodes_whose_pages_are_scattered_are_gathered_up_to_longer_contexts(
         scale=1.0,
     )
     assert bool(gathered) == is_gathered
+
+
+def test_decodes_with_a_shared_prefix_attend_in_groups_wherever_their_own_pages_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every one of them has a break behind the prefix."""
+    attended = []
+    attend = cascade.attend
+
+    def watched_attend(*args: Any, **options: Any) -> mx.array:
+        attended.append(args)
+        return attend(*args, **options)
+
+    monkeypatch.setattr(cascade, "attend", watched_attend)
+    page_tables = np.tile(np.arange(80, dtype=np.int32), (4, 1))
+    page_tables[:, -1] = [90, 92, 94, 96]
+    contexts, starts = np.full(4, 80 * _PAGE_SIZE, np.int32), np.arange(5, dtype=np.int32)
+    pools = [mx.zeros((_HEADS, 100 * _PAGE_SIZE, _DIM)) for _ in range(2)]
+    tables = SequenceTables(page_tables, contexts, starts, _PAGE_SIZE)
+    CpuBackend().paged_decode(mx.zeros((4, 6, _DIM)), *pools, tables, scale=1.0)
+    assert len(attended) == 1
