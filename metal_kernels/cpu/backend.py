@@ -193,11 +193,11 @@ class CpuBackend:
         return resized
 
     def _is_small(self, tables: SequenceTables, k_pool: mx.array) -> bool:
-        return int(tables.context_lens.max()) * k_pool.shape[0] <= self._max_gathered_rows
+        return _longest_rows(tables, k_pool) <= self._max_gathered_rows
 
     def _is_scattered(self, tables: SequenceTables, k_pool: mx.array) -> bool:
         """Whether decodes that share too little to attend in groups are gathered as well."""
-        rows = int(tables.context_lens.max()) * k_pool.shape[0]
+        rows = _longest_rows(tables, k_pool)
         is_possible = rows <= _SCATTERED * self._max_gathered_rows
         if not is_possible or rows * len(tables) > _MOST_GATHERED_ROWS:
             return False
@@ -234,6 +234,11 @@ class CpuBackend:
             rest = queries[mx.array(grouping.rest_rows)]
             outputs.append(self.paged_decode(rest, k_pool, v_pool, grouping.rest, scale=scale))
         return mx.concatenate(outputs)[mx.array(grouping.order)]
+
+
+def _longest_rows(tables: SequenceTables, k_pool: mx.array) -> int:
+    """Rows of keys of the longest sequence, over its kv heads."""
+    return int(tables.context_lens.max()) * k_pool.shape[0]
 
 
 def _page(page: int, page_size: int) -> slice:

@@ -180,7 +180,7 @@ def test_windows_of_any_size_are_right(window: int, checked_backend: MetalBacken
 def test_rows_as_models_pass_them_are_written_and_attended_over_alike(
     pool_dtype: mx.Dtype, checked_backend: MetalBackend
 ) -> None:
-    """(rows, heads, 1, head_dim): to take the axis away would be a node of a step's graph."""
+    """(rows, heads, 1, head_dim): removing the axis would add an operation to every step's graph."""
     dtype = mx.bfloat16 if pool_dtype == mx.int8 else pool_dtype
     keys, values, queries = (
         mx.random.normal((2, heads, 1, 64), key=mx.random.key(seed)).astype(dtype)

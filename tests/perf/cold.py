@@ -1,8 +1,8 @@
 """What the prefix cache costs where it finds nothing: CPU time of prompts that have nothing in common.
 
-Two engines of one process, with the cache and without it, are given the same prompts, in turn first. One
-is of a model with recurrent states, whose snapshots are kept behind pages; the other of one with
-attention alone. Pages are few, so that the cache also evicts, and nothing is preempted.
+Two engines of one process, with the cache and without it, are given the same prompts, in turn first: of a
+model with attention alone, then of one with recurrent states, whose snapshots are kept behind pages. Pages
+are few, so that the cache also evicts, and nothing is preempted.
 """
 
 from __future__ import annotations
