@@ -19,12 +19,13 @@ from mlx_lm.models.cache import ArraysCache
 from mlxserve.cache import key_owners
 from mlxserve.cache.kv import KVPool, LayerKV
 from mlxserve.cache.layout import StepLayout
+from mlxserve.model.activations import vectorised_activations
 from mlxserve.model.batch import Batch, tables_alone
 from mlxserve.model.caches import ElsewhereLeaf
 from mlxserve.model.gathered import GatheredKV
 from mlxserve.model.layer_state import LayerState
 from mlxserve.model.load import LoadedModel
-from mlxserve.model.rotary import is_worth_it, shared_angles
+from mlxserve.model.rotary import shared_angles
 from mlxserve.model.states import Arrays, Group, StateStore
 from mlxserve.model.step_graphs import StepGraphs
 
@@ -84,6 +85,11 @@ class Rows:
         return logits
 
 
+def is_on_cpu(kv: KVPool) -> bool:
+    """Whether all layers compute on a CPU."""
+    return mx.default_device() == mx.cpu and all(each.name == "cpu" for each in kv.backends)
+
+
 def _call(
     loaded: LoadedModel, groups: Sequence[Group], kv: KVPool, layout: StepLayout, tokens: mx.array
 ) -> mx.array:
@@ -98,7 +104,12 @@ def _call(
             return LayerState(-1, 0, groups, layout.positions)
         return kv.elsewhere(leaf.window, layout)
 
-    with key_owners.one_forward(), shared_angles(is_on=is_worth_it(kv)):
+    is_on = is_on_cpu(kv)
+    with (
+        key_owners.one_forward(),
+        shared_angles(is_on=is_on),
+        vectorised_activations(is_on=is_on),
+    ):
         caches = loaded.caches.build(lambda index: kv.layer(index, layout), state, elsewhere)
         logits: mx.array = loaded.model(tokens[:, None], cache=caches)
     return logits[:, 0]
@@ -138,7 +149,8 @@ class Sequences:
         selector.rows = None if wanted is None else mx.array(wanted or [group.length - 1])
         selector.axis = 1
         try:
-            logits: mx.array = self._loaded.model(tokens[None], cache=caches)[0]
+            with vectorised_activations(is_on=is_on_cpu(self._kv)):
+                logits: mx.array = self._loaded.model(tokens[None], cache=caches)[0]
         finally:
             selector.rows, selector.axis = None, 0
         for index, cache in states.items():

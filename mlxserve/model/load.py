@@ -28,6 +28,7 @@ from mlxserve.distributed.layers import split_by_layers
 from mlxserve.errors import InvalidConfig, OutOfMemory, UnsupportedModel, in_one_line
 from mlxserve.hub.files import ModelFiles, text_config
 from mlxserve.hub.headers import check_weights
+from mlxserve.model.activations import use_vectorised_activations
 from mlxserve.model.caches import CacheTree, look_at
 from mlxserve.model.paged import RowSelector, select_rows, use_paged_attention
 from mlxserve.model.states import StateSpec
@@ -191,6 +192,7 @@ def prepare(
 ) -> LoadedModel:
     """Prepare a model in memory for the paged path. Raises UnsupportedModel."""
     use_paged_attention(model)
+    use_vectorised_activations(model)
     caches, vocab_size = look_at(model, name, str(config.get("model_type")), crew)
     selector = RowSelector()
     select_rows(model, selector)

@@ -23,8 +23,6 @@ from typing import Any, TypeAlias
 
 import mlx.core as mx
 
-from mlxserve.cache.kv import KVPool
-
 Angles: TypeAlias = tuple[mx.array, mx.array]  # cosines and sines, (rows, 1, 1, dims / 2)
 
 _MARK = "_mlxserve_shares_angles"
@@ -40,11 +38,6 @@ class _Step(threading.local):
 
 
 _step = _Step()
-
-
-def is_worth_it(kv: KVPool) -> bool:
-    """Whether all layers compute on a CPU."""
-    return mx.default_device() == mx.cpu and all(each.name == "cpu" for each in kv.backends)
 
 
 @contextmanager

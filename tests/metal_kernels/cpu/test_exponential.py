@@ -1,4 +1,4 @@
-"""Powers of two and the hyperbolic tangent, against float64."""
+"""Powers of two, the hyperbolic tangent and the sigmoid, against float64."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels.cpu.exponential import exp2, tanh
+from metal_kernels.cpu.exponential import exp2, sigmoid, tanh
 
 
 @pytest.mark.parametrize("bounds", [(-126, 0), (-1, 1), (0, 126)], ids=str)
@@ -46,6 +46,21 @@ def test_a_tangent_is_right_to_a_few_roundings() -> None:
     x = np.random.default_rng(4).uniform(-30, 30, 20_000).astype(np.float32)
     found = np.array(tanh(mx.array(x)), np.float64)
     assert np.abs(found - np.tanh(x.astype(np.float64))).max() < 3e-7
+
+
+@pytest.mark.parametrize(("furthest", "error"), [(1, 1e-6), (5, 2e-6), (20.8, 1e-5)])
+def test_a_sigmoid_is_right_to_a_few_roundings(furthest: float, error: float) -> None:
+    x = np.random.default_rng(5).uniform(-furthest, furthest, 20_000).astype(np.float32)
+    found = np.array(sigmoid(mx.array(x)), np.float64)
+    assert np.abs(found * (1 + np.exp(-x.astype(np.float64))) - 1).max() < error
+
+
+def test_a_sigmoid_ends_at_one_and_next_to_zero() -> None:
+    found = np.array(sigmoid(mx.array([20.8, 100.0, np.inf, -20.8, -100.0, -np.inf])))
+    assert np.array_equal(found[:3], np.ones(3))
+    assert (found[3:] > 0).all()
+    assert (found[3:] < 1.1e-9).all()
+    assert np.isnan(np.array(sigmoid(mx.array([np.nan])))).all()
 
 
 def test_every_shape_is_accepted() -> None:

@@ -1,0 +1,103 @@
+"""Activations on a CPU, with sigmoids that a compiler vectorises.
+
+    mx.sigmoid    a GPU computes it as fast as it reads. mlx's Linux wheel takes 20 ns for each element: of a step
+                  of 33 rows and 12 layers with 2,048 hidden units 15 ms, a fifth of the step
+    here          4 ns, with products that are fused into the same operation (`metal_kernels.cpu.exponential`)
+
+`swiglu` of 16 rows of 2,048 elements 0.66 -> 0.18 ms, of 256 8.7 -> 1.8; `gelu_approx` of 256 13.7 -> 2.2 (2-core
+x86).
+
+mlx-lm's models name their activations in their modules or in mlx's `nn`, so those names are replaced, and do
+what they did except within `vectorised_activations`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial, wraps
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from metal_kernels.cpu.exponential import sigmoid
+
+# Elements from which on it is faster: of 2,048 the operation itself takes longer, 50 us and not 43.
+MANY = 4_096
+
+_MARK = "_mlxserve_vectorised"
+
+
+class _Forward(threading.local):
+    """Whether the forward that this thread builds is of a CPU."""
+
+    is_on = False
+
+
+_forward = _Forward()
+
+
+@contextmanager
+def vectorised_activations(*, is_on: bool) -> Iterator[None]:
+    """For one forward."""
+    _forward.is_on = is_on
+    try:
+        yield
+    finally:
+        _forward.is_on = False
+
+
+def use_vectorised_activations(model: nn.Module) -> None:
+    """Make `model` compute these activations here within `vectorised_activations`. Idempotent."""
+    for name in {type(module).__module__ for module in model.modules()}:
+        _replace(sys.modules[name], _GATED)
+    _replace(nn, _ALONE)
+
+
+def _silu(x: mx.array) -> mx.array:
+    return x * sigmoid(x)
+
+
+def _gelu_approx(x: mx.array) -> mx.array:
+    """mlx's formula, 0.5 x (1 + tanh(z)), in which (1 + tanh(z)) / 2 is the sigmoid of 2z."""
+    return x * sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))
+
+
+def _swiglu(gate: mx.array, x: mx.array) -> mx.array:
+    return _silu(gate) * x
+
+
+def _geglu(gate: mx.array, x: mx.array) -> mx.array:
+    return _gelu_approx(gate) * x
+
+
+# By the names that models give them.
+_GATED: dict[str, Callable[..., mx.array]] = {"swiglu": _swiglu, "geglu": _geglu}
+_ALONE: dict[str, Callable[..., mx.array]] = {"silu": _silu, "gelu_approx": _gelu_approx}
+
+
+def _replace(module: Any, activations: dict[str, Callable[..., mx.array]]) -> None:
+    for name, activation in activations.items():
+        original = getattr(module, name, None)
+        if original is not None and not hasattr(original, _MARK):
+            setattr(module, name, _either(original, activation))
+
+
+def _either(
+    original: Callable[..., mx.array], activation: Callable[..., mx.array]
+) -> Callable[..., mx.array]:
+    """`activation` of many float32 within a forward on a CPU, `original` of anything else."""
+    compiled: Callable[..., mx.array] = partial(mx.compile, shapeless=True)(activation)
+
+    @wraps(original)
+    def chosen(*arrays: mx.array) -> mx.array:
+        is_ours = _forward.is_on and arrays[0].size >= MANY
+        is_ours = is_ours and all(array.dtype == mx.float32 for array in arrays)
+        return (compiled if is_ours else original)(*arrays)
+
+    setattr(chosen, _MARK, True)
+    return chosen
