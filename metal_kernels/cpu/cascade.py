@@ -20,6 +20,7 @@ import numpy as np
 
 from metal_kernels.cpu.exponential import LOG2_E, exp2
 from metal_kernels.cpu.pool_rows import padded_slots
+from metal_kernels.cpu.reductions import row_max, row_sum
 from metal_kernels.cpu.written_out import tiles
 from metal_kernels.tables import IntArray, SequenceTables
 
@@ -101,9 +102,9 @@ def _attend_tile(
     scores = queries.reshape(kv_heads, rows * group, head_dim) @ keys.swapaxes(-1, -2)
     scores = scores.reshape(kv_heads, rows, group, -1)
     own = queries @ own_keys.swapaxes(-1, -2) + unseen
-    largest = mx.maximum(scores.max(axis=-1, keepdims=True), own.max(axis=-1, keepdims=True))
+    largest = mx.maximum(row_max(scores), row_max(own))
     weights, own_weights = exp2(scores, largest), exp2(own, largest)
-    total = weights.sum(axis=-1, keepdims=True) + own_weights.sum(axis=-1, keepdims=True)
+    total = row_sum(weights) + row_sum(own_weights)
     output = weights.reshape(kv_heads, rows * group, -1) @ values
     return (output.reshape(kv_heads, rows, group, -1) + own_weights @ own_values) / total
 
