@@ -50,8 +50,12 @@ def attend_fused(
 
 def is_faster_written_out(num_scores: int, dtype: mx.Dtype) -> bool:
     """Of all query heads and rows; the dtype of the queries."""
-    is_on_cpu = mx.default_device() == mx.cpu and dtype == mx.float32
-    return bool(is_on_cpu and num_scores >= MANY_SCORES)
+    return num_scores >= MANY_SCORES and is_float32_on_cpu(dtype)
+
+
+def is_float32_on_cpu(dtype: mx.Dtype) -> bool:
+    """Where writing out can be faster at all."""
+    return bool(mx.default_device() == mx.cpu and dtype == mx.float32)
 
 
 def _mask(rows: int, positions: int, window: int | None) -> mx.array | str | None:

@@ -15,9 +15,9 @@ import mlx.core as mx
 import numpy as np
 
 from metal_kernels.cpu import cascade, latent
-from metal_kernels.cpu.attention import attend, is_faster_written_out
+from metal_kernels.cpu.attention import attend, is_faster_written_out, is_float32_on_cpu
 from metal_kernels.cpu.pool_rows import padded_slots, read_runs, row_index, take_rows, write_rows
-from metal_kernels.cpu.written_out import attend_rows_written_out
+from metal_kernels.cpu.written_out import attend_row_written_out, attend_rows_written_out
 from metal_kernels.cpu.zeros import lazy_zeros
 from metal_kernels.ops import (
     Slots,
@@ -35,14 +35,16 @@ from metal_kernels.tables import IntArray, SequenceTables
 
 # Rows of keys of the longest sequence, over its heads, up to which decodes are gathered into one attention:
 # a dozen operations per sequence cost more than copying so few rows. A layer of 12 query and 4 kv heads of 64
-# dimensions, 2-core x86, gathered and one by one: 16 decodes over 160 positions 1.4 and 2.6 ms, over 300 2.6 and
-# 3.2, over 512 4.6 and 4.5, over 1,100 10.2 and 6.6; 4 decodes over 512 1.1 and 1.1.
+# dimensions, 2-core x86, gathered and one by one: 16 decodes over 160 positions 1.2 and 2.5 ms, over 520 4.0 and
+# 3.2, over 1,100 11 and 4.4; 4 decodes over 520 0.9 and 0.8.
 MAX_GATHERED_ROWS = 2_048
-# Of sequences whose pages are in several runs that limit is as many times higher, because reading them one by
-# one copies them, too. The same layer with two runs of pages for each sequence: 8 decodes over 512 positions 1.9
-# and 3.3 ms, over 1,100 6.0 and 8.6, over 2,048 12 and 16.
-_SCATTERED = 4
+# Of sequences whose pages are in several runs that limit is as many times higher, because each run takes two
+# products more. The same layer with 2 and 5 runs of pages for each sequence: 8 decodes over 520 positions 2.0
+# and 1.7 ms gathered, 2.1 and 3.3 one by one; over 1,100 4.4 and 4.4, 3.1 and 4.6; over 2,048 10 and 11, 4.3 and 7.5.
+_SCATTERED = 2
 _MOST_GATHERED_ROWS = 1 << 17  # of all sequences, as what is copied of a layer takes memory
+# Positions from which on a decode is written out; over 64 that takes 0.21 ms, and mlx's own kernel 0.16.
+_LEAST_WRITTEN_OUT = 128
 
 
 class CpuBackend:
@@ -99,7 +101,7 @@ class CpuBackend:
         if len(tables) > 1 and window is None and softcap is None:
             if self._is_small(tables, k_pool):
                 return _attend_gathered(queries, k_pool, v_pool, tables, scale, sinks)
-            if sinks is None and _is_cascading(queries):
+            if sinks is None and is_float32_on_cpu(queries.dtype):  # see `cascade.py`
                 grouping = tables.plan("cascade", lambda: cascade.group_rows(tables))
                 if grouping.groups:
                     return self._attend_in_groups(queries, k_pool, v_pool, tables, grouping, scale)
@@ -263,6 +265,18 @@ def _attend_one_by_one(
         rows = end_row - first_row
         first = 0 if window is None else max(0, context - rows - window + 1)
         runs = tables.plan((sequence, first), partial(tables.runs, sequence, first))
+        is_long = context - first >= _LEAST_WRITTEN_OUT
+        if rows == 1 and is_long and softcap is None and is_float32_on_cpu(queries.dtype):
+            keys, values = (
+                [read_runs(pool, [run], queries.dtype).squeeze(0) for run in runs]
+                for pool in (k_pool, v_pool)
+            )
+            outputs.append(
+                attend_row_written_out(
+                    queries[first_row:end_row].squeeze(0), keys, values, scale=scale, sinks=sinks
+                )
+            )
+            continue
         outputs.append(
             attend(
                 queries[None, first_row:end_row].swapaxes(1, 2),
@@ -303,11 +317,6 @@ def _attend_gathered(
         mask=unseen.astype(queries.dtype),
         sinks=sinks,
     )[:, :, 0]
-
-
-def _is_cascading(queries: mx.array) -> bool:
-    """Where reading a shared prefix once is faster, by measurement: see `cascade.py`."""
-    return bool(mx.default_device() == mx.cpu and queries.dtype == mx.float32)
 
 
 def _gathered(tables: SequenceTables) -> tuple[IntArray, mx.array]:

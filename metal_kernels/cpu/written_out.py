@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import mlx.core as mx
 import numpy as np
@@ -68,6 +69,39 @@ def attend_written_out(
         outputs.append(parts[0] if len(parts) == 1 else mx.concatenate(parts))
     output = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=2)
     return output.reshape(1, heads, rows, values.shape[-1]).astype(queries.dtype)
+
+
+def attend_row_written_out(
+    query: mx.array,  # (heads, head_dim)
+    keys: Sequence[mx.array],  # of each run (kv_heads, positions, head_dim)
+    values: Sequence[mx.array],  # of each run (kv_heads, positions, value_dim)
+    *,
+    scale: float,
+    sinks: mx.array | None = None,  # (heads,)
+) -> mx.array:
+    """(1, heads, value_dim), in float32 with powers of two: a decode that sees all these positions.
+
+    Runs are not joined, but their scores are, which are a few numbers for each position.
+    """
+    kv_heads, _, head_dim = keys[0].shape
+    grouped = (query * (scale * LOG2_E)).reshape(kv_heads, -1, head_dim)
+    scores = [grouped @ each.swapaxes(-1, -2) for each in keys]
+    joined = scores[0] if len(scores) == 1 else mx.concatenate(scores, axis=-1)
+    joined = joined.astype(mx.float32)
+    largest = joined.max(axis=-1, keepdims=True)
+    if sinks is not None:
+        sinks = LOG2_E * sinks.astype(mx.float32).reshape(kv_heads, -1, 1)
+        largest = mx.maximum(largest, sinks)
+    weights = exp2(joined, largest)
+    total = weights.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total = total + exp2(sinks, largest)
+    ends = list(accumulate(each.shape[1] for each in keys))
+    parts = mx.split(weights.astype(values[0].dtype), ends[:-1], axis=-1)
+    output = functools.reduce(
+        mx.add, (part @ each for part, each in zip(parts, values, strict=True))
+    )
+    return (output / total).reshape(1, len(query), -1).astype(query.dtype)
 
 
 def attend_rows_written_out(

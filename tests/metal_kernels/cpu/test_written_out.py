@@ -10,7 +10,11 @@ import pytest
 
 from metal_kernels.cpu import written_out
 from metal_kernels.cpu.attention import attend_fused
-from metal_kernels.cpu.written_out import attend_rows_written_out, attend_written_out
+from metal_kernels.cpu.written_out import (
+    attend_row_written_out,
+    attend_rows_written_out,
+    attend_written_out,
+)
 from tests.metal_kernels.cpu.arrays import arrays
 
 # From a single tile to several of rows (64 at most), of a few rows, and of one kv head each.
@@ -74,6 +78,21 @@ def test_rows_with_keys_of_their_own_are_each_as_alone(has_sinks: bool) -> None:
             sinks=sinks,
         )
         assert np.abs(np.array(alone[0, :, 0]) - np.array(found[row])).max() < 2e-6
+
+
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("ends", [(), (1,), (32, 64), (7, 8, 100, 299)], ids=str)
+def test_a_row_attends_over_runs_as_over_all_of_them(
+    ends: tuple[int, ...], has_sinks: bool
+) -> None:
+    queries, keys, values = arrays(1, 300)
+    sinks = mx.random.normal((6,), key=mx.random.key(9)) if has_sinks else None
+    fused = attend_fused(queries, keys, values, scale=0.2, sinks=sinks)
+    bounds = list(itertools.pairwise([0, *ends, 300]))
+    runs = [[array[0, :, begin:end] for begin, end in bounds] for array in (keys, values)]
+    found = attend_row_written_out(queries[0, :, 0], *runs, scale=0.2, sinks=sinks)
+    assert found.shape == (1, 6, values.shape[-1])
+    assert np.abs(np.array(fused[:, :, 0]) - np.array(found)).max() < 2e-6
 
 
 def test_scores_of_any_size_give_numbers() -> None:
