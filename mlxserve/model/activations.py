@@ -14,7 +14,6 @@ what they did except within `vectorised_activations`.
 from __future__ import annotations
 
 import math
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from metal_kernels.cpu.exponential import sigmoid
+from mlxserve.model.paged import defining_modules
 
 # Elements from which on it is faster: of 2,048 the operation itself takes longer, 50 us and not 43.
 MANY = 4_096
@@ -53,8 +53,8 @@ def vectorised_activations(*, is_on: bool) -> Iterator[None]:
 
 def use_vectorised_activations(model: nn.Module) -> None:
     """Make `model` compute these activations here within `vectorised_activations`. Idempotent."""
-    for name in {type(module).__module__ for module in model.modules()}:
-        _replace(sys.modules[name], _GATED)
+    for module in defining_modules(model):
+        _replace(module, _GATED)
     _replace(nn, _ALONE)
 
 
@@ -94,9 +94,10 @@ def _either(
     compiled: Callable[..., mx.array] = partial(mx.compile, shapeless=True)(activation)
 
     @wraps(original)
-    def chosen(*arrays: mx.array) -> mx.array:
-        is_ours = _forward.is_on and arrays[0].size >= MANY
-        is_ours = is_ours and all(array.dtype == mx.float32 for array in arrays)
+    def chosen(*arrays: mx.array, **named: mx.array) -> mx.array:
+        if not _forward.is_on or named or arrays[0].size < MANY:
+            return original(*arrays, **named)
+        is_ours = all(array.dtype == mx.float32 for array in arrays)
         return (compiled if is_ours else original)(*arrays)
 
     setattr(chosen, _MARK, True)

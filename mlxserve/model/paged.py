@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
@@ -53,16 +54,19 @@ def watching_attention() -> Iterator[SeenAttention]:
 
 def use_paged_attention(model: nn.Module) -> None:
     """Make every attention layer of `model` accept a LayerKV as its cache. Idempotent."""
-    # A layer may inherit its attention from another architecture's module.
-    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
-    for name in {kind.__module__ for kind in kinds}:
-        module = sys.modules[name]
+    for module in defining_modules(model):
         attention = getattr(module, _NAME, None)
         if attention is not None and not hasattr(attention, _MARK):
             setattr(module, _NAME, _paged(attention))
         elif attention is None and _calls_fused_attention(module):
             _use_paged_fused_attention()
     gemma2.use_paged_attention(model)
+
+
+def defining_modules(model: nn.Module) -> list[ModuleType]:
+    """The Python modules of its layers' classes, and of those that they inherit from."""
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    return [sys.modules[name] for name in {kind.__module__ for kind in kinds}]
 
 
 def _calls_fused_attention(module: Any) -> bool:

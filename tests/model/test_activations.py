@@ -89,7 +89,7 @@ def test_nothing_changes_outside_of_a_forward() -> None:
         1 / 0  # noqa: B018
     assert mx.allclose(nn.silu(x), expected, rtol=0, atol=1e-7).item()
     with vectorised_activations(is_on=False):
-        assert mx.allclose(nn.silu(x), expected, rtol=0, atol=1e-7).item()
+        assert mx.allclose(nn.silu(x=x), expected, rtol=0, atol=1e-7).item()
 
 
 def test_what_is_replaced_twice_is_replaced_once(build_model: BuildModel) -> None:
