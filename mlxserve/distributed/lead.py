@@ -180,6 +180,10 @@ class Lead:
             return f"rank {rank} has been silent for {seconds:.0f} s"
         return f"a step has not ended for {self._timeout:g} s"
 
+    def wait_for_loss(self, seconds: float) -> None:
+        """Return when a loss was told, or after so long: a collective may fail before one is noticed."""
+        self._closing.wait(seconds)
+
     def _lose(self, reason: str) -> None:
         if self._closing.is_set() or not self._lost.acquire(blocking=False):
             return

@@ -38,6 +38,7 @@ log = logging.getLogger("mlxserve.engine")
 
 _MINUTE = 60.0  # seconds
 _HEARTBEAT = 1.0  # seconds between two signs of life of an idle engine
+_LOSS_SECONDS = 1.0  # for what a connection tells that ended a moment ago
 _STUCK_SECONDS = 5.0  # for a thread that may wait for a lost rank for ever
 
 
@@ -301,6 +302,8 @@ class AsyncEngine:
             log.exception("The engine has failed and ends")
             reason = EngineStopped(f"The engine failed: {type(error).__name__}: {error}")
             self._has_failed = True
+            if self._lead is not None:  # a lost rank may be why, and then `fail` names it first
+                self._lead.wait_for_loss(_LOSS_SECONDS)
         self._end(reason)
         try:
             engine.close(keeps_pages=not self._has_failed)

@@ -56,13 +56,15 @@ class Entry:
     def step_size(self, bytes_per_value: int, *, has_scores: bool) -> int:
         """Peak bytes of a step of 2,048 tokens, in addition to weights and cache.
 
-        has_scores: attention without Metal keeps float32 scores, of 64 rows at a time in ten arrays
+        has_scores: attention without Metal keeps float32 scores, of 64 rows at a time in ten arrays,
+                    and a CPU's activations five arrays more than a GPU's
 
         A rule of thumb fitted to what `model.sizing` measures for Llama and Qwen3 geometries on a
-        CPU: 7 values per hidden unit and 2 per intermediate one. For the embedded model and those of
-        100M and 0.6B it is within a tenth of the planned peak; it has not been compared on Metal.
+        CPU: 7 values per hidden unit and 2 per intermediate one, with those of its activations 7. For
+        the embedded model and that of 100M it is within a tenth of the planned peak; it has not been
+        compared on Metal.
         """
-        values = 7 * self.width + 2 * self.inner
+        values = 7 * self.width + (7 if has_scores else 2) * self.inner
         scores = 10 * 64 * 4 * self.num_heads if has_scores else 0  # of a row in 256
         return _STEP_TOKENS * (values * bytes_per_value + scores)
 

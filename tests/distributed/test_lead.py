@@ -22,3 +22,18 @@ def test_a_step_that_waits_for_a_silent_rank_names_the_rank() -> None:
         lead.watch()  # nobody listens to rank 1, which would have told of its silence first
         assert re.fullmatch(r"rank 1 has been silent for \d s", reasons.get(timeout=20))
         lead.close()
+
+
+def test_a_loss_that_is_noticed_after_a_step_failed_is_waited_for() -> None:
+    reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as here,
+        server.accept()[0],
+    ):
+        lead = Lead({1: Channel(here)}, timeout=0.2)
+        lead.attach(reasons.put, silence=lambda: 1.0)
+        lead.watch()
+        lead.wait_for_loss(20)
+        assert "rank 1" in reasons.get_nowait(), "it returned before the reason was told"
+        lead.close()
