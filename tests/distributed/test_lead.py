@@ -5,27 +5,16 @@ from __future__ import annotations
 import queue
 import re
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from mlxserve.distributed.lead import Lead
 from mlxserve.distributed.wire import Channel
 
 
-def test_a_step_that_waits_for_a_silent_rank_names_the_rank() -> None:
-    reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        socket.create_connection(server.getsockname()) as here,
-        server.accept()[0],
-    ):
-        lead = Lead({1: Channel(here)}, timeout=0.2)
-        lead.attach(reasons.put, silence=lambda: 1.0)
-        lead.watch()  # nobody listens to rank 1, which would have told of its silence first
-        assert re.fullmatch(r"rank 1 has been silent for \d s", reasons.get(timeout=20))
-        lead.close()
-
-
-def test_a_loss_that_is_noticed_after_a_step_failed_is_waited_for() -> None:
-    reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
+@contextmanager
+def lead_of_a_silent_rank(reasons: queue.SimpleQueue[str]) -> Iterator[Lead]:
+    """Nobody listens to rank 1, which would have told of its silence first."""
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as here,
@@ -34,6 +23,18 @@ def test_a_loss_that_is_noticed_after_a_step_failed_is_waited_for() -> None:
         lead = Lead({1: Channel(here)}, timeout=0.2)
         lead.attach(reasons.put, silence=lambda: 1.0)
         lead.watch()
+        yield lead
+        lead.close()
+
+
+def test_a_step_that_waits_for_a_silent_rank_names_the_rank() -> None:
+    reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
+    with lead_of_a_silent_rank(reasons):
+        assert re.fullmatch(r"rank 1 has been silent for \d s", reasons.get(timeout=20))
+
+
+def test_a_loss_that_is_noticed_after_a_step_failed_is_waited_for() -> None:
+    reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
+    with lead_of_a_silent_rank(reasons) as lead:
         lead.wait_for_loss(20)
         assert "rank 1" in reasons.get_nowait(), "it returned before the reason was told"
-        lead.close()

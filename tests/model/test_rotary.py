@@ -14,11 +14,13 @@ import pytest
 from metal_kernels import select_backend
 from mlxserve.cache.kv import KVPool
 from mlxserve.model.batch import Batch
+from mlxserve.model.forward import is_on_cpu
 from mlxserve.model.load import prepare
 from mlxserve.model.rotary import shared_angles
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
 from mlxserve.sampling_params import SamplingParams
+from tests.emulated import emulated_backend
 
 BuildModel = Callable[..., tuple[nn.Module, dict[str, Any]]]
 PAGE, HEAD_DIM = 16, 32
@@ -124,3 +126,9 @@ def test_a_step_of_a_model_computes_one_sine(
     logits = runner.logits(batch, mx.array(batch.tokens))
     assert len(loaded.layers) > 1
     assert num_sines(tmp_path, logits) == 1
+
+
+def test_metal_turns_with_a_kernel_of_its_own(build_model: BuildModel) -> None:
+    layers = prepare(*build_model("llama", head_dim=64), "tiny").layers
+    assert is_on_cpu(KVPool(layers, 1, PAGE, select_backend("cpu")))
+    assert not is_on_cpu(KVPool(layers, 1, PAGE, emulated_backend()))

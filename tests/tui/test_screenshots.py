@@ -41,7 +41,7 @@ def test_the_script_takes_the_pictures(tmp_path: Path) -> None:
     assert screenshots.main([str(tmp_path)]) == 0
     assert "shared" in text_of(tmp_path / "engine.svg")
     # How much context fits depends on the machine's memory.
-    good_for = "long documents|chats and files|short chats|a few messages|too large"
+    good_for = "long documents|chats and files|short chats|a few messages"
     assert re.search(
         rf"Model +Size +Context .* ↓ +[0-9.]+ GB .* ({good_for})", text_of(tmp_path / "models.svg")
     )
