@@ -37,6 +37,10 @@ def planted() -> RuntimeError:
     return RuntimeError("planted")
 
 
+def is_busy(subject: Any) -> bool:
+    return not isinstance(subject, Engine) or subject.has_work
+
+
 def make_chat(**options: Any) -> Chat:
     return build_chat(EngineConfig().with_options(**OPTIONS | options))
 
@@ -156,7 +160,8 @@ def test_a_failed_step_ends_its_request_with_an_error_and_the_next_is_answered(
     async def scenario(chat: Chat) -> None:
         wanted = await tokens(chat)
         before = (await chat.snapshot()).stats.engine
-        with Fault(point, planted, at).planted(), pytest.raises(EngineFailed) as caught:
+        fault = Fault(point, planted, at, is_meant=is_busy)
+        with fault.planted(), pytest.raises(EngineFailed) as caught:
             await tokens(chat)
         assert str(caught.value.__cause__) == "planted"
         assert await tokens(chat) == wanted

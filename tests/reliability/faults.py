@@ -34,11 +34,16 @@ def points_of(owner: type, *, but: frozenset[str] = frozenset()) -> list[Point]:
 
 @dataclass
 class Fault:
-    """Raises `error` in place of call number `at`, counted from 0, of the method."""
+    """Raises `error` in place of call number `at`, counted from 0, of the method.
+
+    Calls of objects that `is_meant` denies are not counted: an idle engine of another test's
+    fixture lives in the same process and looks after itself once a second.
+    """
 
     point: Point
     error: Callable[[], Exception]
     at: int = 0
+    is_meant: Callable[[Any], bool] = lambda _: True
     num_calls: int = 0
     has_happened: bool = False
 
@@ -52,6 +57,8 @@ class Fault:
 
         @wraps(original)
         def failing(*args: Any, **options: Any) -> Any:
+            if not self.is_meant(args[0]):
+                return original(*args, **options)
             with lock:
                 self.num_calls += 1
                 is_it = self.num_calls == self.at + 1
