@@ -83,7 +83,7 @@ def test_every_row_gets_what_it_gets_alone(
     tile_scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In tiles of one kv head and eight rows, and in one tile."""
-    monkeypatch.setattr("metal_kernels.cpu.written_out.TILE_SCORES", tile_scores)
+    monkeypatch.setattr("metal_kernels.cpu.written_out.LARGE_TILE_SCORES", tile_scores)
     backend = CpuBackend(max_gathered_rows=0)
     mx.random.seed(3)
     keys, values = (mx.random.normal((KV_HEADS, 160 * PAGE, DIM)) for _ in range(2))
