@@ -43,8 +43,12 @@ MAX_GATHERED_ROWS = 2_048
 # and 1.7 ms gathered, 2.1 and 3.3 one by one; over 1,100 4.4 and 4.4, 3.1 and 4.6; over 2,048 10 and 11, 4.3 and 7.5.
 _SCATTERED = 2
 _MOST_GATHERED_ROWS = 1 << 17  # of all sequences, as what is copied of a layer takes memory
-# Positions from which on a decode is written out; over 64 that takes 0.21 ms, and mlx's own kernel 0.16.
-_LEAST_WRITTEN_OUT = 128
+# Positions for each run of pages from which on joining a decode's scores is faster than joining its keys: 2 runs
+# of 2,000 positions 0.78 and 0.83 ms, of 4,000 1.27 and 1.65; 8 runs of 1,000 0.67 and 0.59, of 4,000 1.39 and 1.63.
+_LEAST_OF_RUN = 256
+# Scores from which on gathered decodes are written out. 4 of them over 160 positions take 0.35 ms that way and
+# 0.30 by mlx's kernel, over 320 0.57 and 0.62.
+_MANY_GATHERED_SCORES = 12_288
 
 
 class CpuBackend:
@@ -265,8 +269,7 @@ def _attend_one_by_one(
         rows = end_row - first_row
         first = 0 if window is None else max(0, context - rows - window + 1)
         runs = tables.plan((sequence, first), partial(tables.runs, sequence, first))
-        is_long = context - first >= _LEAST_WRITTEN_OUT
-        if rows == 1 and is_long and softcap is None and is_float32_on_cpu(queries.dtype):
+        if rows == 1 and softcap is None and _joins_scores(queries, context - first, len(runs)):
             keys, values = (
                 [read_runs(pool, [run], queries.dtype).squeeze(0) for run in runs]
                 for pool in (k_pool, v_pool)
@@ -293,6 +296,13 @@ def _attend_one_by_one(
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
 
+def _joins_scores(queries: mx.array, positions: int, num_runs: int) -> bool:
+    """Whether a decode's scores of each run are joined, and not its keys."""
+    num_scores = queries.shape[1] * positions
+    is_long = positions >= _LEAST_OF_RUN * num_runs
+    return is_long and is_faster_written_out(num_scores, queries.dtype)
+
+
 def _attend_gathered(
     queries: mx.array,
     k_pool: mx.array,
@@ -305,7 +315,8 @@ def _attend_gathered(
     slots, unseen = tables.plan("gathered", lambda: _gathered(tables))
     index = tables.plan(("index", k_pool.shape), lambda: row_index(slots, k_pool))
     keys, values = (take_rows(pool, index, queries.dtype) for pool in (k_pool, v_pool))
-    if is_faster_written_out(queries.shape[1] * slots.size, queries.dtype):
+    is_many = queries.shape[1] * slots.size >= _MANY_GATHERED_SCORES
+    if is_many and is_float32_on_cpu(queries.dtype):
         return attend_rows_written_out(
             queries, keys, values, scale=scale, unseen=unseen, sinks=sinks
         )
