@@ -29,11 +29,6 @@ from mlxserve.model.rotary import shared_angles
 from mlxserve.model.states import Arrays, Group, StateStore
 from mlxserve.model.step_graphs import StepGraphs
 
-# MKL takes longer for a few rows of logits than for 16, of which some are then thrown away: with 32,000 tokens and
-# 768 dimensions 8 ms for 6 rows, 12 for 8, 20 for 15, 8 for 16 (2-core x86). 8 answers at once are 1.04 times as
-# fast, 15 are 1.10 times.
-_SLOW_HEAD, _FAST_HEAD = range(7, 16), 16
-
 
 class Forward(Protocol):
     """What a runner calls. Lives on the engine's thread."""
@@ -66,10 +61,8 @@ class Rows:
             decodes=batch.decodes,
             chunks=batch.chunks,
         )
-        count = len(batch.tokens)
-        if rows is None or len(rows) == count:
-            is_slow = count in _SLOW_HEAD and is_on_cpu(self._kv)
-            rows = list(range(count)) if is_slow else None
+        if rows == list(range(len(batch.tokens))):
+            rows = None
         groups = self._states.groups(batch.plan, batch.num_decodes) if self._states.is_used else ()
         if rows is None:
             logits = self._graphs.logits(groups, layout, tokens)
@@ -82,18 +75,14 @@ class Rows:
         self, rows: list[int], groups: Sequence[Group], layout: StepLayout, tokens: mx.array
     ) -> mx.array:
         selector = self._loaded.selector
-        added = 0
-        # Not in a step of as many rows: those of a head that is not wrapped could not be told from them.
-        if len(rows) in _SLOW_HEAD and len(layout.slots) != _FAST_HEAD and is_on_cpu(self._kv):
-            added = _FAST_HEAD - len(rows)
-        selector.rows = wanted = mx.array(rows + rows[-1:] * added)
+        selector.rows = wanted = mx.array(rows)
         try:
             logits = _call(self._loaded, groups, self._kv, layout, tokens)
         finally:
             selector.rows = None
-        if logits.shape[0] != len(wanted):
+        if logits.shape[0] != len(rows):
             logits = logits[wanted]  # a head that is not wrapped computed every row
-        return logits[: len(rows)] if added else logits
+        return logits
 
 
 def is_on_cpu(kv: KVPool) -> bool:

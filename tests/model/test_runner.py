@@ -230,25 +230,6 @@ def test_a_head_that_cannot_be_wrapped_gives_the_same_rows(loaded: LoadedModel) 
     assert np.allclose(found, other, atol=1e-5)
 
 
-@pytest.mark.parametrize("is_wrapped", [True, False])
-@pytest.mark.parametrize(("decodes", "prompt"), [(6, 1), (7, 2), (8, 1), (14, 1), (9, 6), (10, 6)])
-def test_a_head_that_computes_more_rows_than_sample_gives_the_same(
-    loaded: LoadedModel, is_wrapped: bool, decodes: int, prompt: int
-) -> None:
-    """7 to 15 rows of logits: of steps of 7 to 19 rows, 16 among them."""
-    kv = KVPool(loaded.layers, 16, PAGE, select_backend("cpu"))
-    selector = loaded.selector if is_wrapped else RowSelector()  # which no head reads
-    runner = ModelRunner(replace(loaded, selector=selector), kv)
-    chunks = [chunk(request([row + 1]), 0, 1, (row,)) for row in range(decodes)]
-    chunks.append(chunk(request(list(range(9, 9 + prompt))), 0, prompt, (15,)))
-    batch = Batch.of(chunks, PAGE)
-    found = np.array(runner.logits(batch, mx.array(batch.tokens)))
-    alone = [np.array(loaded.model(mx.array([[row + 1]]))[0, -1]) for row in range(decodes)]
-    alone.append(np.array(loaded.model(mx.array([list(range(9, 9 + prompt))]))[0, -1]))
-    assert found.shape == (decodes + 1, loaded.vocab_size)
-    assert np.allclose(found, np.array(alone), atol=1e-5)
-
-
 def test_a_failed_forward_leaves_no_rows_selected(loaded: LoadedModel) -> None:
     class Failing(nn.Module):  # type: ignore[misc]
         def __call__(self, tokens: mx.array, cache: object) -> mx.array:
