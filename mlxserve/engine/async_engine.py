@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mlxserve.distributed.lead import Lead
@@ -49,12 +50,16 @@ class _Call:
     work: Callable[[Engine], Any]
     result: Future[Any]
 
-    def run(self, engine: Engine) -> Exception | None:
-        """The exception that no caller expects, if there was one: the engine needs an audit."""
+    def run(self, engine: Engine, note_stats: Callable[[], None]) -> Exception | None:
+        """The exception that no caller expects, if there was one: the engine needs an audit.
+
+        `note_stats` is called before the caller learns the result, and so sees it in the counters.
+        """
         if not self.result.set_running_or_notify_cancel():
             return None
         try:
             result = self.work(engine)
+            note_stats()
         except MlxServeError as error:
             self.result.set_exception(error)
         except AssertionError as error:
@@ -201,7 +206,7 @@ class AsyncEngine:
         def resize(engine: Engine) -> Resized:
             resized = engine.resize_cache(num_pages)
             # Not after the await: the caller may be cancelled by then.
-            self.max_model_len, self._stats = engine.max_model_len, engine.stats()
+            self.max_model_len = engine.max_model_len
             log.info(
                 "The KV cache has %d pages now, and the context %d tokens: %d pages moved, "
                 "%d forgotten, %d requests preempted",
@@ -226,7 +231,7 @@ class AsyncEngine:
         return taken
 
     def stats(self) -> Stats:
-        """As of the last step."""
+        """As of the last step, and the last call that was answered."""
         return self._stats
 
     def is_alive(self) -> bool:
@@ -328,7 +333,7 @@ class AsyncEngine:
                 elif is_open:
                     self._has_more = False  # also if this fails
                     self._has_more = engine.idle()
-                self._stats = engine.stats()
+                self._note_stats(engine)
                 throughput.write(self._stats, time.monotonic())
             except Exception as error:  # noqa: BLE001  (logged there)
                 self._restart(engine, error, {output.request_id for output in outputs})
@@ -365,16 +370,20 @@ class AsyncEngine:
 
     def _take_calls(self, engine: Engine) -> bool:
         """Run the calls in the inbox; without other work, wait for one. False to end the engine."""
+        note_stats = partial(self._note_stats, engine)
         try:
             is_busy = engine.has_work or self._has_more
             call = self._inbox.get_nowait() if is_busy else self._inbox.get(timeout=_HEARTBEAT)
             while call is not None:
-                if (error := call.run(engine)) is not None:
+                if (error := call.run(engine, note_stats)) is not None:
                     self._audit(engine, error)
                 call = self._inbox.get_nowait()
         except queue.Empty:
             return True
         return False
+
+    def _note_stats(self, engine: Engine) -> None:
+        self._stats = engine.stats()
 
     def _audit(self, engine: Engine, error: Exception) -> None:
         """After a call that failed half done. Raises what is wrong with the engine since."""
