@@ -48,9 +48,9 @@ def attend_fused(
     )
 
 
-def is_faster_written_out(num_scores: int, dtype: mx.Dtype) -> bool:
+def is_faster_written_out(num_scores: int, dtype: mx.Dtype, many: int = MANY_SCORES) -> bool:
     """Of all query heads and rows; the dtype of the queries."""
-    return num_scores >= MANY_SCORES and is_float32_on_cpu(dtype)
+    return num_scores >= many and is_float32_on_cpu(dtype)
 
 
 def is_float32_on_cpu(dtype: mx.Dtype) -> bool:

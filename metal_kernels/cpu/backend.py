@@ -315,8 +315,8 @@ def _attend_gathered(
     slots, unseen = tables.plan("gathered", lambda: _gathered(tables))
     index = tables.plan(("index", k_pool.shape), lambda: row_index(slots, k_pool))
     keys, values = (take_rows(pool, index, queries.dtype) for pool in (k_pool, v_pool))
-    is_many = queries.shape[1] * slots.size >= _MANY_GATHERED_SCORES
-    if is_many and is_float32_on_cpu(queries.dtype):
+    num_scores = queries.shape[1] * slots.size
+    if is_faster_written_out(num_scores, queries.dtype, _MANY_GATHERED_SCORES):
         return attend_rows_written_out(
             queries, keys, values, scale=scale, unseen=unseen, sinks=sinks
         )

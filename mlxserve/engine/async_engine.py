@@ -21,7 +21,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from mlxserve.distributed.lead import Lead
@@ -50,16 +49,12 @@ class _Call:
     work: Callable[[Engine], Any]
     result: Future[Any]
 
-    def run(self, engine: Engine, note_stats: Callable[[], None]) -> Exception | None:
-        """The exception that no caller expects, if there was one: the engine needs an audit.
-
-        `note_stats` is called before the caller learns the result, and so sees it in the counters.
-        """
+    def run(self, engine: Engine) -> Exception | None:
+        """The exception that no caller expects, if there was one: the engine needs an audit."""
         if not self.result.set_running_or_notify_cancel():
             return None
         try:
             result = self.work(engine)
-            note_stats()
         except MlxServeError as error:
             self.result.set_exception(error)
         except AssertionError as error:
@@ -265,8 +260,17 @@ class AsyncEngine:
             self._ended.wait(_STUCK_SECONDS if is_stuck else None)
 
     def _call(self, work: Callable[[Engine], Any]) -> Future[Any]:
-        """Run `work` on the engine's thread at the next step boundary."""
-        call = _Call(work, Future())
+        """Run `work` on the engine's thread at the next step boundary.
+
+        Its effect is in `stats` before the caller learns the result.
+        """
+
+        def counted(engine: Engine) -> Any:
+            result = work(engine)
+            self._stats = engine.stats()
+            return result
+
+        call = _Call(counted, Future())
         self._inbox.put(call)
         if self._stopped is not None:  # the thread no longer reads its inbox
             self._refuse_calls(self._stopped)
@@ -333,7 +337,7 @@ class AsyncEngine:
                 elif is_open:
                     self._has_more = False  # also if this fails
                     self._has_more = engine.idle()
-                self._note_stats(engine)
+                self._stats = engine.stats()
                 throughput.write(self._stats, time.monotonic())
             except Exception as error:  # noqa: BLE001  (logged there)
                 self._restart(engine, error, {output.request_id for output in outputs})
@@ -370,20 +374,16 @@ class AsyncEngine:
 
     def _take_calls(self, engine: Engine) -> bool:
         """Run the calls in the inbox; without other work, wait for one. False to end the engine."""
-        note_stats = partial(self._note_stats, engine)
         try:
             is_busy = engine.has_work or self._has_more
             call = self._inbox.get_nowait() if is_busy else self._inbox.get(timeout=_HEARTBEAT)
             while call is not None:
-                if (error := call.run(engine, note_stats)) is not None:
+                if (error := call.run(engine)) is not None:
                     self._audit(engine, error)
                 call = self._inbox.get_nowait()
         except queue.Empty:
             return True
         return False
-
-    def _note_stats(self, engine: Engine) -> None:
-        self._stats = engine.stats()
 
     def _audit(self, engine: Engine, error: Exception) -> None:
         """After a call that failed half done. Raises what is wrong with the engine since."""

@@ -14,7 +14,7 @@ from mlxserve.distributed.wire import Channel
 
 @contextmanager
 def lead_of_a_silent_rank(reasons: queue.SimpleQueue[str]) -> Iterator[Lead]:
-    """Nobody listens to rank 1, which would have told of its silence first."""
+    """Rank 1 has no watch, which would report its silence first."""
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as here,
