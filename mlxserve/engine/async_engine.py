@@ -270,20 +270,27 @@ class AsyncEngine:
             self._stats = engine.stats()
             return result
 
-        call = _Call(counted, Future())
+        return self._put(counted)
+
+    def _put(self, work: Callable[[Engine], Any]) -> Future[Any]:
+        call = _Call(work, Future())
         self._inbox.put(call)
         if self._stopped is not None:  # the thread no longer reads its inbox
             self._refuse_calls(self._stopped)
         return call.result
 
     def _tell(self, work: Callable[[Engine], Any]) -> None:
-        """As `_call`, for what has no result. An error is logged, unless the engine has ended."""
+        """As `_call`, for what has no result. An error is logged, unless the engine has ended.
+
+        Nobody waits for it, so its effect is in `stats` with that of the step which follows: an
+        aborted request's pages are free once the step that uses them is read.
+        """
 
         def report(done: Future[Any]) -> None:
             if (error := done.exception()) and not isinstance(error, EngineStopped):
                 log.error("A call of the engine that has no caller failed: %s", error)
 
-        self._call(work).add_done_callback(report)
+        self._put(work).add_done_callback(report)
 
     def _run(self, build: Callable[[], Engine]) -> None:
         try:

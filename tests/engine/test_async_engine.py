@@ -15,7 +15,7 @@ from mlxserve.engine.output_stream import OutputStream
 from mlxserve.errors import EngineStopped
 from mlxserve.request import FinishReason, Output, Request
 from mlxserve.sampling_params import SamplingParams
-from mlxserve.stats import Stats
+from mlxserve.stats import PoolStats, SchedulerStats, Stats
 
 
 class Waiting:
@@ -53,7 +53,7 @@ class Waiting:
     def abort_all(self) -> list[Output]:
         return []
 
-    def close(self) -> None:
+    def close(self, *, keeps_pages: bool) -> None:
         pass
 
 
@@ -84,6 +84,59 @@ def test_the_time_that_loading_took_is_no_silence(monkeypatch: pytest.MonkeyPatc
     monkeypatch.undo()
     engine.close()
     assert silence < 1.0
+
+
+class Holding(Waiting):
+    """A request's page stays in use until the step after its abort, which waits to be let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.page_in_use = False
+        self.is_last = threading.Event()
+
+    @property
+    def has_work(self) -> bool:
+        return self.page_in_use
+
+    def add_all(self, requests: Sequence[Request]) -> None:
+        super().add_all(requests)
+        self.page_in_use = True
+
+    def abort(self, request_id: str, reason: FinishReason) -> list[Output]:
+        self.live.clear()
+        return []
+
+    def step(self) -> list[Output]:
+        if not self.live:
+            self.is_last.set()
+            self.read.acquire(timeout=10)
+            self.page_in_use = False
+        return []
+
+    def start(self) -> None:
+        pass
+
+    def stats(self) -> Stats:
+        return Stats(
+            scheduler=SchedulerStats(num_running=len(self.live)),
+            pool=PoolStats(num_used=int(self.page_in_use)),
+        )
+
+
+def test_an_aborted_request_is_counted_as_gone_when_its_pages_are_free() -> None:
+    async def scenario() -> None:
+        stand_in: Any = Holding()
+        engine = AsyncEngine(lambda: stand_in)
+        await engine.submit([Request("a", [1], SamplingParams(max_tokens=3))])
+        assert (engine.stats().scheduler.num_running, engine.stats().pool.num_used) == (1, 1)
+        engine.abort("a")
+        assert await asyncio.to_thread(stand_in.is_last.wait, 10)
+        assert engine.stats().scheduler.num_running == 1
+        stand_in.read.release()
+        engine.close()
+        assert (engine.stats().scheduler.num_running, engine.stats().pool.num_used) == (0, 0)
+
+    asyncio.run(scenario())
 
 
 class Aborts:
