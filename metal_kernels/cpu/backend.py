@@ -16,7 +16,7 @@ import numpy as np
 
 from metal_kernels.cpu import cascade, latent
 from metal_kernels.cpu.attention import attend, is_faster_written_out, is_float32_on_cpu
-from metal_kernels.cpu.pool_rows import padded_slots, read_runs, row_index, take_rows, write_rows
+from metal_kernels.cpu.pool_rows import Runs, padded_slots, row_index, take_rows, write_rows
 from metal_kernels.cpu.written_out import attend_row_written_out, attend_rows_written_out
 from metal_kernels.cpu.zeros import lazy_zeros
 from metal_kernels.ops import (
@@ -43,9 +43,10 @@ MAX_GATHERED_ROWS = 2_048
 # and 1.7 ms gathered, 2.1 and 3.3 one by one; over 1,100 4.4 and 4.4, 3.1 and 4.6; over 2,048 10 and 11, 4.3 and 7.5.
 _SCATTERED = 2
 _MOST_GATHERED_ROWS = 1 << 17  # of all sequences, as what is copied of a layer takes memory
-# Positions for each run of pages from which on joining a decode's scores is faster than joining its keys: 2 runs
-# of 2,000 positions 0.78 and 0.83 ms, of 4,000 1.27 and 1.65; 8 runs of 1,000 0.67 and 0.59, of 4,000 1.39 and 1.63.
-_LEAST_OF_RUN = 256
+# Numbers of keys for each run of pages from which on joining a decode's scores is faster than copying its keys.
+# A row of 8 query and 4 kv heads of 64 dimensions: 516 positions in 2 runs (66,000) 0.19 and 0.21 ms, in
+# 3 0.23 and 0.22, 1,040 in 3 (89,000) 0.41 and 0.44; 8 heads of 128: 516 in 3 (180,000) 0.54 and 0.71, in 8 0.91 and 0.87.
+_LEAST_OF_RUN = 1 << 16
 # Scores from which on gathered decodes are written out. 4 of them over 160 positions take 0.35 ms that way and
 # 0.30 by mlx's kernel, over 320 0.57 and 0.62.
 _MANY_GATHERED_SCORES = 12_288
@@ -85,8 +86,8 @@ class CpuBackend:
         self, k_pool: mx.array, v_pool: mx.array, tables: SequenceTables
     ) -> tuple[mx.array, mx.array]:
         check_gather(tables)
-        runs = tables.plan((0, 0), partial(tables.runs, 0, 0))
-        return read_runs(k_pool, runs, mx.float32), read_runs(v_pool, runs, mx.float32)
+        runs = _runs(tables, 0)
+        return runs.read(k_pool, mx.float32), runs.read(v_pool, mx.float32)
 
     def paged_decode(
         self,
@@ -146,13 +147,13 @@ class CpuBackend:
             return latent.attend_gathered(q_latent, q_rope, latents, keys, unseen, scale=scale)
         outputs = []
         for sequence, first_row, end_row in tables.queries():
-            runs = tables.plan((sequence, 0), partial(tables.runs, sequence, 0))
+            runs = _runs(tables, sequence)
             outputs.append(
                 latent.attend(
                     q_latent[first_row:end_row],
                     q_rope[first_row:end_row],
-                    read_runs(k_pool, runs, q_latent.dtype)[0, 0],
-                    read_runs(v_pool, runs, q_latent.dtype)[0, 0],
+                    runs.read(k_pool, q_latent.dtype)[0, 0],
+                    runs.read(v_pool, q_latent.dtype)[0, 0],
                     scale=scale,
                 )
             )
@@ -224,9 +225,7 @@ class CpuBackend:
             index = tables.plan(
                 ("own", group.rows[0], k_pool.shape), partial(row_index, group.own, k_pool)
             )
-            keys, values = (
-                read_runs(pool, group.shared, queries.dtype).squeeze(0) for pool in pools
-            )
+            keys, values = (group.shared.read(pool, queries.dtype).squeeze(0) for pool in pools)
             own_keys, own_values = (take_rows(pool, index, queries.dtype) for pool in pools)
             outputs.append(
                 cascade.attend(
@@ -268,10 +267,15 @@ def _attend_one_by_one(
         context = int(tables.context_lens[sequence])
         rows = end_row - first_row
         first = 0 if window is None else max(0, context - rows - window + 1)
-        runs = tables.plan((sequence, first), partial(tables.runs, sequence, first))
-        if rows == 1 and softcap is None and _joins_scores(queries, context - first, len(runs)):
+        runs = _runs(tables, sequence, first)
+        kv_heads = k_pool.shape[0]
+        if (
+            rows == 1
+            and softcap is None
+            and _joins_scores(queries, kv_heads, context - first, runs)
+        ):
             keys, values = (
-                [read_runs(pool, [run], queries.dtype).squeeze(0) for run in runs]
+                [run.squeeze(0) for run in runs.read_each(pool, queries.dtype)]
                 for pool in (k_pool, v_pool)
             )
             outputs.append(
@@ -283,8 +287,8 @@ def _attend_one_by_one(
         outputs.append(
             attend(
                 queries[None, first_row:end_row].swapaxes(1, 2),
-                read_runs(k_pool, runs, queries.dtype),
-                read_runs(v_pool, runs, queries.dtype),
+                runs.read(k_pool, queries.dtype),
+                runs.read(v_pool, queries.dtype),
                 scale=scale,
                 window=window,
                 softcap=softcap,
@@ -296,11 +300,18 @@ def _attend_one_by_one(
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
 
-def _joins_scores(queries: mx.array, positions: int, num_runs: int) -> bool:
-    """Whether a decode's scores of each run are joined, and not its keys."""
-    num_scores = queries.shape[1] * positions
-    is_long = positions >= _LEAST_OF_RUN * num_runs
-    return is_long and is_faster_written_out(num_scores, queries.dtype)
+def _runs(tables: SequenceTables, sequence: int, first: int = 0) -> Runs:
+    """Of a sequence's positions from `first` on."""
+    return tables.plan((sequence, first), lambda: Runs(tables.runs(sequence, first)))
+
+
+def _joins_scores(queries: mx.array, kv_heads: int, positions: int, runs: Runs) -> bool:
+    """Whether a decode's scores of each run are joined, and its keys are not copied."""
+    _, heads, head_dim = queries.shape
+    if len(runs) == 1:
+        return is_faster_written_out(heads * positions, queries.dtype)
+    is_long = kv_heads * positions * head_dim >= _LEAST_OF_RUN * len(runs)
+    return is_long and is_float32_on_cpu(queries.dtype)
 
 
 def _attend_gathered(

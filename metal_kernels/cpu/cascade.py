@@ -19,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 from metal_kernels.cpu.exponential import LOG2_E, exp2
-from metal_kernels.cpu.pool_rows import padded_slots
+from metal_kernels.cpu.pool_rows import Runs, padded_slots
 from metal_kernels.cpu.reductions import row_max, row_sum
 from metal_kernels.cpu.written_out import tiles
 from metal_kernels.tables import IntArray, SequenceTables
@@ -33,13 +33,13 @@ class RowGroup:
     """Rows of a dispatch that attend together.
 
     rows      row numbers, in order
-    shared    ranges of slots that hold what they share
+    shared    the slots that hold what they share
     own       (rows, positions): the slots of what follows, padded with one that holds a number
     unseen    (rows, 1, positions) float32: 0, or minus infinity for padding
     """
 
     rows: list[int]
-    shared: list[tuple[int, int]]
+    shared: Runs
     own: IntArray
     unseen: mx.array
 
@@ -140,7 +140,7 @@ def _group(tables: SequenceTables, rows: list[int]) -> RowGroup | None:
     if num_shared < _MIN_SHARED or len(rows) * longest > _MAX_SCORES * num_needed:
         return None
     own, unseen = padded_slots(tables, rows, num_shared)
-    shared = tables.runs(rows[0], 0, num_shared)
+    shared = Runs(tables.runs(rows[0], 0, num_shared))
     return RowGroup(rows, shared, own, mx.array(unseen)[:, None])
 
 

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels.cpu import cascade
+from metal_kernels.cpu import backend, cascade
 from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.tables import SequenceTables
 
@@ -16,10 +16,8 @@ _PAGES, _HEADS, _PAGE_SIZE, _DIM = 4_096, 2, 16, 32
 
 
 def test_copying_pages_does_not_copy_the_pool() -> None:
-    backend = CpuBackend()
-    keys, values = (
-        backend.new_pool(_PAGES, _HEADS, _PAGE_SIZE, _DIM, mx.float32) for _ in range(2)
-    )
+    cpu = CpuBackend()
+    keys, values = (cpu.new_pool(_PAGES, _HEADS, _PAGE_SIZE, _DIM, mx.float32) for _ in range(2))
     mx.eval(keys, values)
     before = mx.get_active_memory()
     mx.reset_peak_memory()
@@ -27,14 +25,14 @@ def test_copying_pages_does_not_copy_the_pool() -> None:
     # Handed over, not lent: a second reference would force mlx to copy.
     pools = [keys, values]
     del keys, values
-    pools = list(backend.copy_pages(pools.pop(0), pools.pop(0), sources, targets, _PAGE_SIZE))
+    pools = list(cpu.copy_pages(pools.pop(0), pools.pop(0), sources, targets, _PAGE_SIZE))
     mx.eval(pools)
     assert mx.get_peak_memory() - before < pools[0].nbytes // 8
 
 
 @pytest.mark.parametrize("num_runs", [1, 3])
 def test_a_decode_copies_no_keys(num_runs: int) -> None:
-    backend, num_pages = CpuBackend(), 1_024
+    num_pages = 1_024
     keys, values = (mx.ones((_HEADS, _PAGES * _PAGE_SIZE, _DIM)) for _ in range(2))
     pages = np.arange(num_pages, dtype=np.int32)
     pages += 2 * (pages * num_runs // num_pages)
@@ -45,10 +43,37 @@ def test_a_decode_copies_no_keys(num_runs: int) -> None:
     mx.eval(queries, keys, values)
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    found = backend.paged_decode(queries, keys, values, tables, scale=0.2)
+    found = CpuBackend().paged_decode(queries, keys, values, tables, scale=0.2)
     assert mx.allclose(found, mx.ones((1, 6, _DIM)), atol=1e-5).item()
     read = num_pages * _PAGE_SIZE * _HEADS * _DIM * 4
     assert mx.get_peak_memory() - before < read, "it copied them"
+
+
+@pytest.mark.parametrize("num_runs", [1, 2, 12, 48])
+@pytest.mark.parametrize("window", [None, 500])
+def test_a_decode_gets_the_same_however_its_pages_are_scattered(
+    num_runs: int, window: int | None
+) -> None:
+    """Runs that are long enough are read where they are; of shorter ones the keys are copied."""
+    draw = np.random.default_rng(0)
+    num_pages, context = 400, 400 * _PAGE_SIZE - 5
+    keys, values = (
+        mx.array(draw.normal(size=(_HEADS, 500 * _PAGE_SIZE, _DIM)).astype(np.float32))
+        for _ in range(2)
+    )
+    queries = mx.array(draw.normal(size=(1, 6, _DIM)).astype(np.float32))
+    table = np.arange(num_pages, dtype=np.int32)
+    table = (table + 2 * (table * num_runs // num_pages))[None]
+    at = np.arange(0 if window is None else context - window, context)
+    seen = mx.array(table[0, at // _PAGE_SIZE] * _PAGE_SIZE + at % _PAGE_SIZE)
+    expected = mx.fast.scaled_dot_product_attention(
+        queries[:, :, None], keys[:, seen][None], values[:, seen][None], scale=0.2
+    )
+    tables = SequenceTables(
+        table, np.array([context], np.int32), np.array([0, 1], np.int32), _PAGE_SIZE
+    )
+    found = CpuBackend().paged_decode(queries, keys, values, tables, scale=0.2, window=window)
+    assert np.abs(np.array(found) - np.array(expected)[:, :, 0]).max() < 2e-6
 
 
 def test_decodes_attended_together_get_what_each_gets_alone() -> None:
@@ -84,13 +109,13 @@ def test_decodes_whose_pages_are_scattered_are_gathered_up_to_longer_contexts(
 ) -> None:
     """Of 2 heads. One by one, each run of pages would take products of its own."""
     gathered = []
-    take = mx.take
+    attend = backend._attend_gathered
 
-    def watched_take(array: mx.array, *args: Any, **options: Any) -> mx.array:
-        gathered.append(array)
-        return take(array, *args, **options)
+    def watched_attend(*args: Any) -> mx.array:
+        gathered.append(args)
+        return attend(*args)
 
-    monkeypatch.setattr(mx, "take", watched_take)
+    monkeypatch.setattr(backend, "_attend_gathered", watched_attend)
     num_pages = -(-positions // _PAGE_SIZE)
     page_tables = stride * np.arange(2 * num_pages, dtype=np.int32).reshape(2, num_pages)
     contexts, starts = np.full(2, positions, np.int32), np.arange(3, dtype=np.int32)

@@ -40,7 +40,7 @@ def test_rows_are_grouped_by_what_they_share() -> None:
     assert [group.rows for group in found.groups] == [[0, 3, 5], [1, 4]]
     assert found.rest_rows == [2]
     group = found.groups[0]
-    assert group.shared == [(160, 320)]
+    assert group.shared.bounds == ((160, 320),)
     # Page 2 from its slot 32 on, pages 3 and 21, page 0; then each row's first slot.
     assert group.own.tolist() == [
         [*range(32, 37), *[160] * 25],
@@ -74,7 +74,7 @@ def test_the_page_that_a_row_writes_is_not_shared() -> None:
     """A context that ends with the shared pages has its newest position in the last of them."""
     found = cascade.group_rows(tables([(SHARED, 160), ([*SHARED, 7], 170)]))
     [group] = found.groups
-    assert group.shared == [(160, 304)]
+    assert group.shared.bounds == ((160, 304),)
     assert group.own[:, 0].tolist() == [304, 304]
 
 

@@ -1,4 +1,4 @@
-"""Rows written to any slots, and that writing takes no second pool."""
+"""Rows written to any slots and read from them, and that writing takes no second pool."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels.cpu.pool_rows import write_rows
+from metal_kernels.cpu.pool_rows import Runs, write_rows
 
 _HEADS, _SLOTS, _DIM = 3, 2_048, 16
 
@@ -56,3 +56,19 @@ def test_writing_does_not_copy_the_pool(lengths: list[int]) -> None:
     mx.eval(pool)
     assert mx.get_peak_memory() - before < pool.nbytes // 8
     assert mx.sum(pool).item() == rows.size
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize(
+    "bounds", [[(7, 40)], [(7, 40), (3, 5)], [(9, 10), (4, 5), (60, 90)]], ids=str
+)
+def test_runs_are_read_in_order(bounds: list[tuple[int, int]], dtype: mx.Dtype) -> None:
+    draw = np.random.default_rng(0)
+    runs = Runs(bounds)
+    for heads in (_HEADS, 1):  # one object reads the pools of all layers
+        rows = draw.integers(-100, 100, (heads, _SLOTS, _DIM))
+        pool = mx.array(rows).astype(dtype)
+        expected = np.concatenate([rows[:, start:end] for start, end in bounds], axis=1)[None]
+        assert (np.array(runs.read(pool, dtype).astype(mx.int32)) == expected).all()
+        each = mx.concatenate(runs.read_each(pool, dtype), axis=2)
+        assert (np.array(each.astype(mx.int32)) == expected).all()
