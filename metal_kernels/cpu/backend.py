@@ -274,10 +274,7 @@ def _attend_one_by_one(
             and softcap is None
             and _joins_scores(queries, kv_heads, context - first, runs)
         ):
-            keys, values = (
-                [run.squeeze(0) for run in runs.read_each(pool, queries.dtype)]
-                for pool in (k_pool, v_pool)
-            )
+            keys, values = (runs.read_each(pool, queries.dtype) for pool in (k_pool, v_pool))
             outputs.append(
                 attend_row_written_out(
                     queries[first_row:end_row].squeeze(0), keys, values, scale=scale, sinks=sinks

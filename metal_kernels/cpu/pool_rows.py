@@ -74,7 +74,7 @@ class Runs:
         long where they are long, and with 90 runs of 32 positions 2.4 times as long.
         """
         if len(self.bounds) == 1:
-            return self.read_each(pool, dtype)[0]
+            return self.read_each(pool, dtype)[0][None]
         key = pool.shape[:2]
         if key not in self._indices:
             slots = np.concatenate([np.arange(*bounds, dtype=np.int32) for bounds in self.bounds])
@@ -82,8 +82,8 @@ class Runs:
         return take_rows(pool, self._indices[key], dtype)[None]
 
     def read_each(self, pool: mx.array, dtype: mx.Dtype) -> list[mx.array]:
-        """As `read`, each run alone."""
-        return [loaded(pool[None, :, start:end], dtype) for start, end in self.bounds]
+        """Each run alone, (kv_heads, positions, head_dim)."""
+        return [loaded(pool[:, start:end], dtype) for start, end in self.bounds]
 
 
 def row_index(slots: IntArray, pool: mx.array) -> mx.array:

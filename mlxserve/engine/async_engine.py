@@ -282,8 +282,8 @@ class AsyncEngine:
     def _tell(self, work: Callable[[Engine], Any]) -> None:
         """As `_call`, for what has no result. An error is logged, unless the engine has ended.
 
-        Nobody waits for it, so its effect is in `stats` with that of the step which follows: an
-        aborted request's pages are free once the step that uses them is read.
+        No caller waits for it, so `stats` shows its effect after the next step. The pages of an
+        aborted request are free when the step that uses them was read.
         """
 
         def report(done: Future[Any]) -> None:
