@@ -65,21 +65,27 @@ def cleaner(
 
 @app.command()
 def cold(
-    pairs: Annotated[int, typer.Option(min=1, help="Interleaved pairs, after a warm-up.")] = 7,
+    processes: Annotated[int, typer.Option(min=1, help="Rounds of three processes.")] = 9,
+    pairs: Annotated[int, typer.Option(min=1, help="Runs of each, after a warm-up.")] = 3,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts at once.")] = 8,
     length: Annotated[int, typer.Option(min=1, help="Tokens of each.")] = 500,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 32,
+    num_pages: Annotated[
+        int, typer.Option(min=2, help="Pages of 32; by default, they are soon all in use.")
+    ] = 192,
+    itl_target_ms: Annotated[
+        float, typer.Option(min=0, help="As of the server; 0: both sides compute equal steps.")
+    ] = 0,
     json: JsonOption = None,
 ) -> None:
     """CPU time of prompts of which nothing is cached, with the prefix cache and without it."""
     from rich.console import Console
 
-    from tests.perf.cold import bench_cold
+    from tests.perf.cold import Load, bench_cold
 
+    load = Load(prompts, length, tokens, num_pages, itl_target_ms)
     with Console(stderr=True).status("") as status:
-        report = bench_cold(
-            pairs=pairs, prompts=prompts, length=length, tokens=tokens, progress=status.update
-        )
+        report = bench_cold(load, processes=processes, pairs=pairs, progress=status.update)
     _finish(report, json)
 
 
