@@ -202,11 +202,13 @@ class StateStore:
                 self._filled(arrays, spec, group.batch)
                 for arrays, spec in zip(group.after, self.specs, strict=True)
             ]
+            if group.length > 1:
+                stack = _row_of(stack, 0)
             self._fresh += [array for layer in stack for array in layer]
             for row, (chunk, start) in enumerate(zip(group.chunks, group.positions, strict=True)):
                 self._held[chunk.request] = _Held(stack, group.batch, row, start + group.length)
             for row, id_ in group.keeps:
-                self._snapshots[id_] = stack if group.batch == 1 else _row_of(stack, row)
+                self._snapshots[id_] = stack if group.length > 1 else _row_of(stack, row)
                 self._fresh += [array for layer in self._snapshots[id_] for array in layer]
 
     @staticmethod
@@ -265,7 +267,8 @@ def _joined(parts: list[mx.array], index: mx.array | None) -> mx.array:
 
 
 def _row_of(stack: Stack, row: int) -> Stack:
-    """A copy: a view would keep the whole stack in memory."""
+    """Arrays of their own: a view keeps the whole stack in memory, or all of a chunk's tokens, of which
+    a convolution's state is the last few."""
     return [[mx.contiguous(array[row : row + 1]) for array in layer] for layer in stack]
 
 

@@ -132,3 +132,19 @@ def test_what_is_dropped_is_gone() -> None:
     store.drop([])
     with pytest.raises(KeyError):
         store.groups([chunk(a, 20)], 1)
+
+
+def test_what_a_chunk_leaves_does_not_keep_its_tokens_in_memory() -> None:
+    """A convolution's state is a view of the chunk's last tokens: 3 of 4,000 here."""
+    spec = StateSpec((((3, 64), mx.float32),))
+    store = StateStore([spec])
+    a = request("a")
+    before = mx.get_active_memory()
+    groups = store.groups([chunk(a, 0, 8_000, StatePlan(None, ((4_000, 7),)))], 0)
+    for group in groups:
+        group.after[0] = [mx.ones((1, group.length, 64))[:, -3:]]
+    store.commit(groups)
+    mx.eval(store.arrays())
+    del groups, group
+    assert store.num_snapshots == 1
+    assert mx.get_active_memory() - before < 8 * spec.nbytes
