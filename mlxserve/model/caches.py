@@ -35,8 +35,8 @@ from mlxserve.distributed.environment import Split
 from mlxserve.distributed.layers import Elsewhere, is_elsewhere
 from mlxserve.errors import UnsupportedModel
 from mlxserve.model import recurrent
+from mlxserve.model.packed_states import StateSpec
 from mlxserve.model.paged import watching_attention
-from mlxserve.model.states import StateSpec
 
 log = logging.getLogger("mlxserve.caches")
 

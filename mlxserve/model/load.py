@@ -30,8 +30,8 @@ from mlxserve.hub.files import ModelFiles, text_config
 from mlxserve.hub.headers import check_weights
 from mlxserve.model.activations import use_vectorised_activations
 from mlxserve.model.caches import CacheTree, look_at
+from mlxserve.model.packed_states import StateSpec
 from mlxserve.model.paged import RowSelector, select_rows, use_paged_attention
-from mlxserve.model.states import StateSpec
 
 _READ_ERRORS = (
     OSError,

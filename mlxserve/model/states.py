@@ -1,12 +1,12 @@
 """StateStore: the recurrent states of running sequences, and snapshots of them by id.
 
 A recurrent layer keeps a few arrays of fixed size for a sequence instead of keys and values. They
-are never written in place: the layer returns new ones, so that a snapshot is a reference, and a step
-can be launched while the one before is still being computed. Decodes are rows of one stack: as long
-as the same sequences decode in the same order, the next step takes the stack as it is.
+are never written in place: the layer returns new ones, so that a step can be launched while the one
+before is still being computed. Decodes are rows of one stack: as long as the same sequences decode in
+the same order, the next step takes the stack as it is.
 
     held        of each running request: a row of a stack, and the position it has reached
-    snapshots   by id, one row each; which ones exist is up to the scheduler
+    snapshots   by id, one packed row each; which ones exist is up to the scheduler
 """
 
 from __future__ import annotations
@@ -14,29 +14,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from math import prod
 
 import mlx.core as mx
-import numpy as np
 
-from metal_kernels.reading import evaluate, read
+from metal_kernels.reading import evaluate
+from mlxserve.model.packed_states import Packing, Stack, StateSpec
 from mlxserve.request import Chunk, LiveRequest, RequestState
 
-Stack = list[list[mx.array]]  # [layer][array] (batch, ...)
 # What a layer begins with: None is the beginning of a sequence, which to some layers is not the same
 # as zeros (the first token of RecurrentGemma's is scaled differently).
 Arrays = Sequence[mx.array | None]
-
-
-@dataclass(frozen=True, slots=True)
-class StateSpec:
-    """One recurrent layer: (shape without the batch, dtype) of each of its arrays."""
-
-    arrays: tuple[tuple[tuple[int, ...], mx.Dtype], ...]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(prod(shape) * dtype.size for shape, dtype in self.arrays)
 
 
 @dataclass(slots=True)
@@ -87,6 +74,11 @@ class Group:
         return arrays
 
     @property
+    def is_within_chunk(self) -> bool:
+        """Whether its chunk goes on behind it."""
+        return self.batch == 1 and self.start + self.length < self.chunks[0].end
+
+    @property
     def positions(self) -> list[int]:
         """Of the first token of each row of the batch."""
         return [self.start] if self.batch == 1 else [chunk.start for chunk in self.chunks]
@@ -100,7 +92,8 @@ class StateStore:
         self.specs = tuple(specs)
         self.is_used = bool(specs) if is_used is None else is_used
         self._held: dict[LiveRequest, _Held] = {}
-        self._snapshots: dict[int, Stack] = {}
+        self._packing = Packing(specs)
+        self._snapshots: dict[int, list[mx.array]] = {}  # packed
         self._fresh: list[mx.array] = []
 
     @property
@@ -133,24 +126,14 @@ class StateStore:
     # ---- snapshots as bytes
 
     def read(self, id_: int) -> bytes:
-        """A snapshot: its arrays one after another. No step may be under way."""
-        arrays = [array for layer in self._snapshots[id_] for array in layer]
-        return b"".join(read(array.reshape(-1).view(mx.uint8)).tobytes() for array in arrays)
+        """A snapshot: its arrays one after another, layer by layer. No step may be under way."""
+        return self._packing.to_bytes(self._snapshots[id_])
 
     def write(self, id_: int, payload: bytes) -> None:
         """A snapshot under a new id, of what `read` returned for a model with the same states."""
-        begin, stack = 0, []
-        for spec in self.specs:
-            layer = []
-            for shape, dtype in spec.arrays:
-                end = begin + prod(shape) * dtype.size
-                part = np.frombuffer(payload[begin:end], np.uint8)
-                layer.append(mx.array(part).view(dtype).reshape(1, *shape))
-                begin = end
-            stack.append(layer)
-        assert begin == len(payload), "a state of another model"
-        evaluate(*(array for layer in stack for array in layer))
-        self._snapshots[id_] = stack
+        packed = self._packing.from_bytes(payload)
+        evaluate(*packed)
+        self._snapshots[id_] = packed
 
     # ---- a step
 
@@ -202,14 +185,17 @@ class StateStore:
                 self._filled(arrays, spec, group.batch)
                 for arrays, spec in zip(group.after, self.specs, strict=True)
             ]
+            for row, id_ in group.keeps:
+                self._snapshots[id_] = self._packing.pack(stack, row)
+                self._fresh += self._snapshots[id_]
+            if group.is_within_chunk:
+                continue  # the next group goes on from it
             if group.length > 1:
-                stack = _row_of(stack, 0)
+                # A convolution's state is a view of the chunk's last tokens, and keeps all of them.
+                stack = [[mx.contiguous(array) for array in layer] for layer in stack]
             self._fresh += [array for layer in stack for array in layer]
             for row, (chunk, start) in enumerate(zip(group.chunks, group.positions, strict=True)):
                 self._held[chunk.request] = _Held(stack, group.batch, row, start + group.length)
-            for row, id_ in group.keeps:
-                self._snapshots[id_] = stack if group.length > 1 else _row_of(stack, row)
-                self._fresh += [array for layer in self._snapshots[id_] for array in layer]
 
     @staticmethod
     def _filled(arrays: Arrays | None, spec: StateSpec, batch: int) -> list[mx.array]:
@@ -229,7 +215,8 @@ class StateStore:
         if not self.is_used:
             return None
         if chunk.state is not None and chunk.state.restore is not None:
-            return _Held(self._snapshots[chunk.state.restore], 1, 0, chunk.start)
+            snapshot = self._packing.unpack(self._snapshots[chunk.state.restore])
+            return _Held(snapshot, 1, 0, chunk.start)
         if chunk.start == 0:
             return None
         held = self._held[chunk.request]
@@ -264,12 +251,6 @@ class StateStore:
 def _joined(parts: list[mx.array], index: mx.array | None) -> mx.array:
     whole = parts[0] if len(parts) == 1 else mx.concatenate(parts)
     return whole if index is None else whole[index]
-
-
-def _row_of(stack: Stack, row: int) -> Stack:
-    """Arrays of their own: a view keeps the whole stack in memory, or all of a chunk's tokens, of which
-    a convolution's state is the last few."""
-    return [[mx.contiguous(array[row : row + 1]) for array in layer] for layer in stack]
 
 
 def _keeps(chunk: Chunk) -> Sequence[tuple[int, int]]:

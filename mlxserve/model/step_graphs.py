@@ -28,7 +28,8 @@ from metal_kernels.tables import MakeArrays
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.layout import StepLayout
 from mlxserve.errors import in_one_line
-from mlxserve.model.states import Group, Stack
+from mlxserve.model.packed_states import Stack
+from mlxserve.model.states import Group
 
 log = logging.getLogger("mlxserve.model")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from mlxserve.model.states import StateSpec, StateStore
+from mlxserve.model.packed_states import StateSpec
+from mlxserve.model.states import StateStore
 from mlxserve.request import (
     Chunk,
     LiveRequest,
