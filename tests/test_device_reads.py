@@ -42,8 +42,8 @@ REVIEWED: dict[str, set[str]] = {
     "metal_kernels/tables.py": {"breaks", "self.query_starts"},
     "mlxserve/cache/kv.py": {"payload"},
     "mlxserve/model/batch.py": {"chunk.page_table"},
+    "mlxserve/model/packed_states.py": {"payload[begin:end]"},
     "mlxserve/model/runner.py": {"batch.sample_rows"},
-    "mlxserve/model/states.py": {"payload[begin:end]"},
     "mlxserve/model/sampler.py": {"outputs", "b''.join(masks.values())"},
 }
 
