@@ -267,7 +267,11 @@ class AsyncEngine:
 
         def counted(engine: Engine) -> Any:
             result = work(engine)
-            self._stats = engine.stats()
+            try:
+                self._stats = engine.stats()
+            except Exception:
+                # Not the caller's: what it wanted is done. The loop counts again after its calls.
+                log.exception("The engine could not be counted after a call")
             return result
 
         return self._put(counted)

@@ -139,6 +139,24 @@ def test_an_exception_in_a_call_without_a_caller_is_logged(
     run(scenario)
 
 
+def test_a_prefix_is_added_and_can_be_removed_if_counting_fails_behind_the_call(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(chat: Chat) -> None:
+        fault = Fault(Point(Engine, "stats"), planted, is_meant=is_busy)
+        with fault.planted():
+            await chat.add_prefix("p", PROMPT)
+        assert fault.has_happened
+        assert "could not be counted after a call" in caplog.text
+        assert (await chat.snapshot()).stats.engine.engine_failures == 0
+        assert chat.stats().pool.num_pinned == 3
+        chat.remove_prefix("p")
+        await chat.check()
+        assert (await chat.snapshot()).stats.pool.num_pinned == 0
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(
     "point",
     [
