@@ -76,16 +76,22 @@ def cold(
     itl_target_ms: Annotated[
         float, typer.Option(min=0, help="As of the server; 0: both sides compute equal steps.")
     ] = 0,
+    kind: Annotated[
+        str | None, typer.Option(help="qwen3 (attention) or qwen3_next (recurrent); default: both.")
+    ] = None,
     json: JsonOption = None,
 ) -> None:
     """CPU time of prompts of which nothing is cached, with the prefix cache and without it."""
     from rich.console import Console
 
-    from tests.perf.cold import Load, bench_cold
+    from tests.perf.cold import GEOMETRIES, Load, bench_cold
 
+    if kind is not None and kind not in GEOMETRIES:
+        raise typer.BadParameter(f"{kind!r} is not one of {', '.join(GEOMETRIES)}")
+    kinds = list(GEOMETRIES) if kind is None else [kind]
     load = Load(prompts, length, tokens, num_pages, itl_target_ms)
     with Console(stderr=True).status("") as status:
-        report = bench_cold(load, processes=processes, pairs=pairs, progress=status.update)
+        report = bench_cold(load, kinds, processes=processes, pairs=pairs, progress=status.update)
     _finish(report, json)
 
 

@@ -70,17 +70,23 @@ class Load:
 
 
 def bench_cold(
-    load: Load, *, processes: int, pairs: int, progress: Callable[[str], None]
+    load: Load,
+    kinds: Sequence[str],
+    *,
+    processes: int,
+    pairs: int,
+    progress: Callable[[str], None],
 ) -> Report:
-    """`processes` rounds of three processes, each with `pairs` runs of the load after one that warms up.
+    """For each of `kinds`: `processes` rounds of three processes, each with `pairs` runs of the load after
+    one that warms up.
 
-    A process's ratio is that of its CPU time to its neighbour's, both summed over its runs.
+    `kinds`: names in GEOMETRIES. A process's ratio is that of its CPU time to its neighbour's, both summed over its runs.
     """
     figures: list[Figure] = []
-    for kind, sizes in GEOMETRIES.items():
+    for kind in kinds:
         spent: list[dict[str, float]] = []
         with tempfile.TemporaryDirectory() as folder:
-            write_model(Path(folder), kind, **_COMMON, **sizes)
+            write_model(Path(folder), kind, **_COMMON, **GEOMETRIES[kind])
             for number in range(processes):
                 progress(f"{kind}: processes {number + 1} of {processes}")
                 spent.append(_round(folder, load, number, pairs))
