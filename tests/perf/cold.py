@@ -80,7 +80,9 @@ def bench_cold(
     """For each of `kinds`: `processes` rounds of three processes, each with `pairs` runs of the load after
     one that warms up.
 
-    `kinds`: names in GEOMETRIES. A process's ratio is that of its CPU time to its neighbour's, both summed over its runs.
+    A process's ratio is that of its CPU time to its neighbour's, both summed over its runs.
+
+    kinds: names in GEOMETRIES
     """
     figures: list[Figure] = []
     for kind in kinds:
