@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -15,6 +16,7 @@ from mlxserve.distributed.crew import Crew
 from mlxserve.distributed.environment import lead_address, own_rank
 from mlxserve.distributed.follower import WORKER_FAILED, Follower
 from mlxserve.distributed.gathering import hello_of, split_of
+from mlxserve.distributed.local import remove_hostfile
 from mlxserve.distributed.meeting import report_to_lead
 from mlxserve.distributed.worker import RankWorker
 from mlxserve.errors import MlxServeError, in_one_line
@@ -50,5 +52,7 @@ def run_worker(config: EngineConfig) -> NoReturn:
             text = f"{type(error).__name__}: {in_one_line(error)}"
         if follower is None or not follower.fail(text):
             print(f"error: rank {rank}: {text}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # rank 0 may be gone, though it could be told
+            remove_hostfile()
         os._exit(WORKER_FAILED)
     os._exit(0)

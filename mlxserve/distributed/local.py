@@ -88,7 +88,8 @@ class LocalRanks:
 
 
 def remove_hostfile() -> None:
-    """In a worker whose rank 0 is gone: what that wrote with `LocalRanks.start`, if it did."""
+    """What rank 0 wrote with `LocalRanks.start`, if it did. A worker does so before it ends without
+    being told to: rank 0 may be gone, and without the worker it ends as well."""
     file = Path(os.environ.get(HOSTFILE, ""))
     if file.name.startswith(_PREFIX) and file.parent == Path(tempfile.gettempdir()):
         file.unlink(missing_ok=True)

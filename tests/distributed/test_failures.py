@@ -6,8 +6,10 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -138,6 +140,27 @@ def test_a_worker_ends_when_rank_0_does(ranks: StartRanks) -> None:
             worker.wait(10)
         assert not worker.is_running()
         assert not hostfile.exists()
+
+
+def test_a_worker_without_rank_0_removes_the_hostfile_that_rank_0_wrote() -> None:
+    handle, hostfile = tempfile.mkstemp(prefix="mlxserve-hosts-", suffix=".json")
+    os.close(handle)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]  # of nobody, once it is closed
+    places = {"MLX_RANK": "1", "MLX_HOSTFILE": hostfile, "MASTER_ADDR": "127.0.0.1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "mlxserve.distributed"],
+        cwd=ROOT,
+        input=json.dumps({"tensor_parallel_size": 2, "distributed_timeout_seconds": 1.0}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **places, "MASTER_PORT": str(port)},
+        check=False,
+    )
+    assert done.returncode == 70
+    assert f"error: rank 1: Rank 0 is not at 127.0.0.1:{port}" in done.stderr
+    assert not Path(hostfile).exists()
 
 
 def serve_fails(*flags: str, **environment: str) -> tuple[int, str]:
