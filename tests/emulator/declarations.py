@@ -9,12 +9,13 @@ def point_array_parameters(tokens: TokenList) -> None:
     """`constant int64_t s[2]` as a parameter becomes `constant int64_t *s`."""
     brackets: list[str] = []
     for i, token in enumerate(tokens):
-        if (depth := depth_of(token)) > 0:
+        if token.kind == "word":
+            if token.text in SPACES and brackets and brackets[-1] == "(":
+                _point_array_parameter(tokens, i)
+        elif (depth := depth_of(token)) > 0:
             brackets += [token.text[0]] * depth
         elif depth < 0 and brackets:
             brackets.pop()
-        elif token.is_word and token.text in SPACES and brackets and brackets[-1] == "(":
-            _point_array_parameter(tokens, i)
 
 
 def _point_array_parameter(tokens: TokenList, i: int) -> None:
@@ -54,8 +55,9 @@ def drop_qualified_members(tokens: TokenList) -> None:
 def drop_thread_members(tokens: TokenList) -> None:
     """`f() thread` -> `f()`: for C++ for OpenCL, where `this` is then generic."""
     for i, token in enumerate(tokens):
-        following = tokens.text_at(tokens.after(i))
-        if token.text != "thread" or following not in ("{", ":", ";", "noexcept"):
+        if token.text != "thread":
+            continue
+        if tokens.text_at(tokens.after(i)) not in ("{", ":", ";", "noexcept"):
             continue
         previous = tokens.before(i)
         if tokens.text_at(previous) == "const":

@@ -30,6 +30,7 @@ FIRST_VARIABLE = 4  # MAX_THREADGROUP_ARGUMENTS in mslrt.h: their places come fi
 
 _FLOAT = re.compile(r"((?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)(bf|BF|[hHfF]?)")
 _NOT_CONSTRUCTED = (".", "->", "operator", "~", "struct", "class", "typename", "enum")
+_DECLARING = frozenset(("typename", "class", "using", "typedef"))
 _BEFORE_EXPRESSION = ("return", "else", "case", "constexpr")
 
 
@@ -37,7 +38,7 @@ def vector_names(tokens: TokenList) -> frozenset[str]:
     """Names whose call may construct a vector: vectors, aliases and template parameters."""
     names = set(VECTORS)
     for i, token in enumerate(tokens):
-        if not token.is_word:
+        if token.text not in _DECLARING:
             continue
         following = tokens.after(i)
         if token.text in ("typename", "class"):
@@ -46,7 +47,7 @@ def vector_names(tokens: TokenList) -> frozenset[str]:
         elif token.text == "using":
             if tokens.is_word_at(following) and tokens.text_at(tokens.after(following)) == "=":
                 names.add(tokens[following].text)
-        elif token.text == "typedef":
+        else:
             last = tokens.before(tokens.find(i, ";"))
             if tokens.is_word_at(last):
                 names.add(tokens[last].text)
@@ -93,7 +94,8 @@ class Rewriter:
                 out.append("\n" * token.text.count("\n"))
                 i += 1
                 continue
-            i, text = self._replacement(i) or (i + 1, token.text)
+            replaced = self._replacement(i) if token.is_code else None
+            i, text = replaced or (i + 1, token.text)
             out.append(text)
         return "".join(out)
 
