@@ -102,6 +102,14 @@ def test_a_report_and_a_short_bench_of_each_system_are_kept(system: str) -> None
     assert len(names) == len(set(names))
 
 
+def test_every_suite_runs_somewhere() -> None:
+    lines = (ROOT / ".ci/run").read_text("utf-8").splitlines()
+    for job in WORKFLOW["jobs"].values():
+        for step in job["steps"]:
+            lines += step.get("run", "").splitlines()
+    assert {m for line in lines for m in re.findall(r"pytest -m (\w+)", line)} == MARKERS
+
+
 @pytest.mark.parametrize("system", ["ubuntu", "macos"])
 def test_the_suite_runs_on_each_system(system: str) -> None:
     jobs = [job for job in WORKFLOW["jobs"].values() if job["runs-on"].startswith(system)]

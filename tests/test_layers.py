@@ -150,7 +150,8 @@ ARROWS: dict[str, str] = {
     "mlxserve/rank": (
         "mlxserve/errors mlxserve/config mlxserve/hub mlxserve/distributed/environment "
         "mlxserve/distributed/crew mlxserve/distributed/meeting mlxserve/distributed/local "
-        "mlxserve/distributed/follower mlxserve/distributed/gathering mlxserve/distributed/worker mlxserve/build"
+        "mlxserve/distributed/follower mlxserve/distributed/gathering "
+        "mlxserve/distributed/worker mlxserve/build"
     ),
     "mlxserve/distributed/__main__": "mlxserve/config mlxserve/machine mlxserve/rank",
     "mlxserve/llm": (

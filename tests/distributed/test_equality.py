@@ -96,7 +96,8 @@ def test_ranks_that_mlx_launch_starts_answer_the_same(
     same(answers_of_ranks(model_folder("qwen3"), launcher(2), **options), alone("qwen3"))
 
 
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.ranks
+@pytest.mark.parametrize("split", ["tensor", "pipeline"])
 def test_ranks_whose_kernels_write_in_place_answer_the_same(
     split: str, write_model: Callable[..., Path], tmp_path: Path, free_port: int
 ) -> None:
@@ -110,7 +111,7 @@ def test_ranks_whose_kernels_write_in_place_answer_the_same(
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("split", ["tensor", "pipeline"])
 def test_keys_and_values_in_8_bits_are_divided_as_others(
     split: str, model_folder: Callable[[str], Path]
 ) -> None:
@@ -122,7 +123,8 @@ def test_keys_and_values_in_8_bits_are_divided_as_others(
     )
 
 
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.ranks
+@pytest.mark.parametrize("split", ["tensor", "pipeline"])
 def test_four_ranks_answer_the_same(
     split: str, write_model: Callable[..., Path], tmp_path: Path
 ) -> None:

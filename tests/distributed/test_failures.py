@@ -201,8 +201,11 @@ def test_a_size_that_does_not_divide_is_refused_and_leaves_no_process(
     assert left == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", NOT_BY_LAYERS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(NOT_BY_LAYERS[0], marks=pytest.mark.slow)]
+    + [pytest.param(kind, marks=pytest.mark.ranks) for kind in NOT_BY_LAYERS[1:]],
+)
 def test_a_kind_that_cannot_be_split_by_layers_is_refused(
     kind: str, model_folder: Callable[[str], Path]
 ) -> None:

@@ -125,7 +125,7 @@ def test_chunks_are_right_and_pass_every_check(
     assert found.error() <= found.tolerance
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize("sequences", [decodes, few_chunks], ids=["decodes", "chunks"])

@@ -47,7 +47,7 @@ def test_any_number_of_heads_is_right(
     assert found.error() <= found.tolerance
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("dims", LATENT_DIMS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_combination_is_right(

@@ -88,7 +88,7 @@ def test_no_prompt_outgrows_the_pool() -> None:
     assert 6 * (soak.MOST_WORDS + 64) < soak.NUM_PAGES * 32
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_minutes_of_mixed_load_hold(tmp_path: Path) -> None:
     file = tmp_path / "soak.json"
     result = CliRunner().invoke(app, ["soak", "--minutes", "3", "--json", str(file)])

@@ -261,7 +261,7 @@ def test_no_order_of_events_breaks_an_invariant(make_engine: Callable) -> None:
     run_machine(make_engine, examples=100, steps=40)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_order_of_events_breaks_an_invariant_however_long(make_engine: Callable) -> None:
     """With MLXSERVE_MACHINE_EXAMPLES, as many examples, new in every run."""
     examples = os.environ.get("MLXSERVE_MACHINE_EXAMPLES")

@@ -73,7 +73,7 @@ def test_a_few_texts_of_each_kernel_are_accepted(some: dict[KernelText, Report])
     assert in_memory(some) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_text_is_accepted(texts: Sequence[KernelText]) -> None:
     reports = check_all(texts)
     assert refused(reports) == {}

@@ -30,7 +30,12 @@ KEYS = [
 
 
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 10))]
+    "seed",
+    [
+        0,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 5)),
+        *(pytest.param(n, marks=pytest.mark.long) for n in range(5, 10)),
+    ],
 )
 def test_the_terminal_works_after_random_keys(
     terminal: Callable[..., None],

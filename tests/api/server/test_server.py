@@ -65,7 +65,7 @@ def test_a_server_killed_under_load_starts_again(start: Start, tmp_path: Path) -
     flags += ["--disk-cache-size", "1", "--disk-cache-dir", str(tmp_path / "pages")]
     question = {"messages": HELLO, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
     texts = set()
-    num_kills = 10
+    num_kills = 5
     for loop in range(num_kills):
         with start(*flags) as process, contextlib.ExitStack() as stack:
             status, text = process.request("POST", CHAT, question, headers)
