@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
@@ -52,7 +51,6 @@ def run_worker(config: EngineConfig) -> NoReturn:
             text = f"{type(error).__name__}: {in_one_line(error)}"
         if follower is None or not follower.fail(text):
             print(f"error: rank {rank}: {text}", file=sys.stderr, flush=True)
-        with contextlib.suppress(OSError):  # rank 0 may be gone, though it could be told
-            remove_hostfile()
+        remove_hostfile()  # rank 0 may be gone, though it could be told
         os._exit(WORKER_FAILED)
     os._exit(0)

@@ -67,8 +67,7 @@ class Follower:
             while (frame := self._channel.receive()).kind is not FrameKind.CLOSE:
                 self._inbox.put(frame)
         except OSError:
-            with contextlib.suppress(OSError):  # nothing may keep the process
-                remove_hostfile()
+            remove_hostfile()
             os._exit(LEAD_LOST)
         self._inbox.put(None)
         if not self._ended.wait(_CLOSE_SECONDS):  # it waits for a step that rank 0 has given up

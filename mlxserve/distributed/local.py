@@ -5,6 +5,7 @@ For tests, and to try a split out: they share one machine's memory bandwidth, so
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -89,10 +90,12 @@ class LocalRanks:
 
 def remove_hostfile() -> None:
     """What rank 0 wrote with `LocalRanks.start`, if it did. A worker does so before it ends without
-    being told to: rank 0 may be gone, and without the worker it ends as well."""
+    being told to: rank 0 may be gone, and without the worker it ends as well. Raises nothing, so
+    that nothing keeps the process."""
     file = Path(os.environ.get(HOSTFILE, ""))
-    if file.name.startswith(_PREFIX) and file.parent == Path(tempfile.gettempdir()):
-        file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        if file.name.startswith(_PREFIX) and file.parent == Path(tempfile.gettempdir()):
+            file.unlink(missing_ok=True)
 
 
 def _threads(size: int) -> dict[str, str]:

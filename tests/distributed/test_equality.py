@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 from mlxserve import machine
 from tests.conftest import ARCHITECTURES
+from tests.distributed.ports import free_port
 from tests.distributed.workload import Answers, answers, answers_of_ranks, launcher
 
 # Kinds with `shard` in mlx-lm, and kinds whose layers hand on nothing but hidden states.
@@ -30,10 +30,11 @@ CASES = [
     *(("pipeline", kind) for kind in BY_LAYERS),
 ]
 
+WAYS = ("tensor", "pipeline")
 # One way in each run of the suite, the other with the table of all kinds.
 SPLITS = [
-    pytest.param("tensor", marks=pytest.mark.slow),
-    pytest.param("pipeline", marks=pytest.mark.ranks),
+    pytest.param(WAYS[0], marks=pytest.mark.slow),
+    pytest.param(WAYS[1], marks=pytest.mark.ranks),
 ]
 
 Alone = Callable[[str], Answers]
@@ -50,13 +51,6 @@ def alone(model_folder: Callable[[str], Path]) -> Alone:
         return found[kind]
 
     return of
-
-
-@pytest.fixture
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
 
 
 def same(found: Answers, wanted: Answers, size: int = 2) -> None:
@@ -90,28 +84,28 @@ def test_two_ranks_answer_what_one_process_does(
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_ranks_that_mlx_launch_starts_answer_the_same(
-    split: str, model_folder: Callable[[str], Path], alone: Alone, free_port: int
+    split: str, model_folder: Callable[[str], Path], alone: Alone
 ) -> None:
-    options: dict[str, Any] = {f"{split}_parallel_size": 2, "master_port": free_port}
+    options: dict[str, Any] = {f"{split}_parallel_size": 2, "master_port": free_port()}
     same(answers_of_ranks(model_folder("qwen3"), launcher(2), **options), alone("qwen3"))
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("split", ["tensor", "pipeline"])
+@pytest.mark.parametrize("split", WAYS)
 def test_ranks_whose_kernels_write_in_place_answer_the_same(
-    split: str, write_model: Callable[..., Path], tmp_path: Path, free_port: int
+    split: str, write_model: Callable[..., Path], tmp_path: Path
 ) -> None:
     folder = write_model(tmp_path, "llama", head_dim=64)  # the kernels' smallest
     options: dict[str, Any] = {
         f"{split}_parallel_size": 2,
-        "master_port": free_port,
+        "master_port": free_port(),
         "emulated": True,
     }
     same(answers_of_ranks(folder, launcher(2), **options), answers(folder))
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("split", ["tensor", "pipeline"])
+@pytest.mark.parametrize("split", WAYS)
 def test_keys_and_values_in_8_bits_are_divided_as_others(
     split: str, model_folder: Callable[[str], Path]
 ) -> None:
@@ -124,7 +118,7 @@ def test_keys_and_values_in_8_bits_are_divided_as_others(
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("split", ["tensor", "pipeline"])
+@pytest.mark.parametrize("split", WAYS)
 def test_four_ranks_answer_the_same(
     split: str, write_model: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -11,7 +11,6 @@ import importlib
 import json
 import os
 import queue
-import socket
 import subprocess
 import sys
 import threading
@@ -25,6 +24,7 @@ import pytest
 from mlxserve.model.attention import choose_attention
 from mlxserve.model.load import prepare
 from tests.distributed.architectures import SECONDS, SIZE, Answers, answers
+from tests.distributed.ports import free_port, free_ports
 from tests.distributed.workload import ROOT
 from tests.model.test_every_architecture import ARCHITECTURES, build
 
@@ -116,7 +116,7 @@ class Pair:
         """Raises AssertionError if they neither answer nor refuse."""
         if not self._ranks:
             self._start()
-        [port] = free_ports(1)
+        port = free_port()
         for rank in self._ranks:
             rank.begin({"name": name, "split": split, "port": port})
         results = self._results()
@@ -151,14 +151,6 @@ class Pair:
         for rank in self._ranks:
             rank.end()
         self._ranks = []
-
-
-def free_ports(count: int) -> list[int]:
-    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports: list[int] = [server.getsockname()[1] for server in servers]
-    for server in servers:
-        server.close()
-    return ports
 
 
 @pytest.fixture(scope="module")

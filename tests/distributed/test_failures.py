@@ -6,10 +6,8 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ import psutil
 import pytest
 
 from tests.api.server.process import ROOT, Process, send_endless_request, served
+from tests.distributed.ports import free_port
 from tests.distributed.test_equality import NOT_BY_LAYERS
 
 SECONDS = 15.0  # --distributed-timeout-seconds
@@ -142,32 +141,36 @@ def test_a_worker_ends_when_rank_0_does(ranks: StartRanks) -> None:
         assert not hostfile.exists()
 
 
-def test_a_worker_without_rank_0_removes_the_hostfile_that_rank_0_wrote() -> None:
-    handle, hostfile = tempfile.mkstemp(prefix="mlxserve-hosts-", suffix=".json")
-    os.close(handle)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]  # of nobody, once it is closed
-    places = {"MLX_RANK": "1", "MLX_HOSTFILE": hostfile, "MASTER_ADDR": "127.0.0.1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "mlxserve.distributed"],
-        cwd=ROOT,
-        input=json.dumps({"tensor_parallel_size": 2, "distributed_timeout_seconds": 1.0}),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **places, "MASTER_PORT": str(port)},
-        check=False,
+def test_a_worker_without_rank_0_removes_the_hostfile_that_rank_0_wrote(tmp_path: Path) -> None:
+    hostfile, port = tmp_path / "mlxserve-hosts-1.json", free_port()
+    hostfile.touch()
+    code, text = run_module(
+        "mlxserve.distributed",
+        stdin=json.dumps({"tensor_parallel_size": 2, "distributed_timeout_seconds": 1.0}),
+        TMPDIR=str(tmp_path),
+        MLX_RANK="1",
+        MLX_HOSTFILE=str(hostfile),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
     )
-    assert done.returncode == 70
-    assert f"error: rank 1: Rank 0 is not at 127.0.0.1:{port}" in done.stderr
-    assert not Path(hostfile).exists()
+    assert code == 70
+    assert f"error: rank 1: Rank 0 is not at 127.0.0.1:{port}" in text
+    assert not hostfile.exists()
 
 
 def serve_fails(*flags: str, **environment: str) -> tuple[int, str]:
     """The exit code and stderr of a server that cannot start."""
+    return run_module("mlxserve", "serve", "--port", "0", *flags, **environment)
+
+
+def run_module(
+    module: str, *arguments: str, stdin: str | None = None, **environment: str
+) -> tuple[int, str]:
+    """The exit code and stderr of a process that ends by itself."""
     done = subprocess.run(
-        [sys.executable, "-m", "mlxserve", "serve", "--port", "0", *flags],
+        [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=120,
@@ -203,8 +206,10 @@ def test_a_size_that_does_not_divide_is_refused_and_leaves_no_process(
 
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(NOT_BY_LAYERS[0], marks=pytest.mark.slow)]
-    + [pytest.param(kind, marks=pytest.mark.ranks) for kind in NOT_BY_LAYERS[1:]],
+    [
+        pytest.param(NOT_BY_LAYERS[0], marks=pytest.mark.slow),
+        *(pytest.param(kind, marks=pytest.mark.ranks) for kind in NOT_BY_LAYERS[1:]),
+    ],
 )
 def test_a_kind_that_cannot_be_split_by_layers_is_refused(
     kind: str, model_folder: Callable[[str], Path]

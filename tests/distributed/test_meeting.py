@@ -15,14 +15,13 @@ from mlxserve.distributed.environment import lead_address, own_rank, ranks_on_th
 from mlxserve.distributed.meeting import Hello, report_to_lead, wait_for_workers
 from mlxserve.distributed.wire import Channel, FrameKind
 from mlxserve.errors import EngineStopped, InvalidConfig
+from tests.distributed.ports import free_port
 
 HELLO = Hello(0, {"mlx": "1", "mlxserve": "2"}, "abc", {"page_size": "16"})
 
 
 def free_address() -> tuple[str, int]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        name: tuple[str, int] = server.getsockname()
-    return name
+    return "127.0.0.1", free_port()
 
 
 def worker(address: tuple[str, int], hello: Hello) -> Callable[[], Channel | EngineStopped]:

@@ -11,7 +11,6 @@ import asyncio
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from mlxserve.config import EngineConfig
 from mlxserve.distributed.environment import own_rank
 from mlxserve.request import Pooling
 from mlxserve.sampling_params import Structure, StructureKind
+from tests.distributed.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGES = 40  # of 16 tokens: too few for all requests at once
@@ -155,9 +155,7 @@ def answers_of_ranks(folder: Path, launcher: Sequence[str] = (), **options: Any)
 def launcher(size: int) -> list[str]:
     """mlx.launch for ranks on this machine."""
     program = Path(sys.executable).with_name("mlx.launch")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    return [str(program), "-n", str(size), "-p", str(port), "--backend", "ring", "--"]
+    return [str(program), "-n", str(size), "-p", str(free_port()), "--backend", "ring", "--"]
 
 
 if __name__ == "__main__":
