@@ -8,13 +8,13 @@ from hashlib import blake2b
 from pathlib import Path
 
 from mlxserve import machine
-from mlxserve.cache.disk import DiskTier
-from mlxserve.cache.disk_folder import default_bytes
-from mlxserve.cache.disk_folder import disk_folder as folder_of
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
 from mlxserve.chat import Chat
 from mlxserve.config import EngineConfig, PreemptionMode
+from mlxserve.disk.folder import default_bytes
+from mlxserve.disk.folder import disk_folder as folder_of
+from mlxserve.disk.tier import DiskTier
 from mlxserve.distributed.crew import Crew
 from mlxserve.distributed.environment import ranks_on_this_machine
 from mlxserve.distributed.gathering import gather, split_of

@@ -82,15 +82,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/cache/kv": (
         "metal_kernels mlxserve/errors mlxserve/cache/layout mlxserve/cache/key_owners"
     ),
-    "mlxserve/cache/disk_files": "",
-    "mlxserve/cache/disk_folder": "",
-    "mlxserve/cache/disk_index": "mlxserve/cache/disk_files",
-    "mlxserve/cache/disk_loads": "",
-    "mlxserve/cache/disk_writes": "mlxserve/cache/disk_files",
-    "mlxserve/cache/disk": (
-        "mlxserve/errors mlxserve/cache/disk_files mlxserve/cache/disk_index "
-        "mlxserve/cache/disk_loads mlxserve/cache/disk_writes"
-    ),
+    "mlxserve/disk": "mlxserve/errors",
     "mlxserve/scheduler": (
         "mlxserve/errors mlxserve/stats mlxserve/config mlxserve/request mlxserve/work "
         "mlxserve/cache/hashing mlxserve/cache/pages"
@@ -132,7 +124,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/engine": (
         "mlxserve/errors mlxserve/stats mlxserve/request mlxserve/work mlxserve/cache/pages "
-        "mlxserve/cache/disk_loads mlxserve/cache/disk mlxserve/scheduler mlxserve/model "
+        "mlxserve/disk mlxserve/scheduler mlxserve/model "
         "mlxserve/distributed/lead"
     ),
     "mlxserve/chat": (
@@ -143,7 +135,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/build": (
         "mlxserve/errors mlxserve/config mlxserve/machine mlxserve/hub mlxserve/text/tokenizer "
-        "mlxserve/cache/pages mlxserve/cache/kv mlxserve/cache/disk_folder mlxserve/cache/disk "
+        "mlxserve/cache/pages mlxserve/cache/kv mlxserve/disk "
         "mlxserve/scheduler mlxserve/model mlxserve/engine mlxserve/chat "
         "mlxserve/distributed/environment mlxserve/distributed/crew mlxserve/distributed/gathering mlxserve/distributed/lead"
     ),
@@ -240,8 +232,8 @@ ARROWS: dict[str, str] = {
     "mlxserve/service": "mlxserve/errors",
     "mlxserve/cli": (
         "tui/opening tui mlxserve/version mlxserve/errors mlxserve/option mlxserve/config "
-        "mlxserve/machine mlxserve/hub mlxserve/text/deltas mlxserve/cache/disk_files "
-        "mlxserve/cache/disk_folder mlxserve/cache/disk_index mlxserve/chat mlxserve/build mlxserve/api/config mlxserve/api/access "
+        "mlxserve/machine mlxserve/hub mlxserve/text/deltas mlxserve/disk "
+        "mlxserve/chat mlxserve/build mlxserve/api/config mlxserve/api/access "
         "mlxserve/api/server mlxserve/api mlxserve/doctor mlxserve/bench mlxserve/service "
         "mlxserve/distributed/environment mlxserve/rank mlxserve/running"
     ),

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from mlxserve.cache.disk_files import FoundFile, model_of, scan
-from mlxserve.cache.disk_folder import disk_folder
-from mlxserve.cache.disk_index import DiskIndex
+from mlxserve.disk.files import FoundFile, model_of, scan
+from mlxserve.disk.folder import disk_folder
+from mlxserve.disk.index import DiskIndex
 from mlxserve.errors import InvalidRequest
 
 app = typer.Typer(

@@ -13,13 +13,13 @@ from typing import Annotated, NoReturn
 import typer
 
 from mlxserve.api.config import ServerConfig
-from mlxserve.cache.disk_folder import default_bytes, disk_folder
 from mlxserve.cli.building import build
 from mlxserve.cli.ranks import STOP, run_by_launcher
 from mlxserve.cli.servers import serve_in_background
 from mlxserve.cli.settings import Settings
 from mlxserve.cli.streams import forget_unwritten, open_closed_streams, say
 from mlxserve.config import EngineConfig
+from mlxserve.disk.folder import default_bytes, disk_folder
 from mlxserve.running import registered
 
 RANKS_ENDED = 70  # the exit code, so that a service manager starts them again

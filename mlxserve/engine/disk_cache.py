@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlxserve.cache.disk import DiskTier
-from mlxserve.cache.disk_loads import DiskAnswer
+from mlxserve.disk.loads import DiskAnswer
+from mlxserve.disk.tier import DiskTier
 from mlxserve.engine.pace import Pace
 
 _LEAST_SECONDS = 0.5  # to wait for a read that is not longer than computing the pages

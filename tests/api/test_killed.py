@@ -16,7 +16,7 @@ SCRIPT = '''
 import os, random, signal, sys, time
 from pathlib import Path
 from mlxserve.api.access.keys import KeyFile, Scope
-from mlxserve.cache.disk import DiskTier
+from mlxserve.disk.tier import DiskTier
 
 base, loops = Path(sys.argv[1]), int(sys.argv[2])
 rng = random.Random(22)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxserve.cache.disk_files import DiskFiles
+from mlxserve.disk.files import DiskFiles
 
 Run = Callable[..., tuple[int, str, str]]
 OLD = 1_000_000_000.0

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from mlxserve.cache.disk import DiskTier
-from mlxserve.cache.disk_files import DiskFiles
 from mlxserve.cache.pages import PagePool
 from mlxserve.config import SchedulerConfig
+from mlxserve.disk.files import DiskFiles
+from mlxserve.disk.tier import DiskTier
 from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.pace import Pace

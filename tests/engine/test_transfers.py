@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from mlxserve.cache.disk import DiskTier
 from mlxserve.cache.pages import PagePool
 from mlxserve.config import PreemptionMode, SchedulerConfig
+from mlxserve.disk.tier import DiskTier
 from mlxserve.engine import transfers
 from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.engine.pace import Pace

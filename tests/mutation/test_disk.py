@@ -6,15 +6,15 @@ import inspect
 
 import pytest
 
-from mlxserve.cache.disk import DiskTier
-from mlxserve.cache.disk_files import DiskFiles
-from mlxserve.cache.disk_index import DiskIndex
-from mlxserve.cache.disk_loads import DiskLoads
-from mlxserve.cache.disk_writes import DiskWrites
+from mlxserve.disk.files import DiskFiles
+from mlxserve.disk.index import DiskIndex
+from mlxserve.disk.loads import DiskLoads
+from mlxserve.disk.tier import DiskTier
+from mlxserve.disk.writes import DiskWrites
 from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.engine.transfers import Transfers
-from tests.cache import test_disk, test_disk_index
-from tests.cache.test_disk import make as make
+from tests.disk import test_index, test_tier
+from tests.disk.test_tier import make as make
 from tests.engine import test_transfers
 from tests.engine.test_transfers import tier as tier
 from tests.mutation.bug import Bug
@@ -27,21 +27,21 @@ FOUND: dict[str, Bug] = {
         "header",
         "fields = (_MAGIC, self._identity,",
         'fields = (_MAGIC, b"",',
-        test_disk.test_another_model_never_reads_it,
+        test_tier.test_another_model_never_reads_it,
     ),
     "leave the name out of a record": Bug(
         DiskFiles,
         "header",
         "len(name), name, len(payload))",
         'len(name), b"", len(payload))',
-        test_disk.test_a_record_under_another_name_is_not_it,
+        test_tier.test_a_record_under_another_name_is_not_it,
     ),
     "serve a page before its checksum": Bug(
         DiskFiles,
         "read",
         "record[:HEADER_SIZE] != self.header(name, payload)",
         "record[:8] != self.header(name, payload)[:8]",
-        test_disk.test_a_damaged_record_is_lost_with_those_after_it,
+        test_tier.test_a_damaged_record_is_lost_with_those_after_it,
         {"damage": lambda content: content[:-1] + bytes([content[-1] ^ 1])},
     ),
     "leave an unfinished file": Bug(
@@ -49,21 +49,21 @@ FOUND: dict[str, Bug] = {
         "write",
         "unfinished.unlink(missing_ok=True)",
         "pass",
-        test_disk.test_a_write_that_fails_leaves_no_file,
+        test_tier.test_a_write_that_fails_leaves_no_file,
     ),
     "promise a file that is gone": Bug(
         DiskTier,
         "_read_one",
         "self._index.remove(self._files.path(name), name)",
         "pass",
-        test_disk.test_a_file_that_vanished_is_lost_and_no_longer_promised,
+        test_tier.test_a_file_that_vanished_is_lost_and_no_longer_promised,
     ),
     "read on behind a lost record": Bug(
         DiskTier,
         "_read",
         "if payload is None:\n            break",
         "if payload is None:\n            continue",
-        test_disk.test_a_damaged_record_is_lost_with_those_after_it,
+        test_tier.test_a_damaged_record_is_lost_with_those_after_it,
         {"damage": lambda content: content[:-1]},
     ),
     "write before reading": Bug(
@@ -73,56 +73,56 @@ FOUND: dict[str, Bug] = {
         "if staged is not None:\n        self._write(*staged)\n        "
         "with self._change:\n            self._loads += [load] if load else []\n    "
         "elif load is not None:",
-        test_disk.test_loads_go_before_writes,
+        test_tier.test_loads_go_before_writes,
     ),
     "count what was cleared while it was written": Bug(
         DiskTier,
         "_write",
         "if generation != self._generation:",
         "if False:",
-        test_disk.test_what_was_under_way_while_it_was_cleared_is_gone,
+        test_tier.test_what_was_under_way_while_it_was_cleared_is_gone,
     ),
     "never give a disk up": Bug(
         DiskTier,
         "_works",
         "> STALL_SECONDS",
         "> 1e9",
-        test_disk.test_a_disk_that_stands_still_is_given_up_once_and_taken_back,
+        test_tier.test_a_disk_that_stands_still_is_given_up_once_and_taken_back,
     ),
     "answer what was given up": Bug(
         DiskLoads,
         "answer_all",
         "self._tickets.clear()",
         "pass",
-        test_disk.test_a_disk_that_stands_still_is_given_up_once_and_taken_back,
+        test_tier.test_a_disk_that_stands_still_is_given_up_once_and_taken_back,
     ),
     "forget what was written today": Bug(
         DiskWrites,
         "pop_uncounted",
         "num_bytes, self._uncounted = self._uncounted, 0",
         "num_bytes = 0",
-        test_disk.test_a_day_has_a_bound_that_outlives_the_process,
+        test_tier.test_a_day_has_a_bound_that_outlives_the_process,
     ),
     "write as much as anybody wants": Bug(
         DiskWrites,
         "_refusal",
         "self.written_today + self._staged_bytes + size > self._daily_writes",
         "False",
-        test_disk.test_a_day_has_a_bound_that_outlives_the_process,
+        test_tier.test_a_day_has_a_bound_that_outlives_the_process,
     ),
     "grow beyond the limit": Bug(
         DiskTier,
         "_is_too_full",
         "self._index.total + size > self._limit",
         "False",
-        test_disk.test_the_least_recently_used_are_deleted_for_room,
+        test_tier.test_the_least_recently_used_are_deleted_for_room,
     ),
     "delete what was used last": Bug(
         DiskIndex,
         "least_used",
         "key=lambda each: each.used",
         "key=lambda each: -each.used",
-        test_disk_index.test_the_least_used_go_first_and_no_more_than_needed,
+        test_index.test_the_least_used_go_first_and_no_more_than_needed,
     ),
     "ask a disk that refuses at once again": Bug(
         Transfers,
@@ -168,7 +168,7 @@ def test_the_test_that_claims_the_opposite_finds_the_bug_of_the_disk(
 ) -> None:
     bug = FOUND[name]
     assert bug.claim is not None
-    monkeypatch.setattr(test_disk, "LONG", 2.0)  # a bug may make a test wait
+    monkeypatch.setattr(test_tier, "LONG", 2.0)  # a bug may make a test wait
     fixtures = {
         parameter: request.getfixturevalue(parameter)
         for parameter in inspect.signature(bug.claim).parameters

@@ -22,7 +22,7 @@ from unittest import mock
 
 from mlxserve import AsyncLLM, SamplingParams
 from mlxserve.bench.report import Figure, Report, quantile
-from mlxserve.cache.disk_files import DiskFiles
+from mlxserve.disk.files import DiskFiles
 
 KINDS = ("no disk", "disk", "slow disk")
 _NUM_PAGES, _PAGE_SIZE = 128, 32

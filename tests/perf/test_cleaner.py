@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mlxserve.cache.disk_files import DiskFiles
+from mlxserve.disk.files import DiskFiles
 from tests.perf.cleaner import CleanerRun, figures, slowed
 from tests.perf.cli import app
 

@@ -18,9 +18,9 @@ import pytest
 
 from mlxserve import MlxServeError, SamplingParams
 from mlxserve.build import build_chat
-from mlxserve.cache.disk import DiskTier
 from mlxserve.chat import Chat, RequestOutput
 from mlxserve.config import EngineConfig
+from mlxserve.disk.tier import DiskTier
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.pace import Pace
 from mlxserve.engine.timeline import Timeline

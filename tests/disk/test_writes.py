@@ -6,9 +6,8 @@ import errno
 
 import pytest
 
-from mlxserve.cache import disk_writes
-from mlxserve.cache.disk_files import HEADER_SIZE
-from mlxserve.cache.disk_writes import DiskWrites
+from mlxserve.disk.files import HEADER_SIZE
+from mlxserve.disk.writes import RETRY_SECONDS, DiskWrites
 
 PAGE = 1000
 RECORD = PAGE + HEADER_SIZE
@@ -55,7 +54,7 @@ def test_a_larger_record_than_the_limit_is_refused_and_a_smaller_one_is_not() ->
 def test_what_waits_is_bounded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(disk_writes, "STAGED_BYTES", 2 * RECORD)
+    monkeypatch.setattr("mlxserve.disk.writes.STAGED_BYTES", 2 * RECORD)
     writes = World().writes()
     assert [writes.accept(name, PAYLOAD) for name in (b"a", b"b", b"c", b"d")] == [
         *(True, True),
@@ -104,7 +103,7 @@ def test_after_a_failure_nothing_is_written_for_a_while(caplog: pytest.LogCaptur
         assert not writes
         assert writes.is_paused
     assert len([r for r in caplog.records if "full" in r.message]) == 1
-    world.now += disk_writes.RETRY_SECONDS
+    world.now += RETRY_SECONDS
     assert not writes.is_paused
     writes.accept(b"a", PAYLOAD)
     writes.done(b"a")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mlxserve.cache.disk_files import FoundFile
+from mlxserve.disk.files import FoundFile
 
 
 @dataclass(slots=True)

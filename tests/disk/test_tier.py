@@ -13,9 +13,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from mlxserve.cache import disk, disk_writes
-from mlxserve.cache.disk import DiskTier
-from mlxserve.cache.disk_files import HEADER_SIZE, DiskFiles
+from mlxserve.disk.files import HEADER_SIZE, DiskFiles
+from mlxserve.disk.tier import STALL_SECONDS, DiskTier
+from mlxserve.disk.writes import RETRY_SECONDS
 from mlxserve.errors import InvalidConfig
 
 IDENTITY = b"i" * 16
@@ -343,7 +343,7 @@ def test_a_disk_that_refuses_is_said_once_and_tried_again(
     warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert len(warnings) == 1
     assert os.strerror(error) in warnings[0].message
-    clock.now += disk_writes.RETRY_SECONDS
+    clock.now += RETRY_SECONDS
     files.error = None
     assert tier.save(records(5)) == 1
     assert read(tier, 5) == [payload(5)]
@@ -375,7 +375,7 @@ def test_a_disk_that_stands_still_is_given_up_once_and_taken_back(
     assert files.entered.wait(LONG)
     tickets.append(tier.load([name(2)]))
     assert tier.poll() == []
-    clock.now += disk.STALL_SECONDS + 1
+    clock.now += STALL_SECONDS + 1
     assert [(a.ticket, a.payloads) for a in tier.poll()] == [(ticket, ()) for ticket in tickets]
     assert tier.num_leading([name(1)]) == 0
     assert tier.save(records(3)) == 0
@@ -414,7 +414,7 @@ def test_a_bug_of_the_thread_ends_it_and_answers_everybody(
 def test_too_much_on_its_way_is_refused(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_writes, "STAGED_BYTES", 3 * RECORD)
+    monkeypatch.setattr("mlxserve.disk.writes.STAGED_BYTES", 3 * RECORD)
     files = Gated(tmp_path)
     tier = make(files=files)
     assert tier.flush(LONG)

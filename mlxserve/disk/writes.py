@@ -12,7 +12,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 
-from mlxserve.cache.disk_files import HEADER_SIZE
+from mlxserve.disk.files import HEADER_SIZE
 
 log = logging.getLogger("mlxserve.disk")
 

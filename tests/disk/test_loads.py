@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlxserve.cache.disk_loads import DiskAnswer, DiskLoads
+from mlxserve.disk.loads import DiskAnswer, DiskLoads
 
 NAMES = [b"first", b"second"]
 

@@ -27,10 +27,10 @@ from datetime import UTC, datetime
 from itertools import islice, takewhile
 from pathlib import Path
 
-from mlxserve.cache.disk_files import HEADER_SIZE, DiskFiles, FoundFile, UnsoundRecord
-from mlxserve.cache.disk_index import DiskIndex
-from mlxserve.cache.disk_loads import DiskAnswer, DiskLoad, DiskLoads
-from mlxserve.cache.disk_writes import DiskWrites
+from mlxserve.disk.files import HEADER_SIZE, DiskFiles, FoundFile, UnsoundRecord
+from mlxserve.disk.index import DiskIndex
+from mlxserve.disk.loads import DiskAnswer, DiskLoad, DiskLoads
+from mlxserve.disk.writes import DiskWrites
 from mlxserve.errors import InvalidConfig
 
 log = logging.getLogger("mlxserve.disk")

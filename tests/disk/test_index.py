@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlxserve.cache.disk_files import FoundFile
-from mlxserve.cache.disk_index import DiskIndex
+from mlxserve.disk.files import FoundFile
+from mlxserve.disk.index import DiskIndex
 
 
 def file(name: str, size: int, used: float) -> FoundFile:
