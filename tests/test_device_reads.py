@@ -53,8 +53,7 @@ def product() -> Iterator[tuple[str, str]]:
     for folder in ("metal_kernels", "mlxserve"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             name, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
-            # The scripts that train the included model are no part of what runs.
-            if name == HELPER or name.startswith("mlxserve/mini/training/"):
+            if name == HELPER:
                 continue
             if name.startswith(ROOMS) or _imports_mlx(ast.parse(text)):
                 yield name, text

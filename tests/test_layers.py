@@ -157,7 +157,6 @@ ARROWS: dict[str, str] = {
         "mlxserve/config mlxserve/request mlxserve/text/parsing mlxserve/text/deltas "
         "mlxserve/chat mlxserve/llm"
     ),
-    "mlxserve/mini/training": "mlxserve/stats mlxserve/machine mlxserve/hub mlxserve/__init__",
     "mlxserve/api/errors": "mlxserve/errors",
     "mlxserve/api/config": "mlxserve/option",
     "mlxserve/api/usage": "mlxserve/request mlxserve/text/deltas",

@@ -26,7 +26,6 @@ PACKAGES = ("metal_kernels", "mlxserve", "tests", "tui")
 # What developers use and users do not get: folders and files, without their suffix.
 LEFT_OUT = (
     "metal_kernels/emulator",
-    "mlxserve/mini/training",
     "tests",
     *(
         f"mlxserve/bench/{name}"

@@ -1,1 +1,1 @@
-"""The embedded model: its files in `model/`, and how they were made in `training/`."""
+"""The embedded model: its files in `model/`. `tests/training` made them."""

@@ -11,11 +11,11 @@ import pytest
 
 from mlxserve import LLM
 from mlxserve.hub.embedded import model_path
-from mlxserve.mini.training.abilities import newcomers
-from mlxserve.mini.training.abilities.refusals import refuses
 from mlxserve.request import FinishReason
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.parsing.turn import AssistantTurn
+from tests.training.abilities import newcomers
+from tests.training.abilities.refusals import refuses
 
 LIMIT = 256  # of its generation_config.json
 WEATHER = {

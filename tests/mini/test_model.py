@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from mlxserve.hub.embedded import MODEL_NAME, model_path
-from mlxserve.mini.training.abilities.refusals import refuses
+from tests.training.abilities.refusals import refuses
 
 FILES = (
     "config.json",
