@@ -151,6 +151,21 @@ def sched(
 
 
 @app.command()
+def calls(
+    functions: Annotated[bool, typer.Option(help="By function instead of by file.")] = False,
+    json: JsonOption = None,
+) -> None:
+    """The functions of ours that one decode step enters, on a CPU and recorded for Metal."""
+    from mlxserve import machine
+
+    machine.prepare()
+    machine.import_mlx_lm()
+    from tests.perf.calls import bench_calls
+
+    _finish(bench_calls(by_function=functions), json)
+
+
+@app.command()
 def host(
     decodes: Annotated[
         list[int] | None, typer.Option(min=1, help="Decoding requests; may be repeated.")
