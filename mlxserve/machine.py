@@ -1,9 +1,5 @@
 """The machine: what it has, and what must be set before mlx is imported.
 
-The Linux wheel of mlx links a reference BLAS (1.5-2.4 GFLOP/s in float32 on a 2-core x86 box). A
-shared library that is loaded globally before mlx replaces its symbols: MKL reaches 145 GFLOP/s
-there, OpenBLAS 140. macOS needs none of this: Metal computes, and Accelerate is linked.
-
 Importing this module imports only the standard library and has no side effects. Whoever is about to
 import mlx for the first time in a process (a command, `LLM`, the tests' conftest) calls `prepare()`,
 and before it builds an engine `import_mlx_lm()`.
@@ -16,20 +12,17 @@ import ctypes
 import functools
 import importlib
 import importlib.metadata
-import logging
 import os
 import platform
 import resource
 import sys
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlxserve.blas import Blas, is_mlx_imported, load_blas
 from mlxserve.deferred_packages import defer_packages
 from mlxserve.errors import InvalidConfig, OutOfMemory
-
-log = logging.getLogger("mlxserve.machine")
 
 # More operations per Metal command buffer than MLX's default of 20 to 50: another project measured
 # 58 -> 91 tokens/s when decode steps were no longer cut into many small buffers. Unmeasured by us.
@@ -40,12 +33,6 @@ _MAX_OPS_PER_BUFFER = 200
 # everywhere would take 7 GB for 2,048 rows of an 8B model. (memory in GB below which, million elements)
 _MAX_MB_PER_BUFFER = ((24, 64), (48, 100), (96, 200))
 _MOST_MB_PER_BUFFER = 400
-
-# MKL's threads spin for 200 ms after each product by default, and on a machine that does anything
-# else they take the time of those they wait for: 1,000 prompt tokens of a 100M model took 9.7-11.3 s
-# at a load of 4 on 2 cores, and 4.7-8.2 s without spinning. Not to spin at all is dear on a quiet
-# machine (small products six times slower); one millisecond bridges the gap to the next product.
-_OPENMP_ENVIRONMENT = {"KMP_BLOCKTIME": "1"}
 
 # glibc's malloc, from which mlx's CPU backend takes every array, returns large freed blocks to the
 # kernel at once, and the next operation's result comes page by page, zeroed: an addition over 12 MB
@@ -62,30 +49,13 @@ _OPEN_FILES = 4_096
 _LEAST_TO_LOAD = 1 << 30
 _LEAST_TO_COMPUTE = 256 << 20
 
-# A symbol of the C BLAS interface: a library without it is not a BLAS.
-_BLAS_PROBE = "cblas_sgemm"
-
-
-class SlowBlasWarning(UserWarning):
-    """mlx computes on this machine with its reference BLAS, which is about 70 times slower."""
-
-
-@dataclass(frozen=True, slots=True)
-class Blas:
-    """The BLAS that mlx will use. `path` is None where none had to be loaded."""
-
-    name: str
-    path: str | None
-    is_fast: bool
-
 
 @functools.cache
 def prepare() -> Blas:
-    """Load a BLAS and set MLX's defaults, once per process; before mlx is imported.
+    """Set MLX's defaults and load a BLAS, once per process; before mlx is imported.
 
-    Raises InvalidConfig if MLXSERVE_BLAS names a library that cannot be used, OutOfMemory where the
-    process may have too few addresses to load anything. Warns
-    SlowBlasWarning where no fast BLAS is found.
+    Raises what `load_blas` raises, and OutOfMemory where the process may have too few addresses to
+    load anything.
     """
     for name, number in command_buffer_limits(total_memory()).items():
         os.environ.setdefault(name, str(number))
@@ -93,22 +63,8 @@ def prepare() -> Blas:
         return Blas("Accelerate", None, is_fast=True)
     if (space := address_space()) is not None and not is_mlx_imported():
         _left_of(space, _LEAST_TO_LOAD)
-    for name, value in _OPENMP_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
     keep_freed_memory()
-    if is_mlx_imported():
-        warnings.warn(
-            "mlx was imported before mlxserve.machine.prepare() was called, so it keeps the BLAS it "
-            "has, probably its slow reference one. Call prepare() or make the LLM first.",
-            SlowBlasWarning,
-            stacklevel=2,
-        )
-        return Blas("the one that was loaded when mlx was imported", None, is_fast=False)
-    return _load_fast_blas()
-
-
-def is_mlx_imported() -> bool:
-    return "mlx.core" in sys.modules
+    return load_blas()
 
 
 def command_buffer_limits(total: int) -> dict[str, int]:
@@ -163,53 +119,6 @@ def keep_freed_memory() -> bool:
     if mallopt is None:
         return False
     return all(mallopt(number, value) == 1 for number, value in _MALLOC_OPTIONS.values())
-
-
-def _load_fast_blas() -> Blas:
-    chosen = os.environ.get("MLXSERVE_BLAS")
-    if chosen:
-        try:
-            return _load("MLXSERVE_BLAS", Path(chosen))
-        except OSError as error:
-            raise InvalidConfig(
-                f"MLXSERVE_BLAS={chosen} cannot be loaded ({error}). Point it at a shared library "
-                f"that exports {_BLAS_PROBE}, or unset it."
-            ) from error
-    for name, path in blas_libraries():
-        try:
-            return _load(name, path)
-        except OSError as error:
-            log.debug("%s at %s cannot be loaded: %s", name, path, error)
-    warnings.warn(
-        "No fast BLAS found: mlx will use its reference BLAS and be about 70 times slower. "
-        "Install one (`pip install mkl` on x86-64, or `apt-get install libopenblas0-pthread`), "
-        "or name one in MLXSERVE_BLAS.",
-        SlowBlasWarning,
-        stacklevel=2,
-    )
-    return Blas("mlx's reference BLAS", None, is_fast=False)
-
-
-def _load(name: str, path: Path) -> Blas:
-    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-    if not hasattr(library, _BLAS_PROBE):
-        raise OSError(f"{path} does not export {_BLAS_PROBE}")
-    return Blas(name, str(path), is_fast=True)
-
-
-def blas_libraries() -> Iterator[tuple[str, Path]]:
-    """(name, path) of what to try, best first."""
-    try:
-        files = importlib.metadata.files("mkl") or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.name.startswith("libmkl_rt.so"):
-            yield "MKL", Path(str(file.locate()))
-    for folder in ("/usr/lib", "/usr/lib64", "/usr/local/lib"):
-        for pattern in ("*-linux-gnu/openblas-pthread/libopenblas.so.0", "libopenblas*.so*"):
-            for path in sorted(Path(folder).glob(pattern)):
-                yield "OpenBLAS", path
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,8 @@ ARROWS: dict[str, str] = {
     "mlxserve/config": "mlxserve/errors mlxserve/option",
     "mlxserve/request": "mlxserve/sampling_params",
     "mlxserve/deferred_packages": "",
-    "mlxserve/machine": "mlxserve/errors mlxserve/deferred_packages",
+    "mlxserve/blas": "mlxserve/errors",
+    "mlxserve/machine": "mlxserve/errors mlxserve/deferred_packages mlxserve/blas",
     "mlxserve/running": "mlxserve/config",
     "mlxserve/work": "",
     "mlxserve/hub": "mlxserve/errors mlxserve/sampling_params mlxserve/config",
@@ -220,7 +221,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/doctor": (
         "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/config mlxserve/request "
-        "mlxserve/machine mlxserve/hub mlxserve/cache/kv mlxserve/model mlxserve/engine "
+        "mlxserve/blas mlxserve/machine mlxserve/hub mlxserve/cache/kv mlxserve/model mlxserve/engine "
         "mlxserve/chat mlxserve/build"
     ),
     "mlxserve/bench": (

@@ -1,209 +1,52 @@
-"""prepare() loads a BLAS before mlx is imported; and what is known of the machine."""
+"""prepare() sets what mlx needs before it is imported; and what is known of the machine."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlxserve import machine
+from mlxserve.blas import Blas, SlowBlasWarning
 from mlxserve.errors import InvalidConfig
-from mlxserve.machine import Blas, SlowBlasWarning
-
-ROOT = Path(__file__).parents[1]
-
-
-class Libraries:
-    """Stands for ctypes.CDLL: loads the paths it was given, and remembers what it was asked."""
-
-    def __init__(self, *, blas: tuple[str, ...] = (), others: tuple[str, ...] = ()) -> None:
-        self._blas, self._others = blas, others
-        self.asked: list[tuple[str, int]] = []
-
-    def __call__(self, path: str, mode: int = 0) -> object:
-        self.asked.append((path, mode))
-        if path in self._blas:
-            return type("Library", (), {"cblas_sgemm": None})()
-        if path in self._others:
-            return object()
-        raise OSError(f"{path}: cannot open shared object file")
 
 
 @pytest.fixture
-def prepared(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Blas]:
-    """prepare() as in a process on Linux that has neither run it nor imported mlx."""
-    monkeypatch.setattr(sys, "platform", "linux")
-    # Not by deleting it from sys.modules: the thread of another test's engine may import it again,
-    # and that ends the process.
-    monkeypatch.setattr(machine, "is_mlx_imported", lambda: False)
-    monkeypatch.delenv("MLXSERVE_BLAS", raising=False)
-
-    def run(libraries: Libraries, candidates: tuple[tuple[str, str], ...] = ()) -> Blas:
-        monkeypatch.setattr(ctypes, "CDLL", libraries)
-        found = [(name, Path(path)) for name, path in candidates]
-        monkeypatch.setattr(machine, "blas_libraries", lambda: iter(found))
-        return machine.prepare.__wrapped__()
-
-    return run
-
-
-def test_the_first_library_that_loads_is_loaded_for_all_to_see(
-    prepared: Callable[..., Blas],
-) -> None:
-    libraries = Libraries(blas=("/b/mkl", "/b/openblas"))
-    blas = prepared(libraries, (("MKL", "/b/mkl"), ("OpenBLAS", "/b/openblas")))
-    assert blas == Blas("MKL", "/b/mkl", is_fast=True)
-    assert libraries.asked == [("/b/mkl", ctypes.RTLD_GLOBAL)]
-
-
-def test_a_library_that_fails_or_is_no_blas_makes_way_for_the_next(
-    prepared: Callable[..., Blas],
-) -> None:
-    libraries = Libraries(blas=("/b/openblas",), others=("/b/other",))
-    candidates = (("MKL", "/b/broken"), ("MKL", "/b/other"), ("OpenBLAS", "/b/openblas"))
-    assert prepared(libraries, candidates) == Blas("OpenBLAS", "/b/openblas", is_fast=True)
-
-
-def test_a_library_that_the_user_names_is_the_only_one_tried(
-    prepared: Callable[..., Blas], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLXSERVE_BLAS", "/mine")
-    libraries = Libraries(blas=("/mine", "/b/mkl"))
-    assert prepared(libraries, (("MKL", "/b/mkl"),)) == Blas("MLXSERVE_BLAS", "/mine", is_fast=True)
-    assert [path for path, _ in libraries.asked] == ["/mine"]
-
-
-@pytest.mark.parametrize("path", ["/missing", "/other"])
-def test_a_library_that_the_user_names_and_that_is_none_is_refused(
-    path: str, prepared: Callable[..., Blas], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLXSERVE_BLAS", path)
-    libraries = Libraries(blas=("/b/mkl",), others=("/other",))
-    with pytest.raises(InvalidConfig, match=f"MLXSERVE_BLAS={path} cannot be loaded"):
-        prepared(libraries, (("MKL", "/b/mkl"),))
-
-
-def test_without_any_library_there_is_a_warning_that_says_what_to_install(
-    prepared: Callable[..., Blas],
-) -> None:
-    with pytest.warns(SlowBlasWarning, match="pip install mkl") as caught:
-        blas = prepared(Libraries())
-    assert len(caught) == 1
-    assert blas == Blas("mlx's reference BLAS", None, is_fast=False)
+def prepare(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Blas]:
+    """prepare() as if for the first time in a process, with a BLAS that only says that it is one."""
+    monkeypatch.setattr(machine, "load_blas", lambda: Blas("MKL", "/b/mkl", is_fast=True))
+    return machine.prepare.__wrapped__
 
 
 def test_a_mac_needs_no_library(
-    prepared: Callable[..., Blas], monkeypatch: pytest.MonkeyPatch
+    prepare: Callable[[], Blas], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setenv("MLXSERVE_BLAS", "/missing")
-    libraries = Libraries()
-    assert prepared(libraries).is_fast
-    assert libraries.asked == []
+    assert prepare() == Blas("Accelerate", None, is_fast=True)
 
 
-def test_once_mlx_is_imported_no_library_is_loaded_any_more(
-    prepared: Callable[..., Blas], monkeypatch: pytest.MonkeyPatch
+def test_elsewhere_a_library_is_loaded(
+    prepare: Callable[[], Blas], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "is_mlx_imported", lambda: True)
-    libraries = Libraries(blas=("/b/mkl",))
-    with pytest.warns(SlowBlasWarning, match="imported before"):
-        blas = prepared(libraries, (("MKL", "/b/mkl"),))
-    assert (blas.path, blas.is_fast, libraries.asked) == (None, False, [])
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert prepare() == Blas("MKL", "/b/mkl", is_fast=True)
 
 
 def test_mlx_gets_its_defaults_but_keeps_what_the_user_set(
-    prepared: Callable[..., Blas], monkeypatch: pytest.MonkeyPatch
+    prepare: Callable[[], Blas], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLX_MAX_OPS_PER_BUFFER", "7")
     monkeypatch.setenv("MLX_MAX_MB_PER_BUFFER", "removed in the next line, restored at the end")
     del os.environ["MLX_MAX_MB_PER_BUFFER"]
     monkeypatch.setattr(machine, "total_memory", lambda: 16 << 30)
-    prepared(Libraries(blas=("/b",)), (("MKL", "/b"),))
+    prepare()
     assert os.environ["MLX_MAX_OPS_PER_BUFFER"] == "7"
     assert os.environ["MLX_MAX_MB_PER_BUFFER"] == "64"
-
-
-def test_every_candidate_is_a_file_of_a_known_kind() -> None:
-    for name, path in machine.blas_libraries():
-        assert name in ("MKL", "OpenBLAS")
-        assert path.is_absolute()
-        assert ".so" in path.name
-
-
-# ---- in a process of its own, where the order is what is tested
-
-
-def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    inherited = {k: v for k, v in os.environ.items() if k != "MLXSERVE_BLAS"}
-    return subprocess.run(
-        [sys.executable, "-W", "always", "-c", code],
-        cwd=ROOT,
-        env={**inherited, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac loads no BLAS")
-def test_prepare_loads_the_blas_before_mlx() -> None:
-    done = python(
-        "import ctypes, sys\n"
-        "loaded, real = [], ctypes.CDLL\n"
-        "def spy(path, *a, **k):\n"
-        "    if 'blas' in str(path) or 'mkl' in str(path):\n"
-        "        loaded.append('mlx.core' in sys.modules)\n"
-        "    return real(path, *a, **k)\n"
-        "ctypes.CDLL = spy\n"
-        "from mlxserve import machine\n"
-        "assert 'mlx.core' not in sys.modules\n"
-        "import warnings; warnings.simplefilter('ignore')\n"
-        "machine.prepare()\n"
-        "assert 'mlx.core' not in sys.modules\n"
-        "assert not any(loaded), loaded\n"
-        "assert bool(loaded) == (machine.prepare().path is not None)\n"
-    )
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac loads no BLAS")
-def test_a_broken_library_ends_the_process_with_the_reason() -> None:
-    done = python(
-        "from mlxserve import machine; machine.prepare()", MLXSERVE_BLAS="/no/such/library.so"
-    )
-    assert done.returncode == 1
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("mlxserve.errors.InvalidConfig: MLXSERVE_BLAS=/no/such/library.so")
-
-
-@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac loads no BLAS")
-def test_a_process_without_a_blas_warns_once_however_often_it_prepares() -> None:
-    done = python(
-        "from mlxserve import machine\n"
-        "machine.blas_libraries = lambda: iter(())\n"
-        "machine.prepare(); machine.memory()\n"
-        "assert not machine.prepare().is_fast\n"
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("SlowBlasWarning") == 1
-
-
-@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac loads no BLAS")
-def test_a_process_that_imported_mlx_first_is_warned_of_its_slow_blas() -> None:
-    done = python(
-        "import mlx.core\nfrom mlxserve import machine\nassert not machine.prepare().is_fast\n"
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Call prepare() or make the LLM first" in done.stderr
 
 
 # ---- what the machine is

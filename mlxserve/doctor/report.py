@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mlxserve import machine
+from mlxserve.blas import SlowBlasWarning
 from mlxserve.config import EngineConfig
 from mlxserve.doctor.finding import Finding, Grade
 from mlxserve.doctor.kernels import check_kernels
@@ -50,7 +51,7 @@ def diagnose(config: EngineConfig | None = None) -> Iterator[Finding]:
 def _facts() -> Iterator[Finding]:
     with warnings.catch_warnings():
         # A slow BLAS is reported below as a finding.
-        warnings.simplefilter("ignore", machine.SlowBlasWarning)
+        warnings.simplefilter("ignore", SlowBlasWarning)
         for name, value in machine.facts().items():
             yield Finding(name, value)
     if version := platform.mac_ver()[0]:
