@@ -2,7 +2,7 @@
 
 One pool and one runner per model; each configuration gets a new scheduler over them. The reference
 is each prompt alone, without a cache, in one chunk. (D4, the scheduler against a slow one, is in
-`scheduler/test_differential.py`; D5, the simulator's jumps, in `bench/test_simulator.py`; mlx-lm's
+`scheduler/test_differential.py`; D5, the simulator's jumps, in `perf/simulation/test_simulator.py`; mlx-lm's
 dense path in `test_equality.py`.)
 """
 

@@ -225,9 +225,8 @@ ARROWS: dict[str, str] = {
         "mlxserve/chat mlxserve/build"
     ),
     "mlxserve/bench": (
-        "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/config mlxserve/request "
-        "mlxserve/machine mlxserve/hub mlxserve/cache/kv mlxserve/cache/pages mlxserve/scheduler "
-        "mlxserve/model mlxserve/engine mlxserve/build mlxserve/__init__"
+        "mlxserve/errors mlxserve/config mlxserve/request mlxserve/machine mlxserve/hub "
+        "mlxserve/engine mlxserve/build mlxserve/__init__"
     ),
     "mlxserve/service": "mlxserve/errors",
     "mlxserve/cli": (

@@ -11,7 +11,6 @@ import typer
 from mlxserve.bench.report import Report
 from mlxserve.bench.serving import WORKLOADS, Workload, bench_serving
 from mlxserve.bench.synthetic import PREFIX, synthetic_model
-from mlxserve.config import EngineConfig
 
 app = typer.Typer(
     help="Measure this machine, always next to a baseline in the same run.",
@@ -63,71 +62,6 @@ def decode(
             model_folder(model), pairs=pairs, batch=batch, shared=shared, own=context, tokens=tokens
         )
     finish(report, json)
-
-
-@app.command()
-def simulate(
-    workload: Annotated[
-        list[str] | None, typer.Option(help="chat, fan-out, agents or bursty; may be repeated.")
-    ] = None,
-    fit: Annotated[
-        Path | None,
-        typer.Option(help="Fit step times to this recording; with --model, write it first."),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Record this model's steps on this machine, and fit step times to them."),
-    ] = None,
-    requests: Annotated[int, typer.Option(min=1, help="Approximate requests of a run.")] = 400,
-    seeds: Annotated[int, typer.Option(min=2, help="Paired runs of each variant.")] = 6,
-    option: Annotated[
-        list[str] | None, typer.Option(help="Vary only this option; may be repeated.")
-    ] = None,
-    itl_target_ms: Annotated[
-        float, typer.Option(min=0, help="As of the server, in every variant; 0 sets no limit.")
-    ] = EngineConfig().itl_target_ms,
-    json: JsonOption = None,
-) -> None:
-    """The real scheduler under a simulated clock: which defaults hold on which workload."""
-    from rich.console import Console
-
-    from mlxserve.bench import comparison, costs, workloads
-    from mlxserve.bench.recording import recorded_fit
-    from mlxserve.bench.report import machine
-
-    console = Console()
-    scenarios = [workloads.find_scenario(name) for name in workload or workloads.SCENARIOS]
-    variants = comparison.find_variants(option)
-    cost = costs.ASSUMED
-    if model is not None:
-        with console.status("recording the steps of a short load"):
-            fitted = recorded_fit(model_folder(model), fit)
-    elif fit is not None:
-        fitted = costs.fit(costs.read_trace(fit))
-    else:
-        fitted = None
-    if fitted is None:
-        console.print("Step times are assumed (8B weights in 4 bits, 400 GB/s); see --model.")
-    else:
-        cost = fitted.model
-        console.print(f"Step times {fitted.text()}.")
-    comparisons = []
-    with console.status("") as status:
-        for scenario in scenarios:
-            compared = comparison.compare(
-                scenario,
-                cost,
-                num_requests=requests,
-                seeds=seeds,
-                variants=variants,
-                base=EngineConfig().with_options(itl_target_ms=itl_target_ms),
-                progress=status.update,
-            )
-            compared.show(console)
-            comparisons.append(compared)
-    comparison.show_verdicts(comparisons, console)
-    if json is not None:
-        comparison.write_json(json, cost, machine(), comparisons)
 
 
 def _serving(workload: Workload) -> Callable[..., None]:
@@ -220,36 +154,6 @@ def restart(
     with Console(stderr=True).status("") as status:
         report = bench_restart(
             model_folder(model), pairs=pairs, num_tokens=tokens, progress=status.update
-        )
-    finish(report, json)
-
-
-@app.command()
-def kv_dtype(
-    model: ModelOption = "mlxserve-mini",
-    text: Annotated[
-        Path | None, typer.Option(help="A text file; without it what the model itself writes.")
-    ] = None,
-    texts: Annotated[int, typer.Option(min=1, help="Texts that are read.")] = 8,
-    context: Annotated[int, typer.Option(min=16, help="Tokens of each.")] = 512,
-    tokens: Annotated[
-        int, typer.Option(min=2, help="Tokens of a greedy answer to the first half of each text.")
-    ] = 128,
-    json: JsonOption = None,
-) -> None:
-    """Keys and values in 8 bits next to the model's own dtype: perplexity, greedy tokens, memory."""
-    from rich.console import Console
-
-    from mlxserve.bench.kv_dtype import bench_kv_dtype
-
-    with Console(stderr=True).status("") as status:
-        report = bench_kv_dtype(
-            model_folder(model),
-            text=text,
-            num_texts=texts,
-            context=context,
-            tokens=tokens,
-            progress=status.update,
         )
     finish(report, json)
 

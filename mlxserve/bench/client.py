@@ -106,10 +106,6 @@ class LoadClient:
         request.ended = time.perf_counter()
         return request
 
-    async def get_json(self, path: str) -> Any:
-        """Raises httpx.HTTPError."""
-        return (await self._http.get(path)).raise_for_status().json()
-
     async def metric(self, name: str) -> float:
         """The sum of a counter or gauge over its labels; NaN if the server has none or does not answer."""
         try:

@@ -9,6 +9,7 @@ import typer
 
 from mlxserve.bench.cli import JsonOption, ModelOption, model_folder
 from mlxserve.bench.report import Report
+from mlxserve.config import EngineConfig
 
 app = typer.Typer(
     help="Measure what mlxserve costs, for its developers.",
@@ -108,6 +109,101 @@ def ranks(
 
 
 @app.command()
+def simulate(
+    workload: Annotated[
+        list[str] | None, typer.Option(help="chat, fan-out, agents or bursty; may be repeated.")
+    ] = None,
+    fit: Annotated[
+        Path | None,
+        typer.Option(help="Fit step times to this recording; with --model, write it first."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Record this model's steps on this machine, and fit step times to them."),
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Approximate requests of a run.")] = 400,
+    seeds: Annotated[int, typer.Option(min=2, help="Paired runs of each variant.")] = 6,
+    option: Annotated[
+        list[str] | None, typer.Option(help="Vary only this option; may be repeated.")
+    ] = None,
+    itl_target_ms: Annotated[
+        float, typer.Option(min=0, help="As of the server, in every variant; 0 sets no limit.")
+    ] = EngineConfig().itl_target_ms,
+    json: JsonOption = None,
+) -> None:
+    """The real scheduler under a simulated clock: which defaults hold on which workload."""
+    from rich.console import Console
+
+    from mlxserve.bench.report import machine
+    from tests.perf.simulation import comparison, costs, workloads
+    from tests.perf.simulation.recording import recorded_fit
+
+    console = Console()
+    scenarios = [workloads.find_scenario(name) for name in workload or workloads.SCENARIOS]
+    variants = comparison.find_variants(option)
+    cost = costs.ASSUMED
+    if model is not None:
+        with console.status("recording the steps of a short load"):
+            fitted = recorded_fit(model_folder(model), fit)
+    elif fit is not None:
+        fitted = costs.fit(costs.read_trace(fit))
+    else:
+        fitted = None
+    if fitted is None:
+        console.print("Step times are assumed (8B weights in 4 bits, 400 GB/s); see --model.")
+    else:
+        cost = fitted.model
+        console.print(f"Step times {fitted.text()}.")
+    comparisons = []
+    with console.status("") as status:
+        for scenario in scenarios:
+            compared = comparison.compare(
+                scenario,
+                cost,
+                num_requests=requests,
+                seeds=seeds,
+                variants=variants,
+                base=EngineConfig().with_options(itl_target_ms=itl_target_ms),
+                progress=status.update,
+            )
+            compared.show(console)
+            comparisons.append(compared)
+    comparison.show_verdicts(comparisons, console)
+    if json is not None:
+        comparison.write_json(json, cost, machine(), comparisons)
+
+
+@app.command()
+def kv_dtype(
+    model: ModelOption = "mlxserve-mini",
+    text: Annotated[
+        Path | None, typer.Option(help="A text file; without it what the model itself writes.")
+    ] = None,
+    texts: Annotated[int, typer.Option(min=1, help="Texts that are read.")] = 8,
+    context: Annotated[int, typer.Option(min=16, help="Tokens of each.")] = 512,
+    tokens: Annotated[
+        int, typer.Option(min=2, help="Tokens of a greedy answer to the first half of each text.")
+    ] = 128,
+    json: JsonOption = None,
+) -> None:
+    """Keys and values in 8 bits next to the model's own dtype: perplexity, greedy tokens, memory."""
+    from rich.console import Console
+
+    from tests.perf.kv_dtype import bench_kv_dtype
+
+    with Console(stderr=True).status("") as status:
+        report = bench_kv_dtype(
+            model_folder(model),
+            text=text,
+            num_texts=texts,
+            context=context,
+            tokens=tokens,
+            progress=status.update,
+        )
+    _finish(report, json)
+
+
+@app.command()
 def record(
     out: Annotated[Path, typer.Option(help="Write one JSON line per step to this file.")],
     model: ModelOption = "synthetic:llama-100m",
@@ -115,8 +211,8 @@ def record(
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Most decodes in a step.")] = 16,
     max_num_batched_tokens: Annotated[int, typer.Option(min=64, help="The step budget.")] = 2048,
 ) -> None:
-    """Record the steps of a short mixed load of chosen sizes, for `mlxserve bench simulate --fit`."""
-    from mlxserve.bench.recording import record as record_load
+    """Record the steps of a short mixed load of chosen sizes, for `simulate --fit`."""
+    from tests.perf.simulation.recording import record as record_load
 
     fitted = record_load(
         model_folder(model),
@@ -282,6 +378,14 @@ def screen(
     if unknown := set(texts) - set(TEXTS):
         raise typer.BadParameter(f"{unknown.pop()!r} is not one of {', '.join(TEXTS)}.")
     _finish(bench_screen(runs=runs, seconds=seconds, texts=texts), json)
+
+
+@app.command()
+def screenshots(folder: Annotated[Path, typer.Argument(help="Where to write them.")]) -> None:
+    """Take the screenshots of the documentation with the included model."""
+    from tests.perf.screenshots import write_screenshots
+
+    write_screenshots(folder)
 
 
 def _finish(report: Report, json: Path | None) -> None:

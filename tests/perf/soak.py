@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 
 from mlxserve.bench.client import LoadClient, TimedRequest
@@ -100,7 +101,7 @@ async def _soak(server: Contender, minutes: int, progress: Callable[[str], None]
             task.cancel()
         await asyncio.gather(*people, *watching, return_exceptions=True)
         observed.requests = client.requests
-        observed.pages_left = await _pages_left(client)
+        observed.pages_left = await _pages_left(server.url)
     return observed
 
 
@@ -180,18 +181,19 @@ def resident_bytes(process_id: int) -> int:
     return int(found.stdout) * 1024
 
 
-async def _pages_left(client: LoadClient) -> int:
+async def _pages_left(url: str) -> int:
     """Pages in use after all requests have ended.
 
     The pages of an aborted answer are released after its last step.
     """
     deadline = time.perf_counter() + _REST_SECONDS
-    while True:
-        state = await client.get_json("/api/v1/kv/stats")
-        used, is_idle = int(state["pages"]["used"]), not any(state["requests"].values())
-        if (is_idle and not used) or time.perf_counter() > deadline:
-            break
-        await asyncio.sleep(0.1)
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        while True:
+            state = (await client.get("/api/v1/kv/stats")).raise_for_status().json()
+            used, is_idle = int(state["pages"]["used"]), not any(state["requests"].values())
+            if (is_idle and not used) or time.perf_counter() > deadline:
+                break
+            await asyncio.sleep(0.1)
     if not is_idle:
         raise SoakFailed(
             f"Requests are still running {_REST_SECONDS:.0f} s after all clients disconnected."

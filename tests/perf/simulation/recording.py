@@ -14,7 +14,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 
-from mlxserve.bench.costs import Fit, StepWork, fit, read_trace
 from mlxserve.build import build_engine
 from mlxserve.config import EngineConfig
 from mlxserve.engine.engine import Engine
@@ -22,6 +21,7 @@ from mlxserve.engine.pace import Pace
 from mlxserve.hub.files import find_model
 from mlxserve.request import Chunk, Request
 from mlxserve.sampling_params import SamplingParams
+from tests.perf.simulation.costs import Fit, StepWork, fit, read_trace
 
 PAGE_SIZE = 32
 _WARM_UP = 3  # steps

@@ -172,7 +172,7 @@ def read_trace(file: Path) -> list[RecordedStep]:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidConfig(
                 f"{file}, line {number}: not a recorded step ({error!r}); to record a file, use "
-                "`mlxserve bench simulate --model MODEL --fit FILE`"
+                "`python -m tests.perf simulate --model MODEL --fit FILE`"
             ) from error
     return steps
 

@@ -3,7 +3,7 @@
 Only the runner is replaced: a step takes the time of the cost model, and samples placeholders.
 Between steps the engine does what it does in production, including planning one step ahead.
 
-Runs of pure decode steps are jumped in one step of many tokens (`scheduler.jump`).
+Runs of pure decode steps are jumped in one step of many tokens (`jump`).
 A jump is taken only if the plans in between could not have differed, so requests, pages and
 counters end up the same; clock readings differ only by rounding. This holds for requests of one
 priority class and one client, as in all workloads here: ageing counts plans, of which a jump makes
@@ -19,16 +19,16 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import cast
 
-from mlxserve.bench.costs import CostModel, StepWork
-from mlxserve.bench.workloads import SimulatedRequest, SimulatedWorkload
 from mlxserve.cache.pages import PagePool
 from mlxserve.config import EngineConfig
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.pace import Pace
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Chunk, LiveRequest, Output, Sampled
-from mlxserve.scheduler.jump import jump, settle, steps_left
 from mlxserve.scheduler.scheduler import Scheduler
+from tests.perf.simulation.costs import CostModel, StepWork
+from tests.perf.simulation.jump import jump, settle, steps_left
+from tests.perf.simulation.workloads import SimulatedRequest, SimulatedWorkload
 
 _SAMPLED = Sampled(0)
 _PACE_MEMORY = 40  # steps after which a running average has forgotten: 0.7 ** 40 < 1e-6

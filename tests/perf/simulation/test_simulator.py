@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from mlxserve.bench.comparison import DEFAULTS, simulation
-from mlxserve.bench.costs import ASSUMED, CostModel
-from mlxserve.bench.simulator import Simulation
-from mlxserve.bench.workloads import SCENARIOS
 from mlxserve.config import EngineConfig
+from tests.perf.simulation.comparison import DEFAULTS, simulation
+from tests.perf.simulation.costs import ASSUMED, CostModel
+from tests.perf.simulation.simulator import Simulation
+from tests.perf.simulation.workloads import SCENARIOS
 
 CHAT = replace(SCENARIOS["chat"], num_slots=6)
 TIGHT = replace(CHAT, num_slots=10, pool_tokens=8192, max_context=8192)

@@ -25,10 +25,10 @@ from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from mlxserve.bench.costs import CostModel, StepWork
 from mlxserve.errors import InvalidConfig
 from mlxserve.request import LiveRequest, Request, TokenIds, as_token_ids
 from mlxserve.sampling_params import SamplingParams
+from tests.perf.simulation.costs import CostModel, StepWork
 
 _TEMPLATES = 1 << 30  # token ids from here on are templates; lower ones belong to one session
 
@@ -75,7 +75,7 @@ class SimulatedWorkload(ABC):
         """The first turns of every slot."""
         return [turn for slot in range(self.num_slots) for turn in self._next_session(slot, 0.0)]
 
-    def arrived(self, turn: SimulatedRequest) -> list[SimulatedRequest]:  # noqa: ARG002
+    def arrived(self, turn: SimulatedRequest) -> list[SimulatedRequest]:
         """The turns that follow from sending this one: none, unless arrivals are open-loop."""
         return []
 
@@ -121,7 +121,7 @@ class SimulatedWorkload(ABC):
     def _start(self, slot: int, draw: random.Random, now: float) -> list[SimulatedRequest]:
         """The first turns of a slot's next session."""
 
-    def _next_turns(self, session: Session, now: float) -> list[SimulatedRequest]:  # noqa: ARG002
+    def _next_turns(self, session: Session, now: float) -> list[SimulatedRequest]:
         """The turns after an answered turn of a session with turns left."""
         raise AssertionError("a session of one turn was continued")
 
@@ -285,9 +285,9 @@ class BurstyWorkload(SimulatedWorkload):
 
     def finished(
         self,
-        turn: SimulatedRequest,  # noqa: ARG002
-        answered: LiveRequest,  # noqa: ARG002
-        now: float,  # noqa: ARG002
+        turn: SimulatedRequest,
+        answered: LiveRequest,
+        now: float,
     ) -> list[SimulatedRequest]:
         return []
 

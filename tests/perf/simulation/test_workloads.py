@@ -7,8 +7,10 @@ from itertools import pairwise
 
 import pytest
 
-from mlxserve.bench.costs import ASSUMED, CostModel
-from mlxserve.bench.workloads import (
+from mlxserve.errors import InvalidConfig
+from mlxserve.request import LiveRequest
+from tests.perf.simulation.costs import ASSUMED, CostModel
+from tests.perf.simulation.workloads import (
     SCENARIOS,
     AgentsWorkload,
     BurstyWorkload,
@@ -18,8 +20,6 @@ from mlxserve.bench.workloads import (
     find_scenario,
     symbols,
 )
-from mlxserve.errors import InvalidConfig
-from mlxserve.request import LiveRequest
 
 NAMES = list(SCENARIOS)
 

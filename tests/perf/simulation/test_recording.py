@@ -11,17 +11,17 @@ from typing import cast
 import pytest
 from typer.testing import CliRunner
 
-from mlxserve.bench import recording
-from mlxserve.bench.cli import app
-from mlxserve.bench.comparison import DEFAULTS, simulation
-from mlxserve.bench.costs import ASSUMED, StepWork, fit, read_trace
-from mlxserve.bench.recording import RecordingPace
-from mlxserve.bench.simulator import Simulation, SimulationResult
-from mlxserve.bench.workloads import SCENARIOS
 from mlxserve.engine.engine import Engine
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
 from mlxserve.sampling_params import SamplingParams
+from tests.perf.cli import app
+from tests.perf.simulation import recording
+from tests.perf.simulation.comparison import DEFAULTS, simulation
+from tests.perf.simulation.costs import ASSUMED, StepWork, fit, read_trace
+from tests.perf.simulation.recording import RecordingPace
+from tests.perf.simulation.simulator import Simulation, SimulationResult
+from tests.perf.simulation.workloads import SCENARIOS
 
 
 def exact_run() -> Simulation:

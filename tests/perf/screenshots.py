@@ -1,4 +1,4 @@
-"""`python -m tui.screenshots FOLDER`: takes the screenshots of the documentation.
+"""`python -m tests.perf screenshots FOLDER`: takes the screenshots of the documentation.
 
 Starts a server with the bundled model and a small cache, chats with it while two other clients with
 the same system prompt are being answered, and writes the screen as SVG.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
@@ -131,16 +130,7 @@ async def _until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.05)
 
 
-def main(arguments: Sequence[str]) -> int:
-    if len(arguments) != 1:
-        print(__doc__, file=sys.stderr)
-        return 2
-    folder = Path(arguments[0])
+def write_screenshots(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, picture in asyncio.run(take()).items():
         (folder / name).write_text(picture, encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -18,12 +18,12 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from mlxserve.bench.costs import CostModel
 from mlxserve.bench.report import quantile
-from mlxserve.bench.simulator import Simulation, SimulationResult
-from mlxserve.bench.workloads import Scenario
 from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidConfig
+from tests.perf.simulation.costs import CostModel
+from tests.perf.simulation.simulator import Simulation, SimulationResult
+from tests.perf.simulation.workloads import Scenario
 
 # A difference counts if it is at least this many standard errors and this share of the default.
 MIN_ERRORS = 3.0

@@ -2,8 +2,9 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from tui import screenshots
+from tests.perf.cli import app
 
 ROOT = Path(__file__).parent.parent.parent
 PICTURES = ROOT / ".github" / "screenshots"
@@ -38,7 +39,8 @@ def test_the_engine_s_picture_shows_shared_pages_and_reuse() -> None:
 
 @pytest.mark.slow
 def test_the_script_takes_the_pictures(tmp_path: Path) -> None:
-    assert screenshots.main([str(tmp_path)]) == 0
+    taken = CliRunner().invoke(app, ["screenshots", str(tmp_path)])
+    assert taken.exit_code == 0, taken.output
     assert "shared" in text_of(tmp_path / "engine.svg")
     # How much context fits depends on the machine's memory.
     good_for = "long documents|chats and files|short chats|a few messages"

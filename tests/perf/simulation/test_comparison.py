@@ -12,12 +12,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from mlxserve.bench import comparison
-from mlxserve.bench.cli import app
-from mlxserve.bench.comparison import DEFAULTS, METRICS, Difference, Metric, OptionVariant
-from mlxserve.bench.costs import ASSUMED
-from mlxserve.bench.workloads import SCENARIOS
 from mlxserve.errors import InvalidConfig
+from tests.perf.cli import app
+from tests.perf.simulation import comparison
+from tests.perf.simulation.comparison import DEFAULTS, METRICS, Difference, Metric, OptionVariant
+from tests.perf.simulation.costs import ASSUMED
+from tests.perf.simulation.workloads import SCENARIOS
 
 LOWER = Metric("time", "s", lambda r: r.makespan, floor=0.1)
 HIGHER = replace(LOWER, is_higher_better=True)

@@ -1,4 +1,4 @@
-"""`bench kv-dtype` compares the two dtypes on the same texts."""
+"""`kv-dtype` compares the two dtypes on the same texts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mlxserve.bench.kv_dtype import bench_kv_dtype
 from mlxserve.errors import InvalidConfig
 from mlxserve.hub.embedded import MODEL_NAME
+from tests.perf.kv_dtype import bench_kv_dtype
 
 
 def test_what_the_model_writes_is_as_probable_in_8_bits() -> None:
