@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -15,10 +16,6 @@ from mlxserve.config import EngineConfig, PreemptionMode
 from mlxserve.disk.folder import default_bytes
 from mlxserve.disk.folder import disk_folder as folder_of
 from mlxserve.disk.tier import DiskTier
-from mlxserve.distributed.crew import Crew
-from mlxserve.distributed.environment import ranks_on_this_machine
-from mlxserve.distributed.gathering import gather, split_of
-from mlxserve.distributed.lead import Lead
 from mlxserve.engine.async_engine import AsyncEngine
 from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.engine.engine import Engine
@@ -30,6 +27,7 @@ from mlxserve.hub.files import ModelFiles, find_model
 from mlxserve.hub.generation_config import read_generation_config
 from mlxserve.model.attention import choose_attention, in_words
 from mlxserve.model.load import LoadedModel, load
+from mlxserve.model.rank_group import RankGroup
 from mlxserve.model.runner import ModelRunner
 from mlxserve.model.sizing import (
     StepPeak,
@@ -39,6 +37,7 @@ from mlxserve.model.sizing import (
     settle,
 )
 from mlxserve.model.work import forward_work
+from mlxserve.model.workers import Workers
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.text.tokenizer import Tokenizer
 
@@ -56,10 +55,15 @@ _TOKENIZER_SPANS = (
 )
 
 
-def build_chat(config: EngineConfig, files: ModelFiles | None = None) -> Chat:
+def build_chat(
+    config: EngineConfig,
+    files: ModelFiles | None = None,
+    connect: Callable[[ModelFiles], Workers] | None = None,
+) -> Chat:
     """Load the model and start its engine. Raises MlxServeError with what to do about it.
 
-    `files` are the model's, if they have been found already.
+    files: the model's, if they have been found already
+    connect: to the other ranks, where this is rank 0 of several
     """
     files = files or find_model(config.model, config.revision)
     generation = read_generation_config(files)
@@ -67,10 +71,10 @@ def build_chat(config: EngineConfig, files: ModelFiles | None = None) -> Chat:
     tokenizer.prepare()
     trace = Trace(config.trace) if config.trace else None
     found: list[tuple[int, Path | None]] = []  # filled on the engine's thread
-    lead = gather(config, files) if config.num_ranks > 1 else None
+    workers = None if connect is None else connect(files)
 
     def build() -> Engine:
-        engine, vocab_size = build_engine(config, files, trace, lead=lead)
+        engine, vocab_size = build_engine(config, files, trace, workers=workers)
         found.append((vocab_size, engine.disk_folder))
         return engine
 
@@ -84,7 +88,7 @@ def build_chat(config: EngineConfig, files: ModelFiles | None = None) -> Chat:
             critical=config.memory_critical,
             relieve=machine.return_free_memory,
         ),
-        lead=lead,
+        workers=workers,
     )
     [(vocab_size, disk_folder)] = found
     return Chat(
@@ -104,17 +108,15 @@ def build_engine(
     files: ModelFiles,
     trace: Trace | None = None,
     pace: Pace | None = None,
-    lead: Lead | None = None,
+    workers: Workers | None = None,
 ) -> tuple[Engine, int]:
     """(engine, vocabulary size), built on the thread that will run it.
 
-    `pace` replaces the one made from the config. `lead`: where this is rank 0 of several.
+    `pace` replaces the one made from the config. `workers`: where this is rank 0 of several.
     """
-    crew = None
-    if lead is not None:
-        crew = Crew(split_of(config), config.num_ranks, config.distributed_backend)
-        lead.join(crew)
-    part = build_part(config, files, crew)
+    assert (workers is None) == (config.num_ranks == 1), "several ranks need connections"
+    group = None if workers is None else workers.join()
+    part = build_part(config, files, group)
     config, loaded, kv = part.config, part.loaded, part.kv
     assert config.num_pages is not None
     pool = PagePool(config.num_pages, config.page_size, config.hot_after_hits, part.first_pages)
@@ -140,9 +142,9 @@ def build_engine(
         in_words(kv.backends),
         part.difference,
     )
-    runner = ModelRunner(loaded, kv, config.seed, memory_limit=part.device_memory, lead=lead)
+    runner = ModelRunner(loaded, kv, config.seed, memory_limit=part.device_memory, workers=workers)
     if trace is None:
-        engine = Engine(scheduler, runner, pace, disk=disk, lead=lead)
+        engine = Engine(scheduler, runner, pace, disk=disk, workers=workers)
     else:
         engine = Engine(
             trace.timed(scheduler, _SCHEDULER_SPANS),
@@ -150,11 +152,11 @@ def build_engine(
             pace,
             disk=disk,
             trace=trace,
-            lead=lead,
+            workers=workers,
         )
         engine = trace.timed(engine, {"step": "step"})
-    if lead is not None:
-        lead.watch()
+    if workers is not None:
+        workers.watch()
     return engine, loaded.vocab_size
 
 
@@ -177,14 +179,14 @@ class EnginePart:
     device_memory: int
 
 
-def build_part(config: EngineConfig, files: ModelFiles, crew: Crew | None) -> EnginePart:
+def build_part(config: EngineConfig, files: ModelFiles, group: RankGroup | None) -> EnginePart:
     memory = machine.memory()
-    num_here = 1 if crew is None else ranks_on_this_machine()
+    num_here = 1 if group is None else group.num_on_this_machine
     are_pages_chosen = config.num_pages is not None
     memory_limit = int(memory.working_set * config.gpu_memory_utilization) // num_here
     is_metal = machine.is_metal()
     config = default_step_budget(config, is_metal=is_metal)
-    loaded = load(files, is_metal=is_metal, memory_limit=memory_limit, crew=crew)
+    loaded = load(files, is_metal=is_metal, memory_limit=memory_limit, group=group)
     if config.kv_cache_dtype == "q8":
         loaded = loaded.in_8_bits()
     loaded, backends, difference = choose_attention(config.attention_backend, loaded)
@@ -200,8 +202,8 @@ def build_part(config: EngineConfig, files: ModelFiles, crew: Crew | None) -> En
     _limit_memory(config, step)
     first = first_pages(config) if is_metal and not are_pages_chosen else None
     kv = KVPool(loaded.layers, config.num_pages, config.page_size, backends, first)
-    if crew is not None:
-        crew.least(0)  # all are ready
+    if group is not None:
+        group.all_min(0)  # all are ready
     return EnginePart(config, loaded, kv, difference, step, first, most)
 
 

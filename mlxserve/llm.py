@@ -25,9 +25,9 @@ from tqdm import tqdm
 from mlxserve import machine
 from mlxserve.chat import RequestOutput
 from mlxserve.config import EngineConfig
-from mlxserve.distributed.environment import own_rank
 from mlxserve.engine.worker import result_of
 from mlxserve.errors import EngineStopped, InvalidParameter, InvalidRequest
+from mlxserve.ranks.environment import own_rank
 from mlxserve.request import Resized
 from mlxserve.request_options import RequestOptions
 from mlxserve.sampling_params import SamplingParams
@@ -61,13 +61,11 @@ class AsyncLLM:
             options["model"] = model
         self.config = (config or EngineConfig()).with_options(**options)
         machine.import_mlx_lm()
+        from mlxserve.ranks.run import build_chat_of_ranks, run_worker  # imports mlx and mlx-lm
+
         if self.config.num_ranks > 1 and own_rank():
-            from mlxserve.rank import run_worker
-
             run_worker(self.config)  # does not return
-        from mlxserve.build import build_chat  # imports mlx and mlx-lm
-
-        self._chat = build_chat(self.config)
+        self._chat = build_chat_of_ranks(self.config)
 
     @property
     def model_name(self) -> str:

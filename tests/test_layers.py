@@ -88,45 +88,14 @@ ARROWS: dict[str, str] = {
         "mlxserve/errors mlxserve/stats mlxserve/config mlxserve/request mlxserve/work "
         "mlxserve/cache/hashing mlxserve/cache/pages"
     ),
-    "mlxserve/distributed/__init__": "",
-    "mlxserve/distributed/environment": "mlxserve/errors",
-    "mlxserve/distributed/wire": "mlxserve/request",
-    "mlxserve/distributed/crew": ("metal_kernels mlxserve/errors mlxserve/distributed/environment"),
-    "mlxserve/distributed/heads": "mlxserve/errors mlxserve/distributed/crew",
-    "mlxserve/distributed/layers": "mlxserve/errors mlxserve/distributed/crew",
-    "mlxserve/distributed/local": "mlxserve/distributed/environment",
-    "mlxserve/distributed/meeting": (
-        "mlxserve/errors mlxserve/distributed/wire mlxserve/distributed/crew"
-    ),
-    "mlxserve/distributed/follower": (
-        "mlxserve/distributed/wire mlxserve/distributed/crew mlxserve/distributed/local "
-        "mlxserve/distributed/meeting"
-    ),
-    "mlxserve/distributed/lead": (
-        "mlxserve/errors mlxserve/stats mlxserve/request "
-        "mlxserve/distributed/wire mlxserve/distributed/crew mlxserve/distributed/local "
-        "mlxserve/distributed/meeting"
-    ),
-    "mlxserve/distributed/gathering": (
-        "mlxserve/version mlxserve/errors mlxserve/option mlxserve/config mlxserve/hub "
-        "mlxserve/distributed/environment mlxserve/distributed/local "
-        "mlxserve/distributed/meeting mlxserve/distributed/lead"
-    ),
     "mlxserve/model": (
         "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config "
         "mlxserve/request mlxserve/work mlxserve/hub mlxserve/cache/layout "
-        "mlxserve/cache/key_owners mlxserve/cache/kv mlxserve/distributed/environment "
-        "mlxserve/distributed/crew mlxserve/distributed/heads mlxserve/distributed/layers "
-        "mlxserve/distributed/lead"
-    ),
-    "mlxserve/distributed/worker": (
-        "metal_kernels mlxserve/errors mlxserve/cache/kv mlxserve/distributed/wire "
-        "mlxserve/distributed/crew mlxserve/distributed/follower mlxserve/model"
+        "mlxserve/cache/key_owners mlxserve/cache/kv"
     ),
     "mlxserve/engine": (
         "mlxserve/errors mlxserve/stats mlxserve/request mlxserve/work mlxserve/cache/pages "
-        "mlxserve/disk mlxserve/scheduler mlxserve/model "
-        "mlxserve/distributed/lead"
+        "mlxserve/disk mlxserve/disk mlxserve/scheduler mlxserve/model"
     ),
     "mlxserve/chat": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/request "
@@ -136,22 +105,18 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/build": (
         "mlxserve/errors mlxserve/config mlxserve/machine mlxserve/hub mlxserve/text/tokenizer "
-        "mlxserve/cache/pages mlxserve/cache/kv mlxserve/disk "
-        "mlxserve/scheduler mlxserve/model mlxserve/engine mlxserve/chat "
-        "mlxserve/distributed/environment mlxserve/distributed/crew mlxserve/distributed/gathering mlxserve/distributed/lead"
+        "mlxserve/cache/pages mlxserve/cache/kv mlxserve/disk mlxserve/disk "
+        "mlxserve/scheduler mlxserve/model mlxserve/engine mlxserve/chat"
     ),
-    "mlxserve/rank": (
-        "mlxserve/errors mlxserve/config mlxserve/hub mlxserve/distributed/environment "
-        "mlxserve/distributed/crew mlxserve/distributed/meeting mlxserve/distributed/local "
-        "mlxserve/distributed/follower mlxserve/distributed/gathering "
-        "mlxserve/distributed/worker mlxserve/build"
+    "mlxserve/ranks": (
+        "metal_kernels mlxserve/version mlxserve/errors mlxserve/stats mlxserve/option "
+        "mlxserve/config mlxserve/request mlxserve/machine mlxserve/hub mlxserve/cache/kv "
+        "mlxserve/model mlxserve/chat mlxserve/build"
     ),
-    "mlxserve/distributed/__main__": "mlxserve/config mlxserve/machine mlxserve/rank",
     "mlxserve/llm": (
-        "mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config "
-        "mlxserve/request mlxserve/machine mlxserve/text/parsing mlxserve/text/lanes "
-        "mlxserve/text/deltas mlxserve/request_options mlxserve/engine mlxserve/chat mlxserve/build "
-        "mlxserve/distributed/environment mlxserve/rank"
+        "mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config mlxserve/request "
+        "mlxserve/machine mlxserve/text/parsing mlxserve/text/lanes mlxserve/text/deltas "
+        "mlxserve/request_options mlxserve/engine mlxserve/chat mlxserve/ranks"
     ),
     "mlxserve/__init__": (
         "mlxserve/version mlxserve/errors mlxserve/sampling_params mlxserve/stats "
@@ -231,10 +196,10 @@ ARROWS: dict[str, str] = {
     "mlxserve/service": "mlxserve/errors",
     "mlxserve/cli": (
         "tui/opening tui mlxserve/version mlxserve/errors mlxserve/option mlxserve/config "
-        "mlxserve/machine mlxserve/hub mlxserve/text/deltas mlxserve/disk "
-        "mlxserve/chat mlxserve/build mlxserve/api/config mlxserve/api/access "
-        "mlxserve/api/server mlxserve/api mlxserve/doctor mlxserve/bench mlxserve/service "
-        "mlxserve/distributed/environment mlxserve/rank mlxserve/running"
+        "mlxserve/machine mlxserve/running mlxserve/hub mlxserve/text/deltas "
+        "mlxserve/disk mlxserve/disk mlxserve/disk "
+        "mlxserve/chat mlxserve/ranks mlxserve/api/config mlxserve/api/access mlxserve/api/server "
+        "mlxserve/api mlxserve/doctor mlxserve/bench mlxserve/service"
     ),
     "mlxserve/__main__": "mlxserve/cli",
 }

@@ -20,10 +20,10 @@ def build(config: EngineConfig) -> Chat:
 
     files = find_model(config.model, config.revision)
     machine.import_mlx_lm()
-    from mlxserve.build import build_chat  # imports mlx and mlx-lm
+    from mlxserve.ranks.run import build_chat_of_ranks  # imports mlx and mlx-lm
 
     try:
-        return build_chat(config, files)
+        return build_chat_of_ranks(config, files)
     except EngineStopped as error:
         if config.num_ranks > 1:  # the engine's thread may wait for another rank for ever
             print(f"error: {error}", file=sys.stderr, flush=True)

@@ -13,8 +13,8 @@ import typer
 
 from mlxserve.cli.ranks import run_by_launcher
 from mlxserve.cli.remote import Url, url_of
-from mlxserve.distributed.environment import own_rank
 from mlxserve.errors import InvalidConfig, MlxServeError
+from mlxserve.ranks.environment import own_rank
 
 if TYPE_CHECKING:
     from mlxserve.doctor.finding import Finding

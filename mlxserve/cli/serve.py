@@ -118,14 +118,14 @@ def serve(
 def _join_ranks(config: EngineConfig) -> None:
     """Go on as rank 0; be another rank, if a launcher started this process as one; or start the
     launcher and end with it. Raises InvalidConfig."""
-    from mlxserve.distributed.environment import own_rank
+    from mlxserve.ranks.environment import own_rank
 
     rank = own_rank()
     if rank:
         from mlxserve import machine
 
         machine.import_mlx_lm()
-        from mlxserve.rank import run_worker  # imports mlx
+        from mlxserve.ranks.run import run_worker  # imports mlx
 
         run_worker(config)
     if rank is None and config.hostfile is not None:

@@ -23,7 +23,6 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any
 
-from mlxserve.distributed.lead import Lead
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.memory import MemoryWatch
 from mlxserve.engine.output_stream import OutputStream, hand_over
@@ -31,6 +30,7 @@ from mlxserve.engine.snapshot import Snapshot
 from mlxserve.engine.throughput_log import ThroughputLog
 from mlxserve.engine.worker import WORKERS, result_of
 from mlxserve.errors import EngineFailed, EngineStopped, MlxServeError
+from mlxserve.model.workers import Workers
 from mlxserve.request import FinishReason, Output, Pooling, Request, Resized
 from mlxserve.stats import Stats
 
@@ -103,21 +103,21 @@ class AsyncEngine:
         log_interval: float | None = None,
         max_failures: int = 5,
         memory: MemoryWatch | None = None,
-        lead: Lead | None = None,
+        workers: Workers | None = None,
     ) -> None:
         """Build the engine on its thread and wait until it is ready. Raises what `build` raises.
 
         log_interval: seconds between log lines about throughput; None for no lines
         max_failures: failures within a minute with which the engine ends
         memory: what limits the requests that run where memory is short; None for nothing
-        lead: the engine's other ranks; one that is lost ends it
+        workers: the engine's other ranks; one that is lost ends it
         """
         self._inbox: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._streams: dict[str, OutputStream] = {}  # by request id; only for the engine's thread
         self._log_interval = log_interval
         self._failures = _Failures(max_failures)
         self._memory = memory
-        self._lead = lead
+        self._workers = workers
         self._has_failed = False
         self._has_more = False  # to write to disk, while nothing else is to be done
         self._stopped: EngineStopped | None = None
@@ -126,14 +126,14 @@ class AsyncEngine:
         self.max_model_len = 0  # longest prompt plus answer, as of the last change
         self._ready: Future[None] = Future()
         self._ending = threading.Lock()
-        if lead is not None:
-            lead.attach(self.fail, self.seconds_since_beat)
+        if workers is not None:
+            workers.attach(self.fail, self.seconds_since_beat)
         self._worker = WORKERS.hire()
         self._ended = self._worker.start(lambda: self._run(build))
         try:
             result_of(self._ready)
         except BaseException:
-            if lead is not None:
+            if workers is not None:
                 self._ended.wait(_STUCK_SECONDS)  # other ranks are told to end
             raise
         atexit.register(self.close)
@@ -256,7 +256,7 @@ class AsyncEngine:
         atexit.unregister(self.close)
         self._inbox.put(None)
         if threading.current_thread() is not self._worker.thread:
-            is_stuck = self._lead is not None and self._has_failed
+            is_stuck = self._workers is not None and self._has_failed
             self._ended.wait(_STUCK_SECONDS if is_stuck else None)
 
     def _call(self, work: Callable[[Engine], Any]) -> Future[Any]:
@@ -300,8 +300,8 @@ class AsyncEngine:
         try:
             self._build_and_run(build)
         finally:
-            if self._lead is not None:
-                self._lead.close()
+            if self._workers is not None:
+                self._workers.close()
 
     def _build_and_run(self, build: Callable[[], Engine]) -> None:
         try:
@@ -322,8 +322,8 @@ class AsyncEngine:
             log.exception("The engine has failed and ends")
             reason = EngineStopped(f"The engine failed: {type(error).__name__}: {error}")
             self._has_failed = True
-            if self._lead is not None:  # a lost rank may be why, and then `fail` names it first
-                self._lead.wait_for_loss(_LOSS_SECONDS)
+            if self._workers is not None:  # a lost rank may be why, and then `fail` names it first
+                self._workers.wait_for_loss(_LOSS_SECONDS)
         self._end(reason)
         try:
             engine.close(keeps_pages=not self._has_failed)
@@ -363,7 +363,7 @@ class AsyncEngine:
         """
         while True:
             # With other ranks there is no second beginning: they may wait in a collective.
-            if self._lead is not None or self._failures.is_one_too_many():
+            if self._workers is not None or self._failures.is_one_too_many():
                 raise error
             log.error("The engine failed; it begins again with an empty cache", exc_info=error)
             # The frames of the failed step hold arrays, and the arrays their memory.

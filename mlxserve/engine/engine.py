@@ -5,7 +5,7 @@
 
 Step n+1 is planned and built before step n is read; the token that a decode of n+1 starts from is
 taken from n's pending array. Where the pool's writes are in place, n+1 starts when it is launched,
-before n is read, so that the device does not wait for Python. Elsewhere the outputs of n are
+before n is read, so that the device does not wait for Python. RemoteLayer the outputs of n are
 delivered first: on a CPU mlx computes in the call that hands it work, and `start` takes most of a
 step.
 """
@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from mlxserve.distributed.lead import Lead
 from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.engine.memory import MemoryLevel, MemoryWatch
 from mlxserve.engine.pace import EmbeddingPace, Pace, StepTimer
@@ -27,6 +26,7 @@ from mlxserve.engine.transfers import Transfers
 from mlxserve.errors import OutOfMemory
 from mlxserve.model.embedding import Embedding
 from mlxserve.model.runner import ModelRunner, Pending
+from mlxserve.model.workers import Workers
 from mlxserve.request import Chunk, FinishReason, LiveRequest, Output, Pooling, Request, Resized
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.stats import DiskStats, PoolStats, RankStats, Stats, StepStats
@@ -45,10 +45,10 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         disk: DiskCache | None = None,
         trace: Trace | None = None,
-        lead: Lead | None = None,
+        workers: Workers | None = None,
     ) -> None:
         self._scheduler = scheduler
-        self._lead = lead
+        self._workers = workers
         self._runner = runner
         self._pace = pace
         self._embedding_pace = EmbeddingPace(pace.target)
@@ -84,7 +84,7 @@ class Engine:
 
         Nothing may be called afterwards.
         """
-        if self._lead is not None and keeps_pages:
+        if self._workers is not None and keeps_pages:
             self._read_early()  # the other ranks are computing it
         self._transfers.close(keeps_pages=keeps_pages)
         if self._trace is not None:
@@ -315,7 +315,7 @@ class Engine:
             engine=self._stats.copy(),
             disk=DiskStats() if self._disk is None else DiskStats.of(self._disk.tier.use()),
             states=self._scheduler.state_stats(),
-            ranks=RankStats() if self._lead is None else self._lead.stats(),
+            ranks=RankStats() if self._workers is None else self._workers.stats(),
         )
 
     def _page_states(self) -> bytes:

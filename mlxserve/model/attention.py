@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from metal_kernels import Backend, LayerShape, select_backends
 from mlxserve.cache.kv import Backends
-from mlxserve.distributed.environment import Split
 from mlxserve.errors import InvalidConfig, UnsupportedModel
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.probe import probe
+from mlxserve.model.rank_group import Split
 
 log = logging.getLogger("mlxserve.attention")
 
@@ -50,7 +50,7 @@ def choose_attention(name: str, loaded: LoadedModel) -> AttentionChoice:
     attempts = [(loaded, backends)]
     if name == "auto" and any(backend.name != "cpu" for backend in backends):
         attempts.append((loaded, plain))
-    if name in ("auto", "cpu") and loaded.crew is None:
+    if name in ("auto", "cpu") and loaded.group is None:
         attempts.append((replace(loaded, by_sequence=True), plain))
     reasons: list[UnsupportedModel] = []
     for model, tried in attempts:
@@ -78,12 +78,12 @@ def _probed(loaded: LoadedModel, backends: Backends) -> tuple[float, Unsupported
     try:
         difference = probe(loaded, backends)
     except UnsupportedModel as error:
-        reason = error if loaded.crew is None else _refused_by_ranks(loaded, error)
-    if loaded.crew is None:
+        reason = error if loaded.group is None else _refused_by_ranks(loaded, error)
+    if loaded.group is None:
         return difference, reason
-    if reason is not None and loaded.crew.split is Split.LAYERS:
+    if reason is not None and loaded.group.split is Split.LAYERS:
         raise reason  # it may have left the others in the middle of a forward
-    worst = loaded.crew.largest(difference)
+    worst = loaded.group.all_max_float(difference)
     if reason is None and worst == math.inf:
         reason = UnsupportedModel(f"{loaded.name}: its attention is wrong on another rank.")
     return worst, reason

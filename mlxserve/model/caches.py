@@ -30,13 +30,12 @@ from mlx_lm.models.cache import (
 
 from metal_kernels.reading import evaluate
 from mlxserve.cache.kv import LayerSpec
-from mlxserve.distributed.crew import Crew
-from mlxserve.distributed.environment import Split
-from mlxserve.distributed.layers import Elsewhere, is_elsewhere
 from mlxserve.errors import UnsupportedModel
 from mlxserve.model import recurrent
 from mlxserve.model.packed_states import StateSpec
 from mlxserve.model.paged import watching_attention
+from mlxserve.model.rank_group import RankGroup, Split
+from mlxserve.model.split_by_layers import RemoteLayer, is_remote
 
 log = logging.getLogger("mlxserve.caches")
 
@@ -145,12 +144,12 @@ def _flat(nodes: Sequence[Node]) -> Iterator[KVLeaf | StateLeaf | ElsewhereLeaf]
 
 
 def look_at(
-    model: nn.Module, name: str, kind: str, crew: Crew | None = None
+    model: nn.Module, name: str, kind: str, group: RankGroup | None = None
 ) -> tuple[CacheTree, int]:
     """(the model's caches, vocabulary size), from a forward of two tokens and one of a third.
 
     config.json may omit shapes: the architecture's class has defaults. Prepares recurrent modules
-    for LayerState. Raises UnsupportedModel. `crew`: the ranks that have parts of it.
+    for LayerState. Raises UnsupportedModel. `group`: the ranks that have parts of it.
     """
     caches = make_prompt_cache(model)
     leaves = list(_leaves(caches))
@@ -171,40 +170,40 @@ def look_at(
     except _MODEL_ERRORS as error:
         log.info("%s: the model fails on three tokens", name, exc_info=error)
         reason = "its files do not fit together, or mlx-lm cannot run it on this machine"
-        if crew is not None:
-            reason = f"it may not be possible to split its kind by {crew.split}"
+        if group is not None:
+            reason = f"it may not be possible to split its kind by {group.split}"
         raise UnsupportedModel(
             f"{name}: this {kind} model fails on its first tokens: {reason}. The log has the details."
         ) from error
-    owners = [int(not cache.empty() and not is_elsewhere(cache)) for cache in leaves]
-    if crew is not None:
-        _check_split(crew, owners, f"{name}: {kind} models")
-        owners = [owner or is_elsewhere(cache) for owner, cache in zip(owners, leaves, strict=True)]
+    owners = [int(not cache.empty() and not is_remote(cache)) for cache in leaves]
+    if group is not None:
+        _check_split(group, owners, f"{name}: {kind} models")
+        owners = [owner or is_remote(cache) for owner, cache in zip(owners, leaves, strict=True)]
     if unused := [index for index, owner in enumerate(owners) if not owner]:
         raise UnsupportedModel(
             f"{name}: layers {unused} of this {kind} model store neither keys and values nor a "
             f"state, and mlxserve does not know how to page it. Models that work: {MODELS_PAGE}."
         )
-    recurrent.use_groups(modules - {Elsewhere})  # it passes every cache by
+    recurrent.use_groups(modules - {RemoteLayer})  # it passes every cache by
     return _tree(caches, seen.latent), int(logits.shape[-1])
 
 
-def _check_split(crew: Crew, owned: Sequence[int], what: str) -> None:
+def _check_split(group: RankGroup, owned: Sequence[int], what: str) -> None:
     """The probe cannot see a wrong split, because both of its sides are split.
 
     Raises UnsupportedModel unless every layer's cache was filled by all ranks, or by one if each has
     layers of its own.
     """
-    wanted = 1 if crew.split is Split.LAYERS else crew.size
-    ranks = crew.all_of(owned)
+    wanted = 1 if group.split is Split.LAYERS else group.size
+    ranks = group.all_of(owned)
     if any(sum(owners) != wanted for owners in zip(*ranks, strict=True)):
         raise UnsupportedModel(
-            f"{what} cannot be split by {crew.split}: a layer would be computed by several ranks, or "
+            f"{what} cannot be split by {group.split}: a layer would be computed by several ranks, or "
             "by none."
         )
     if not all(map(any, ranks)):
         raise UnsupportedModel(
-            f"{what} cannot be split over {crew.size} ranks: one would have no attention layer. Use "
+            f"{what} cannot be split over {group.size} ranks: one would have no attention layer. Use "
             "fewer."
         )
 
@@ -220,7 +219,7 @@ def _node(cache: Any, latent: set[int], layers: list[LayerSpec], states: list[St
     """What stands for a cache; its shapes are added to those of the others."""
     if type(cache) is CacheList:
         return tuple(_node(inner, latent, layers, states) for inner in cache.caches)
-    if is_elsewhere(cache):
+    if is_remote(cache):
         return ElsewhereLeaf(type(cache) is ArraysCache, _window(cache))
     if type(cache) is ArraysCache:
         states.append(StateSpec(tuple((tuple(a.shape[1:]), a.dtype) for a in cache.cache)))

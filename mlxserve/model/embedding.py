@@ -15,9 +15,9 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from metal_kernels.reading import DeviceError, evaluate, read
-from mlxserve.distributed.lead import Lead
 from mlxserve.errors import InvalidParameter, InvalidRequest
 from mlxserve.model.paged import RowSelector
+from mlxserve.model.workers import Workers
 from mlxserve.request import Pooling
 
 _MODEL_ERRORS = (ValueError, TypeError, AttributeError, LookupError, RuntimeError)
@@ -33,11 +33,11 @@ class Embedding:
         token_ids: Sequence[int],
         pooling: Pooling,
         dimensions: int | None = None,
-        lead: Lead | None = None,
+        workers: Workers | None = None,
     ) -> None:
         """
         dimensions: length of the vector, which keeps the first ones; None keeps all
-        lead: of several ranks, which compute the text together
+        workers: of several ranks, which compute the text together
         """
         self._model = model
         self._selector = selector
@@ -46,8 +46,8 @@ class Embedding:
         self._dimensions = dimensions
         self._cache: list[Any] = make_prompt_cache(model)
         self._pooled: mx.array | None = None  # (hidden,), float32
-        self._lead = lead
-        self._number = 0 if lead is None else lead.begin_text()
+        self._workers = workers
+        self._number = 0 if workers is None else workers.begin_text()
         self.num_done = 0
 
     def advance(self, num_tokens: int) -> list[float] | None:
@@ -70,15 +70,15 @@ class Embedding:
 
     def release(self) -> None:
         """Free the arrays, finished or not."""
-        if self._lead is not None:
-            self._lead.embed(self._number, ())
+        if self._workers is not None:
+            self._workers.embed(self._number, ())
         self._cache = []
         self._pooled = None
 
     def _hidden(self, token_ids: Sequence[int]) -> mx.array:
         """(tokens, hidden), not evaluated."""
-        if self._lead is not None:
-            self._lead.embed(self._number, token_ids)
+        if self._workers is not None:
+            self._workers.embed(self._number, token_ids)
         with self._selector.capturing() as captured:
             self._model(mx.array([token_ids]), cache=self._cache)
         if len(captured) != 1 or captured[0].shape[:-1] != (1, len(token_ids)):

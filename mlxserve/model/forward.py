@@ -51,7 +51,7 @@ class Rows:
         # A partial of a function: a bound method would be a ring, which keeps the pool alive.
         # Steps of several ranks are not recorded: a graph that is built again must not change the
         # order of its collectives, which nobody has tried.
-        self._graphs = StepGraphs(partial(_call, loaded), kv, is_recorded=loaded.crew is None)
+        self._graphs = StepGraphs(partial(_call, loaded), kv, is_recorded=loaded.group is None)
 
     def logits(self, batch: Batch, tokens: mx.array, rows: list[int] | None) -> mx.array:
         layout = StepLayout(

@@ -21,10 +21,6 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.utils import dequantize_model, load_model
 
 from mlxserve.cache.kv import LayerSpec
-from mlxserve.distributed.crew import Crew
-from mlxserve.distributed.environment import Split
-from mlxserve.distributed.heads import drop_head, split_by_heads
-from mlxserve.distributed.layers import split_by_layers
 from mlxserve.errors import InvalidConfig, OutOfMemory, UnsupportedModel, in_one_line
 from mlxserve.hub.files import ModelFiles, text_config
 from mlxserve.hub.headers import check_weights
@@ -32,6 +28,9 @@ from mlxserve.model.activations import use_vectorised_activations
 from mlxserve.model.caches import CacheTree, look_at
 from mlxserve.model.packed_states import StateSpec
 from mlxserve.model.paged import RowSelector, select_rows, use_paged_attention
+from mlxserve.model.rank_group import RankGroup, Split
+from mlxserve.model.split_by_heads import drop_head, split_by_heads
+from mlxserve.model.split_by_layers import split_by_layers
 
 _READ_ERRORS = (
     OSError,
@@ -55,7 +54,7 @@ class LoadedModel:
     vocab_size   number of logits per row
     max_length   positions the model was trained for
     by_sequence  the model is called once for each sequence of a step, not once for all rows
-    crew         the ranks that it is divided among; None if all of it is here
+    group         the ranks that it is divided among; None if all of it is here
     """
 
     name: str
@@ -66,7 +65,7 @@ class LoadedModel:
     vocab_size: int
     max_length: int
     by_sequence: bool = False
-    crew: Crew | None = None
+    group: RankGroup | None = None
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:
@@ -88,13 +87,13 @@ class LoadedModel:
         """What the layers compute in."""
         return self.layers[0].dtype if self.layers else self.states[0].arrays[0][1]
 
-    def least(self, number: int) -> int:
+    def all_min(self, number: int) -> int:
         """The least of all ranks' numbers, which all of them ask for now."""
-        return number if self.crew is None else self.crew.least(number)
+        return number if self.group is None else self.group.all_min(number)
 
-    def most(self, number: int) -> int:
+    def all_max(self, number: int) -> int:
         """The most of all ranks' numbers."""
-        return number if self.crew is None else self.crew.most(number)
+        return number if self.group is None else self.group.all_max(number)
 
     @property
     def is_quantised(self) -> bool:
@@ -130,11 +129,11 @@ class LoadedModel:
 
 
 def load(
-    files: ModelFiles, *, is_metal: bool, memory_limit: int, crew: Crew | None = None
+    files: ModelFiles, *, is_metal: bool, memory_limit: int, group: RankGroup | None = None
 ) -> LoadedModel:
     """Load the weights and prepare the model. `memory_limit` is in bytes.
 
-    With a `crew`, whose other ranks load theirs now, only this rank's part is read from disk: what is
+    With a `group`, whose other ranks load theirs now, only this rank's part is read from disk: what is
     never evaluated is never read.
 
     On Metal weights stay as stored. On a CPU they are converted to float32, quantised ones only if
@@ -142,7 +141,7 @@ def load(
 
     Raises UnsupportedModel, OutOfMemory.
     """
-    if crew is None:
+    if group is None:
         _refuse_too_large(files.weight_size, files.name, memory_limit)
     for file in files.weights:
         check_weights(file, files.name)
@@ -151,24 +150,24 @@ def load(
     except _READ_ERRORS as error:
         raise UnsupportedModel(f"{files.name} cannot be loaded: {in_one_line(error)}") from error
     if not is_metal:
-        model = _in_float32(model, files.name, memory_limit * (1 if crew is None else crew.size))
-    if crew is None:
+        model = _in_float32(model, files.name, memory_limit * (1 if group is None else group.size))
+    if group is None:
         mx.eval(model.parameters())
     else:
-        keep_part(model, crew, files.name, str(config.get("model_type")), memory_limit)
-    return prepare(model, config, files.name, crew)
+        keep_part(model, group, files.name, str(config.get("model_type")), memory_limit)
+    return prepare(model, config, files.name, group)
 
 
-def keep_part(model: nn.Module, crew: Crew, name: str, kind: str, memory_limit: int) -> None:
+def keep_part(model: nn.Module, group: RankGroup, name: str, kind: str, memory_limit: int) -> None:
     """Leave this rank's part in `model`, and evaluate it, which has not been done before.
 
     Raises UnsupportedModel, OutOfMemory.
     """
-    if crew.split is Split.HEADS:
-        split_by_heads(model, crew, name, kind)
+    if group.split is Split.HEADS:
+        split_by_heads(model, group, name, kind)
     else:
-        split_by_layers(model, crew, name)
-    if not crew.is_lead:
+        split_by_layers(model, group, name)
+    if not group.is_lead:
         drop_head(model)
     arrays = [array for _, array in tree_flatten(model.parameters())]
     _refuse_too_large(sum(array.nbytes for array in arrays), name, memory_limit)
@@ -188,16 +187,16 @@ def _refuse_too_large(size: int, name: str, memory_limit: int) -> None:
 
 
 def prepare(
-    model: nn.Module, config: Mapping[str, Any], name: str, crew: Crew | None = None
+    model: nn.Module, config: Mapping[str, Any], name: str, group: RankGroup | None = None
 ) -> LoadedModel:
     """Prepare a model in memory for the paged path. Raises UnsupportedModel."""
     use_paged_attention(model)
     use_vectorised_activations(model)
-    caches, vocab_size = look_at(model, name, str(config.get("model_type")), crew)
+    caches, vocab_size = look_at(model, name, str(config.get("model_type")), group)
     selector = RowSelector()
     select_rows(model, selector)
     length = _max_length(config, name)
-    return LoadedModel(name, model, config, caches, selector, vocab_size, length, crew=crew)
+    return LoadedModel(name, model, config, caches, selector, vocab_size, length, group=group)
 
 
 def _max_length(config: Mapping[str, Any], name: str) -> int:

@@ -16,7 +16,6 @@ import mlx.core as mx
 
 from metal_kernels.reading import evaluate
 from mlxserve.cache.kv import KVPool
-from mlxserve.distributed.lead import Lead
 from mlxserve.errors import OutOfMemory
 from mlxserve.model.batch import Batch
 from mlxserve.model.embedding import Embedding
@@ -24,6 +23,7 @@ from mlxserve.model.forward import forward_of
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.sampler import Draw, PendingSample, sample
 from mlxserve.model.states import StateStore
+from mlxserve.model.workers import Workers
 from mlxserve.request import Chunk, Pooling, Sampled
 from mlxserve.stats import MemoryUse
 
@@ -59,16 +59,16 @@ class ModelRunner:
         kv: KVPool,
         seed: int = 0,
         memory_limit: int | None = None,
-        lead: Lead | None = None,
+        workers: Workers | None = None,
     ) -> None:
         """
         memory_limit: bytes of device memory that a growing pool may use
-        lead: where this is rank 0 of several, which tells the others what it does before it does it
+        workers: where this is rank 0 of several, which tells the others what it does before it does it
         """
         self._memory_limit = memory_limit
         self._loaded = loaded
         self._kv = kv
-        self._lead = lead
+        self._workers = workers
         self._states = StateStore(loaded.states, is_used=loaded.has_states)
         self._forward = forward_of(loaded, kv, self._states)
         self._seed = seed
@@ -84,15 +84,15 @@ class ModelRunner:
         """The step's graph, which nothing has begun to compute."""
         batch = Batch.of(chunks, self._kv.page_size)
         lazy = self._lazy_rows(batch, previous)
-        if self._lead is not None:
-            self._lead.step(chunks, lazy)
+        if self._workers is not None:
+            self._workers.step(chunks, lazy)
         logits = self.logits(batch, self._tokens(batch, previous, lazy))
         if batch.sampling:
             draws = tuple(draw for chunk in batch.sampling for draw in self._draws(chunk, lazy))
             previous_ids = previous.sample.ids if previous and previous.sample else None
             result = sample(logits, draws, previous_ids)
-            if self._lead is not None:
-                result = replace(result, ids=self._lead.share(result.ids))
+            if self._workers is not None:
+                result = replace(result, ids=self._workers.share(result.ids))
             return Pending(tuple(chunks), draws, result, result.ids)
         return Pending(tuple(chunks), (), None, mx.argmax(logits, axis=-1))
 
@@ -118,13 +118,13 @@ class ModelRunner:
         """A text to embed, in between steps and without the pool."""
         loaded = self._loaded
         return Embedding(
-            loaded.model, loaded.selector, token_ids, pooling, dimensions, lead=self._lead
+            loaded.model, loaded.selector, token_ids, pooling, dimensions, workers=self._workers
         )
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """`KVPool.copy_pages`, ordered after the steps launched so far and before the next one."""
-        if self._lead is not None:
-            self._lead.copy_pages(sources, targets)
+        if self._workers is not None:
+            self._workers.copy_pages(sources, targets)
         self._kv.copy_pages(sources, targets)
 
     def resize(self, num_pages: int, moves: Mapping[int, int]) -> None:
@@ -134,15 +134,15 @@ class ModelRunner:
         """
         if num_pages > self._kv.num_pages:
             self.refuse_too_many(num_pages)
-        if self._lead is not None:
-            self._lead.resize(num_pages, moves)
+        if self._workers is not None:
+            self._workers.resize(num_pages, moves)
         self._kv.resize(num_pages, moves)
 
     def back(self, num_pages: int) -> None:
         """`KVPool.back`: before a step, a copy or a write uses the first `num_pages` pages."""
         if num_pages > self._kv.num_backed:
-            if self._lead is not None:
-                self._lead.back(num_pages)
+            if self._workers is not None:
+                self._workers.back(num_pages)
             self._kv.back(num_pages)
 
     def restart(self, num_pages: int) -> None:
@@ -161,8 +161,8 @@ class ModelRunner:
         """Give up these snapshots, and the states of requests that do not run any more."""
         snapshots = list(snapshots)
         ended = self._states.drop(snapshots)
-        if self._lead is not None and (snapshots or ended):
-            self._lead.drop_states(snapshots, [request.arrival for request in ended])
+        if self._workers is not None and (snapshots or ended):
+            self._workers.drop_states(snapshots, [request.arrival for request in ended])
 
     def check(self, num_pages: int, state_ids: Collection[int] | None = None) -> None:
         """Audit the arrays against the scheduler's pages and snapshots. Raises AssertionError."""
@@ -172,8 +172,8 @@ class ModelRunner:
 
     def refuse_too_many(self, num_pages: int) -> None:
         """Growing an array needs memory for the old and the new one at once. Raises OutOfMemory."""
-        if self._lead is not None:
-            self._lead.refuse_too_many(num_pages)
+        if self._workers is not None:
+            self._workers.refuse_too_many(num_pages)
         if self._memory_limit is None:
             return
         twice = max((array.nbytes for array in self._kv.arrays()), default=0)

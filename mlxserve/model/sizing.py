@@ -102,8 +102,8 @@ def settle(
         assert step is not None, "the number of pages follows from a measured step"
         left = memory_limit - loaded.weight_size - step.planned
         if num_slots is None and loaded.has_states:
-            num_slots = loaded.least(fit_states(loaded, left))
-        num_pages = loaded.least(
+            num_slots = loaded.all_min(fit_states(loaded, left))
+        num_pages = loaded.all_min(
             fit_pages(
                 loaded,
                 step,
@@ -116,7 +116,7 @@ def settle(
         of_pages = num_pages * _page_bytes(loaded, config.page_size)
         left = memory_limit - loaded.weight_size - (step.planned if step is not None else 0)
         num_slots = fit_states(loaded, of_pages + of_pages // 3 if loaded.layers else left)
-        num_slots = loaded.least(num_slots)
+        num_slots = loaded.all_min(num_slots)
     max_num_seqs = _limit_by_states(options.max_num_seqs, num_slots if loaded.has_states else None)
     num_tokens = num_pages * config.page_size
     if options.max_model_len is not None and max_model_len > num_tokens:
@@ -235,8 +235,8 @@ def measure_step(
         rows, measured = sum(step), 0
         longest = min(config.scheduler.max_model_len or loaded.max_length, loaded.max_length)
         seen = copied_positions(loaded.layers, step[1], longest)
-        if loaded.crew is not None:  # the same forwards on every rank
-            seen = [loaded.most(max(seen))]
+        if loaded.group is not None:  # the same forwards on every rank
+            seen = [loaded.all_max(max(seen))]
         for positions in seen:
             start = (positions - step[1]) // config.page_size * config.page_size
             found, seconds = _run_sampling(loaded, backends, config.page_size, step, start)

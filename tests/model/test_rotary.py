@@ -25,7 +25,7 @@ from tests.emulated import emulated_backend
 BuildModel = Callable[..., tuple[nn.Module, dict[str, Any]]]
 PAGE, HEAD_DIM = 16, 32
 pytestmark = pytest.mark.usefixtures("on_a_cpu")  # a GPU has a kernel for whole rotations
-# Elsewhere a compiler may fuse a product with a sum, which rounds once instead of twice.
+# RemoteLayer a compiler may fuse a product with a sum, which rounds once instead of twice.
 IS_EXACT = platform.machine() in ("x86_64", "AMD64")
 TOLERANCE = {mx.float32: 1e-6, mx.float16: 4e-3, mx.bfloat16: 4e-2}
 FREQS = mx.array([1.5 * 10.0**exponent for exponent in range(HEAD_DIM // 4)])

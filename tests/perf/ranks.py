@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mlxserve import LLM, SamplingParams, machine
 from mlxserve.bench.report import Figure, Report
-from mlxserve.distributed.wire import PlanDecoder, PlanEncoder
+from mlxserve.ranks.wire import PlanDecoder, PlanEncoder
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
 
 _PAGE_SIZE = 32

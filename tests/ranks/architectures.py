@@ -13,24 +13,25 @@ from __future__ import annotations
 import copy
 import json
 import sys
+from functools import partial
 from typing import Any
 
 from mlxserve import machine
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
 from mlxserve.config import SchedulerConfig
-from mlxserve.distributed.crew import Crew
-from mlxserve.distributed.environment import Split, own_rank
-from mlxserve.distributed.follower import Follower
-from mlxserve.distributed.lead import Lead
-from mlxserve.distributed.meeting import Hello, report_to_lead, wait_for_workers
-from mlxserve.distributed.worker import RankWorker
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.pace import Pace
 from mlxserve.errors import MlxServeError
 from mlxserve.model.attention import AttentionChoice, choose_attention
 from mlxserve.model.load import keep_part, prepare
+from mlxserve.model.rank_group import RankGroup, Split
 from mlxserve.model.runner import ModelRunner
+from mlxserve.ranks.environment import own_rank
+from mlxserve.ranks.follower import Follower
+from mlxserve.ranks.handshake import Hello, report_to_lead, wait_for_workers
+from mlxserve.ranks.lead import Lead
+from mlxserve.ranks.worker import RankWorker
 from mlxserve.request import Request
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.scheduler import Scheduler
@@ -92,9 +93,9 @@ def answers(choice: AttentionChoice, lead: Lead | None = None) -> Answers:
     return found
 
 
-def _part(name: str, crew: Crew) -> tuple[Any, dict[str, Any]]:
+def _part(name: str, group: RankGroup) -> tuple[Any, dict[str, Any]]:
     model, config = build(name)
-    keep_part(model, crew, name, str(config["model_type"]), machine.memory().total)
+    keep_part(model, group, name, str(config["model_type"]), machine.memory().total)
     return model, config
 
 
@@ -103,7 +104,7 @@ class _Rank:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._crew: Crew | None = None
+        self._joined: RankGroup | None = None
 
     def run(self, name: str, split: str, port: int) -> Answers | None:
         """The answers, or None where a refusal was printed."""
@@ -111,36 +112,35 @@ class _Rank:
         if self._rank:
             channel = report_to_lead(address, hello, SECONDS)
             follower = Follower(channel)
-            crew = self._group(split)
-            follower.join(crew)
-            if (choice := self._chosen(name, crew)) is not None:
+            group = self._group(split)
+            follower.join(group)
+            if (choice := self._chosen(name, group)) is not None:
                 kv = KVPool(choice.loaded.layers, NUM_PAGES, PAGE_SIZE, choice.backends)
-                RankWorker(crew, follower, choice.loaded, kv).run()
+                RankWorker(group, follower, choice.loaded, kv).run()
             else:
                 list(follower.frames())
             channel.close()
             return None if choice is None else {}
-        lead = Lead(wait_for_workers(address, SIZE, hello, SECONDS), SECONDS)
+        channels = wait_for_workers(address, SIZE, hello, SECONDS)
+        lead = Lead(channels, SECONDS, partial(self._group, split))
         lead.attach(_say_loss, lambda: 0.0)
-        crew = self._group(split)
-        lead.join(crew)
-        choice = self._chosen(name, crew)
+        choice = self._chosen(name, lead.join())
         found = None if choice is None else answers(choice, lead)
         lead.close()
         return found
 
-    def _group(self, split: str) -> Crew:
-        self._crew = self._crew or Crew(Split(split), SIZE, "ring")
-        crew = copy.copy(self._crew)
-        crew.split = Split(split)
-        return crew
+    def _group(self, split: str) -> RankGroup:
+        self._joined = self._joined or RankGroup(Split(split), SIZE, "ring")
+        group = copy.copy(self._joined)
+        group.split = Split(split)
+        return group
 
-    def _chosen(self, name: str, crew: Crew) -> AttentionChoice | None:
+    def _chosen(self, name: str, group: RankGroup) -> AttentionChoice | None:
         is_early = True
         try:
-            model, config = _part(name, crew)
+            model, config = _part(name, group)
             is_early = False
-            return choose_attention("auto", prepare(model, config, name, crew))
+            return choose_attention("auto", prepare(model, config, name, group))
         except MlxServeError as error:
             print(json.dumps({"refused": str(error), "is_early": is_early}), flush=True)
             return None

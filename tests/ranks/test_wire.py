@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxserve.distributed.wire import (
+from mlxserve.model.batch import Batch
+from mlxserve.ranks.wire import (
     Channel,
     FrameKind,
     PlanDecoder,
@@ -21,7 +22,6 @@ from mlxserve.distributed.wire import (
     as_int32,
     from_int32,
 )
-from mlxserve.model.batch import Batch
 from mlxserve.request import Chunk, LiveRequest, Request, StatePlan, as_page_table
 from mlxserve.sampling_params import SamplingParams
 

@@ -1,4 +1,4 @@
-"""Crew: the ranks of one engine as a group of mx.distributed, and what they agree on.
+"""RankGroup: the ranks of one engine as a group of mx.distributed, and what they agree on.
 
 Rule: the collectives of a step form one chain, and every rank evaluates its end. mlx has one queue for
 communication in each process, in the order in which graphs are evaluated; two ranks that disagree
@@ -8,36 +8,50 @@ about that order wait for each other for ever.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 
 import mlx.core as mx
 
 from metal_kernels.reading import read
-from mlxserve.distributed.environment import Split
 from mlxserve.errors import EngineStopped
+
+
+class Split(StrEnum):
+    """How a model is divided among ranks."""
+
+    HEADS = "heads"  # tensor parallel: each rank has some heads of every layer
+    LAYERS = "layers"  # pipeline parallel: each rank has some layers
+
 
 _joined: list[Split] = []  # mx.distributed has one group in the life of a process
 
 
-class Crew:
+class RankGroup:
     """This process among `size`. Lives on the engine's thread."""
 
-    def __init__(self, split: Split, size: int, backend: str = "any") -> None:
+    def __init__(
+        self, split: Split, size: int, backend: str = "any", *, num_on_this_machine: int = 1
+    ) -> None:
         """Join the group, whose other ranks must be doing so now: mx.distributed waits for them
-        without an end. Raises EngineStopped."""
+        without an end. Raises EngineStopped.
+
+        num_on_this_machine: ranks that share this machine's memory
+        """
         if _joined:
             raise EngineStopped(
                 "A process can join a group of ranks once, and this one has. Start a new process."
             )
         _joined.append(split)
         try:
-            self.group = mx.distributed.init(strict=True, backend=backend)
+            self.mx_group = mx.distributed.init(strict=True, backend=backend)
         except (RuntimeError, ValueError) as error:
             raise EngineStopped(
                 f"mx.distributed cannot start with distributed_backend={backend}: {error}"
             ) from error
-        self.rank: int = self.group.rank()
-        self.size: int = self.group.size()
+        self.rank: int = self.mx_group.rank()
+        self.size: int = self.mx_group.size()
         self.split = split
+        self.num_on_this_machine = num_on_this_machine
         if self.size != size:  # "any" may find a group of one
             raise EngineStopped(
                 f"mx.distributed found {self.size} ranks instead of {size}. Start all of them with "
@@ -57,22 +71,22 @@ class Crew:
     def all_of(self, numbers: Sequence[int]) -> list[list[int]]:
         """The numbers of every rank, exact below 2**62. All ranks give equally many."""
         halves = [half for n in numbers for half in (n >> 31, n & (1 << 31) - 1)]
-        gathered = mx.distributed.all_gather(mx.array([halves], mx.int32), group=self.group)
+        gathered = mx.distributed.all_gather(mx.array([halves], mx.int32), group=self.mx_group)
         rows: list[list[int]] = read(gathered).tolist()
         return [
             [(high << 31) + low for high, low in zip(row[::2], row[1::2], strict=True)]
             for row in rows
         ]
 
-    def least(self, number: int) -> int:
+    def all_min(self, number: int) -> int:
         return min(row[0] for row in self.all_of([number]))
 
-    def most(self, number: int) -> int:
+    def all_max(self, number: int) -> int:
         return max(row[0] for row in self.all_of([number]))
 
-    def largest(self, number: float) -> float:
+    def all_max_float(self, number: float) -> float:
         """Of all ranks; NaN if one has NaN."""
-        gathered = mx.distributed.all_gather(mx.array([number], mx.float32), group=self.group)
+        gathered = mx.distributed.all_gather(mx.array([number], mx.float32), group=self.mx_group)
         return float(read(mx.max(gathered)).item())
 
     def from_lead(self, numbers: Sequence[int]) -> list[int]:
@@ -81,12 +95,12 @@ class Crew:
 
     def share(self, ids: mx.array) -> mx.array:
         """Rank 0's (rows,) ids on every rank, as part of the graph."""
-        return mx.distributed.all_gather(ids[None], group=self.group)[0]
+        return mx.distributed.all_gather(ids[None], group=self.mx_group)[0]
 
     def send(self, x: mx.array, rank: int) -> mx.array:
         """x, once it is sent to `rank`."""
-        return mx.distributed.send(x, rank, group=self.group)
+        return mx.distributed.send(x, rank, group=self.mx_group)
 
     def receive_like(self, x: mx.array, rank: int) -> mx.array:
         """What `rank` sends: an array of the shape and dtype of x, which is not computed."""
-        return mx.distributed.recv_like(x, rank, group=self.group)
+        return mx.distributed.recv_like(x, rank, group=self.mx_group)

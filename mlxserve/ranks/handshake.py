@@ -22,11 +22,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from mlxserve.distributed.crew import Crew
-from mlxserve.distributed.wire import VERSION, Channel, FrameKind, ProtocolError
 from mlxserve.errors import EngineStopped
+from mlxserve.model.rank_group import RankGroup
+from mlxserve.ranks.wire import VERSION, Channel, FrameKind, ProtocolError
 
-log = logging.getLogger("mlxserve.distributed")
+log = logging.getLogger("mlxserve.ranks")
 
 _HELLO_SECONDS = 5.0  # for a HELLO, once its connection is accepted
 _RETRY_SECONDS = 0.1  # until a worker tries again to connect
@@ -102,7 +102,7 @@ def wait_for_workers(
         ) from error
     with server:
         accepting = threading.Thread(
-            target=_accept, args=(server, arrivals), name="mlxserve-meeting", daemon=True
+            target=_accept, args=(server, arrivals), name="mlxserve-handshake", daemon=True
         )
         accepting.start()
         try:
@@ -200,10 +200,10 @@ def report_to_lead(address: tuple[str, int], hello: Hello, timeout: float) -> Ch
     return channel
 
 
-def prove_lead(crew: Crew, channels: Mapping[int, Channel], timeout: float) -> None:
+def prove_lead(group: RankGroup, channels: Mapping[int, Channel], timeout: float) -> None:
     """Rank 0's side of MEMBER. Raises EngineStopped."""
     secret = secrets.token_bytes(_SECRET_SIZE)
-    crew.from_lead([*secret])
+    group.from_lead([*secret])
     for rank, channel in channels.items():
         try:
             channel.set_timeout(timeout)
@@ -217,6 +217,6 @@ def prove_lead(crew: Crew, channels: Mapping[int, Channel], timeout: float) -> N
             raise EngineStopped(f"The connection of rank {rank} belongs to another process.")
 
 
-def prove_member(crew: Crew, channel: Channel) -> None:
+def prove_member(group: RankGroup, channel: Channel) -> None:
     """A worker's side of MEMBER."""
-    channel.send(FrameKind.MEMBER, bytes(crew.from_lead([0] * _SECRET_SIZE)))
+    channel.send(FrameKind.MEMBER, bytes(group.from_lead([0] * _SECRET_SIZE)))

@@ -14,13 +14,13 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from metal_kernels.reading import evaluate
 from mlxserve.cache.kv import KVPool
-from mlxserve.distributed.crew import Crew
-from mlxserve.distributed.follower import Follower
-from mlxserve.distributed.wire import FrameKind, PlanDecoder, RankFrame, from_int32
 from mlxserve.errors import OutOfMemory
 from mlxserve.model.batch import Batch
 from mlxserve.model.load import LoadedModel
+from mlxserve.model.rank_group import RankGroup
 from mlxserve.model.runner import ModelRunner
+from mlxserve.ranks.follower import Follower
+from mlxserve.ranks.wire import FrameKind, PlanDecoder, RankFrame, from_int32
 
 _MOST_UNREAD = 2  # steps that may be under way
 
@@ -30,13 +30,13 @@ class RankWorker:
 
     def __init__(
         self,
-        crew: Crew,
+        group: RankGroup,
         follower: Follower,
         loaded: LoadedModel,
         kv: KVPool,
         memory_limit: int | None = None,
     ) -> None:
-        self._crew = crew
+        self._group = group
         self._follower = follower
         self._model = loaded.model
         self._kv = kv
@@ -73,7 +73,7 @@ class RankWorker:
         if batch.sampling:
             # Not before `done`: what is sent first over a connection must be received first.
             nothing = mx.depends(mx.zeros(len(batch.sampling), mx.int32), done)
-            self._ids = done = self._crew.share(nothing)
+            self._ids = done = self._group.share(nothing)
         if not self._kv.writes_in_place or len(self._unread) == _MOST_UNREAD:
             self._wait()
         self._runner.compute([done])

@@ -17,14 +17,14 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from mlxserve.distributed.environment import HOSTFILE, MASTER_ADDR, MASTER_PORT, RANK
+from mlxserve.ranks.environment import HOSTFILE, MASTER_ADDR, MASTER_PORT, RANK
 
-log = logging.getLogger("mlxserve.distributed")
+log = logging.getLogger("mlxserve.ranks")
 
 _HOST = "127.0.0.1"
 _PREFIX = "mlxserve-hosts-"  # of the file with the ranks' addresses
 _END_SECONDS = 5.0  # for all of them together
-_COMMAND = (sys.executable, "-m", "mlxserve.distributed")
+_COMMAND = (sys.executable, "-m", "mlxserve.ranks")
 
 
 class LocalRanks:
@@ -61,10 +61,6 @@ class LocalRanks:
             size,
         )
         return cls(processes, Path(name))
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        return tuple(process.pid for process in self._processes)
 
     def end(self) -> None:
         """Wait for them, as they were told to end, and kill those that have not. Idempotent."""

@@ -8,11 +8,10 @@ from typing import Any, cast
 import pytest
 
 from mlxserve.config import EngineConfig
-from mlxserve.distributed.crew import Crew
-from mlxserve.distributed.environment import Split
-from mlxserve.distributed.heads import NoHead, drop_head, split_by_heads
-from mlxserve.distributed.layers import Elsewhere, NoEmbedding, Stage, parts, split_by_layers
 from mlxserve.errors import InvalidConfig, UnsupportedModel
+from mlxserve.model.rank_group import RankGroup, Split
+from mlxserve.model.split_by_heads import NoHead, drop_head, split_by_heads
+from mlxserve.model.split_by_layers import NoEmbedding, RemoteLayer, Stage, parts, split_by_layers
 from tests.model.test_every_architecture import build
 
 import mlx.core as mx  # isort: skip
@@ -34,12 +33,12 @@ class Group:
 
 
 class Alone:
-    """A crew whose other ranks are not reached: what it sends it keeps, for the next one to receive."""
+    """Ranks whose other ranks are not reached: what it sends it keeps, for the next one to receive."""
 
     def __init__(self, split: Split, rank: int, size: int) -> None:
         self.split, self.rank, self.size = split, rank, size
         self.sent: mx.array | None = None
-        self.group = Group(rank, size)
+        self.mx_group = Group(rank, size)
         self.is_lead = rank == 0
         self.has_embedding = split is Split.HEADS or rank == size - 1
 
@@ -53,8 +52,8 @@ class Alone:
         return self.sent
 
 
-def crew(split: Split, rank: int, size: int) -> Crew:
-    return cast(Crew, Alone(split, rank, size))
+def group(split: Split, rank: int, size: int) -> RankGroup:
+    return cast(RankGroup, Alone(split, rank, size))
 
 
 @pytest.mark.parametrize(
@@ -78,11 +77,11 @@ def test_a_rank_keeps_its_layers_and_no_weights_of_others(
 ) -> None:
     model, _ = build_model("llama", num_hidden_layers=6, tie_word_embeddings=False)
     whole = [layer.parameters() for layer in model.layers]
-    split_by_layers(model, crew(Split.LAYERS, rank, 3), "it")
+    split_by_layers(model, group(Split.LAYERS, rank, 3), "it")
     if rank:
         drop_head(model)
     kinds = [type(layer) for layer in model.layers]
-    mine = [index for index, kind in enumerate(kinds) if kind is not Elsewhere]
+    mine = [index for index, kind in enumerate(kinds) if kind is not RemoteLayer]
     assert mine == list(parts(6, 3)[rank])
     assert kinds.count(Stage) == (1 if rank in (0, 2) else 2)
     for index, layer in enumerate(model.layers):
@@ -105,7 +104,7 @@ def test_the_hidden_states_go_on_wherever_a_layer_is_given_them(kind: str) -> No
         model, _ = build(kind)
         one = Alone(Split.LAYERS, rank, 2)
         one.sent = sent
-        split_by_layers(model, cast(Crew, one), kind)
+        split_by_layers(model, cast(RankGroup, one), kind)
         found = model(tokens)
         sent = one.sent
     assert mx.array_equal(found, expected).item()
@@ -114,7 +113,7 @@ def test_the_hidden_states_go_on_wherever_a_layer_is_given_them(kind: str) -> No
 
 def test_an_embedding_that_is_also_the_head_stays(build_model: BuildModel) -> None:
     model, _ = build_model("llama", tie_word_embeddings=True)
-    split_by_layers(model, crew(Split.LAYERS, 0, 2), "it")
+    split_by_layers(model, group(Split.LAYERS, 0, 2), "it")
     assert not isinstance(model.model.embed_tokens, NoEmbedding)
     drop_head(model)
     hidden = mx.zeros((2, 1, 64))
@@ -127,7 +126,7 @@ def test_more_ranks_than_layers_are_refused(build_model: BuildModel) -> None:
     with pytest.raises(
         UnsupportedModel, match="it has 3 layers, fewer than pipeline_parallel_size=4"
     ):
-        split_by_layers(model, crew(Split.LAYERS, 0, 4), "it")
+        split_by_layers(model, group(Split.LAYERS, 0, 4), "it")
 
 
 def test_heads_that_do_not_divide_are_refused_with_the_sizes_that_do(
@@ -135,20 +134,20 @@ def test_heads_that_do_not_divide_are_refused_with_the_sizes_that_do(
 ) -> None:
     model, _ = build_model("llama")
     with pytest.raises(UnsupportedModel, match=r"4 attention heads.*=3 does not divide.*: 2, 4\."):
-        split_by_heads(model, crew(Split.HEADS, 0, 3), "it", "llama")
+        split_by_heads(model, group(Split.HEADS, 0, 3), "it", "llama")
 
 
 def test_a_kind_that_mlx_lm_cannot_split_by_heads_is_refused(build_model: BuildModel) -> None:
     model, _ = build_model("phi3")
     with pytest.raises(UnsupportedModel, match=r"phi3 models cannot be split by heads.*pipeline"):
-        split_by_heads(model, crew(Split.HEADS, 0, 2), "it", "phi3")
+        split_by_heads(model, group(Split.HEADS, 0, 2), "it", "phi3")
 
 
 def test_fewer_heads_of_keys_than_ranks_are_repeated(build_model: BuildModel) -> None:
     model, _ = build_model("llama")
     attention = model.layers[0].self_attn
     keys = attention.k_proj.weight
-    split_by_heads(model, crew(Split.HEADS, 3, 4), "it", "llama")
+    split_by_heads(model, group(Split.HEADS, 3, 4), "it", "llama")
     assert (attention.n_heads, attention.n_kv_heads) == (1, 1)
     assert mx.array_equal(attention.k_proj.weight, keys[16:]).item()
 
@@ -159,7 +158,7 @@ def test_a_head_that_mlx_lm_divides_stays_whole_on_rank_0(rank: int) -> None:
     model, _ = build("qwen3_5")
     [module] = [module for module in model.modules() if "lm_head" in module]
     vocab_size = module.lm_head.weight.shape[0]
-    split_by_heads(model, crew(Split.HEADS, rank, 2), "it", "qwen3_5")
+    split_by_heads(model, group(Split.HEADS, rank, 2), "it", "qwen3_5")
     if rank:
         drop_head(model)
     assert isinstance(module.lm_head, NoHead) == (rank == 1)

@@ -6,12 +6,13 @@ connection, builds the same graph over its part of the weights and of the cache,
 ranks in that graph's collectives only (mx.distributed).
 
     wire      frames on the TCP connections; a step as the difference to the one before
-    crew      the ranks as a group of mx.distributed
-    meeting   rank 0 waits for the others; they connect to it
+    handshake rank 0 waits for the others; they connect to it
     lead      rank 0's connections: what it tells, and how it learns that a worker is lost
     follower  a worker's connection
     local     ranks that rank 0 starts on its own machine
-    heads     a model's part by attention heads (tensor parallel)
-    layers    a model's part by layers (pipeline parallel)
     worker    the loop of a worker
+    run       the ranks of an engine, from its options
+
+A model's part, and the ranks as a group of mx.distributed, are in `mlxserve/model/` (rank_group,
+split_by_heads, split_by_layers); `workers` there is what rank 0's engine needs of the others.
 """

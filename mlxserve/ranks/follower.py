@@ -14,10 +14,10 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from mlxserve.distributed.crew import Crew
-from mlxserve.distributed.local import remove_hostfile
-from mlxserve.distributed.meeting import prove_member
-from mlxserve.distributed.wire import BEAT_BODY, Channel, FrameKind, RankFrame
+from mlxserve.model.rank_group import RankGroup
+from mlxserve.ranks.handshake import prove_member
+from mlxserve.ranks.local import remove_hostfile
+from mlxserve.ranks.wire import BEAT_BODY, Channel, FrameKind, RankFrame
 
 BEAT_SECONDS = 1.0
 WORKER_FAILED = 70  # exit codes of a worker
@@ -35,10 +35,10 @@ class Follower:
         self._ended = threading.Event()
         self.reached = 0  # number of the last frame that was acted on
 
-    def join(self, crew: Crew) -> None:
+    def join(self, group: RankGroup) -> None:
         """Prove to be a member of the group. From now on the process ends with the connection, and
         rank 0 is told each second that it lives."""
-        prove_member(crew, self._channel)
+        prove_member(group, self._channel)
         for work in (self._read, self._beat):
             name = f"mlxserve-follower{work.__name__}"
             threading.Thread(target=work, name=name, daemon=True).start()

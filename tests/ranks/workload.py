@@ -1,6 +1,6 @@
 """What an engine of one rank or several answers: everything that a rank could get wrong, in order.
 
-`python -m tests.distributed.workload FOLDER OPTIONS` prints the answers as JSON, because
+`python -m tests.ranks.workload FOLDER OPTIONS` prints the answers as JSON, because
 mx.distributed knows one group in the life of a process. Started by a launcher as another rank than 0, it
 follows.
 """
@@ -19,10 +19,10 @@ from typing import Any
 
 from mlxserve import SamplingParams, machine
 from mlxserve.config import EngineConfig
-from mlxserve.distributed.environment import own_rank
+from mlxserve.ranks.environment import own_rank
 from mlxserve.request import Pooling
 from mlxserve.sampling_params import Structure, StructureKind
-from tests.distributed.ports import free_port
+from tests.ranks.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGES = 40  # of 16 tokens: too few for all requests at once
@@ -48,9 +48,9 @@ def _params(**options: Any) -> SamplingParams:
 
 
 async def _answers(config: EngineConfig) -> Answers:
-    from mlxserve.build import build_chat
+    from mlxserve.ranks.run import build_chat_of_ranks
 
-    chat = build_chat(config)
+    chat = build_chat_of_ranks(config)
 
     async def ask(prompt: Sequence[int], params: SamplingParams) -> list[Any]:
         stream = await chat.submit_all([prompt], params)
@@ -119,7 +119,7 @@ def answers(folder: Path, *, emulated: bool = False, **options: Any) -> Answers:
         }
     )
     if own_rank():
-        from mlxserve.rank import run_worker
+        from mlxserve.ranks.run import run_worker
 
         run_worker(config)
     return asyncio.run(_answers(config))
@@ -136,7 +136,7 @@ def _use_emulator() -> None:
 
 def answers_of_ranks(folder: Path, launcher: Sequence[str] = (), **options: Any) -> Answers:
     """In processes of their own: rank 0 starts the others, or `launcher` starts all."""
-    module = [sys.executable, "-m", "tests.distributed.workload", str(folder), json.dumps(options)]
+    module = [sys.executable, "-m", "tests.ranks.workload", str(folder), json.dumps(options)]
     done = subprocess.run(
         [*launcher, *module],
         cwd=ROOT,

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from tests.api.server.process import ROOT, Process, send_endless_request, served
-from tests.distributed.ports import free_port
-from tests.distributed.test_equality import NOT_BY_LAYERS
+from tests.ranks.ports import free_port
+from tests.ranks.test_equality import NOT_BY_LAYERS
 
 SECONDS = 15.0  # --distributed-timeout-seconds
 SIZES = ("--num-pages", "400", "--max-num-seqs", "4", "--disable-log-stats")
@@ -38,7 +38,7 @@ def ranks(write_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
             [worker] = [
                 child
                 for child in psutil.Process(process.popen.pid).children()
-                if "mlxserve.distributed" in child.cmdline()
+                if "mlxserve.ranks" in child.cmdline()
             ]
             try:
                 yield process, worker
@@ -95,10 +95,10 @@ def test_a_lost_worker_ends_the_server_with_a_sentence(
 # fifth, so that rank 0 waits in a collective for ever.
 STUCK = """
 import sys
-if "mlxserve.distributed" in sys.orig_argv:
+if "mlxserve.ranks" in sys.orig_argv:
     from mlxserve import machine
     machine.import_mlx_lm()
-    from mlxserve.distributed.worker import RankWorker
+    from mlxserve.ranks.worker import RankWorker
     step, count = RankWorker._step, 0
     def stuck(self, frame):
         global count
@@ -145,7 +145,7 @@ def test_a_worker_without_rank_0_removes_the_hostfile_that_rank_0_wrote(tmp_path
     hostfile, port = tmp_path / "mlxserve-hosts-1.json", free_port()
     hostfile.touch()
     code, text = run_module(
-        "mlxserve.distributed",
+        "mlxserve.ranks",
         stdin=json.dumps({"tensor_parallel_size": 2, "distributed_timeout_seconds": 1.0}),
         TMPDIR=str(tmp_path),
         MLX_RANK="1",
@@ -223,5 +223,5 @@ def test_a_kind_that_cannot_be_split_by_layers_is_refused(
 def _is_rank_of(process: psutil.Process, pid: int) -> bool:
     with contextlib.suppress(psutil.Error):
         parents = [parent.pid for parent in process.parents()]
-        return pid in parents and "mlxserve.distributed" in (process.info["cmdline"] or [])
+        return pid in parents and "mlxserve.ranks" in (process.info["cmdline"] or [])
     return False

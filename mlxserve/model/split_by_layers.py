@@ -3,7 +3,7 @@
     rank N-1   embedding, first layers ──> ... ──> rank 0   last layers, head
 
 Every layer keeps its place in the model's list, so that indices, masks and caches stay right: another
-rank's layer is replaced by `Elsewhere`, which returns what it is given, and the layers at the edges of
+rank's layer is replaced by `RemoteLayer`, which returns what it is given, and the layers at the edges of
 a part by `Stage`, which receives before its layer or sends after it. Tokens enter at the last rank
 because the ring sends to neighbours only, and rank 0 samples.
 """
@@ -17,10 +17,10 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache
 
-from mlxserve.distributed.crew import Crew
 from mlxserve.errors import UnsupportedModel
+from mlxserve.model.rank_group import RankGroup
 
-_MARK = "_mlxserve_elsewhere"
+_MARK = "_mlxserve_remote"
 _PAIRS = (KVCache, RotatingKVCache, ChunkedKVCache)
 
 
@@ -45,7 +45,7 @@ class Passage:
         return places[0]
 
 
-class Elsewhere(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
+class RemoteLayer(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
     """A layer of another rank."""
 
     def __init__(self, layer: nn.Module, passage: Passage) -> None:
@@ -73,27 +73,27 @@ class Stage(nn.Module):  # type: ignore[misc]
         self,
         layer: nn.Module,
         passage: Passage,
-        crew: Crew,
+        group: RankGroup,
         source: int | None,
         target: int | None,
     ) -> None:
         """source, target: the ranks that it receives from and sends to, None for neither."""
         super().__init__()
         dict.__setitem__(self, "layer", layer)
-        self._around = passage, crew  # not modules
+        self._around = passage, group  # not modules
         self._ends = source, target
 
     def __call__(self, *args: Any, **options: Any) -> mx.array:
-        (passage, crew), (source, target) = self._around, self._ends
+        (passage, group), (source, target) = self._around, self._ends
         if source is not None:
             place = passage.find(args, options)
             if isinstance(place, int):
-                received = crew.receive_like(args[place], source)
+                received = group.receive_like(args[place], source)
                 args = *args[:place], received, *args[place + 1 :]
             else:
-                options = {**options, place: crew.receive_like(options[place], source)}
+                options = {**options, place: group.receive_like(options[place], source)}
         x = self.layer(*args, **options)
-        return x if target is None else passage.returned(crew.send(x, target))
+        return x if target is None else passage.returned(group.send(x, target))
 
     def __getattr__(self, name: str) -> Any:
         return self[name] if name in self else getattr(self["layer"], name)
@@ -110,29 +110,29 @@ class NoEmbedding(nn.Module):  # type: ignore[misc]
         return mx.zeros((*tokens.shape, self._width), self._dtype)
 
 
-def split_by_layers(model: nn.Module, crew: Crew, name: str) -> None:
+def split_by_layers(model: nn.Module, group: RankGroup, name: str) -> None:
     """Leave this rank's part in `model`, whose weights are not evaluated. Raises UnsupportedModel."""
     layers = list(model.layers)
-    if len(layers) < crew.size:
+    if len(layers) < group.size:
         raise UnsupportedModel(
-            f"{name} has {len(layers)} layers, fewer than pipeline_parallel_size={crew.size}."
+            f"{name} has {len(layers)} layers, fewer than pipeline_parallel_size={group.size}."
         )
-    mine = parts(len(layers), crew.size)[crew.rank]
+    mine = parts(len(layers), group.size)[group.rank]
     replaced: dict[int, nn.Module] = {}
     passage = Passage()
     for index, layer in enumerate(layers):
         if index not in mine:
-            replaced[id(layer)] = Elsewhere(layer, passage)
+            replaced[id(layer)] = RemoteLayer(layer, passage)
             continue
-        source = crew.rank + 1 if index == mine[0] and crew.rank < crew.size - 1 else None
-        target = crew.rank - 1 if index == mine[-1] and crew.rank > 0 else None
+        source = group.rank + 1 if index == mine[0] and group.rank < group.size - 1 else None
+        target = group.rank - 1 if index == mine[-1] and group.rank > 0 else None
         if source is not None or target is not None:
-            replaced[id(layer)] = Stage(layer, passage, crew, source, target)
+            replaced[id(layer)] = Stage(layer, passage, group, source, target)
     for found in _lists(
         model
     ):  # `model.layers` may be a copy of the one that the model runs through
         found[:] = [replaced.get(id(layer), layer) for layer in found]
-    if not crew.has_embedding:
+    if not group.has_embedding:
         _drop_embedding(model)
 
 
@@ -144,7 +144,7 @@ def parts(count: int, size: int) -> list[range]:
     return [range(end - length, end) for end, length in zip(ends, lengths, strict=True)]
 
 
-def is_elsewhere(cache: Any) -> bool:
+def is_remote(cache: Any) -> bool:
     """Whether a dense cache was given to a layer of another rank."""
     return hasattr(cache, _MARK)
 

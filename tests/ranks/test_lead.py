@@ -8,8 +8,13 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mlxserve.distributed.lead import Lead
-from mlxserve.distributed.wire import Channel
+from mlxserve.model.rank_group import RankGroup
+from mlxserve.ranks.lead import Lead
+from mlxserve.ranks.wire import Channel
+
+
+def _no_group() -> RankGroup:
+    raise AssertionError("the ranks do not meet in this test")
 
 
 @contextmanager
@@ -20,7 +25,7 @@ def lead_of_a_silent_rank(reasons: queue.SimpleQueue[str]) -> Iterator[Lead]:
         socket.create_connection(server.getsockname()) as here,
         server.accept()[0],
     ):
-        lead = Lead({1: Channel(here)}, timeout=0.2)
+        lead = Lead({1: Channel(here)}, timeout=0.2, join_group=_no_group)
         lead.attach(reasons.put, silence=lambda: 1.0)
         lead.watch()
         yield lead

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import mlx.core as mx
 
-from mlxserve.distributed.crew import Crew
-from mlxserve.distributed.local import LocalRanks
-from mlxserve.distributed.meeting import prove_lead
-from mlxserve.distributed.wire import BEAT_BODY, Channel, FrameKind, PlanEncoder, as_int32
 from mlxserve.errors import EngineStopped, OutOfMemory
+from mlxserve.model.rank_group import RankGroup
+from mlxserve.ranks.handshake import prove_lead
+from mlxserve.ranks.local import LocalRanks
+from mlxserve.ranks.wire import BEAT_BODY, Channel, FrameKind, PlanEncoder, as_int32
 from mlxserve.request import Chunk
 from mlxserve.stats import RankStats
 
@@ -27,24 +27,27 @@ _TICK = 0.5  # seconds between two looks at the engine
 
 
 class Lead:
-    """Lives in rank 0. Its methods are called on the engine's thread, where nothing else is said."""
+    """The `Workers` of rank 0. Its methods are called on the engine's thread."""
 
     def __init__(
         self,
         channels: Mapping[int, Channel],
         timeout: float,
+        join_group: Callable[[], RankGroup],
         local: LocalRanks | None = None,
     ) -> None:
         """
         timeout: seconds that a worker may be silent, and that a step may take
+        join_group: joins the group of all ranks
         local: the workers, where rank 0 has started them
         """
         self._channels = dict(channels)
         self._timeout = timeout
+        self._join_group = join_group
         self._local = local
         self._on_loss: Callable[[str], None] = _not_attached
         self._silence: Callable[[], float] = lambda: 0.0
-        self._crew: Crew | None = None
+        self._group: RankGroup | None = None
         self._heard = dict.fromkeys(channels, time.monotonic())  # when a rank last said something
         self._lost = threading.Lock()  # taken once
         self._closing = threading.Event()
@@ -62,19 +65,20 @@ class Lead:
         """
         self._on_loss, self._silence = on_loss, silence
 
-    def join(self, crew: Crew) -> None:
-        """Prove to be rank 0 of the group. From now on a lost worker is noticed.
+    def join(self) -> RankGroup:
+        """Join the group and prove to be its rank 0. From now on a lost worker is noticed.
 
         Raises EngineStopped.
         """
-        self._crew = crew
-        prove_lead(crew, self._channels, self._timeout)
+        self._group = group = self._join_group()
+        prove_lead(group, self._channels, self._timeout)
         for rank, channel in self._channels.items():
             channel.set_timeout(self._timeout)
             name = f"mlxserve-rank-{rank}"
             threading.Thread(
                 target=self._listen, args=(rank, channel), name=name, daemon=True
             ).start()
+        return group
 
     def watch(self) -> None:
         """From now on a step that takes longer than the timeout counts as a loss."""
@@ -98,9 +102,9 @@ class Lead:
         self._tell(FrameKind.STEP, self._encoder.encode(chunks, sources))
 
     def share(self, ids: mx.array) -> mx.array:
-        """`Crew.share`, at the end of a step that samples."""
-        assert self._crew is not None, "the group has not met"
-        return self._crew.share(ids)
+        """`RankGroup.share`, at the end of a step that samples."""
+        assert self._group is not None, "the group has not met"
+        return self._group.share(ids)
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._tell(FrameKind.COPY, as_int32([*sources, *targets]))

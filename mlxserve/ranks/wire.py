@@ -40,7 +40,7 @@ _FIELDS, _COLUMNS = 5, 7  # of a plan's head, and of each chunk
 class FrameKind(IntEnum):
     """What a frame says. The comment has its body and who sends it."""
 
-    HELLO = 1  # worker: JSON, see meeting.py
+    HELLO = 1  # worker: JSON, see handshake.py
     GO = 2  # lead: every rank has come
     MEMBER = 3  # worker: the 32 bytes that were said over the group
     STEP = 4  # lead: a plan

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from mlxserve.distributed.environment import lead_address, own_rank, ranks_on_this_machine
-from mlxserve.distributed.meeting import Hello, report_to_lead, wait_for_workers
-from mlxserve.distributed.wire import Channel, FrameKind
 from mlxserve.errors import EngineStopped, InvalidConfig
-from tests.distributed.ports import free_port
+from mlxserve.ranks.environment import lead_address, own_rank, ranks_on_this_machine
+from mlxserve.ranks.handshake import Hello, report_to_lead, wait_for_workers
+from mlxserve.ranks.wire import Channel, FrameKind
+from tests.ranks.ports import free_port
 
 HELLO = Hello(0, {"mlx": "1", "mlxserve": "2"}, "abc", {"page_size": "16"})
 

@@ -1,4 +1,4 @@
-"""`python -m mlxserve.distributed`: a rank that another one starts on its machine.
+"""`python -m mlxserve.ranks`: a rank that another one starts on its machine.
 
 The options come as JSON on stdin; the place among the ranks comes from the environment.
 """
@@ -14,6 +14,6 @@ from mlxserve.config import EngineConfig
 if __name__ == "__main__":
     options = json.loads(sys.stdin.read())
     machine.import_mlx_lm()
-    from mlxserve.rank import run_worker  # imports mlx
+    from mlxserve.ranks.run import run_worker  # imports mlx
 
     run_worker(EngineConfig().with_options(**options))

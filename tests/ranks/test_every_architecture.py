@@ -23,10 +23,10 @@ import pytest
 
 from mlxserve.model.attention import choose_attention
 from mlxserve.model.load import prepare
-from tests.distributed.architectures import SECONDS, SIZE, Answers, answers
-from tests.distributed.ports import free_port, free_ports
-from tests.distributed.workload import ROOT
 from tests.model.test_every_architecture import ARCHITECTURES, build
+from tests.ranks.architectures import SECONDS, SIZE, Answers, answers
+from tests.ranks.ports import free_port, free_ports
+from tests.ranks.workload import ROOT
 
 REFUSED = json.loads(Path(__file__).with_name("refused_architectures.json").read_text())
 _OTHER_SECONDS = 3.0  # until the other rank has refused it as well, or waits for ever
@@ -35,7 +35,7 @@ SPLITS = ("heads", "layers")
 _PROGRAM = """
 from mlxserve import machine
 machine.import_mlx_lm()
-from tests.distributed.architectures import run_cases
+from tests.ranks.architectures import run_cases
 run_cases()
 """
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxserve.distributed.crew import Crew
 from mlxserve.errors import UnsupportedModel, in_one_line
+from mlxserve.model.rank_group import RankGroup
 
 # The names that mlx-lm's modules give to what `shard` divides.
 _KV_HEADS = dict.fromkeys(("n_kv_heads", "num_key_value_heads", "num_kv_heads"), "heads of keys")
@@ -26,7 +26,7 @@ _HEADS = {
 _GROUP = "sharding_group"  # with it a module of mlx-lm puts together what ranks have computed
 
 
-def split_by_heads(model: nn.Module, crew: Crew, name: str, kind: str) -> None:
+def split_by_heads(model: nn.Module, group: RankGroup, name: str, kind: str) -> None:
     """Leave this rank's part in `model`, whose weights are not evaluated. Raises UnsupportedModel."""
     if not hasattr(model, "shard"):
         raise UnsupportedModel(
@@ -36,21 +36,21 @@ def split_by_heads(model: nn.Module, crew: Crew, name: str, kind: str) -> None:
     for attention in model.modules():
         counts = {n: v for n, v in vars(attention).items() if isinstance(v, int) and v > 0}
         for kv_heads in _KV_HEADS:
-            count = counts.get(kv_heads, crew.size)
-            if "k_proj" in attention and count < crew.size and crew.size % count == 0:
-                _repeat_kv_heads(attention, kv_heads, crew.size // count)
+            count = counts.get(kv_heads, group.size)
+            if "k_proj" in attention and count < group.size and group.size % count == 0:
+                _repeat_kv_heads(attention, kv_heads, group.size // count)
         for heads, words in _HEADS.items():
-            if heads in counts and getattr(attention, heads) % crew.size:
+            if heads in counts and getattr(attention, heads) % group.size:
                 raise UnsupportedModel(
-                    f"{name} has {counts[heads]} {words}, which tensor_parallel_size={crew.size} "
+                    f"{name} has {counts[heads]} {words}, which tensor_parallel_size={group.size} "
                     f"does not divide. Sizes that do: {_in_words(_divisors(counts[heads]))}."
                 )
     whole = _heads_of(model)
     try:
-        model.shard(crew.group)
+        model.shard(group.mx_group)
     except (ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
         raise UnsupportedModel(
-            f"{name} cannot be split over tensor_parallel_size={crew.size} ranks: "
+            f"{name} cannot be split over tensor_parallel_size={group.size} ranks: "
             f"{in_one_line(error).rstrip('.')}. Try fewer ranks, or pipeline_parallel_size."
         ) from error
     for module, head in whole:

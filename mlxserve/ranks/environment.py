@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
 
 from mlxserve.errors import InvalidConfig
@@ -22,13 +21,6 @@ HOSTFILE = "MLX_HOSTFILE"
 JACCL_COORDINATOR = "MLX_JACCL_COORDINATOR"
 MASTER_ADDR, MASTER_PORT = "MASTER_ADDR", "MASTER_PORT"
 _MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
-
-
-class Split(StrEnum):
-    """How a model is divided among ranks."""
-
-    HEADS = "heads"  # tensor parallel: each rank has some heads of every layer
-    LAYERS = "layers"  # pipeline parallel: each rank has some layers
 
 
 def own_rank(environment: Mapping[str, str] = os.environ) -> int | None:

@@ -12,8 +12,8 @@ import pytest
 
 from mlxserve import machine
 from tests.conftest import ARCHITECTURES
-from tests.distributed.ports import free_port
-from tests.distributed.workload import Answers, answers, answers_of_ranks, launcher
+from tests.ranks.ports import free_port
+from tests.ranks.workload import Answers, answers, answers_of_ranks, launcher
 
 # Kinds with `shard` in mlx-lm, and kinds whose layers hand on nothing but hidden states.
 BY_HEADS = ("llama", "qwen3_moe", "qwen2", "qwen3", "gpt_oss")

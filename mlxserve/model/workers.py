@@ -1,0 +1,62 @@
+"""Workers: the other ranks of an engine, as rank 0's engine and model see them.
+
+A protocol, because `mlxserve/ranks/` builds engines and so lies above them: its `Lead` is handed down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+import mlx.core as mx
+
+from mlxserve.model.rank_group import RankGroup
+from mlxserve.request import Chunk
+from mlxserve.stats import RankStats
+
+
+class Workers(Protocol):
+    """Called on the engine's thread, each method before rank 0 does the same over its own part."""
+
+    def join(self) -> RankGroup:
+        """The group of all ranks, which they join now. Raises EngineStopped."""
+
+    def attach(self, on_loss: Callable[[str], None], silence: Callable[[], float]) -> None:
+        """
+        on_loss: called once, with the reason, from another thread
+        silence: seconds since the engine last ended a step, or woke up without work
+        """
+
+    def watch(self) -> None:
+        """From now on a step that takes longer than the timeout counts as a loss."""
+
+    def wait_for_loss(self, seconds: float) -> None:
+        """Return when a loss was told, or after `seconds`."""
+
+    def close(self) -> None:
+        """Let the workers end. Idempotent."""
+
+    def stats(self) -> RankStats: ...
+
+    def step(self, chunks: Sequence[Chunk], sources: Mapping[Chunk, int]) -> None:
+        """`sources`: for each lazy chunk, the row of the step before that samples its token."""
+
+    def share(self, ids: mx.array) -> mx.array:
+        """`RankGroup.share`, at the end of a step that samples."""
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
+
+    def back(self, num_pages: int) -> None: ...
+
+    def refuse_too_many(self, num_pages: int) -> None:
+        """Raises OutOfMemory if a worker has no memory for that many pages."""
+
+    def resize(self, num_pages: int, moves: Mapping[int, int]) -> None: ...
+
+    def drop_states(self, snapshots: Sequence[int], requests: Iterable[int]) -> None: ...
+
+    def begin_text(self) -> int:
+        """The number of a text to embed."""
+
+    def embed(self, text: int, token_ids: Sequence[int]) -> None:
+        """The next tokens of a text; none if it is done."""
