@@ -20,6 +20,7 @@ from textual import on
 from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
+from textual.driver import Driver
 from textual.events import Resize
 from textual.screen import Screen
 
@@ -40,9 +41,7 @@ from tui.engine.placement import PanelPlacement
 from tui.home import Home
 from tui.importing import import_in_turn
 from tui.leaving import EndingSignals
-from tui.opening import FirstFrame
 from tui.paint.theme import DARK, LIGHT
-from tui.takeover import driver_after
 from tui.talk.connection import Connector
 from tui.talk.errors import ChatError
 from tui.talk.models import BUNDLED, Model, ModelCatalog, best_of
@@ -80,9 +79,9 @@ class ChatApp(App[None]):
         notice: str = "",
         continues: bool = False,
         models: ModelCatalog | None = None,
-        frame: FirstFrame | None = None,
+        driver: type[Driver] | None = None,
     ) -> None:
-        super().__init__(driver_class=None if frame is None else driver_after(frame))
+        super().__init__(driver_class=driver)
         self.register_theme(DARK)
         self.register_theme(LIGHT)
         self.theme = theme_name if theme_name in (DARK.name, LIGHT.name) else DARK.name

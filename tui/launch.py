@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tui.colours import DEFAULT, named_theme
+from tui.background import is_light_by_name
 from tui.home import Home
 from tui.talk.connection import ConnectOptions, Connector
 
@@ -69,25 +69,25 @@ def _show(
     continues: bool,
 ) -> int:
     from tui.app import ChatApp  # takes a second, while the server loads
+    from tui.opening import driver_after
+    from tui.paint.theme import DARK, LIGHT
     from tui.talk.models import ModelCatalog
 
     store, warning = open_store(home)
-    if frame is not None:
-        frame.settle()
-    usual = named_theme() or (DEFAULT if frame is None else frame.theme)
+    said, typed = (None, "") if frame is None else frame.read_answer()
+    named = is_light_by_name()
+    usual = LIGHT if (said if named is None else named) else DARK
     app = ChatApp(
         connector,
         store,
         home,
-        theme_name=store.setting("theme") or usual,
+        theme_name=store.setting("theme") or usual.name,
         warning=warning,
         notice=notice,
         continues=continues,
         models=ModelCatalog(options=engine_args),
-        frame=frame,
+        driver=None if frame is None else driver_after(frame, typed),
     )
-    if frame is not None:
-        frame.restore_signals()  # from here on the app handles them
     app.run()
     if app.has_chat and not warning:
         print("Saved. `mlxserve chat -c` goes on with this chat.")

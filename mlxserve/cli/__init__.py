@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, NoReturn
 
 from mlxserve.errors import MlxServeError
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def main() -> NoReturn:
     """The console script. An error the user can act on is printed in one line, no traceback."""
     try:
-        with _first_frame() or nullcontext() as frame:
+        frame = _first_frame()
+        with nullcontext() if frame is None else closing(frame):
             _run(frame)
     except MlxServeError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -47,10 +48,15 @@ def _run(frame: FirstFrame | None) -> None:
 
 
 def _first_frame() -> FirstFrame | None:
-    if sys.argv[1:2] != ["chat"]:
+    """Drawn for `chat`, where Textual would draw with its usual driver."""
+    is_terminal = all(os.isatty(fd) for fd in (0, 1, 2)) and os.environ.get("TERM") != "dumb"
+    is_asked_for_help = not {"--help", "-h"}.isdisjoint(sys.argv)
+    if sys.argv[1:2] != ["chat"] or is_asked_for_help or not is_terminal:
+        return None
+    if "TEXTUAL_DRIVER" in os.environ:
         return None
     try:
-        from tui.opening import first_frame
+        from tui.opening import FirstFrame
     except ImportError:
         return None  # another package named tui; reported when the terminal is started
-    return first_frame(sys.argv[1:])
+    return FirstFrame()

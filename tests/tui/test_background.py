@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 import tty
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tui.background import QUESTION, Background, is_light_background
-from tui.colours import COLOURS, DARK, LIGHT
+from tui.background import QUESTION, is_light_background, is_light_by_name, read_answer
 
 if TYPE_CHECKING:
     from conftest import FakeServer, Window
@@ -18,12 +18,7 @@ if TYPE_CHECKING:
 WHITE = b"\x1b]11;rgb:ffff/ffff/ffff\x1b\\"
 BLACK = b"\x1b]11;rgb:1e1e/1e1e/2e2e\x07"
 ATTRIBUTES = b"\x1b[?62;22c"
-
-
-def background_of(theme: str) -> str:
-    """As the frame writes it."""
-    colour = COLOURS[theme]["background"]
-    return "48;2;" + ";".join(str(int(colour[at : at + 2], 16)) for at in (1, 3, 5))
+LIGHT_THEME = "48;2;250;250;247"  # its background, as the app writes it
 
 
 @pytest.fixture
@@ -36,43 +31,35 @@ def terminal() -> Iterator[tuple[int, int]]:
     os.close(inside)
 
 
-def ask(terminal: tuple[int, int], answer: bytes) -> tuple[list[bool], str]:
-    """What was found, and what was typed."""
+def ask(terminal: tuple[int, int], answer: bytes) -> tuple[bool | None, str]:
+    """What the terminal said, and what was typed."""
     outside, inside = terminal
-    found: list[bool] = []
-    background = Background(inside, lambda text: os.write(inside, text.encode()), found.append)
-    asked = b""
-    while len(asked) < len(QUESTION):
-        asked += os.read(outside, 100)
-    assert asked.decode() == QUESTION
     os.write(outside, answer)
-    return found, background.wait()
+    return read_answer(inside, time.monotonic())
 
 
 @pytest.mark.parametrize(
     ("answer", "found", "typed"),
     [
-        (WHITE + ATTRIBUTES, [True], ""),
-        (BLACK + ATTRIBUTES, [False], ""),
-        (ATTRIBUTES, [], ""),
-        (b"he" + WHITE + b"llo" + ATTRIBUTES + b"\xc3\xa9\r", [True], "helloé\r"),
-        (WHITE, [True], ""),  # after a wait for the other answer
-        (b"hello", [], "hello"),
+        (WHITE + ATTRIBUTES, True, ""),
+        (BLACK + ATTRIBUTES, False, ""),
+        (ATTRIBUTES, None, ""),
+        (b"he" + WHITE + b"llo" + ATTRIBUTES + b"\xc3\xa9\r", True, "helloé\r"),
+        (WHITE, True, ""),  # after a wait for the other answer
+        (b"hello", None, "hello"),
     ],
 )
 def test_answers_are_told_from_keys(
-    terminal: tuple[int, int], answer: bytes, found: list[bool], typed: str
+    terminal: tuple[int, int], answer: bytes, found: bool | None, typed: str
 ) -> None:
     assert ask(terminal, answer) == (found, typed)
 
 
-def test_a_terminal_that_was_closed_is_no_failure(terminal: tuple[int, int]) -> None:
+def test_a_terminal_that_was_closed_says_nothing() -> None:
     read, write = os.pipe()
     os.close(write)
-    found: list[bool] = []
-    assert Background(read, lambda _: None, found.append).wait() == ""
+    assert read_answer(read, time.monotonic()) == (None, "")
     os.close(read)
-    assert found == []
 
 
 @pytest.mark.parametrize(
@@ -92,13 +79,13 @@ def test_brightness_decides(colour: bytes, is_light: bool | None) -> None:
     assert is_light_background(b"\x1b]11;" + colour + b"\x07") is is_light
 
 
-@pytest.mark.parametrize(("answer", "theme"), [(WHITE, LIGHT), (BLACK, DARK), (b"", DARK)])
+@pytest.mark.parametrize(("answer", "is_light"), [(WHITE, True), (BLACK, False), (b"", False)])
 def test_the_chat_opens_in_the_theme_of_the_terminal(
     open_window: Callable[..., Window],
     server: FakeServer,
     monkeypatch: pytest.MonkeyPatch,
     answer: bytes,
-    theme: str,
+    is_light: bool,
 ) -> None:
     monkeypatch.setenv("COLORTERM", "truecolor")
     monkeypatch.delenv("COLORFGBG", raising=False)
@@ -109,13 +96,13 @@ def test_the_chat_opens_in_the_theme_of_the_terminal(
     window.press("\r")
     window.wait_for("Yes.")
     assert server.requests[0]["messages"][0]["content"].endswith("typed")
-    assert (background_of(LIGHT) in window.all_written) == (theme == LIGHT)
+    assert (LIGHT_THEME in window.all_written) == is_light
     assert "rgb:" not in window.all_written, "an answer was taken for keys"
     window.press("\x11")
     assert window.end() == 0
 
 
-def test_a_terminal_that_is_named_or_was_chosen_is_not_asked(
+def test_a_terminal_whose_background_is_named_is_not_asked(
     open_window: Callable[..., Window], server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLORTERM", "truecolor")
@@ -123,6 +110,33 @@ def test_a_terminal_that_is_named_or_was_chosen_is_not_asked(
     window = open_window("-m", "mlxserve", "chat", "--url", server.url)
     window.wait_for("Ready")
     assert QUESTION not in window.all_written
-    assert background_of(LIGHT) in window.all_written
+    assert LIGHT_THEME in window.all_written
     window.press("\x11")
     assert window.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "is_light"),
+    [
+        ("0;7", True),
+        ("0;default;9", True),
+        ("0;15", True),
+        ("15;0", False),
+        ("7;8", False),
+        ("0;99", False),
+        ("0;default", None),
+        ("0;", None),
+        ("", None),
+        ("light", None),
+    ],
+)
+def test_the_second_number_of_colorfgbg_names_the_background(
+    monkeypatch: pytest.MonkeyPatch, value: str, is_light: bool | None
+) -> None:
+    monkeypatch.setenv("COLORFGBG", value)
+    assert is_light_by_name() is is_light
+
+
+def test_without_colorfgbg_no_background_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLORFGBG", raising=False)
+    assert is_light_by_name() is None

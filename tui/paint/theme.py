@@ -7,8 +7,56 @@ from dataclasses import dataclass
 from rich.style import Style
 from textual.theme import Theme
 
-from tui import colours
-from tui.colours import COLOURS, Colours
+Colours = dict[str, str]  # what a colour is used for -> `#RRGGBB`
+
+_DARK_COLOURS: Colours = {
+    "background": "#16181F",
+    "surface": "#1C1F28",
+    "panel": "#262A36",
+    "foreground": "#D5DAEE",
+    "quiet": "#8B92AB",  # text of less importance
+    "primary": "#8AADF4",
+    "secondary": "#A5ADCB",
+    "accent": "#C6A0F6",
+    "warning": "#EED49F",
+    "error": "#ED8796",
+    "success": "#A6DA95",
+    "border": "#3A4054",
+    "border-blurred": "#2C3140",
+    "highlight": "#28314A",  # the selected row of a list; quiet text stays readable on it
+    "code-background": "#22252F",
+    "number": "#F5A97F",  # in code
+    "found": "#16181F",  # search results
+    "found-background": "#EED49F",
+    "owner-0": "#A6DA95",  # of requests and their pages
+    "owner-1": "#F5A97F",
+    "owner-2": "#7DC4E4",
+    "owner-3": "#F5BDE6",
+}
+_LIGHT_COLOURS: Colours = {
+    "background": "#FAFAF7",
+    "surface": "#F1F1EC",
+    "panel": "#E6E6DF",
+    "foreground": "#22252E",
+    "quiet": "#646A7C",
+    "primary": "#2A5DB0",
+    "secondary": "#5C6378",
+    "accent": "#7A3FB5",
+    "warning": "#8A5A00",
+    "error": "#B3261E",
+    "success": "#2B6E36",
+    "border": "#C3C4BC",
+    "border-blurred": "#D8D8D0",
+    "highlight": "#DCE5F4",
+    "code-background": "#EFEFE9",
+    "number": "#9A4A00",
+    "found": "#22252E",
+    "found-background": "#FFDF8A",
+    "owner-0": "#2B6E36",
+    "owner-1": "#9A4A00",
+    "owner-2": "#0B6E7F",
+    "owner-3": "#A3367A",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +87,7 @@ def palette(*, dark: bool) -> Palette:
     return _DARK_PALETTE if dark else _LIGHT_PALETTE
 
 
-def _theme(name: str, *, dark: bool) -> Theme:
-    c = COLOURS[name]
+def _theme(name: str, c: Colours, *, dark: bool) -> Theme:
     return Theme(
         name=name,
         primary=c["primary"],
@@ -101,7 +148,7 @@ def _palette(c: Colours) -> Palette:
     )
 
 
-DARK = _theme(colours.DARK, dark=True)
-LIGHT = _theme(colours.LIGHT, dark=False)
-_DARK_PALETTE = _palette(COLOURS[colours.DARK])
-_LIGHT_PALETTE = _palette(COLOURS[colours.LIGHT])
+DARK = _theme("mlxserve-dark", _DARK_COLOURS, dark=True)
+LIGHT = _theme("mlxserve-light", _LIGHT_COLOURS, dark=False)
+_DARK_PALETTE = _palette(_DARK_COLOURS)
+_LIGHT_PALETTE = _palette(_LIGHT_COLOURS)

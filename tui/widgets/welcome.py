@@ -1,6 +1,6 @@
 """The contents of an empty chat: which model answers, what to ask it, a larger one, recent chats.
 
-The first two lines are those of the opening frame; the rest appears when the server is ready.
+The first lines are there at once; the rest appears when the server is ready.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from tui.chat.messages import ChatRecord
-from tui.opening import ASSURANCE, INVITATION, WELCOME
 from tui.sanitise import one_line
 from tui.talk.models import BUNDLED, Model
 
@@ -54,12 +53,11 @@ class Welcome(Vertical):
     """Tab goes to its list; Enter asks, opens a chat, or switches to the model."""
 
     TEXT = Content.assemble(
-        (WELCOME, "bold $primary"),
-        "\n\n",
-        INVITATION[0],
-        (INVITATION[1], "bold"),
-        f"{INVITATION[2]}\n",
-        (ASSURANCE, "$text-quiet"),
+        ("mlxserve", "bold $primary"),
+        "\n\nAsk something, or type ",
+        ("/", "bold"),
+        " to list the commands.\n",
+        ("F1 lists all keys. Your chats stay on this machine.", "$text-quiet"),
     )
 
     class Asked(Event):

@@ -19,7 +19,7 @@ from tui.chat.context import ContextUse
 from tui.chat.mentions import completions, typed_path
 from tui.chat.open_chat import OpenChat
 from tui.commands import Command
-from tui.opening import HINT, SHORT_HINT, TITLE, WIDE
+from tui.opening import TITLE
 from tui.paint.theme import Palette, palette
 from tui.sanitise import one_line
 from tui.widgets.composer import Composer
@@ -29,6 +29,9 @@ from tui.widgets.suggestions import Suggestions
 from tui.widgets.transcript import Transcript
 
 _FAR = 3  # lines below the visible part
+_WIDE = 90  # columns from which the whole hint and header fit
+_HINT = "Enter sends · Shift+Enter or Ctrl+J new line · / commands · F1 keys"
+_SHORT_HINT = "Enter sends · / commands · F1 keys"
 
 
 class ChatWindow(Vertical):
@@ -104,7 +107,7 @@ class ChatWindow(Vertical):
     def _show_header(self) -> None:
         model, use, address, settings = self._header
         meter = "" if use is None else use.words
-        is_wide = self.size.width >= WIDE
+        is_wide = self.size.width >= _WIDE
         parts = [
             (one_line(model, 60), ""),
             (meter, "$warning" if use is not None and use.is_nearly_full else ""),
@@ -135,7 +138,7 @@ class ChatWindow(Vertical):
         elif self.is_on_message:
             words = Composer.MESSAGE_HINT
         else:
-            words = HINT if self.size.width >= WIDE else SHORT_HINT
+            words = _HINT if self.size.width >= _WIDE else _SHORT_HINT
         composer.border_subtitle = words
         composer.border_title = "Editing" if self._is_editing else ""
 
