@@ -1,8 +1,7 @@
-"""`mlxserve doctor`: checks this machine and this installation, or a server's security."""
+"""`mlxserve doctor`: checks this machine and this installation."""
 
 # Annotations are read by typer at run time, so this file does not postpone them.
 
-import os
 import sys
 from collections.abc import Iterator
 from itertools import chain
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlxserve.cli.ranks import run_by_launcher
-from mlxserve.cli.remote import Url, url_of
 from mlxserve.errors import InvalidConfig, MlxServeError
 from mlxserve.ranks.environment import own_rank
 
@@ -24,13 +22,6 @@ _DEFAULT_MODEL = "synthetic:llama-100m"
 
 
 def doctor(
-    security: Annotated[
-        bool,
-        typer.Option(
-            "--security", help="Try harmless attacks against your own running server instead."
-        ),
-    ] = False,
-    url: Url = None,
     report: Annotated[
         Path | None,
         typer.Option(
@@ -74,18 +65,9 @@ def doctor(
     if hostfile is not None:
         was_told = run_by_launcher(hostfile, distributed_backend, port)
         sys.exit(130 if was_told else 0)
-    if url is not None and not security:
-        raise InvalidConfig("--url only applies to --security. Add --security, or omit --url.")
-    if report is not None and security:
-        raise InvalidConfig("--report describes this machine, --security a server. Omit one.")
     if model is not None and report is None:
         raise InvalidConfig("--model only applies to --report. Add --report, or omit --model.")
-    if security:
-        is_well = _examine(url)
-    elif report is not None:
-        is_well = _report(report, model or _DEFAULT_MODEL)
-    else:
-        is_well = _diagnose()
+    is_well = _diagnose() if report is None else _report(report, model or _DEFAULT_MODEL)
     if not is_well:
         sys.exit(1)
 
@@ -153,16 +135,3 @@ def _service_findings() -> Iterator["Finding"]:
     yield Finding("service log", str(log_file()))
     for line in last_lines(log_file(), _NUM_LOG_LINES):
         yield Finding("", line)
-
-
-def _examine(url: str | None) -> bool:
-    from mlxserve.doctor.attacks import HEADING, AttackOutcome, examine
-
-    print(HEADING)
-    counts = dict.fromkeys(AttackOutcome, 0)
-    for row in examine(url_of(url), os.environ.get("MLXSERVE_API_KEY")):
-        print(row, flush=True)
-        counts[row.outcome] += 1
-    refused, accepted, skipped = (counts[outcome] for outcome in AttackOutcome)
-    print(f"{refused} refused as expected, {accepted} not refused, {skipped} skipped")
-    return accepted == 0
