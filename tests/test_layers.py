@@ -45,7 +45,6 @@ ARROWS: dict[str, str] = {
     "mlxserve/deferred_packages": "",
     "mlxserve/blas": "mlxserve/errors",
     "mlxserve/machine": "mlxserve/errors mlxserve/deferred_packages mlxserve/blas",
-    "mlxserve/running": "mlxserve/config",
     "mlxserve/work": "",
     "mlxserve/hub": "mlxserve/errors mlxserve/sampling_params mlxserve/config",
     "mlxserve/mini/__init__": "",
@@ -177,8 +176,8 @@ ARROWS: dict[str, str] = {
         "mlxserve/api/prefix_names mlxserve/api/service"
     ),
     "mlxserve/api": (
-        "mlxserve/chat mlxserve/api/errors mlxserve/api/access mlxserve/api/bodies "
-        "mlxserve/api/server mlxserve/api/metrics mlxserve/api/prefix_names mlxserve/api/service "
+        "mlxserve/chat mlxserve/api/errors mlxserve/api/config mlxserve/api/access "
+        "mlxserve/api/bodies mlxserve/api/server mlxserve/api/metrics mlxserve/api/prefix_names mlxserve/api/service "
         "mlxserve/api/models "
         "mlxserve/api/openapi mlxserve/api/openai mlxserve/api/responses mlxserve/api/anthropic "
         "mlxserve/api/native mlxserve/api/page"
@@ -195,8 +194,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/service": "mlxserve/errors",
     "mlxserve/cli": (
         "tui/opening tui mlxserve/version mlxserve/errors mlxserve/option mlxserve/config "
-        "mlxserve/machine mlxserve/running mlxserve/hub mlxserve/text/deltas "
-        "mlxserve/disk mlxserve/disk mlxserve/disk "
+        "mlxserve/machine mlxserve/hub mlxserve/text/deltas mlxserve/disk "
         "mlxserve/chat mlxserve/ranks mlxserve/api/config mlxserve/api/access mlxserve/api/server "
         "mlxserve/api mlxserve/doctor mlxserve/bench mlxserve/service"
     ),

@@ -72,9 +72,9 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete a downloaded model."""
+    from mlxserve.cli.running_servers import running_servers
     from mlxserve.hub import catalog
     from mlxserve.hub.known_models import repository_of
-    from mlxserve.running import running_servers
 
     repository = name if "/" in name else repository_of(name) or name
     folder = catalog.repository_folder(repository)

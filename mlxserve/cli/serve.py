@@ -15,12 +15,12 @@ import typer
 from mlxserve.api.config import ServerConfig
 from mlxserve.cli.building import build
 from mlxserve.cli.ranks import STOP, run_by_launcher
+from mlxserve.cli.running_servers import registered
 from mlxserve.cli.servers import serve_in_background
 from mlxserve.cli.settings import Settings
 from mlxserve.cli.streams import forget_unwritten, open_closed_streams, say
 from mlxserve.config import EngineConfig
 from mlxserve.disk.folder import default_bytes, disk_folder
-from mlxserve.running import registered
 
 RANKS_ENDED = 70  # the exit code, so that a service manager starts them again
 
@@ -44,75 +44,56 @@ def serve(
         return
     gc.disable()  # until all is loaded: little of that is garbage, and looking for it takes 0.1 s
     open_closed_streams()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # such as SIGHUP after `nohup`
-            signal.signal(number, _leave)  # until the server installs its own handlers
+    _leave_on_signals()
     server = settings.build(ServerConfig)
     config = settings.build(EngineConfig)
     if config.num_ranks > 1:
         _join_ranks(config)
     else:
         config = _with_disk_cache(config)
+    exit_code = _serve(server, config, is_private=exit_with_parent)
+    if exit_code:
+        print("error: the engine has failed; the log says why.", file=sys.stderr, flush=True)
+        if config.num_ranks > 1:  # the engine's thread may wait for another rank for ever
+            os._exit(exit_code)
+        sys.exit(exit_code)
+
+
+def _serve(server: ServerConfig, config: EngineConfig, *, is_private: bool) -> int:
+    """Load the model and serve it; the exit code. `is_private`: for the parent process alone."""
     from mlxserve import machine
     from mlxserve.api.access.policy import read_access
-    from mlxserve.api.app import create_app
+    from mlxserve.api.build import ModelServer
     from mlxserve.api.server import logs
     from mlxserve.api.server.connection import Limits
-    from mlxserve.api.server.drain import Drain
-    from mlxserve.api.server.last_resort import LastResort
-    from mlxserve.api.server.open_requests import OpenRequests
-    from mlxserve.api.server.server import HttpServer, bind, stop_at_end_of_input, url_of
-    from mlxserve.api.server.server import serve as run_server
-    from mlxserve.api.server.watchdog import Watchdog
+    from mlxserve.api.server.server import bind, stop_at_end_of_input, url_of
 
     logs.configure(server.log_level)
     access = read_access(server, os.environ.get("MLXSERVE_API_KEY"))
     limits = Limits.of(server).within(machine.allow_open_files())
     with bind(server.host, server.port) as listener:
-        if exit_with_parent or (config.num_ranks > 1 and config.hostfile is not None):
+        if is_private or (config.num_ranks > 1 and config.hostfile is not None):
             stop_at_end_of_input(STOP)
-        chat = build(config)
-        drain, open_requests = Drain(), OpenRequests()
-        app = create_app(
+        chat, url = build(config), url_of(listener)
+        running = ModelServer(
             chat,
-            aliases=server.alias,
+            server,
+            access,
             unlisted_names=() if config.model is None else (config.model,),
-            access=access,
-            drain=drain,
-            open_requests=open_requests,
+            limits=limits,
+            on_ready=lambda: say(f"mlxserve is ready at {url}"),
         )
         _keep_what_is_loaded()
-        running = HttpServer(
-            app,
-            on_ready=lambda: say(f"mlxserve is ready at {url_of(listener)}"),
-            stop_engine=chat.close,
-            limits=limits,
-            drain=drain,
-            open_requests=open_requests,
-            drain_seconds=server.drain_seconds,
-            on_signal=LastResort().end_within,
-        )
-        watchdog = Watchdog(chat, end_after=server.watchdog_seconds, shut_down=running.stop)
-        watchdog.start()
-        is_private = exit_with_parent  # a chat's own: no other may use it
+        needs_key = access.keyring().is_locked
         try:
             with (
                 nullcontext()
                 if is_private
-                else registered(
-                    url_of(listener), chat.model_name, needs_key=access.keyring().is_locked
-                )
+                else registered(url, chat.model_name, needs_key=needs_key)
             ):
-                run_server(running, listener)
+                return running.run(listener)
         finally:
-            watchdog.stop()
-            chat.close()
             forget_unwritten()
-    if watchdog.exit_code:
-        print("error: the engine has failed; the log says why.", file=sys.stderr, flush=True)
-        if config.num_ranks > 1:  # the engine's thread may wait for another rank for ever
-            os._exit(watchdog.exit_code)
-        sys.exit(watchdog.exit_code)
 
 
 def _join_ranks(config: EngineConfig) -> None:
@@ -152,6 +133,13 @@ def _keep_what_is_loaded() -> None:
     """
     gc.freeze()
     gc.enable()
+
+
+def _leave_on_signals() -> None:
+    """Until the server installs its own handlers."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # such as SIGHUP after `nohup`
+            signal.signal(number, _leave)
 
 
 def _leave(number: int, _frame: FrameType | None) -> NoReturn:

@@ -17,9 +17,9 @@ import typer
 
 from mlxserve.cli.models import Json
 from mlxserve.cli.remote import ServerError, ask
+from mlxserve.cli.running_servers import RunningServer, running_servers
 from mlxserve.config import data_home
 from mlxserve.errors import InvalidRequest, MlxServeError
-from mlxserve.running import RunningServer, running_servers
 
 _READY = re.compile(r"^mlxserve is ready at (http://\S+)$", re.MULTILINE)
 _POLL_SECONDS = 0.1

@@ -97,7 +97,7 @@ def _server_flags(settings: Settings) -> list[str]:
 def _running_server(config: EngineConfig) -> tuple[str | None, str]:
     """The address of the newest server of this user that serves the configured model, or any model
     if none is configured, and what to say about it; (None, "") if there is none."""
-    from mlxserve.running import running_servers
+    from mlxserve.cli.running_servers import running_servers
 
     has_key = bool(os.environ.get("MLXSERVE_API_KEY"))
     for server in reversed(running_servers()):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mlxserve.running import registered
+from mlxserve.cli.running_servers import registered
 from tests.cli.commands import Run, error_line, python
 
 

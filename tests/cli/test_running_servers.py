@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mlxserve.running import registered, running_servers
+from mlxserve.cli.running_servers import registered, running_servers
 
 
 @pytest.fixture(autouse=True)
