@@ -77,11 +77,10 @@ def resize(
 
     A server that runs keeps to its own --disk-cache-size, and may write more again.
     """
-    index = DiskIndex()
-    for file in scan(disk_folder(folder)):
-        index.add(file, None)
-    victims = index.least_used(index.total - int(size * (1 << 30)))
-    _delete([index.files[path] for path in victims])
+    index, victims = DiskIndex(scan(disk_folder(folder))), []
+    while index.total > size * (1 << 30) and (file := index.pop_coldest()) is not None:
+        victims.append(file)
+    _delete(victims)
 
 
 def _by_model(base: Path) -> dict[str, list[FoundFile]]:

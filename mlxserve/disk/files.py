@@ -41,11 +41,12 @@ class UnsoundRecord(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A record of any model. `used`: when it was last read or written, seconds since 1970."""
+    """A record of any model."""
 
     path: Path
     size: int
-    used: float
+    used: float  # when it was last read or written, seconds since 1970
+    name: bytes | None = None  # None for a record of another model
 
 
 class DiskFiles:
@@ -109,11 +110,11 @@ class DiskFiles:
         path.unlink(missing_ok=True)
 
     def scan(self) -> Iterator[FoundFile]:
-        """`scan` of the folder."""
-        return scan(self.base)
+        """`scan` of the folder, with the names of own records."""
+        for file in scan(self.base):
+            yield FoundFile(file.path, file.size, file.used, self._name_of(file.path))
 
-    def name_of(self, path: Path) -> bytes | None:
-        """The name of a record of this model; None for another one's."""
+    def _name_of(self, path: Path) -> bytes | None:
         if path.parent.parent != self.folder:
             return None
         try:

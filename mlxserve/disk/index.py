@@ -1,44 +1,59 @@
-"""DiskIndex: which records are on disk, as far as is known, and which go first for room."""
+"""DiskIndex: which records are on disk, as far as is known, and which goes first for room."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import heapq
+from collections.abc import Iterable
 from pathlib import Path
 
 from mlxserve.disk.files import FoundFile
 
 
-@dataclass(slots=True)
 class DiskIndex:
-    """Records by file, and those of one identity by name. Sizes in bytes."""
+    """Records by file, those of other models as well. Sizes in bytes."""
 
-    files: dict[Path, FoundFile] = field(default_factory=dict)
-    names: dict[bytes, int] = field(default_factory=dict)  # one identity's, with their sizes
-    num_bytes: int = 0  # of that identity
-    total: int = 0
+    def __init__(self, files: Iterable[FoundFile] = ()) -> None:
+        self.files: dict[Path, FoundFile] = {}
+        self.num_own = self.num_bytes = 0  # own records, and their bytes
+        self.total = 0
+        self._by_use: list[tuple[float, Path]] = []  # a heap, with entries that are out of date
+        self._changes: dict[bytes, bool] = {}  # own records, and whether each is there now
+        for file in files:
+            self.add(file)
 
-    def add(self, file: FoundFile, name: bytes | None) -> None:
-        """`name`: None for a record of another identity."""
-        self.remove(file.path, name)
+    def add(self, file: FoundFile) -> None:
+        """Note a record that was found, written or used."""
+        self.remove(file.path)
         self.files[file.path] = file
-        self.total += file.size
-        if name is not None:
-            self.names[name] = file.size
-            self.num_bytes += file.size
+        heapq.heappush(self._by_use, (file.used, file.path))
+        if len(self._by_use) > 2 * len(self.files) + 64:
+            self._by_use = [(each.used, each.path) for each in self.files.values()]
+            heapq.heapify(self._by_use)
+        self._count(file, 1)
 
-    def remove(self, path: Path, name: bytes | None) -> None:
+    def remove(self, path: Path) -> None:
         """Forget a record; nothing happens if it is not known."""
-        if (old := self.files.pop(path, None)) is not None:
-            self.total -= old.size
-            if name is not None:
-                self.num_bytes -= self.names.pop(name)
+        if (file := self.files.pop(path, None)) is not None:
+            self._count(file, -1)
 
-    def least_used(self, num_bytes: int) -> list[Path]:
-        """The least recently used records, with at least `num_bytes` together; or all records."""
-        found: list[Path] = []
-        for file in sorted(self.files.values(), key=lambda each: each.used):
-            if num_bytes <= 0:
-                break
-            num_bytes -= file.size
-            found.append(file.path)
-        return found
+    def pop_coldest(self) -> FoundFile | None:
+        """Take out the record that was used least recently; None if there is none."""
+        while self._by_use:
+            used, path = heapq.heappop(self._by_use)
+            file = self.files.get(path)
+            if file is not None and file.used == used:
+                self.remove(path)
+                return file
+        return None
+
+    def pop_changes(self) -> dict[bytes, bool]:
+        """The names that came or went since the last call, and whether each is there."""
+        changes, self._changes = self._changes, {}
+        return changes
+
+    def _count(self, file: FoundFile, sign: int) -> None:
+        self.total += sign * file.size
+        if file.name is not None:
+            self.num_own += sign
+            self.num_bytes += sign * file.size
+            self._changes[file.name] = sign > 0

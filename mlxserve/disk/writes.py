@@ -1,16 +1,13 @@
-"""DiskWrites: the records that wait to be written, and how much may be.
+"""DiskWrites: the records that were accepted and are not on disk yet, and how much may be written.
 
-    accept ──▶ next ──▶ done            accepted until too much waits or the day's bound is reached
-                 └────▶ failed          all that waits is dropped; nothing is accepted for a minute
-
-Touches no disk and has no lock: `DiskTier` calls it under its own.
+accept ──▶ done             accepted until too much waits or the day's bound is reached
+  └──────▶ failed           what waited is dropped; nothing is accepted for a minute
 """
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from mlxserve.disk.files import HEADER_SIZE
 
@@ -21,7 +18,7 @@ RETRY_SECONDS = 60.0  # after a write has failed
 
 
 class DiskWrites:
-    """Records that were accepted and are not on disk yet, and what was written. Sizes in bytes."""
+    """Records that were accepted and are not on disk yet. Sizes in bytes."""
 
     def __init__(
         self,
@@ -31,27 +28,17 @@ class DiskWrites:
         clock: Callable[[], float],
         today: Callable[[], str],
     ) -> None:
-        """
-        limit: of all records on disk; a larger one is refused
-        daily_writes: most bytes written in a day, by all processes
-        """
+        """As `DiskTier`."""
         self._limit, self._daily_writes = limit, daily_writes
         self._clock, self._today = clock, today
-        self._staged: OrderedDict[bytes, bytes] = OrderedDict()  # written in this order
+        self._staged: dict[bytes, int] = {}  # bytes of payloads by name
         self._staged_bytes = 0
         self._retry_at = 0.0
         self._warned: set[str] = set()
-        self._written_that_day = 0
-        self._uncounted = 0
-        self.day = today()  # of the last write
-        self.num_written = 0  # since the start, as the next
-        self.bytes_written = 0
+        self._day, self._written_that_day = today(), 0  # of the last write, by all processes
 
     def __contains__(self, name: bytes) -> bool:
         return name in self._staged
-
-    def __bool__(self) -> bool:
-        return bool(self._staged)
 
     @property
     def is_paused(self) -> bool:
@@ -60,41 +47,28 @@ class DiskWrites:
 
     @property
     def written_today(self) -> int:
-        """By every process, as far as `counted` was told."""
-        return self._written_that_day if self.day == self._today() else 0
+        """By every process, as far as `count` was told."""
+        return self._written_that_day if self._day == self._today() else 0
 
-    def payload(self, name: bytes) -> bytes | None:
-        return self._staged.get(name)
-
-    def accept(self, name: bytes, payload: bytes) -> bool:
-        """Have a record written. False, with a warning once, if there is a reason not to."""
-        reason = self._refusal(len(payload) + HEADER_SIZE)
+    def accept(self, name: bytes, num_bytes: int) -> bool:
+        """Whether a record of `num_bytes` may be written. If not, the reason is logged once."""
+        reason = self._refusal(num_bytes + HEADER_SIZE)
         if reason is not None:
             self._warn(*reason)
             return False
-        self._staged[name] = payload
-        self._staged_bytes += len(payload)
+        self._staged[name] = num_bytes
+        self._staged_bytes += num_bytes
         return True
-
-    def next(self) -> tuple[bytes, bytes] | None:
-        """(name, payload) of the record to write now; it waits until it is `done`."""
-        return next(iter(self._staged.items()), None)
 
     def done(self, name: bytes) -> None:
         """It is on disk."""
-        num_bytes = len(self._staged.pop(name))
-        self._staged_bytes -= num_bytes
-        size = num_bytes + HEADER_SIZE
-        self.num_written += 1
-        self.bytes_written += size
-        self._written_that_day = self.written_today + size
-        self._uncounted += size
-        self.day = self._today()
+        self._drop(name)
         self._warned = {kind for kind in self._warned if kind.startswith("day")}
 
-    def failed(self, error: OSError) -> None:
-        """A record could not be written: drop all, and accept none for a while."""
-        self.clear()
+    def failed(self, names: Iterable[bytes], error: OSError) -> None:
+        """These could not be written: accept none for a while."""
+        for name in names:
+            self._drop(name)
         self._retry_at = self._clock() + RETRY_SECONDS
         self._warn(str(error.errno), str(error))
 
@@ -103,14 +77,12 @@ class DiskWrites:
         self._staged.clear()
         self._staged_bytes = 0
 
-    def pop_uncounted(self) -> int:
-        """Bytes written since the last call, for the count that all processes share."""
-        num_bytes, self._uncounted = self._uncounted, 0
-        return num_bytes
+    def count(self, day: str, num_bytes: int) -> None:
+        """All processes together have written `num_bytes` on this day, that of the last write."""
+        self._day, self._written_that_day = day, num_bytes
 
-    def counted(self, num_bytes: int) -> None:
-        """All processes together have written `num_bytes` on `day`."""
-        self._written_that_day = max(num_bytes, self._written_that_day)
+    def _drop(self, name: bytes) -> None:
+        self._staged_bytes -= self._staged.pop(name)
 
     def _refusal(self, size: int) -> tuple[str, str] | None:
         """Why `size` more bytes cannot be accepted now: (kind, reason for the log); None if they can."""

@@ -324,9 +324,8 @@ class Engine:
         if self._disk is None:
             return pool.states()
         states, cached = bytearray(pool.states()), pool.eviction_order()
-        are_stored = self._disk.tier.known(pool.hash_of(page) or b"" for page in cached)
-        for page, is_stored in zip(cached, are_stored, strict=True):
-            if is_stored and states[page] == PageState.CACHED:
+        for page in cached:
+            if (pool.hash_of(page) or b"") in self._disk.tier and states[page] == PageState.CACHED:
                 states[page] = PageState.STORED
         return bytes(states)
 

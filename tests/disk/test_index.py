@@ -1,4 +1,4 @@
-"""DiskIndex: sizes follow what is added and removed, and the least used go first."""
+"""DiskIndex: sizes follow what is added and removed, and the least recently used goes first."""
 
 from __future__ import annotations
 
@@ -8,26 +8,44 @@ from mlxserve.disk.files import FoundFile
 from mlxserve.disk.index import DiskIndex
 
 
-def file(name: str, size: int, used: float) -> FoundFile:
-    return FoundFile(Path(name), size, used)
+def file(path: str, size: int, used: float, name: bytes | None = None) -> FoundFile:
+    return FoundFile(Path(path), size, used, name)
 
 
 def test_sizes_follow_what_is_added_and_removed() -> None:
-    index = DiskIndex()
-    index.add(file("own", 10, 1), b"own")
-    index.add(file("other", 5, 2), None)
-    assert (index.num_bytes, index.total, index.names) == (10, 15, {b"own": 10})
-    index.add(file("own", 7, 3), b"own")  # written again
-    assert (index.num_bytes, index.total, index.names) == (7, 12, {b"own": 7})
-    index.remove(Path("own"), b"own")
-    index.remove(Path("own"), b"own")
-    assert (index.num_bytes, index.total, index.names) == (0, 5, {})
+    index = DiskIndex([file("own", 10, 1, b"own"), file("other", 5, 2)])
+    assert (index.num_own, index.num_bytes, index.total) == (1, 10, 15)
+    index.add(file("own", 7, 3, b"own"))  # written again
+    assert (index.num_own, index.num_bytes, index.total) == (1, 7, 12)
+    index.remove(Path("own"))
+    index.remove(Path("own"))
+    assert (index.num_own, index.num_bytes, index.total) == (0, 0, 5)
 
 
-def test_the_least_used_go_first_and_no_more_than_needed() -> None:
-    index = DiskIndex()
-    for name, used in (("new", 3), ("old", 1), ("middle", 2)):
-        index.add(file(name, 10, used), None)
-    assert index.least_used(0) == []
-    assert index.least_used(11) == [Path("old"), Path("middle")]
-    assert index.least_used(99) == [Path("old"), Path("middle"), Path("new")]
+def test_each_change_of_an_own_record_is_told_once() -> None:
+    index = DiskIndex(
+        [file("own", 10, 1, b"own"), file("lost", 10, 1, b"lost"), file("other", 5, 2)]
+    )
+    index.remove(Path("lost"))
+    index.remove(Path("unknown"))
+    assert index.pop_changes() == {b"own": True, b"lost": False}
+    assert index.pop_changes() == {}
+    index.pop_coldest()
+    assert index.pop_changes() == {b"own": False}
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    index = DiskIndex(file(name, 10, used) for name, used in (("b", 3), ("a", 1), ("c", 2)))
+    index.add(file("a", 10, 4))  # used now
+    index.remove(Path("c"))
+    assert [index.pop_coldest(), index.pop_coldest()] == [file("b", 10, 3), file("a", 10, 4)]
+    assert index.pop_coldest() is None
+    assert index.total == 0
+
+
+def test_records_that_are_used_again_and_again_stay_in_order() -> None:
+    index = DiskIndex(file(str(number), 10, number) for number in range(10))
+    for used in range(10, 1000):
+        index.add(file(str(used % 7), 10, used))
+    order = [each.path.name for each in iter(index.pop_coldest, None) if each is not None]
+    assert order == ["7", "8", "9", *(str(used % 7) for used in range(993, 1000))]

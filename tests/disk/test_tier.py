@@ -106,7 +106,7 @@ def test_what_was_saved_comes_back_also_from_another_process(make: Make, tmp_pat
     after = make()
     assert after.flush(LONG)
     assert after.num_leading([name(1), name(2), name(4), name(3)]) == 2
-    assert after.known([name(4), name(3)]) == [False, True]
+    assert [name(4) in after, name(3) in after] == [False, True]
     assert read(after, 1, 2, 3) == [payload(1), payload(2), payload(3)]
     files = list(tmp_path.rglob("*.page"))
     assert len(files) == 3
@@ -133,6 +133,33 @@ def test_a_record_is_there_at_once_and_is_read_before_it_is_written(
     files.gate.set()
     assert tier.flush(LONG)
     assert tier.poll()[0].payloads == (payload(2), payload(1))
+    assert (tier.use().num_read, tier.use().bytes_read) == (2, PAGE)  # one was written meanwhile
+
+
+def test_the_rate_is_that_of_recent_reads_from_files(make: Make, tmp_path: Path) -> None:
+    clock = Clock()
+
+    class Slow(DiskFiles):
+        seconds = 1.0
+
+        def read(self, name: bytes) -> bytes:
+            clock.now += self.seconds
+            return super().read(name)
+
+    files = Slow(tmp_path, IDENTITY)
+    tier = make(files=files, clock=clock)
+    tier.save(records(1, 2))
+    assert tier.flush(LONG)
+    assert (tier.use().num_read, tier.use().read_rate) == (0, 0)
+    read(tier, 1)
+    assert tier.use().read_rate == PAGE
+    files.seconds = 0.1
+    read(tier, 1, 2)
+    assert PAGE < tier.use().read_rate < 3 * PAGE
+    for _ in range(100):
+        read(tier, 1)
+    assert tier.use().read_rate == pytest.approx(10 * PAGE, rel=0.1)
+    assert (tier.use().num_read, tier.use().bytes_read) == (103, 103 * PAGE)
 
 
 def test_loads_go_before_writes(make: Make, tmp_path: Path) -> None:
@@ -233,12 +260,12 @@ def test_the_least_recently_used_are_deleted_for_room(make: Make, tmp_path: Path
     assert read(tier, 0) == [payload(0)]  # used now
     tier.save(records(8, 9, 10))
     assert tier.flush(LONG)
-    known = tier.known([name(number) for number in range(11)])
-    assert known == [True, False, False, *[True] * 8]
+    known = [name(number) in tier for number in range(11)]
+    assert known == [True, False, *[True] * 9]
     assert {file.stem for file in tmp_path.rglob("*.page")} == {
         name(number).hex() for number, is_known in enumerate(known) if is_known
     }
-    assert tier.use().num_deleted == 2
+    assert tier.use().num_deleted == 1
 
 
 def test_other_models_and_processes_count(make: Make, tmp_path: Path) -> None:
@@ -263,9 +290,8 @@ def test_a_smaller_limit_deletes_at_once(make: Make, tmp_path: Path) -> None:
     assert before.flush(LONG)
     before.close()
     tier = make(limit=4 * RECORD)
-    while len(list(tmp_path.rglob("*.page"))) > 4:
-        assert tier.is_alive
     assert tier.flush(LONG)
+    assert len(list(tmp_path.rglob("*.page"))) == 4
     assert tier.use().num_pages <= 4
 
 
@@ -302,8 +328,25 @@ def test_what_was_under_way_while_it_was_cleared_is_gone(make: Make, tmp_path: P
     tier.clear()
     files.gate.set()
     assert tier.flush(LONG)
-    assert tier.known([name(1), name(2)]) == [False, False]
+    assert not tier.num_leading([name(1)])
+    assert name(2) not in tier
     assert not list(tmp_path.rglob("*.page"))
+
+
+def test_what_was_cleared_is_read_no_more(make: Make, tmp_path: Path) -> None:
+    files = Gated(tmp_path)
+    tier = make(files=files)
+    tier.save(records(1, 2))
+    assert tier.flush(LONG)
+    files.gate.clear()
+    files.entered.clear()
+    tier.load([name(1)])
+    assert files.entered.wait(LONG)
+    tier.clear()
+    ticket = tier.load([name(2)])
+    files.gate.set()
+    assert tier.flush(LONG)
+    assert [answer.payloads for answer in tier.poll() if answer.ticket == ticket] == [()]
 
 
 # ---- a disk that fails
@@ -383,8 +426,8 @@ def test_a_disk_that_stands_still_is_given_up_once_and_taken_back(
     assert [answer.ticket for answer in tier.poll()] == [late]
     assert len([r for r in caplog.records if "has not answered" in r.message]) == 1
     files.gate.set()
-    while tier.num_leading([name(1)]) == 0:
-        assert tier.is_alive
+    while name(1) not in tier:
+        pass
     assert tier.poll() == []  # nobody waits for what came late
     assert read(tier, 1, 2) == [payload(1), payload(2)]
     assert len([r for r in caplog.records if "answers again" in r.message]) == 1
@@ -401,8 +444,6 @@ def test_a_bug_of_the_thread_ends_it_and_answers_everybody(
     ticket = tier.load([name(1)])
     tier.wait(LONG)
     assert [(answer.ticket, answer.payloads) for answer in tier.poll()] == [(ticket, ())]
-    while tier.is_alive:
-        pass
     assert tier.save(records(2)) == 0
     assert tier.num_leading([name(1)]) == 0
     assert tier.poll() == []
@@ -533,7 +574,7 @@ class Records(RuleBasedStateMachine):
     @rule()
     def clear(self) -> None:
         self.tier.clear()
-        assert self.tier.known([name(number) for number in range(10)]) == [False] * 10
+        assert not any(name(number) in self.tier for number in range(10))
 
     @rule()
     def restart(self) -> None:

@@ -9,6 +9,7 @@ import pytest
 from mlxserve.disk.files import DiskFiles
 from mlxserve.disk.index import DiskIndex
 from mlxserve.disk.loads import DiskLoads
+from mlxserve.disk.thread import DiskThread
 from mlxserve.disk.tier import DiskTier
 from mlxserve.disk.writes import DiskWrites
 from mlxserve.engine.disk_cache import DiskCache
@@ -52,35 +53,40 @@ FOUND: dict[str, Bug] = {
         test_tier.test_a_write_that_fails_leaves_no_file,
     ),
     "promise a file that is gone": Bug(
-        DiskTier,
-        "_read_one",
-        "self._index.remove(self._files.path(name), name)",
+        DiskThread,
+        "_delete",
+        "self._index.remove(path)",
         "pass",
         test_tier.test_a_file_that_vanished_is_lost_and_no_longer_promised,
     ),
     "read on behind a lost record": Bug(
-        DiskTier,
+        DiskThread,
         "_read",
-        "if payload is None:\n            break",
-        "if payload is None:\n            continue",
+        "if payload is None or len(names) == 1:",
+        "if payload is None:\n        self._payloads.append(bytes())\n    if len(names) == 1:",
         test_tier.test_a_damaged_record_is_lost_with_those_after_it,
         {"damage": lambda content: content[:-1]},
     ),
     "write before reading": Bug(
-        DiskTier,
-        "_turn",
-        "if load is not None:",
-        "if staged is not None:\n        self._write(*staged)\n        "
-        "with self._change:\n            self._loads += [load] if load else []\n    "
-        "elif load is not None:",
+        DiskThread,
+        "_next",
+        "if self._loads:",
+        "if self._saves and not self._listing:\n        return self._write\n    if self._loads:",
         test_tier.test_loads_go_before_writes,
     ),
     "count what was cleared while it was written": Bug(
         DiskTier,
-        "_write",
-        "if generation != self._generation:",
-        "if False:",
+        "_take",
+        "event.num_messages < self._cleared_at",
+        "False",
         test_tier.test_what_was_under_way_while_it_was_cleared_is_gone,
+    ),
+    "read what was cleared": Bug(
+        DiskThread,
+        "_payload",
+        "self._listing.is_clearing)",
+        "False)",
+        test_tier.test_what_was_cleared_is_read_no_more,
     ),
     "never give a disk up": Bug(
         DiskTier,
@@ -97,10 +103,10 @@ FOUND: dict[str, Bug] = {
         test_tier.test_a_disk_that_stands_still_is_given_up_once_and_taken_back,
     ),
     "forget what was written today": Bug(
-        DiskWrites,
-        "pop_uncounted",
-        "num_bytes, self._uncounted = self._uncounted, 0",
-        "num_bytes = 0",
+        DiskThread,
+        "_count_writes",
+        "self._files.add_written(self._day, self._uncounted)",
+        "0",
         test_tier.test_a_day_has_a_bound_that_outlives_the_process,
     ),
     "write as much as anybody wants": Bug(
@@ -111,7 +117,7 @@ FOUND: dict[str, Bug] = {
         test_tier.test_a_day_has_a_bound_that_outlives_the_process,
     ),
     "grow beyond the limit": Bug(
-        DiskTier,
+        DiskThread,
         "_is_too_full",
         "self._index.total + size > self._limit",
         "False",
@@ -119,10 +125,10 @@ FOUND: dict[str, Bug] = {
     ),
     "delete what was used last": Bug(
         DiskIndex,
-        "least_used",
-        "key=lambda each: each.used",
-        "key=lambda each: -each.used",
-        test_index.test_the_least_used_go_first_and_no_more_than_needed,
+        "add",
+        "(file.used, file.path)",
+        "(-file.used, file.path)",
+        test_index.test_the_least_recently_used_goes_first,
     ),
     "ask a disk that refuses at once again": Bug(
         Transfers,

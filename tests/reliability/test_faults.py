@@ -171,7 +171,7 @@ def test_the_load_reaches_almost_every_point(num_calls: dict[Point, int]) -> Non
         *("Scheduler.preempt_to", "Scheduler.finish_load", "Scheduler.accepts"),
         *("ModelRunner.restart", "ModelRunner.check", "ModelRunner.write_pages"),
         *("ModelRunner.copy_pages", "Transfers.restart"),
-        *("DiskTier.clear", "DiskTier.resize", "DiskTier.known", "DiskTier.wait"),
+        *("DiskTier.clear", "DiskTier.wait"),
         *("DiskTier.flush", "Engine.idle", "Scheduler.finish_save"),
         *("Scheduler.unwritten_states", "Transfers.write_idle"),  # when idle
         *("ModelRunner.read_state", "ModelRunner.write_state"),  # of models with such states

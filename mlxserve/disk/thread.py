@@ -1,0 +1,297 @@
+"""DiskThread: all that touches the disk, in operations so short that a load does not wait for long.
+
+    messages ──▶ taken between two operations ──▶ the most urgent operation ──▶ events
+
+    read a record │ list some files │ make room │ write a record │ count the bytes of the day
+
+The thread owns all that is here but the two queues, and `began`, which others may read.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from queue import SimpleQueue
+
+from mlxserve.disk.files import HEADER_SIZE, DiskFiles, FoundFile, UnsoundRecord
+from mlxserve.disk.index import DiskIndex
+from mlxserve.disk.loads import DiskAnswer, DiskLoad
+
+log = logging.getLogger("mlxserve.disk")
+
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)
+_DECAY = 0.95  # of what was read before in the rate, with every record
+_LISTED_FILES = 256  # in one operation
+_LISTED_SECONDS = 60.0  # after which files are listed again before one is deleted for room
+
+
+class Order(Enum):
+    """A message without content."""
+
+    GIVE_UP = auto()  # nothing waits for the loads any more
+    CLEAR = auto()  # forget all own records, and delete their files
+    CLOSE = auto()
+
+
+@dataclass(slots=True)
+class DiskUse:
+    """What is on disk, and what was done since the start. Sizes in bytes."""
+
+    limit: int
+    num_pages: int = 0  # of this identity, as the next three
+    num_bytes: int = 0
+    num_read: int = 0
+    num_written: int = 0
+    num_lost: int = 0  # asked for, and missing, cut off, damaged or foreign
+    num_deleted: int = 0  # for room, of any identity
+    total_bytes: int = 0  # of all identities, as of the last look
+    bytes_read: int = 0  # of records that came from files
+    bytes_written: int = 0
+    written_today: int = 0  # by every process
+    read_rate: float = 0.0  # bytes per second of recent reads; 0 before the first
+
+
+@dataclass(frozen=True, slots=True)
+class DiskNews:
+    """An event: what an operation has changed, and what is true after it."""
+
+    num_messages: int  # that were taken before
+    is_idle: bool  # nothing is left to be done of these
+    changes: Mapping[bytes, bool]  # own records that came (True) or went
+    use: DiskUse
+    day: str  # of the last write
+    dropped: tuple[bytes, ...] = ()  # they were to be written, and that failed
+    error: OSError | None = None
+
+
+@dataclass(slots=True)
+class _Listing:
+    """The files that are listed now."""
+
+    files: Iterator[FoundFile]
+    unseen: set[Path]  # in the index, and not found again yet
+    is_clearing: bool = False  # own records are deleted
+
+
+class DiskThread:
+    """What is done for one DiskTier; `run` is its thread's."""
+
+    def __init__(
+        self, files: DiskFiles, limit: int, clock: Callable[[], float], today: Callable[[], str]
+    ) -> None:
+        """Raises OSError if the folder cannot be made or written to."""
+        files.prepare()
+        self.messages: SimpleQueue[DiskLoad | tuple[bytes, bytes] | Order] = SimpleQueue()
+        self.events: SimpleQueue[DiskAnswer | DiskNews | None] = SimpleQueue()  # None at the end
+        self.began: float | None = None  # the operation that is under way
+        self._files, self._limit, self._clock, self._today = files, limit, clock, today
+        self._index = DiskIndex()
+        self._num_messages = 0
+        self._loads: deque[DiskLoad] = deque()
+        self._payloads: list[bytes] = []  # that were read for the first of these
+        self._saves: dict[bytes, bytes] = {}  # written in this order
+        self._listing: _Listing | None = _Listing(files.scan(), set())
+        self._listed_at = 0.0
+        self._day = today()
+        self._use = DiskUse(limit, written_today=files.written(self._day))
+        self._recent_bytes = self._recent_seconds = 0.0  # of reads
+        self._uncounted = 0  # bytes written today that no other process knows of
+        self._has_warned_of_loss = False  # since the last write
+        self._is_closed = False
+        self._tell()
+
+    def run(self) -> None:
+        """Until the tier is closed. A bug ends it too; errors of the disk do not."""
+        try:
+            while (operate := self._receive()) is not None:
+                operate()
+            if self._uncounted:
+                self._count_writes()
+        except Exception:
+            log.exception("The disk cache has failed; nothing is kept on disk from now on")
+        finally:
+            self.events.put(None)
+
+    def _receive(self) -> Callable[[], None] | None:
+        """Take all messages, and wait for one if nothing is to be done. The next operation."""
+        while not self._is_closed:
+            operate = self._next()
+            if self.messages.empty():
+                if operate is not None:
+                    return operate
+                self._tell(is_idle=True)
+            self._take(self.messages.get())
+        return None
+
+    def _take(self, message: DiskLoad | tuple[bytes, bytes] | Order) -> None:
+        self._num_messages += 1
+        if isinstance(message, DiskLoad):
+            self._loads.append(message)
+        elif isinstance(message, tuple):
+            self._saves[message[0]] = message[1]
+        elif message is Order.GIVE_UP:
+            self._loads.clear()
+            self._payloads.clear()
+        elif message is Order.CLEAR:
+            self._index = DiskIndex()
+            self._saves.clear()
+            self._listing = _Listing(self._files.scan(), set(), is_clearing=True)
+        else:
+            self._is_closed = True
+
+    def _next(self) -> Callable[[], None] | None:
+        """The most urgent operation; None if nothing is to be done."""
+        if self._loads:
+            return partial(self._read, self._loads[0])
+        if self._listing is not None:
+            return partial(self._list, self._listing)
+        if self._is_too_full():
+            return self._make_room
+        if self._saves:
+            return self._write
+        return self._count_writes if self._uncounted else None
+
+    @contextmanager
+    def _operation(self) -> Iterator[None]:
+        self.began = self._clock()
+        try:
+            yield
+        finally:
+            self.began = None
+
+    def _tell(self, *, is_idle: bool = False, error: OSError | None = None) -> None:
+        index, use = self._index, self._use
+        use.num_pages, use.num_bytes, use.total_bytes = index.num_own, index.num_bytes, index.total
+        news = (self._num_messages, is_idle, index.pop_changes(), replace(use), self._day)
+        dropped = () if error is None else tuple(self._saves)
+        self.events.put(DiskNews(*news, dropped, error))
+
+    def _read(self, load: DiskLoad) -> None:
+        """One more record of a load, which is answered after the last one."""
+        names = load.names[len(self._payloads) :]
+        payload = self._payload(names[0]) if names else None
+        if payload is not None:
+            self._payloads.append(payload)
+        if payload is None or len(names) == 1:
+            answer = DiskAnswer(load.ticket, tuple(self._payloads))
+            self._use.num_read += len(self._payloads)
+            self._loads.popleft()
+            self._payloads.clear()
+            self._tell()
+            self.events.put(answer)
+
+    def _payload(self, name: bytes) -> bytes | None:
+        """Of a record that may still wait to be written. If it cannot be read it is forgotten,
+        unless only this process lacks something."""
+        if name in self._saves or (self._listing is not None and self._listing.is_clearing):
+            return self._saves.get(name)
+        began = self._clock()
+        try:
+            with self._operation():
+                payload = self._files.read(name)
+        except (OSError, UnsoundRecord) as error:
+            if isinstance(error, OSError) and error.errno in _PASSING:
+                log.debug("A page cannot be read now: %s", error)
+                return None
+            if not isinstance(error, FileNotFoundError) and not self._has_warned_of_loss:
+                self._has_warned_of_loss = True
+                log.warning("A page on disk cannot be used and is computed again: %s", error)
+            self._use.num_lost += 1
+            self._delete(self._files.path(name))
+            return None
+        self._use.bytes_read += len(payload)
+        self._recent_bytes = _DECAY * self._recent_bytes + len(payload)
+        self._recent_seconds = _DECAY * self._recent_seconds + self._clock() - began
+        self._use.read_rate = self._recent_bytes / max(self._recent_seconds, 1e-9)
+        self._used(name, payload)
+        return payload
+
+    def _used(self, name: bytes, payload: bytes) -> None:
+        """Note that a record is there, and was used now."""
+        path = self._files.path(name)
+        self._index.add(FoundFile(path, len(payload) + HEADER_SIZE, time.time(), name))
+        if self._listing is not None:
+            self._listing.unseen.discard(path)
+
+    def _list(self, listing: _Listing) -> None:
+        """List some more files; what was not found at the end is forgotten."""
+        try:
+            with self._operation():
+                part = list(islice(listing.files, _LISTED_FILES))
+        except OSError as error:
+            log.warning("The disk cache cannot be listed: %s", error)
+            part = []
+        for file in part:
+            listing.unseen.discard(file.path)
+            if listing.is_clearing and file.name is not None:
+                self._delete(file.path)
+            else:
+                self._index.add(file)
+        if not part:
+            for path in listing.unseen:
+                self._index.remove(path)
+            self._listing, self._listed_at = None, self._clock()
+        self._tell()
+
+    def _is_too_full(self) -> bool:
+        """Whether the next record does not fit, or there is too much already."""
+        size = next((len(payload) + HEADER_SIZE for payload in self._saves.values()), 0)
+        return self._index.total + size > self._limit and bool(self._index.files)
+
+    def _make_room(self) -> None:
+        """Delete the record that was used least recently, by an index of the last minute."""
+        if self._clock() - self._listed_at > _LISTED_SECONDS:
+            self._listing = _Listing(self._files.scan(), set(self._index.files))
+        elif (file := self._index.pop_coldest()) is not None:
+            self._use.num_deleted += 1
+            self._delete(file.path)
+            self._tell()
+
+    def _write(self) -> None:
+        name, payload = next(iter(self._saves.items()))
+        try:
+            with self._operation():
+                self._files.write(name, payload)
+        except OSError as error:
+            self._tell(error=error)
+            self._saves.clear()
+            return
+        del self._saves[name]
+        size = len(payload) + HEADER_SIZE
+        if self._day != self._today():
+            self._day, self._use.written_today = self._today(), 0
+        self._uncounted += size
+        self._use.written_today += size
+        self._use.bytes_written += size
+        self._use.num_written += 1
+        self._has_warned_of_loss = False
+        self._used(name, payload)
+        self._tell()
+
+    def _count_writes(self) -> None:
+        """Tell other processes how much was written."""
+        try:
+            with self._operation():
+                written = self._files.add_written(self._day, self._uncounted)
+            self._use.written_today = max(self._use.written_today, written)
+        except OSError as error:
+            log.debug("Bytes written today are not counted: %s", error)
+        self._uncounted = 0
+
+    def _delete(self, path: Path) -> None:
+        """Forget a record, and delete its file."""
+        self._index.remove(path)
+        try:
+            with self._operation():
+                self._files.delete(path)
+        except OSError as error:
+            log.debug("%s cannot be deleted: %s", path, error)
