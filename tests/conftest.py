@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +226,20 @@ UNUSUAL: dict[str, dict[str, Any]] = {
     },
 }
 ARCHITECTURES |= STATEFUL | UNUSUAL
+ATTENDING = tuple(kind for kind in ARCHITECTURES if kind not in STATEFUL | UNUSUAL)
+# The others, which take more time than they add for every change, are in the slow suite.
+_IN_EVERY_RUN = {
+    *("llama", "qwen3", "qwen3_moe", "gemma3_text", "gpt_oss", "gemma2"),
+    *("qwen3_next", "gemma4_text"),
+}
+
+
+def each_of(kinds: Iterable[str]) -> list[Any]:
+    """Parameters of a test that runs for each of these architectures."""
+    return [
+        pytest.param(kind, marks=() if kind in _IN_EVERY_RUN else pytest.mark.slow)
+        for kind in kinds
+    ]
 
 
 def vocabulary_size() -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mlxserve import LLM, SamplingParams
-from tests.conftest import STATEFUL, UNUSUAL
+from tests.conftest import STATEFUL, UNUSUAL, each_of
 from tests.test_equality import GREEDY, NUM_TOKENS, dense_tokens, prompts_of, tokens
 
 PAGE_SIZE = 16
@@ -33,14 +33,7 @@ def serve(folder: Path, **options: Any) -> LLM:
     return LLM(str(folder), page_size=PAGE_SIZE, disable_log_stats=True, **options)
 
 
-PLAIN = ("qwen3_next", "gemma4_text")  # the others take more time than they add, for every change
-KINDS = [
-    pytest.param(kind, marks=() if kind in PLAIN else pytest.mark.slow)
-    for kind in (*STATEFUL, *UNUSUAL)
-]
-
-
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=each_of([*STATEFUL, *UNUSUAL]))
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
@@ -140,9 +139,3 @@ def test_options_that_only_hold_together_can_be_changed_together() -> None:
 def test_an_invalid_config_is_an_mlxserve_error_and_a_value_error() -> None:
     assert issubclass(InvalidConfig, MlxServeError)
     assert issubclass(InvalidConfig, ValueError)
-
-
-def test_a_config_is_frozen() -> None:
-    config = EngineConfig()
-    with pytest.raises(FrozenInstanceError):
-        config.page_size = 64  # type: ignore[misc]

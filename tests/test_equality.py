@@ -14,9 +14,8 @@ from mlx_lm.utils import load_model
 
 from mlxserve import LLM, SamplingParams
 from mlxserve.hub.embedded import MODEL_NAME, model_path
+from tests.conftest import ATTENDING, each_of
 
-KINDS = ("llama", "qwen3", "qwen3_moe", "gemma3_text", "gpt_oss", "gemma2", MODEL_NAME)
-MORE_KINDS = ("qwen2", "phi3", "glm4", "olmo2", "granite")  # attention like one of those above
 NUM_TOKENS = 12
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
 
@@ -53,9 +52,7 @@ def tokens(llm: LLM, prompts: list[list[int]]) -> list[tuple[int, ...]]:
     return [output.token_ids for output in outputs]
 
 
-@pytest.mark.parametrize(
-    "kind", [*KINDS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in MORE_KINDS)]
-)
+@pytest.mark.parametrize("kind", [MODEL_NAME, *each_of(ATTENDING)])
 def test_greedy_tokens_are_the_dense_ones_in_every_configuration(
     kind: str, model_folder: Callable[[str], Path]
 ) -> None:

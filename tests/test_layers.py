@@ -251,6 +251,7 @@ def _file_of(module: str) -> str | None:
     return _file_of(parent) if parent else None
 
 
+@cache
 def arrows() -> dict[str, set[str]]:
     """Each room and the rooms that its files import."""
     found: dict[str, set[str]] = {room: set() for room in ARROWS}

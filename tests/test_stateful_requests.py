@@ -14,20 +14,16 @@ from mlx_lm.utils import load_model
 
 from mlxserve import LLM, SamplingParams
 from mlxserve.sampling_params import Structure, StructureKind
-from tests.conftest import STATEFUL
+from tests.conftest import STATEFUL, each_of
 from tests.test_equality import GREEDY, NUM_TOKENS, dense_tokens, prompts_of, tokens
 
 Folder = Callable[[str], Path]
 Answers = Sequence[tuple[int, ...]]
 
 PROMPTS = prompts_of(vocabulary=500)[::3]
-PLAIN = ("qwen3_next",)  # the others take more time than they add, for every change
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(k, marks=() if k in PLAIN else pytest.mark.slow) for k in STATEFUL],
-)
+@pytest.fixture(scope="module", params=each_of(STATEFUL))
 def folder(request: pytest.FixtureRequest, model_folder: Folder) -> Path:
     return model_folder(request.param)
 

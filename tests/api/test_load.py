@@ -9,7 +9,6 @@ import random
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,6 +19,7 @@ import pytest
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.chat import Chat
 from tests.api.serving import Running, Serve
+from tests.waiting import wait_until
 
 CHAT, MESSAGES, EMBEDDINGS = "/v1/chat/completions", "/v1/messages", "/v1/embeddings"
 NUM_LEAVING = 200
@@ -58,13 +58,6 @@ def is_at_rest(chat: Any) -> bool:
     return not (stats.scheduler.num_running or stats.scheduler.num_waiting or stats.pool.num_used)
 
 
-def seconds_until(condition: Callable[[], bool], *, at_most: float) -> float:
-    started = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started < at_most, "it does not come"
-    return time.monotonic() - started
-
-
 def leave(port: int, number: int) -> None:
     """Send a request and leave at a random moment: before, during or after its answer."""
     draw = random.Random(number)
@@ -98,8 +91,8 @@ def test_a_client_that_leaves_at_any_moment_leaves_nothing_running(
     before = num_tasks(server)
     with ThreadPoolExecutor(40) as clients:
         list(clients.map(lambda number: leave(server.port, number), range(NUM_LEAVING)))
-    seconds_until(lambda: is_at_rest(real_chat), at_most=1.0)
-    seconds_until(lambda: num_tasks(server) <= before, at_most=1.0)
+    wait_until(lambda: is_at_rest(real_chat), 1.0)
+    wait_until(lambda: num_tasks(server) <= before, 1.0)
     asyncio.run(real_chat.check())
     assert ask(server, 2)["usage"]["completion_tokens"] == 2
 
@@ -152,7 +145,7 @@ def test_two_keys_share_no_page(serve_real: Serve, real_chat: Chat) -> None:
     for first, second in counts:
         assert first == 0  # nothing of the other key's
         assert second > 100  # all of its own
-    seconds_until(lambda: is_at_rest(real_chat), at_most=20)
+    wait_until(lambda: is_at_rest(real_chat))
 
 
 def test_no_thread_outlives_a_server(serve_real: Serve) -> None:

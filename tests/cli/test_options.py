@@ -56,11 +56,6 @@ def test_help_is_short_and_leads_to_all_options(command: str, run: Run) -> None:
         assert f"\n  mlxserve {command}" in text[text.index("\nExamples:\n") :]
 
 
-def test_each_option_has_one_owner() -> None:
-    names = [option.name for schema in SCHEMAS for option in options_of(schema)]
-    assert len(set(names)) == len(names)
-
-
 def test_without_flags_nothing_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLXSERVE_DISK_CACHE_SIZE")  # set for all tests
     settings = parse()

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from typing import Any
 
 import httpx
@@ -14,6 +13,7 @@ import pytest
 
 from mlxserve.api.server.server import bind
 from tests.cli.commands import ROOT
+from tests.waiting import wait_until
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has /dev/full")
@@ -50,12 +50,16 @@ def check_server(redirection: str) -> None:
     null: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     popen = subprocess.Popen(["/bin/sh", "-c", command, sys.executable], cwd=ROOT, **null)
     try:
-        deadline = time.monotonic() + 60
-        while (reply := ask(port)) is None:
+        replies: list[httpx.Response | None] = []
+
+        def has_answered() -> bool:
             assert popen.poll() is None, popen.returncode
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        assert reply.status_code == 200
+            replies.append(ask(port))
+            return replies[-1] is not None
+
+        wait_until(has_answered)
+        assert replies[-1] is not None
+        assert replies[-1].status_code == 200
         popen.send_signal(signal.SIGTERM)
         assert popen.wait(timeout=60) == 0
     finally:

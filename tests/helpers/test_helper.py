@@ -18,6 +18,7 @@ import pytest
 
 from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
 from mlxserve.helpers.helper import Helper
+from tests.waiting import wait_until
 
 LONG = 60.0  # seconds that no job here takes, on any machine
 
@@ -36,7 +37,7 @@ def make() -> Iterator[Callable[..., Helper]]:
     yield make
     for helper in made:
         helper.close()
-    wait_until(lambda: children() <= before, "a child is left")
+    wait_until(lambda: children() <= before, complaint="a child is left")
 
 
 @pytest.fixture
@@ -47,14 +48,6 @@ def helper(make: Callable[..., Helper]) -> Helper:
 def children() -> set[int]:
     """Process ids, also of helpers that other tests of this process have started."""
     return {child.pid for child in psutil.Process().children()}
-
-
-def wait_until(is_true: Callable[[], bool], complaint: str) -> None:
-    for _ in range(int(LONG / 0.01)):
-        if is_true():
-            return
-        time.sleep(0.01)
-    pytest.fail(complaint)
 
 
 def pid_of(helper: Helper) -> int:
@@ -204,7 +197,7 @@ def test_an_endless_job_is_killed_at_its_deadline(helper: Helper) -> None:
         helper.call("loop", seconds=0.5)
     assert caught.value.reason is KillReason.TIME
     assert 0.5 <= time.monotonic() - began < 30
-    wait_until(lambda: not psutil.pid_exists(pid), "it lives")
+    wait_until(lambda: not psutil.pid_exists(pid), complaint="it lives")
     assert pid_of(helper) != pid
     assert helper.num_started == 2
 
@@ -244,7 +237,7 @@ def test_a_child_that_dies_in_its_job_is_an_error_and_the_next_job_works(
 def test_a_child_that_died_between_two_jobs_is_replaced(helper: Helper) -> None:
     pid = pid_of(helper)
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, "it lives")
+    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, complaint="it lives")
     assert pid_of(helper) != pid
 
 
@@ -277,7 +270,7 @@ def test_closing_kills_a_job_at_once_and_its_caller_hears_of_it(helper: Helper) 
 
     thread = threading.Thread(target=ask)
     thread.start()
-    wait_until(lambda: psutil.Process(pid).cpu_times().user > 0.2, "the job does not run")
+    wait_until(lambda: psutil.Process(pid).cpu_times().user > 0.2, complaint="the job does not run")
     helper.close()
     thread.join(LONG)
     assert [error.reason for error in caught] == [KillReason.CLOSED]
@@ -348,6 +341,7 @@ def test_the_child_shares_neither_stdin_nor_stdout(
 PARENT = """
 import sys
 from mlxserve.helpers.helper import Helper
+from tests.waiting import wait_until
 helper = Helper("tests.helpers.workers:Worker", name="tests", memory=1 << 30)
 print(helper.call("whoami", seconds=60)[1], flush=True)
 helper.call(sys.argv[1], seconds=1) if sys.argv[1] else sys.stdin.read()
@@ -366,7 +360,7 @@ def test_a_child_ends_after_its_parent_was_killed(job: str) -> None:
     assert process.stdout is not None
     child = psutil.Process(int(process.stdout.readline()))
     if job:
-        wait_until(lambda: child.cpu_times().user > 0.2, "the job does not run")
+        wait_until(lambda: child.cpu_times().user > 0.2, complaint="the job does not run")
     assert child.is_running()
     process.kill()
     process.communicate()

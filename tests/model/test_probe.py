@@ -18,25 +18,13 @@ from mlxserve.cache.kv import LayerKV
 from mlxserve.errors import UnsupportedModel
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.probe import probe
+from tests.conftest import ATTENDING
 
 REFERENCE = select_backend("cpu")
-KINDS = (
-    "llama",
-    "qwen2",
-    "qwen3",
-    "qwen3_moe",
-    "gemma3_text",
-    "gpt_oss",
-    "phi3",
-    "glm4",
-    "olmo2",
-    "granite",
-    "gemma2",
-)
 BuildModel = Callable[..., tuple[nn.Module, dict[str, Any]]]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ATTENDING)
 def test_a_supported_architecture_passes(kind: str, build_model: BuildModel) -> None:
     assert probe(prepare(*build_model(kind), kind), REFERENCE) < 1e-4
 
@@ -60,7 +48,7 @@ def test_half_precision_passes_with_its_own_tolerance(
     assert probe(prepare(model, config, "half"), REFERENCE, page_size) < 3e-2
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ATTENDING)
 def test_keys_and_values_in_8_bits_pass_with_a_tolerance_of_their_own(
     kind: str, build_model: BuildModel
 ) -> None:

@@ -8,12 +8,6 @@ from tests.perf import screen, screen_child
 from tests.perf.screen import bench_screen
 
 
-def test_the_texts_have_the_sizes_that_the_table_names() -> None:
-    assert screen_child.TEXTS["fence"].count("\n") == 601
-    assert screen_child.TEXTS["list"].count("\n") == 200
-    assert len(screen_child.TEXTS["long"]) > 190_000
-
-
 def test_only_the_end_of_a_text_is_streamed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(screen_child, "PIECES_PER_SECOND", 10_000)
 

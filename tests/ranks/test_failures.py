@@ -18,6 +18,7 @@ import pytest
 from tests.api.server.process import ROOT, Process, send_endless_request, served
 from tests.ranks.ports import free_port
 from tests.ranks.test_equality import NOT_BY_LAYERS
+from tests.waiting import wait_until
 
 SECONDS = 15.0  # --distributed-timeout-seconds
 SIZES = ("--num-pages", "400", "--max-num-seqs", "4", "--disable-log-stats")
@@ -62,9 +63,8 @@ def test_two_ranks_answer_over_http_and_end_when_they_are_told_to(ranks: StartRa
         status, text = process.request("POST", "/v1/chat/completions", body)
         assert status == 200, text
         assert json.loads(text)["usage"]["completion_tokens"] == 8
-        deadline = time.monotonic() + 30
-        while 'rank="1"' not in process.request("GET", "/metrics")[1]:  # it says so each second
-            assert time.monotonic() < deadline
+        # It says so each second.
+        wait_until(lambda: 'rank="1"' in process.request("GET", "/metrics")[1])
         assert process.stop() == (0, "")
         assert worker.wait(10) is None or not worker.is_running()
 

@@ -8,6 +8,7 @@ their own. Good answers are greedy, so that each is known from its first time.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import subprocess
@@ -25,6 +26,7 @@ import numpy as np
 import psutil
 
 from tests.api.server.process import CHAT, ROOT, Process, served
+from tests.waiting import wait_until
 
 _ALONE = 0.2  # share of the time in which good clients are alone
 _NUM_GOOD = 2
@@ -148,12 +150,13 @@ def run_side_by_side(folder: Path, minutes: float, *, model: str | None = None) 
 
 def _pages_left(server: Process) -> int:
     """Pages in use once every request has ended, also those whose clients have just left."""
-    deadline = time.monotonic() + _END_SECONDS
-    while pages := json.loads(server.request("GET", "/api/v1/kv/stats")[1])["pages"]["used"]:
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.1)
-    return int(pages)
+
+    def used() -> int:
+        return int(json.loads(server.request("GET", "/api/v1/kv/stats")[1])["pages"]["used"])
+
+    with contextlib.suppress(AssertionError):
+        wait_until(lambda: used() == 0, _END_SECONDS)
+    return used()
 
 
 def _hostile(port: int, seed: int, seconds: float) -> subprocess.Popen[str]:

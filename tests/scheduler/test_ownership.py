@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 from mlxserve.cache.pages import PagePool
@@ -39,11 +40,14 @@ READS = frozenset(
 )
 
 
-def product() -> Iterator[tuple[str, ast.Module]]:
+@cache
+def product() -> Sequence[tuple[str, ast.Module]]:
     """(path, syntax tree) of every file that users run."""
-    for package in ("metal_kernels", "mlxserve", "tui"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+    return [
+        (path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8")))
+        for package in ("metal_kernels", "mlxserve", "tui")
+        for path in sorted((ROOT / package).rglob("*.py"))
+    ]
 
 
 def imported(tree: ast.Module) -> set[str | None]:

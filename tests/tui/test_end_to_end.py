@@ -2,7 +2,6 @@
 
 import re
 import signal
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from tests.waiting import wait_until
 from tui.chat.messages import State, StoredMessage
 from tui.chat.store import Store
 from tui.home import Home
@@ -29,13 +29,6 @@ def last_message(home: Home) -> StoredMessage:
     message = store.path(store.chats()[0].leaf_id)[-1]
     store.close()
     return message
-
-
-def wait_until(is_so: Callable[[], bool], patience: float) -> None:
-    deadline = time.monotonic() + patience
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
 
 
 def test_a_conversation_in_a_terminal(

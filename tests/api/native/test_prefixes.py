@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from mlxserve.api.prefix_names import MAX_PREFIXES
 from mlxserve.errors import PagesPromised
 from tests.api.fake_chat import FakeChat
 from tests.api.serving import Serve
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from mlxserve.chat import Chat
@@ -235,12 +235,12 @@ def test_a_running_server_unpins_the_pages_of_a_revoked_key(
         assert put("rules", bob, 640).status_code == 200
         pinned = real_chat.stats().pool.num_used
         keys.revoke("alice")
-        deadline = time.monotonic() + 10
-        while len(real_chat.prefixes()) > 1 or real_chat.stats().pool.num_used >= pinned:
-            assert time.monotonic() < deadline, "the pages of the revoked key are still pinned"
+        wait_until(
+            lambda: len(real_chat.prefixes()) == 1 and real_chat.stats().pool.num_used < pinned,
+            complaint="the pages of the revoked key are still pinned",
+        )
         keys.revoke("bob")
-        while real_chat.prefixes() or real_chat.stats().pool.num_used:
-            assert time.monotonic() < deadline
+        wait_until(lambda: not real_chat.prefixes() and not real_chat.stats().pool.num_used)
 
 
 @pytest.mark.parametrize("skips", [True, False])

@@ -11,11 +11,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.waiting import wait_until
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ROOT = Path(__file__).parents[3]
@@ -56,9 +57,7 @@ class Process:
         return float(found[1])
 
     def wait_for_metric(self, name: str, value: float) -> None:
-        deadline = time.monotonic() + 30
-        while self.metric(name) != value:
-            assert time.monotonic() < deadline, f"{name} is still {self.metric(name)}"
+        wait_until(lambda: self.metric(name) == value, complaint=f"{name} is not {value}")
 
     def stop(self) -> tuple[int, str]:
         """The exit code, and stdout after its first line."""

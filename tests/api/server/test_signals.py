@@ -16,6 +16,7 @@ import pytest
 
 from mlxserve.api.server.last_resort import LastResort
 from tests.api.server.process import ROOT, Process, Start, send_endless_request
+from tests.waiting import wait_until
 
 # Python imports a module of this name when it starts.
 _LOADS_FOR_EVER = """
@@ -64,10 +65,12 @@ def rest_of(peer: socket.socket) -> bytes:
 
 
 def wait_for_log(process: Process, text: str) -> None:
-    deadline = time.monotonic() + 60
-    while text not in process.log.read_text():
-        assert process.popen.poll() is None, process.log.read_text()
-        assert time.monotonic() < deadline
+    def is_there() -> bool:
+        log = process.log.read_text()
+        assert text in log or process.popen.poll() is None, log
+        return text in log
+
+    wait_until(is_there)
 
 
 def test_a_closed_terminal_stops_the_server_like_sigterm(start: Start, tmp_path: Path) -> None:

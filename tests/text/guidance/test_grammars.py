@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from mlxserve.text.guidance.matcher_host import MatcherHost, RowOutcome
 from mlxserve.text.guidance.structures import MAX_DEPTH, MAX_PROPERTIES, MAX_SOURCE
 from mlxserve.text.tokenizer import Tokenizer
 from tests.text.guidance.call_formats import AMBIGUOUS, outcome
+from tests.waiting import wait_until
 
 
 def compiled(grammars: Grammars, kind: StructureKind, source: str) -> Any:
@@ -128,8 +128,7 @@ def wait_for_work(processes: set[psutil.Process]) -> None:
         return sum(process.cpu_times().user for process in processes)
 
     before = used()
-    while used() < before + 0.5:
-        time.sleep(0.01)
+    wait_until(lambda: used() >= before + 0.5)
 
 
 def test_closing_kills_what_compiles_at_once(
@@ -177,8 +176,8 @@ def test_the_process_that_compiles_ends_when_no_source_is_new(
     others = set(psutil.Process().children())
     for source in ("[0-9]", "[a-z]"):
         compiled(grammars, StructureKind.REGEX, source)
-        while len(set(psutil.Process().children()) - others) > 1:  # the one for masks stays
-            time.sleep(0.01)
+        # The one for masks stays.
+        wait_until(lambda: len(set(psutil.Process().children()) - others) == 1)
     grammars.close()
 
 

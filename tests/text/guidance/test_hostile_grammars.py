@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from mlxserve.build import build_chat
@@ -21,6 +22,7 @@ from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
 from mlxserve.text.deltas import Delta
 from tests.text.guidance.call_formats import LATE
 from tests.text.guidance.test_grammars import HOSTILE
+from tests.waiting import until
 
 EARLY = (StructureKind.REGEX, "(a{1000}){1000}")  # too large, and refused before the 2 s
 FIRST = [*HOSTILE, EARLY]
@@ -66,15 +68,15 @@ async def plain_stream(chat: Chat) -> AsyncIterator[list[float]]:
             await ask(chat, seen=seen, max_tokens=300, ignore_eos=True)
 
     task = asyncio.create_task(go())
-    await wait_until(lambda: len(seen) >= 20)
+    await until(lambda: len(seen) >= 20)
     yield seen
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def wait_until(is_true: Callable[[], bool]) -> None:
-    while not is_true():  # noqa: ASYNC110  (nothing announces it)
-        await asyncio.sleep(0.01)
+def seconds_of_children() -> float:
+    """CPU time of the processes that compile grammars and compute masks."""
+    return sum(child.cpu_times().user for child in psutil.Process().children())
 
 
 async def fail(chat: Chat, kind: StructureKind, source: str) -> Exception:
@@ -112,13 +114,13 @@ def test_an_answer_can_be_aborted_while_its_mask_is_computed(chat: Chat) -> None
     async def scenario() -> None:
         async with plain_stream(chat):
             task = asyncio.create_task(fail(chat, StructureKind.GRAMMAR, LATE))
-            await wait_until(lambda: chat.stats().scheduler.num_running == 2)
+            await until(lambda: chat.stats().scheduler.num_running == 2)
             num_steps = chat.stats().engine.num_steps
-            await wait_until(lambda: chat.stats().engine.num_steps > num_steps + 20)
+            await until(lambda: chat.stats().engine.num_steps > num_steps + 20)
             assert not task.done()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            await wait_until(lambda: chat.stats().scheduler.num_running <= 1)
+            await until(lambda: chat.stats().scheduler.num_running <= 1)
         assert await ask(chat, NAMES)
 
     asyncio.run(scenario())
@@ -147,9 +149,10 @@ def test_a_source_without_end_is_refused_while_the_others_go_on(
 
 def test_closing_does_not_wait_for_a_grammar(chat: Chat) -> None:
     async def scenario() -> None:
+        before = seconds_of_children()
         tasks = [asyncio.create_task(fail(chat, kind, source)) for kind, source in HOSTILE]
         tasks.append(asyncio.create_task(fail(chat, StructureKind.GRAMMAR, LATE)))
-        await asyncio.sleep(0.3)
+        await until(lambda: seconds_of_children() > before + 0.2)
         began = time.monotonic()
         await asyncio.to_thread(chat.close)
         # Four of them in line would take 2 s each.

@@ -2,12 +2,12 @@ import asyncio
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_until
 from tui.home import Home
 from tui.talk.errors import ChatError
 from tui.talk.server_process import ServerProcess, ServerStopped
@@ -31,13 +31,6 @@ def run(tmp_path: Path) -> Iterator[Callable[[str], ServerProcess]]:
     yield start
     for server in started:
         server.stop()
-
-
-def wait_until(is_so: Callable[[], bool], patience: float) -> None:
-    deadline = time.monotonic() + patience
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 def test_the_address_is_the_one_that_the_server_prints(
