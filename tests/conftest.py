@@ -26,6 +26,49 @@ from mlxserve.machine import import_mlx_lm
 # test_5000_sockets_cost_little_and_block_no_request was skipped.
 import_mlx_lm()
 
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One more than cores, which would idle while tests wait for processes, deadlines and screens."""
+    return (os.cpu_count() or 1) + 1
+
+
+# Folders whose tests are a suite of their own: they test no part of the product.
+_SUITES = {
+    "tests/emulator/tests": "emulator",
+    "tests/perf/simulation": "instruments",
+    "tests/training/tests": "instruments",
+}
+# Files that take longest come first, so that no worker ends with one of them while the others idle.
+_FIRST = (
+    "tests/metal_kernels/test_msl_attention.py",
+    "tests/reliability/test_side_by_side.py",
+    "tests/model/test_every_architecture.py",
+    "tests/reliability/test_faults.py",
+    "tests/ranks/test_equality.py",
+    "tests/ranks/test_failures.py",
+    "tests/test_architectures.py",
+    "tests/test_stateful_requests.py",
+    "tests/test_wheel.py",
+    "tests/tui/test_app.py",
+    "tests/engine/test_recovery.py",
+    "tests/api/server/test_restart.py",
+    "tests/api/server/test_signals.py",
+    "tests/test_emulated_engine.py",
+)
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    places = dict.fromkeys(item.path for item in items)
+    order = {config.rootpath / name: place for place, name in enumerate(_FIRST, -len(_FIRST))}
+    order |= {path: place for place, path in enumerate(places) if path not in order}
+    items.sort(key=lambda item: order[item.path])
+    for item in items:
+        folder = item.path.parent.relative_to(config.rootpath).as_posix()
+        if folder in _SUITES and not item.get_closest_marker("train"):
+            item.add_marker(_SUITES[folder])
+
+
 # The same examples in every run, without time limits.
 settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
 settings.load_profile("repeatable")

@@ -60,6 +60,7 @@ def test_without_metal_the_backend_that_computes_there_is_checked() -> None:
         assert finding.value.startswith(exact)
 
 
+@pytest.mark.instruments
 @pytest.mark.usefixtures("mac")
 def test_on_metal_speeds_and_the_gain_of_page_writes_are_reported() -> None:
     lines = {finding.name: finding.value for finding in check_kernels()}

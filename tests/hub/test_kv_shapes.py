@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from mlxserve.hub.files import text_config
@@ -30,6 +32,14 @@ DIFFERENT = {
 SILENT = ("deepseek_v32", "openelm", "phixtral", "youtu_llm")
 
 EXPANDED = ("deepseek_v2", "minicpm3")  # latent attention whose cache has the keys of all heads
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_compiled() -> Iterator[None]:
+    """A shape does not depend on it, and mlx runs g++ for each new elementwise kernel of a model."""
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
 
 
 def written(name: str, model: Any, layers: Any) -> dict[str, Any]:

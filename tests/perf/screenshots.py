@@ -16,6 +16,7 @@ import httpx
 from textual.pilot import Pilot
 from textual.widgets import OptionList, Static
 
+from tests.waiting import until
 from tui.app import ChatApp
 from tui.chat.store import Store
 from tui.home import Home
@@ -58,7 +59,7 @@ async def _shoot(
     picture: list[str] = []
 
     async def play(pilot: Pilot[object]) -> None:
-        await _until(lambda: "Ready" in app.window.status.words)
+        await until(lambda: "Ready" in app.window.status.words, _TIMEOUT_SECONDS)
         await story(app, pilot)
         picture.append(_without_fonts(app.export_screenshot(title="mlxserve chat")))
         await app.action_quit()
@@ -78,7 +79,7 @@ async def _with_the_engine(app: ChatApp, pilot: Pilot[object]) -> None:
         for question in _QUESTIONS[:-1]:
             await _ask(app, question)
         others = [asyncio.create_task(_talk(http, question)) for question in _OTHERS]
-        await _until(lambda: "shared 0" not in _panel(app) and "running 2" in _panel(app))
+        await until(lambda: "shared 0" not in _panel(app) and "running 2" in _panel(app))
         await _ask(app, _QUESTIONS[-1])
         await pilot.pause(1.0)  # until the panel has polled again
         for other in others:
@@ -87,14 +88,14 @@ async def _with_the_engine(app: ChatApp, pilot: Pilot[object]) -> None:
 
 async def _with_the_models(app: ChatApp, pilot: Pilot[object]) -> None:
     await pilot.press("ctrl+o", "enter")
-    await _until(lambda: bool(app.window.transcript.views))
+    await until(lambda: bool(app.window.transcript.views))
     app.action_model()
-    await _until(lambda: any("↓" in row for row in _rows(app)))  # those that can be downloaded
+    await until(lambda: any("↓" in row for row in _rows(app)))  # those that can be downloaded
 
 
 async def _ask(app: ChatApp, question: str) -> None:
     app.answering.send(question)
-    await _until(lambda: not app.answering.is_busy and "Ready" in app.window.status.words)
+    await until(lambda: not app.answering.is_busy and "Ready" in app.window.status.words)
 
 
 async def _talk(http: httpx.AsyncClient, question: str) -> None:
@@ -120,14 +121,6 @@ def _panel(app: ChatApp) -> str:
 def _rows(app: ChatApp) -> list[str]:
     """The rows of the list in the open dialog."""
     return [str(option.prompt) for rows in app.screen.query(OptionList) for option in rows.options]
-
-
-async def _until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(_TIMEOUT_SECONDS):
-        while True:
-            if is_so():
-                return
-            await asyncio.sleep(0.05)
 
 
 def write_screenshots(folder: Path) -> None:

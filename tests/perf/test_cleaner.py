@@ -42,7 +42,7 @@ def test_a_slowed_disk_is_as_fast_as_before_afterwards(tmp_path: Path) -> None:
     assert (DiskFiles.write, DiskFiles.read) == before
 
 
-@pytest.mark.slow
+@pytest.mark.instruments
 def test_pages_are_written_while_it_measures(tmp_path: Path) -> None:
     file = tmp_path / "cleaner.json"
     options = ["--pairs", "1", "--prompts", "10", "--slow-seconds", "0.05", "--json", str(file)]

@@ -14,7 +14,7 @@ from tests.perf.cold import GEOMETRIES
 SMALL = ("--processes", "1", "--pairs", "1", "--prompts", "2", "--length", "70", "--tokens", "2")
 
 
-@pytest.mark.slow
+@pytest.mark.instruments
 @pytest.mark.parametrize("kind", GEOMETRIES)
 def test_prompts_of_a_kind_of_models_are_cold_with_the_cache_and_without_it(
     tmp_path: Path, kind: str

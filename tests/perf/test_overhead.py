@@ -16,7 +16,7 @@ from tests.perf import overhead
 from tests.perf.cli import app
 
 
-@pytest.mark.slow
+@pytest.mark.instruments
 def test_only_the_time_of_the_event_loop_counts(tmp_path: Path) -> None:
     chat = build_chat(EngineConfig().with_options(num_pages=64, disable_log_stats=True))
     with overhead.served(chat) as (url, loop_time):
@@ -32,7 +32,7 @@ def test_only_the_time_of_the_event_loop_counts(tmp_path: Path) -> None:
         httpx.get(url)
 
 
-@pytest.mark.slow
+@pytest.mark.instruments
 def test_the_report_has_one_figure_per_run_for_tokens_and_for_requests(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     options = ["--model", "mlxserve-mini", "--runs", "2", "--streams", "2", "--tokens", "64"]

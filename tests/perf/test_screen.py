@@ -55,7 +55,7 @@ def test_a_program_that_shows_nothing_is_an_error() -> None:
         screen.time_start(["sh", "-c", "true"])
 
 
-@pytest.mark.slow
+@pytest.mark.instruments
 def test_the_panel_is_measured_with_a_map_that_moves() -> None:
     found = screen.result_of("stream", "fence", "panel", "1")
     assert len(found["stalls"]) > 5
@@ -64,7 +64,7 @@ def test_the_panel_is_measured_with_a_map_that_moves() -> None:
     assert all(share > 0 for [share] in shares.values())
 
 
-@pytest.mark.slow
+@pytest.mark.instruments
 def test_a_measurement_runs_in_a_terminal_of_its_own() -> None:
     found = screen.result_of("stream", "fence", "ours", "1")
     assert len(found["stalls"]) > 5

@@ -37,7 +37,7 @@ def test_the_engine_s_picture_shows_shared_pages_and_reuse() -> None:
     assert "plum-42" in text
 
 
-@pytest.mark.slow
+@pytest.mark.instruments
 def test_the_script_takes_the_pictures(tmp_path: Path) -> None:
     taken = CliRunner().invoke(app, ["screenshots", str(tmp_path)])
     assert taken.exit_code == 0, taken.output

@@ -162,7 +162,6 @@ def test_steel_attention_passes_every_check() -> None:
     run_steel_attention("half", check=True)
 
 
-@pytest.mark.slow
 @every_dtype
 def test_steel_attention_passes_every_check_in_every_dtype(name: str) -> None:
     run_steel_attention(name, check=True)

@@ -135,7 +135,6 @@ def test_a_quantised_vector_product_of_whole_blocks(name: str) -> None:
     run_qmv("affine_qmv_fast", name, 4, 512, check=True)
 
 
-@pytest.mark.slow
 @every_width
 def test_a_quantised_vector_product_of_every_width(bits: int) -> None:
     run_qmv("affine_qmv", "half", bits, 192, check=True)
@@ -173,7 +172,6 @@ def test_a_quantised_matrix_product_passes_every_check() -> None:
     run_qmm("half", 4, check=True)
 
 
-@pytest.mark.slow
 @every_width
 def test_a_quantised_matrix_product_of_every_width(bits: int) -> None:
     run_qmm("bfloat16_t", bits, check=True)

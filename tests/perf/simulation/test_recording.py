@@ -78,7 +78,7 @@ def test_a_real_engine_is_recorded_and_its_steps_are_read_back(tmp_path: Path) -
     assert max(step.work.prefill for step in steps) > 64
 
 
-@pytest.mark.slow
+@pytest.mark.instruments
 def test_simulate_records_a_model_and_reuses_the_recording(tmp_path: Path) -> None:
     file = tmp_path / "steps.jsonl"
     command = f"simulate --workload bursty --requests 10 --seeds 2 --option page_size --fit {file}"

@@ -64,19 +64,16 @@ def test_the_packaged_model_has_the_ability(ability: Ability, student: Student) 
     check(examine(ability, NUM_PROMPTS, seed=1, answer=student))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ability", MIDDLE, ids=lambda ability: ability.name)
 def test_the_packaged_model_has_the_other_abilities(ability: Ability, student: Student) -> None:
     check(examine(ability, NUM_PROMPTS, seed=1, answer=student))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ability", LONG, ids=lambda ability: ability.name)
 def test_the_packaged_model_recalls_from_long_contexts(ability: Ability, student: Student) -> None:
     check(examine(ability, 8, seed=1, answer=student))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
 def test_recall_survives(condition: Condition) -> None:
     result = examine_under(condition, NUM_PROMPTS, 1, Path(model_path()))
