@@ -16,15 +16,15 @@ def test_version_prints_the_version(flag: str) -> None:
 
 
 @pytest.mark.parametrize("command", [(), ("serve",), ("key", "create")])
-def test_h_is_help(command: tuple[str, ...]) -> None:
-    assert mlxserve(*command, "-h") == mlxserve(*command, "--help")
+def test_h_is_help(command: tuple[str, ...], run: Run) -> None:
+    assert run(*command, "-h") == run(*command, "--help")
 
 
 @pytest.mark.parametrize(("name", "ours"), [("ls", "list"), ("download", "pull"), ("delete", "rm")])
-def test_a_command_is_known_by_the_names_of_other_tools(name: str, ours: str) -> None:
-    outcome = mlxserve(name, "--help")
+def test_a_command_is_known_by_the_names_of_other_tools(name: str, ours: str, run: Run) -> None:
+    outcome = run(name, "--help")
     assert outcome.code == 0
-    assert outcome.out.partition("\n")[2] == mlxserve(ours, "--help").out.partition("\n")[2]
+    assert outcome.out.partition("\n")[2] == run(ours, "--help").out.partition("\n")[2]
 
 
 def test_help_imports_neither_mlx_nor_a_server() -> None:

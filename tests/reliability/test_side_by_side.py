@@ -9,10 +9,13 @@ import pytest
 from tests.reliability.side_by_side import run_side_by_side
 
 
-@pytest.mark.slow
-def test_good_clients_are_answered_beside_hostile_ones(tmp_path: Path) -> None:
-    """A minute and a half of the hour of `python -m tests.reliability side-by-side`."""
-    report = run_side_by_side(tmp_path, minutes=1.5)
+@pytest.mark.parametrize(
+    "minutes",
+    [pytest.param(0.35, marks=pytest.mark.slow), pytest.param(1.5, marks=pytest.mark.long)],
+)
+def test_good_clients_are_answered_beside_hostile_ones(minutes: float, tmp_path: Path) -> None:
+    """Some of the hour of `python -m tests.reliability side-by-side`."""
+    report = run_side_by_side(tmp_path, minutes)
     print(report)
     assert not report.alone.failures, str(report)
     assert not report.beside.failures, str(report)
