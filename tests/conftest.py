@@ -436,6 +436,19 @@ def write_model_fixture() -> Callable[..., Path]:
     return write_model
 
 
+@pytest.fixture(scope="module")
+def nothing_is_compiled() -> Iterator[None]:
+    """For every architecture: mlx runs g++ for half a second for each new elementwise kernel.
+
+    `tests/test_equality.py` and `tests/test_architectures.py` compile.
+    """
+    import mlx.core as mx
+
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
 @pytest.fixture
 def tokenizer_with(tmp_path: Path) -> Callable[[list[str], str], Any]:
     """The embedded model's tokenizer with more special tokens and another chat template."""

@@ -99,7 +99,7 @@ def test_a_disk_that_is_full_is_said_in_one_line(
     assert "Traceback" not in err
 
 
-@pytest.mark.slow
+@pytest.mark.instruments
 def test_a_real_report_is_complete_and_names_nobody(
     model_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:

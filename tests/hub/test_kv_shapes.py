@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
-import mlx.core as mx
 import pytest
 
 from mlxserve.hub.files import text_config
@@ -34,14 +32,6 @@ SILENT = ("deepseek_v32", "openelm", "phixtral", "youtu_llm")
 EXPANDED = ("deepseek_v2", "minicpm3")  # latent attention whose cache has the keys of all heads
 
 
-@pytest.fixture(scope="module", autouse=True)
-def nothing_is_compiled() -> Iterator[None]:
-    """A shape does not depend on it, and mlx runs g++ for each new elementwise kernel of a model."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
-
-
 def written(name: str, model: Any, layers: Any) -> dict[str, Any]:
     """The part about text, without the keys that this model does not read."""
     config = dict(text_config(ARCHITECTURES[name]["config"]))
@@ -54,6 +44,7 @@ def written(name: str, model: Any, layers: Any) -> dict[str, Any]:
     return config
 
 
+@pytest.mark.usefixtures("nothing_is_compiled")
 @pytest.mark.parametrize("name", sorted(set(ARCHITECTURES) - {*DIFFERENT, *SILENT}))
 def test_the_shape_is_what_the_model_keeps(name: str) -> None:
     module = importlib.import_module(f"mlx_lm.models.{name.split('.')[0]}")

@@ -33,7 +33,7 @@ from mlxserve.scheduler.scheduler import Scheduler
 ARCHITECTURES = json.loads(Path(__file__).with_name("architectures.json").read_text())
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "models.md"
 PAGE_SIZE, NUM_PAGES = 16, 64
-NUM_TOKENS = 24
+NUM_TOKENS = 12
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
 # The prompts of plamo3 see one position more than its single tokens do, and mlx-lm's own answers then
 # depend on how a prompt is cut.
@@ -91,6 +91,7 @@ class Served:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("nothing_is_compiled")
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))
 def test_greedy_tokens_are_those_of_the_dense_path(name: str) -> None:
     model, config = build(name)

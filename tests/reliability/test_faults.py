@@ -54,7 +54,7 @@ KEY_POINTS = [
     Point(DiskTier, "save"),
     Point(StreamDecoder, "push"),
 ]
-NUM_PAIRS = int(os.environ.get("FAULT_PAIRS", "40"))
+NUM_PAIRS = int(os.environ.get("FAULT_PAIRS", "24"))
 PARAMS = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
 NUM_PAGES, NUM_ANSWERS, PINNED = 20, 5, 2
 SECONDS = 60.0  # for what takes one
@@ -187,12 +187,16 @@ def test_a_fault_in_an_early_call_is_survived(subject: Subject, point: Point) ->
     asyncio.run(subject.survive([Fault(point, lambda: error_of(RuntimeError), at=1)]))
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "calls",
+    [pytest.param((0, 25), marks=pytest.mark.slow), pytest.param((6,), marks=pytest.mark.long)],
+    ids=str,
+)
 @pytest.mark.parametrize("point", POINTS, ids=str)
 def test_a_fault_at_any_call_is_survived(
-    subject: Subject, point: Point, num_calls: dict[Point, int]
+    subject: Subject, point: Point, calls: tuple[int, ...], num_calls: dict[Point, int]
 ) -> None:
-    for at in (0, 6, 25):
+    for at in calls:
         if at < num_calls[point]:  # a fault at a later call is none
             kind = ERRORS[(POINTS.index(point) + at) % len(ERRORS)]
             asyncio.run(subject.survive([Fault(point, partial(error_of, kind), at)]))
