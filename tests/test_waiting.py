@@ -21,7 +21,6 @@ MEANT = {
     "perf/cleaner.py": "a disk that is slow",
     "perf/screen_child.py": "the pace of a measured stream",
     "perf/soak.py": "the pace of measured clients",
-    "tui/conftest.py": "looks at a terminal again, by a process each time",
 }
 
 

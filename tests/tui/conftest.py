@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import inspect
 import json
 import os
 import re
@@ -30,12 +31,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from textual.app import App
 from textual.pilot import Pilot
+from textual.screen import Screen
 from textual.strip import Strip
+from textual.widget import Widget
 
+from tests.waiting import wait_until
 from tui.app import ChatApp
 from tui.chat.store import Store
 from tui.home import Home
+from tui.paint.theme import DARK
 from tui.talk.client import ChatClient
 from tui.talk.connection import ConnectOptions, Connector
 from tui.talk.models import ModelCatalog
@@ -319,11 +325,11 @@ def in_client() -> Callable[[str, Callable[[ChatClient], Awaitable[Any]]], Any]:
     return call
 
 
-class Terminal:
-    """The app in a terminal in memory, with the actions of a user."""
+class Screenful:
+    """An app in a terminal in memory, with the keys of a user."""
 
-    def __init__(self, app: ChatApp, pilot: Pilot[None]) -> None:
-        self.app = app
+    def __init__(self, app: App[None], pilot: Pilot[None]) -> None:
+        self._any_app = app
         self.pilot = pilot
 
     async def type(self, text: str) -> None:
@@ -334,24 +340,42 @@ class Terminal:
     async def press(self, *keys: str) -> None:
         await self.pilot.press(*keys)
 
-    async def ask(self, text: str) -> None:
-        self.composer.write(text)
-        await self.pilot.press("enter")
-
     async def until(self, is_so: Callable[[], bool]) -> None:
         """Wait for a condition."""
         async with asyncio.timeout(PATIENCE):
             while not is_so():
-                await self.pilot.pause(0.02)
-
-    async def until_ready(self) -> None:
-        await self.until(lambda: "Ready" in self.status)
+                await self.pilot.pause()
 
     async def until_shown(self, text: str) -> None:
         try:
             await self.until(lambda: text in self.screen)
         except TimeoutError:
             raise AssertionError(f"{text!r} never appeared on\n{self.screen}") from None
+
+    @property
+    def strips(self) -> list[Strip]:
+        """Every line of the screen. Textual has no public way to ask for them."""
+        return self._any_app.screen._compositor.render_strips(self._any_app.size)
+
+    @property
+    def screen(self) -> str:
+        """Every line of the screen, as text."""
+        return "\n".join(strip.text.rstrip() for strip in self.strips)
+
+
+class Terminal(Screenful):
+    """The chat."""
+
+    def __init__(self, app: ChatApp, pilot: Pilot[None]) -> None:
+        super().__init__(app, pilot)
+        self.app = app
+
+    async def ask(self, text: str) -> None:
+        self.composer.write(text)
+        await self.pilot.press("enter")
+
+    async def until_ready(self) -> None:
+        await self.until(lambda: "Ready" in self.status)
 
     @property
     def composer(self) -> Composer:
@@ -368,16 +392,6 @@ class Terminal:
     @property
     def messages(self) -> list[str]:
         return [view.message.text for view in self.views]
-
-    @property
-    def strips(self) -> list[Strip]:
-        """Every line of the screen. Textual has no public way to ask for them."""
-        return self.app.screen._compositor.render_strips(self.app.size)
-
-    @property
-    def screen(self) -> str:
-        """Every line of the screen, as text."""
-        return "\n".join(strip.text.rstrip() for strip in self.strips)
 
 
 class Window:
@@ -543,10 +557,17 @@ class Pane:
 
     def until(self, is_so: Callable[[str], bool]) -> str:
         """Wait for a condition on the screen, and return the screen."""
-        deadline = time.monotonic() + self._PATIENCE
-        while not is_so(screen := self.screen):
-            assert time.monotonic() < deadline, screen
-            time.sleep(0.03)  # each look runs a process
+        screen = ""
+
+        def look() -> bool:
+            nonlocal screen
+            screen = self.screen
+            return is_so(screen)
+
+        try:
+            wait_until(look, self._PATIENCE)
+        except AssertionError:
+            raise AssertionError(screen) from None
         return screen
 
     def until_shown(self, words: str) -> str:
@@ -575,7 +596,54 @@ class Pane:
         ).stdout.rstrip("\n")
 
 
+class Host(App[None]):
+    """The smallest app with the chat's style sheet: one widget or one dialog in it."""
+
+    CSS_PATH = inspect.getfile(ChatApp).replace(".py", ".tcss")
+
+    def __init__(self, content: Widget) -> None:
+        super().__init__()
+        self.register_theme(DARK)
+        self.theme = DARK.name
+        self._content = content
+        self.results: list[Any] = []  # of a dialog that has been closed
+
+    def on_mount(self) -> None:
+        if isinstance(self._content, Screen):
+            self.push_screen(self._content, self.results.append)
+        else:
+            self.mount(self._content)
+
+
+class Hosted(Screenful):
+    """A host's screen."""
+
+    def __init__(self, app: Host, pilot: Pilot[None]) -> None:
+        super().__init__(app, pilot)
+        self.app = app
+
+
 Story = Callable[[Terminal], Awaitable[None]]
+
+
+@pytest.fixture
+def host() -> Callable[..., None]:
+    """Runs a story with one widget or one dialog, without the rest of the chat."""
+
+    def run(
+        story: Callable[[Hosted], Awaitable[None]],
+        content: Widget,
+        *,
+        size: tuple[int, int] = (100, 30),
+    ) -> None:
+        async def play() -> None:
+            app = Host(content)
+            async with app.run_test(size=size) as pilot:
+                await story(Hosted(app, pilot))
+
+        asyncio.run(play())
+
+    return run
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ from tui.home import Home
 if TYPE_CHECKING:
     from conftest import FakeServer, Pane, Terminal
 
+pytestmark = pytest.mark.slow
+
 OSC_52 = "52;c;b3duZWQ="  # "owned", for the clipboard
 HOSTILE: dict[str, str] = {
     # Escape sequences, in seven bits
@@ -107,7 +109,7 @@ def is_harmless(character: str) -> bool:
     "names",
     [
         pytest.param(SHORT, id="short"),
-        pytest.param(LONG, id="long", marks=pytest.mark.slow),
+        pytest.param(LONG, id="long"),
     ],
 )
 def test_no_answer_puts_anything_harmful_on_the_screen(
@@ -148,10 +150,7 @@ STATE = (
     "|#{scroll_region_upper}-#{scroll_region_lower}|#{mouse_any_flag}|#{mouse_all_flag}"
     "|#{pane_tabs}|#{window_bell_flag}|#{pane_width}x#{pane_height}"
 )
-IN_TMUX = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed"),
-]
+needs_tmux = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 
 
 def obedient(pane: "Pane") -> None:
@@ -180,14 +179,13 @@ def frame(screen: str) -> list[str]:
     return [*lines[-4:-1], *lines[-1].split()[:1]]
 
 
-@pytest.mark.parametrize("_", [pytest.param(0, marks=IN_TMUX, id="tmux")])
+@needs_tmux
 def test_no_answer_controls_the_terminal(
     pane: "Pane",
     server: "FakeServer",
     scripts: SimpleNamespace,
     home: Home,
     tmp_path: Path,
-    _: int,
 ) -> None:
     obedient(pane)
     pane.open("--url", server.url)
@@ -226,8 +224,8 @@ def sequences(written: Path) -> set[str]:
     )
 
 
-@pytest.mark.parametrize("_", [pytest.param(0, marks=IN_TMUX, id="tmux")])
-def test_the_same_terminal_obeys_unfiltered_output(pane: "Pane", tmp_path: Path, _: int) -> None:
+@needs_tmux
+def test_the_same_terminal_obeys_unfiltered_output(pane: "Pane", tmp_path: Path) -> None:
     obedient(pane)
     harm = tmp_path / "harm"
     harm.write_text(

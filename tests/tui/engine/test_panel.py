@@ -1,6 +1,7 @@
 """The engine panel in a terminal, with a scripted server."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -8,13 +9,15 @@ import pytest
 from textual.widgets import Static
 
 from tui.engine import panel
-from tui.engine.panel import STRIP, EnginePanel
+from tui.engine.page_watch import PageWatch
+from tui.engine.panel import STRIP, EnginePanel, PanelInput
 from tui.engine.placement import EngineScreen
+from tui.talk.client import ChatClient
 from tui.talk.engine_client import EngineClient
 from tui.talk.engine_state import EngineStats
 
 if TYPE_CHECKING:
-    from conftest import FakeServer, Terminal
+    from conftest import FakeServer, Hosted, Terminal
 
 Run = Callable[..., None]
 PAGES = "p2a3s1c4f6"
@@ -177,14 +180,34 @@ def test_in_a_narrow_window_a_strip_leaves_the_chat_in_sight(
     terminal(story, size=(80, 24))
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
-def test_a_server_without_an_engine_is_reported(terminal: Run, size: tuple[int, int]) -> None:
-    async def story(t: "Terminal") -> None:
-        await t.press("f4")
+@pytest.fixture
+def panel_alone(host: Run, server: "FakeServer") -> Run:
+    """Runs a story with the panel of the fake server, without a chat."""
+
+    def run(story: Callable[["Hosted"], Awaitable[None]]) -> None:
+        shown = PanelInput(None, None, None)
+        watch = PageWatch(lambda: shown.engine)
+
+        async def connected(t: "Hosted") -> None:
+            nonlocal shown
+            async with ChatClient(server.url) as client:
+                shown = PanelInput(client.engine, None, None)
+                watching = asyncio.create_task(watch.run())
+                await story(t)
+                watching.cancel()
+                await t.app.query(EnginePanel).remove()
+
+        host(connected, EnginePanel(lambda: shown, watch), size=(50, 40))
+
+    return run
+
+
+def test_a_server_without_an_engine_is_reported(panel_alone: Run) -> None:
+    async def story(t: "Hosted") -> None:
         await t.until_shown("does not report its")
         assert "shared" not in t.screen
 
-    terminal(story, size=size)
+    panel_alone(story)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
@@ -230,7 +253,7 @@ def polls(monkeypatch: pytest.MonkeyPatch) -> list[EngineStats]:
 
 
 def test_an_engine_that_does_nothing_is_asked_again_when_a_page_changes(
-    terminal: Run,
+    panel_alone: Run,
     server: "FakeServer",
     scripts: SimpleNamespace,
     polls: list[EngineStats],
@@ -242,27 +265,27 @@ def test_an_engine_that_does_nothing_is_asked_again_when_a_page_changes(
     shows_engine(server, scripts, begins, delta)
     server.engine["/api/v1/kv/stats"] = scripts.engine_stats()
 
-    async def story(t: "Terminal") -> None:
-        await t.press("f4")
+    async def story(t: "Hosted") -> None:
         await t.until_shown("▲▲■■■◆□□□□······")
         await t.until_shown("running 0")
         num_polls = 0
         while num_polls < len(polls):
             num_polls = len(polls)
             assert num_polls < 1000, "it is polled all the time"
-            await t.pilot.pause(0.5)
+            for _ in range(20):
+                await t.pilot.pause()
         server.engine["/api/v1/kv/stats"] = scripts.engine_stats(running=1)
         begins.open()
         await t.until_shown("running 1")
         num_polls = len(polls)
         await t.until(lambda: len(polls) > num_polls + 5)
 
-    terminal(story, size=(120, 40))
+    panel_alone(story)
 
 
 @pytest.mark.usefixtures("polls")
 def test_a_sparkline_goes_on_at_the_same_speed_while_the_engine_is_asked_less_often(
-    terminal: Run,
+    panel_alone: Run,
     server: "FakeServer",
     scripts: SimpleNamespace,
     monkeypatch: pytest.MonkeyPatch,
@@ -270,8 +293,7 @@ def test_a_sparkline_goes_on_at_the_same_speed_while_the_engine_is_asked_less_of
     monkeypatch.setattr(panel, "QUIET_POLL_SECONDS", 2)  # 200 polls, of which 60 are shown
     shows_engine(server, scripts)
 
-    async def story(t: "Terminal") -> None:
-        await t.press("f4")
+    async def story(t: "Hosted") -> None:
         await t.until(lambda: "█" in now(t))
         nothing = {"prefill": 0.0, "generation": 0.0}
         stats = scripts.engine_stats() | {"tokens_per_second": nothing}
@@ -279,7 +301,7 @@ def test_a_sparkline_goes_on_at_the_same_speed_while_the_engine_is_asked_less_of
         await t.until(lambda: "running 0" in now(t))
         await t.until(lambda: "█" not in now(t))
 
-    def now(t: "Terminal") -> str:
+    def now(t: "Hosted") -> str:
         return "".join(str(one.content) for one in t.app.screen.query("#now").results(Static))
 
-    terminal(story, size=(120, 40))
+    panel_alone(story)

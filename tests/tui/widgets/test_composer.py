@@ -3,6 +3,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from textual.app import App, ComposeResult
+from textual.events import Paste
 from textual.pilot import Pilot
 
 from tui.widgets import composer
@@ -72,6 +73,23 @@ def test_sent_text_is_cleaned() -> None:
     write(story)
 
 
+def test_an_empty_message_is_not_sent() -> None:
+    async def story(desk: Desk, pilot: Pilot[None]) -> None:
+        await pilot.press("space", "ctrl+j", "space", "enter")
+        assert desk.sent == []
+
+    write(story)
+
+
+def test_pasted_text_is_cleaned() -> None:
+    async def story(desk: Desk, pilot: Pilot[None]) -> None:
+        desk.composer.post_message(Paste("one\r\n\x1b[31mtwo\u202e"))
+        await pilot.pause()
+        assert desk.composer.text == "one\n␛[31mtwo⟨U+202E⟩"
+
+    write(story)
+
+
 def test_history_keeps_the_draft_and_stops_at_its_ends() -> None:
     async def story(desk: Desk, pilot: Pilot[None]) -> None:
         desk.composer.use_history(["one", "two"])
@@ -115,7 +133,7 @@ def test_the_cursor_blinks_for_a_while_after_a_key(monkeypatch: pytest.MonkeyPat
     async def story(desk: Desk, pilot: Pilot[None]) -> None:
         async def until_still() -> None:
             while desk.composer.cursor_blink:
-                await pilot.pause(0.01)
+                await pilot.pause()
 
         assert desk.composer.cursor_blink
         await until_still()

@@ -15,7 +15,9 @@ from tui.talk.server_process import ServerProcess
 from tui.widgets.models_dialog import ModelsDialog
 
 if TYPE_CHECKING:
-    from conftest import FakeServer, Terminal
+    from conftest import FakeServer, Hosted, Terminal
+
+Run = Callable[..., None]
 
 FOUND = [
     Model("mini", ModelOrigin.BUNDLED, 10_000_000, True, 90_000),
@@ -77,6 +79,10 @@ class OwnServer(Connector):
         return ServerProcess([sys.executable, "-c", f"{script}; sys.stdin.read()"], real.log)
 
 
+def dialog(models: Machine) -> ModelsDialog:
+    return ModelsDialog(["mini"], "mini", models)
+
+
 @pytest.fixture
 def ours(server: "FakeServer", home: Home) -> OwnServer:
     server.models = ["mini"]
@@ -84,12 +90,8 @@ def ours(server: "FakeServer", home: Home) -> OwnServer:
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
-def test_models_are_shown_with_size_context_and_verdict(
-    play: Callable[..., None], ours: OwnServer, size: tuple[int, int]
-) -> None:
-    async def story(t: "Terminal") -> None:
-        await t.until_ready()
-        await t.ask("/model")
+def test_models_are_shown_with_size_context_and_verdict(host: Run, size: tuple[int, int]) -> None:
+    async def story(t: "Hosted") -> None:
         for words in ("● mini", "0.01 GB", "here", "2.26 GB", "4,000", "↓ 4.61 GB"):
             await t.until_shown(words)
         for words in ("Context", "Good for", "short chats", "a few messages", "too large"):
@@ -97,12 +99,11 @@ def test_models_are_shown_with_size_context_and_verdict(
         await t.until_shown("where 90 GB are free")
         assert len(t.screen.split("\n")) == size[1]
 
-    play(story, ours, size=size, models=Machine(FOUND))
-    ours.stop_server()
+    host(story, dialog(Machine(FOUND)), size=size)
 
 
 def test_selecting_a_local_model_restarts_the_server(
-    play: Callable[..., None], ours: OwnServer, server: "FakeServer"
+    play: Run, ours: OwnServer, server: "FakeServer"
 ) -> None:
     async def story(t: "Terminal") -> None:
         await t.until_ready()
@@ -127,12 +128,10 @@ def test_selecting_a_local_model_restarts_the_server(
     ]
 
 
-def test_a_download_is_paused_and_resumed(play: Callable[..., None], ours: OwnServer) -> None:
+def test_a_download_is_paused_and_resumed(host: Run) -> None:
     machine = Machine(FOUND)
 
-    async def story(t: "Terminal") -> None:
-        await t.until_ready()
-        await t.ask("/model")
+    async def story(t: "Hosted") -> None:
         await t.until_shown("there  ")
         await t.press("down", "down", "enter")
         await t.until_shown("25%")
@@ -142,34 +141,25 @@ def test_a_download_is_paused_and_resumed(play: Callable[..., None], ours: OwnSe
         await t.press("enter")
         await t.until_shown("is downloaded; Enter selects it")
         await t.press("enter")
-        await t.until(lambda: len(ours.commands) == 2)
-        await t.until_ready()
+        await t.until(lambda: bool(t.app.results))
+        assert [model.name for model in t.app.results] == ["a/there"]
 
-    play(story, ours, models=machine)
-    ours.stop_server()
+    host(story, dialog(machine))
     assert machine.downloads == ["a/there", "a/there"]
-    assert "a/there" in ours.commands[1]
 
 
-def test_the_largest_useful_model_is_starred(play: Callable[..., None], ours: OwnServer) -> None:
+def test_the_largest_useful_model_is_starred(host: Run) -> None:
     useful = Model("a/useful", ModelOrigin.SUGGESTED, 2_000_000_000, False, 9000, 40_960)
 
-    async def story(t: "Terminal") -> None:
-        await t.until_ready()
-        await t.ask("/model")
+    async def story(t: "Hosted") -> None:
         await t.until_shown("★ a/useful")
         assert t.screen.count("★") == 2, "its row, and what the star means"
 
-    play(story, ours, models=Machine([*FOUND, useful]))
-    ours.stop_server()
+    host(story, dialog(Machine([*FOUND, useful])))
 
 
-def test_typing_filters_and_escape_clears_before_it_closes(
-    play: Callable[..., None], ours: OwnServer
-) -> None:
-    async def story(t: "Terminal") -> None:
-        await t.until_ready()
-        await t.ask("/model")
+def test_typing_filters_and_escape_clears_before_it_closes(host: Run) -> None:
+    async def story(t: "Hosted") -> None:
         await t.until_shown("huge")
         await t.type("ere a/")
         await t.until(lambda: "huge" not in t.screen)
@@ -177,17 +167,14 @@ def test_typing_filters_and_escape_clears_before_it_closes(
             await t.until_shown(words)
         await t.press("escape")
         await t.until_shown("huge")
-        assert isinstance(t.app.screen, ModelsDialog)
+        assert t.app.results == []
         await t.press("escape")
-        await t.until(lambda: not isinstance(t.app.screen, ModelsDialog))
+        await t.until(lambda: t.app.results == [None])
 
-    play(story, ours, models=Machine(FOUND))
-    ours.stop_server()
+    host(story, dialog(Machine(FOUND)))
 
 
-def test_another_name_is_resolved_downloaded_and_used(
-    play: Callable[..., None], ours: OwnServer
-) -> None:
+def test_another_name_is_resolved_downloaded_and_used(play: Run, ours: OwnServer) -> None:
     machine = Machine(FOUND)
     machine.holds = False
 
@@ -207,14 +194,10 @@ def test_another_name_is_resolved_downloaded_and_used(
     assert "qwen3:4b" in ours.commands[1]
 
 
-def test_a_downloaded_model_is_deleted_on_the_second_press(
-    play: Callable[..., None], ours: OwnServer
-) -> None:
+def test_a_downloaded_model_is_deleted_on_the_second_press(host: Run) -> None:
     machine = Machine(FOUND)
 
-    async def story(t: "Terminal") -> None:
-        await t.until_ready()
-        await t.ask("/model")
+    async def story(t: "Hosted") -> None:
         await t.until_shown("here  ")
         await t.press("ctrl+d")
         await t.until_shown("was not downloaded")  # the bundled one
@@ -227,65 +210,51 @@ def test_a_downloaded_model_is_deleted_on_the_second_press(
         await t.until_shown("a/here was deleted")
         await t.until(lambda: "2.26 GB" not in t.screen)
 
-    play(story, ours, models=machine)
-    ours.stop_server()
+    host(story, dialog(machine))
     assert machine.removed == ["a/here"]
 
 
-def test_a_model_that_the_disk_cannot_hold_is_not_downloaded(
-    play: Callable[..., None], ours: OwnServer
-) -> None:
+def test_a_model_that_the_disk_cannot_hold_is_not_downloaded(host: Run) -> None:
     machine = Machine(FOUND)
     machine.disk_free = 3_000_000_000
 
-    async def story(t: "Terminal") -> None:
-        await t.until_ready()
-        await t.ask("/model")
+    async def story(t: "Hosted") -> None:
         await t.until_shown("there  ")
         await t.press("down", "down", "enter")
         await t.until_shown("needs 4.6 GB of disk, and 3.0 GB are free")
 
-    play(story, ours, models=machine)
-    ours.stop_server()
+    host(story, dialog(machine))
     assert machine.downloads == []
 
 
-def test_a_failed_download_shows_why(play: Callable[..., None], ours: OwnServer) -> None:
+def test_a_failed_download_shows_why(host: Run) -> None:
     machine = Machine(FOUND)
     machine.error = "a/there cannot be downloaded now. Check the connection."
 
-    async def story(t: "Terminal") -> None:
-        await t.until_ready()
-        await t.ask("/model")
+    async def story(t: "Hosted") -> None:
         await t.until_shown("there  ")
         await t.press("down", "down", "enter")
         await t.until_shown("Check the connection")
         assert "0.00 GB" not in t.screen
         assert "paused" not in t.screen
 
-    play(story, ours, models=machine)
-    ours.stop_server()
+    host(story, dialog(machine))
 
 
-def test_a_model_that_is_too_large_is_not_even_downloaded(
-    play: Callable[..., None], ours: OwnServer
-) -> None:
+def test_a_model_that_is_too_large_is_not_even_downloaded(host: Run) -> None:
     machine = Machine(FOUND)
 
-    async def story(t: "Terminal") -> None:
-        await t.until_ready()
-        await t.ask("/model")
+    async def story(t: "Hosted") -> None:
         await t.until_shown("huge  ")
         await t.press("down", "down", "down", "enter")
         await t.until_shown("too large for this machine's memory: it needs 45.0 GB")
 
-    play(story, ours, models=machine)
-    ours.stop_server()
+    host(story, dialog(machine))
     assert machine.downloads == []
 
 
 def test_a_named_model_is_downloaded_while_the_old_one_goes_on(
-    play: Callable[..., None], ours: OwnServer, server: "FakeServer"
+    play: Run, ours: OwnServer, server: "FakeServer"
 ) -> None:
     machine = Machine(FOUND)
 
@@ -316,7 +285,7 @@ def test_a_named_model_is_downloaded_while_the_old_one_goes_on(
     ],
 )
 def test_a_model_that_cannot_be_had_leaves_the_old_one_running(
-    play: Callable[..., None],
+    play: Run,
     ours: OwnServer,
     server: "FakeServer",
     name: str,
@@ -342,7 +311,7 @@ def test_a_model_that_cannot_be_had_leaves_the_old_one_running(
 
 
 def test_a_model_that_does_not_start_gives_way_to_the_one_before(
-    play: Callable[..., None], ours: OwnServer, server: "FakeServer"
+    play: Run, ours: OwnServer, server: "FakeServer"
 ) -> None:
     ours.fails_with = "a/here"
 
@@ -363,7 +332,7 @@ def test_a_model_that_does_not_start_gives_way_to_the_one_before(
 
 
 def test_a_server_started_elsewhere_offers_only_its_own_models(
-    terminal: Callable[..., None],
+    terminal: Run,
 ) -> None:
     async def story(t: "Terminal") -> None:
         await t.ask("/model")
