@@ -15,12 +15,10 @@ from textual.fuzzy import Matcher
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command. `action` names the app's method `action_<action>`."""
+    """One command. The app knows its handler by its name."""
 
     name: str  # after the slash
-    title: str
     help: str
-    action: str
     keys: tuple[str, ...] = ()
     argument: str = ""  # a placeholder for the help; empty: takes no argument
 
@@ -30,123 +28,30 @@ class Command:
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("new", "New chat", "Start a new chat; this one is saved", "new_chat", ("ctrl+n",)),
-    Command("stop", "Stop", "Stop the answer; keep the text so far", "stop", ("escape",)),
-    Command(
-        "retry",
-        "Retry",
-        "Regenerate the answer, or reconnect",
-        "retry",
-        ("ctrl+r",),
-    ),
-    Command(
-        "continue",
-        "Continue",
-        "Continue a stopped or cut-off answer",
-        "continue_answer",
-    ),
-    Command(
-        "compact",
-        "Compact",
-        "Summarise the start to free context",
-        "compact",
-    ),
-    Command(
-        "edit",
-        "Edit",
-        "Edit and resend your last message",
-        "edit_last",
-    ),
-    Command(
-        "previous",
-        "Previous version",
-        "Show the previous version of a message",
-        "sibling(-1)",
-        ("alt+left",),
-    ),
-    Command(
-        "next",
-        "Next version",
-        "Show the next version of a message",
-        "sibling(1)",
-        ("alt+right",),
-    ),
-    Command("chats", "Chats", "Open or search earlier chats", "chats", ("ctrl+o",)),
-    Command(
-        "find",
-        "Find in this chat",
-        "Find text; repeat for the previous match",
-        "find",
-        ("f5",),
-        "TEXT",
-    ),
-    Command("rename", "Rename", "Rename this chat", "rename", (), "TITLE"),
-    Command(
-        "system",
-        "System prompt",
-        "Set the system prompt; `off` removes it",
-        "system",
-        (),
-        "[TEXT|off]",
-    ),
-    Command(
-        "set",
-        "Sampling",
-        "Set temperature, seed …; `off` resets",
-        "set_sampling",
-        (),
-        "[NAME VALUE]",
-    ),
-    Command(
-        "attach",
-        "Attach a file",
-        "Add a text file's contents to the message",
-        "attach",
-        (),
-        "FILE",
-    ),
-    Command(
-        "editor",
-        "Editor",
-        "Write the message in $EDITOR",
-        "editor",
-        ("ctrl+g",),
-    ),
-    Command(
-        "thinking",
-        "Thinking",
-        "Show or hide the model's thinking",
-        "thinking",
-        ("ctrl+t",),
-    ),
-    Command("copy", "Copy the answer", "Copy the last answer as Markdown", "copy", ("f3",)),
-    Command(
-        "code",
-        "Copy code",
-        "Copy a code block, by default the last",
-        "copy_code",
-        (),
-        "[NUMBER]",
-    ),
-    Command(
-        "export",
-        "Export",
-        "Save this chat as Markdown or JSON",
-        "export",
-        (),
-        "[json] [FILE]",
-    ),
-    Command("model", "Model", "Choose or download a model", "model", (), "[NAME]"),
-    Command(
-        "engine",
-        "Engine",
-        "Show cache pages, queue, speed and memory",
-        "engine",
-        ("f4",),
-    ),
-    Command("theme", "Theme", "Switch between light and dark", "theme", ("f2",)),
-    Command("help", "Keys and commands", "Show all keys and commands", "help", ("f1",)),
-    Command("quit", "Quit", "Quit, and stop the server started here", "quit", ("ctrl+q",)),
+    Command("new", "Start a new chat; this one is saved", ("ctrl+n",)),
+    Command("stop", "Stop the answer; keep the text so far", ("escape",)),
+    Command("retry", "Regenerate the answer, or reconnect", ("ctrl+r",)),
+    Command("continue", "Continue a stopped or cut-off answer"),
+    Command("compact", "Summarise the start to free context"),
+    Command("edit", "Edit and resend your last message"),
+    Command("previous", "Show the previous version of a message", ("alt+left",)),
+    Command("next", "Show the next version of a message", ("alt+right",)),
+    Command("chats", "Open or search earlier chats", ("ctrl+o",)),
+    Command("find", "Find text; repeat for the previous match", ("f5",), "TEXT"),
+    Command("rename", "Rename this chat", (), "TITLE"),
+    Command("system", "Set the system prompt; `off` removes it", (), "[TEXT|off]"),
+    Command("set", "Set temperature, seed …; `off` resets", (), "[NAME VALUE]"),
+    Command("attach", "Add a text file's contents to the message", (), "FILE"),
+    Command("editor", "Write the message in $EDITOR", ("ctrl+g",)),
+    Command("thinking", "Show or hide the model's thinking", ("ctrl+t",)),
+    Command("copy", "Copy the last answer as Markdown", ("f3",)),
+    Command("code", "Copy a code block, by default the last", (), "[NUMBER]"),
+    Command("export", "Save this chat as Markdown or JSON", (), "[json] [FILE]"),
+    Command("model", "Choose or download a model", (), "[NAME]"),
+    Command("engine", "Show cache pages, queue, speed and memory", ("f4",)),
+    Command("theme", "Switch between light and dark", ("f2",)),
+    Command("help", "Show all keys and commands", ("f1",)),
+    Command("quit", "Quit, and stop the server started here", ("ctrl+q",)),
 )
 
 COMPOSER_KEYS: tuple[tuple[str, str], ...] = (
@@ -180,6 +85,10 @@ def matching(typed: str, commands: Iterable[Command] = COMMANDS) -> list[Command
     return [c for score, c in sorted(scored, key=lambda pair: -pair[0]) if score > 0]
 
 
+def command_named(name: str) -> Command:
+    return next(command for command in COMMANDS if command.name == name)
+
+
 def parse(line: str) -> tuple[Command, str] | None:
     """The command and its argument if the line is a command, such as `/export json`."""
     if not line.startswith("/"):
@@ -198,16 +107,6 @@ def key_words(key: str) -> str:
     """A key as printed on a keyboard: `ctrl+n` becomes Ctrl+N."""
     names = {"escape": "Esc", "pageup": "PageUp", "pagedown": "PageDown"}
     return "+".join(names.get(part, part.capitalize()) for part in key.split("+"))
-
-
-def markdown_table() -> str:
-    """The commands as a Markdown table, for docs/terminal.md."""
-    rows = ["| Command | Key | What it does |", "|---|---|---|"]
-    for command in COMMANDS:
-        keys = ", ".join(key_words(key) for key in command.keys)
-        usage = command.usage.replace("|", "\\|")
-        rows.append(f"| `{usage}` | {keys} | {command.help} |")
-    return "\n".join(rows)
 
 
 def _score(matcher: Matcher, typed: str, command: Command) -> float:

@@ -183,7 +183,7 @@ def _status(app: ChatApp) -> str:
 
 
 async def _show_panel(app: ChatApp) -> None:
-    app.call_later(app.action_engine)
+    app.call_later(app.action_command, "engine")
     await _until(
         lambda: any("KV cache" in str(one.content) for one in app.query("#now").results(Static))
     )

@@ -89,7 +89,7 @@ async def _with_the_engine(app: ChatApp, pilot: Pilot[object]) -> None:
 async def _with_the_models(app: ChatApp, pilot: Pilot[object]) -> None:
     await pilot.press("ctrl+o", "enter")
     await until(lambda: bool(app.window.transcript.views))
-    app.action_model()
+    await app.run_action("command('model')")
     await until(lambda: any("↓" in row for row in _rows(app)))  # those that can be downloaded
 
 

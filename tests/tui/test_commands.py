@@ -2,14 +2,16 @@ import pytest
 from textual.binding import Binding
 
 from tui.app import ChatApp
+from tui.chat.store import Store
 from tui.commands import (
     COMMANDS,
     key_words,
     looks_like_command,
-    markdown_table,
     matching,
     parse,
 )
+from tui.home import Home
+from tui.talk.connection import ConnectOptions, Connector
 from tui.widgets.composer import Composer
 
 
@@ -20,9 +22,11 @@ def test_names_and_keys_are_unique() -> None:
     assert len(set(keys)) == len(keys)
 
 
-def test_every_command_has_an_action() -> None:
-    for command in COMMANDS:
-        assert hasattr(ChatApp, "action_" + command.action.partition("(")[0]), command
+def test_every_command_has_a_handler(home: Home) -> None:
+    store = Store.in_memory()
+    app = ChatApp(Connector(ConnectOptions(url="http://127.0.0.1:1"), home), store, home)
+    assert set(app.handlers) == {command.name for command in COMMANDS}
+    store.close()
 
 
 def test_every_key_is_bound_to_its_command() -> None:
@@ -32,7 +36,9 @@ def test_every_key_is_bound_to_its_command() -> None:
         if isinstance(binding, Binding)
         for key in binding.key.split(",")
     }
-    assert bound == {key: command.action for command in COMMANDS for key in command.keys}
+    assert bound == {
+        key: f"command('{command.name}')" for command in COMMANDS for key in command.keys
+    }
 
 
 def test_no_key_of_a_command_is_a_key_of_the_composer() -> None:
@@ -98,12 +104,6 @@ def test_keys_are_written_as_on_the_keyboard() -> None:
     assert [key_words(key) for key in ("ctrl+n", "escape", "f1", "alt+left")] == [
         *("Ctrl+N", "Esc", "F1", "Alt+Left"),
     ]
-
-
-def test_the_table_names_every_command() -> None:
-    table = markdown_table()
-    assert all(f"`/{command.name}" in table for command in COMMANDS)
-    assert len({line.replace("\\|", "").count("|") for line in table.splitlines()}) == 1
 
 
 def test_the_help_of_every_command_fits_into_a_narrow_window() -> None:

@@ -8,7 +8,7 @@ One operation at a time (`Operations`); messages sent meanwhile wait in the queu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +16,7 @@ from tui.actions.server_link import ServerLink
 from tui.actions.shortening import FULL, Shortening
 from tui.chat.context import ContextUse
 from tui.chat.live_answer import AnswerPhase, LiveAnswer
-from tui.chat.messages import Role, State, StoredMessage
+from tui.chat.messages import CAN_CONTINUE, Role, State, StoredMessage
 from tui.chat.open_chat import OpenChat
 from tui.chat.operations import Operation, Operations
 from tui.chat.progress import stage_words, watch_progress
@@ -40,14 +40,11 @@ class Answering:
         open_chat: OpenChat,
         link: ServerLink,
         window: ChatWindow,
-        run: Callable[[Coroutine[None, None, None]], object],
-        show_header: Callable[[], None],
     ) -> None:
         self._open_chat = open_chat
         self._link = link
         self._window = window
-        self._operations = Operations(run)
-        self._show_header = show_header
+        self._operations = Operations(partial(window.run_worker, group="operation"))
         self._queue: list[str] = []
         self._has_reported_unsaved = False
         self._shortening = Shortening(open_chat, link, window)
@@ -55,7 +52,7 @@ class Answering:
         # An answer whose server ended, or a question that came while there was none.
         self._lost: StoredMessage | None = None
         self._request_ids: dict[int, str] = {}  # chat id -> the server's id of its last answer
-        self.is_thinking_open = False
+        self._is_thinking_open = False
         self.sampling = Sampling()
 
     @property
@@ -101,6 +98,32 @@ class Answering:
             )
         else:
             self.run(operation)
+
+    def continue_last(self) -> None:
+        path = self._open_chat.path
+        if path and path[-1].state in CAN_CONTINUE and path[-1].text:
+            self.run_when_connected(partial(self.continue_answer, path[-1]))
+        else:
+            self._window.notify(
+                "Nothing to continue: the last answer was not stopped or cut off.", markup=False
+            )
+
+    def compact(self) -> None:
+        """Put a summary in place of the oldest messages."""
+        if self._open_chat.path:
+            self.run_when_connected(self._compact)
+        else:
+            self._window.notify("This chat is empty: send a message first.", markup=False)
+
+    def go_on(self) -> None:
+        """Continue a full chat without its oldest messages."""
+        if self.is_full and not self.is_answering:
+            self.run_when_connected(self._go_on_shorter)
+
+    def toggle_thinking(self) -> None:
+        is_open = self._is_thinking_open = not self._is_thinking_open
+        for view in self._window.transcript.answers():
+            view.open_thinking(is_open=is_open)
 
     def stop(self) -> None:
         """Stop the running answer and keep its text so far."""
@@ -168,13 +191,11 @@ class Answering:
             self._window.composer.focus()
         await self._follow(LiveAnswer(message, pieces, self._save), connection)
 
-    async def go_on_shorter(self) -> None:
-        """Ask the last question again, without the oldest messages."""
+    async def _go_on_shorter(self) -> None:
         if await self._shortening.leave_out_oldest():
             await self._shortened()
 
-    async def compact(self) -> None:
-        """Put a summary in place of the oldest messages."""
+    async def _compact(self) -> None:
         if await self._shortening.summarise():
             await self._shortened()
         self.show_ready()
@@ -225,7 +246,7 @@ class Answering:
         assert isinstance(view, AnswerView), "the answer was just added"
         self._has_reported_unsaved = False
         view.follow(answer)
-        view.open_thinking(is_open=self.is_thinking_open)
+        view.open_thinking(is_open=self._is_thinking_open)
         window.transcript.follow()
         ticker = window.set_interval(1 / _FRAMES_PER_SECOND, partial(self._tick, answer, view))
         watching = asyncio.create_task(watch_progress(connection.client.engine, answer))
@@ -309,7 +330,13 @@ class Answering:
         if use.is_nearly_full:
             words += f" · {use.fraction:.0%} of the context is used · /compact frees it"
         self._window.status.say(words)
-        self._show_header()
+        self.show_header()
+
+    def show_header(self) -> None:
+        """Show the model, how much of its context the chat takes, and what was set."""
+        system = ["with a system prompt"] if self._open_chat.system else []
+        settings = [*system, self.sampling.words]
+        self._window.show_header(self._link.model, self.context_use, self._link.address, settings)
 
     @property
     def context_use(self) -> ContextUse | None:

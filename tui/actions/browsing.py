@@ -5,29 +5,40 @@ Every change is an operation, so it stops the running answer first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+
+from textual.message import Message as Event
 
 from tui.actions.answering import Answering
+from tui.actions.draft import Draft
+from tui.chat.export import export, file_name, target
 from tui.chat.open_chat import OpenChat
-from tui.widgets.dialogs import ChatChoice
+from tui.widgets.dialogs import ChatChoice, ChatsDialog
 from tui.widgets.window import ChatWindow
+
+FIND = "/find "  # the start of the command that searches
 
 
 class Browsing:
-    """`opened` is called after another chat or branch was opened."""
+    """Acts on the open chat. `exports` is the folder for chats that are saved without a file name."""
+
+    class Opened(Event):
+        """Another chat or branch was opened. Posted by the window."""
 
     def __init__(
         self,
         open_chat: OpenChat,
         answering: Answering,
+        draft: Draft,
         window: ChatWindow,
-        opened: Callable[[], None],
+        exports: Path,
     ) -> None:
         self._open_chat = open_chat
         self._answering = answering
+        self._draft = draft
         self._window = window
-        self._opened = opened
+        self._exports = exports
         self._found = ("", 0)  # the text searched for last, and the message in which it was found
 
     def new(self) -> None:
@@ -37,6 +48,16 @@ class Browsing:
         """Open the chosen chat; None: nothing was chosen."""
         if choice is not None:
             self._answering.run(partial(self._open, choice))
+
+    async def open_last(self) -> None:
+        if chats := await self._open_chat.chats():
+            self.open(ChatChoice(chats[0].id))
+
+    async def show_chats(self) -> None:
+        """List the chats. Raises StoreError."""
+        chats = await self._open_chat.chats()
+        dialog = ChatsDialog(chats, self._open_chat.search, self.delete)
+        self._window.app.push_screen(dialog, self.open)
 
     def show_branch(self, message_id: int) -> None:
         self._answering.run(partial(self._show_branch, message_id))
@@ -49,14 +70,51 @@ class Browsing:
                 self.show_branch(message_id)
                 return
 
-    def rename(self, title: str) -> None:
-        self._answering.run(partial(self._rename, title))
+    def rename(self, title: str = "") -> None:
+        if self._has_messages():
+            if title:
+                self._answering.run(partial(self._rename, title))
+            else:
+                self._draft.begin("/rename ")
 
-    def set_system(self, text: str) -> None:
-        self._answering.run(partial(self._set_system, text))
+    def set_system(self, text: str = "") -> None:
+        """Set the system prompt; without a text, put the current one into the composer."""
+        if text:
+            self._answering.run(partial(self._set_system, "" if text == "off" else text))
+        else:
+            self._draft.begin(f"/system {self._open_chat.system}")
 
-    async def find(self, words: str) -> bool:
-        """Go to the newest message with this text; repeated, to the previous one. False: no match."""
+    def export(self, argument: str = "") -> None:
+        chat = self._open_chat.chat
+        if not self._has_messages() or chat is None:
+            return
+        kind, to = target(argument)
+        to = self._exports / file_name(chat, kind) if to is None else to
+        try:
+            export(chat, self._open_chat.path, kind, to)
+        except OSError as error:
+            self._window.notify(
+                f"Export failed: {error}. Choose another file.", severity="error", markup=False
+            )
+        else:
+            self._window.notify(f"Exported to {to}", markup=False)
+
+    def _has_messages(self) -> bool:
+        """Says so, if it has none."""
+        if self._open_chat.chat is None:
+            self._window.notify("This chat is empty: send a message first.", markup=False)
+        return self._open_chat.chat is not None
+
+    async def find(self, words: str = "") -> None:
+        """Go to the newest message with this text; repeated, to the previous one."""
+        if not words:
+            self._draft.begin(FIND)
+        elif await self._find(words):
+            self._draft.begin(f"{FIND}{words}")  # Enter goes to the previous match
+        else:
+            self._window.notify("No match in this chat.", markup=False)
+
+    async def _find(self, words: str) -> bool:
         sought = words.casefold()
         found = [m.id for m in reversed(self._open_chat.path) if sought in m.text.casefold()]
         if not found:
@@ -90,17 +148,17 @@ class Browsing:
 
     async def _new(self) -> None:
         self._open_chat.new()
-        self._opened()
+        self._window.post_message(self.Opened())
         await self._window.show(self._open_chat)
         self._window.status.show_stats(())
         self._answering.show_ready()
-        # Behind the focus that Textual moves when the widget that had it is removed.
+        # After the focus that Textual moves when the widget that had it is removed.
         self._window.call_after_refresh(self._window.composer.focus)
 
     async def _open(self, choice: ChatChoice) -> None:
         window = self._window
         await self._open_chat.open(choice.chat_id, choice.message_id)
-        self._opened()
+        self._window.post_message(self.Opened())
         self._answering.show_ready()
         await window.show(self._open_chat, choice.message_id)
         view = None if choice.message_id is None else window.transcript.view(choice.message_id)
@@ -112,7 +170,7 @@ class Browsing:
 
     async def _show_branch(self, message_id: int) -> None:
         await self._open_chat.show_branch(message_id)
-        self._opened()
+        self._window.post_message(self.Opened())
         await self._window.show(self._open_chat)
         view = self._window.transcript.view(message_id)
         if view is not None:
@@ -124,4 +182,4 @@ class Browsing:
 
     async def _set_system(self, text: str) -> None:
         await self._open_chat.set_system(text)
-        self._opened()
+        self._window.post_message(self.Opened())

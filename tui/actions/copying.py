@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from textual.app import App
 
+from tui.actions.answering import Answering
 from tui.actions.clipboard import put_in_clipboard
 from tui.chat.messages import StoredMessage
 from tui.paint.markdown import code_blocks
@@ -12,18 +13,21 @@ from tui.paint.markdown import code_blocks
 class Copying:
     """Shows a notice for everything copied, or if there is nothing to copy."""
 
-    def __init__(self, app: App[None]) -> None:
+    def __init__(self, app: App[None], answering: Answering) -> None:
         self._app = app
+        self._answering = answering
         self._copied = (0, 0)  # a message, and how often one of its blocks was copied in a row
 
     def message(self, message: StoredMessage) -> None:
         put_in_clipboard(self._app, message.text, "message")
 
-    def answer(self, answer: StoredMessage | None) -> None:
+    def answer(self) -> None:
+        answer = self._answering.last_answer
         put_in_clipboard(self._app, "" if answer is None else answer.text, "answer")
 
-    def code(self, answer: StoredMessage | None, number: str) -> None:
-        """Copy the last code block, or the one with this number."""
+    def code(self, number: str = "") -> None:
+        """Copy the last code block of the last answer, or the one with this number."""
+        answer = self._answering.last_answer
         blocks = [] if answer is None else code_blocks(answer.text)
         at = int(number) - 1 if number.isdecimal() else len(blocks) - 1
         if number and not (number.isdecimal() and 0 <= at < len(blocks)):

@@ -48,7 +48,7 @@ class Draft:
         self._window.composer.write(text)
         self._window.composer.focus()
 
-    def attach(self, name: str) -> None:
+    def attach(self, name: str = "") -> None:
         """Put a file's contents into the composer."""
         if not name:
             self.begin("/attach ")

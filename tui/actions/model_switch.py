@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
 
@@ -22,7 +21,7 @@ from tui.widgets.models_dialog import ModelsDialog
 
 
 class ModelSwitch:
-    """`switched` is called after switching to another model of the running server."""
+    """`models` finds and downloads others."""
 
     def __init__(
         self,
@@ -30,18 +29,13 @@ class ModelSwitch:
         link: ServerLink,
         answering: Answering,
         models: ModelCatalog,
-        switched: Callable[[], None],
-        run: Callable[[Coroutine[None, None, None]], object],
     ) -> None:
-        """run: starts a coroutine in the background, in place of the last one"""
         self._app = app
         self._link = link
         self._answering = answering
         self._models = models
-        self._switched = switched
-        self._run = run
 
-    def choose(self, name: str) -> None:
+    def choose(self, name: str = "") -> None:
         """Switch to the model with this name; without a name, show a list."""
         connection = self._link.connection
         served = [] if connection is None else connection.models
@@ -54,7 +48,7 @@ class ModelSwitch:
         elif name in served:
             self._use(Model(name, ModelOrigin.SERVER))
         elif can_change:
-            self._run(self._get_ready(name))
+            self._app.run_worker(self._get_ready(name), group="model", exclusive=True)
         else:
             known = ", ".join(one_line(model, 60) for model in served[:8])
             self._app.notify(f"The server has no such model. It has: {known}.", markup=False)
@@ -70,7 +64,7 @@ class ModelSwitch:
         connection = self._link.connection
         if connection is not None and model.name in connection.models:
             connection.model = model.name
-            self._switched()
+            self._answering.show_header()
         elif model.refusal:
             self._keep(model.refusal)
         else:

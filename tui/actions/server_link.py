@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+
+from textual.message import Message as Event
 
 from tui.talk.connection import ConnectOptions, Connector, ConnectProgress, ServerConnection
 from tui.talk.errors import ChatError
@@ -20,17 +21,16 @@ _RESTART_SECONDS = 60.0  # a server that exits again this soon is not restarted
 class ServerLink:
     """At most one connection at a time."""
 
+    class Connected(Event):
+        """It has connected, or that failed. Posted by the window."""
+
     def __init__(
         self,
         connector: Connector,
         window: ChatWindow,
-        run: Callable[[Coroutine[None, None, None]], object],
-        after: Callable[[], None],
     ) -> None:
         self._connector = connector
         self._window = window
-        self._run = run  # starts a coroutine in the background
-        self._after = after  # called after connecting, successful or not
         self._is_connecting = False
         self._has_failed = False
         self._before: ConnectOptions | None = None  # while another model is being started
@@ -57,14 +57,14 @@ class ServerLink:
         return server is not None and not server.is_running
 
     def has_lost(self, connection: ServerConnection) -> bool:
-        """Whether the server behind this connection is gone."""
+        """Whether the server of this connection is gone."""
         return connection is not self.connection or self._has_exited
 
     def connect(self) -> None:
         """Connect in the background. Does nothing while already connecting."""
         if not self._is_connecting:
             self._is_connecting = True
-            self._run(self._connect())
+            self._window.run_worker(self._connect(), group="connect")
 
     @property
     def can_change_model(self) -> bool:
@@ -135,7 +135,7 @@ class ServerLink:
             window.status.say("Ready")
         finally:
             self._is_connecting = False
-        self._after()
+        self._window.post_message(self.Connected())
 
     async def _fail(self, reason: str) -> None:
         self._has_failed = True

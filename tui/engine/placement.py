@@ -26,7 +26,7 @@ class EngineScreen(Screen[None]):
     """The panel alone, if there is no room for it beside the chat."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "app.engine", "Back to the chat", show=False)
+        Binding("escape", "app.command('engine')", "Back to the chat", show=False)
     ]
 
     def __init__(self, panel: EnginePanel) -> None:

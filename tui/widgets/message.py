@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from typing import ClassVar
 
 from rich.segment import Segment
@@ -44,39 +45,37 @@ _LONG_TEXT = 8_000
 Section = tuple[int, Callable[[int], Strip]]
 
 
+class MessageAct(StrEnum):
+    """What the user may do with a message."""
+
+    EDIT = "edit"
+    RETRY = "retry"
+    COPY = "copy"
+    COPY_CODE = "copy_code"
+
+
 class MessageView(StripView, can_focus=True):
     """The base of questions and answers."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("e", "edit", "Edit"),
-        Binding("r", "retry", "Regenerate"),
+        Binding("e", "choose('edit')", "Edit"),
+        Binding("r", "choose('retry')", "Regenerate"),
         Binding("left", "sibling(-1)", "Previous version"),
         Binding("right", "sibling(1)", "Next version"),
-        Binding("y", "copy", "Copy"),
-        Binding("c", "copy_code", "Copy code"),
+        Binding("y", "choose('copy')", "Copy"),
+        Binding("c", "choose('copy_code')", "Copy code"),
         Binding("end,ctrl+end", "app.scroll_to_end", "Go to the end", show=False),
         Binding("up", "app.focus_message(-1)", "Up", show=False),
         Binding("down", "app.focus_message(1)", "Down", show=False),
     ]
 
-    class MessageEvent(Event):
-        """The user wants to act on a message."""
+    class ActChosen(Event):
+        """The user wants to act on this message."""
 
-        def __init__(self, message: StoredMessage) -> None:
+        def __init__(self, message: StoredMessage, act: MessageAct) -> None:
             super().__init__()
             self.message = message
-
-    class Edit(MessageEvent):
-        """Edit and resend it."""
-
-    class Retry(MessageEvent):
-        """Regenerate the answer."""
-
-    class Copy(MessageEvent):
-        """Copy it to the clipboard."""
-
-    class CopyCode(MessageEvent):
-        """Copy one of its code blocks to the clipboard."""
+            self.act = act
 
     class ShowVersion(Event):
         """The user wants to see another version of a message."""
@@ -96,17 +95,8 @@ class MessageView(StripView, can_focus=True):
             self.message, self.version = message, version
             self.use_palette(self._palette)
 
-    def action_edit(self) -> None:
-        self.post_message(self.Edit(self.message))
-
-    def action_retry(self) -> None:
-        self.post_message(self.Retry(self.message))
-
-    def action_copy(self) -> None:
-        self.post_message(self.Copy(self.message))
-
-    def action_copy_code(self) -> None:
-        self.post_message(self.CopyCode(self.message))
+    def action_choose(self, act: str) -> None:
+        self.post_message(self.ActChosen(self.message, MessageAct(act)))
 
     def action_sibling(self, step: int) -> None:
         message_id = self.version.neighbour(step)

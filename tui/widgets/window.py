@@ -127,6 +127,13 @@ class ChatWindow(Vertical):
         self._is_editing = is_editing
         self._hint()
 
+    def on_descendant_focus(self) -> None:
+        self._hint()
+
+    @on(Transcript.WantsEarlier)
+    async def _show_earlier(self) -> None:
+        await self.transcript.show_earlier(self.palette)
+
     def on_resize(self) -> None:
         self._hint()
         self._show_header()

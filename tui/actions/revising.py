@@ -1,0 +1,90 @@
+"""Sends messages, and revises earlier ones: an edited question or another answer is a new version."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tui.actions.answering import Answering
+from tui.actions.draft import Draft
+from tui.actions.server_link import ServerLink
+from tui.chat.messages import Role, StoredMessage
+from tui.chat.open_chat import OpenChat
+from tui.widgets.window import ChatWindow
+
+
+class Revising:
+    """Owns the question that is being edited, if there is one."""
+
+    def __init__(
+        self,
+        open_chat: OpenChat,
+        link: ServerLink,
+        answering: Answering,
+        draft: Draft,
+        window: ChatWindow,
+    ) -> None:
+        self._open_chat = open_chat
+        self._link = link
+        self._answering = answering
+        self._draft = draft
+        self._window = window
+        self._editing: StoredMessage | None = None
+
+    def send(self, text: str) -> None:
+        """Ask, or resend the question that is being edited."""
+        message = self._draft.with_files(text)
+        if message is None:
+            return
+        if self._editing is None:
+            self._answering.send(message)
+        else:
+            ask = partial(self._answering.ask, message, self._editing)
+            self.end_edit()
+            self._answering.run_when_connected(ask)
+
+    def edit(self, message: StoredMessage) -> None:
+        """Put a question, or the question of an answer, into the composer."""
+        question = self._question(message)
+        if question is not None:
+            self._editing = question
+            self._window.composer.write(question.text)
+            self._window.composer.focus()
+            self._window.hint(is_editing=True)
+
+    def edit_last(self) -> None:
+        if self._open_chat.path:
+            self.edit(self._open_chat.path[-1])
+
+    def end_edit(self) -> bool:
+        """False if nothing was being edited."""
+        was_editing, self._editing = self._editing is not None, None
+        self._window.hint(is_editing=False)
+        return was_editing
+
+    def retry(self, message: StoredMessage) -> None:
+        """Regenerate an answer, or the answer of a question."""
+        question = self._question(message)
+        if question is not None:
+            self._say_what_moves(question)
+            self._answering.run_when_connected(partial(self._answering.reply, question))
+
+    def retry_last(self) -> None:
+        """Regenerate the last answer, or reconnect if there is no server."""
+        if self._link.is_lost:
+            self._link.connect()
+        elif self._open_chat.path:
+            self.retry(self._open_chat.path[-1])
+
+    def _say_what_moves(self, question: StoredMessage) -> None:
+        """Messages after an answer that is regenerated stay with its old version."""
+        path = self._open_chat.path
+        later = len(path) - path.index(question) - 2 if question in path else 0
+        if later > 0:
+            noun = "message stays" if later == 1 else "messages stay"
+            self._window.notify(
+                f"{later} later {noun} with the version before: Alt+Left shows it.", markup=False
+            )
+
+    def _question(self, message: StoredMessage) -> StoredMessage | None:
+        """The message if it is a question, else the question that it answers."""
+        return message if message.role is Role.USER else self._open_chat.question_of(message)

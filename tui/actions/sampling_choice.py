@@ -1,0 +1,62 @@
+"""`/set`: changes how answers are sampled, and remembers it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tui.actions.answering import Answering
+from tui.actions.draft import Draft
+from tui.chat.open_chat import OpenChat
+from tui.chat.sampling import NAMES, PRESET, Sampling, SamplingRefused, preset
+from tui.widgets.window import ChatWindow
+
+_SETTING = "sampling"
+
+
+class SamplingChoice:
+    """`presets` is the file of presets; it may be missing."""
+
+    def __init__(
+        self,
+        open_chat: OpenChat,
+        answering: Answering,
+        draft: Draft,
+        window: ChatWindow,
+        presets: Path,
+    ) -> None:
+        self._open_chat = open_chat
+        self._answering = answering
+        self._draft = draft
+        self._window = window
+        self._presets = presets
+
+    async def restore(self) -> None:
+        """Set what was set last."""
+        self._use(Sampling.from_text(await self._open_chat.setting(_SETTING)))
+
+    async def change(self, argument: str = "") -> None:
+        """Set one value or a preset; without an argument, show what is set."""
+        name, _, value = argument.partition(" ")
+        sampling = self._answering.sampling
+        if not name:
+            set_now = sampling.words or "nothing; the model's defaults apply"
+            self._window.notify(
+                f"Set: {set_now}. Names: {', '.join(NAMES)}, {PRESET}.", markup=False
+            )
+            return
+        try:
+            changed = (
+                preset(self._presets, value.strip())
+                if name == PRESET
+                else sampling.changed(name, value.strip())
+            )
+        except SamplingRefused as error:
+            self._draft.begin(f"/set {argument}")
+            self._window.notify(str(error), severity="error", markup=False)
+            return
+        self._use(changed)
+        await self._open_chat.set_setting(_SETTING, changed.as_text())
+
+    def _use(self, sampling: Sampling) -> None:
+        self._answering.sampling = sampling
+        self._answering.show_header()

@@ -1,0 +1,50 @@
+"""Fills the welcome of an empty chat: the model, recent chats, and a larger model for this machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tui.actions.server_link import ServerLink
+from tui.chat.messages import ChatRecord
+from tui.chat.open_chat import OpenChat
+from tui.chat.store import StoreError
+from tui.talk.errors import ChatError
+from tui.talk.models import BUNDLED, Model, ModelCatalog, best_of
+from tui.widgets.welcome import MAX_RECENT, WelcomeFacts
+from tui.widgets.window import ChatWindow
+
+
+class Welcoming:
+    """`models` lists what this machine runs, which takes a while; it is asked once."""
+
+    def __init__(
+        self, link: ServerLink, open_chat: OpenChat, models: ModelCatalog, window: ChatWindow
+    ) -> None:
+        self._link = link
+        self._open_chat = open_chat
+        self._models = models
+        self._window = window
+        self._best: Model | None = None  # that this machine runs, once it was looked for
+
+    def begin(self) -> None:
+        """Fill it in the background, in place of the last time."""
+        self._window.run_worker(self._fill(), group="welcome", exclusive=True)
+
+    async def _fill(self) -> None:
+        facts = WelcomeFacts(self._link.model, recent=await self._recent())
+        self._window.transcript.welcome(facts)
+        if facts.model != BUNDLED or not self._link.can_change_model:
+            return
+        if self._best is None:
+            try:
+                self._best = best_of(await self._models.find())
+            except ChatError:
+                return  # the list of models, on demand, says why
+        self._window.transcript.welcome(replace(facts, recommended=self._best))
+
+    async def _recent(self) -> list[ChatRecord]:
+        try:
+            return (await self._open_chat.chats())[:MAX_RECENT]
+        except StoreError as error:
+            self._window.notify(str(error), severity="error", markup=False)
+            return []
