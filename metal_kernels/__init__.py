@@ -1,6 +1,6 @@
 """Attention over paged keys and values: pages, slots and tables. No requests, models or files.
 
-    from metal_kernels import SequenceTables, select_backend
+    from metal_kernels.choice import select_backend
     backend = select_backend("auto")
     pool = backend.new_pool(num_pages=256, kv_heads=8, page_size=32, head_dim=128, dtype=mx.float16)
 
@@ -11,18 +11,3 @@ the same arranged for a CPU's speed, `msl/` holds the ops as Metal kernels. On a
 a self-test of its in-place writes passes; elsewhere, and for shapes the kernels are not written for,
 it is `cpu`.
 """
-
-from metal_kernels.choice import BACKENDS, select_backend, select_backends
-from metal_kernels.ops import HEAD_DIMS, PAGE_SIZES, Backend, LayerShape
-from metal_kernels.tables import SequenceTables
-
-__all__ = [
-    "BACKENDS",
-    "HEAD_DIMS",
-    "PAGE_SIZES",
-    "Backend",
-    "LayerShape",
-    "SequenceTables",
-    "select_backend",
-    "select_backends",
-]

@@ -14,9 +14,10 @@ import numpy as np
 
 from metal_kernels import quantised
 from metal_kernels.latents import LATENT_DIMS
+from metal_kernels.limits import HEAD_DIMS
 from metal_kernels.metal import DTYPES
 from metal_kernels.numpy_attention import Floats, attend, in_8_bits, unpacked
-from metal_kernels.ops import HEAD_DIMS, Backend
+from metal_kernels.ops import Backend
 from metal_kernels.reading import read
 from metal_kernels.tables import IntArray, SequenceTables
 

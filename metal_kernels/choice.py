@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Sequence
 
 import mlx.core as mx
 
 from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.kernels import on_metal
+from metal_kernels.limits import BACKENDS
 from metal_kernels.metal import MetalBackend, refusal
 from metal_kernels.ops import Backend, LayerShape
 from metal_kernels.reference import ReferenceBackend
@@ -18,7 +20,6 @@ from metal_kernels.selftest import QUICK_Q8, why_not_in_place
 
 log = logging.getLogger("metal_kernels")
 
-BACKENDS = ("auto", "metal", "cpu", "reference")
 _ANY = LayerShape(128, 128, mx.float16)  # which every backend takes
 
 
@@ -72,6 +73,11 @@ def select_backends(name: str, layers: Sequence[LayerShape]) -> tuple[Backend, .
 def has_metal() -> bool:
     """Whether mlx computes on a Mac's GPU; its default device may be the CPU there, too."""
     return bool(mx.metal.is_available()) and mx.default_device() == mx.gpu
+
+
+def is_linux_cpu() -> bool:
+    """Whether mlx computes on a CPU by its Linux wheel, which vectorises little."""
+    return sys.platform != "darwin" and bool(mx.default_device() == mx.cpu)
 
 
 @functools.cache

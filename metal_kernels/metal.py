@@ -24,11 +24,10 @@ from metal_kernels.copied_attention import CopiedAttention
 from metal_kernels.fences import Fences
 from metal_kernels.kernels import FENCE, SMALLEST_INPUT, Dispatch, Factory, Kernels, KernelSpec
 from metal_kernels.latents import LATENT_DIMS, LatentAttention
+from metal_kernels.limits import HEAD_DIMS, PAGE_SIZES
 from metal_kernels.long_chunks import ChunkRun, runs_of
 from metal_kernels.ops import (
     FLOATS,
-    HEAD_DIMS,
-    PAGE_SIZES,
     Slots,
     check_attention,
     check_copy,

@@ -67,9 +67,6 @@ from metal_kernels import quantised
 from metal_kernels.tables import SequenceTables
 
 FLOATS = (mx.float16, mx.bfloat16, mx.float32)
-PAGE_SIZES = (16, 32, 64)
-# Of the Metal kernels; the other backends take any.
-HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256, 512)
 
 Slots = npt.NDArray[np.int32]
 

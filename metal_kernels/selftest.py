@@ -139,11 +139,6 @@ class FenceProof:
     with_fences: str | None
     without_fences: str | None
 
-    @property
-    def has_teeth(self) -> bool:
-        """Whether a missing fence shows on this machine, so that passing means something."""
-        return self.without_fences is not None
-
 
 def why_not_in_place(backend: MetalBackend, load: FenceLoad = QUICK) -> str | None:
     """What went wrong, or None where the backend's writes are correct on this machine."""

@@ -200,7 +200,7 @@ def build_part(config: EngineConfig, files: ModelFiles, group: RankGroup | None)
     assert config.num_pages is not None
     step = step if is_metal else None
     _limit_memory(config, step)
-    first = first_pages(config) if is_metal and not are_pages_chosen else None
+    first = None if are_pages_chosen else first_pages(config, is_metal=is_metal)
     kv = KVPool(loaded.layers, config.num_pages, config.page_size, backends, first)
     if group is not None:
         group.all_min(0)  # all are ready

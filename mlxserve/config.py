@@ -12,10 +12,11 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Annotated
 
+from metal_kernels.limits import BACKENDS, PAGE_SIZES
 from mlxserve.errors import InvalidConfig
 from mlxserve.option import Option, Options
 
-PAGE_SIZES = (16, 32, 64)  # those the Metal kernels are written for
+MIN_PAGES, MAX_PAGES = 2, 1 << 24  # of the cache, with any amount of memory
 _STEP_BUDGET = 2048
 
 
@@ -281,8 +282,8 @@ class EngineConfig(Options):
             "Pages of the KV cache.",
             "Memory",
             "pages",
-            ge=2,
-            le=2**24,
+            ge=MIN_PAGES,
+            le=MAX_PAGES,
             default="as many as fit into memory",
         ),
     ] = None
@@ -318,7 +319,7 @@ class EngineConfig(Options):
             "specification (reference), or (auto) Metal on a Mac, and cpu elsewhere and for layers "
             "that the kernels do not take.",
             "Memory",
-            choices=("auto", "metal", "cpu", "reference"),
+            choices=BACKENDS,
         ),
     ] = "auto"
     scheduler: SchedulerConfig = SchedulerConfig()

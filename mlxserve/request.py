@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from typing import NamedTuple, Protocol, TypeAlias
 
+from mlxserve.config import MAX_PAGES, MIN_PAGES
 from mlxserve.sampling_params import SamplingParams, check_whole
 
 ANONYMOUS = "@"  # begins the name of a client that is known by its connection only
 STATE_SLOTS = 2  # of a running request: its recurrent state, and its newest snapshot of it
-MIN_PAGES, MAX_PAGES = 2, 1 << 24  # of the cache, with any amount of memory
 
 
 def check_num_pages(num_pages: object) -> None:

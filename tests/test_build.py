@@ -160,10 +160,14 @@ def test_on_metal_the_cache_starts_small_unless_its_pages_are_asked_for(
     assert now == pytest.approx(whole / 8 if starts_small else whole, abs=0.06)
 
 
-def test_on_a_cpu_the_cache_is_whole_from_the_start(
+def test_on_a_cpu_the_cache_starts_with_two_full_steps_unless_its_pages_are_asked_for(
     build: Callable[..., Engine], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "mlxserve.build")
-    build()
+    build(max_num_seqs=16, max_num_batched_tokens=32, page_size=32)
+    num_pages, whole, now = cache_sizes(caplog.text)
+    assert now == pytest.approx(whole * 2 * (1 + 16) / num_pages, abs=0.06)
+    caplog.clear()
+    build(num_pages=400)
     _, whole, now = cache_sizes(caplog.text)
     assert now == whole

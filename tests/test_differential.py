@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from metal_kernels import select_backend
+from metal_kernels.choice import select_backend
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
 from mlxserve.config import PageTail, SchedulerConfig

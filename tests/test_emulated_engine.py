@@ -17,10 +17,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from metal_kernels import Backend, LayerShape
 from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.kernels import ALL, GATHER_PAGES, PAGED_LATENT, QUANTISE_KV, Kernel, KernelSpec
 from metal_kernels.metal import MetalBackend
+from metal_kernels.ops import Backend, LayerShape
 from mlxserve import LLM, SamplingParams
 from mlxserve.model import attention
 from tests.emulated import emulated_factory

@@ -9,7 +9,8 @@ from typing import Any
 import mlx.nn as nn
 import pytest
 
-from metal_kernels import Backend, select_backend
+from metal_kernels.choice import select_backend
+from metal_kernels.ops import Backend
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
 from mlxserve.config import SchedulerConfig

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from metal_kernels import Backend, LayerShape
 from metal_kernels.cpu.backend import CpuBackend
+from metal_kernels.ops import Backend, LayerShape
 from metal_kernels.reference import ReferenceBackend
 from mlxserve import LLM, InvalidConfig, SamplingParams
 from mlxserve.model import attention

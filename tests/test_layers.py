@@ -40,8 +40,8 @@ ARROWS: dict[str, str] = {
     "mlxserve/sampling_params": "mlxserve/errors",
     "mlxserve/stats": "",
     "mlxserve/option": "mlxserve/errors",
-    "mlxserve/config": "mlxserve/errors mlxserve/option",
-    "mlxserve/request": "mlxserve/sampling_params",
+    "mlxserve/config": "metal_kernels mlxserve/errors mlxserve/option",
+    "mlxserve/request": "mlxserve/sampling_params mlxserve/config",
     "mlxserve/deferred_packages": "",
     "mlxserve/blas": "mlxserve/errors",
     "mlxserve/machine": "mlxserve/errors mlxserve/deferred_packages mlxserve/blas",
@@ -170,7 +170,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/api/page": "",
     "mlxserve/api/native": (
-        "mlxserve/version mlxserve/errors mlxserve/request mlxserve/text/lanes "
+        "mlxserve/version mlxserve/errors mlxserve/config mlxserve/request mlxserve/text/lanes "
         "mlxserve/engine mlxserve/chat mlxserve/api/errors mlxserve/api/access "
         "mlxserve/api/bodies mlxserve/api/server mlxserve/api/metrics "
         "mlxserve/api/prefix_names mlxserve/api/service"

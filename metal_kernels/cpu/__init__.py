@@ -8,5 +8,4 @@ written_out  attention in tiles that stay in a core's cache
 latent       attention over latents
 exponential  2^x, tanh and the sigmoid from operations that a compiler vectorises
 reductions   the largest number and the sum of each row
-zeros        a pool's memory is taken page by page, on first use
 """

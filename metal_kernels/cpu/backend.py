@@ -18,7 +18,6 @@ from metal_kernels.cpu import cascade, latent
 from metal_kernels.cpu.attention import attend, is_faster_written_out, is_float32_on_cpu
 from metal_kernels.cpu.pool_rows import Runs, padded_slots, row_index, take_rows, write_rows
 from metal_kernels.cpu.written_out import attend_row_written_out, attend_rows_written_out
-from metal_kernels.cpu.zeros import lazy_zeros
 from metal_kernels.ops import (
     Slots,
     check_attention,
@@ -65,7 +64,7 @@ class CpuBackend:
     def new_pool(
         self, num_pages: int, kv_heads: int, page_size: int, head_dim: int, dtype: mx.Dtype
     ) -> mx.array:
-        return lazy_zeros((kv_heads, num_pages * page_size, row_width(head_dim, dtype)), dtype)
+        return mx.zeros((kv_heads, num_pages * page_size, row_width(head_dim, dtype)), dtype)
 
     def write_kv(
         self, keys: mx.array, values: mx.array, k_pool: mx.array, v_pool: mx.array, slots: Slots
@@ -190,7 +189,7 @@ class CpuBackend:
     ) -> mx.array:
         check_copy(pool, pool, sources, targets, page_size)
         kv_heads, num_slots, width = pool.shape
-        resized = lazy_zeros((kv_heads, num_pages * page_size, width), pool.dtype)
+        resized = mx.zeros((kv_heads, num_pages * page_size, width), pool.dtype)
         copy_start(pool, resized, min(num_slots, num_pages * page_size), axis=1)
         for source, target, count in _runs_of_moves(sources, targets):
             from_ = slice(source * page_size, (source + count) * page_size)

@@ -16,7 +16,8 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from metal_kernels import Backend, quantised
+from metal_kernels import quantised
+from metal_kernels.ops import Backend
 from metal_kernels.reading import read
 from mlxserve.cache import key_owners
 from mlxserve.cache.layout import StepLayout

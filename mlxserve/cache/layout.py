@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from metal_kernels import SequenceTables
 from metal_kernels.ops import Slots
+from metal_kernels.tables import SequenceTables
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from metal_kernels import select_backend
+from metal_kernels.choice import select_backend
 from metal_kernels.speeds import TimedAttention, dense_seconds, paged_seconds
 from mlxserve import machine
 from mlxserve.doctor.measurement import Measurement

@@ -26,8 +26,8 @@ def check_kernels() -> Iterator[Finding]:
     from metal_kernels.checkup import check_ops
     from metal_kernels.choice import select_backend
     from metal_kernels.kernels import on_metal
+    from metal_kernels.limits import HEAD_DIMS
     from metal_kernels.metal import MetalBackend
-    from metal_kernels.ops import HEAD_DIMS
 
     if not machine.is_metal():
         yield Finding("Metal kernels", "not run: there is no Metal on this machine")

@@ -7,8 +7,8 @@
 `swiglu` of 16 rows of 2,048 elements 0.66 -> 0.18 ms, of 256 8.7 -> 1.8; `gelu_approx` of 256 13.7 -> 2.2 (2-core
 x86).
 
-mlx-lm's models name their activations in their modules or in mlx's `nn`, so those names are replaced, and do
-what they did except within `vectorised_activations`.
+mlx-lm's models name their activations in their modules or in mlx's `nn`, so `install` replaces those names. They
+do what they did except within `vectorised`. Only the forward of a Linux CPU imports this file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MARK = "_mlxserve_vectorised"
 
 
 class _Forward(threading.local):
-    """Whether the forward that this thread builds is of a CPU."""
+    """Whether this thread is building such a forward."""
 
     is_on = False
 
@@ -42,17 +42,17 @@ _forward = _Forward()
 
 
 @contextmanager
-def vectorised_activations(*, is_on: bool) -> Iterator[None]:
+def vectorised() -> Iterator[None]:
     """For one forward."""
-    _forward.is_on = is_on
+    _forward.is_on = True
     try:
         yield
     finally:
         _forward.is_on = False
 
 
-def use_vectorised_activations(model: nn.Module) -> None:
-    """Make `model` compute these activations here within `vectorised_activations`. Idempotent."""
+def install(model: nn.Module) -> None:
+    """Make `model` compute these activations here within `vectorised`. Idempotent."""
     for module in defining_modules(model):
         _replace(module, _GATED)
     _replace(nn, _ALONE)
@@ -90,7 +90,7 @@ def _replace(module: Any, activations: dict[str, Callable[..., mx.array]]) -> No
 def _either(
     original: Callable[..., mx.array], activation: Callable[..., mx.array]
 ) -> Callable[..., mx.array]:
-    """`activation` of many float32 within a forward on a CPU, `original` of anything else."""
+    """`activation` of many float32 within `vectorised`, `original` of anything else."""
     compiled: Callable[..., mx.array] = partial(mx.compile, shapeless=True)(activation)
 
     @wraps(original)

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from metal_kernels import Backend, LayerShape, select_backends
+from metal_kernels.choice import select_backends
+from metal_kernels.ops import Backend, LayerShape
 from mlxserve.cache.kv import Backends
 from mlxserve.errors import InvalidConfig, UnsupportedModel
 from mlxserve.model.load import LoadedModel

@@ -14,7 +14,7 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from metal_kernels import SequenceTables
+from metal_kernels.tables import SequenceTables
 from mlxserve.request import Chunk
 
 IntArray = npt.NDArray[np.int32]

@@ -88,11 +88,6 @@ class CacheTree:
     layers: tuple[LayerSpec, ...]
     states: tuple[StateSpec, ...] = ()
 
-    @classmethod
-    def of_layers(cls, layers: Sequence[LayerSpec]) -> CacheTree:
-        """Of a model whose layers have nothing but keys and values, one pair each."""
-        return cls(tuple(map(KVLeaf, range(len(layers)))), tuple(layers))
-
     @property
     def has_states(self) -> bool:
         """Whether a layer of any rank keeps a recurrent state."""

@@ -9,25 +9,27 @@ Both write to the same pages and leave the same states.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
+from metal_kernels.choice import is_linux_cpu
 from mlxserve.cache import key_owners
 from mlxserve.cache.kv import KVPool, LayerKV
 from mlxserve.cache.layout import StepLayout
-from mlxserve.model.activations import vectorised_activations
 from mlxserve.model.batch import Batch, tables_alone
 from mlxserve.model.caches import ElsewhereLeaf
 from mlxserve.model.gathered import GatheredKV
 from mlxserve.model.layer_state import LayerState
 from mlxserve.model.load import LoadedModel
-from mlxserve.model.rotary import shared_angles
 from mlxserve.model.states import Arrays, Group, StateStore
 from mlxserve.model.step_graphs import StepGraphs
+
+Activations: TypeAlias = Callable[[], AbstractContextManager[None]]  # entered for each forward
 
 
 class Forward(Protocol):
@@ -48,10 +50,13 @@ class Rows:
         self._loaded = loaded
         self._kv = kv
         self._states = states
+        self._activations = _activations_of(loaded, kv)
         # A partial of a function: a bound method would be a ring, which keeps the pool alive.
         # Steps of several ranks are not recorded: a graph that is built again must not change the
         # order of its collectives, which nobody has tried.
-        self._graphs = StepGraphs(partial(_call, loaded), kv, is_recorded=loaded.group is None)
+        self._graphs = StepGraphs(
+            partial(_call, loaded, self._activations), kv, is_recorded=loaded.group is None
+        )
 
     def logits(self, batch: Batch, tokens: mx.array, rows: list[int] | None) -> mx.array:
         layout = StepLayout(
@@ -77,7 +82,7 @@ class Rows:
         selector = self._loaded.selector
         selector.rows = wanted = mx.array(rows)
         try:
-            logits = _call(self._loaded, groups, self._kv, layout, tokens)
+            logits = _call(self._loaded, self._activations, groups, self._kv, layout, tokens)
         finally:
             selector.rows = None
         if logits.shape[0] != len(rows):
@@ -85,13 +90,23 @@ class Rows:
         return logits
 
 
-def is_on_cpu(kv: KVPool) -> bool:
-    """Whether all layers compute on a CPU."""
-    return mx.default_device() == mx.cpu and all(each.name == "cpu" for each in kv.backends)
+def _activations_of(loaded: LoadedModel, kv: KVPool) -> Activations:
+    """mlx's own but on a Linux CPU, where names of mlx and of the model's modules are replaced."""
+    if not is_linux_cpu() or any(backend.name != "cpu" for backend in kv.backends):
+        return nullcontext
+    from mlxserve.model import activations
+
+    activations.install(loaded.model)
+    return activations.vectorised
 
 
 def _call(
-    loaded: LoadedModel, groups: Sequence[Group], kv: KVPool, layout: StepLayout, tokens: mx.array
+    loaded: LoadedModel,
+    activations: Activations,
+    groups: Sequence[Group],
+    kv: KVPool,
+    layout: StepLayout,
+    tokens: mx.array,
 ) -> mx.array:
     """(rows, vocabulary)."""
 
@@ -104,12 +119,7 @@ def _call(
             return LayerState(-1, 0, groups, layout.positions)
         return kv.elsewhere(leaf.window, layout)
 
-    is_on = is_on_cpu(kv)
-    with (
-        key_owners.one_forward(),
-        shared_angles(is_on=is_on),
-        vectorised_activations(is_on=is_on),
-    ):
+    with key_owners.one_forward(), activations():
         caches = loaded.caches.build(lambda index: kv.layer(index, layout), state, elsewhere)
         logits: mx.array = loaded.model(tokens[:, None], cache=caches)
     return logits[:, 0]
@@ -122,6 +132,7 @@ class Sequences:
         self._loaded = loaded
         self._kv = kv
         self._states = states
+        self._activations = _activations_of(loaded, kv)
 
     def logits(self, batch: Batch, tokens: mx.array, rows: list[int] | None) -> mx.array:
         groups = self._states.groups(batch.plan, 0)
@@ -149,7 +160,7 @@ class Sequences:
         selector.rows = None if wanted is None else mx.array(wanted or [group.length - 1])
         selector.axis = 1
         try:
-            with vectorised_activations(is_on=is_on_cpu(self._kv)):
+            with self._activations():
                 logits: mx.array = self._loaded.model(tokens[None], cache=caches)[0]
         finally:
             selector.rows, selector.axis = None, 0

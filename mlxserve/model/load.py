@@ -6,7 +6,7 @@ vectors or recurrent states (`caches.py`). Whether it really answers alike is fo
 
 Projections stay separate, as in the weights: fusing q, k, v into one product and gate, up into
 another took 0.97, 1.03 and 1.13 of the time for 1, 16 and 256 rows (768 wide, 2-core x86), with
-identical bits. Rotations are shared by the layers instead (`rotary.py`).
+identical bits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from mlxserve.cache.kv import LayerSpec
 from mlxserve.errors import InvalidConfig, OutOfMemory, UnsupportedModel, in_one_line
 from mlxserve.hub.files import ModelFiles, text_config
 from mlxserve.hub.headers import check_weights
-from mlxserve.model.activations import use_vectorised_activations
 from mlxserve.model.caches import CacheTree, look_at
 from mlxserve.model.packed_states import StateSpec
 from mlxserve.model.paged import RowSelector, select_rows, use_paged_attention
@@ -191,7 +190,6 @@ def prepare(
 ) -> LoadedModel:
     """Prepare a model in memory for the paged path. Raises UnsupportedModel."""
     use_paged_attention(model)
-    use_vectorised_activations(model)
     caches, vocab_size = look_at(model, name, str(config.get("model_type")), group)
     selector = RowSelector()
     select_rows(model, selector)

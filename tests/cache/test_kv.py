@@ -9,9 +9,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels import SequenceTables, select_backend
+from metal_kernels.choice import select_backend
 from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.reference import ReferenceBackend
+from metal_kernels.tables import SequenceTables
 from mlxserve.cache.kv import Backends, KVPool, LayerKV, LayerSpec, PagedWindow
 from mlxserve.cache.layout import StepLayout
 from tests.emulated import emulated_backend

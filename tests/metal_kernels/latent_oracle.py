@@ -9,7 +9,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from metal_kernels import Backend
+from metal_kernels.ops import Backend
 from tests.metal_kernels.oracle import Case, Paged, draw, relative_error
 
 

@@ -14,8 +14,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from metal_kernels import Backend, SequenceTables
+from metal_kernels.ops import Backend
 from metal_kernels.reference import ReferenceBackend
+from metal_kernels.tables import SequenceTables
 
 # The largest error relative to the largest value that a dtype's rounding explains.
 TOLERANCES = {mx.float32: 3e-6, mx.float16: 3e-3, mx.bfloat16: 2e-2}

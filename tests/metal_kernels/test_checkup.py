@@ -8,12 +8,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels import Backend
 from metal_kernels.checkup import OpCheck, check_ops
 from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.latents import LATENT_DIMS
 from metal_kernels.metal import DTYPES, MetalBackend
 from metal_kernels.numpy_attention import attend
+from metal_kernels.ops import Backend
 from metal_kernels.reading import read
 from metal_kernels.reference import ReferenceBackend
 from tests.emulated import emulated_factory

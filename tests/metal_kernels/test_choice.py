@@ -7,9 +7,11 @@ import logging
 import mlx.core as mx
 import pytest
 
-from metal_kernels import LayerShape, choice, select_backend, select_backends
+from metal_kernels import choice
+from metal_kernels.choice import select_backend, select_backends
 from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.metal import MetalBackend
+from metal_kernels.ops import LayerShape
 from metal_kernels.selftest import QUICK, FenceLoad
 
 SUPPORTED = [LayerShape(128, 128, mx.float16)]

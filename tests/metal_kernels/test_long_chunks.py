@@ -8,10 +8,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels import SequenceTables
 from metal_kernels.kernels import KernelSpec, on_metal
 from metal_kernels.long_chunks import MIN_ROWS, longest_copied
 from metal_kernels.metal import MetalBackend
+from metal_kernels.tables import SequenceTables
 from tests.emulated import emulated_factory
 from tests.metal_kernels.oracle import Case, Paged
 

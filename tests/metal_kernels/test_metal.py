@@ -11,10 +11,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels import SequenceTables
 from metal_kernels.kernels import ALL, on_metal
 from metal_kernels.metal import MetalBackend
-from metal_kernels.tables import RecordedTables
+from metal_kernels.tables import RecordedTables, SequenceTables
 from mlxserve.cache.kv import KVPool, LayerSpec
 from mlxserve.cache.layout import StepLayout
 

@@ -16,9 +16,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels import HEAD_DIMS, PAGE_SIZES, SequenceTables
+from metal_kernels.limits import HEAD_DIMS, PAGE_SIZES
 from metal_kernels.metal import DTYPES, MetalBackend
 from metal_kernels.plans import partition_size
+from metal_kernels.tables import SequenceTables
 from tests.metal_kernels.oracle import CASES, Case, Paged
 
 GROUPS = (1, 4, 8)

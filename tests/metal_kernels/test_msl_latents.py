@@ -12,9 +12,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels import SequenceTables
 from metal_kernels.latents import LATENT_DIMS, partition_size, tile_bytes, tile_keys, tile_lines
 from metal_kernels.metal import DTYPES, MetalBackend
+from metal_kernels.tables import SequenceTables
 from tests.metal_kernels.latent_oracle import PagedLatents, latent_case
 from tests.metal_kernels.oracle import read_slots
 

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels import HEAD_DIMS, PAGE_SIZES
+from metal_kernels.limits import HEAD_DIMS, PAGE_SIZES
 from metal_kernels.metal import DTYPES, MetalBackend
 from tests.emulated import emulated_factory
 from tests.metal_kernels.oracle import read_slots

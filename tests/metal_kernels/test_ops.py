@@ -8,7 +8,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels import SequenceTables, select_backend
+from metal_kernels.choice import select_backend
+from metal_kernels.tables import SequenceTables
 
 BACKEND = select_backend("auto")
 

@@ -6,9 +6,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels import Backend, SequenceTables
 from metal_kernels.cpu.backend import CpuBackend
+from metal_kernels.ops import Backend
 from metal_kernels.reference import ReferenceBackend
+from metal_kernels.tables import SequenceTables
 from tests.metal_kernels.latent_oracle import PagedLatents, latent_case
 from tests.metal_kernels.oracle import CASES, TOLERANCES, Case, Paged, read_slots
 

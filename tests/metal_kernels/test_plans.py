@@ -6,8 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels import HEAD_DIMS, PAGE_SIZES, SequenceTables
 from metal_kernels.kernels import Kernel, KernelSpec
+from metal_kernels.limits import HEAD_DIMS, PAGE_SIZES
 from metal_kernels.metal import MetalBackend
 from metal_kernels.plans import (
     NO_WINDOW,
@@ -22,6 +22,7 @@ from metal_kernels.plans import (
     tile_side,
     upload,
 )
+from metal_kernels.tables import SequenceTables
 from tests.emulated import emulated_factory
 from tests.emulator import MetalKernel
 

@@ -9,11 +9,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels import HEAD_DIMS, Backend
 from metal_kernels.choice import select_backends
 from metal_kernels.cpu.backend import CpuBackend
+from metal_kernels.limits import HEAD_DIMS
 from metal_kernels.metal import DTYPES, MetalBackend
-from metal_kernels.ops import LayerShape
+from metal_kernels.ops import Backend, LayerShape
 from metal_kernels.quantised import dequantise, quantise
 from metal_kernels.reference import ReferenceBackend
 from tests.emulated import emulated_backend

@@ -255,7 +255,6 @@ def test_the_control_fails_where_only_fences_keep_the_order() -> None:
     [proof] = prove(Postpones(), [small()])
     assert proof.with_fences is None
     assert proof.without_fences is not None
-    assert proof.has_teeth
 
 
 def test_the_control_passes_on_a_machine_that_computes_in_order_and_the_log_says_so(
@@ -264,7 +263,6 @@ def test_the_control_passes_on_a_machine_that_computes_in_order_and_the_log_says
     with caplog.at_level("INFO", "metal_kernels"):
         proofs = list(prove(emulated_factory(), [small(dtype) for dtype in DTYPES]))
     assert proofs == [FenceProof(small(dtype), None, None) for dtype in DTYPES]
-    assert not any(proof.has_teeth for proof in proofs)
     assert "with fences right, without right as well, so it shows nothing" in caplog.text
 
 

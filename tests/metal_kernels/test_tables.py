@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metal_kernels import SequenceTables
-from metal_kernels.tables import Arrays, RecordedTables
+from metal_kernels.tables import Arrays, RecordedTables, SequenceTables
 
 
 def tables(

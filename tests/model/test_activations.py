@@ -11,9 +11,9 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.models import llama
 
-from metal_kernels import select_backend
+from metal_kernels.choice import select_backend
 from mlxserve.cache.kv import KVPool
-from mlxserve.model.activations import MANY, use_vectorised_activations, vectorised_activations
+from mlxserve.model.activations import MANY, install, vectorised
 from mlxserve.model.batch import Batch
 from mlxserve.model.load import prepare
 from mlxserve.model.runner import ModelRunner
@@ -28,7 +28,7 @@ PAGE = 16
 def _replaced(build_model: BuildModel, on_a_cpu: None) -> None:
     """mlx has kernels of its own on a GPU."""
     model, _ = build_model("llama")
-    use_vectorised_activations(model)
+    install(model)
 
 
 def slow_operations(folder: Path, *arrays: mx.array) -> int:
@@ -51,7 +51,7 @@ def logits(runner: ModelRunner) -> mx.array:
 def test_an_activation_is_that_of_mlx_to_a_few_roundings(name: str) -> None:
     activation, x = getattr(nn, name), mx.linspace(-20, 20, 50_001)
     expected = activation(x)
-    with vectorised_activations(is_on=True):
+    with vectorised():
         found = activation(x)
     assert not mx.array_equal(found, expected), "mlx's own was compared with itself"
     assert mx.allclose(found, expected, rtol=5e-6, atol=1e-6).item()
@@ -60,7 +60,7 @@ def test_an_activation_is_that_of_mlx_to_a_few_roundings(name: str) -> None:
 def test_a_gate_is_multiplied_with_its_other_half() -> None:
     gate, x = mx.random.normal((2, MANY // 2), key=mx.random.key(1)), mx.full((2, MANY // 2), 3.0)
     expected = llama.swiglu(gate, x)
-    with vectorised_activations(is_on=True):
+    with vectorised():
         found = llama.swiglu(gate, x)
     assert not mx.array_equal(found, expected)
     assert mx.allclose(found, expected, rtol=5e-6, atol=1e-6).item()
@@ -70,14 +70,14 @@ def test_a_gate_is_multiplied_with_its_other_half() -> None:
 def test_half_precision_is_left_to_mlx(dtype: mx.Dtype) -> None:
     x = mx.random.normal((MANY,), key=mx.random.key(2)).astype(dtype)
     expected = nn.silu(x)
-    with vectorised_activations(is_on=True):
+    with vectorised():
         assert mx.array_equal(nn.silu(x), expected)
 
 
 def test_few_elements_are_left_to_mlx() -> None:
     x = mx.random.normal((MANY,), key=mx.random.key(2))
     expected = nn.silu(x)
-    with vectorised_activations(is_on=True):
+    with vectorised():
         assert mx.array_equal(nn.silu(x[:-1]), expected[:-1])
         assert not mx.array_equal(nn.silu(x), expected)
 
@@ -85,16 +85,15 @@ def test_few_elements_are_left_to_mlx() -> None:
 def test_nothing_changes_outside_of_a_forward() -> None:
     x = mx.random.normal((MANY,), key=mx.random.key(3))
     expected = x * mx.sigmoid(x)
-    with pytest.raises(ZeroDivisionError), vectorised_activations(is_on=True):
+    with pytest.raises(ZeroDivisionError), vectorised():
         1 / 0  # noqa: B018
     assert mx.allclose(nn.silu(x), expected, rtol=0, atol=1e-7).item()
-    with vectorised_activations(is_on=False):
-        assert mx.allclose(nn.silu(x=x), expected, rtol=0, atol=1e-7).item()
+    assert mx.allclose(nn.silu(x=x), expected, rtol=0, atol=1e-7).item()
 
 
 def test_what_is_replaced_twice_is_replaced_once(build_model: BuildModel) -> None:
     silu = nn.silu
-    use_vectorised_activations(build_model("llama")[0])
+    install(build_model("llama")[0])
     assert nn.silu is silu
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from metal_kernels import LayerShape, choice
+from metal_kernels import choice
 from metal_kernels.cpu.backend import CpuBackend
+from metal_kernels.ops import LayerShape
 from mlxserve.errors import InvalidConfig, UnsupportedModel
 from mlxserve.model import attention
 from mlxserve.model.attention import choose_attention, in_words

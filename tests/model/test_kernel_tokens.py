@@ -11,9 +11,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from metal_kernels import Backend
 from metal_kernels.kernels import Kernel, KernelSpec
 from metal_kernels.metal import MetalBackend
+from metal_kernels.ops import Backend
 from metal_kernels.reference import ReferenceBackend
 from mlxserve.cache.kv import KVPool
 from mlxserve.model.load import LoadedModel, prepare

@@ -11,7 +11,7 @@ import pytest
 from mlx_lm.models import llama
 from mlx_lm.models.base import create_causal_mask, scaled_dot_product_attention
 
-from metal_kernels import select_backend
+from metal_kernels.choice import select_backend
 from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.quantised import quantise
 from mlxserve.cache.kv import LayerKV

@@ -11,7 +11,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from metal_kernels import select_backend
+from metal_kernels.choice import select_backend
 from metal_kernels.cpu.backend import CpuBackend
 from mlxserve.cache.kv import KVPool
 from mlxserve.model.batch import Batch

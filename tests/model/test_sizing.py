@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from metal_kernels import select_backend
+from metal_kernels.choice import select_backend
 from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.kernels import (
     ALL,
@@ -255,11 +255,12 @@ def test_the_planned_and_the_measured_bytes_are_logged(
 
 
 def test_a_growing_cache_starts_with_an_eighth_or_two_full_steps() -> None:
-    def first(num_pages: int, **options: int) -> int:
+    def first(num_pages: int, *, is_metal: bool = True, **options: int) -> int:
         config = EngineConfig(num_pages=num_pages).with_options(**options)
-        return first_pages(default_step_budget(config, is_metal=True))
+        return first_pages(default_step_budget(config, is_metal=is_metal), is_metal=is_metal)
 
     assert first(16_000) == 2000
     assert first(800) == 2 * (512 // 32 + 64)
     assert first(100) == 100
+    assert first(16_000, is_metal=False) == 2 * (2048 // 32 + 64)
     assert first(1600, page_size=64, max_num_batched_tokens=2048) == 200

@@ -12,10 +12,10 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from metal_kernels import Backend
 from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.kernels import Kernel, KernelSpec, Size
 from metal_kernels.metal import MetalBackend
+from metal_kernels.ops import Backend
 from metal_kernels.reading import read
 from mlxserve.cache.kv import KVPool
 from mlxserve.model import step_graphs

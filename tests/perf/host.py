@@ -27,7 +27,7 @@ from mlx.utils import tree_map
 from metal_kernels.metal import MetalBackend
 from mlxserve.bench.report import Figure, Report
 from mlxserve.cache.kv import KVPool, LayerSpec
-from mlxserve.model.caches import CacheTree
+from mlxserve.model.caches import CacheTree, KVLeaf
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.paged import RowSelector, select_rows, use_paged_attention
 from mlxserve.model.runner import ModelRunner
@@ -173,7 +173,7 @@ class Model:
         kv = KVPool([spec] * self.num_layers, num_pages, PAGE_SIZE, backend)
         k_pools = kv.arrays()[: self.num_layers]
         computed = backend.fences.state(k_pools)
-        caches = CacheTree.of_layers(kv.specs)
+        caches = CacheTree(tuple(map(KVLeaf, range(self.num_layers))), kv.specs)
         runner = ModelRunner(LoadedModel("host", self.paged, {}, caches, self.selector, 0, 0), kv)
         chunks = []
         for number, length in enumerate(lengths):

@@ -8,8 +8,8 @@ import pytest
 
 from metal_kernels.kernels import ALL
 from metal_kernels.latents import LATENT_DIMS
+from metal_kernels.limits import HEAD_DIMS
 from metal_kernels.metal import DTYPES
-from metal_kernels.ops import HEAD_DIMS
 from tests.strict.check import Report, check_all
 from tests.strict.texts import KernelText, every_text, head_dims, representative
 
