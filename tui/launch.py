@@ -90,13 +90,14 @@ def _show(
     )
     app.run()
     if app.has_chat and not warning:
-        print("Saved. `mlxserve chat -c` goes on with this chat.")
+        print("Saved. `mlxserve chat -c` continues this chat.")
     return app.return_code or 0
 
 
 def open_store(home: Home) -> tuple[Store, str]:
     """The chats on disk and no warning, or chats in memory and a warning why."""
-    from tui.chat.store import Store, StoreError
+    from tui.chat.chat_file import StoreError
+    from tui.chat.store import Store
 
     try:
         return Store.open(home.chats), ""

@@ -9,9 +9,9 @@ from textual.app import App, SuspendNotSupported
 
 from tui.actions.editor import EditorFailed, edit_in_editor
 from tui.chat.attachment import AttachmentRefused, as_markdown
+from tui.chat.chat_file import StoreError
 from tui.chat.mentions import missing_files, with_files
 from tui.chat.open_chat import OpenChat
-from tui.chat.store import StoreError
 from tui.widgets.window import ChatWindow
 
 _SETTING = "draft"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tui.actions.server_link import ServerLink
+from tui.chat.chat_file import StoreError
 from tui.chat.messages import ChatRecord
 from tui.chat.open_chat import OpenChat
-from tui.chat.store import StoreError
 from tui.talk.errors import ChatError
 from tui.talk.models import BUNDLED, Model, ModelCatalog, best_of
 from tui.widgets.welcome import MAX_RECENT, WelcomeFacts

@@ -8,14 +8,14 @@ Blocking: the app calls it from a thread of its own.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tui.chat.chat_file import StoreError, open_file, open_memory
 from tui.chat.messages import (
     AnswerStats,
     ChatRecord,
@@ -30,78 +30,10 @@ from tui.sanitise import one_line
 CHECKPOINT_SECONDS = 1.0
 # An answer not saved for this long has lost its terminal.
 _ABANDONED_SECONDS = 15.0
-_BUSY_MILLISECONDS = 5_000
 _TITLE_SIZE = 60
 _DELETED = "This chat was deleted. Start a new one with Ctrl+N."
 # Shorter words contain no trigram and are searched without the index.
 _TRIGRAM_SIZE = 3
-
-# Entry n migrates the file from version n to n + 1. Never edit a released entry; append.
-MIGRATIONS: tuple[str, ...] = (
-    """
-    CREATE TABLE chats (
-        id INTEGER PRIMARY KEY,
-        title TEXT NOT NULL,
-        created_at REAL NOT NULL,
-        updated_at REAL NOT NULL,
-        leaf_id INTEGER REFERENCES messages(id) ON DELETE SET NULL
-    );
-    CREATE TABLE messages (
-        id INTEGER PRIMARY KEY,
-        chat_id INTEGER NOT NULL REFERENCES chats(id) ON DELETE CASCADE,
-        parent_id INTEGER REFERENCES messages(id) ON DELETE CASCADE,
-        role TEXT NOT NULL,
-        text TEXT NOT NULL,
-        thinking TEXT NOT NULL DEFAULT '',
-        state TEXT NOT NULL,
-        error TEXT NOT NULL DEFAULT '',
-        model TEXT NOT NULL DEFAULT '',
-        prompt_tokens INTEGER,
-        cached_tokens INTEGER,
-        completion_tokens INTEGER,
-        first_token_seconds REAL,
-        decode_seconds REAL,
-        created_at REAL NOT NULL,
-        touched_at REAL NOT NULL
-    );
-    CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-    CREATE INDEX messages_by_parent ON messages(chat_id, parent_id);
-    CREATE INDEX messages_writing ON messages(touched_at) WHERE state = 'writing';
-    CREATE INDEX chats_by_update ON chats(updated_at);
-
-    CREATE VIRTUAL TABLE messages_text USING fts5(
-        text, content='messages', content_rowid='id', tokenize='trigram'
-    );
-    CREATE TRIGGER index_new AFTER INSERT ON messages WHEN new.state != 'writing' BEGIN
-        INSERT INTO messages_text(rowid, text) VALUES (new.id, new.text);
-    END;
-    CREATE TRIGGER index_gone AFTER DELETE ON messages WHEN old.state != 'writing' BEGIN
-        INSERT INTO messages_text(messages_text, rowid, text) VALUES ('delete', old.id, old.text);
-    END;
-    CREATE TRIGGER index_out AFTER UPDATE OF text, state ON messages WHEN old.state != 'writing'
-    BEGIN
-        INSERT INTO messages_text(messages_text, rowid, text) VALUES ('delete', old.id, old.text);
-    END;
-    CREATE TRIGGER index_in AFTER UPDATE OF text, state ON messages WHEN new.state != 'writing'
-    BEGIN
-        INSERT INTO messages_text(rowid, text) VALUES (new.id, new.text);
-    END;
-    """,
-    "ALTER TABLE chats ADD COLUMN system TEXT NOT NULL DEFAULT '';",
-    """
-    ALTER TABLE messages ADD COLUMN differs_at INTEGER;
-    ALTER TABLE messages ADD COLUMN miss TEXT NOT NULL DEFAULT '';
-    """,
-    """
-    ALTER TABLE chats ADD COLUMN left_out_last INTEGER;
-    ALTER TABLE chats ADD COLUMN left_out_newest INTEGER;
-    ALTER TABLE chats ADD COLUMN summary TEXT NOT NULL DEFAULT '';
-    """,
-)
-
-
-class StoreError(Exception):
-    """The chats cannot be read or written; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,39 +54,12 @@ class Store:
 
     @classmethod
     def open(cls, path: Path) -> Store:
-        """Open or create the file, readable by its owner only. Raises StoreError."""
-        try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Created here with the right mode, which the -wal and -shm files inherit.
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-            return cls._connect(str(path), path)
-        except (OSError, sqlite3.Error) as error:
-            raise StoreError(
-                f"Cannot open the chats in {path}: {error}. "
-                "Repair or move the file, or set MLXSERVE_HOME to another folder."
-            ) from error
+        """Open or create the file. Raises StoreError."""
+        return cls(open_file(path))
 
     @classmethod
     def in_memory(cls) -> Store:
-        """A store without a file, for when the file cannot be opened."""
-        return cls._connect(":memory:", None)
-
-    @classmethod
-    def _connect(cls, name: str, path: Path | None) -> Store:
-        # Opened in one thread and used from another, but never from two at once.
-        db = sqlite3.connect(name, isolation_level=None, check_same_thread=False)
-        try:
-            db.row_factory = sqlite3.Row
-            db.execute(f"PRAGMA busy_timeout = {_BUSY_MILLISECONDS}")
-            _write_ahead(db)
-            # A power failure may lose the last second; a crash of this process loses nothing.
-            db.execute("PRAGMA synchronous = NORMAL")
-            db.execute("PRAGMA foreign_keys = ON")
-            _migrate(db, path)
-        except BaseException:
-            db.close()
-            raise
-        return cls(db)
+        return cls(open_memory())
 
     def close(self) -> None:
         self._db.close()
@@ -395,66 +300,6 @@ class Store:
 def title_of(words: str) -> str:
     """A chat's title: the start of its first question."""
     return one_line(words, _TITLE_SIZE) or "New chat"
-
-
-def _write_ahead(db: sqlite3.Connection) -> None:
-    """Of terminals that create a file at the same time, SQLite refuses all but one at once.
-
-    It does not wait for this statement, despite busy_timeout.
-    """
-    give_up = time.monotonic() + _BUSY_MILLISECONDS / 1000
-    while True:
-        try:
-            db.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
-                raise
-            time.sleep(0.01)
-
-
-def _migrate(db: sqlite3.Connection, path: Path | None) -> None:
-    version = _schema_version(db)
-    if version > len(MIGRATIONS):
-        raise StoreError(
-            f"{path} was written by a newer version of mlxserve. "
-            "Update mlxserve, or set MLXSERVE_HOME to another folder."
-        )
-    if version == len(MIGRATIONS):
-        return
-    if version > 0 and path is not None:
-        _back_up(db, path.with_suffix(f".v{version}.sqlite"))
-    # Of two terminals that start at the same time, the second waits here and finds the work done.
-    db.execute("BEGIN EXCLUSIVE")
-    try:
-        for step in MIGRATIONS[_schema_version(db) :]:
-            for statement in _statements(step):
-                db.execute(statement)
-        db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
-    except BaseException:
-        db.execute("ROLLBACK")
-        raise
-    db.execute("COMMIT")
-
-
-def _schema_version(db: sqlite3.Connection) -> int:
-    return int(db.execute("PRAGMA user_version").fetchone()[0])
-
-
-def _statements(script: str) -> Iterator[str]:
-    """The statements of a script. `executescript` would commit the surrounding transaction."""
-    statement = ""
-    for line in script.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
-
-
-def _back_up(db: sqlite3.Connection, path: Path) -> None:
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-    with closing(sqlite3.connect(path)) as copy:
-        db.backup(copy)
 
 
 def _chat(row: sqlite3.Row) -> ChatRecord:

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from tui.chat.chat_file import StoreError
 from tui.chat.messages import State, StoredMessage
 from tui.chat.open_chat import OpenChat
-from tui.chat.store import Store, StoreError
+from tui.chat.store import Store
 
 
 def tell(story: Callable[[OpenChat], Awaitable[None]]) -> None:
