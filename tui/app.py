@@ -31,8 +31,9 @@ from tui.actions.sampling_choice import SamplingChoice
 from tui.actions.second_press import SECONDS, SecondPress
 from tui.actions.server_link import ServerLink
 from tui.actions.welcoming import Welcoming
+from tui.chat.chat_file import StoreError
 from tui.chat.open_chat import OpenChat
-from tui.chat.store import Store, StoreError
+from tui.chat.store import Store
 from tui.commands import COMMANDS, Command, command_named, key_words, looks_like_command, parse
 from tui.engine.panel import PanelInput
 from tui.engine.placement import PanelPlacement
@@ -221,7 +222,7 @@ class ChatApp(App[None]):
 
     @on(Composer.SentNothing)
     def _sent_nothing(self) -> None:
-        self.answering.go_on()
+        self.answering.continue_shorter()
 
     @on(Welcome.Opened)
     def _recent_opened(self, event: Welcome.Opened) -> None:

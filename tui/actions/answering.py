@@ -14,6 +14,7 @@ from functools import partial
 
 from tui.actions.server_link import ServerLink
 from tui.actions.shortening import FULL, Shortening
+from tui.chat.chat_file import StoreError
 from tui.chat.context import ContextUse
 from tui.chat.live_answer import AnswerPhase, LiveAnswer
 from tui.chat.messages import CAN_CONTINUE, Role, State, StoredMessage
@@ -22,7 +23,6 @@ from tui.chat.operations import Operation, Operations
 from tui.chat.progress import stage_words, watch_progress
 from tui.chat.sampling import Sampling
 from tui.chat.stats_text import seconds_words, stats_lines
-from tui.chat.store import StoreError
 from tui.talk.connection import ServerConnection
 from tui.talk.errors import ContextFull
 from tui.talk.pieces import Piece
@@ -49,7 +49,7 @@ class Answering:
         self._has_reported_unsaved = False
         self._shortening = Shortening(open_chat, link, window)
         self._full_chat: int | None = None  # the chat whose last question did not fit
-        # An answer whose server ended, or a question that came while there was none.
+        # An answer whose server ended, or a question asked without a server.
         self._lost: StoredMessage | None = None
         self._request_ids: dict[int, str] = {}  # chat id -> the server's id of its last answer
         self._is_thinking_open = False
@@ -115,10 +115,10 @@ class Answering:
         else:
             self._window.notify("This chat is empty: send a message first.", markup=False)
 
-    def go_on(self) -> None:
+    def continue_shorter(self) -> None:
         """Continue a full chat without its oldest messages."""
         if self.is_full and not self.is_answering:
-            self.run_when_connected(self._go_on_shorter)
+            self.run_when_connected(self._ask_shorter)
 
     def toggle_thinking(self) -> None:
         is_open = self._is_thinking_open = not self._is_thinking_open
@@ -191,7 +191,7 @@ class Answering:
             self._window.composer.focus()
         await self._follow(LiveAnswer(message, pieces, self._save), connection)
 
-    async def _go_on_shorter(self) -> None:
+    async def _ask_shorter(self) -> None:
         if await self._shortening.leave_out_oldest():
             await self._shortened()
 

@@ -21,7 +21,7 @@ FIND = "/find "  # the start of the command that searches
 
 
 class Browsing:
-    """Acts on the open chat. `exports` is the folder for chats that are saved without a file name."""
+    """Owns the last search. `exports` is the folder of exported chats for which no file is named."""
 
     class Opened(Event):
         """Another chat or branch was opened. Posted by the window."""
@@ -130,7 +130,7 @@ class Browsing:
         self.end_find()
         view.add_class("found")
         view.mark(sought)
-        await view.settled()
+        await view.painted()
         self._window.call_after_refresh(transcript.show_words, view, sought)
         return True
 

@@ -71,7 +71,7 @@ class ModelSwitch:
             self._answering.run(partial(self._link.restart, model.name))
 
     async def _get_ready(self, name: str) -> None:
-        """Find or download the model while the old one goes on answering, then switch."""
+        """Find or download the model while the old one still answers, then switch."""
         words = one_line(name, 60)
         self._say(f"Looking for {words}")
         speed = DownloadSpeed()
@@ -90,8 +90,10 @@ class ModelSwitch:
             self._link.say(words, progress)
 
     def _keep(self, why: str) -> None:
-        """The old model goes on, if there is one."""
+        """Keep the old model, if there is one."""
         old = one_line(self._link.model, 60)
-        self._app.notify(f"{why} {old} goes on." if old else why, severity="error", markup=False)
+        self._app.notify(
+            f"{why} {old} stays in use." if old else why, severity="error", markup=False
+        )
         if not self._answering.is_answering:
             self._answering.show_ready()

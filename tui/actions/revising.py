@@ -69,7 +69,7 @@ class Revising:
             self._answering.run_when_connected(partial(self._answering.reply, question))
 
     def retry_last(self) -> None:
-        """Regenerate the last answer, or reconnect if there is no server."""
+        """Regenerate the last answer, or reconnect if not connected."""
         if self._link.is_lost:
             self._link.connect()
         elif self._open_chat.path:

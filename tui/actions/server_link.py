@@ -153,7 +153,8 @@ class ServerLink:
             await self._use(before)
             self.connection = await self._connector.connect(self._report)
             await self._window.transcript.say(
-                f"The other model did not start, so the one before goes on. {error}", is_error=True
+                f"The other model did not start, so the previous one is running again. {error}",
+                is_error=True,
             )
 
     def _report(self, waiting: ConnectProgress) -> None:

@@ -1,7 +1,7 @@
 """What to do when a chat no longer fits into the model's context.
 
 full     the server refused the prompt: nothing was answered
-         Enter     go on without the oldest messages
+         Enter     continue without the oldest messages
          /compact  the same, with a summary of them by the model
 nearly   a warning in the status line; /compact works at any time
 """
@@ -16,7 +16,7 @@ from tui.talk.errors import ChatError, ContextFull
 from tui.talk.pieces import TextPiece
 from tui.widgets.window import ChatWindow
 
-FULL = "Enter: go on without the oldest messages · /compact: let the model summarise them first · Ctrl+N: new chat"
+FULL = "Enter: continue without the oldest messages · /compact: let the model summarise them first · Ctrl+N: new chat"
 _TOO_LONG = (
     "This message alone does not fit into the model's context. Shorten it with /edit, or choose a "
     "model with a longer context with /model."
@@ -27,7 +27,7 @@ _ASK = (
     "questions. Write the summary only."
 )
 _MAX_SUMMARY = 400  # tokens
-_UNKNOWN_CONTEXT = 4096  # tokens, of a server that does not say it
+_UNKNOWN_CONTEXT = 4096  # tokens, where the server does not report it
 
 
 class Shortening:
@@ -39,7 +39,7 @@ class Shortening:
         self._window = window
 
     async def leave_out_oldest(self) -> bool:
-        """So that about half of the context is free. False if nothing could go."""
+        """Free about half of the context. False if nothing can be left out."""
         last = self._open_chat.last_to_go(self._context // 2)
         if last is None:
             await self._window.transcript.say(_TOO_LONG, is_error=True)

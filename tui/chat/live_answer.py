@@ -156,7 +156,7 @@ class LiveAnswer:
             raise
         finally:
             if self._reading.done():
-                self._settle(self._reading)
+                self._note_end(self._reading)
                 await self._save(self.message)
         return self.message
 
@@ -193,7 +193,7 @@ class LiveAnswer:
         self._num_pieces += 1
         self.phase = phase
 
-    def _settle(self, reading: asyncio.Task[None]) -> None:
+    def _note_end(self, reading: asyncio.Task[None]) -> None:
         self.phase = AnswerPhase.ENDED
         if reading.cancelled():
             self._state = State.STOPPED

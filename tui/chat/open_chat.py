@@ -64,16 +64,16 @@ class OpenChat:
 
     @property
     def used_tokens(self) -> int:
-        """Of the context, by what the model gets with the next question."""
+        """Tokens of the context that the next question takes before it is asked."""
         return used_tokens(self.path, self.left_out)
 
     def last_to_go(self, kept: int) -> StoredMessage | None:
-        """As `context.last_to_go`."""
+        """The answer up to which messages have to go so that at most `kept` tokens stay."""
         return last_to_go(self.path, self.left_out, kept)
 
     def wire(self, last: StoredMessage | None = None) -> list[dict[str, str]]:
         """What the model gets: the system prompt, a summary of what was left out, and the messages
-        behind that, up to `last`."""
+        after that, up to `last`."""
         messages = self.path[self.num_left_out :]
         if last is not None:
             messages = messages[: messages.index(last) + 1]
@@ -82,7 +82,7 @@ class OpenChat:
         return wire_messages(messages, "\n\n".join(part for part in parts if part))
 
     async def leave_out(self, last: StoredMessage, summary: str = "") -> None:
-        """From now on the model gets the messages behind this one only."""
+        """From now on the model gets only the messages after this one."""
         assert self.chat is not None, "there are messages"
         newest = max(message.id for message in self.path)
         left_out = LeftOut(last.id, newest, summary)

@@ -114,7 +114,7 @@ def _parsed(name: str, text: str) -> float | int | str:
         value = int(text) if is_whole else float(text)
     except ValueError:
         value = math.nan
-    if not low <= value <= high:  # also what is no number
+    if not low <= value <= high:  # also for NaN
         kind = "a whole number" if is_whole else "a number"
         bounds = f"from {low:g}" if high > 1e6 else f"from {low:g} to {high:g}"
         bounds = "" if low < -1e6 else f" {bounds}"

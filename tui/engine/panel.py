@@ -206,9 +206,9 @@ class EnginePanel(Vertical):
             width = self.content_size.width
             self._update("#now", now_lines(stats, tuple(history), width))
             own = self._panel_input().request_id
-            most = max(0, min(_MAX_REQUESTS, self.size.height - _NEEDED_HEIGHT))
-            live = await engine.requests() if most and stats.has_requests else []
-            self._update("#requests", request_lines(live, own, width, most))
+            max_requests = max(0, min(_MAX_REQUESTS, self.size.height - _NEEDED_HEIGHT))
+            live = await engine.requests() if max_requests and stats.has_requests else []
+            self._update("#requests", request_lines(live, own, width, max_requests))
             for shown in self.query("#requests"):  # none while the panel closes
                 shown.display = bool(live) and not self.has_class(STRIP)
             history.extend([stats] * await self._until_next_poll(is_quiet))

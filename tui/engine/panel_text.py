@@ -127,10 +127,12 @@ def now_lines(stats: EngineStats, history: Sequence[EngineStats] = (), width: in
     return Content("\n").join(lines)
 
 
-def request_lines(requests: Sequence[Progress], own: str | None, width: int, most: int) -> Content:
+def request_lines(
+    requests: Sequence[Progress], own: str | None, width: int, max_requests: int
+) -> Content:
     """A line for each of the first requests: whose it is, how far its prompt is, its answer."""
     lines = []
-    for one in requests[:most]:
+    for one in requests[:max_requests]:
         name = "this chat" if one.request_id == own else one.request_id[:9]
         words = f" {name:9} {_DOING[one.stage]}"
         if one.stage is RequestStage.QUEUED and one.position is not None:
@@ -144,8 +146,8 @@ def request_lines(requests: Sequence[Progress], own: str | None, width: int, mos
             parts += [(" " + "━" * full, "$primary"), ("┄" * (room - full), "$text-quiet")]
             parts.append((f" {fraction:.0%}", ""))
         lines.append(Content.assemble(*parts))
-    if len(requests) > most > 0:
-        lines[-1:] = [_quiet(f"and {len(requests) - most + 1} more")]
+    if len(requests) > max_requests > 0:
+        lines[-1:] = [_quiet(f"and {len(requests) - max_requests + 1} more")]
     return Content("\n").join(lines)
 
 

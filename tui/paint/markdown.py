@@ -5,9 +5,9 @@
 
 A block is frozen, at a line end, once the next one has started, because later text cannot change
 it any more. The open end is kept short: a long code fence or list is frozen in pieces, which may
-look slightly different (a docstring across the cut, a loose list) until `settle` replaces them by
-the painting of the whole text. Only two things can change a frozen block: a link definition
-further down, and such pieces. `settle` handles both.
+look slightly different (a docstring across the cut, a loose list) until `show_final` replaces
+them by the painting of the whole text. Only two things can change a frozen block: a link definition
+further down, and such pieces. `show_final` handles both.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class MarkdownStream:
         """The final painting of a complete text."""
         stream = cls(painter)
         stream.feed(text)
-        stream.settle(stream.final_painting(painter))
+        stream.show_final(stream.final_painting(painter))
         return stream
 
     @property
@@ -230,7 +230,7 @@ class MarkdownStream:
         return True
 
     def glance(self) -> None:
-        """Paint only the end of a long text, unparsed, to show until `settle`."""
+        """Paint only the end of a long text, unparsed, to show until `show_final`."""
         self._is_dirty = False
         self._frozen, self._frozen_lines = [], []
         self._open = self.text
@@ -255,8 +255,8 @@ class MarkdownStream:
             for _, block in blocks
         ]
 
-    def settle(self, painting: Sequence[PaintedBlock]) -> None:
-        """Replace the streamed painting by the final one."""
+    def show_final(self, painting: Sequence[PaintedBlock]) -> None:
+        """Replace the streamed painting by what `final_painting` returned."""
         self._open = self._held = ""
         self._continuation = None
         self._is_dirty = False

@@ -21,7 +21,7 @@ from tui.talk.errors import ChatError
 BUNDLED = "mlxserve-mini"
 _PROGRAM = (sys.executable, "-m", "mlxserve")
 USEFUL_CONTEXT = 8192  # tokens; a model that leaves less room does not suit a machine
-# What a context of at least so many tokens is enough for.
+# What a context of at least this many tokens is enough for.
 _GOOD_FOR = (
     (32_768, "long documents"),
     (USEFUL_CONTEXT, "chats and files"),
@@ -84,7 +84,7 @@ class Model:
             return ""
         if self.name == BUNDLED:
             return "a demonstration"
-        return next(words for least, words in _GOOD_FOR if tokens >= least)
+        return next(words for enough, words in _GOOD_FOR if tokens >= enough)
 
 
 def best_of(models: Sequence[Model]) -> Model | None:

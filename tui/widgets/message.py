@@ -103,7 +103,7 @@ class MessageView(StripView, can_focus=True):
         if message_id is not None:
             self.post_message(self.ShowVersion(message_id))
 
-    async def settled(self) -> None:
+    async def painted(self) -> None:
         """Wait until every line is painted."""
 
     def _ending(self, painter: Painter) -> list[Strip]:
@@ -144,7 +144,7 @@ class AnswerView(MessageView):
         self._head: list[Strip] = []
         self._foot: list[Strip] = []
         self._unpainted = ""  # text that has arrived and is not painted yet
-        self._settling: Worker[None] | None = None
+        self._painting: Worker[None] | None = None
         self._frame = 0
         self._next_flush = 0.0
         self._thinking_seconds = 0.0
@@ -197,18 +197,18 @@ class AnswerView(MessageView):
         stream = MarkdownStream(self._painter)
         stream.feed(self.message.text)
         stream.glance()
-        self._settling = self.run_worker(self._show_whole(stream, self._painter.twin()))
+        self._painting = self.run_worker(self._show_whole(stream, self._painter.twin()))
         return stream
 
     async def _show_whole(self, stream: MarkdownStream, painter: Painter) -> None:
         painting = await asyncio.to_thread(stream.final_painting, painter)
         if stream is self._body:  # unchanged meanwhile
-            stream.settle(painting)
+            stream.show_final(painting)
             self.lines_changed()
 
-    async def settled(self) -> None:
-        if self._settling is not None:
-            await self._settling.wait()
+    async def painted(self) -> None:
+        if self._painting is not None:
+            await self._painting.wait()
 
     def show(self, message: StoredMessage, version: Version) -> None:
         if self._answer is None and message.text != self.message.text:
@@ -255,11 +255,11 @@ class AnswerView(MessageView):
         if self._body is not None:
             self._body.feed(self._unpainted)
             self._unpainted = ""
-        await self._settle()
+        await self._paint_final()
         self._frame_lines()
         self.lines_changed()
 
-    async def _settle(self) -> None:
+    async def _paint_final(self) -> None:
         for stream, painter in (
             (self._body, self._painter),
             (self._thoughts, self._thoughts_painter),
@@ -267,10 +267,10 @@ class AnswerView(MessageView):
             if stream is None:
                 continue
             if len(stream.text) <= _LONG_TEXT:
-                stream.settle(stream.final_painting(painter))
+                stream.show_final(stream.final_painting(painter))
                 continue
             painting = await asyncio.to_thread(stream.final_painting, painter.twin())
-            stream.settle(painting)
+            stream.show_final(painting)
             if painter not in (self._painter, self._thoughts_painter):
                 # The window was resized meanwhile.
                 self.paint(self._painter.width, self._palette)

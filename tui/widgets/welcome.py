@@ -1,6 +1,6 @@
 """The contents of an empty chat: which model answers, what to ask it, a larger one, recent chats.
 
-The first lines are there at once; the rest appears when the server is ready.
+The first lines are shown immediately, the rest when the server is ready.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_RECENT = 3
 
 @dataclass(frozen=True, slots=True)
 class WelcomeFacts:
-    """What an empty chat says. Empty while there is no server."""
+    """What an empty chat shows. Empty while not connected."""
 
     model: str = ""
     recommended: Model | None = None

@@ -58,7 +58,7 @@ def test_the_header_shows_how_much_of_the_context_is_used(
     terminal(story)
 
 
-def test_a_full_chat_goes_on_without_its_oldest_messages(
+def test_a_full_chat_continues_without_its_oldest_messages(
     terminal: Run, server: FakeServer, scripts: SimpleNamespace, home: Home
 ) -> None:
     exchanges(server, scripts, 300, 600, 900)
@@ -68,7 +68,7 @@ def test_a_full_chat_goes_on_without_its_oldest_messages(
         await talk(t, 3)
         await t.ask("one more")
         await t.until(lambda: "This chat is full" in t.status)
-        await t.until_shown("Enter: go on without the oldest messages")
+        await t.until_shown("Enter: continue without the oldest messages")
         assert "1200 tokens" in t.screen
         assert t.messages[-1] == "one more"
         await t.press("enter")

@@ -43,8 +43,8 @@ def streamed(text: str, cuts: list[int]) -> MarkdownStream:
     return stream
 
 
-def settled(stream: MarkdownStream) -> list[Strip]:
-    stream.settle(stream.final_painting(painter()))
+def finished(stream: MarkdownStream) -> list[Strip]:
+    stream.show_final(stream.final_painting(painter()))
     return picture(stream)
 
 
@@ -65,7 +65,7 @@ def test_the_signs_around_a_formula_are_kept(text: str, shown: str) -> None:
 @given(text=MARKDOWN, data=st.data())
 def test_any_pieces_give_the_painting_of_the_whole_text(text: str, data: st.DataObject) -> None:
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=20))
-    assert settled(streamed(text, cuts)) == whole(text)
+    assert finished(streamed(text, cuts)) == whole(text)
 
 
 @settings(max_examples=150, deadline=None)
@@ -99,7 +99,7 @@ LONG = {
 def test_long_blocks_end_in_the_painting_of_the_whole_text(name: str, size: int) -> None:
     text = LONG[name]
     stream = streamed(text, list(range(0, len(text), size)))
-    assert settled(stream) == whole(text)
+    assert finished(stream) == whole(text)
 
 
 @pytest.mark.parametrize("name", ["fence", "open fence", "list", "loose list", "nested list"])
@@ -114,7 +114,7 @@ def test_the_open_end_of_a_long_block_stays_short(name: str) -> None:
 def test_a_growing_block_that_cannot_be_cut_shows_only_its_end() -> None:
     stream = streamed("word " * 4_000, [])
     assert stream.num_open_lines * 40 <= 2 * MAX_OPEN_SIZE
-    assert len(settled(stream)) > 400
+    assert len(finished(stream)) > 400
 
 
 def test_a_growing_list_keeps_counting() -> None:
@@ -136,14 +136,14 @@ def test_frozen_lines_are_not_repainted() -> None:
     stream.feed(" more\n\nfour")
     stream.flush()
     assert stream.line(0) is first
-    settled(stream)
+    finished(stream)
     assert stream.line(0) is first
 
 
 def test_a_link_definition_further_down_counts_at_the_end() -> None:
     stream = streamed("[a]\n\ntext\n\n[a]: http://h\n", [6, 12])
     assert stream.line(0).text == "[a]"
-    assert settled(stream)[0].text == "a (http://h)"
+    assert finished(stream)[0].text == "a (http://h)"
 
 
 @settings(deadline=None)

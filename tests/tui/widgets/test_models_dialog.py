@@ -253,7 +253,7 @@ def test_a_model_that_is_too_large_is_not_even_downloaded(host: Run) -> None:
     assert machine.downloads == []
 
 
-def test_a_named_model_is_downloaded_while_the_old_one_goes_on(
+def test_a_named_model_is_downloaded_while_the_old_one_answers(
     play: Run, ours: OwnServer, server: "FakeServer"
 ) -> None:
     machine = Machine(FOUND)
@@ -299,7 +299,7 @@ def test_a_model_that_cannot_be_had_leaves_the_old_one_running(
         await t.until_ready()
         await t.ask(f"/model {name}")
         await t.until_shown(words)
-        await t.until_shown("goes")  # on
+        await t.until_shown("stays")  # in use
         await t.until_ready()
         await t.ask("still here?")
         await t.until(lambda: t.messages[-1:] == ["Yes."])
@@ -318,7 +318,7 @@ def test_a_model_that_does_not_start_gives_way_to_the_one_before(
     async def story(t: "Terminal") -> None:
         await t.until_ready()
         await t.ask("/model a/here")
-        await t.until_shown("The other model did not start, so the one before goes on")
+        await t.until_shown("The other model did not start, so the previous one is")
         await t.until_ready()
         assert "mini" in t.screen.split("\n")[0]
         await t.ask("still here?")
